@@ -10,7 +10,7 @@ from hivetune.errors import DataRefused
 from hivetune.process.protocol import Passage
 from hivetune.release.prove import (
     MAX_PASSAGE_TOKENS,
-    PLACES,
+    POSITIONS,
     Scores,
     choose_passages,
     compare_scores,
@@ -115,7 +115,7 @@ def test_passages_are_the_beginning_and_the_end_of_last_answers_held_out_ones_fi
     trained = (bytes(range(50, 56)), bytes([0, 0, 1, 1, 0, 0]))
     found = choose_passages(Snapshot({"train": [trained], "test": [held_out]}))
     assert found == [
-        Passage(tuple(range(38)), (*range(18, 18 + PLACES), 37)),
+        Passage(tuple(range(38)), (*range(18, 18 + POSITIONS), 37)),
         Passage((50, 51, 52, 53), (2, 3)),
     ]
     long = (bytes(MAX_PASSAGE_TOKENS + 1), bytes([1] * (MAX_PASSAGE_TOKENS + 1)))

@@ -21,12 +21,12 @@ from hivetune.cycle.ledger import (
     NOW,
     PAUSED,
     CycleRow,
+    act_text,
     acts_of,
     admit_rows,
     cycles_of,
     loop_folder,
     suspect_rows,
-    tell_act,
 )
 from hivetune.cycle.loop import Listener, Loop, opened, release_name
 from hivetune.cycle.observe import observe
@@ -197,7 +197,7 @@ def _status(name: str) -> dict[str, Any]:
     if suspect:
         show(f"  {suspect} rows are set aside as suspect; to accept them: hivetune cycle admit {name}")
     for act in acts[-SHOWN_ACTS:]:
-        show(f"  {_moment(act.started)} {tell_act(act, running=holder is not None)}")
+        show(f"  {_moment(act.started)} {act_text(act, running=holder is not None)}")
     return {
         "name": name,
         "pid": holder.pid if holder is not None else None,

@@ -97,8 +97,8 @@ def begin_cycle(database: sqlite3.Connection, cycle: CycleRow) -> bool:
     """Open a cycle and return whether that changed anything. A failed one is opened again, any other closed one stays
     closed."""
     with transaction(database):
-        known = database.execute("SELECT closed, ending FROM cycles WHERE id = ?", (cycle.id,)).fetchone()
-        if known is None:
+        row = database.execute("SELECT closed, ending FROM cycles WHERE id = ?", (cycle.id,)).fetchone()
+        if row is None:
             columns = "id, name, opened, opened_for, champion, pool, config"
             values = (cycle.id, cycle.name, cycle.opened, cycle.opened_for, cycle.champion, cycle.pool)
             database.execute(
@@ -106,7 +106,7 @@ def begin_cycle(database: sqlite3.Connection, cycle: CycleRow) -> bool:
                 (*values, json.dumps(dict(cycle.config))),
             )
             return True
-        if known[0] is None or known[1] != "failed":
+        if row[0] is None or row[1] != "failed":
             return False
         database.execute("UPDATE cycles SET closed = NULL, ending = NULL, reason = '' WHERE id = ?", (cycle.id,))
         return True
@@ -161,10 +161,10 @@ def admit_rows(database: sqlite3.Connection, name: str) -> int:
 def begin_act(database: sqlite3.Connection, name: str, cycle: str | None, kind: ActionKind, now: float) -> int:
     """Write the intent durably and return its number."""
     with transaction(database):
-        made = database.execute(
+        inserted = database.execute(
             "INSERT INTO decisions (name, cycle, kind, started) VALUES (?, ?, ?, ?)", (name, cycle, kind, now)
         )
-        return int(made.lastrowid or 0)
+        return int(inserted.lastrowid or 0)
 
 
 def end_act(
@@ -186,12 +186,12 @@ def acts_of(database: sqlite3.Connection, name: str, cycle: str | None = None) -
         (name, cycle),
     )
     return [
-        Act(number, of, kind, started, outcome, ended, words, json.loads(details or "{}"))
-        for number, of, kind, started, outcome, ended, words, details in rows
+        Act(number, of, kind, started, outcome, ended, text, json.loads(details or "{}"))
+        for number, of, kind, started, outcome, ended, text, details in rows
     ]
 
 
-def tell_act(act: Act, *, running: bool) -> str:
+def act_text(act: Act, *, running: bool) -> str:
     """Describe an act and its outcome. `running`: a process holds the loop; otherwise nothing runs."""
     outcome = act.outcome or ("running" if running else "interrupted")
     return f"{act.kind.replace('_', ' ')} {outcome}{f': {act.words}' if act.words else ''}"
@@ -208,9 +208,9 @@ def settle_interrupted(name: str) -> list[tuple[int, str]]:
             metrics = loop_folder(name) / (act.cycle or "") / (REPLAY if act.kind == "replay" else RUN) / METRICS
             seconds = max(0.0, metrics.stat().st_mtime - act.started) if metrics.exists() else 0.0
             details = {"hours": round(seconds / 3600, 6)} if act.kind in ("train", "replay") else {}
-            words = "its process ended in the middle"
-            end_act(database, act.number, "interrupted", act.started + seconds, words, details)
-            settled.append((act.number, words))
+            text = "its process ended in the middle"
+            end_act(database, act.number, "interrupted", act.started + seconds, text, details)
+            settled.append((act.number, text))
     return settled
 
 

@@ -85,7 +85,7 @@ class Loop:
     def step(self) -> Action:
         """Look once, decide once, and do the act that was decided. Raises what stopped the process, nothing else."""
         self._collect()
-        self._tell_clock()
+        self._report_clocks()
         in_use = self._in_use()
         now = self.clock()
         observed = observe(self.config, self.name, self.known, now, in_use)
@@ -107,10 +107,10 @@ class Loop:
             except (HivetuneError, OSError, sqlite3.OperationalError) as error:
                 if once or (isinstance(error, OSError) and error.errno not in UNWRITABLE):
                     raise
-                words = f"it can't look now and tries again: {error}"
-                self._say_once("look", words)
+                text = f"it can't look now and tries again: {error}"
+                self._report_once("look", text)
                 if isinstance(error, UsageError):  # what is damaged needs a person; other causes end by themselves
-                    self._send(Notice("stuck", self.name, words.partition("\n")[0]))
+                    self._send(Notice("stuck", self.name, text.partition("\n")[0]))
                 action, wait_s = None, LOOK_AGAIN_S
             if once and action is not None and action.kind == "wait":
                 return action
@@ -135,56 +135,56 @@ class Loop:
             self.listener.progress,
         )
         try:
-            words, outcome = act(action, context), "done"
+            text, outcome = act(action, context), "done"
             if action.kind in (*STATIONS, "replay") and self._done == (cycle, action.kind):
-                raise HivetuneError(f"{words}, twice: its result was missing after the first time")
+                raise HivetuneError(f"{text}, twice: its result was missing after the first time")
             self._done = (cycle, action.kind)
             self._sent.clear()
         except Stopped:
             raise
         except SliceEnded as error:
-            words, outcome = error.message, "paused" if action.kind in ("train", "experts", "replay") else "failed"
+            text, outcome = error.message, "paused" if action.kind in ("train", "experts", "replay") else "failed"
         except (HivetuneError, OSError, sqlite3.OperationalError) as error:
-            words, outcome = str(error).partition("\n")[0], "failed"
+            text, outcome = str(error).partition("\n")[0], "failed"
             full = isinstance(error, OSError) and error.errno in UNWRITABLE
             full = full or isinstance(error, DoesNotFit)
             context.details |= {"final": isinstance(error, FINAL), "patient": full or isinstance(error, Busy)}
             context.details["full_disk"] = full
             context.details["exit_code"] = error.exit_code if isinstance(error, HivetuneError) else 1
         with closing(open_database()) as database:
-            end_act(database, number, outcome, self.clock(), words, context.details)
+            end_act(database, number, outcome, self.clock(), text, context.details)
         self.journal.append(
-            "outcome", number=number, action=action.kind, outcome=outcome, words=words, **context.details
+            "outcome", number=number, action=action.kind, outcome=outcome, words=text, **context.details
         )
-        self.listener.say(f"{action.kind.replace('_', ' ')} {outcome}: {words}")
-        notice = self._notice(action, outcome, words, context.details)
+        self.listener.say(f"{action.kind.replace('_', ' ')} {outcome}: {text}")
+        notice = self._notice(action, outcome, text, context.details)
         if notice is not None:
             self._send(Notice(*notice))
 
     def _notice(
-        self, action: Action, outcome: str, words: str, details: Mapping[str, Any]
+        self, action: Action, outcome: str, text: str, details: Mapping[str, Any]
     ) -> tuple[NoticeKind, str, str] | None:
         """Return the notice about an act, or None for most acts."""
         with closing(open_database()) as database:
             champion = champion_of(database, self.name)
         label = self.name if champion is None else champion.label
         if outcome == "done" and action.kind == "promote":
-            return "promote", label, self._why()
+            return "promote", label, self._gate_reasons()
         if outcome == "done" and action.kind in ("roll_back", "restore"):
-            return "rollback", self.name, words
+            return "rollback", self.name, text
         if details.get("end") == "ready":
             return "ask", self.name, action.reason
         if details.get("end") == "failed":
             return "stuck", self.name, action.reason
         if outcome == "failed" and action.kind in ("roll_back", "restore") and not details.get("patient"):
-            return "stuck", self.name, f"{action.reason}, and {words}"
+            return "stuck", self.name, f"{action.reason}, and {text}"
         if details.get("suspect"):
-            return "suspect", self.name, words
+            return "suspect", self.name, text
         if outcome == "failed" and details.get("full_disk"):
-            return "disk", self.name, words
+            return "disk", self.name, text
         return None
 
-    def _why(self) -> str:
+    def _gate_reasons(self) -> str:
         """Return the gate's reasons for the newest cycle."""
         with closing(open_database()) as database:
             cycles = cycles_of(database, self.name)
@@ -249,18 +249,18 @@ class Loop:
             collect(readers, follow=False, stop=stop, tick=give_up_when_silent)
             if stop.is_set():  # a server that is gone is waited for by its reader
                 notes = [note for reader in readers for note in reader.notes]
-                self._say_once("collect", f"nothing is collected: {(notes or ['no answer'])[-1]}")
+                self._report_once("collect", f"nothing is collected: {(notes or ['no answer'])[-1]}")
             else:
                 self._problems.pop("collect", None)
         except (HivetuneError, OSError) as error:
-            self._say_once("collect", f"nothing is collected: {str(error).partition(chr(10))[0]}")
+            self._report_once("collect", f"nothing is collected: {str(error).partition(chr(10))[0]}")
 
-    def _tell_clock(self) -> None:
+    def _report_clocks(self) -> None:
         clocks = read_clocks()
         if self._clocks is not None:
-            for words in clock_changes((self._clocks, clocks)):
-                self.journal.append("clock", words=words)
-                self.listener.say(words)
+            for text in clock_changes((self._clocks, clocks)):
+                self.journal.append("clock", words=text)
+                self.listener.say(text)
         self._clocks = clocks
 
     def _in_use(self) -> InUse | None:
@@ -270,12 +270,12 @@ class Loop:
         now = CoreUse(time.monotonic(), busy_core_seconds(), _own_seconds())
         return InUse(person_idle_s(self.clock()), self._others.cores(now), len(os.sched_getaffinity(0)))
 
-    def _say_once(self, what: str, words: str) -> None:
-        if self._problems.get(what) != words:
-            self._problems[what] = words
-            self.listener.say(words)
+    def _report_once(self, topic: str, text: str) -> None:
+        if self._problems.get(topic) != text:
+            self._problems[topic] = text
+            self.listener.say(text)
             try:
-                self.journal.append("problem", words=words)
+                self.journal.append("problem", words=text)
             except OSError as error:
                 if error.errno not in UNWRITABLE:
                     raise
@@ -290,8 +290,8 @@ def opened(config: RunConfig, listener: Listener) -> Iterator[Loop]:
     with ExitStack() as stack:
         stack.enter_context(lock(folder, hint="see what it does: hivetune cycle status"))
         journal = stack.enter_context(Journal(folder / JOURNAL))
-        for number, words in settle_interrupted(name):
-            journal.append("outcome", number=number, outcome="interrupted", words=words)
+        for number, text in settle_interrupted(name):
+            journal.append("outcome", number=number, outcome="interrupted", words=text)
         fetch_model(config.model, listener.progress("preparing the model"))
         yield Loop(config, name, journal, listener)
 

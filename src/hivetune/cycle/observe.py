@@ -54,7 +54,7 @@ def observe(config: RunConfig, name: str, known: LookCache, now: float, in_use: 
         wants = desired(database).get(name)
         served, problem = _served(database, name, known.checks) if wants is not None else (None, "")
         opened = next((cycle for cycle in cycles if cycle.closed is None), None)
-        asked = (folder / NOW).exists()
+        requested = (folder / NOW).exists()
         spent_hours, spent_kwh = spent([act for act in acts if opened is not None and act.cycle == opened.id])
         label = None if wants is None else f"{name}@{wants}"
         common = Observation(
@@ -63,7 +63,7 @@ def observe(config: RunConfig, name: str, known: LookCache, now: float, in_use: 
             served=served,
             problem=problem,
             watch_failed=_watch_failed(database, name, settings.watch.hours, now),
-            asked=asked,
+            asked=requested,
             failed=last_failure(acts, opened.id if opened and served == label else None),
         )
         if served != label:  # it comes first, whatever else is there; and what is damaged can't be read
@@ -89,7 +89,7 @@ def observe(config: RunConfig, name: str, known: LookCache, now: float, in_use: 
         unusable=rows.problem,
         failed_cycles=times,
         failed_at=failed_at,
-        allowed=allowed_at(config, now, in_use, newest=newest, left=settings.budget_hours, asked=asked),
+        allowed=allowed_at(config, now, in_use, newest=newest, left=settings.budget_hours, asked=requested),
         predicted_hours=rows.hours,
         predicted_kwh=_predicted_kwh(rows.hours, acts),
         disk_free_bytes=shutil.disk_usage(home()).free,
@@ -158,11 +158,11 @@ def rivals_of(database: sqlite3.Connection, name: str) -> Rivals:
 def forgotten_behind(database: sqlite3.Connection, name: str, folder: Path, snapshot: str) -> int:
     """Return at least how many forgotten rows the weights of a run or release have seen: its own rows, and those of the
     adapters that it was trained from."""
-    known = {str(release.folder): release for release in releases(database, name)}
+    by_folder = {str(release.folder): release for release in releases(database, name)}
     count = forgotten_rows(database, snapshot)
     start = read_resolved(folder)[0].lora.start if (folder / CONFIG).is_file() else None
-    while start in known:
-        before = known.pop(start)
+    while start in by_folder:
+        before = by_folder.pop(start)
         count += forgotten_rows(database, before.snapshot)
         start = read_resolved(before.folder)[0].lora.start if (before.folder / CONFIG).is_file() else None
     return count
@@ -215,31 +215,31 @@ def _predicted_kwh(hours: float | None, acts: list[Act]) -> float | None:
 def _artefacts(database: sqlite3.Connection, cycle: CycleRow, rivals: Rivals, used: tuple[float, float]) -> OpenCycle:
     """Return the stations of an open cycle whose artefact exists."""
     release = release_of(database, cycle)
-    done: set[Station] = set()
+    stations: set[Station] = set()
     passed, promoted_at = None, 0.0
     if release is not None:
-        done |= set(STATIONS[: STATIONS.index("register") + 1]) - {"gate"}
+        stations |= set(STATIONS[: STATIONS.index("register") + 1]) - {"gate"}
         loaded = loaded_labels(cycle.name)
         # The first release of a name is loaded when it is promoted.
         if rivals.champion is None or loaded is None or release.label in loaded:
-            done.add("warm")
+            stations.add("warm")
         past = [move for move in history(database, cycle.name) if move.alias == "champion"]
         moves = [move.time for move in past if move.version == release.version]
         if moves:
-            done |= {"gate", "warm", "promote"}
+            stations |= {"gate", "warm", "promote"}
             passed, promoted_at = True, max(moves)
     else:
-        done |= _of_run(cycle, rivals)
-    if "promote" not in done:
+        stations |= _of_run(cycle, rivals)
+    if "promote" not in stations:
         passed = verdict_of(cycle, rivals)
-        done |= {"gate"} if passed is not None else set()
+        stations |= {"gate"} if passed is not None else set()
     if (cycle.folder / WATCHED).exists():
-        done.add("watch")
+        stations.add("watch")
     withdrawn = release.withdrawn if release is not None else ""
     return OpenCycle(
         id=cycle.id,
         opened_for=cycle.opened_for,
-        done=frozenset(done),
+        done=frozenset(stations),
         passed=passed,
         void=_void(database, cycle),
         withdrawn=withdrawn,
@@ -255,23 +255,23 @@ def _of_run(cycle: CycleRow, rivals: Rivals) -> set[Station]:
     run = cycle.run
     if not (run / RECORD).exists() or not Path(read_record(run).get("snapshot", "")).is_dir():
         return set()
-    done: set[Station] = {"snapshot"}
+    stations: set[Station] = {"snapshot"}
     if read_record(run)["status"] != "done" or not (run / ADAPTER).is_file():
-        return done
+        return stations
     try:
         adapter = adapter_hash(run)
     except HivetuneError:  # damaged after it was trained: training again makes the same one
-        return done
-    done.add("train")
+        return stations
+    stations.add("train")
     beside = ((rivals.champion, AGAINST_CHAMPION), (rivals.best, AGAINST_BEST))
     if _sealed(run / EVALUATION).get("adapter_sha256") == adapter and all(
         rival is None or is_evaluation_of(cycle.folder / file, adapter, rival) for rival, file in beside
     ):
-        done.add("evaluate")
+        stations.add("evaluate")
     export = run / EXPORTS / ADAPTER_EXPORT / MANIFEST
     if export.exists() and _sealed(export).get("adapter_sha256") == adapter:
-        done.add("export")
-    return done
+        stations.add("export")
+    return stations
 
 
 def is_evaluation_of(path: Path, adapter: str, rival: Release) -> bool:
@@ -326,9 +326,9 @@ def _void(database: sqlite3.Connection, cycle: CycleRow) -> str:
     if not (cycle.run / RECORD).exists():
         return ""
     identity = read_record(cycle.run).get("identity", {})
-    gone = forgotten_behind(database, cycle.name, cycle.run, identity.get("snapshot", ""))
-    if gone:
-        return f"{gone} of its rows were forgotten"
+    forgotten = forgotten_behind(database, cycle.name, cycle.run, identity.get("snapshot", ""))
+    if forgotten:
+        return f"{forgotten} of its rows were forgotten"
     manifest = folder_for(settings_then(cycle).model) / MANIFEST
     if manifest.exists() and sha256_file(manifest) != identity.get("model"):
         return "the base model was changed after it began"

@@ -11,7 +11,7 @@ from hivetune.base.database import database_path, open_database
 from hivetune.base.disk import home, lock_holder
 from hivetune.base.paths import quoted
 from hivetune.base.sealed import read_sealed
-from hivetune.cycle.ledger import PAUSED, acts_of, cycles_of, suspect_rows, tell_act
+from hivetune.cycle.ledger import PAUSED, act_text, acts_of, cycles_of, suspect_rows
 from hivetune.errors import UsageError
 from hivetune.release.registry import Release, forgotten_rows, releases
 from hivetune.run.find import known_runs, shortest_names
@@ -106,7 +106,7 @@ def overview(given: Iterable[RunStatus] | None = None) -> Overview:
 def _loop(database: sqlite3.Connection, folder: Path) -> CycleLoop:
     holder = lock_holder(folder)
     cycles, acts = cycles_of(database, folder.name), acts_of(database, folder.name)
-    last = tell_act(acts[-1], running=holder is not None) if acts else ""
+    last = act_text(acts[-1], running=holder is not None) if acts else ""
     failed = cycles[-1].reason if cycles and cycles[-1].end == "failed" else ""
     suspect = len(suspect_rows(database, folder.name))
     paused = (folder / PAUSED).exists()

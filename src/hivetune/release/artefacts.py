@@ -28,13 +28,13 @@ _OPTIONAL = (EVALUATION, VERDICT)
 SPARE_BYTES = 16 << 20
 
 
-def copy_run(run: Path, target: Path, about: dict[str, Any], *, disk: Disk = DISK) -> None:
+def copy_run(run: Path, target: Path, facts: dict[str, Any], *, disk: Disk = DISK) -> None:
     """Make `target` from a finished run. It is written to a temporary name and then renamed, so that it is complete or
     absent. An existing folder is replaced last.
 
     Raises DoesNotFit without the room, HivetuneError for a file of the run that is missing.
     """
-    files = _files_of(run, str(about["adapter_sha256"]))
+    files = _files_of(run, str(facts["adapter_sha256"]))
     needed = sum(path.stat().st_size for path in files.values()) + SPARE_BYTES
     make_folder(target.parent)
     free = shutil.disk_usage(target.parent).free
@@ -51,9 +51,9 @@ def copy_run(run: Path, target: Path, about: dict[str, Any], *, disk: Disk = DIS
         make_folder((work / name).parent)
         shutil.copyfile(path, work / name)
         disk.sync(work / name)
-    if sha256_file(work / ADAPTER) != about["adapter_sha256"]:
+    if sha256_file(work / ADAPTER) != facts["adapter_sha256"]:
         raise HivetuneError(f"{run / ADAPTER} changed while it was registered", hint="register it again")
-    write_manifest(work, {"kind": "release", **about}, disk=disk)
+    write_manifest(work, {"kind": "release", **facts}, disk=disk)
     for path in work.rglob("*"):
         if path.is_file():
             path.chmod(0o400)

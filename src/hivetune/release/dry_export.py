@@ -66,7 +66,7 @@ def dry_export(run: Run) -> DryExport:
         converter = find_converter(run.config.export.converter)
         linears = read_architecture(run.model).adapted(run.config.lora.target_modules)
     except (UsageError, MachineNotFit) as error:
-        return DryExport(unwritten=_in_words(error))
+        return DryExport(unwritten=_error_text(error))
     # Longer conversations can't be asked everywhere: where llama.cpp has no window of attention, the context is cut.
     settings = read_json(run.model / "config.json")
     lengths = (settings.get("sliding_window"), settings.get("max_position_embeddings"))
@@ -96,7 +96,7 @@ def _key(run: Run, linears: Sequence[Linear], converter: Converter) -> str:
     rows = [row for split in HELD_OUT_FIRST for row in run.snapshot.rows(split)]
     infos = [run.snapshot.info(row) for row in rows[:CHECKED_PROMPTS]]
     turns = {f"{turn.role}{' with calls' if turn.tool_calls else ''}" for info in infos for turn in info.messages}
-    about = {
+    facts = {
         "model": described,
         "targets": [linear.name for linear in linears],
         "turns": sorted(turns | ({"tools"} if any(info.tools for info in infos) else set())),
@@ -104,7 +104,7 @@ def _key(run: Run, linears: Sequence[Linear], converter: Converter) -> str:
         "converter": converter.name,
         "versions": [importlib.metadata.version(name) for name in ("hivetune", "transformers", "torch")],
     }
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _try(
@@ -115,7 +115,7 @@ def _try(
     except (DoesNotFit, Busy):
         raise
     except HivetuneError as error:
-        return DryExport(unwritten=_in_words(error))
+        return DryExport(unwritten=_error_text(error))
     settings = ServerSettings(adapters=((task.adapter_file, 0.0),), device="cpu", warm_up=False)
     try:
         with open_backend(task.file, settings, timeout_s=_START_SECONDS) as backend:
@@ -124,7 +124,7 @@ def _try(
             check_dry_export(trained, base, tuned)
             return DryExport(conversations=check_prompts(run.folder, backend))
     except HivetuneError as error:
-        return DryExport(unserved="; ".join([_in_words(error), *untested_pair(converter.name, _server())]))
+        return DryExport(unserved="; ".join([_error_text(error), *untested_pair(converter.name, _server())]))
 
 
 def write_dry_export(
@@ -136,10 +136,9 @@ def write_dry_export(
     Raises what exporting a trained one would: UsageError for a model that the converter can't write, MachineNotFit for
     a missing package.
     """
-    targets = tuple(sorted({named_end(linear.name) for linear in linears}))
     task = DryGguf(
         model=model,
-        targets=targets,
+        targets=tuple(sorted({named_end(linear.name) for linear in linears})),
         rank=RANK,
         file=folder / "model.gguf",
         adapter_file=folder / "adapter.gguf",
@@ -161,7 +160,7 @@ def check_dry_export(trained: Mapping[str, Scores], base: Scores, tuned: Scores)
         raise HivetuneError(f"llama.cpp applies this adapter differently from training: {'; '.join(problems)}")
 
 
-def _in_words(error: HivetuneError) -> str:
+def _error_text(error: HivetuneError) -> str:
     return f"{error.message} ({error.hint})" if error.hint else error.message
 
 

@@ -128,13 +128,13 @@ def export(
         )
     with lock(parent):
         whole = (folder / MANIFEST).exists() and not problems_once(folder)
-        made = not (whole and identity.items() <= read_json(folder / MANIFEST).items())
-        if made:
+        is_new = not (whole and identity.items() <= read_json(folder / MANIFEST).items())
+        if is_new:
             _check_disk(source, parent, recipe, to)
             _write(source, folder, recipe, identity, progress)
     file = next(iter(sorted(folder.glob("*.gguf"))), None)
     size_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file() and path.name != PROOF)
-    return Exported(target, file if file and to != "ollama" else folder, folder, size_bytes, made)
+    return Exported(target, file if file and to != "ollama" else folder, folder, size_bytes, is_new)
 
 
 def merged_type(folder: Path) -> MergedType:

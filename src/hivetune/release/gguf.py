@@ -93,8 +93,8 @@ def write_gguf_model(
     `converter`: the setting export.converter. Raises as `find_converter` does, and UsageError for a model that the
     converter can't write.
     """
-    found = find_converter(converter).folder
-    task = WriteGguf(model, adapter, folder / file, recipe.name, spoken_name(model), found)
+    converter_found = find_converter(converter).folder
+    task = WriteGguf(model, adapter, folder / file, recipe.name, spoken_name(model), converter_found)
     return _write(task, folder, "writing the GGUF file", progress)
 
 
@@ -106,8 +106,8 @@ def write_gguf_adapter(
     return _write(task, folder, "writing the GGUF adapter", progress)
 
 
-def _write(task: WriteGguf | WriteGgufAdapter, folder: Path, what: str, progress: Progress) -> Path:
-    result = run_task(task, folder, on_beat=count_items(progress, None)).check(what)
+def _write(task: WriteGguf | WriteGgufAdapter, folder: Path, title: str, progress: Progress) -> Path:
+    result = run_task(task, folder, on_beat=count_items(progress, None)).check(title)
     progress(result["tensors"], result["tensors"])
     return task.file
 
@@ -123,8 +123,8 @@ def base_gguf(
     none, and as `write_gguf_model`.
     """
     recipe = find_recipe(quant)
-    if made := _find_base(model_sha256, recipe.name):
-        return made
+    if existing := _find_base(model_sha256, recipe.name):
+        return existing
     prepared = find_prepared(model)
     if prepared is None:
         raise UsageError(f"the base model {model} is not prepared here", hint=f"prepare it: hivetune fetch {model}")
@@ -136,8 +136,8 @@ def base_gguf(
     folder = home() / "bases" / f"{prepared.folder.name}-{model_sha256[:8]}-{recipe.name}"
     path = folder / f"{prepared.folder.name}-{recipe.name}.gguf"
     with lock(folder.parent), scratch_folder(folder.parent / ".new") as work:
-        if made := _find_base(model_sha256, recipe.name):  # by another process a moment ago
-            return made
+        if existing := _find_base(model_sha256, recipe.name):  # by another process a moment ago
+            return existing
         shutil.rmtree(folder, ignore_errors=True)  # a damaged one
         write_gguf_model(prepared.folder, None, recipe, work, path.name, progress, converter)
         make_folder(work / "base")

@@ -114,12 +114,14 @@ def _around(text: str, probes: Sequence[str]) -> list[str]:
     """Return the text before, between and after the probes. Raises ValueError unless each is there once."""
     pieces = []
     for probe in probes:
-        before, found, text = text.partition(probe)
-        if not found or probe in text:
+        before, sep, text = text.partition(probe)
+        if not sep or probe in text:
             raise ValueError("it does not write each message once")
         pieces.append(before)
     return [*pieces, text]
 
 
-def _refused(why: str) -> UsageError:
-    return UsageError(f"unsupported chat template for Ollama: {why}", hint="use --to gguf with llama.cpp's own server")
+def _refused(fault: str) -> UsageError:
+    return UsageError(
+        f"unsupported chat template for Ollama: {fault}", hint="use --to gguf with llama.cpp's own server"
+    )

@@ -43,7 +43,7 @@ from hivetune.release.gguf import SERVED_QUANT, base_gguf, find_recipe
 from hivetune.run.folder import ADAPTER, EXPORTS, RECORD, adapter_hash
 from hivetune.train.open import Run, load_run
 
-PASSAGES, PLACES = 8, 12
+PASSAGES, POSITIONS = 8, 12
 TOP = 16  # likeliest tokens at each place
 MAX_PASSAGE_TOKENS = 2048  # tokens
 CHECKED_PROMPTS = 50
@@ -66,8 +66,8 @@ _MEMORY_SHARE = 0.75  # of the free memory, for both sides at once
 # By passage and place: [log-probability of the token there, [[token, log-probability], ...]], as JSON holds it; None
 # where llama.cpp reports nothing, as for a token that is a part of a character.
 Scores = Sequence[Sequence[Any]]
-_Place = Mapping[int, float]  # token -> log-probability; the token that is there has the key _THERE
-_THERE = -1
+_TokenScores = Mapping[int, float]  # token -> log-probability; the token that is there has the key _ACTUAL
+_ACTUAL = -1
 
 
 # What is compared.
@@ -84,12 +84,12 @@ def choose_passages(snapshot: Snapshot, context_tokens: int | None = None) -> li
     passages = []
     for row in itertools.islice(rows, PASSAGES):
         trained = snapshot.trained(row)
-        end = max(place for place, is_trained in enumerate(trained) if is_trained) + 1
+        end = max(i for i, is_trained in enumerate(trained) if is_trained) + 1
         start = end
         while trained[start - 1]:
             start -= 1
-        places = sorted({*range(start, min(start + PLACES, end)), end - 1})
-        passages.append(Passage(tuple(int(token) for token in snapshot.tokens(row)[:end]), tuple(places)))
+        positions = sorted({*range(start, min(start + POSITIONS, end)), end - 1})
+        passages.append(Passage(tuple(int(token) for token in snapshot.tokens(row)[:end]), tuple(positions)))
     if not passages:
         raise DataRefused(f"every row is longer than {longest:,} tokens, so nothing can be compared")
     return passages
@@ -103,20 +103,20 @@ def compare_scores(
     `kind`: a number type of GGUF, or "merged". `trained` has "base" and "tuned". `exported_base`: the base at the same
     type; None where numbers are not quantized, and the base itself is taken.
     """
-    places, unreported = _align(trained["base"], trained["tuned"], exported_base or trained["base"], exported)
-    if not places:
+    aligned, unreported = _align(trained["base"], trained["tuned"], exported_base or trained["base"], exported)
+    if not aligned:
         return {"places": 0, "holds": False, "problems": ["llama.cpp reported no log-probability at all"]}
-    base, tuned, its_base, its = zip(*places, strict=True)
+    base, tuned, its_base, its = zip(*aligned, strict=True)
     typical, largest = _distance(its, tuned)
-    measured: dict[str, Any] = {"places": len(places), "unreported": unreported}
+    measured: dict[str, Any] = {"places": len(aligned), "unreported": unreported}
     measured |= {"typical": typical, "largest": largest}
     if exported_base is None:
         bound = FLOAT_BOUNDS[kind]
     else:
         measured["base_typical"] = _distance(its_base, base)[0]
         bound = QUANTIZED_BOUND + QUANTIZED_FACTOR * measured["base_typical"]
-    losses = [-fmean([scores[_THERE] for scores in side]) for side in (tuned, its)]
-    slope, error = _effect(places)
+    losses = [-fmean([scores[_ACTUAL] for scores in side]) for side in (tuned, its)]
+    slope, error = _effect(aligned)
     measured |= {"bound": bound, "loss_trained": losses[0], "loss_exported": losses[1]}
     measured |= {"effect": slope, "effect_error": error}
     problems = []
@@ -135,13 +135,13 @@ def compare_scores(
     return {**measured, "holds": not problems, "problems": problems}
 
 
-def _align(*sides: Scores) -> tuple[list[tuple[_Place, ...]], int]:
+def _align(*sides: Scores) -> tuple[list[tuple[_TokenScores, ...]], int]:
     """Return the scores of each side at each place, and how many places were left out as one side reports nothing."""
-    aligned: list[tuple[_Place, ...]] = []
+    aligned: list[tuple[_TokenScores, ...]] = []
     unreported = 0
     for passages in zip(*sides, strict=True):
         for scores in zip(*passages, strict=True):
-            reported = [{**{token: logprob for token, logprob in one[1]}, _THERE: one[0]} for one in scores if one]
+            reported = [{**{token: logprob for token, logprob in side[1]}, _ACTUAL: side[0]} for side in scores if side]
             if len(reported) == len(scores):
                 aligned.append(tuple(reported))
             else:
@@ -149,15 +149,15 @@ def _align(*sides: Scores) -> tuple[list[tuple[_Place, ...]], int]:
     return aligned, unreported
 
 
-def _distance(one: Sequence[_Place], other: Sequence[_Place]) -> tuple[float, float]:
+def _distance(first: Sequence[_TokenScores], second: Sequence[_TokenScores]) -> tuple[float, float]:
     """Return the mean and largest absolute difference over the tokens that both sides report."""
     differences = [
-        abs(a[token] - b[token]) for a, b in zip(one, other, strict=True) for token in sorted(a.keys() & b.keys())
+        abs(a[token] - b[token]) for a, b in zip(first, second, strict=True) for token in sorted(a.keys() & b.keys())
     ]
     return fmean(differences), max(differences)
 
 
-def _effect(places: Sequence[Sequence[_Place]]) -> tuple[float | None, float | None]:
+def _effect(aligned: Sequence[Sequence[_TokenScores]]) -> tuple[float | None, float | None]:
     """Return the slope through zero of the exported change over the trained one, and its standard error; None without
     a change.
 
@@ -165,15 +165,15 @@ def _effect(places: Sequence[Sequence[_Place]]) -> tuple[float | None, float | N
     clusters of the error (Liang and Zeger 1986). Tokens taken one by one would claim a third of it.
     """
     clusters = []
-    for a, b, c, d in places:
+    for a, b, c, d in aligned:
         shared = sorted(a.keys() & b.keys() & c.keys() & d.keys())
         clusters.append([(b[token] - a[token], d[token] - c[token]) for token in shared])
     squares = math.fsum(x * x for pairs in clusters for x, _ in pairs)
     if squares == 0 or len(clusters) < 2:
         return None, None
     slope = math.fsum(x * y for pairs in clusters for x, y in pairs) / squares
-    left = math.fsum(math.fsum(x * (y - slope * x) for x, y in pairs) ** 2 for pairs in clusters)
-    return slope, math.sqrt(left * len(clusters) / (len(clusters) - 1)) / squares
+    residual = math.fsum(math.fsum(x * (y - slope * x) for x, y in pairs) ** 2 for pairs in clusters)
+    return slope, math.sqrt(residual * len(clusters) / (len(clusters) - 1)) / squares
 
 
 # What a served file says of given tokens.
@@ -192,10 +192,10 @@ def score_passages(
     scales = [{"id": lora["id"], "scale": float(lora["id"] == adapter)} for lora in backend.lora]
 
     def score_slot(slot: int) -> list[list[tuple[Any, bool]]]:
-        own = range(slot, len(passages), slots)
+        numbers = range(slot, len(passages), slots)
         return [
-            [_score_place(backend, passages[number], place, slot, scales) for place in passages[number].places]
-            for number in own
+            [_score_position(backend, passages[number], position, slot, scales) for position in passages[number].places]
+            for number in numbers
         ]
 
     scored: list[list[tuple[Any, bool]]] = [[] for _ in passages]
@@ -205,15 +205,15 @@ def score_passages(
     return [[scores for scores, _ in passage] for passage in scored], [passage[-1][1] for passage in scored]
 
 
-def _score_place(
-    backend: Backend, passage: Passage, place: int, slot: int, scales: Sequence[dict[str, Any]]
+def _score_position(
+    backend: Backend, passage: Passage, position: int, slot: int, scales: Sequence[dict[str, Any]]
 ) -> tuple[Any, bool]:
     body = {
-        "prompt": list(passage.tokens[:place]),
+        "prompt": list(passage.tokens[:position]),
         "n_predict": 1,
         "temperature": 0,
         "n_probs": TOP,
-        "logit_bias": [[passage.tokens[place], _FORCING_BIAS]],
+        "logit_bias": [[passage.tokens[position], _FORCING_BIAS]],
         "cache_prompt": True,  # of this slot alone: the one in host memory is off (llama/backend.py)
         "id_slot": slot,
         "return_tokens": True,
@@ -224,12 +224,12 @@ def _score_place(
     if not reported:
         return None, ended
     try:
-        likeliest = [[int(one["id"]), float(one["logprob"])] for one in reported[0]["top_logprobs"]]
+        likeliest = [[int(candidate["id"]), float(candidate["logprob"])] for candidate in reported[0]["top_logprobs"]]
         written, logprob = int(reported[0]["id"]), float(reported[0]["logprob"])
     except (TypeError, LookupError, ValueError):
         raise HivetuneError(f"llama.cpp reports no probabilities: {str(reported)[:200]}") from None
-    if written != passage.tokens[place]:
-        raise HivetuneError(f"llama.cpp wrote the token {written} where {passage.tokens[place]} was forced")
+    if written != passage.tokens[position]:
+        raise HivetuneError(f"llama.cpp wrote the token {written} where {passage.tokens[position]} was forced")
     return [logprob, likeliest], ended
 
 
@@ -354,22 +354,22 @@ def _measure_served(
 ) -> dict[str, Any]:
     """Compare `model`, with `adapter` beside it, as llama.cpp serves them. llama.cpp is asked while the other side
     imports torch, where the memory holds both."""
-    asked: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     settings = ServerSettings(slots=_SLOTS, context_tokens=_CONTEXT_TOKENS)
 
     def ask_server() -> None:
         adapters = () if adapter is None else ((adapter, 0.0),)
         with open_backend(model, replace(settings, adapters=adapters)) as backend:
-            asked["conversations"] = check_prompts(run.folder, backend)
+            measured["conversations"] = check_prompts(run.folder, backend)
             number = None if adapter is None else 0
-            asked["tuned"], asked["ended"] = score_passages(backend, passages, slots=_SLOTS, adapter=number)
-            asked["base"] = None if adapter is None else score_passages(backend, passages, slots=_SLOTS)[0]
+            measured["tuned"], measured["ended"] = score_passages(backend, passages, slots=_SLOTS, adapter=number)
+            measured["base"] = None if adapter is None else score_passages(backend, passages, slots=_SLOTS)[0]
         if adapter is None and bits < 16:  # cached by content: all adapters have the same base
             path = _cached("base", sha256_file(run.model / MANIFEST), quant, TOP, to_plain(tuple(passages)))
             if not path.is_file():
                 with open_backend(_base(run, quant), settings) as backend:
                     write_json(path, {"base": score_passages(backend, passages, slots=_SLOTS)[0]})
-            asked["base"] = read_json(path)["base"]
+            measured["base"] = read_json(path)["base"]
 
     weights_bytes = 2 * sum(path.stat().st_size for path in run.model.glob("*.safetensors"))  # in float32
     needed = weights_bytes + max(model.stat().st_size, weights_bytes // 2)
@@ -377,13 +377,13 @@ def _measure_served(
         trained = _engine_scores(run.model, run.folder, passages, progress, ask_server)
     else:
         trained = _engine_scores(run.model, run.folder, passages, progress)
-    if not asked:
+    if not measured:
         ask_server()
-    proof = compare_scores(quant, trained, asked["tuned"], asked["base"])
-    ended = asked["ended"].count(True)
+    proof = compare_scores(quant, trained, measured["tuned"], measured["base"])
+    ended = measured["ended"].count(True)
     if ended < len(passages):
         proof["problems"].append(f"{len(passages) - ended} of {len(passages)} trained ends do not end an answer")
-    counts = {"conversations": asked["conversations"], "passages": len(passages), "ended": ended}
+    counts = {"conversations": measured["conversations"], "passages": len(passages), "ended": ended}
     return {**proof, "quant": quant, **counts, "holds": not proof["problems"]}
 
 
@@ -423,5 +423,5 @@ def _engine_scores(
     return scores
 
 
-def _cached(*about: object) -> Path:
-    return home() / _CACHE / f"{sha256_bytes(repr(list(about)).encode())[:16]}.json"
+def _cached(*facts: object) -> Path:
+    return home() / _CACHE / f"{sha256_bytes(repr(list(facts)).encode())[:16]}.json"

@@ -51,7 +51,7 @@ def find_unused(database: sqlite3.Connection) -> list[Unused]:
         *_measured(),
         *_left_over(),
     ]
-    return [each for each in everything if each.size_bytes]
+    return [unused for unused in everything if unused.size_bytes]
 
 
 def delete(database: sqlite3.Connection, unused: Unused) -> None:
@@ -61,7 +61,7 @@ def delete(database: sqlite3.Connection, unused: Unused) -> None:
     elif unused.what == "release":
         registry.prune(database, registry.find(database, "@".join(unused.path.parts[-2:])))
     elif unused.what == "snapshot":
-        if all(each.path != unused.path for each in _snapshots(database, list(known_runs(database)))):
+        if all(snapshot.path != unused.path for snapshot in _snapshots(database, list(known_runs(database)))):
             raise UsageError(f"{unused.path} came into use", hint="run it again: hivetune runs prune")
         note_and_free(
             lambda: _forget_path(database, "snapshots", unused.path),
@@ -102,9 +102,9 @@ def _delete_checkpoints(folder: Path) -> None:
     run = folder.parent
     with hold_run(run):
         manifest = read_json(run / MANIFEST)
-        kept = {name: entry for name, entry in manifest["files"].items() if not name.startswith(f"{FOLDER}/")}
+        remaining = {name: entry for name, entry in manifest["files"].items() if not name.startswith(f"{FOLDER}/")}
         note_and_free(
-            lambda: write_json(run / MANIFEST, manifest | {"files": kept}),
+            lambda: write_json(run / MANIFEST, manifest | {"files": remaining}),
             lambda: shutil.rmtree(folder),
         )
 
@@ -132,10 +132,10 @@ def _bases(database: sqlite3.Connection) -> Iterator[Unused]:
 
 
 def _measured() -> Iterator[Unused]:
-    for name, what in MEASURED.items():
+    for name, title in MEASURED.items():
         for folder in sorted((home() / name).glob("[!.]*")):
             if folder.is_dir() and _older(folder, MEASURED_DAYS):
-                yield Unused(what, folder, size_of(folder), f"older than {MEASURED_DAYS} days; can be measured again")
+                yield Unused(title, folder, size_of(folder), f"older than {MEASURED_DAYS} days; can be measured again")
 
 
 def _left_over() -> Iterator[Unused]:

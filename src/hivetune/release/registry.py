@@ -96,61 +96,63 @@ def check_release_name(name: str) -> str:
 
 
 def register(
-    database: sqlite3.Connection, run: Path, name: str, about: Mapping[str, Any], *, by: str, disk: Disk = DISK
+    database: sqlite3.Connection, run: Path, name: str, facts: Mapping[str, Any], *, by: str, disk: Disk = DISK
 ) -> tuple[Release, bool]:
     """Register a run's adapter under `name` as the candidate; return the release, and whether it is new.
 
-    `about` has model, model_sha256, adapter_sha256, snapshot, verdict and proof, and whatever else the manifest shall
+    `facts` has model, model_sha256, adapter_sha256, snapshot, verdict and proof, and whatever else the manifest shall
     keep. An adapter that is registered under this name already keeps its version; a later verdict or export is added to
     it. Raises UsageError, DoesNotFit, Busy.
     """
     check_release_name(name)
     with lock(home() / "releases", hint="it registers a release: wait until it has ended"):  # or two copy into one
         earlier = releases(database, name)
-        hashes = (about["adapter_sha256"], about["model_sha256"])
-        same_adapter = (one for one in reversed(earlier) if (one.adapter_sha256, one.model_sha256) == hashes)
-        known = next((one for one in same_adapter if not one.pruned), None)
-        same = known is not None and known.verdict == about["verdict"] and not problems_once(known.folder)
-        if known is not None and same and not is_outdated(known.folder, run, known.adapter_sha256):
-            return known, False
-        version = known.version if known is not None else max((one.version for one in earlier), default=0) + 1
-        manifest = {"name": name, "version": version, **about}
+        hashes = (facts["adapter_sha256"], facts["model_sha256"])
+        same_adapter = (r for r in reversed(earlier) if (r.adapter_sha256, r.model_sha256) == hashes)
+        twin = next((r for r in same_adapter if not r.pruned), None)
+        same = twin is not None and twin.verdict == facts["verdict"] and not problems_once(twin.folder)
+        if twin is not None and same and not is_outdated(twin.folder, run, twin.adapter_sha256):
+            return twin, False
+        version = twin.version if twin is not None else max((r.version for r in earlier), default=0) + 1
+        manifest = {"name": name, "version": version, **facts}
         copy_run(run, home() / "releases" / name / str(version), manifest, disk=disk)
-        proof = json.dumps(about["proof"])
+        proof = json.dumps(facts["proof"])
         with transaction(database):
-            if known is not None:
-                _set(database, known, "verdict", about["verdict"])
-                _set(database, known, "proof", proof)
+            if twin is not None:
+                _set(database, twin, "verdict", facts["verdict"])
+                _set(database, twin, "proof", proof)
             else:
                 columns = ("model", "model_sha256", "adapter_sha256", "snapshot", "verdict")
                 database.execute(
                     f"INSERT INTO releases (name, version, run, {', '.join(columns)}, proof, created)"
                     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (name, version, str(run), *(about[key] for key in columns), proof, time.time()),
+                    (name, version, str(run), *(facts[key] for key in columns), proof, time.time()),
                 )
                 _move(database, name, "candidate", version, by=by, reason="registered", forced=False)
-    return find(database, f"{name}@{version}"), known is None
+    return find(database, f"{name}@{version}"), twin is None
 
 
 def find(database: sqlite3.Connection, reference: str) -> Release:
     """Return the release of NAME, NAME@VERSION or NAME@ALIAS. Raises UsageError naming the existing ones."""
     name, _, which = reference.partition("@")
-    known = releases(database, name)
-    if not known:
+    present = releases(database, name)
+    if not present:
         names = [row[0] for row in database.execute("SELECT DISTINCT name FROM releases ORDER BY name")]
         near = difflib.get_close_matches(name, names, 1)
         hint = f"did you mean {near[0]!r}?" if near else "see them: hivetune registry"
         raise UsageError(f"no release is called {name!r}", hint=hint)
     if _VERSION.fullmatch(which):
-        matching = [release for release in known if release.version == int(which)]
+        matching = [release for release in present if release.version == int(which)]
     else:
         alias = which or "champion"
         if alias not in ALIASES:
             raise UsageError(f"{reference}: unknown alias {alias!r}", hint=f"use a version or {', '.join(ALIASES)}")
-        matching = [release for release in known if alias in release.aliases]
+        matching = [release for release in present if alias in release.aliases]
     if not matching:
-        there = ", ".join(" ".join((release.label, *(f"({alias})" for alias in release.aliases))) for release in known)
-        hint = f"there is {there}" + ("" if which else f"; promote one: hivetune promote {name}@VERSION")
+        existing = ", ".join(
+            " ".join((release.label, *(f"({alias})" for alias in release.aliases))) for release in present
+        )
+        hint = f"there is {existing}" + ("" if which else f"; promote one: hivetune promote {name}@VERSION")
         raise UsageError(f"{reference}: no such release" if which else f"{name} has no champion yet", hint=hint)
     return matching[0]
 
@@ -225,11 +227,11 @@ def rollback(database: sqlite3.Connection, reference: str, *, by: str, reason: s
     with transaction(database):
         if _alias_version(database, champion.name, "champion") != champion.version:
             raise moved
-        words = reason or "rolled back"
-        _set(database, champion, "withdrawn", words)
-        _move(database, champion.name, "champion", earlier.version, by=by, reason=words, forced=False)
+        withdrawal = reason or "rolled back"
+        _set(database, champion, "withdrawn", withdrawal)
+        _move(database, champion.name, "champion", earlier.version, by=by, reason=withdrawal, forced=False)
         before = _champion_before(database, champion.name, {champion.version, earlier.version})
-        _move(database, champion.name, "previous", before, by=by, reason=words, forced=False)
+        _move(database, champion.name, "previous", before, by=by, reason=withdrawal, forced=False)
         desire = (champion.name, earlier.version, time.time())
         database.execute("INSERT OR REPLACE INTO desired VALUES (?, ?, ?)", desire)
     return find(database, earlier.label), find(database, champion.label)
@@ -237,8 +239,8 @@ def rollback(database: sqlite3.Connection, reference: str, *, by: str, reason: s
 
 def returns_to(database: sqlite3.Connection, name: str) -> Release | None:
     """Return the release that a rollback of `name` would make its champion."""
-    known = releases(database, name)
-    return next((one for one in known if "previous" in one.aliases and "champion" not in one.aliases), None)
+    all_releases = releases(database, name)
+    return next((r for r in all_releases if "previous" in r.aliases and "champion" not in r.aliases), None)
 
 
 def retire(database: sqlite3.Connection, name: str, *, by: str, reason: str) -> Release | None:

@@ -118,17 +118,17 @@ def _router_document(router: TextRouter) -> dict[str, Any]:
         }
         for specialist in router.specialists
     ]
-    words = sorted(router.words)
-    return {"experts": specialists, "words": words, "least_known": router.least_known, "longest": router.longest}
+    word_numbers = sorted(router.words)
+    return {"experts": specialists, "words": word_numbers, "least_known": router.least_known, "longest": router.longest}
 
 
 def _router(document: Mapping[str, Any]) -> TextRouter:
     specialists = []
-    for said in document["experts"]:
-        weights = {int(number): float(weight) for number, weight in said["weights"].items()}
-        bias, slope, offset = said["line"]
+    for entry in document["experts"]:
+        weights = {int(number): float(weight) for number, weight in entry["weights"].items()}
+        bias, slope, offset = entry["line"]
         specialists.append(
-            TextSpecialist(said["name"], weights, bias, slope, offset, said["threshold"], said["why_not"])
+            TextSpecialist(entry["name"], weights, bias, slope, offset, entry["threshold"], entry["why_not"])
         )
     return TextRouter(tuple(specialists), frozenset(document["words"]), document["least_known"], document["longest"])
 
@@ -159,16 +159,16 @@ def question_of(body: Mapping[str, Any], agent: str | None = None) -> Asking:
     Fields of another form than the API's are ignored.
     """
     metadata = body.get("metadata")
-    said = metadata if isinstance(metadata, dict) else {}
+    meta = metadata if isinstance(metadata, dict) else {}
     messages = body.get("messages")
     turns = [turn for turn in messages if isinstance(turn, dict)] if isinstance(messages, list) else []
     system = next((_text(turn) for turn in turns if turn.get("role") in ("system", "developer")), None)
-    asked = next((_text(turn) for turn in reversed(turns) if turn.get("role") == "user"), "")
+    question = next((_text(turn) for turn in reversed(turns) if turn.get("role") == "user"), "")
     tools = body.get("tools")
     functions = [tool.get("function") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
-    names = [name for each in functions if isinstance(each, dict) and isinstance(name := each.get("name"), str)]
-    keys = declared_keys(agent or plain_text(said.get("agent")), plain_text(said.get("category")), system, names)
-    return Asking(plain_text(body.get("model")) or "", keys, asked or plain_text(body.get("prompt")) or "")
+    names = [name for f in functions if isinstance(f, dict) and isinstance(name := f.get("name"), str)]
+    keys = declared_keys(agent or plain_text(meta.get("agent")), plain_text(meta.get("category")), system, names)
+    return Asking(plain_text(body.get("model")) or "", keys, question or plain_text(body.get("prompt")) or "")
 
 
 def choose(
@@ -202,25 +202,25 @@ def _declared(table: SpecialistTable, question: Asking) -> tuple[Chosen | None, 
     """
     without: list[str] = []
     for kind in KEY_KINDS:
-        value, known = question.keys.get(kind), table.keys.get(kind)
-        if value is None or known is None:
+        value, owners = question.keys.get(kind), table.keys.get(kind)
+        if value is None or owners is None:
             continue
-        specialist = known.get(value)
+        specialist = owners.get(value)
         if specialist:
             return Chosen(specialist, "declared", f"declared: {_named(kind, value)}"), without
         if kind in NAMED_KINDS:
             unseen = f"no training row had the {kind} {value[:80]!r}"
-            without.append(f"{_named(kind, value)} has no expert" if value in known else unseen)
+            without.append(f"{_named(kind, value)} has no expert" if value in owners else unseen)
     return None, without
 
 
 def _undeclared(table: SpecialistTable, text: str, servable: Collection[str], remembered: str | None) -> Chosen:
     if remembered is not None and (remembered in servable or remembered == table.shared):
         return Chosen(remembered, "session", "as before in this session")
-    found = route_text(table.router, text)
-    if found.specialist is None:
-        return _shared(table.shared, found.reason)
-    return _if_servable(table, Chosen(found.specialist, "text", found.reason), servable)
+    route = route_text(table.router, text)
+    if route.specialist is None:
+        return _shared(table.shared, route.reason)
+    return _if_servable(table, Chosen(route.specialist, "text", route.reason), servable)
 
 
 def _named(kind: str, value: str) -> str:
@@ -233,8 +233,8 @@ def _if_servable(table: SpecialistTable, choice: Chosen, servable: Collection[st
     return _shared(table.shared, f"{choice.model} can't be served now ({choice.reason})")
 
 
-def _shared(shared: str, why: str) -> Chosen:
-    return Chosen(shared, "shared", f"shared adapter: {why}")
+def _shared(shared: str, reason: str) -> Chosen:
+    return Chosen(shared, "shared", f"shared adapter: {reason}")
 
 
 def _text(turn: Mapping[str, Any]) -> str:

@@ -58,9 +58,9 @@ class RowDomain:
         """Return the part of a release's name: letters and digits of the title, with a hash where they are not all of
         it.
         """
-        words = self.title or "-".join(self.values)
-        plain = "-".join("".join(c if c.isascii() and c.isalnum() else " " for c in words.lower()).split())
-        if plain and plain == words and len(plain) <= MAX_SLUG:
+        title = self.title or "-".join(self.values)
+        plain = "-".join("".join(c if c.isascii() and c.isalnum() else " " for c in title.lower()).split())
+        if plain and plain == title and len(plain) <= MAX_SLUG:
             return plain
         return f"{plain[:MAX_SLUG].strip('-')}-{_hash(self.kind + chr(0) + chr(0).join(self.values), 3)}".strip("-")
 
@@ -74,13 +74,13 @@ def declared_keys(agent: str | None, category: str | None, system: str | None, t
     A system prompt and a set of tools count as their hashes, since texts are long.
     """
     names = sorted(set(tools))
-    given = {
+    values = {
         "agent": one_key("agent", agent or ""),
         "category": one_key("category", category or ""),
         "system": _hash(" ".join(system.split()), 8) if system and system.strip() else None,
         "tools": _hash("\0".join(names), 8) if names else None,
     }
-    return {kind: value for kind, value in given.items() if value}
+    return {kind: value for kind, value in values.items() if value}
 
 
 def one_key(kind: str, value: str) -> str:
@@ -95,21 +95,21 @@ def own_keys(specialists: Mapping[str, RowDomain]) -> dict[str, dict[str, str]]:
 
     Where two specialists have the value, the one with fewer values gets it.
     """
-    found: dict[str, dict[str, str]] = {}
+    owners: dict[str, dict[str, str]] = {}
     for name, domain in sorted(specialists.items(), key=lambda pair: -len(pair[1].values)):
-        found.setdefault(domain.kind, {}).update({one_key(domain.kind, value): name for value in domain.values})
-    return found
+        owners.setdefault(domain.kind, {}).update({one_key(domain.kind, value): name for value in domain.values})
+    return owners
 
 
 def title_of(kind: KeyKind, system: str | None, tools: Iterable[str]) -> str:
     """Return a text for a key that is a hash; empty for other keys."""
     if kind == "system":
-        words = " ".join((system or "").split())
+        title = " ".join((system or "").split())
     elif kind == "tools":
-        words = ", ".join(sorted(set(tools)))
+        title = ", ".join(sorted(set(tools)))
     else:
         return ""
-    return words if len(words) <= _SHOWN_CHARS else f"{words[: _SHOWN_CHARS - 4]} ..."
+    return title if len(title) <= _SHOWN_CHARS else f"{title[: _SHOWN_CHARS - 4]} ..."
 
 
 def choose_kind(rows: Sequence[KeyedRow], by: str) -> KeyKind | None:

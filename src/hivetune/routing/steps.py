@@ -65,13 +65,13 @@ def specialist_steps(database: sqlite3.Connection, shared: str) -> list[Speciali
         "SELECT domain, step, reason, expert, parent, details, time FROM expert_steps WHERE shared = ? ORDER BY number",
         (shared,),
     )
-    found = []
+    steps = []
     for domain, step, reason, specialist, parent, details, moment in rows:
-        said = json.loads(domain)
-        values = tuple(dict.fromkeys(one_key(said["kind"], value) for value in said["values"]))
-        known = RowDomain(said["kind"], values, said["title"])
-        found.append(SpecialistStep(shared, known, step, reason, specialist, parent, json.loads(details), moment))
-    return found
+        fields = json.loads(domain)
+        values = tuple(dict.fromkeys(one_key(fields["kind"], value) for value in fields["values"]))
+        row_domain = RowDomain(fields["kind"], values, fields["title"])
+        steps.append(SpecialistStep(shared, row_domain, step, reason, specialist, parent, json.loads(details), moment))
+    return steps
 
 
 def newest_steps(database: sqlite3.Connection, shared: str) -> dict[str, SpecialistStep]:
@@ -81,12 +81,12 @@ def newest_steps(database: sqlite3.Connection, shared: str) -> dict[str, Special
 
 def families(database: sqlite3.Connection) -> dict[str, list[str]]:
     """Return shared release -> names of all that were ever its specialists."""
-    found: dict[str, list[str]] = {}
+    by_shared: dict[str, list[str]] = {}
     for shared, specialist in database.execute(
         "SELECT DISTINCT shared, expert FROM expert_steps WHERE step = 'serving' ORDER BY shared, expert"
     ):
-        found.setdefault(shared, []).append(specialist)
-    return found
+        by_shared.setdefault(shared, []).append(specialist)
+    return by_shared
 
 
 def champion_domains(database: sqlite3.Connection, shared: str) -> dict[str, RowDomain]:

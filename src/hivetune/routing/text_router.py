@@ -50,13 +50,13 @@ def word_numbers(text: str) -> set[int]:
 def features_of(text: str) -> list[int]:
     """Return the numbers of words and of runs of four characters in `read_part`, each once, below 2 * 2^BITS."""
     raw = f" {text} ".encode("utf-16-le", "surrogatepass")
-    found: set[int] = set()
+    features: set[int] = set()
     for start in range(0, 8, 2):
         count = (len(raw) - start) // 8
         runs = struct.unpack_from(f"<{count}Q", raw, start) if count > 0 else ()
-        found.update([(run * _ODD >> _SHIFT) & _MASK for run in runs])
-    found.update([_WORDS + ((word * 0x9E3779B1 >> BITS) & _MASK) for word in word_numbers(text)])
-    return list(found)
+        features.update([(run * _ODD >> _SHIFT) & _MASK for run in runs])
+    features.update([_WORDS + ((word * 0x9E3779B1 >> BITS) & _MASK) for word in word_numbers(text)])
+    return list(features)
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,8 @@ def route_text(router: TextRouter, text: str) -> TextChoice:
 
 def known_share(part: str, words: frozenset[int]) -> float:
     """Return the share of the different words of `read_part` that are among `words`; 0 for a text without words."""
-    found = word_numbers(part)
-    return len(found & words) / len(found) if found else 0.0
+    numbers = word_numbers(part)
+    return len(numbers & words) / len(numbers) if numbers else 0.0
 
 
 BETTER_BY = 0.02  # nats a token: a smaller difference is nobody's better answer
@@ -174,22 +174,22 @@ def learn_router(rows: Sequence[RoutedText], specialists: Sequence[str], outside
 
     `outside`: texts of no domain, which every specialist learns to leave alone.
     """
-    held_out = [row for row in rows if row.held_out]
+    tests = [row for row in rows if row.held_out]
     learned = _sample([row for row in rows if not row.held_out])
     nothing = dict.fromkeys(specialists, 0.0)
     learned += [RoutedText(text, nothing, held_out=False) for text in outside]
     inputs = [features_of(read_part(row.text)) for row in learned]
-    checks = [features_of(read_part(row.text)) for row in held_out]
+    checks = [features_of(read_part(row.text)) for row in tests]
     words = frozenset[int]().union(*(word_numbers(read_part(row.text)) for row in learned))
-    made = []
+    learnt = []
     for name in specialists:
         specialist = _fit(name, inputs, [row.gains[name] > BETTER_BY for row in learned])
-        specialist = _calibrate(specialist, checks, [row.gains[name] > BETTER_BY for row in held_out])
-        made.append(_with_threshold(specialist, checks, [row.gains[name] < -BETTER_BY for row in held_out], held_out))
-    shares = sorted(known_share(read_part(row.text), words) for row in held_out)
+        specialist = _calibrate(specialist, checks, [row.gains[name] > BETTER_BY for row in tests])
+        learnt.append(_with_threshold(specialist, checks, [row.gains[name] < -BETTER_BY for row in tests], tests))
+    shares = sorted(known_share(read_part(row.text), words) for row in tests)
     least = shares[int(UNKNOWN_SHARE * len(shares))] if shares else 1.0
     longest = LONGER * max((len(row.text) for row in rows), default=0)
-    return TextRouter(tuple(made), words, least, longest)
+    return TextRouter(tuple(learnt), words, least, longest)
 
 
 def harm_bound(harmful: int, routed: int) -> float:
@@ -231,8 +231,7 @@ def _fit(name: str, inputs: Sequence[Sequence[int]], labels: Sequence[bool]) -> 
             if not features:
                 continue
             size = 1 / math.sqrt(len(features))
-            score = bias + size * sum(weights.get(feature, 0.0) for feature in features)
-            error = _sigmoid(score) - labels[index]
+            error = _sigmoid(bias + size * sum(weights.get(feature, 0.0) for feature in features)) - labels[index]
             bias_square += error * error
             bias -= RATE * error / math.sqrt(bias_square)
             for feature in features:
@@ -281,21 +280,21 @@ def _with_threshold(
     bound holds for the chosen one, however many are tried (fixed sequence testing).
     """
     probabilities = [specialist.probability(features) for features in inputs]
-    chosen, why_not = None, f"fewer than {MIN_CERTIFIED} held-out rows are like its own"
+    chosen, problem = None, f"fewer than {MIN_CERTIFIED} held-out rows are like its own"
     for threshold in THRESHOLDS:
         routed = [index for index, p in enumerate(probabilities) if p >= threshold]
         if len(routed) < MIN_CERTIFIED:
             continue
         bound = harm_bound(sum(harmful[index] for index in routed), len(routed))
         if bound > MAX_HARM:
-            why_not = f"up to {bound:.0%} of the texts that would be routed to it are answered worse"
+            problem = f"up to {bound:.0%} of the texts that would be routed to it are answered worse"
             break
         # Routing must be worth it too: on average over what is routed the expert is better by the margin.
         if math.fsum(rows[index].gains[specialist.name] for index in routed) / len(routed) <= BETTER_BY:
-            why_not = "what would be routed to it is answered no better"
+            problem = "what would be routed to it is answered no better"
             break
         chosen = threshold
-    return replace(specialist, threshold=chosen, why_not="" if chosen is not None else why_not)
+    return replace(specialist, threshold=chosen, why_not="" if chosen is not None else problem)
 
 
 def _sigmoid(z: float) -> float:

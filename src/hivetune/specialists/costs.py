@@ -50,10 +50,10 @@ def measure_costs(survey: Survey, attended: Attended = ALONE) -> FamilyCosts:
     Earlier figures of the same releases are reused. Without a serving specialist nothing is measured.
     """
     specialists, _ = serving(survey)
-    releases = [survey.shared, *(one.release for one in specialists.values())]
-    known = known_costs(survey.shared.name)
-    if not specialists or [cost.label for cost in known] == [_BASE, *(release.label for release in releases)]:
-        return FamilyCosts(known if specialists else ())
+    releases = [survey.shared, *(s.release for s in specialists.values())]
+    earlier = known_costs(survey.shared.name)
+    if not specialists or [cost.label for cost in earlier] == [_BASE, *(release.label for release in releases)]:
+        return FamilyCosts(earlier if specialists else ())
     attended.between()
     try:
         adapters = [load_release(release).adapter for release in releases]
@@ -88,13 +88,13 @@ def rates_of(
     report = attended.bar("measuring what each adapter costs")
     turns = range(-1, adapters)
     measured: dict[int, list[tuple[float, float]]] = {number: [] for number in turns}
-    for done, messages in enumerate(questions):
+    for index, messages in enumerate(questions):
         for number in turns:
             measured[number].append(_rate(backend, adapters, number, messages))
-            report(done * len(turns) + number + 2, len(questions) * len(turns))
+            report(index * len(turns) + number + 2, len(questions) * len(turns))
     return [
-        (statistics.median(prompt for prompt, _ in each), statistics.median(written for _, written in each))
-        for each in measured.values()
+        (statistics.median(prompt for prompt, _ in rates), statistics.median(written for _, written in rates))
+        for rates in measured.values()
     ]
 
 

@@ -132,27 +132,27 @@ def _decided(units: Sequence[ScoredUnit], forks: int) -> Birth:
     over_shared = gain_of(units, "shared", "fork", alpha=ALPHA / forks)
     for estimate, beside in ((gain, "as many steps on all rows"), (over_shared, "the shared adapter")):
         if estimate.ci95 is None:
-            why = f"no interval of its gain over {beside} can be made from {estimate.units} sessions"
-            return Birth("not-enough-evidence", why, gain, over_shared)
+            reason = f"no interval of its gain over {beside} can be made from {estimate.units} sessions"
+            return Birth("not-enough-evidence", reason, gain, over_shared)
         low, high = estimate.ci95
         if low > MIN_GAIN:
             continue
-        said = f"{estimate.value:+.3f} nats a token [{low:+.3f}, {high:+.3f}] over {beside}"
+        fact = f"{estimate.value:+.3f} nats a token [{low:+.3f}, {high:+.3f}] over {beside}"
         needed = rows_needed(estimate, USEFUL_GAIN)
         if high > USEFUL_GAIN and needed is not None and estimate.units < needed:
-            why = f"{said}; {needed} sessions in validation would see {USEFUL_GAIN}, there are {estimate.units}"
-            return Birth("not-enough-evidence", why, gain, over_shared)
-        return Birth("not-born", f"{said}: not above {MIN_GAIN}", gain, over_shared)
+            reason = f"{fact}; {needed} sessions in validation would see {USEFUL_GAIN}, there are {estimate.units}"
+            return Birth("not-enough-evidence", reason, gain, over_shared)
+        return Birth("not-born", f"{fact}: not above {MIN_GAIN}", gain, over_shared)
     assert gain.ci95 is not None
     low, high = gain.ci95
-    why = f"{gain.value:+.3f} nats a token [{low:+.3f}, {high:+.3f}] over as many steps on all rows"
-    return Birth("born", why, gain, over_shared)
+    reason = f"{gain.value:+.3f} nats a token [{low:+.3f}, {high:+.3f}] over as many steps on all rows"
+    return Birth("born", reason, gain, over_shared)
 
 
 # Life: one matrix of scores, adapters x test rows.
 
 # An expert that gets fewer of its family's answers than this is in nobody's way but in memory.
-MIN_SHARE, ASKED_ENOUGH = 0.005, 1000
+MIN_SHARE, MIN_ANSWERS = 0.005, 1000
 
 
 @dataclass(frozen=True)
@@ -175,12 +175,12 @@ class AnswerCounts:
     family: int = 0
 
 
-def is_equal(units: Sequence[ScoredUnit], one: str, other: str, *, look: int = 1) -> Interval | None:
+def is_equal(units: Sequence[ScoredUnit], first: str, second: str, *, look: int = 1) -> Interval | None:
     """Return the interval of their difference when all of it lies within EQUAL_WITHIN, else None.
 
     Two one-sided tests (Schuirmann 1987), at half the level on each side.
     """
-    interval = gain_of(units, one, other, alpha=2 * alpha_of_look(look)).ci95
+    interval = gain_of(units, first, second, alpha=2 * alpha_of_look(look)).ci95
     if interval is None or not -EQUAL_WITHIN < interval[0] <= interval[1] < EQUAL_WITHIN:
         return None
     return interval
@@ -199,7 +199,7 @@ def is_known_better(units: Sequence[ScoredUnit], name: str, *, look: int = 1) ->
 
 
 def life_steps(
-    units_of: Mapping[str, Sequence[ScoredUnit]], asked: Mapping[str, AnswerCounts], *, look: int = 1
+    units_of: Mapping[str, Sequence[ScoredUnit]], answers: Mapping[str, AnswerCounts], *, look: int = 1
 ) -> list[LifeStep]:
     """Decide which specialists are retired or merged.
 
@@ -208,29 +208,29 @@ def life_steps(
     Retired: the shared adapter is known to be less than EQUAL_WITHIN worse on the specialist's domain, or nobody asks.
     Merged: two of those that stay are equal on the rows of both. A specialist with a step is in no second one.
     """
-    steps, gone = [], set()
+    steps, ended = [], set()
     for name, units in units_of.items():
-        counted = asked.get(name, AnswerCounts())
+        counted = answers.get(name, AnswerCounts())
         interval = gain_of(units, "shared", name, alpha=2 * alpha_of_look(look)).ci95
         if interval is not None and interval[1] < EQUAL_WITHIN:
             low, high = interval
-            why = f"the shared adapter has caught up: {name} is [{low:+.3f}, {high:+.3f}] nats a token better"
-        elif counted.family >= ASKED_ENOUGH and counted.own < MIN_SHARE * counted.family:
-            why = f"nobody asks: {counted.own} of {counted.family} answers since it is served"
+            reason = f"the shared adapter has caught up: {name} is [{low:+.3f}, {high:+.3f}] nats a token better"
+        elif counted.family >= MIN_ANSWERS and counted.own < MIN_SHARE * counted.family:
+            reason = f"nobody asks: {counted.own} of {counted.family} answers since it is served"
         else:
             continue
-        steps.append(LifeStep("retire", (name,), why))
-        gone.add(name)
+        steps.append(LifeStep("retire", (name,), reason))
+        ended.add(name)
     names = list(units_of)
-    for number, one in enumerate(names):
-        for other in names[number + 1 :]:
-            if {one, other} & gone:
+    for number, first in enumerate(names):
+        for second in names[number + 1 :]:
+            if {first, second} & ended:
                 continue
-            both = is_equal([*units_of[one], *units_of[other]], one, other, look=look)
-            if both is not None:
-                why = f"{one} and {other} differ by [{both[0]:+.3f}, {both[1]:+.3f}] nats a token on the rows of both"
-                steps.append(LifeStep("merge", (one, other), why))
-                gone |= {one, other}
+            ci = is_equal([*units_of[first], *units_of[second]], first, second, look=look)
+            if ci is not None:
+                reason = f"{first} and {second} differ by [{ci[0]:+.3f}, {ci[1]:+.3f}] nats a token on the rows of both"
+                steps.append(LifeStep("merge", (first, second), reason))
+                ended |= {first, second}
     return steps
 
 
@@ -256,19 +256,19 @@ def routed_domains(units_of: Mapping[str, Sequence[ScoredUnit]]) -> list[RoutedD
     No domain may be worse by more than MIN_GAIN. Each is held to its own bound, since harm to one is no chance result
     of many looks. Better is corrected for their number.
     """
-    found = []
+    judged = []
     for domain, units in units_of.items():
         same = all(unit.nats["shared"] == unit.nats["routed"] for unit in units)  # nothing of it was routed
-        own = Estimate(0.0, (0.0, 0.0), len(units), 0.0) if same else gain_of(units, "shared", "routed")
+        gain = Estimate(0.0, (0.0, 0.0), len(units), 0.0) if same else gain_of(units, "shared", "routed")
         corrected = gain_of(units, "shared", "routed", alpha=ALPHA / len(units_of))
-        found.append(
+        judged.append(
             RoutedDomain(
                 domain=domain,
                 rows=len(units),
-                gain=own.value,
-                interval=own.ci95,
+                gain=gain.value,
+                interval=gain.ci95,
                 better=corrected.ci95 is not None and corrected.ci95[0] > 0,
-                worse=own.ci95 is None or own.ci95[0] < -MIN_GAIN,
+                worse=gain.ci95 is None or gain.ci95[0] < -MIN_GAIN,
             )
         )
-    return found
+    return judged

@@ -81,7 +81,7 @@ def serving(survey: Survey) -> tuple[dict[str, Serving], list[str]]:
 def unchecked(rows: Sequence[KeyedRow], specialists: Mapping[str, Serving]) -> list[str]:
     """Return the specialists whose domain has no test row: what becomes of them is a person's choice."""
     tests = [row.keys for row in rows if row.split == "test"]
-    return [name for name, one in specialists.items() if not any(map(one.domain.has, tests))]
+    return [name for name, s in specialists.items() if not any(map(s.domain.has, tests))]
 
 
 def make_routes(survey: Survey, attended: Attended = ALONE) -> Routed:
@@ -90,30 +90,29 @@ def make_routes(survey: Survey, attended: Attended = ALONE) -> Routed:
     """
     specialists, _ = serving(survey)
     before = _table_before(survey.shared.name)
-    keys = keys_of(survey.rows, {name: one.domain for name, one in specialists.items()}, before.keys)
+    keys = keys_of(survey.rows, {name: s.domain for name, s in specialists.items()}, before.keys)
     if not specialists:
         table = SpecialistTable(survey.shared.name)
         write_table(table)
         return Routed(table, (), (), "nothing to judge: no expert serves")
     adapters = adapter_folders(survey, specialists)
-    gone = set(unchecked(survey.rows, specialists))
-    if gone & {one.name for one in before.router.specialists}:
-        router = _kept(before.router, list(specialists), gone)
+    untested = set(unchecked(survey.rows, specialists))
+    if untested & {s.name for s in before.router.specialists}:
+        router = _router_as_before(before.router, list(specialists), untested)
     else:
         router = _learned(survey, adapters, list(specialists), attended)
     table = SpecialistTable(survey.shared.name, tuple(specialists), keys, router)
-    base, said = as_served(survey, attended.bar("preparing the base as it is served"))
+    base, basis = as_served(survey, attended.bar("preparing the base as it is served"))
     rows = [row for row in survey.rows if row.split == "test"]
     units = scored_rows(survey, adapters, rows, model=base, progress=attended.bar("scoring the test rows"))
     by_text = routed_by(table, survey, rows, units, text=True)
     for _ in specialists:  # a text that one expert loses may be the next one's
-        harmed = {one.domain for one in by_text if one.worse}
-        table = replace(table, router=_without(table, survey, rows, harmed))
+        table = replace(table, router=_without(table, survey, rows, {s.domain for s in by_text if s.worse}))
         by_text = routed_by(table, survey, rows, units, text=True)
     by_key = routed_by(table, survey, rows, units, text=False)
     write_table(table)
-    routed = Routed(table, by_key, by_text, said)
-    document = {"by_key": to_plain(by_key), "by_text": to_plain(by_text), "judged_on": said}
+    routed = Routed(table, by_key, by_text, basis)
+    document = {"by_key": to_plain(by_key), "by_text": to_plain(by_text), "judged_on": basis}
     write_json(survey.folder / "routed.json", {"schema": 1, **document})
     return routed
 
@@ -125,20 +124,20 @@ def _table_before(shared: str) -> SpecialistTable:
         return SpecialistTable(shared)
 
 
-def _kept(router: TextRouter, names: Sequence[str], gone: set[str]) -> TextRouter:
+def _router_as_before(router: TextRouter, names: Sequence[str], untested: set[str]) -> TextRouter:
     """Return the router as it was.
 
-    A router that is learned without the rows of `gone` would give their texts to others.
+    A router that is learned without the rows of `untested` would give their texts to others.
     """
-    known = {one.name: one for one in router.specialists}
-    why_not = f"the router is unchanged, since there are no rows for {', '.join(sorted(gone))}"
-    specialists = tuple(known.get(name, TextSpecialist(name, {}, threshold=None, why_not=why_not)) for name in names)
+    by_name = {s.name: s for s in router.specialists}
+    reason = f"the router is unchanged, since there are no rows for {', '.join(sorted(untested))}"
+    specialists = tuple(by_name.get(name, TextSpecialist(name, {}, threshold=None, why_not=reason)) for name in names)
     return replace(router, specialists=specialists)
 
 
 def adapter_folders(survey: Survey, specialists: Mapping[str, Serving]) -> dict[str, Path]:
     """Return the folders of the shared adapter and of the specialists, by their names in the matrix."""
-    return {"shared": survey.shared.folder, **{name: one.release.folder for name, one in specialists.items()}}
+    return {"shared": survey.shared.folder, **{name: s.release.folder for name, s in specialists.items()}}
 
 
 def as_served(survey: Survey, progress: Progress) -> tuple[Path | None, str]:
@@ -165,17 +164,15 @@ def keys_of(
         owner = next((name for name, domain in specialists.items() if domain.has(row.keys)), "")
         for kind, value in row.keys.items():
             owners[kind, value][owner] += 1
-    found: dict[str, dict[str, str | None]] = {kind: {} for kind in KEY_KINDS}
+    keys: dict[str, dict[str, str | None]] = {kind: {} for kind in KEY_KINDS}
     for (kind, value), counts in owners.items():
         owner, count = counts.most_common(1)[0]
-        found[kind][value] = owner if count >= OWN_SHARE * counts.total() else None
+        keys[kind][value] = owner if count >= OWN_SHARE * counts.total() else None
     for kind, values in before.items():
-        found[kind] |= {
-            value: name for value, name in values.items() if value not in found[kind] and name in specialists
-        }
+        keys[kind] |= {value: name for value, name in values.items() if value not in keys[kind] and name in specialists}
     for kind, owned in own_keys(specialists).items():
-        found[kind] |= owned
-    return {kind: values for kind, values in found.items() if values}
+        keys[kind] |= owned
+    return {kind: values for kind, values in keys.items() if values}
 
 
 def routed_by(
@@ -204,19 +201,18 @@ def _learned(survey: Survey, adapters: Mapping[str, Path], names: Sequence[str],
         )
         for row, unit in zip(rows, units, strict=True)
     ]
-    outside = [question.messages[-1].content for question in general_questions()]
-    return learn_router(texts, names, outside)
+    return learn_router(texts, names, [question.messages[-1].content for question in general_questions()])
 
 
 def _sampled(survey: Survey) -> list[KeyedRow]:
     """Return all validation rows, and at most MAX_A_DOMAIN training rows of each domain and of the rows in none."""
-    taken: Counter[str | None] = Counter()
+    counts: Counter[str | None] = Counter()
     chosen = []
     for row in sorted(survey.rows, key=lambda row: blake2b(row.id.encode(), digest_size=8, key=b"router").digest()):
         value = row.keys.get(survey.kind) if survey.kind else None
         if row.split == "train":
-            taken[value] += 1
-        if row.split == "validation" or (row.split == "train" and taken[value] <= MAX_A_DOMAIN):
+            counts[value] += 1
+        if row.split == "validation" or (row.split == "train" and counts[value] <= MAX_A_DOMAIN):
             chosen.append(row)
     return chosen
 
@@ -228,10 +224,10 @@ def _without(table: SpecialistTable, survey: Survey, rows: Sequence[KeyedRow], h
         if any(domain.label in harmed and domain.has(row.keys) for domain in survey.domains):
             guilty.add(route_text(table.router, row.text).specialist)
     specialists = tuple(
-        replace(one, threshold=None, why_not="a domain was not known to be safe from it on the test rows")
-        if one.name in guilty
-        else one
-        for one in table.router.specialists
+        replace(s, threshold=None, why_not="a domain was not known to be safe from it on the test rows")
+        if s.name in guilty
+        else s
+        for s in table.router.specialists
     )
     return replace(table.router, specialists=specialists)
 
@@ -239,8 +235,7 @@ def _without(table: SpecialistTable, survey: Survey, rows: Sequence[KeyedRow], h
 def routes_document(routed: Routed) -> dict[str, Any]:
     """Return what `--json` prints."""
     specialists = [
-        {"name": one.name, "threshold": one.threshold, "why_not": one.why_not}
-        for one in routed.table.router.specialists
+        {"name": s.name, "threshold": s.threshold, "why_not": s.why_not} for s in routed.table.router.specialists
     ]
     return {
         "experts": specialists,

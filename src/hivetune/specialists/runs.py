@@ -56,40 +56,39 @@ def propose_domains(survey: Survey, attended: Attended = ALONE) -> list[Speciali
     Raises the errors of children and runs; the measurements until then is kept.
     """
     with closing(open_database()) as database:
-        known = newest_steps(database, survey.shared.name)
+        steps = newest_steps(database, survey.shared.name)
     if not (survey.folder / DECIDED).exists():
-        _decide(survey, known, attended)
+        _decide(survey, steps, attended)
         with closing(open_database()) as database:
-            known = newest_steps(database, survey.shared.name)
-    return [known[name] for domain in survey.domains if (name := specialist_name(survey.shared.name, domain)) in known]
+            steps = newest_steps(database, survey.shared.name)
+    return [steps[name] for domain in survey.domains if (name := specialist_name(survey.shared.name, domain)) in steps]
 
 
-def _serves(domain: RowDomain, known: Mapping[str, SpecialistStep]) -> bool:
+def _serves(domain: RowDomain, steps: Mapping[str, SpecialistStep]) -> bool:
     """Return whether the domain has a specialist, of its own or one of several names."""
-    served = (step.domain for step in known.values() if step.step == "serving")
-    return any(one.kind == domain.kind and {*domain.values} <= {*one.values} for one in served)
+    served = (step.domain for step in steps.values() if step.step == "serving")
+    return any(d.kind == domain.kind and {*domain.values} <= {*d.values} for d in served)
 
 
-def _decide(survey: Survey, known: dict[str, SpecialistStep], attended: Attended) -> None:
+def _decide(survey: Survey, steps_by_name: dict[str, SpecialistStep], attended: Attended) -> None:
     steps: list[SpecialistStep] = []
     waiting: list[RowDomain] = []
     for domain in survey.domains:
-        if _serves(domain, known):  # its review decides about it (station.py)
+        if _serves(domain, steps_by_name):  # its review decides about it (station.py)
             continue
-        why = too_small(survey.rows_of(domain))
-        if why:
-            steps.append(step_of(survey, domain, "too-small", why))
+        reason = too_small(survey.rows_of(domain))
+        if reason:
+            steps.append(step_of(survey, domain, "too-small", reason))
         else:
             waiting.append(domain)
     screens = screened(survey, waiting, attended) if waiting else {}
     for domain in waiting:
-        seen = screens[domain.slug]
-        if not seen.passed:
-            why = f"parts of its rows pull the shared adapter nowhere (cosine {seen.cosine:.2f}, p {seen.p:.3f})"
-            why = why if seen.finite else "the gradient of the shared adapter on its rows is not finite"
-            steps.append(step_of(survey, domain, "nothing-left", why, {"screen": to_plain(seen)}))
-    forked = [domain for domain in waiting if screens[domain.slug].passed]
-    steps += _forked(survey, forked, screens, attended)
+        result = screens[domain.slug]
+        if not result.passed:
+            reason = f"parts of its rows pull the shared adapter nowhere (cosine {result.cosine:.2f}, p {result.p:.3f})"
+            reason = reason if result.finite else "the gradient of the shared adapter on its rows is not finite"
+            steps.append(step_of(survey, domain, "nothing-left", reason, {"screen": to_plain(result)}))
+    steps += _forked(survey, [domain for domain in waiting if screens[domain.slug].passed], screens, attended)
     with closing(open_database()) as database:
         add_steps(database, *steps)
     write_json(survey.folder / DECIDED, {"schema": 1, "steps": len(steps)})
@@ -99,16 +98,15 @@ def _decide(survey: Survey, known: dict[str, SpecialistStep], attended: Attended
 def screened(survey: Survey, domains: Sequence[RowDomain], attended: Attended = ALONE) -> dict[str, Screen]:
     """Return by slug the screen of each domain, found or measured, from the gradient on parts of its rows."""
     path = survey.folder / "screen.json"
-    known = read_json(path)["products"] if path.exists() else {}
-    missing = [domain for domain in domains if domain.slug not in known]
+    products = read_json(path)["products"] if path.exists() else {}
+    missing = [domain for domain in domains if domain.slug not in products]
     if missing:
         attended.between()
-        parts = {domain.slug: gradient_parts(survey.rows_of(domain)) for domain in missing}
         task = Gradients(
             survey.model,
             survey.shared.folder,
             survey.snapshot.folder,
-            parts,
+            {domain.slug: gradient_parts(survey.rows_of(domain)) for domain in missing},
             survey.config.dtype,
             survey.config.device,
         )
@@ -117,9 +115,9 @@ def screened(survey: Survey, domains: Sequence[RowDomain], attended: Attended = 
             survey.folder / "screen",
             on_beat=count_items(attended.bar("screening"), len(missing) * GRADIENT_PARTS),
         )
-        known = {**known, **result.check("the screen")["products"]}
-        write_json(path, {"schema": 1, "products": known})
-    return {domain.slug: screen(known[domain.slug]) for domain in domains}
+        products = {**products, **result.check("the screen")["products"]}
+        write_json(path, {"schema": 1, "products": products})
+    return {domain.slug: screen(products[domain.slug]) for domain in domains}
 
 
 def gradient_parts(rows: Sequence[KeyedRow]) -> tuple[tuple[int, ...], ...]:
@@ -146,9 +144,9 @@ def _forked(
     parts = []
     for domain in domains:
         attended.between()
-        own = fork(survey, domain, attended.training(f"training the fork of {domain.label}", FORK_STEPS))
+        fork_folder = fork(survey, domain, attended.training(f"training the fork of {domain.label}", FORK_STEPS))
         rows = [row for row in survey.rows_of(domain) if row.split == "validation"]
-        parts.append(({"shared": survey.shared.folder, "control": control, "fork": own}, rows))
+        parts.append(({"shared": survey.shared.folder, "control": control, "fork": fork_folder}, rows))
     attended.between()
     units_of = scored_parts(survey, parts, progress=attended.bar("scoring the forks"))
     steps = []
@@ -268,12 +266,11 @@ def remove_forks(survey: Survey) -> None:
 
 def open_specialist(survey: Survey, domain: RowDomain, name: str) -> Run:
     """Open the run of a specialist: its domain's rows, and REPLAY of the others' among its training rows."""
-    own = survey.rows_of(domain)
-    kept = {row.id for row in own} | replayed(survey, own)
-    folder = survey.folder.parent / RUNS / f"{name}-{survey.folder.name}"
-    config = going_on(survey, kept, folder)
+    own_rows = survey.rows_of(domain)
+    chosen = {row.id for row in own_rows} | replayed(survey, own_rows)
+    config = going_on(survey, chosen, survey.folder.parent / RUNS / f"{name}-{survey.folder.name}")
     settings = config.eval.model_copy(update={"baseline": survey.shared.label})
-    share = sum(row.split == "train" for row in own) / max(1, sum(row.split == "train" for row in survey.rows))
+    share = sum(row.split == "train" for row in own_rows) / max(1, sum(row.split == "train" for row in survey.rows))
     steps = None if config.max_steps is None else max(FORK_STEPS, math.ceil(config.max_steps * share))
     run = open_run(config.model_copy(update={"eval": settings, "max_steps": steps}), name)
     inherit_choices(survey, run)
@@ -290,8 +287,7 @@ def inherit_choices(survey: Survey, run: Run) -> None:
     machines = [e["fingerprint"] for e in read_journal(events) if e["event"] == "supervisor_started"]
     if has_begun(run.folder) or not machines or machines[-1] != read_machine(folder=run.folder).fingerprint:
         return
-    measured = read_resolved(survey.shared.folder)[1]
-    write_resolved(run.folder, run.config, replace(measured, prediction=None))
+    write_resolved(run.folder, run.config, replace(read_resolved(survey.shared.folder)[1], prediction=None))
 
 
 def train_specialist(run: Run, terms: Terms = Terms()) -> None:
@@ -309,8 +305,8 @@ def train_side_by_side(runs: Sequence[Run], attended: Attended) -> None:
     waiting = [run for run in runs if run.record["status"] != "done"]
     if len(waiting) < 2 or not attended.side_by_side:
         return
-    places = slots_of(waiting[0].config, read_machine(folder=waiting[0].folder))
-    if len(places) < 2:
+    slots = slots_of(waiting[0].config, read_machine(folder=waiting[0].folder))
+    if len(slots) < 2:
         return
     attended.between()
     report = attended.training(f"training {len(waiting)} experts", sum(len(run.plan.steps) for run in waiting))
@@ -322,7 +318,7 @@ def train_side_by_side(runs: Sequence[Run], attended: Attended) -> None:
                 "the training of specialists was stopped", hint="the same command continues", signal_number=None
             )
 
-    codes = run_queue([Going(run.folder) for run in waiting], places, look)
+    codes = run_queue([Going(run.folder) for run in waiting], slots, look)
     failed = [
         f"{run.record['name']}: {failure_text(run.folder, code)}" for run in waiting if (code := codes[run.folder])
     ]
@@ -330,11 +326,11 @@ def train_side_by_side(runs: Sequence[Run], attended: Attended) -> None:
         raise HivetuneError("; ".join(failed), hint="the same command continues; see the log: hivetune logs RUN")
 
 
-def going_on(survey: Survey, kept: Collection[str], folder: Path) -> RunConfig:
-    """Return the config of a run on the rows `kept` (ids) from a copy of the shared adapter, at RATE of its rate."""
+def going_on(survey: Survey, chosen: Collection[str], folder: Path) -> RunConfig:
+    """Return the config of a run on the rows `chosen` (ids) from a copy of the shared adapter, at RATE of its rate."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     leave_out = folder.with_name(f"{folder.name}.leave_out.jsonl")
-    write_leave_out(leave_out, {row.id: "other-domain" for row in survey.rows if row.id not in kept})
+    write_leave_out(leave_out, {row.id: "other-domain" for row in survey.rows if row.id not in chosen})
     rate = read_resolved(survey.shared.folder)[0].learning_rate
     return survey.config.model_copy(
         update={
@@ -346,23 +342,23 @@ def going_on(survey: Survey, kept: Collection[str], folder: Path) -> RunConfig:
     )
 
 
-def replayed(survey: Survey, own: Sequence[KeyedRow]) -> set[str]:
+def replayed(survey: Survey, own_rows: Sequence[KeyedRow]) -> set[str]:
     """Return ids of other domains' training rows, with REPLAY of all trained tokens.
 
     They are drawn by their hashes, so that the same rows are drawn again, and each domain by its size. No row of
     validation or test is drawn: the specialist is judged on its own.
     """
-    mine = {row.id for row in own}
+    mine = {row.id for row in own_rows}
 
     def tokens(row: KeyedRow) -> int:
         return sum(survey.snapshot.length(number) for number in row.numbers)
 
-    wanted = REPLAY / (1 - REPLAY) * sum(tokens(row) for row in own if row.split == "train")
+    tokens_left = REPLAY / (1 - REPLAY) * sum(tokens(row) for row in own_rows if row.split == "train")
     chosen: set[str] = set()
     others = [row for row in survey.rows if row.split == "train" and row.id not in mine]
     for row in sorted(others, key=lambda row: blake2b(row.id.encode(), digest_size=8, key=b"replay").digest()):
-        if wanted <= 0:
+        if tokens_left <= 0:
             break
         chosen.add(row.id)
-        wanted -= tokens(row)
+        tokens_left -= tokens(row)
     return chosen

@@ -82,23 +82,23 @@ def review(survey: Survey, attended: Attended = ALONE) -> list[SpecialistStep]:
         )
     units_of = {name: units for name, units in _matrix(survey, specialists, attended).items() if units}
     steps = [*life_steps(units_of, counts, look=look)]
-    done = [_retire(survey, specialists, step) for step in steps if step.kind == "retire"]
-    gone = {name for step in steps for name in step.specialists}
-    for name, one in specialists.items():
-        if name in units_of and name not in gone and one.parent != survey.shared.adapter_sha256:
-            better, said = is_known_better(units_of[name], name, look=look)
+    reviewed = [_retire(survey, specialists, step) for step in steps if step.kind == "retire"]
+    ended = {name for step in steps for name in step.specialists}
+    for name, s in specialists.items():
+        if name in units_of and name not in ended and s.parent != survey.shared.adapter_sha256:
+            better, fact = is_known_better(units_of[name], name, look=look)
             if better:
-                kept = step_of(survey, one.domain, "serving", f"better than the new {survey.shared.label}: {said}")
+                kept_step = step_of(survey, s.domain, "serving", f"better than the new {survey.shared.label}: {fact}")
                 with closing(open_database()) as database:
-                    add_steps(database, kept)
-                done.append(kept)
+                    add_steps(database, kept_step)
+                reviewed.append(kept_step)
             else:
-                why = f"not known to be better than the new {survey.shared.label}: {said}"
-                done.append(_retire(survey, specialists, LifeStep("retire", (name,), why)))
+                reason = f"not known to be better than the new {survey.shared.label}: {fact}"
+                reviewed.append(_retire(survey, specialists, LifeStep("retire", (name,), reason)))
     for step in steps:
         if step.kind == "merge":
-            done += _merge(survey, specialists, step, attended)
-    return done
+            reviewed += _merge(survey, specialists, step, attended)
+    return reviewed
 
 
 def answer_counts(
@@ -106,9 +106,9 @@ def answer_counts(
 ) -> dict[str, AnswerCounts]:
     """Return the number of answers of each specialist's champion since it is served, and of the whole family."""
     answers = dict(database.execute("SELECT release, answers FROM served").fetchall())
-    labels = [survey.shared.label, *(one.release.label for one in specialists.values())]
+    labels = [survey.shared.label, *(s.release.label for s in specialists.values())]
     family = sum(int(answers.get(label, 0)) for label in labels)
-    return {name: AnswerCounts(int(answers.get(one.release.label, 0)), family) for name, one in specialists.items()}
+    return {name: AnswerCounts(int(answers.get(s.release.label, 0)), family) for name, s in specialists.items()}
 
 
 def _matrix(survey: Survey, specialists: Mapping[str, Serving], attended: Attended) -> dict[str, list[ScoredUnit]]:
@@ -119,8 +119,8 @@ def _matrix(survey: Survey, specialists: Mapping[str, Serving], attended: Attend
         survey, adapter_folders(survey, specialists), rows, model=base, progress=attended.bar("scoring the test rows")
     )
     return {
-        name: [unit for row, unit in zip(rows, units, strict=True) if one.domain.has(row.keys)]
-        for name, one in specialists.items()
+        name: [unit for row, unit in zip(rows, units, strict=True) if s.domain.has(row.keys)]
+        for name, s in specialists.items()
     }
 
 
@@ -131,30 +131,31 @@ def _retire(survey: Survey, specialists: Mapping[str, Serving], step: LifeStep) 
     ever.
     """
     (name,) = step.specialists
-    done = step_of(
+    retired = step_of(
         survey, specialists[name].domain, "retired", step.reason, {"release": specialists[name].release.label}
     )
     with closing(open_database()) as database:
-        add_steps(database, done)
+        add_steps(database, retired)
         retire(database, name, by=MOVED_BY, reason=step.reason)
-    return done
+    return retired
 
 
 def _merge(
     survey: Survey, specialists: Mapping[str, Serving], step: LifeStep, attended: Attended
 ) -> list[SpecialistStep]:
-    both = [specialists[name].domain for name in step.specialists]
-    titles = " + ".join(domain.title for domain in both if domain.title)
-    union = RowDomain(both[0].kind, tuple(value for domain in both for value in domain.values), titles)
-    made = make_specialist(survey, union, attended)
-    if made.step != "serving":
-        return [made]
-    why = f"{step.reason}; {made.specialist} was trained on the rows of both"
-    done = [
-        step_of(survey, specialists[name].domain, "merged", why, {"into": made.specialist}) for name in step.specialists
+    domains = [specialists[name].domain for name in step.specialists]
+    titles = " + ".join(domain.title for domain in domains if domain.title)
+    union = RowDomain(domains[0].kind, tuple(value for domain in domains for value in domain.values), titles)
+    specialist = make_specialist(survey, union, attended)
+    if specialist.step != "serving":
+        return [specialist]
+    reason = f"{step.reason}; {specialist.specialist} was trained on the rows of both"
+    merged = [
+        step_of(survey, specialists[name].domain, "merged", reason, {"into": specialist.specialist})
+        for name in step.specialists
     ]
     with closing(open_database()) as database:
-        add_steps(database, *done)  # first, as in `_retire`
+        add_steps(database, *merged)  # first, as in `_retire`
         for name in step.specialists:
-            retire(database, name, by=MOVED_BY, reason=why)
-    return [made, *done]
+            retire(database, name, by=MOVED_BY, reason=reason)
+    return [specialist, *merged]

@@ -95,9 +95,9 @@ def clusters_of(texts: Sequence[str]) -> list[TextCluster]:
     """
     chosen = random.Random(0)
     looked_at = sorted(chosen.sample(range(len(texts)), min(MAX_SAMPLED_TEXTS, len(texts))))
-    words = [distinct_words(read_part(text)) for text in texts]
-    weights = _weights([words[number] for number in looked_at])
-    vectors = [vector for number in looked_at if (vector := _vector(words[number], weights))]
+    word_sets = [distinct_words(read_part(text)) for text in texts]
+    weights = _weights([word_sets[number] for number in looked_at])
+    vectors = [vector for number in looked_at if (vector := _vector(word_sets[number], weights))]
     if len(vectors) < MIN_LOOKED_AT:
         return []
     stable = {count: prediction_strength(vectors, count) for count in range(2, MAX_CLUSTERS + 1)}
@@ -106,58 +106,60 @@ def clusters_of(texts: Sequence[str]) -> list[TextCluster]:
         return []
     centers = _centers(vectors, count, chosen)
     members: list[list[int]] = [[] for _ in centers]
-    for number, has in enumerate(words):
+    for number, has in enumerate(word_sets):
         vector = _vector(has, weights)
         if vector:
             members[_nearest(vector, centers)[0]].append(number)
-    everywhere = Counter(word for each in words for word in each)
-    made = [
-        TextCluster(tuple(part), _telling(words, part, everywhere), round(stable[count], 3)) for part in members if part
+    everywhere = Counter(word for some in word_sets for word in some)
+    clusters = [
+        TextCluster(tuple(part), _telling(word_sets, part, everywhere), round(stable[count], 3))
+        for part in members
+        if part
     ]
-    return sorted(made, key=lambda cluster: -len(cluster.texts))
+    return sorted(clusters, key=lambda cluster: -len(cluster.texts))
 
 
 def prediction_strength(vectors: Sequence[Vector], count: int) -> float:
     """Return the prediction strength of a clustering (Tibshirani and Walther). It is the share of a cluster's pairs
     that the other half's centers also put together: of the worst cluster, mean over the halves.
     """
-    found = []
+    shares = []
     for split in range(SPLITS):
         chosen = random.Random(split)
         order = list(range(len(vectors)))
         chosen.shuffle(order)
         halves = [[vectors[number] for number in order[part::2]] for part in (0, 1)]
         centers = [_centers(half, count, chosen) for half in halves]
-        for own, other in ((0, 1), (1, 0)):
-            here = [_nearest(vector, centers[own])[0] for vector in halves[own]]
-            there = [_nearest(vector, centers[other])[0] for vector in halves[own]]
-            found.append(min(_together(here, there, number) for number in range(count)))
-    return sum(found) / len(found)
+        for a, b in ((0, 1), (1, 0)):
+            own_clusters = [_nearest(vector, centers[a])[0] for vector in halves[a]]
+            other_clusters = [_nearest(vector, centers[b])[0] for vector in halves[a]]
+            shares.append(min(_together(own_clusters, other_clusters, number) for number in range(count)))
+    return sum(shares) / len(shares)
 
 
-def _together(here: Sequence[int], there: Sequence[int], cluster: int) -> float:
-    """Return the share of a cluster's pairs that are also in one cluster of `there`; 0 for a cluster of one text."""
-    sizes = Counter(other for own, other in zip(here, there, strict=True) if own == cluster)
+def _together(own_clusters: Sequence[int], other_clusters: Sequence[int], cluster: int) -> float:
+    """Return the share of a cluster's pairs that are also in one of `other_clusters`; 0 for a cluster of one text."""
+    sizes = Counter(b for a, b in zip(own_clusters, other_clusters, strict=True) if a == cluster)
     size = sizes.total()
     return sum(part * (part - 1) for part in sizes.values()) / (size * (size - 1)) if size > 1 else 0.0
 
 
-def _weights(found: Sequence[set[str]]) -> dict[str, float]:
+def _weights(texts: Sequence[set[str]]) -> dict[str, float]:
     """Return a weight for each word that is neither in nearly all texts nor in single ones: the root of its inverse
     frequency.
 
     Without the root, rare words hide "how do I" and "what does". Without weights common ones hide topics.
     """
-    counts = Counter(word for words in found for word in words)
-    least, most = max(MIN_TEXTS, RARE * len(found)), COMMON * len(found)
-    return {word: math.sqrt(math.log(len(found) / count)) for word, count in counts.items() if least <= count <= most}
+    counts = Counter(word for words in texts for word in words)
+    least, most = max(MIN_TEXTS, RARE * len(texts)), COMMON * len(texts)
+    return {word: math.sqrt(math.log(len(texts) / count)) for word, count in counts.items() if least <= count <= most}
 
 
 def _vector(words: set[str], weights: Mapping[str, float]) -> Vector:
     """Return a vector of length 1; empty for a text that is in no cluster."""
-    known = {word: weights[word] for word in sorted(words) if word in weights}
-    length = math.sqrt(math.fsum(weight * weight for weight in known.values()))
-    return {word: weight / length for word, weight in known.items()} if len(known) >= MIN_WORDS_OF_TEXT else {}
+    weighted = {word: weights[word] for word in sorted(words) if word in weights}
+    length = math.sqrt(math.fsum(weight * weight for weight in weighted.values()))
+    return {word: weight / length for word, weight in weighted.items()} if len(weighted) >= MIN_WORDS_OF_TEXT else {}
 
 
 def _centers(vectors: Sequence[Vector], count: int, chosen: random.Random) -> list[Vector]:
@@ -180,7 +182,7 @@ def _centers(vectors: Sequence[Vector], count: int, chosen: random.Random) -> li
                 [v for v, label in zip(vectors, labels, strict=True) if label == number] for number in range(count)
             ]
             centers = [_mean(part) if part else centers[number] for number, part in enumerate(parts)]
-        best = max(best, (total, centers), key=lambda one: one[0])
+        best = max(best, (total, centers), key=lambda c: c[0])
     return best[1]
 
 
@@ -225,9 +227,9 @@ def _telling(
     size, rest = len(part), len(words) - len(part)
 
     def surprise(word: str) -> float:
-        own, other = inside[word], everywhere[word] - inside[word]
-        odds = math.log((own + 0.5) / (size - own + 0.5)) - math.log((other + 0.5) / (rest - other + 0.5))
-        return odds / math.sqrt(1 / (own + 0.5) + 1 / (other + 0.5))
+        inner, outer = inside[word], everywhere[word] - inside[word]
+        odds = math.log((inner + 0.5) / (size - inner + 0.5)) - math.log((outer + 0.5) / (rest - outer + 0.5))
+        return odds / math.sqrt(1 / (inner + 0.5) + 1 / (outer + 0.5))
 
     ranked = sorted(inside, key=lambda word: (-surprise(word), word))[:_WORDS_SHOWN]
     return tuple((word, inside[word], everywhere[word] - inside[word]) for word in ranked if surprise(word) > 0)

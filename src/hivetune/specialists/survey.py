@@ -119,7 +119,7 @@ def read_survey(config: RunConfig, progress: Progress = silent) -> Survey:
     rows, titles = _rows_of(snapshot)
     kind = choose_kind(rows, config.experts.by)
     if kind is not None and not any(kind in row.keys for row in rows):
-        others = [other for other in KEY_KINDS if any(other in row.keys for row in rows)]
+        others = [k for k in KEY_KINDS if any(k in row.keys for row in rows)]
         raise UsageError(
             f"experts.by is {kind}, and none of {len(rows)} rows declares one",
             hint=f"rows declare {', '.join(others) or 'nothing that makes a domain'}; set experts.by to auto"
@@ -148,8 +148,8 @@ def _rows_of(snapshot: Snapshot) -> tuple[list[KeyedRow], dict[str, str]]:
 
 
 def _row(row: PoolRow, session: str | None, keys: dict[str, str], messages: Sequence[Message]) -> KeyedRow:
-    asked = next((message.content for message in reversed(messages) if message.role == "user"), "")
-    return KeyedRow(row.id, row.split, session or row.id, row.numbers, keys, asked)
+    question = next((message.content for message in reversed(messages) if message.role == "user"), "")
+    return KeyedRow(row.id, row.split, session or row.id, row.numbers, keys, question)
 
 
 # A score is computed once: it is kept by the hash of its adapter, beside the base that it was computed with.
@@ -180,34 +180,34 @@ def scored_parts(
     number here. Raises the errors of a child; a scoring that was killed continues where it was.
     """
     base = model or survey.model
-    about = [sha256_file(base / MANIFEST), survey.config.dtype, survey.config.device]
-    folder = survey.folder / "scores" / hashlib.sha256(json.dumps(about).encode()).hexdigest()[:12]
-    known = _known_scores(folder / SCORES)
+    settings = [sha256_file(base / MANIFEST), survey.config.dtype, survey.config.device]
+    folder = survey.folder / "scores" / hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:12]
+    scores = _known_scores(folder / SCORES)
     hashes = {path: sha256_file(path / ADAPTER) for adapters, _ in parts for path in adapters.values()}
     missing: dict[str, set[int]] = {}
     for adapters, rows in parts:
         for path in adapters.values():
             numbers = {number for row in rows for number in row.numbers}
-            missing.setdefault(hashes[path], set()).update(n for n in numbers if (hashes[path], n) not in known)
-    wanted = {sha: tuple(sorted(numbers)) for sha, numbers in missing.items() if numbers}
-    if wanted:
-        folders = {sha: path for path, sha in hashes.items() if sha in wanted}
+            missing.setdefault(hashes[path], set()).update(n for n in numbers if (hashes[path], n) not in scores)
+    by_adapter = {sha: tuple(sorted(numbers)) for sha, numbers in missing.items() if numbers}
+    if by_adapter:
+        folders = {sha: path for path, sha in hashes.items() if sha in by_adapter}
         config = survey.config
         task = ScoreAdapters(
             model=base,
             adapters=folders,
             snapshot=survey.snapshot.folder,
             scores=folder / SCORES,
-            rows=wanted,
+            rows=by_adapter,
             like=survey.shared.folder,
             dtype=config.dtype,
             device=config.device,
         )
-        beats = count_items(progress, sum(map(len, wanted.values())))
+        beats = count_items(progress, sum(map(len, by_adapter.values())))
         run_task(task, folder, on_beat=beats).check("scoring the adapters")
-        known = _known_scores(folder / SCORES)
+        scores = _known_scores(folder / SCORES)
     return [
-        [_unit(row, {name: hashes[path] for name, path in adapters.items()}, known) for row in rows]
+        [_unit(row, {name: hashes[path] for name, path in adapters.items()}, scores) for row in rows]
         for adapters, rows in parts
     ]
 
@@ -221,18 +221,18 @@ def _known_scores(scores: Path) -> dict[tuple[str, int], tuple[float, int]]:
     }
 
 
-def _unit(row: KeyedRow, names: Mapping[str, str], known: Mapping[tuple[str, int], tuple[float, int]]) -> ScoredUnit:
+def _unit(row: KeyedRow, names: Mapping[str, str], scores: Mapping[tuple[str, int], tuple[float, int]]) -> ScoredUnit:
     """Sum the views of one row of the input."""
-    nats = {name: math.fsum(known[sha, number][0] for number in row.numbers) for name, sha in names.items()}
+    nats = {name: math.fsum(scores[sha, number][0] for number in row.numbers) for name, sha in names.items()}
     sha = next(iter(names.values()))
-    return ScoredUnit(row.group, sum(known[sha, number][1] for number in row.numbers), nats)
+    return ScoredUnit(row.group, sum(scores[sha, number][1] for number in row.numbers), nats)
 
 
 def step_of(
     survey: Survey, domain: RowDomain, step: SpecialistStepName, reason: str, details: dict[str, Any] | None = None
 ) -> SpecialistStep:
     shared = survey.shared
-    about = {"shared": shared.label, "snapshot": survey.snapshot.hash, **(details or {})}
+    facts = {"shared": shared.label, "snapshot": survey.snapshot.hash, **(details or {})}
     return SpecialistStep(
-        shared.name, domain, step, reason, specialist_name(shared.name, domain), shared.adapter_sha256, about
+        shared.name, domain, step, reason, specialist_name(shared.name, domain), shared.adapter_sha256, facts
     )

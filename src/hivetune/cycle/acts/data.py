@@ -43,21 +43,21 @@ from hivetune.train.start import open_run
 def open_cycle_of(context: ActContext, opened_for: OpenedFor = "rows") -> str:
     """Open a cycle by naming the rows to choose from. The same rows, settings and champion are the same cycle."""
     pool = pool_of(context.config)
-    asked = loop_folder(context.name) / NOW
+    request = loop_folder(context.name) / NOW
     with closing(open_database()) as database:
         champion = champion_of(database, context.name)
         cycle = CycleRow(
             id=cycle_id(pool, suspect_rows(database, context.name), context.config, champion),
             name=context.name,
             opened=context.now,
-            opened_for="request" if asked.exists() and opened_for == "rows" else opened_for,
+            opened_for="request" if request.exists() and opened_for == "rows" else opened_for,
             config=context.config.model_dump(mode="json", exclude={"cycle": {"notify"}}),  # it goes into releases
             pool=str(pool.folder),
             champion=None if champion is None else champion.label,
         )
         make_folder(cycle.folder)
         new = begin_cycle(database, cycle)
-    asked.unlink(missing_ok=True)
+    request.unlink(missing_ok=True)
     return f"cycle {cycle.id} is open" if new else f"cycle {cycle.id} was there before"
 
 
@@ -85,10 +85,10 @@ def make_run(context: ActContext) -> str:
         settings = replace(settings, scores=_scores(config, cycle, champion, rows, settings))
     choice = choose_rows(rows, settings)
     left_out = dict(choice.left_out)
-    there = {row.id for row in rows}
-    left_out |= {row.id: "next-cycle" for row in present.pool() if row.id not in there}
+    ids = {row.id for row in rows}
+    left_out |= {row.id: "next-cycle" for row in present.pool() if row.id not in ids}
     lora = config.lora.model_copy(update={"start": None if start is None else str(start)})
-    run = run_without(context, config.model_copy(update={"lora": lora}), cycle.run, left_out, there)
+    run = run_without(context, config.model_copy(update={"lora": lora}), cycle.run, left_out, ids)
     tried = dry_export(run)
     if tried.unwritten:  # said now, not after the night in which it was trained
         raise UsageError(f"the model of this cycle could not be exported: {tried.unwritten}")
@@ -99,9 +99,9 @@ def make_run(context: ActContext) -> str:
 
 
 def run_without(
-    context: ActContext, config: RunConfig, folder: Path, left_out: Mapping[str, str], known: Set[str]
+    context: ActContext, config: RunConfig, folder: Path, left_out: Mapping[str, str], ids: Set[str]
 ) -> Run:
-    """Make the run in `folder` without the rows `left_out`, id -> reason. Raises HivetuneError when others than `known`
+    """Make the run in `folder` without the rows `left_out`, id -> reason. Raises HivetuneError when others than `ids`
     arrived meanwhile."""
     file = folder.parent / (LEFT_OUT if folder.name == RUN else f"{folder.name}-{LEFT_OUT}")
     write_leave_out(file, left_out)
@@ -110,7 +110,7 @@ def run_without(
     data = pool_config(config).data.model_copy(update={"leave_out": str(file)})
     chosen = config.model_copy(update={"data": data, "output": str(folder)})
     run = open_run(chosen, context.name, ends_with_window(context, "preparing rows"))
-    late = {row.id for row in run.snapshot.pool()} - known
+    late = {row.id for row in run.snapshot.pool()} - ids
     if late:
         shutil.rmtree(folder)
         raise HivetuneError(

@@ -36,10 +36,10 @@ def restore_champion(context: ActContext) -> str:
             f"{context.name} has no champion to restore", hint=f"run hivetune promote {context.name}@VERSION"
         )
     try:
-        again, _ = register_run(Path(champion.run), champion.name)
-        if again.label != champion.label:
+        restored, _ = register_run(Path(champion.run), champion.name)
+        if restored.label != champion.label:
             raise UsageError(f"its run now has another adapter: {champion.run}")
-        again.check()
+        restored.check()
     except (Busy, DoesNotFit, MachineNotFit):  # says nothing of the champion: it is restored when that is mended
         raise
     except HivetuneError as error:
@@ -47,9 +47,9 @@ def restore_champion(context: ActContext) -> str:
             back, _ = rollback(database, champion.label, by=BY, reason=f"it is damaged: {error.message}")
         return f"{back.label} is the champion again: {champion.label} is damaged"
     load_release(
-        again
+        restored
     )  # whole, and yet without what is served: a person has to know, and it is not tried at once again
-    return f"{again.label} was restored from its run"
+    return f"{restored.label} was restored from its run"
 
 
 def return_to_previous(context: ActContext) -> str:
@@ -58,8 +58,8 @@ def return_to_previous(context: ActContext) -> str:
     if worse is None or champion is None or champion.label != worse:
         return f"{worse} is no longer the champion"
     with closing(open_database()) as database:
-        back, gone = rollback(database, worse, by=BY, reason=context.reason)
-    return f"{back.label} is the champion again; {gone.label} is withdrawn"
+        back, withdrawn = rollback(database, worse, by=BY, reason=context.reason)
+    return f"{back.label} is the champion again; {withdrawn.label} is withdrawn"
 
 
 def export_adapter(context: ActContext) -> str:
@@ -118,18 +118,18 @@ def close_cycle(context: ActContext) -> str:
             remove_run(database, cycle.folder / REPLAY)
         end_cycle(database, cycle, end, reason, context.now, RowsOfCycle(trained | innocent, suspect))
     context.details["end"] = end
-    words = f"cycle {cycle.id} {end.replace('_', ' ')}: {reason}"
+    message = f"cycle {cycle.id} {end.replace('_', ' ')}: {reason}"
     if suspect:
         context.details["suspect"] = len(suspect)
         return (
-            f"{words}; {len(suspect)} rows that came with it are set aside as suspect ({cycle.run}), since"
+            f"{message}; {len(suspect)} rows that came with it are set aside as suspect ({cycle.run}), since"
             f" {shown['words']}. The next cycle trains without them, once there is a new row"
             f" (hivetune cycle now {cycle.name}). If they are right: hivetune cycle admit {cycle.name}"
         )
     failed = context.observed.failed
     cause = f": {failed.words}" if failed is not None and failed.kind == "replay" else ""
-    why = shown.get("words") or f"no training without them succeeded{cause}"
-    return f"{words}; its rows are not blamed, since {why}" if harmful else words
+    excuse = shown.get("words") or f"no training without them succeeded{cause}"
+    return f"{message}; its rows are not blamed, since {excuse}" if harmful else message
 
 
 def _needed(context: ActContext) -> Release:

@@ -41,40 +41,40 @@ def replay_training(context: ActContext) -> str:
         champion, innocent = _champion_then(database, cycle), innocent_rows(database, cycle)
     trained = rows_of(cycle)
     begun = (cycle.folder / REPLAY / RECORD).exists()
-    why_not = _why_no_replay(cycle, champion, trained, innocent) or ("" if begun else _above_budget(context))
-    shown = {"better": False, "words": why_not} if why_not else _compared(context, trained & innocent, innocent)
-    about = {"schema": 1, "adapter_sha256": gate_of(cycle).get("adapter_sha256")}
-    write_sealed(cycle.folder / REPLAYED, {**about, **shown})
+    problem = _replay_problem(cycle, champion, trained, innocent) or ("" if begun else _above_budget(context))
+    shown = {"better": False, "words": problem} if problem else _compared(context, trained & innocent, innocent)
+    facts = {"schema": 1, "adapter_sha256": gate_of(cycle).get("adapter_sha256")}
+    write_sealed(cycle.folder / REPLAYED, {**facts, **shown})
     return str(shown["words"])
 
 
-def _compared(context: ActContext, kept: Set[str], known: Set[str]) -> dict[str, Any]:
-    """Train on the rows `kept` as the cycle did, and compare both models on the held-out rows `known`."""
+def _compared(context: ActContext, ids: Set[str], known: Set[str]) -> dict[str, Any]:
+    """Train on the rows `ids` as the cycle did, and compare both models on the held-out rows `known`."""
     run, yields = context.run(), context.config.cycle.yield_to == "serving"
-    again = _replay_run(context, run, kept)
-    changed = len(kept ^ {row.id for row in again.snapshot.pool()})
+    replayed = _replay_run(context, run, ids)
+    changed = len(ids ^ {row.id for row in replayed.snapshot.pool()})
     if changed:
-        return {"better": False, "words": f"{changed} of its other {len(kept)} rows came or went meanwhile"}
-    slice_of(context, again)
-    sides = [Artefact(each.folder.name, "run", trained=(run.model, each.folder)) for each in (again, run)]
+        return {"better": False, "words": f"{changed} of its other {len(ids)} rows came or went meanwhile"}
+    slice_of(context, replayed)
+    sides = [Artefact(side.folder.name, "run", trained=(run.model, side.folder)) for side in (replayed, run)]
     with yielding(Requests()) if yields else nullcontext():
         rows = compared_losses(run, sides, ends_with_window(context, "scoring the training without the new rows"))
     if isinstance(rows, str):
         return {"better": False, "words": rows}
-    better, words = replay_gain([row for row in rows if row["id"] in known])
-    return {"better": better, "words": words}
+    better, text = replay_gain([row for row in rows if row["id"] in known])
+    return {"better": better, "words": text}
 
 
-def _replay_run(context: ActContext, run: Run, kept: Set[str]) -> Run:
-    """Return the run on the rows `kept`; train it if there is none."""
+def _replay_run(context: ActContext, run: Run, ids: Set[str]) -> Run:
+    """Return the run on the rows `ids`; train it if there is none."""
     cycle = context.cycle()
     folder = cycle.folder / REPLAY
     if (folder / RECORD).exists():
         return load_run(folder)
     config = settings_then(cycle)
-    others = {row.id for row in pool_of(config).pool()} - kept
+    others = {row.id for row in pool_of(config).pool()} - ids
     config = config.model_copy(update={"lora": run.config.lora})
-    return run_without(context, config, folder, dict.fromkeys(others, "suspect"), kept)
+    return run_without(context, config, folder, dict.fromkeys(others, "suspect"), ids)
 
 
 def _above_budget(context: ActContext) -> str:
@@ -86,7 +86,7 @@ def _above_budget(context: ActContext) -> str:
     return ""
 
 
-def _why_no_replay(cycle: CycleRow, champion: Release | None, trained: Set[str], innocent: Set[str]) -> str:
+def _replay_problem(cycle: CycleRow, champion: Release | None, trained: Set[str], innocent: Set[str]) -> str:
     """Return another possible cause of the cycle's worse model than its new rows, or "".
 
     `trained`: rows of the cycle. `innocent`: those that the champion was made with.
@@ -99,7 +99,7 @@ def _why_no_replay(cycle: CycleRow, champion: Release | None, trained: Set[str],
     except FileNotFoundError:
         return "the champion's settings are gone"
     differences = differing_settings(theirs, identity["settings"])
-    others = [words for key, words in differences.items() if key not in ROW_SETTINGS]
+    others = [difference for key, difference in differences.items() if key not in ROW_SETTINGS]
     if others:
         return f"the champion was trained otherwise ({'; '.join(others)})"
     if identity["settings"].get("max_steps") is not None:

@@ -41,7 +41,7 @@ def slice_of(context: ActContext, run: Run, left_kwh: float | None = None) -> st
         prove_again(run, context.progress("proving again that this machine computes right"))
     probe_run(run, context.progress("measuring this machine"))
     report = context.progress("training")
-    slice_.on_step = lambda done: report(done, total)
+    slice_.on_step = lambda step: report(step, total)
     started = time.monotonic()
     try:
         document = train_run(run, slice_.terms())
@@ -67,9 +67,9 @@ def evaluate_beside(context: ActContext) -> str:
     for rival, file in ((rivals.champion, AGAINST_CHAMPION), (rivals.best, AGAINST_BEST)):
         if rival is None or is_evaluation_of(cycle.folder / file, adapter_hash(run.folder), rival):
             continue
-        made = compare_pair(rival.label, str(run.folder), run.config.eval, run=run, progress=report)
-        about = {"adapter_sha256": adapter_hash(run.folder), "rival": rival.label}
-        write_sealed(cycle.folder / file, {**made.document, **about})
+        result = compare_pair(rival.label, str(run.folder), run.config.eval, run=run, progress=report)
+        facts = {"adapter_sha256": adapter_hash(run.folder), "rival": rival.label}
+        write_sealed(cycle.folder / file, {**result.document, **facts})
     return f"measured against {', '.join(('the base', *rivals.labels))}"
 
 
@@ -78,13 +78,13 @@ def judge_candidate(context: ActContext) -> str:
     cycle, run = context.cycle(), context.run()
     with closing(open_database()) as database:
         rivals = rivals_of(database, context.name)
-        known = rows_behind(database, rivals.champion) if rivals.champion is not None else frozenset()
+        earlier = rows_behind(database, rivals.champion) if rivals.champion is not None else frozenset()
         looks = looks_at(database, context.name, rivals)
     contests = Comparisons(
         base=read_evaluation(run.folder / EVALUATION),
         champion=read_evaluation(cycle.folder / AGAINST_CHAMPION) if rivals.champion is not None else None,
         best=read_evaluation(cycle.folder / AGAINST_BEST) if rivals.best is not None else None,
-        known=known,
+        known=earlier,
         look=1 + looks,
     )
     verdict = judge_cycle(contests, run.config.gate)
@@ -122,12 +122,14 @@ def look_for_experts(context: ActContext) -> str:
             raise SliceEnded(f"the window ended first: {allowed.reason}")
 
     try:
-        made = train_specialists(context.config, Attended(context.progress, slice_.terms(), between, not slice_.yields))
+        report = train_specialists(
+            context.config, Attended(context.progress, slice_.terms(), between, not slice_.yields)
+        )
     except Stopped as error:
         if error.signal_number is not None:
             raise
         raise SliceEnded(f"{slice_.why}: {error.message}") from None
-    counts = Counter(step.step for step in made.steps)
+    counts = Counter(step.step for step in report.steps)
     context.details["experts"] = dict(counts)
     steps = ", ".join(f"{count} {step}" for step, count in counts.items()) or "the rows have no domains"
-    return "; ".join((steps, *made.problems))
+    return "; ".join((steps, *report.problems))

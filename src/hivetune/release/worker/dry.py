@@ -77,8 +77,7 @@ def _convert(task: DryGguf, module: nn.Module, work: Path, heartbeat: Heartbeat)
 def _smaller(config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield type and settings of the same architecture with few layers of each kind: narrow, then in its own width."""
     values = config.to_dict()
-    names = type(config).attribute_map
-    layers = names.get("num_hidden_layers", "num_hidden_layers")
+    layers = type(config).attribute_map.get("num_hidden_layers", "num_hidden_layers")
     total = int(values[layers])
     count = _layer_count(values, total)
     values = {key: value[:count] if _per_layer(value, total) else value for key, value in values.items()}
@@ -115,7 +114,7 @@ def _until_repeated(kinds: Sequence[str]) -> int:
     total = len(kinds)
     for count in range(1, total):
         for period in range(1, count + 1):
-            if all(kinds[place] == kinds[place - period] for place in range(count, total)):
+            if all(kinds[i] == kinds[i - period] for i in range(count, total)):
                 return count
     return total
 

@@ -153,17 +153,19 @@ def read_parts(model: Path, adapter: Path) -> tuple[LoraConfig, dict[str, list[P
         # Files may leave out the model's prefix, as GPT-2's do, or name experts as older versions did, as Granite's do.
         older = name.replace(".experts.gate_up_proj", ".input_linear.weight")
         older = older.replace(".experts.down_proj", ".output_linear.weight")
-        own = next((candidate for candidate in (name, name.partition(".")[2], older) if candidate in stored), None)
-        if own is not None:
-            parts.setdefault(own, []).append(Part(delta, transposed=name in transposed))
+        stored_as = next(
+            (candidate for candidate in (name, name.partition(".")[2], older) if candidate in stored), None
+        )
+        if stored_as is not None:
+            parts.setdefault(stored_as, []).append(Part(delta, transposed=name in transposed))
             continue
         match = _FUSED.fullmatch(name)
         of_experts = [
             (experts[key], Part(delta, expert, half))
             for half, names in (_HALVES[match["tensor"]] if match else ())
             for expert in range(delta.experts)
-            for one in names
-            if match and (key := (match["layer"], expert, one)) in experts
+            for n in names
+            if match and (key := (match["layer"], expert, n)) in experts
         ]
         for file_name, part in of_experts:
             parts.setdefault(file_name, []).append(part)
@@ -199,9 +201,9 @@ def transposed_weights(model: Path) -> set[str]:
     """Return the names of the weights that the architecture stores [I, O] (Conv1D, and experts of some families)."""
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model, local_files_only=True))
-    found = {f"{name}.weight" for name, child in module.named_modules() if isinstance(child, Conv1D)}
+    weights = {f"{name}.weight" for name, child in module.named_modules() if isinstance(child, Conv1D)}
     fused = [(name, child) for name, child in module.named_modules() if is_fused(child) and is_transposed(child)]
-    return found | {f"{name}.{part}" for name, child in fused for part, _ in child.named_parameters(recurse=False)}
+    return weights | {f"{name}.{part}" for name, child in fused for part, _ in child.named_parameters(recurse=False)}
 
 
 @torch.no_grad()
@@ -250,10 +252,10 @@ def _merge_file(source: Path, target: Path, parts: Mapping[str, list[Part]], dty
             file.write(struct.pack("<Q", len(text)) + text)
             for name in names:
                 tensor = opened.get_tensor(name)
-                wanted = TORCH_DTYPES.get(header[name]["dtype"], tensor.dtype)
+                target_dtype = TORCH_DTYPES.get(header[name]["dtype"], tensor.dtype)
                 for part in parts.get(name, ()):
                     tensor = part.add(tensor)
-                file.write(tensor.to(wanted).contiguous().view(-1).view(torch.uint8).numpy().data)
+                file.write(tensor.to(target_dtype).contiguous().view(-1).view(torch.uint8).numpy().data)
                 heartbeat.beat(Beat.ITEM)
 
 

@@ -45,15 +45,14 @@ def score_all(module: nn.Module, passages: Sequence[Passage], top: int, heartbea
     for passage in passages:
         tokens_1L = torch.tensor([passage.tokens])
         before_P = torch.tensor(passage.places) - 1  # position i predicts token i + 1
-        logits_PV = module(input_ids=tokens_1L, use_cache=False).logits[0, before_P].float()
-        scores_PV = torch.log_softmax(logits_PV, -1)
+        scores_PV = torch.log_softmax(module(input_ids=tokens_1L, use_cache=False).logits[0, before_P].float(), -1)
         logprobs = scores_PV[torch.arange(len(before_P)), tokens_1L[0, before_P + 1]].tolist()
         likeliest = scores_PV.topk(min(top, scores_PV.shape[1]), dim=-1)
         tops = [
             [list(pair) for pair in zip(tokens, values, strict=True)]
             for tokens, values in zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
         ]
-        scores.append([list(each) for each in zip(logprobs, tops, strict=True)])
+        scores.append([list(token_pair) for token_pair in zip(logprobs, tops, strict=True)])
         heartbeat.beat(Beat.ITEM)
     return scores
 

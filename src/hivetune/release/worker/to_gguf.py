@@ -176,8 +176,7 @@ def _settings(conversion: Any, folder: Path) -> dict[str, Any]:
     if kind in ("gpt2", "openai-gpt"):
         config.setdefault("n_ctx", config.get("n_positions"))
     elif kind in ("gpt_neox", "cohere2"):
-        rotated = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-        config.setdefault("rotary_pct", rotated)
+        config.setdefault("rotary_pct", rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)))
     elif kind == "falcon" and not config.get("new_decoder_architecture") and config.get("multi_query", True):
         config["num_kv_heads"] = 1  # transformers keeps the number of heads there
     elif kind == "granitemoehybrid":

@@ -101,21 +101,21 @@ def special_settings(folder: Path, texts: Mapping[int, str]) -> dict[str, Any]:
 
     Raises UsageError for a folder that names no end: the exported model would never stop.
     """
-    own, written = read_json(folder / DESCRIPTION), (folder / TEMPLATE).read_text(encoding="utf-8")
+    facts, written = read_json(folder / DESCRIPTION), (folder / TEMPLATE).read_text(encoding="utf-8")
     # Each training row was rendered with this date in place of today's.
     template = _DATE.sub(lambda match: json.dumps(TEMPLATE_DATE.strftime(match["format"])), written)
     # The end that the chat template writes ends a turn; it comes first, and llama.cpp takes the others as ends too.
-    ends = sorted(own["eos_ids"], key=lambda number: texts.get(number, "\0") not in template)
+    ends = sorted(facts["eos_ids"], key=lambda number: texts.get(number, "\0") not in template)
     if not ends:
         raise UsageError(f"{folder} names no end-of-sequence token: the exported model would never stop")
-    ids = {**dict(zip(("eos", "eot", "eom"), ends, strict=False)), "bos": own["bos_id"], "padding": own["pad_id"]}
-    found: dict[str, Any] = {f"ggml.{name}_token_id": number for name, number in ids.items() if number is not None}
+    ids = {**dict(zip(("eos", "eot", "eom"), ends, strict=False)), "bos": facts["bos_id"], "padding": facts["pad_id"]}
+    settings: dict[str, Any] = {f"ggml.{name}_token_id": number for name, number in ids.items() if number is not None}
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     begins = tokenizer.encode("a").ids[:1] != tokenizer.encode("a", add_special_tokens=False).ids[:1]
     # A chat is trained as its template writes it, so a first token is added only where the template writes it too
     # (llama.cpp then keeps one of the two). Otherwise Gemma would get none, or two (ggml-org/llama.cpp#7062).
-    begins &= "bos_token" in template or texts.get(own["bos_id"], "\0") in template
-    return found | {"chat_template": template, "ggml.add_bos_token": begins, "ggml.add_eos_token": False}
+    begins &= "bos_token" in template or texts.get(facts["bos_id"], "\0") in template
+    return settings | {"chat_template": template, "ggml.add_bos_token": begins, "ggml.add_eos_token": False}
 
 
 def token_texts(document: Mapping[str, Any]) -> dict[int, str]:
