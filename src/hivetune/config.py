@@ -163,7 +163,7 @@ class GateConfig(Section):
     more_loops: float | None = Field(default=None, ge=0, le=1, description="maximum rise of repetitive answers")
     more_refusals: float | None = Field(default=None, ge=0, le=1, description="maximum rise of refusals")
     look: int | None = Field(
-        default=None, gt=0, description="number of this candidate against one champion; a cycle sets it"
+        default=None, gt=0, description="number of candidates judged against the champion so far; a cycle sets it"
     )
     tolerance: float = Field(
         default=0.02, ge=0, description="how much worse a required metric may be before the verdict is abort"

@@ -51,7 +51,7 @@ class Finding:
 def refuse_loss(finding: Finding, tolerance: float) -> Finding:
     """Return the finding, as missed where its metric is only reported and significantly worse by more than `tolerance`.
 
-    A loss that no threshold asks for may not go unseen. A setting for the metric says which loss is acceptable.
+    So a loss in a metric without a threshold is not overlooked. To accept the loss, set a threshold for the metric.
     """
     if finding.outcome != "reported" or finding.gain95 is None:
         return finding

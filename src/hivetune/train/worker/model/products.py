@@ -53,8 +53,7 @@ def by_native(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
 def step_product(kernels: str, products: str | None) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the matrix product of a step, in torch.mm's form, for test products.
 
-    Where rows of the left factor are not whole in memory, as in gradients of weights, which our product never computes,
-    it is torch.
+    If rows of the left factor are not contiguous, as for gradients of weights, it is torch's product.
     """
 
     def product(a_MK: Tensor, b_KN: Tensor) -> Tensor:
