@@ -1,4 +1,4 @@
-"""The command `doctor`: test this machine, report the problem with the command that fixes it, explain errors."""
+"""The command `doctor`: test this machine, report problems, each with the command that fixes it; explain errors."""
 
 import os
 import sys
