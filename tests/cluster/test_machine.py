@@ -55,7 +55,7 @@ def test_a_device_is_held_until_its_holder_lets_go() -> None:
 
 
 def test_the_token_is_private_and_needed() -> None:
-    with pytest.raises(UsageError, match="no token"):
+    with pytest.raises(UsageError, match="lacks the cluster's token"):
         need_token()
     first = make_token().read_text()
     assert make_token().read_text() == first and len(first) == 64

@@ -94,7 +94,7 @@ def test_a_file_that_is_there_twice_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"x" * 31, bytes(32), b"x" * 4096], ids=len)
 def test_what_is_no_parcel_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "parcel").write_bytes(content)
-    with pytest.raises(ValueError, match="is none"):
+    with pytest.raises(ValueError, match="is not a parcel"):
         unpack(tmp_path / "parcel", tmp_path / "there")
     assert not (tmp_path / "there").exists()
 

@@ -15,7 +15,7 @@ def key_of(problem: Mapping[str, Any]) -> str:
 
 
 def refusal_text(problem: Mapping[str, Any], settings: Mapping[str, str]) -> str:
-    """One line. `settings`: each setting's dotted name and its meaning."""
+    """Return one line on a refused setting. `settings`: each setting's dotted name and its meaning."""
     key, kind = key_of(problem), problem["type"]
     if kind == "extra_forbidden":
         near = difflib.get_close_matches(key, settings, 1)

@@ -181,9 +181,7 @@ class _Carrier:
             raise
 
     def _no_machine_left(self) -> None:
-        """Return the machines that may still take the run. Raise MachineNotFit if there is none, DoesNotFit if one was
-        too small.
-        """
+        """Raise MachineNotFit if no machine is left for the run, DoesNotFit if one was too small for it."""
         if time.monotonic() < self._counted + COUNT_EVERY_S and _ANY not in self._given_up:
             return
         self._counted = time.monotonic()

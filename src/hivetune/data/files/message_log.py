@@ -299,7 +299,7 @@ def _flat(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _has(flat: Mapping[str, Any], name: str) -> bool:
-    """Return whether a row has a text in a column, or only calls."""
+    """Return whether a row's column has a text or a list, which may be empty beside calls."""
     return isinstance(flat.get(name), str | list) and bool(flat[name] or flat.get("tool_calls"))
 
 

@@ -105,7 +105,7 @@ def _question(turn: dict[str, Any]) -> dict[str, Any]:
 
 
 def _answer(turn: dict[str, Any]) -> dict[str, Any]:
-    """Return (reasoning, answer) without the notes at its end."""
+    """Return the turn without the notes at its end, with its reasoning in a field of its own."""
     lines = str(turn["content"]).split("\n")
     while lines and (_NOTE.match(lines[-1]) or not lines[-1].strip()):
         lines.pop()

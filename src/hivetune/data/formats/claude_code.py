@@ -220,8 +220,8 @@ def _command_arguments(line: _Line) -> str:
 
 
 def _chain(session: _Session) -> None:
-    """Chain the lines in file order if no line has a parent, as in copies by other programs. Subagents get their own
-    chains.
+    """Chain the lines in file order, for sessions without parents, as in copies by other programs. Subagents get their
+    own chains.
     """
     before: dict[bool, str | None] = {}
     for name, line in session.lines.items():

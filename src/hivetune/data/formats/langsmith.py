@@ -99,7 +99,9 @@ def _logged_runs(lines: Lines) -> Iterator[PlacedRow]:
 
 
 def _logged_run(run: Row, traces: set[Any]) -> str:
-    """Return the run in the form of LangSmith's export. A run without inputs or outputs is set aside."""
+    """Return the run in the form of LangSmith's export. A run that repeats the calls of its trace loses its inputs and
+    outputs.
+    """
     fields = {key: value for key, value in run.items() if key != "operation"}
     repeats = run.get("run_type") not in _MODEL_RUNS and run["trace_id"] in traces
     sides = {} if repeats else {key: run[key] for key in ("inputs", "outputs") if key in run}

@@ -85,7 +85,7 @@ CAPITAL = re.compile("(?<=[a-z])(?=[A-Z])")
 
 
 def _is_scrambled(value: str) -> bool:
-    """Return whether capitals occur in the middle of words."""
+    """Return whether many capitals occur inside words, as in random text."""
     steps = sum(a.islower() and b.isupper() for a, b in pairwise(value))
     if steps < 3:
         return False

@@ -202,7 +202,7 @@ class Generations:
     def _match_siblings(self, siblings: _Files) -> list[Track]:
         """Find renamed, copied and compressed generations.
 
-        Rotated files that are not older than the first look at the log are new generations.
+        Rotated files that are not older than the log at its first look are new generations.
         """
         logs = self._logs()
         new_tracks: list[Track] = []
