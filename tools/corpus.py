@@ -28,7 +28,7 @@ from hivetune.config import DataConfig, LearnConfig
 from hivetune.data.checks.rules import CHECKS, check_messages
 from hivetune.data.intake.files import plan_inputs
 from hivetune.data.prepare.prepare import check
-from hivetune.data.prepare.understand import place_rows
+from hivetune.data.prepare.understand import examine_files
 from hivetune.data.read import RawRow, read_example, read_rows
 from hivetune.data.reasons import RowRefused
 from hivetune.data.snapshot import messages_json
@@ -98,7 +98,7 @@ def read_case(case: Case) -> dict[str, Any]:
 
 def _rows(case: Case, paths: list[str], folder: Path) -> dict[str, Any]:
     columns = case.get("columns", {})
-    inputs = place_rows(plan_inputs(paths, folder / "spill"), columns)
+    inputs = examine_files(plan_inputs(paths, folder / "spill"), columns)
     within = str(folder / "files") + os.sep
     rows: dict[str, Any] = {}
     for chunk in inputs.chunks:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from extraction import options_named, options_without_source, plain_source, rows_of
 
-from hivetune.data.frozen import kept_out
+from hivetune.data.frozen import frozen_hashes
 from hivetune.errors import DataRefused
 from hivetune.synth.keep import Against
 from hivetune.synth.make.draft import DRAFT_KINDS
@@ -141,8 +141,8 @@ def test_frozen_questions_are_not_made(
     synthesize([hive_pack], places, out, rows=20, seed=0)
     frozen = tmp_path / "frozen.jsonl"
     frozen.write_text(out.read_text())
-    hashes = kept_out([str(frozen)])
-    monkeypatch.setattr("hivetune.synth.maker.kept_out", lambda: hashes)
+    hashes = frozen_hashes([str(frozen)])
+    monkeypatch.setattr("hivetune.synth.maker.frozen_hashes", lambda: hashes)
     document = synthesize([hive_pack], places, out, rows=20, seed=0)
     assert document["rejected"]["frozen-question"] >= 15  # those of one turn
 

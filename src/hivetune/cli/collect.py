@@ -82,7 +82,10 @@ class _Ticker:
         self._last_count = total.delivered
         if self._follow:
             emit({"event": "progress", **_counts(total)})
-        say(_sentence(total))
+        say(
+            f"{total.delivered:,} delivered = {total.stored:,} new + {total.duplicates:,} known"
+            f" + {total.refused:,} refused + {total.forgotten:,} forgotten"
+        )
 
 
 def _document(readers: Sequence[Reader], collected: Collected, started: float) -> dict[str, Any]:
@@ -122,13 +125,6 @@ def _counts(tally: Tally) -> dict[str, Any]:
         "forgotten": tally.forgotten,
         "reasons": dict(tally.reasons),
     }
-
-
-def _sentence(tally: Tally) -> str:
-    return (
-        f"{tally.delivered:,} delivered = {tally.stored:,} new + {tally.duplicates:,} known"
-        f" + {tally.refused:,} refused + {tally.forgotten:,} forgotten"
-    )
 
 
 def _show(document: dict[str, Any]) -> None:

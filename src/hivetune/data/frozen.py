@@ -173,7 +173,7 @@ def win_of(info: RowInfo, checker: Mapping[str, Any], release: str) -> FrozenQue
     )
 
 
-def kept_out(own_files: Sequence[str] = ()) -> frozenset[int]:
+def frozen_hashes(own_files: Sequence[str] = ()) -> frozenset[int]:
     """Return the 64-bit hashes of all frozen questions, by which `decide` keeps rows out of training.
 
     A question of one turn is compared by its words, whatever precedes or follows it. A longer conversation is compared

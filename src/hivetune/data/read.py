@@ -285,7 +285,7 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     mapped, two, judged = maps_content(columns), None, without_reasons(row)
     try:
         two = read_corrected(judged, mapped=mapped) or (read_preference(judged) if pairs else None)
-        conversation = two.said if two else _conversation(judged, mapped=mapped)
+        conversation = two.conversation if two else _conversation(judged, mapped=mapped)
     except RowRefused as refused:
         if columns and refused.reason == "unknown-layout":
             raise missing_column(_parsed_row(text), columns) or refused from None

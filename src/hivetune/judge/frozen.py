@@ -23,7 +23,7 @@ from hivetune.data.frozen import (
     wins_of,
 )
 from hivetune.data.render.dialect import template_message
-from hivetune.data.snapshot import Snapshot, open_snapshot
+from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import UsageError
 from hivetune.judge.answers import Prompt, last_question
 from hivetune.judge.findings import Finding, titled
@@ -158,19 +158,11 @@ def freeze_wins(release: Release) -> int:
     if evaluation.get("adapter_sha256") != release.adapter_sha256:
         return 0
     try:
-        snapshot = open_snapshot(_snapshot_of(release))
+        snapshot = open_snapshot(Path(read_record(release.folder).get("snapshot", "(not recorded)")))
     except UsageError:  # deleted since: the rows can't be read again
         return 0
     chosen = choose_wins(evaluation["answers"], len(wins_of(release.name)))
-    return freeze(release.name, [_win(snapshot, row, release) for row in chosen])
-
-
-def _win(snapshot: Snapshot, row: Mapping[str, Any], release: Release) -> FrozenQuestion:
-    return win_of(snapshot.info(row["row"]), row["checker"], release.label)
-
-
-def _snapshot_of(release: Release) -> Path:
-    return Path(read_record(release.folder).get("snapshot", "(not recorded)"))
+    return freeze(release.name, [win_of(snapshot.info(row["row"]), row["checker"], release.label) for row in chosen])
 
 
 def _prompt(number: int, question: FrozenQuestion, settings: EvalConfig) -> Prompt:

@@ -66,7 +66,7 @@ def evidence_groups(rows: Sequence[RowInfo]) -> dict[int, str]:
     A group has the name of the session, or else of the row, that comes first.
     """
     lessons = [lesson_of(row.messages) for row in rows]
-    questions = [hash(tuple(lesson.asked)) for lesson in lessons]
+    questions = [hash(tuple(lesson.question)) for lesson in lessons]
     compared = Rows(lessons.__getitem__, questions.__getitem__, lambda index: (index,))
     sketches = memoryview(b"".join(sketch(row.messages) for row in rows))
     same = list(range(len(rows)))

@@ -79,7 +79,7 @@ def scored(
     rows = tuple(run.snapshot.rows("test"))
     with lock(folder), lock(base_folder):
         path = folder / SCORES
-        if _is_damaged(path):
+        if any(line["event"] == DAMAGED for line in read_journal(path)):
             path.unlink()
         if not (folder / WHOLE).is_file() or not path.is_file():
             _copy_losses(base_folder / SCORES, path)
@@ -103,10 +103,6 @@ def num_losses(run: Run) -> int:
 
 def _key(identity: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _is_damaged(scores: Path) -> bool:
-    return any(line["event"] == DAMAGED for line in read_journal(scores))
 
 
 def _copy_losses(source: Path, target: Path) -> None:

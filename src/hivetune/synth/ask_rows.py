@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import scratch_folder, write_whole
-from hivetune.data.frozen import kept_out
+from hivetune.data.frozen import frozen_hashes
 from hivetune.errors import DataRefused, DoesNotFit, HivetuneError, UsageError
 from hivetune.judge.answers import Prompt, StoredAnswers, ask_prompt, stored_side
 from hivetune.judge.artefacts import Answerer, find_artefact, open_artefact
@@ -80,7 +80,9 @@ def ask_rows(
             open_artefact(side, ServerSettings(slots=SLOTS)) as (answerer, _),
             write_whole(out) as file,
         ):
-            asking = _Asking(packs, settings, KeptRows(pool, kept_out(), side.label, settings.seed), answerer, stored)
+            asking = _Asking(
+                packs, settings, KeptRows(pool, frozen_hashes(), side.label, settings.seed), answerer, stored
+            )
             asking.rows.remember(compared)
             asking.run(library, progress)
             for line in pool.rows():

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hivetune.base.disk import scratch_folder, write_whole
-from hivetune.data.frozen import kept_out
+from hivetune.data.frozen import frozen_hashes
 from hivetune.errors import DataRefused, DoesNotFit
 from hivetune.records import Progress, silent
 from hivetune.synth.checks import Cited, check_draft, parses
@@ -58,7 +58,7 @@ def make_rows(
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with write_whole(out) as file, scratch_folder() as folder, closing(Pool(folder / "pool.db")) as pool:
-            chosen = KeptRows(pool, kept_out(), TEMPLATES, seed)
+            chosen = KeptRows(pool, frozen_hashes(), TEMPLATES, seed)
             chosen.remember(against)
             counts = _fill(pool, packs, library, rows, seed, progress)
             pool.settle()
@@ -66,13 +66,13 @@ def make_rows(
             for line in pool.rows():
                 file.write(f"{line}\n".encode())
             if not chosen.num_rows:
-                raise _nothing_made(packs, counts)
+                raise _no_rows_error(packs, counts)
     except OSError as error:
         raise DoesNotFit(f"{out} cannot be written: {error.strerror}", hint="make room, or write elsewhere") from None
     return counts
 
 
-def _nothing_made(packs: Sequence[Pack], counts: Mapping[str, CategoryCounts]) -> DataRefused:
+def _no_rows_error(packs: Sequence[Pack], counts: Mapping[str, CategoryCounts]) -> DataRefused:
     """Return why there is no row: no page was found, none could be read, or no draft was right."""
     num_drafts, pages = (sum(getattr(tally, name) for tally in counts.values()) for name in ("made", "sources"))
     message = f"no row could be made of {', '.join(counts)}: {pages:,} pages found, {num_drafts:,} drafts"

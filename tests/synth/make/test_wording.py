@@ -3,7 +3,7 @@
 import pytest
 
 from hivetune.synth.make.questions import says_nothing
-from hivetune.synth.make.wording import capital, deed, sentences, told
+from hivetune.synth.make.wording import capital, deed, excerpt, sentences
 
 
 @pytest.mark.parametrize(
@@ -31,10 +31,10 @@ def test_deeds(text: str, found: str) -> None:
 
 
 def test_what_is_told_ends_before_it_needs_the_rest_of_the_page() -> None:
-    assert told("show all units. They are listed below. More.") == "Show all units."
-    assert told("The following values are known:") == ""
-    assert told("One sentence here. A " + "word " * 100) == "One sentence here."
-    assert told("Listens on e.g. a port. It waits.") == "Listens on e.g. a port. It waits."
+    assert excerpt("show all units. They are listed below. More.") == "Show all units."
+    assert excerpt("The following values are known:") == ""
+    assert excerpt("One sentence here. A " + "word " * 100) == "One sentence here."
+    assert excerpt("Listens on e.g. a port. It waits.") == "Listens on e.g. a port. It waits."
 
 
 def test_names_keep_their_letters() -> None:
@@ -53,8 +53,8 @@ def test_a_summary_that_repeats_the_name_says_nothing() -> None:
 
 def test_what_points_at_the_rest_of_the_page_is_left_out() -> None:
     text = "Launches n copies of a worker. Usage 1: Launching two trainers as a function."
-    assert told(text) == "Launches n copies of a worker."
+    assert excerpt(text) == "Launches n copies of a worker."
     assert (
-        told("It adds support for CUDA tensors. The other page has more details.")
+        excerpt("It adds support for CUDA tensors. The other page has more details.")
         == "It adds support for CUDA tensors."
     )

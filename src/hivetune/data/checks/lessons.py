@@ -26,8 +26,8 @@ Triple = tuple[str, ...]
 class Lesson:
     """The words of a row in lower case: system prompts and tools, other read text, and trained text."""
 
-    given: Sequence[str]
-    asked: Sequence[str]
+    context: Sequence[str]
+    question: Sequence[str]
     learned: Sequence[str]
     calls: tuple[str, ...]  # each trained call as JSON
     numbers: tuple[str, ...]  # sorted
@@ -37,27 +37,27 @@ class Lesson:
 class Similarity:
     """The Jaccard similarity of two rows' word triples (0 to 1), and whether they differ only in a few words.
 
-    `asked` is the lower similarity of the system prompts and of the other text that is read, because one question about
-    two documents in system prompts is two lessons.
+    `question` is the lower similarity of the system prompts and of the other text that is read: one question about two
+    documents in system prompts is two lessons.
     """
 
-    asked: float
+    question: float
     learned: float
     small_edits: bool
     same_facts: bool  # the same numbers and the same calls
 
     def is_copy(self, threshold: float) -> bool:
         """Return whether one of the two rows can be removed without losing a lesson."""
-        return self.small_edits and self.same_facts and min(self.asked, self.learned) >= threshold
+        return self.small_edits and self.same_facts and min(self.question, self.learned) >= threshold
 
     def is_leak(self, threshold: float) -> bool:
         """Return whether a model that was trained on one of the two rows has seen the other."""
-        return min(self.asked, self.learned) >= threshold
+        return min(self.question, self.learned) >= threshold
 
     @property
     def share(self) -> float:
         """The lower similarity of question and answer."""
-        return min(self.asked, self.learned)
+        return min(self.question, self.learned)
 
 
 def lesson_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Lesson:
@@ -101,14 +101,14 @@ def triples_of(words: Sequence[str]) -> Sequence[Triple]:
 def compare(a: Lesson, b: Lesson, shared: frozenset[Triple] = frozenset()) -> Similarity:
     """Return the similarity of two rows; the `shared` triples of many questions don't count."""
     questions = (
-        [t for t in triples_of(a.asked) if t not in shared],
-        [t for t in triples_of(b.asked) if t not in shared],
+        [t for t in triples_of(a.question) if t not in shared],
+        [t for t in triples_of(b.question) if t not in shared],
     )
     answers = triples_of(a.learned), triples_of(b.learned)
     edits = max(_longest_edit(*questions), _longest_edit(*answers))
     similarity = _jaccard(*questions)
-    if a.given != b.given:
-        contexts = triples_of(a.given), triples_of(b.given)
+    if a.context != b.context:
+        contexts = triples_of(a.context), triples_of(b.context)
         similarity, edits = min(similarity, _jaccard(*contexts)), max(edits, _longest_edit(*contexts))
     return Similarity(
         similarity, _jaccard(*answers), edits <= MAX_EDIT_TRIPLES, a.calls == b.calls and a.numbers == b.numbers
@@ -136,7 +136,7 @@ def lesson_hashes(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]
 
 def shared_triples(lessons: Iterable[Lesson]) -> frozenset[Triple]:
     """Return the triples that more than half of these rows have in their questions."""
-    sets = [set(triples_of(lesson.asked)) for lesson in lessons]
+    sets = [set(triples_of(lesson.question)) for lesson in lessons]
     counts: dict[Triple, int] = {}
     for triples in sets:
         for triple in triples:

@@ -166,7 +166,7 @@ def _kind(flat: Mapping[str, Any], name: str) -> str:
     return str(decoded(flat.get(name, ""))).upper()
 
 
-def without_what_repeats(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def without_repeats(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the spans of a trace of MLflow; spans around calls of a model repeat them, and lose their inputs."""
     flat = [attributes(span.get("attributes")) for span in spans]
     calls = [_kind(attributes_of, _MLFLOW_STEP[2]) in _MODEL_KINDS for attributes_of in flat]

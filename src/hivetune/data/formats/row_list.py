@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hivetune.data.columns import is_content
-from hivetune.data.formats.opentelemetry import without_what_repeats
+from hivetune.data.formats.opentelemetry import without_repeats
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Row, objects
 from hivetune.data.pieces.spans import SHARED, without_wrapper
@@ -30,7 +30,7 @@ def rows(record: Row) -> Iterator[Row]:
     if all("info" in row and "parts" in row for row in listed):  # the messages of one session of OpenCode
         yield {**shared, "info": {}, "messages": listed}
         return
-    for row in without_what_repeats(listed) if key == "spans" else listed:
+    for row in without_repeats(listed) if key == "spans" else listed:
         yield {**shared, **_unwrapped(row)}
 
 

@@ -29,7 +29,7 @@ MAX_COMPARED_WORDS = 2000
 class TwoAnswers(NamedTuple):
     """The conversation with the better answer at its end, the worse one, and the kind of row that judged them."""
 
-    said: Conversation
+    conversation: Conversation
     worse: Message
     lesson: LessonKind
 

@@ -32,7 +32,7 @@ from hivetune.base.disk import (
 from hivetune.config import DataConfig, LearnConfig, RunConfig
 from hivetune.data.fates import Decisions
 from hivetune.data.files.kinds import CR_FORMAT, ENCODED_FORMAT
-from hivetune.data.frozen import kept_out
+from hivetune.data.frozen import frozen_hashes
 from hivetune.data.intake.files import NO_HEADER, Inputs, plan_inputs
 from hivetune.data.intake.interactions import load_forgotten
 from hivetune.data.judged.lessons import learnable
@@ -44,7 +44,7 @@ from hivetune.data.prepare.decide import decide_rows
 from hivetune.data.prepare.page import write_page
 from hivetune.data.prepare.report import Report, make_report, write_dropped
 from hivetune.data.prepare.stages import ChunkJob
-from hivetune.data.prepare.understand import place_rows, unclear, understood
+from hivetune.data.prepare.understand import examine_files, unclear, understood
 from hivetune.data.prepare.work import num_workers, result_path, run_chunks
 from hivetune.data.render.folder import RENDER_FILES
 from hivetune.data.snapshot import DAMAGED_SNAPSHOT, DROPPED_FILE, REPORT, REPORT_PAGE, Snapshot, open_snapshot
@@ -83,7 +83,7 @@ def check(
         stack.enter_context(report_full_disk(work, hint))
         inputs = _inputs(data, work, progress)
         job = make_job(data, model_folder, max_length, keep_raw=clean is not None, learn=learn)
-        decisions, report = _examine(inputs, job, data, learn, work, progress, kept_out())
+        decisions, report = _examine(inputs, job, data, learn, work, progress, frozen_hashes())
         if clean is not None:
             write_clean(decisions, data, clean)
         if page is not None:
@@ -109,7 +109,7 @@ def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, prog
         data = config.data
         inputs = _inputs(data, Path(unpacked), progress)
         job = make_job(data, model_folder, config.max_length, keep_raw=False, learn=config.learn)
-        frozen = kept_out(config.eval.frozen)
+        frozen = frozen_hashes(config.eval.frozen)
         key = _key(inputs, job, config, model_folder, frozen)
         folder = out or root / key[:16]
         existing = _existing(folder, key)
@@ -143,7 +143,7 @@ def _inputs(data: DataConfig, spill: Path, progress: Progress) -> Inputs:
         progress(0, None)
 
     inputs = plan_inputs(data.path, spill, workers=num_workers(), encoding=data.encoding, progress=report)
-    return place_rows(inputs, data.columns, report)
+    return examine_files(inputs, data.columns, report)
 
 
 @contextlib.contextmanager

@@ -41,7 +41,7 @@ KIND_OF_ROLE = {"user": "question", "assistant": "answer", "system": "system", "
 def rows_of_files(paths: str | Sequence[str], columns: Mapping[str, str] = NO_COLUMNS) -> Iterator[RawRow]:
     """Yield every row of these files as `data check` finds them. Raise as `plan_inputs` does."""
     with scratch_folder() as spill:
-        for chunk in place_rows(plan_inputs(paths, spill), columns).chunks:
+        for chunk in examine_files(plan_inputs(paths, spill), columns).chunks:
             yield from read_rows(chunk)
 
 
@@ -53,7 +53,7 @@ def example_of(raw: RawRow) -> Example:
         raise RowRefused("too-deep") from None
 
 
-def place_rows(inputs: Inputs, columns: Mapping[str, str], progress: Progress = silent) -> Inputs:
+def examine_files(inputs: Inputs, columns: Mapping[str, str], progress: Progress = silent) -> Inputs:
     """Return the inputs with findings from the first rows of each file, and a suggested mapping if most rows are
     unread.
 
@@ -146,7 +146,7 @@ def suggested_for(
     """Return the mappings that `unclear` suggests for these files. `progress` counts files, twice."""
     with scratch_folder() as spill:
         inputs = plan_inputs(paths, spill, encoding=encoding, progress=progress)
-        return unclear(place_rows(inputs, NO_COLUMNS, progress), NO_COLUMNS)
+        return unclear(examine_files(inputs, NO_COLUMNS, progress), NO_COLUMNS)
 
 
 def suggestion_document(line: Suggestion) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def score_answers(scoring: Scoring, task: Generate) -> None:
     prompts = [prompt for prompt, _ in questions]
     ends = set(read_prepared(scoring.model).eos_ids) | {answer[-1] for _, answer in questions}
     parts = blocks(prompts, task.slots)
-    turns = [turn for turn in in_turns(tuple(scoring.sides), len(parts)) if turn[::-1] not in scoring.known.turns]
+    turns = [turn for turn in in_turns(tuple(scoring.sides), len(parts)) if turn[::-1] not in scoring.stored.turns]
     if not turns:
         return
 
@@ -47,7 +47,7 @@ def score_answers(scoring: Scoring, task: Generate) -> None:
         part = parts[block]
         models.turn_to(name)
         probe_s = models.probe_s()
-        scoring.known.probes_s.append(probe_s)
+        scoring.stored.probes_s.append(probe_s)
         reset_peak_memory(scoring.device)
         finished: list[Completion] = []
         started = time.perf_counter()

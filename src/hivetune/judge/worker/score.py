@@ -19,7 +19,7 @@ from hivetune.base.journal import DAMAGED, Journal, read_journal
 from hivetune.config import LoraConfig
 from hivetune.data.snapshot import open_snapshot
 from hivetune.judge.worker.rank import rank_use
-from hivetune.judge.worker.sides import Known, Scoring, Side, SideName, in_turns
+from hivetune.judge.worker.sides import Scoring, Side, SideName, StoredScores, in_turns
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Score
 from hivetune.run.choices import Choices, read_resolved
@@ -39,7 +39,7 @@ def main(task: Score, heartbeat: Heartbeat) -> dict[str, Any]:
     choices = complete(task.device, task.dtype, choices_of(task.adapter))
     device, dtype = start_with(choices)
     sides: dict[SideName, Side] = {"base": Side(), "tuned": Side()} if task.adapter else {"base": Side()}
-    stored = read_known(task.scores, sides)
+    stored = read_stored(task.scores, sides)
     with Journal(task.scores) as lines:
         scoring = Scoring(
             model=task.model,
@@ -50,7 +50,7 @@ def main(task: Score, heartbeat: Heartbeat) -> dict[str, Any]:
             choices=choices,
             sides=sides,
             lines=lines,
-            known=stored,
+            stored=stored,
             heartbeat=heartbeat,
         )
         path, divergence = score_losses(scoring, task.rows) if task.rows else (None, None)
@@ -69,9 +69,9 @@ def main(task: Score, heartbeat: Heartbeat) -> dict[str, Any]:
     return {**summaries, **summary, "choices": choices.made()}
 
 
-def read_known(scores: Path, sides: Mapping[SideName, Side]) -> Known:
+def read_stored(scores: Path, sides: Mapping[SideName, Side]) -> StoredScores:
     """Add results of earlier tasks to `sides`. Incomplete turns and damaged lines are computed again."""
-    stored = Known()
+    stored = StoredScores()
     answers: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
     for line in read_journal(scores) if scores.exists() else ():
         if line["event"] == DAMAGED or line["model"] not in sides:
@@ -107,7 +107,7 @@ def score_losses(scoring: Scoring, rows: Sequence[int]) -> tuple[str | None, dic
     Returns the path of the model and the divergence of the tuned from the base model; None and None
     when every line was there before.
     """
-    missing = {name: [row for row in rows if (name, row) not in scoring.known.losses] for name in scoring.sides}
+    missing = {name: [row for row in rows if (name, row) not in scoring.stored.losses] for name in scoring.sides}
     if not any(missing.values()):
         return None, None
     lora, tensors = (LoraConfig(r=1), None) if scoring.adapter is None else read_adapter(scoring.adapter)

@@ -64,12 +64,12 @@ class Scoring:
     choices: Choices
     sides: Mapping[SideName, Side]
     lines: Journal
-    known: "Known"
+    stored: "StoredScores"
     heartbeat: Heartbeat
 
 
 @dataclass
-class Known:
+class StoredScores:
     """The results of an earlier task in `scores`: for each model the rows with a loss, and the finished turns."""
 
     losses: set[tuple[str, int]] = field(default_factory=set)

@@ -88,7 +88,9 @@ def judge_set(proven: BackendSet, outcome: Outcome, journal: Sequence[Mapping[st
         return SetResult(
             proven, "unavailable", outcome.error.message
         )  # no compiler or no memory is no fault of the set
-    wrong = [_sentence(entry) for entry in journal if entry.get("problem")]
+    wrong = [
+        f"{entry['part']} of {entry['tokens']} tokens: {entry['problem']}" for entry in journal if entry.get("problem")
+    ]
     if outcome.error is not None:
         ending = f"{outcome.error.type}: {outcome.error.message.splitlines()[0] if outcome.error.message else ''}"
     elif outcome.signal is not None:
@@ -152,7 +154,3 @@ def _under_way(journal: Sequence[Mapping[str, Any]]) -> str:
     begun: Iterator[Mapping[str, Any]] = (entry for entry in reversed(journal) if entry["event"] == "begin")
     entry = next(begun, None)
     return "its start" if entry is None else f"{entry['part']} of {entry['tokens']} tokens"
-
-
-def _sentence(entry: Mapping[str, Any]) -> str:
-    return f"{entry['part']} of {entry['tokens']} tokens: {entry['problem']}"

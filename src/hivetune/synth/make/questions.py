@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hivetune.synth.make.draft import Draft, worded
 from hivetune.synth.make.lines import command_line, full_command, option_line
-from hivetune.synth.make.wording import capital, deed, sentences, told
+from hivetune.synth.make.wording import capital, deed, excerpt, sentences
 from hivetune.synth.sources.page import DocEntry, DocPage, DocPassage, words_in
 
 
@@ -16,10 +16,10 @@ def drafts_of(page: DocPage, seed: int) -> Iterator[Draft]:
     The draw depends on the seed and the entry only.
     """
     for entry in page.entries:
-        yield from about_entry(page, entry, random.Random(f"{seed} {page.label} {entry.kind} {entry.names[0]}"))
-    yield from about_functions(page, random.Random(f"{seed} {page.label} functions"))
-    yield from about_pairs(page, random.Random(f"{seed} {page.label} pairs"))
-    yield from about_page(page, random.Random(f"{seed} {page.label} page"))
+        yield from entry_drafts(page, entry, random.Random(f"{seed} {page.label} {entry.kind} {entry.names[0]}"))
+    yield from function_drafts(page, random.Random(f"{seed} {page.label} functions"))
+    yield from pair_drafts(page, random.Random(f"{seed} {page.label} pairs"))
+    yield from page_drafts(page, random.Random(f"{seed} {page.label} page"))
 
 
 _LENGTHS = (160, 260, 420)  # answers of several lengths, so that none is learned
@@ -33,9 +33,9 @@ _ASPECTS = {
 _ASPECT_ASKS = ("What is the default", "Since which version", "What is the largest")
 
 
-def about_entry(page: DocPage, entry: DocEntry, draw: random.Random) -> Iterator[Draft]:
+def entry_drafts(page: DocPage, entry: DocEntry, draw: random.Random) -> Iterator[Draft]:
     """Yield every possible question on this entry."""
-    answer = told(entry.text, draw.choice(_LENGTHS)) or told(entry.text)
+    answer = excerpt(entry.text, draw.choice(_LENGTHS)) or excerpt(entry.text)
     if not answer or is_everywhere(entry):
         return
     fields = _fields(page, entry, answer)
@@ -166,7 +166,7 @@ def _passage(entry: DocEntry) -> str:
 
 def more_of(entry: DocEntry, answer: str) -> str:
     """Return the next sentences, as far as they need no other context."""
-    more = told(" ".join([sentence for sentence in sentences(entry.text) if sentence.rstrip(".") not in answer]))
+    more = excerpt(" ".join([sentence for sentence in sentences(entry.text) if sentence.rstrip(".") not in answer]))
     return more if more and capital(more) not in answer else ""
 
 
@@ -175,11 +175,11 @@ def more_of(entry: DocEntry, answer: str) -> str:
 MAX_SIGNATURE_CHARS = 300
 
 
-def about_functions(page: DocPage, draw: random.Random) -> Iterator[Draft]:
+def function_drafts(page: DocPage, draw: random.Random) -> Iterator[Draft]:
     """Yield what a function does, which one does something, and how it is called."""
     module = page.label.removeprefix("Python ")
     for entry in page.entries:
-        meaning = told(entry.text) if entry.kind == "function" else ""
+        meaning = excerpt(entry.text) if entry.kind == "function" else ""
         if not meaning:
             continue
         name = entry.names[0]
@@ -198,11 +198,11 @@ def about_functions(page: DocPage, draw: random.Random) -> Iterator[Draft]:
 # Two things of a page: how they differ, and what is asked next.
 
 
-def about_pairs(page: DocPage, draw: random.Random) -> Iterator[Draft]:
+def pair_drafts(page: DocPage, draw: random.Random) -> Iterator[Draft]:
     """Yield drafts about two entries, and drafts of several turns."""
     kinds = ("option", "command", "directive")
     entries = [e for e in page.entries if e.kind in kinds and not is_pair(e) and not is_everywhere(e)]
-    answers = [told(entry.text) for entry in entries]
+    answers = [excerpt(entry.text) for entry in entries]
     for at in range(len(entries) - 1):
         if answers[at] and answers[at + 1] and entries[at].kind == entries[at + 1].kind:
             yield _compared(page, entries[at], entries[at + 1], (answers[at], answers[at + 1]), draw)
@@ -257,7 +257,7 @@ _GENERAL = re.compile(r"^(?:DESCRIPTION|OVERVIEW|INTRODUCTION|OPTIONS|EXAMPLES?|
                       re.IGNORECASE)  # fmt: skip
 
 
-def about_page(page: DocPage, draw: random.Random) -> Iterator[Draft]:
+def page_drafts(page: DocPage, draw: random.Random) -> Iterator[Draft]:
     yield from _purpose(page, draw)
     for passage in page.passages:
         yield from _concept(page, passage, draw)
@@ -268,7 +268,11 @@ def _purpose(page: DocPage, draw: random.Random) -> Iterator[Draft]:
         return
     summary = capital(page.summary)
     opening = next(
-        (told(passage.text, _OPENING_CHARS) for passage in page.passages if passage.heading.upper() == "DESCRIPTION"),
+        (
+            excerpt(passage.text, _OPENING_CHARS)
+            for passage in page.passages
+            if passage.heading.upper() == "DESCRIPTION"
+        ),
         "",
     )
     fields = {"command": page.command, "page": page.label, "summary": summary, "told": opening, "topic": page.command}
@@ -294,7 +298,7 @@ def _concept(page: DocPage, passage: DocPassage, draw: random.Random) -> Iterato
     The first sentences of a longer section often only lead up to what answers the question. Of 20 sections of manual
     pages 18 were right, so they are not asked about.
     """
-    text = told(passage.text, MAX_CONCEPT_CHARS)
+    text = excerpt(passage.text, MAX_CONCEPT_CHARS)
     if len(text) < 60 or text.startswith("This is"):  # of what stood before, as a heading's first words are not
         return
     heading = passage.heading.rpartition(": ")[2].strip()

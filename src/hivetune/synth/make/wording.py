@@ -59,7 +59,7 @@ def sentences(text: str) -> list[str]:
     return whole_sentences
 
 
-def told(text: str, longest: int = _MAX_TOLD_CHARS) -> str:
+def excerpt(text: str, longest: int = _MAX_TOLD_CHARS) -> str:
     """Return the first whole sentences that fit and need nothing else of the page; empty if there are none."""
     if _POINTING.match(text.lstrip()):
         return ""

@@ -175,18 +175,11 @@ def _entries(heading: str, body: Sequence[DocBlock]) -> Iterator[DocEntry]:
                 texts.append(":")  # the text goes on behind an example: what stands before it is no whole sentence
                 break
             texts.append(block.text)
-        for term in terms if len(terms) > 1 and not _same_thing(terms) else [", ".join(terms)]:
+        for term in terms if len(terms) > 1 and not all(term.startswith("-") for term in terms) else [", ".join(terms)]:
             entry = _entry(term, "\n\n".join(texts), heading)
             if entry is not None and entry.text:
                 yield entry
         at = start
-
-
-def _same_thing(terms: Sequence[str]) -> bool:
-    """Return whether several terms name one thing: spellings of an option on lines of their own do, two files do
-    not.
-    """
-    return all(term.startswith("-") for term in terms)
 
 
 def _entry(term: str, text: str, heading: str) -> DocEntry | None:

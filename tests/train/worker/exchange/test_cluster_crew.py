@@ -164,7 +164,7 @@ def stage(tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
                 return super().compute(*values, **named)
 
     def compute_there(model: Any, work: Any) -> WorkResult:
-        result = compute(model, work).kept()
+        result = compute(model, work).copied()
         return result if there.change is None else there.change(there.count, result)
 
     def compute_here(model: Any, work: Any) -> WorkResult:

@@ -99,7 +99,7 @@ class Stage:
         me = threading.get_ident()
         with self._computing:
             result = compute(model, work)
-            result = result if result.integers_N is None else result.kept()
+            result = result if result.integers_N is None else result.copied()
         if me not in self.workers:
             return result
         self._counts[me] = self._counts.get(me, -1) + 1

@@ -206,14 +206,14 @@ def test_kept_calls_are_whole_and_of_the_rows_at_hand() -> None:
 
     for _ in range(2):
         with pytest.raises(ValueError):
-            calls.again("fails", fails)
-        assert calls.again("moves", moves) == 7
+            calls.replayed("fails", fails)
+        assert calls.replayed("moves", moves) == 7
     assert made == [9, 8, 7] * 2 and calls.kept == 0, "half a piece was kept"
     made.clear()
     for rows, number, copied in ((2, 1, 4), (1, 1, 2), (3, 4, 6), (2, 4, 4)):  # a larger step is kept anew
         calls.set_rows(rows)
         there_TD.zero_()
-        assert calls.again("a", lambda rows=rows: work(rows + 1 if rows > 2 else 1, rows, times=2)) == number  # type: ignore[misc]
+        assert calls.replayed("a", lambda rows=rows: work(rows + 1 if rows > 2 else 1, rows, times=2)) == number  # type: ignore[misc]
         assert int(there_TD[:, 0].sum()) == copied
     assert made == [1, 1, 4, 4] and calls.kept == 2
 

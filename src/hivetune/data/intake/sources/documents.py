@@ -11,7 +11,7 @@ from hivetune.base.disk import scratch_folder
 from hivetune.data.intake.files import plan_inputs
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery, Refusal, read_cursor
 from hivetune.data.intake.sources.delivered import refused_delivery
-from hivetune.data.prepare.understand import NO_COLUMNS, place_rows
+from hivetune.data.prepare.understand import NO_COLUMNS, examine_files
 from hivetune.data.read import RawRow, parse_row, read_rows
 from hivetune.data.reasons import RowRefused
 
@@ -82,7 +82,7 @@ class DocumentReader:
     def _start(self, database: sqlite3.Connection) -> None:
         """Plan the file again and skip the stored rows. Raise UsageError, MachineNotFit."""
         self._state = _state(self._path)
-        inputs = place_rows(plan_inputs(self._path, self._spill), NO_COLUMNS)
+        inputs = examine_files(plan_inputs(self._path, self._spill), NO_COLUMNS)
         self._digest = inputs.digest
         self._stored = read_cursor(database, self._key)
         digest, _, num_taken = (self._stored or " 0").partition(" ")

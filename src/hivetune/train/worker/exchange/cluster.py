@@ -54,15 +54,15 @@ class Seat:
     number: int
     actor: Any = None
     loading: Any = None
-    asked: float = 0.0
-    said: Mapping[str, Any] = field(default_factory=dict)
+    asked_s: float = 0.0
+    hello: Mapping[str, Any] = field(default_factory=dict)
     differs: str = ""
     joined: bool = False
     proven: bool = False
     ends: int = 0
     again_at: float = 0.0
     given_up: bool = False
-    waiting_told: bool = False
+    wait_reported: bool = False
     recompute: int | None = None
     seconds_per_token: float | None = None
 
@@ -136,22 +136,22 @@ class Placer:
                 self._start(seat)
         elif self.ray.wait([seat.loading], timeout=0)[0]:
             try:
-                seat.said = self.ray.get(seat.loading)
+                seat.hello = self.ray.get(seat.loading)
             except self.ray.exceptions.RayError as error:
                 self._note(f"worker {seat.number} could not load: {_error_text(error)}")
                 return self.lose(seat)
             with self.lock:
                 seat.loading = None
                 self.ready.append(seat)
-        elif not seat.waiting_told and time.monotonic() - seat.asked > WAITS_S:
-            seat.waiting_told = True
+        elif not seat.wait_reported and time.monotonic() - seat.asked_s > WAITS_S:
+            seat.wait_reported = True
             self._note(f"worker {seat.number} waits for a device of the cluster: none is free")
 
     def _start(self, seat: Seat) -> None:
         # It takes no core and no memory of those that Ray counts: a device is a resource of our own.
         actor_class = self.ray.remote(num_cpus=0, resources={DEVICE: 1}, max_restarts=0)(PackActor)
         order = replace(self._order, number=seat.number, recompute=seat.recompute)
-        seat.asked, seat.waiting_told = time.monotonic(), False
+        seat.asked_s, seat.wait_reported = time.monotonic(), False
         actor = actor_class.remote()
         loading = actor.load.remote(order)
         with self.lock:
@@ -224,7 +224,7 @@ class RayCrew:
         for text in notes:
             self._tell("warning", {"step": self._step, "text": text})
         for seat in ready:
-            hello = seat.said
+            hello = seat.hello
             refusal = (
                 hello.get("refused") or objection(self._mine, hello) or self._comparisons.dismissed.get(seat.number, "")
             )

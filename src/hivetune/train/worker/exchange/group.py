@@ -150,13 +150,13 @@ class Member:
 
     number: int
     call: int
-    said: Mapping[str, Any]
+    hello: Mapping[str, Any]
     seconds_per_token: float | None = None
     proven: bool = False
 
     @property
     def process(self) -> tuple[int, int]:
-        return self.number, self.said["pid"]
+        return self.number, self.hello["pid"]
 
 
 def open_store(meeting: Meeting | None) -> dist.Store:
@@ -272,13 +272,13 @@ class GroupCrew:
             return self._regroup(str(error))
         for member in self._members:
             if member not in staying:
-                hello = {name: member.said.get(name) for name in ("worker", "host", "pid")}
+                hello = {name: member.hello.get(name) for name in ("worker", "host", "pid")}
                 self._tell("worker_joined", {"step": self._step, **hello})
 
     def _has_ended(self, member: Member) -> bool:
         """Return whether the member's process has ended, as far as that shows: on this machine only."""
         try:
-            return self._local and psutil.Process(member.said["pid"]).status() == psutil.STATUS_ZOMBIE
+            return self._local and psutil.Process(member.hello["pid"]).status() == psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return True
 

@@ -69,7 +69,7 @@ class WorkResult:
     def finite(self) -> bool:
         return math.isfinite(self.peak) and all(map(math.isfinite, self.nlls))
 
-    def kept(self) -> "WorkResult":
+    def copied(self) -> "WorkResult":
         """Return a copy with memory of its own: a worker's next result is written over this one."""
         return replace(self, integers_N=None if self.integers_N is None else self.integers_N.clone())
 

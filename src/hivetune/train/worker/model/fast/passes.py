@@ -139,7 +139,7 @@ class Passes:
         if self.calls is None:
             self._refresh()
         else:
-            self.calls.again("refresh", self._refresh)
+            self.calls.replayed("refresh", self._refresh)
 
     def forward_backward(self, walk: Walk, weigh: Weigh | None = None) -> Tensor:
         """Return nll [E] of each entry and add up the adapters' gradients. `weigh`: of the loss."""
@@ -188,7 +188,7 @@ class Passes:
             rows = len(walk.batch.tokens_T)
             return layer(walk, index, *(_first(part, rows) for part in arguments))
 
-        return work() if walk.is_last(index) else self.calls.again((name, index, _kind(walk)), work)
+        return work() if walk.is_last(index) else self.calls.replayed((name, index, _kind(walk)), work)
 
     def _bring(self, walk: Walk) -> Walk:
         """Copy the values that differ between micro-batches to the buffers that kept calls read."""

@@ -60,7 +60,7 @@ class Calls:
         for times, count in self._counts.items():
             count.value = times * rows
 
-    def again(self, key: Hashable, work: Callable[[], Result]) -> Result:
+    def replayed(self, key: Hashable, work: Callable[[], Result]) -> Result:
         """Do `work`, by kept calls if there are any. Return its result, which may have more rows.
 
         All of `work` goes through the methods below. `key` is equal for equal calls, apart from the number of rows.
