@@ -99,7 +99,7 @@ def test_stopped_half_way_it_goes_on_to_the_same_file(tmp_path: Path) -> None:
         return pair(body) if left["replies"] >= 0 else Reply(b"gone", "text/plain", 503)
 
     with fake_server(model) as server:
-        with pytest.raises(HivetuneError, match="so did the 4 passages before it") as stopped:
+        with pytest.raises(HivetuneError, match="the 4 passages before it failed too") as stopped:
             make(server.url, tmp_path / "a.jsonl")
         assert "replies are kept" in stopped.value.hint and not (tmp_path / "a.jsonl").exists()
         left["replies"], before = 999, len(server.asked)

@@ -261,8 +261,8 @@ class WriteGgufAdapter:
 
 @dataclass(frozen=True)
 class DryGguf:
-    """A model of the same architecture with few layers and random weights as `file`, and a random adapter of it with
-    `rank` on `targets` as `adapter_file`; and what both say of `passages`, as `ScorePassages`."""
+    """Write a small random model of the same architecture to `file`, and a random adapter with `rank` on `targets` to
+    `adapter_file`; score `passages` with both, as `ScorePassages`."""
 
     model: Path
     targets: tuple[str, ...]

@@ -209,7 +209,7 @@ class _Asking:
         self._failed_in_a_row += 1
         if self._failed_in_a_row >= _MAX_FAILURES:
             raise HivetuneError(
-                f"{error.message}; so did the {_MAX_FAILURES - 1} passages before it",
+                f"{error.message}; the {_MAX_FAILURES - 1} passages before it failed too",
                 hint="replies are kept; the same command continues",
             )
 

@@ -138,8 +138,8 @@ def _document(part: Any, kinds: Mapping[str, str]) -> str | None:
 
 
 def _split(parts: list[Any]) -> list[Any]:
-    """Return the text of blocks. Blocks that end a sentence, with the next beginning without a space, are
-    paragraphs.
+    """Return the blocks, with an empty line between two of them if one ends a sentence and the next begins without a
+    space.
     """
     blocks: list[Any] = []
     for part in parts:

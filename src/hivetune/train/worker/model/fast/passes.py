@@ -178,7 +178,7 @@ class Passes:
     def _replayed(self, name: str, layer: Callable[..., Result], walk: Walk, index: int, *arguments: Any) -> Result:
         """Compute `layer` forward or backward, by kept calls if there are any.
 
-        Not the last layer, which has only the rows that predict a token. `arguments` may be what was kept for more
+        Not the last layer, which has only the rows that predict a token. `arguments` may belong to a call with more
         tokens.
         """
         if self.calls is None:

@@ -170,7 +170,7 @@ def kernels_for(dtype: torch.dtype) -> dict[str, Kernel]:
 def product_arguments(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> tuple[Any, ...]:
     """Return arguments of the kernel `multiply`: rows of all three may be strided; b may lie as [N, K]."""
     if a_MK.stride(1) != 1 or out_MN.stride(1) != 1 or 1 not in b_KN.stride():
-        raise ValueError(f"rows of {a_MK.stride()}, {b_KN.stride()} and {out_MN.stride()} are not whole in memory")
+        raise ValueError(f"rows of {a_MK.stride()}, {b_KN.stride()} and {out_MN.stride()} are not contiguous")
     turned = b_KN.stride(1) != 1
     b = b_KN.data_ptr(), b_KN.stride(1 if turned else 0), int(turned)
     rows, depth = a_MK.shape

@@ -82,7 +82,7 @@ class Group:
             do(self.weight_NRK[self.outputs + member.rank_at :][: len(member.down_RK)].copy_, member.down_RK)
 
     def refresh_ups(self, scaling: float, do: Do) -> None:
-        """Copy scale * B^T of the masters to where the thin products read it."""
+        """Copy scale * B^T of the masters to the buffers of the thin products."""
         for member in self.adapted:
             assert member.up_NR is not None and member.scaled_up_RN is not None
             do(_scale, member.up_NR.t(), scaling, member.scaled_up_RN[: member.up_NR.shape[1]])
