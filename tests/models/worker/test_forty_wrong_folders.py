@@ -110,7 +110,7 @@ CASES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "one half of one expert": (
         "qwen3_moe",
         tensors(lambda t: t.pop(of_expert(0, 3, "gate_proj"))),
-        "put together|lack",
+        "be combined|lack",
     ),
     "an expert too many": (
         "qwen3_moe",
@@ -136,7 +136,7 @@ CASES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "an expert of another width": (
         "mixtral",
         tensors(lambda t: [t.update({n: v[:20]}) for n, v in list(t.items()) if "experts.1.w1" in n]),
-        "put together|by config",
+        "be combined|by config",
     ),
     "a transposed Conv1D": (
         "gpt2",

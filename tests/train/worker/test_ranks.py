@@ -32,7 +32,7 @@ def test_the_environment_of_torchrun(tiny_model_folder: Path, tmp_path: Path, mo
     make_run(tmp_path, learnable_rows(20))
     for name, value in (("WORLD_SIZE", "2"), ("RANK", "0"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
         monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError, match="computed by one"):
+    with pytest.raises(UsageError, match="a run of one process"):
         run_training(tmp_path, tiny_model_folder)
 
 

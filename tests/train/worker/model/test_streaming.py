@@ -148,7 +148,7 @@ def test_a_file_that_changes_is_refused(
     model, weights = load(copy, streamed=6), copy / "model.safetensors"
     model.backward(documents(), 1.0)
     os.truncate(weights, weights.stat().st_size // 2)
-    with pytest.raises(UsageError, match=r"model\.safetensors was changed while a run reads its weights") as refused:
+    with pytest.raises(UsageError, match=r"model\.safetensors was changed while a run read weights") as refused:
         model.backward(documents(), 1.0)
     assert "hivetune resume" in refused.value.hint
 
