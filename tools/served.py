@@ -48,7 +48,7 @@ OWN: dict[str, dict[str, Any]] = {
     "gemma3_text": {"query_pre_attn_scalar": 32},
     # llama.cpp caps Gemma 4's logits at 30 where the file names no cap (llama-hparams.h), as all published ones do.
     "gemma4_text": {"final_logit_softcapping": 30.0},
-    **{kind: {"sliding_window": 256} for kind in ("mistral", "mixtral", "phi3", "ministral")},
+    **{kind: {"sliding_window": 256} for kind in ("mistral", "mixtral", "phi3", "ministral", "starcoder2")},
     "ministral3": {"sliding_window": None},
     # The widths that these families always have, and llama.cpp takes for granted.
     "phi": {"num_key_value_heads": 4, "intermediate_size": 256},
