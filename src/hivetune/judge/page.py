@@ -1,11 +1,7 @@
-"""An evaluation or a comparison as one HTML page that needs nothing else: no script, no font, no network.
-
-Every text is escaped: answers and rows are other people's.
-"""
+"""An evaluation or a comparison as one HTML page; comparison_body.html is its template."""
 
 import math
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +12,7 @@ from hivetune.judge.held_out import SIDES, by_part
 from hivetune.models.prepared import spoken_name
 from hivetune.models.sides import BASELINE
 from hivetune.run.chart import Chart, DrawnCurve, draw_chart
+from hivetune.run.page import render, whole_page
 
 # Files: written aside, then renamed.
 
@@ -55,13 +52,24 @@ def _write(path: Path, document: Mapping[str, Any], judged: Mapping[str, Any]) -
 
 
 SESSIONS_SHOWN = 10
-PART_NAMES = {"agent": "agent", "category": "category", "group": "session"}
 MAX_ANSWERS = 300  # of 2 kB each: a page of about 1 MB
+MAX_LOST = 50
+MAX_BARS = 400  # more bars than pixels say nothing
 HIGHER_IS_BETTER = ("success", "ended", "tokens_per_second", "least_success", "preferred", "kept", "kept_general")
 NEITHER_IS_BETTER = ("length",)  # shorter answers may be terse, longer ones padded
-_STYLE = Path(__file__).with_name("page.css")
-_PLOT_WIDTH, _ROW_HEIGHT = 260, 22
-_COLOURS = {"yes": "better", "no": "worse"}
+ORIGINS = {"win": "past wins", "own": "your own", "general": "general"}
+COSTS = {
+    "latency_p50_s": "seconds per answer, p50",
+    "latency_p95_s": "seconds per answer, p95",
+    "first_token_p50_s": "seconds to the first token, p50",
+    "first_token_p95_s": "seconds to the first token, p95",
+    "tokens_per_second": "tokens per second, one answer at a time",
+    "cold_start_s": "cold start, seconds",
+    "peak_memory_bytes": "peak memory",
+}
+_STYLE, _BODY = (Path(__file__).with_name(name) for name in ("page.css", "comparison_body.html"))
+_INTERVAL_WIDTH, _BAR_WIDTH = 260, 160
+_PLOT_WIDTH, _PLOT_HEIGHT, _PLOT_LEFT = 900, 180, 70
 
 
 def comparison_page(document: Mapping[str, Any], judged: Mapping[str, Any]) -> str:
@@ -70,105 +78,76 @@ def comparison_page(document: Mapping[str, Any], judged: Mapping[str, Any]) -> s
     `document`: eval.json or compare.json. `judged`: its metrics and, where it was judged, `verdict` and `reasons`, as
     in gate.json.
     """
-    labels = [str(document[side].get("label") or side) for side in SIDES]
-    title = f"{labels[1]} against {labels[0]}"
+    base, tuned = _labels(document)
+    title = f"{tuned} against {base}"
     verdict = judged.get("verdict")
-    head = f"{verdict}: {title}" if verdict else title
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE.read_text(encoding='utf-8')}</style></head><body><main>\n"
-        f"<h1>{escape(head)}</h1>{comparison_body(document, judged)}</main></body></html>\n"
-    )
+    return whole_page(title, comparison_body(document, judged), _STYLE, f"{verdict}: {title}" if verdict else title)
 
 
 def comparison_body(document: Mapping[str, Any], judged: Mapping[str, Any]) -> str:
     """Return the page below its title, for pages with a frame and page.css of their own."""
-    labels = [str(document[side].get("label") or side) for side in SIDES]
-    sections = (
-        _section("Why", _reasons(judged.get("reasons") or ())),
-        _section("What to change", advice_list(judged.get("advice") or ())),
-        _section("Metrics", _metrics(judged["metrics"]), _metrics_note(document)),
-        _section(
-            "Training", curve_plot(judged.get("curve") or {}), "Nats per token: training, and validation as points."
+    frozen, preferences = document.get("frozen") or (), document.get("preferences")
+    return render(
+        _BODY,
+        d={"frozen": frozen, "problems": document["problems"]},
+        judged={"reasons": judged.get("reasons"), "advice": judged.get("advice")},
+        labels=_labels(document),
+        metrics=[_metric(m) for m in judged["metrics"] if m["base"] is not None or m["tuned"] is not None],
+        metrics_note=_metrics_note(document),
+        curve=_curve(judged.get("curve") or {}),
+        frozen=list(_frozen(frozen)),
+        lost=[row for row in frozen if _is_lost(row)][:MAX_LOST],
+        preferences=_preferences(preferences) if preferences else "",
+        times=_bars(
+            [
+                _difference(answer["base"].get("seconds"), answer["tuned"].get("seconds"))
+                for answer in document["answers"]
+            ]
         ),
-        _section("Frozen questions", frozen_table(document), "Never trained; those that B lost are below."),
-        _section("Judge model", judge_note(document)),
-        _section("Each answer's time", _differences(document, "seconds"), "B - A in seconds; below zero B is faster."),
-        _section("Each row's loss", _loss_differences(document), "B - A in nats per token; below zero B is better."),
-        _section("By agent", _parts(document, "agent")),
-        _section("By category", _parts(document, "category")),
-        _section("By session", _parts(document, "group"), f"The {SESSIONS_SHOWN} that gained least."),
-        _section("What each side costs", _costs(document)),
-        _section("Answers side by side", _answers(document), _answers_note(document)),
-        _section("Problems", _problems(document)),
+        losses=_bars([_loss_difference(row) for row in document["rows"]]),
+        agents=_parts(document, "agent"),
+        categories=_parts(document, "category"),
+        sessions=_parts(document, "group"),
+        sessions_note=f"The {SESSIONS_SHOWN} that gained least.",
+        costs=list(_costs(document)),
+        answers=[(_change(answer), answer) for answer in sorted(document["answers"], key=_rank)[:MAX_ANSWERS]],
+        answers_note=_answers_note(len(document["answers"])),
     )
-    keys = "".join(
-        f'<span class="key {kind}"></span>{name}: {escape(label)} &nbsp; '
-        for kind, name, label in zip(("first", "second"), "AB", labels, strict=True)
-    )
-    return f'<p class="soft">{keys}</p>\n{"".join(sections)}'
 
 
-def _section(title: str, body: str, note: str = "") -> str:
-    note_line = f'<p class="soft">{note}</p>' if note else ""
-    return f"<section><h2>{title}</h2>{note_line}{body}</section>\n" if body else ""
+def _labels(document: Mapping[str, Any]) -> list[str]:
+    return [str(document[side].get("label") or side) for side in SIDES]
 
 
-def _reasons(reasons: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(reason)}</li>' for reason in reasons)}</ul>" if reasons else ""
-
-
-def _metrics(metrics: Sequence[Mapping[str, Any]]) -> str:
-    """Return one line a metric: values, and the difference with its interval as numbers and as a bar around zero."""
-    rows = ""
-    for metric in metrics:
-        name = metric["name"]
-        if metric["base"] is None and metric["tuned"] is None:
-            continue
-        interval = metric["ci95"]
-        interval_text = "" if interval is None else f"{_value(name, interval[0])} to {_value(name, interval[1])}"
-        passed = "" if metric["passed"] is None else passed_text(metric)
-        rows += (
-            f"<tr><td>{escape(metric_name(name))}</td>"
-            f'<td class="n">{_value(name, metric["base"])}</td><td class="n">{_value(name, metric["tuned"])}</td>'
-            f'<td class="n">{_value(name, metric["difference"])}</td><td>{_interval_plot(metric)}</td>'
-            f'<td class="n soft">{interval_text}</td><td class="n">{metric["n"]}</td>'
-            f'<td class="{_COLOURS.get(passed, "")}">{passed}</td></tr>'
-        )
-    head = (
-        '<tr><th></th><th class="n">A</th><th class="n">B</th><th class="n">B - A</th><th></th>'
-        '<th class="n">95 % interval</th><th class="n">n</th><th>passed</th></tr>'
-    )
-    return f'<div class="wide" tabindex="0"><table>{head}{rows}</table></div>' if rows else ""
+def _metric(metric: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the texts of a metric's line, and its difference with the interval as a bar around zero."""
+    name, interval = metric["name"], metric["ci95"]
+    values = {key: _value(name, metric[key]) for key in ("base", "tuned", "difference")}
+    return {
+        **values,
+        "name": metric_name(name),
+        "interval": "" if interval is None else f"{_value(name, interval[0])} to {_value(name, interval[1])}",
+        "n": metric["n"],
+        "passed": "" if metric["passed"] is None else passed_text(metric),
+        "plot": None if interval is None or metric["difference"] is None else _interval_plot(metric),
+    }
 
 
 def _metrics_note(document: Mapping[str, Any]) -> str:
-    missing = "".join(
-        f" {escape(m)} is not compared: {escape(reason)}." for m, reason in (document.get("not_compared") or {}).items()
-    )
+    missing = "".join(f" {m} is not compared: {reason}." for m, reason in (document.get("not_compared") or {}).items())
     return f"Bars: the difference with its 95 % interval around zero, each metric on its own scale.{missing}"
 
 
-def _interval_plot(metric: Mapping[str, Any]) -> str:
-    difference, interval = metric["difference"], metric["ci95"]
-    if difference is None or interval is None:
-        return ""
-    low, high = interval
+def _interval_plot(metric: Mapping[str, Any]) -> dict[str, str]:
+    difference, (low, high) = metric["difference"], metric["ci95"]
     widest = max(abs(low), abs(high), abs(difference)) or 1.0
-    middle, half = _PLOT_WIDTH / 2, _PLOT_WIDTH / 2 - 8
-
-    def x(value: float) -> str:
-        return f"{middle + half * value / widest:.1f}"
-
-    kind, y = _direction(metric["name"], low, high), _ROW_HEIGHT / 2
-    label = f"{metric['name']}: {difference:.4g}, 95 % interval {low:.4g} to {high:.4g}"
-    return (
-        f'<svg viewBox="0 0 {_PLOT_WIDTH} {_ROW_HEIGHT}" width="{_PLOT_WIDTH}" role="img" aria-label="{escape(label)}">'
-        f'<line class="axis" x1="{middle}" x2="{middle}" y1="0" y2="{_ROW_HEIGHT}"/>'
-        f'<line class="{kind}" stroke-width="4" stroke-linecap="round" x1="{x(low)}" x2="{x(high)}" y1="{y}" y2="{y}"/>'
-        f'<circle class="{kind}" cx="{x(difference)}" cy="{y}" r="5"/></svg>'
-    )
+    middle = _INTERVAL_WIDTH / 2
+    places = {"low": low, "high": high, "middle": difference}
+    return {
+        **{name: f"{middle + (middle - 8) * value / widest:.1f}" for name, value in places.items()},
+        "kind": _direction(metric["name"], low, high),
+        "label": f"{metric['name']}: {difference:.4g}, 95 % interval {low:.4g} to {high:.4g}",
+    }
 
 
 def _direction(name: str, low: float, high: float) -> str:
@@ -177,160 +156,84 @@ def _direction(name: str, low: float, high: float) -> str:
     return "better" if (low > 0) == (name in HIGHER_IS_BETTER) else "worse"
 
 
-def _differences(document: Mapping[str, Any], key: str) -> str:
-    pairs = [(answer["base"].get(key), answer["tuned"].get(key)) for answer in document["answers"]]
-    return _sorted_bars([b - a for a, b in pairs if a is not None and b is not None])
+def _difference(base: float | None, tuned: float | None) -> float | None:
+    return None if base is None or tuned is None else tuned - base
 
 
-def _loss_differences(document: Mapping[str, Any]) -> str:
-    usable = [
-        row for row in document["rows"] if row["tokens"] and all(isinstance(row[side], int | float) for side in SIDES)
-    ]
-    return _sorted_bars([(row["tuned"] - row["base"]) / row["tokens"] for row in usable])
+def _loss_difference(row: Mapping[str, Any]) -> float | None:
+    usable = row["tokens"] and all(isinstance(row[side], int | float) for side in SIDES)
+    return (row["tuned"] - row["base"]) / row["tokens"] if usable else None
 
 
-def _sorted_bars(differences: Sequence[float]) -> str:
-    """Draw one bar a row, from the best to the worst, around zero; less is better."""
+def _bars(values: Sequence[float | None]) -> dict[str, Any] | None:
+    """Return one bar a row, from the best to the worst, around zero; less is better."""
+    differences = sorted(value for value in values if value is not None)
     if len(differences) < 2:
-        return ""
-    ordered = sorted(differences)
-    if len(ordered) > 400:  # every k-th: more bars than pixels say nothing
-        ordered = ordered[:: math.ceil(len(ordered) / 400)]
-    width, height, margin = 900.0, 180.0, 70.0
+        return None
+    ordered = differences[:: math.ceil(len(differences) / MAX_BARS)]
     largest = max(abs(ordered[0]), abs(ordered[-1])) or 1.0
-    step = (width - margin) / len(ordered)
-    bars = ""
+    step = (_PLOT_WIDTH - _PLOT_LEFT) / len(ordered)
+    bars = []
     for number, value in enumerate(ordered):
-        tall = abs(value) / largest * (height / 2 - 8)
-        top = height / 2 - (tall if value > 0 else 0)
+        tall = abs(value) / largest * (_PLOT_HEIGHT / 2 - 8)
+        top = _PLOT_HEIGHT / 2 - (tall if value > 0 else 0)
         kind = "better" if value < 0 else "worse" if value > 0 else "unclear"
-        bars += (
-            f'<rect class="{kind}" stroke="none" x="{margin + number * step:.1f}" y="{top:.1f}" '
-            f'width="{max(0.5, step - 1):.1f}" height="{max(tall, 0.5):.1f}"/>'
-        )
-    less = sum(value < 0 for value in differences)
-    texts = (
-        f'<text x="0" y="14">+{largest:.3g}</text><text x="0" y="{height / 2 + 4}">0</text>'
-        f'<text x="0" y="{height - 4}">-{largest:.3g}</text>'
-    )
-    caption = f"{less} of {len(differences)} rows are better with B"
-    return (
-        '<div class="wide" tabindex="0">'
-        f'<svg class="plot" viewBox="0 0 {width:.0f} {height:.0f}" width="100%" role="img" '
-        f'aria-label="{caption}">{texts}'
-        f'<line class="axis" x1="{margin}" x2="{width}" y1="{height / 2}" y2="{height / 2}"/>{bars}</svg></div>'
-        f'<p class="soft">{caption}.</p>'
-    )
+        sizes = (_PLOT_LEFT + number * step, top, max(0.5, step - 1), max(tall, 0.5))
+        bars.append((kind, *(f"{size:.1f}" for size in sizes)))
+    better = sum(value < 0 for value in differences)
+    return {
+        "bars": bars,
+        "largest": f"{largest:.3g}",
+        "summary": f"{better} of {len(differences)} rows are better with B",
+        "width": _PLOT_WIDTH,
+        "height": _PLOT_HEIGHT,
+        "left": _PLOT_LEFT,
+    }
 
 
-def _parts(document: Mapping[str, Any], part: str) -> str:
-    """Return loss and success of each agent, category or session, as numbers and as two bars."""
+def _parts(document: Mapping[str, Any], part: str) -> list[dict[str, Any]]:
+    """Return loss and success of each agent, category or session; none where the rows name no part."""
     lines = by_part(document, part)
     if len(lines) < 2 and (not lines or lines[0][part] is None):
-        return ""
+        return []
     if part == "group":
         lines = sorted(lines, key=lambda line: (line["base_loss"] or 0) - (line["tuned_loss"] or 0))[:SESSIONS_SHOWN]
     most = max((line[f"{side}_loss"] or 0 for line in lines for side in SIDES), default=0)
-    rows = ""
-    for line in lines:
-        losses = [line[f"{side}_loss"] for side in SIDES]
-        shares = ["-" if (s := line[f"{side}_success"]) is None else f"{s:.0%}" for side in SIDES]
-        rows += (
-            f'<tr><td>{escape(line[part] or "-")}</td><td class="n">{line["rows"]}</td>'
-            f'<td class="n">{_number(losses[0])}</td><td class="n">{_number(losses[1])}</td>'
-            f'<td>{_two_bars(losses, most)}</td><td class="n">{line["answers"]}</td>'
-            f'<td class="n">{shares[0]}</td><td class="n">{shares[1]}</td></tr>'
-        )
-    head = (
-        f'<tr><th>{PART_NAMES[part]}</th><th class="n">rows</th><th class="n">loss A</th><th class="n">B</th><th></th>'
-        '<th class="n">checked answers</th><th class="n">success A</th><th class="n">B</th></tr>'
-    )
-    return f'<div class="wide" tabindex="0"><table>{head}{rows}</table></div>'
+    return [_part(line, part, most) for line in lines]
 
 
-def _two_bars(values: Sequence[float | None], most: float) -> str:
-    if most <= 0 or all(value is None for value in values):
-        return ""
-    bars = "".join(
-        f'<rect class="{kind}" x="0" y="{2 + 10 * i}" width="{160 * (value or 0) / most:.1f}" height="8" rx="2"/>'
-        for i, (kind, value) in enumerate(zip(("first", "second"), values, strict=True))
-    )
-    return f'<svg viewBox="0 0 160 22" width="160" aria-hidden="true">{bars}</svg>'
-
-
-def _costs(document: Mapping[str, Any]) -> str:
-    names = {
-        "latency_p50_s": "seconds per answer, p50",
-        "latency_p95_s": "seconds per answer, p95",
-        "first_token_p50_s": "seconds to the first token, p50",
-        "first_token_p95_s": "seconds to the first token, p95",
-        "tokens_per_second": "tokens per second, one answer at a time",
-        "cold_start_s": "cold start, seconds",
-        "peak_memory_bytes": "peak memory",
+def _part(line: Mapping[str, Any], part: str, most: float) -> dict[str, Any]:
+    losses = [line[f"{side}_loss"] for side in SIDES]
+    drawn = most > 0 and any(loss is not None for loss in losses)
+    return {
+        "name": line[part] or "-",
+        "rows": line["rows"],
+        "answers": line["answers"],
+        "losses": [_number(loss) for loss in losses],
+        "widths": [f"{_BAR_WIDTH * (loss or 0) / most:.1f}" for loss in losses] if drawn else [],
+        "shares": ["-" if (s := line[f"{side}_success"]) is None else f"{s:.0%}" for side in SIDES],
     }
-    rows = ""
-    for key, name in names.items():
-        values = [document[side].get(key) for side in SIDES]
-        if any(value is not None for value in values):
-            cells = "".join(f'<td class="n">{_value(key, value)}</td>' for value in values)
-            rows += f"<tr><td>{name}</td>{cells}</tr>"
-    head = '<tr><th></th><th class="n">A</th><th class="n">B</th></tr>'
-    return f'<div class="wide" tabindex="0"><table>{head}{rows}</table></div>' if rows else ""
 
 
-def _answers(document: Mapping[str, Any]) -> str:
-    ordered = sorted(document["answers"], key=_rank)
-    body = ""
-    for number, answer in enumerate(ordered[:MAX_ANSWERS]):
-        origin = " ".join(str(part) for part in (answer["source"], answer["agent"]) if part)
-        reference = answer["reference"]
-        shown = f'<p class="tag">reference</p><div class="text">{shown_text(reference)}</div>' if reference else ""
-        columns = "".join(
-            f'<div><p class="tag">{name} {_outcome(answer[side])}</p>'
-            f'<div class="text">{shown_text(answer[side]["answer"])}</div></div>'
-            for name, side in zip("AB", SIDES, strict=True)
-        )
-        body += (
-            f"<details{' open' if number < 3 else ''}><summary>{_change(answer)}{shown_text(answer['prompt'], 120)} "
-            f'<span class="soft">{escape(origin)}</span></summary>'
-            f'<p class="tag">prompt</p><div class="text">{shown_text(answer["prompt"])}</div>{shown}'
-            f'<div class="pair">{columns}</div></details>'
-        )
-    return body
+def _costs(document: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for key, name in COSTS.items():
+        base, tuned = (document[side].get(key) for side in SIDES)
+        if base is not None or tuned is not None:
+            yield name, _value(key, base), _value(key, tuned)
 
 
-def _answers_note(document: Mapping[str, Any]) -> str:
-    total = len(document["answers"])
+def _answers_note(total: int) -> str:
     more = f" The first {MAX_ANSWERS} of {total} are shown; the file beside this page has all." * (total > MAX_ANSWERS)
     return f"Those that only A answers rightly come first, then those that only B does.{more}"
 
 
 def _rank(answer: Mapping[str, Any]) -> int:
-    return {(True, False): 0, (False, True): 1, (False, False): 2}.get(
-        (answer["base"]["success"], answer["tuned"]["success"]), 3
-    )
+    ranks = {(True, False): 0, (False, True): 1, (False, False): 2}
+    return ranks.get((answer["base"]["success"], answer["tuned"]["success"]), 3)
 
 
 def _change(answer: Mapping[str, Any]) -> str:
-    tags = {0: '<span class="tag worse">lost</span> ', 1: '<span class="tag better">gained</span> '}
-    return tags.get(_rank(answer), "")
-
-
-def _outcome(side: Mapping[str, Any]) -> str:
-    success = {True: '<span class="better">right</span>', False: '<span class="worse">wrong</span>', None: ""}
-    parts = [success[side["success"]]]
-    if side["seconds"] is not None:
-        parts.append(f'<span class="soft">{side["seconds"]:.2f} s</span>')
-    if side["ended"] is False:
-        parts.append('<span class="soft">cut at the longest answer</span>')
-    return " ".join(part for part in parts if part)
-
-
-def _problems(document: Mapping[str, Any]) -> str:
-    problems = document["problems"]
-    lines = [f"<li>{escape(p['source'])} ({escape(p['model'])}): {escape(p['problem'])}</li>" for p in problems[:50]]
-    lines += [f"<li>and {len(problems) - 50} more</li>"] * (len(problems) > 50)
-    return f"<ul>{''.join(lines)}</ul>" if lines else ""
+    return {0: "lost", 1: "gained"}.get(_rank(answer), "")
 
 
 def _value(name: str, value: float | None) -> str:
@@ -347,80 +250,36 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}" if abs(value) < 100 else f"{value:,.0f}"
 
 
-# Parts about a run: advice, its curve, frozen questions, a judge model.
-
-MAX_TEXT_CHARS = 3000
-MAX_LOST = 50
-ORIGINS = {"win": "past wins", "own": "your own", "general": "general"}
-
-
-def shown_text(text: str | None, longest: int = MAX_TEXT_CHARS) -> str:
-    """Return somebody else's text, escaped and cut."""
-    if text is None:
-        return '<span class="soft">none</span>'
-    return escape(text if len(text) <= longest else text[:longest] + " ...")
-
-
-def advice_list(advice: Sequence[Mapping[str, Any]]) -> str:
-    """Return each advice with the rows that show it."""
-    lines = ""
-    for entry in advice:
-        rows = "".join(f"<li>{escape(row)}</li>" for row in entry["rows"])
-        lines += f"<li>{escape(entry['said'])}{f'<ul>{rows}</ul>' if rows else ''}</li>"
-    return f"<ul>{lines}</ul>" if lines else ""
-
-
-def curve_plot(curve: Mapping[str, Any]) -> str:
-    """Return training loss and validations as two lines, with a sentence that says the same."""
+def _curve(curve: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return training loss and validations as a chart, with a sentence that says the same."""
     steps, validations = curve.get("steps") or [], curve.get("validations") or []
     if len(steps) < 2:
-        return ""
-    best = f", validation lowest at step {min(validations, key=lambda v: v[1])[0]}" if validations else ""
+        return None
+    best = f", validation lowest at step {min(validations, key=lambda each: each[1])[0]}" if validations else ""
     summary = f"training loss from {steps[0][1]:.3g} to {steps[-1][1]:.3g}{best}"
     curves = [DrawnCurve("training", "raw", steps), DrawnCurve("validation", "second", validations, dots=True)]
-    chart = draw_chart(Chart("Loss, nats per token", curves, summary))
-    return f'<div class="wide" tabindex="0">{chart}</div><p class="soft">{summary}.</p>'
+    return {"chart": draw_chart(Chart("Loss, nats per token", curves, summary)), "summary": summary}
 
 
-def frozen_table(document: Mapping[str, Any]) -> str:
-    """Return how many of each kind both sides answer rightly, and the questions that only A does."""
-    rows = document.get("frozen") or ()
-    if not rows:
-        return ""
-    lines = ""
+def _frozen(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int, int, int]]:
+    """Yield (kind, asked, right A, right B)."""
     for origin, name in ORIGINS.items():
-        checked = [row for row in rows if row["origin"] == origin]
-        if checked:
-            right = [sum(row[side]["success"] is True for row in checked) for side in SIDES]
-            lines += f'<tr><td>{name}</td><td class="n">{len(checked)}</td><td class="n">{right[0]}</td>'
-            lines += f'<td class="n">{right[1]}</td></tr>'
-    head = '<tr><th></th><th class="n">asked</th><th class="n">right A</th><th class="n">B</th></tr>'
-    lost = [
-        row for row in rows if row["tuned"]["success"] is False and (row["origin"] == "win" or row["base"]["success"])
-    ]
-    shown = "".join(
-        f'<details><summary><span class="tag worse">lost</span> {shown_text(row["prompt"], 120)} '
-        f'<span class="soft">{escape(row["source"])}</span></summary><div class="pair">'
-        + "".join(
-            f'<div><p class="tag">{name}</p><div class="text">{shown_text(row[side]["answer"])}</div></div>'
-            for name, side in zip("AB", SIDES, strict=True)
-        )
-        + "</div></details>"
-        for row in lost[:MAX_LOST]
-    )
-    return f'<div class="wide" tabindex="0"><table>{head}{lines}</table></div>{shown}'
+        asked = [row for row in rows if row["origin"] == origin]
+        if asked:
+            base, tuned = (sum(row[side]["success"] is True for row in asked) for side in SIDES)
+            yield name, len(asked), base, tuned
 
 
-def judge_note(document: Mapping[str, Any]) -> str:
+def _is_lost(row: Mapping[str, Any]) -> bool:
+    return row["tuned"]["success"] is False and bool(row["origin"] == "win" or row["base"]["success"])
+
+
+def _preferences(found: Mapping[str, Any]) -> str:
     """Return a sentence on a judge model's preferences, and on how often it contradicted itself."""
-    given = document.get("preferences")
-    if not given:
-        return ""
-    counts = {side: sum(row["preferred"] == side for row in given["rows"]) for side in (*SIDES, "tie")}
-    text = (
-        f"{escape(given['judge'])} prefers A in {counts['base']} pairs and B in {counts['tuned']}; {counts['tie']} are "
-        f"ties. When they changed places it contradicted itself on {given['contradictions']} of {given['asked']}."
+    counts = {side: sum(row["preferred"] == side for row in found["rows"]) for side in (*SIDES, "tie")}
+    return (
+        f"{found['judge']} prefers A in {counts['base']} pairs and B in {counts['tuned']}; {counts['tie']} are ties."
+        f" When they changed places it contradicted itself on {found['contradictions']} of {found['asked']}."
+        + (f" {found['unreadable']} of its replies named neither." if found["unreadable"] else "")
+        + (" It judges its own answers." if found["judges_itself"] else "")
     )
-    text += f" {given['unreadable']} of its replies named neither." if given["unreadable"] else ""
-    text += " It judges its own answers." if given["judges_itself"] else ""
-    return f"<p>{text}</p>"

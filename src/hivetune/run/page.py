@@ -1,0 +1,44 @@
+"""HTML pages that need nothing else: no script, no font, no network. Their bodies are Jinja templates, which escape
+every text, since rows and answers are other people's."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+_FRAME = (
+    '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>'
+    '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    "<style>{{ style | safe }}</style></head><body><main>\n"
+    "<h1>{{ heading }}</h1>{{ body | safe }}</main></body></html>\n"
+)
+
+
+def whole_page(title: str, body: str, style: Path, heading: str = "") -> str:
+    """Return the page around `body`, HTML that is escaped already. `heading`: the title by default."""
+    return (
+        jinja2.Environment(autoescape=True)
+        .from_string(_FRAME)
+        .render(title=title, heading=heading or title, body=body, style=style.read_text(encoding="utf-8"))
+    )
+
+
+@cache
+def find_template(path: Path) -> jinja2.Template:
+    """Return the template in this file. Its filter `count` writes a number with separators of thousands."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(path.parent), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters["count"] = lambda number: f"{number:,}"
+
+    def cut(text: str, longest: int) -> str:
+        return text if len(text) <= longest else text[:longest] + " ..."
+
+    environment.filters["cut"] = cut
+    return environment.get_template(path.name)
+
+
+def render(path: Path, **values: Any) -> str:
+    """Return the text of a template. Raises jinja2.UndefinedError for a value that it needs and is not given."""
+    return find_template(path).render(**values)
