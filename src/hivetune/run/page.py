@@ -25,20 +25,15 @@ def whole_page(title: str, body: str, style: Path, heading: str = "") -> str:
 
 
 @cache
-def find_template(path: Path) -> jinja2.Template:
-    """Return the template in this file. Its filter `count` writes a number with separators of thousands."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(path.parent), autoescape=True, undefined=jinja2.StrictUndefined
-    )
+def _template(path: Path) -> jinja2.Template:
+    loader = jinja2.FileSystemLoader(path.parent)
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["count"] = lambda number: f"{number:,}"
-
-    def cut(text: str, longest: int) -> str:
-        return text if len(text) <= longest else text[:longest] + " ..."
-
-    environment.filters["cut"] = cut
+    environment.filters["cut"] = lambda text, longest: text if len(text) <= longest else text[:longest] + " ..."
     return environment.get_template(path.name)
 
 
 def render(path: Path, **values: Any) -> str:
-    """Return the text of a template. Raises jinja2.UndefinedError for a value that it needs and is not given."""
-    return find_template(path).render(**values)
+    """Return the text of a template. Its filter `count` separates thousands, `cut` shortens a text to so many
+    characters. Raises jinja2.UndefinedError for a value that it needs and is not given."""
+    return _template(path).render(**values)

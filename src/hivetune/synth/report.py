@@ -4,12 +4,12 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from html import escape
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from hivetune.data.prepare.page import STYLE
+from hivetune.run.page import render, whole_page
 from hivetune.synth.checks import DRAFT_REASONS
 from hivetune.synth.keep import Against
 from hivetune.synth.maker import CategoryCounts
@@ -19,6 +19,7 @@ from hivetune.synth.sources.page import words_in
 MEASURED_ROWS = 2000  # for the diversity: it falls with the number of words, so it is taken at a stated one
 MEASURED_WORDS = 20_000
 _MAX_SHOWN = 12
+_BODY = Path(__file__).with_name("report_body.html")
 
 
 def synth_document(
@@ -142,7 +143,7 @@ def reasons_of(rejected: Mapping[str, int]) -> Iterable[str]:
     return (f"{reason} {count:,}" for reason, count in sorted(rejected.items(), key=lambda item: -item[1]))
 
 
-# The report as a page in the style of the data report. Every text is escaped.
+# The report as a page in the style of the data report.
 
 
 def write_synth_page(path: Path, document: Mapping[str, Any]) -> None:
@@ -152,67 +153,7 @@ def write_synth_page(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def synth_page(document: Mapping[str, Any]) -> str:
-    sections = (_categories(document), _rejected(document), _diverse(document), _rows(document))
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Rows from documentation</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{STYLE.read_text(encoding='utf-8')}</style></head><body><main>\n"
-        f"<h1>{document['rows']:,} rows made of {document['asked']:,} that were asked for</h1>"
-        f'<p class="soft">{document["made"]:,} drafts, seed {document["seed"]}, maker {escape(document["maker"])}. '
-        "All of these rows are synthetic: each names the pages that it rests on.</p>\n"
-        f"{''.join(sections)}</main></body></html>\n"
-    )
-
-
-def _categories(document: Mapping[str, Any]) -> str:
-    most = max((category["kept"] for category in document["categories"]), default=0) or 1
-    rows = ""
-    for category in document["categories"]:
-        note = escape(", ".join(reasons_of(category["rejected"])))
-        if not category["kept"]:
-            note = f"empty: {escape(category['install'] or 'no source found')}"
-        counts = "".join(f'<td class="n">{category[name]:,}</td>' for name in ("asked", "made", "kept"))
-        bar = f'<div class="meter"><i class="train" style="width:{category["kept"] / most:.3%}"></i></div>'
-        rows += (
-            f"<tr><td>{escape(category['category'])}</td>{counts}<td>{bar}</td>"
-            f'<td class="n">{category["sources"]:,}</td><td class="soft">{note}</td></tr>'
-        )
-    head = '<tr><th>category</th><th class="n">asked</th><th class="n">made</th><th class="n">kept</th><th></th>'
-    head += '<th class="n">pages</th><th>rejected, or what to install</th></tr>'
-    return f"<section><h2>Categories</h2><table>{head}{rows}</table></section>\n"
-
-
-def _rejected(document: Mapping[str, Any]) -> str:
-    rows = "".join(
-        f'<tr><td>{escape(reason)}</td><td class="n">{count:,}</td><td>{escape(DRAFT_REASONS[reason])}</td></tr>'
-        for reason, count in sorted(document["rejected"].items(), key=lambda item: -item[1])
-    )
-    return f"<section><h2>Rejected drafts</h2><table>{rows}</table></section>\n" if rows else ""
-
-
-def _diverse(document: Mapping[str, Any]) -> str:
-    shown = document["diversity"]
-    rows = "".join(
-        f'<tr><td>{name}</td><td class="n">{shown[name]["words"]:,}</td>'
-        + "".join(f'<td class="n">{shown[name][f"distinct_{n}"]:.3f}</td>' for n in (1, 2, 3))
-        + "</tr>"
-        for name in ("questions", "answers")
-    )
-    head = '<tr><th></th><th class="n">words</th>' + "".join(f'<th class="n">distinct-{n}</th>' for n in (1, 2, 3))
-    note = (
-        f"Likeness of a row to its nearest: {shown['self_similarity']:.3f} on average (0: nothing in common, 1: equal)."
-    )
-    return f'<section><h2>Diversity</h2><p class="soft">{note}</p><table>{head}</tr>{rows}</table></section>\n'
-
-
-def _rows(document: Mapping[str, Any]) -> str:
-    body = ""
-    for row in document["samples"]:
-        dialogue = "\n".join(f"{message['role']}: {message['content']}" for message in row["messages"])
-        pages = ", ".join(f"{s['page']} {s['section']}" for s in row["synth"]["sources"])
-        body += (
-            f"<details open><summary><strong>{escape(row['category'])}, {escape(row['synth']['kind'])}</strong> "
-            f'<span class="soft">{escape(pages)}</span></summary>'
-            f'<div class="text"><code>{escape(dialogue)}</code></div></details>'
-        )
-    return f"<section><h2>Rows to look at</h2>{body}</section>\n" if body else ""
+    """Return the whole page."""
+    heading = f"{document['rows']:,} rows made of {document['asked']:,} that were asked for"
+    body = render(_BODY, d=document, meanings=DRAFT_REASONS, reasons_of=reasons_of)
+    return whole_page("Rows from documentation", body, STYLE, heading)

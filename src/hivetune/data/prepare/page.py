@@ -5,13 +5,9 @@ import json
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import cache
-from html import escape
 from itertools import groupby
 from pathlib import Path
 from typing import Any
-
-import jinja2
 
 from hivetune.data.fates import Decisions, RowLookup
 from hivetune.data.prepare.report import Report, duplicate_kinds, secrets_first
@@ -19,13 +15,14 @@ from hivetune.data.reasons import REASONS
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.snapshot import SPLITS
 from hivetune.models.prepared import spoken_name
+from hivetune.run.page import render, whole_page
 
 MAX_SLOTS = 3  # per reason
 MAX_NAMES, MAX_CHANGES, MAX_FILES, MAX_TEXT = 20, 200, 200, 1500
 PLOT_WIDTH, PLOT_HEIGHT, PLOT_MARGIN = 900, 190, 10
 DUPLICATE_KINDS = {"exact": "equal", "beginning": "the beginning of a longer row", "near": "nearly equal"}
 LESSONS = ("corrections", "pairs", "retries", "failures")
-STYLE = Path(__file__).with_name("page.css")
+STYLE, _BODY = (Path(__file__).with_name(name) for name in ("page.css", "report_body.html"))
 NUM_RANDOM = 4
 MAX_TOKENS = 1200
 Decode = Callable[[Sequence[int]], str]
@@ -103,12 +100,7 @@ def _runs(tokens: bytes, mask: bytes, decode: Decode) -> list[tuple[str, bool]]:
 
 def page(document: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> str:
     """Return the whole page."""
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Data report</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{STYLE.read_text(encoding='utf-8')}</style></head><body><main>\n"
-        f"<h1>{escape(report_title(document))}</h1>{report_body(document, samples)}</main></body></html>\n"
-    )
+    return whole_page("Data report", report_body(document, samples), STYLE, report_title(document))
 
 
 def report_title(document: Mapping[str, Any]) -> str:
@@ -123,11 +115,13 @@ def report_body(document: Mapping[str, Any], samples: Sequence[Mapping[str, Any]
     changes = secrets_first(document["changes"])
     more_changes = len(changes) + document["changes_left_out"] - MAX_CHANGES
     num_held_back = document["set_aside"].get("synthetic-share", 0)
-    return _template().render(
+    return render(
+        _BODY,
         d=document,
         tokens=_tokens(document),
-        total=max(1, document["rows_in"]),
-        fates=_fates(document),
+        total=(total := max(1, document["rows_in"])),
+        fates=(fates := _fates(document)),
+        fate_shares=[(kind, rows / total) for kind, _, rows, _ in fates],
         reasons=list(_reasons(document)),
         changes=changes[:MAX_CHANGES],
         changes_note=f"The first {MAX_CHANGES:,}; {more_changes:,} more are in report.json."
@@ -148,16 +142,6 @@ def report_body(document: Mapping[str, Any], samples: Sequence[Mapping[str, Any]
             for name, layouts in list(document["files"].items())[:MAX_FILES]
         ],
     )
-
-
-@cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
-    )
-    environment.filters["count"] = lambda number: f"{number:,}"
-    environment.filters["shares_of"] = lambda fates, total: [(kind, n / total) for kind, _, n, _ in fates]
-    return environment.get_template("report_body.html")
 
 
 def _tokens(document: Mapping[str, Any]) -> str:
