@@ -103,7 +103,7 @@ def _installs() -> str:
 
 def _chips() -> str:
     rows = ((f.more["gfx"], f.more["cards"], ", ".join(f.more["types"]), _why(f)) for f in facts("chip"))
-    return _table(("architecture", "cards", "number types of its own", "what to know"), rows)
+    return _table(("architecture", "cards", "fast number types", "what to know"), rows)
 
 
 def _builds() -> str:

@@ -360,12 +360,13 @@ def noise_of(seconds: Sequence[float]) -> tuple[float, float] | None:
 
 
 def was_busy(noise: float, repeats: float) -> bool:
-    """Return whether something else ran on the machine for a part of the time: its noise is more than its jitter
-    explains.
+    """Return whether another program ran during a part of the measurement: the times spread more than neighbouring
+    times differ.
 
-    Of 2,000 simulated quiet machines at most 2.2 % are named so, with 13, 26 or 50 times, jitter of 2 to 30 % and rare
-    outliers; a load of 1.5 times that comes half-way is seen in 98.9 % and more at 5 % jitter. A fixed limit of 1.3
-    named every second quiet machine of a shared cloud. Below a tenth nothing is named: no threshold is that fine.
+    Of 2,000 simulated quiet machines at most 2.2 % are called busy, with 13, 26 or 50 times, jitter of 2 to 30 % and
+    rare outliers. A load that makes half of the times 1.5 times as long is found in 98.9 % and more at 5 % jitter. A
+    fixed limit of 1.3 called every second quiet machine of a shared cloud busy. A spread below a tenth is never called
+    busy: no threshold is that fine.
     """
     return noise > max(MIN_NOISE, math.pow(repeats, BEYOND_REPEATS))
 

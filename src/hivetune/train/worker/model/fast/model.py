@@ -44,7 +44,7 @@ MAX_AHEAD = 2
 
 
 class _Laid(NamedTuple):
-    """The tables of a step's documents, prepared ahead; `draw`: the number that dropout's masks follow from."""
+    """The tables of a step's documents, computed before the step. `draw`: the seed of the dropout masks."""
 
     documents: Sequence[Document]
     draw: int | None
