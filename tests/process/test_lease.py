@@ -57,7 +57,7 @@ def test_a_server_gets_no_card_that_is_trained_on_until_the_trainer_is_dead() ->
 def test_a_trainer_waits_for_the_server_which_sees_it_and_lets_go() -> None:
     server = holder("serve_on")
     assert took(server)
-    with pytest.raises(Busy, match="still used for serving after 0 s"):
+    with pytest.raises(Busy, match="cuda:7 is still in use by the gateway or a chat after 0 s"):
         train_on(CARD, timeout_s=0.2)
     assert not training_on(CARD)  # who gave up wants nothing any more
     trainer = holder("train_on")
