@@ -10,6 +10,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP_INPUTS := pyproject.toml requirements.lock tools/setup.py
 export OMP_WAIT_POLICY ?= PASSIVE
+# llama.cpp's converter lies in the user's home, which may be another one than at set-up. Half a second when it is there.
+CONVERTER := $(BIN)/hivetune fetch llama.cpp > /dev/null
 # Containers and CI often set it. Without kept bytecode each process that imports torch and transformers compiles their
 # 3,000 modules again: 19 instead of 8 processor seconds, and the tests start about 400 such processes.
 export PYTHONDONTWRITEBYTECODE :=
@@ -29,6 +31,7 @@ WORKERS ?= -n $(shell nproc | awk '{print ($$1 < 3 ? $$1 + 1 : 4)}') --dist load
 	@touch .venv/.ready-demo $@
 
 demo: .venv/.ready-demo
+	@$(CONVERTER)
 	@$(BIN)/hivetune demo
 
 lint: .venv/.ready-dev
@@ -38,9 +41,11 @@ lint: .venv/.ready-dev
 	@$(BIN)/vulture
 
 check: lint
+	@$(CONVERTER)
 	@$(BIN)/python -m pytest -q $(WORKERS) -m "not slow and not proof"
 
 test: lint
+	@$(CONVERTER)
 	@$(BIN)/python -m pytest -q $(WORKERS) -m "not proof"
 
 corpus: .venv/.ready-dev

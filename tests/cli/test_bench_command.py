@@ -1,4 +1,4 @@
-"""`hivetune bench` that is stopped leaves no process and no file."""
+"""`hivetune bench` that is stopped leaves no process and no file; `hivetune demo` says first what it lacks."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hivetune.cli.demo import _run
+from hivetune.cli.demo import _run, demo
+from hivetune.errors import MachineNotFit
 
 # As the benchmark: it writes into a temporary folder and starts a worker; then Ctrl-C comes.
 HARNESS = """
@@ -38,3 +39,10 @@ def test_ctrl_c_ends_all_of_it(tmp_path: Path, own_home: Path) -> None:
 
 def test_its_exit_code_is_said(tmp_path: Path) -> None:
     assert _run([sys.executable, "-c", "raise SystemExit(3)"], tmp_path) == 3
+
+
+def test_a_demo_without_the_converter_ends_before_it_trains(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIVETUNE_CONVERTERS", str(own_home / "none"))
+    with pytest.raises(MachineNotFit, match="converter .* is not installed") as caught:
+        demo()
+    assert caught.value.hint == "run hivetune fetch llama.cpp" and not (own_home / "demo").exists()

@@ -26,6 +26,7 @@ from hivetune.errors import HivetuneError, MachineNotFit
 from hivetune.judge.gate import verdict_document
 from hivetune.llama.backend import open_backend
 from hivetune.process.launch import Ahead
+from hivetune.release.converter import find_converter
 from hivetune.release.export import export_run
 from hivetune.release.gguf import SERVED_QUANT
 from hivetune.release.prove import describe_proof, prove_export
@@ -40,6 +41,7 @@ def demo(
 ) -> None:
     """Run every step once, in minutes, on a small real model and rows from Python's documentation."""
     started = time.monotonic()
+    find_converter()  # said now, not after the training
     folder = home() / "demo"
     if fresh:
         shutil.rmtree(folder, ignore_errors=True)
