@@ -251,7 +251,7 @@ def test_another_environment_computes_in_the_same_run(
     """HIVETUNE_OTHER_PYTHON: an environment with another torch. Without it this one, under the name of a link."""
     other = os.environ.get("HIVETUNE_OTHER_PYTHON", sys.executable)
     torch = subprocess.run([other, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True)
-    own, rows = machines.folder / "own", 400
+    own, rows = machines.folder / "own", 1200  # more than the own worker computes until the other one has joined
     alone = begin(tmp_path / "alone", rows, 1, "", own)
     machines.add(other)
     done(alone, tmp_path / "alone")
