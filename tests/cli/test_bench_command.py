@@ -43,6 +43,6 @@ def test_its_exit_code_is_said(tmp_path: Path) -> None:
 
 def test_a_demo_without_the_converter_ends_before_it_trains(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIVETUNE_CONVERTERS", str(own_home / "none"))
-    with pytest.raises(MachineNotFit, match="converter .* is not installed") as caught:
+    with pytest.raises(MachineNotFit, match=r"converter .* is not installed") as caught:
         demo()
     assert caught.value.hint == "run hivetune fetch llama.cpp" and not (own_home / "demo").exists()
