@@ -142,15 +142,16 @@ def attack(url: str, token: str, over: Event) -> None:
     does not hold up the clients that are measured."""
     many, some = ([{"role": "user", "content": "x"}] * count for count in (50_000, 4_000))  # 4,000 fit into the context
     huge = [{"role": "user", "content": "x " * 1_000_000}]
-    bodies = [json.dumps({**BODY, "messages": turns}).encode() for turns in (huge, many, some)]
+    bodies = [(json.dumps({**BODY, "messages": turns}).encode(), turns is not some) for turns in (huge, many, some)]
     host, _, port = url.removeprefix("http://").partition(":")
     headers = {"Authorization": f"Bearer {token}"}
     with httpx2.Client(base_url=url, headers=headers, timeout=60) as client, contextlib.ExitStack() as stack:
         for _ in range(300):
             stack.enter_context(closing(socket.create_connection((host, int(port)))))
         while not over.is_set():
-            for body in bodies:
-                client.post("/v1/chat/completions", content=body)
+            for body, is_refused in bodies:
+                status = client.post("/v1/chat/completions", content=body).status_code
+                assert status == 400 or not is_refused, status
 
 
 def hostile(running: Running) -> dict[str, float]:

@@ -338,8 +338,8 @@ def page(table: Mapping[str, Any]) -> str:
         f"bit for bit and merge. llama.cpp serves {len(served)} of these as trained.",
         "",
         "*GGUF*: llama.cpp's converter writes the model. *Adapter*: it writes a GGUF adapter for the base. *Served*:",
-        "llama.cpp computes what was trained. `hivetune train` tests your own model before it starts. The table has",
-        "the full errors.",
+        "llama.cpp computes what was trained. `hivetune train` tests your own model before it starts.",
+        "[families.json](families.json) has the errors of the others.",
         "",
     ]
     for path in ("fast", "general"):

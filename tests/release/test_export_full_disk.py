@@ -1,7 +1,8 @@
-"""An export on a disk that another program fills meanwhile: the documented exit code, and no half-made file."""
+"""An export while another program fills the disk or the memory: the documented exit code, and no half-made file."""
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ from serve.hive import make_home, write_adapter
 from small_disk import fill
 
 from hivetune.cli.explain import explain
-from hivetune.errors import DoesNotFit, HivetuneError
+from hivetune.errors import DoesNotFit, HivetuneError, UsageError
+from hivetune.release.converter import find_converter
 from hivetune.release.export import Source, export
+from hivetune.release.worker.to_gguf import stage
 
 LARGE = type(shutil.disk_usage("/"))(1 << 40, 0, 1 << 40)
 
@@ -32,3 +35,12 @@ def test_a_disk_that_fills_while_it_exports(
     assert (type(told), told.hint) == (DoesNotFit, "free some space, then run the same command again")
     assert "the disk is full" in told.message
     assert [path.name for path in (small_disk / "export").iterdir()] == [".lock"]
+
+
+@pytest.mark.slow
+def test_only_the_converters_own_failures_are_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full memory says nothing about the model: another setting or machine may do."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for raised, expected in ((KeyError("rope_theta"), UsageError), (MemoryError(), MemoryError)):
+        with pytest.raises(expected), stage(make_home(), tmp_path / "export", find_converter().folder):
+            raise raised

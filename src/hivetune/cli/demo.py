@@ -41,7 +41,7 @@ def demo(
 ) -> None:
     """Run every step once, in minutes, on a small real model and rows from Python's documentation."""
     started = time.monotonic()
-    find_converter()  # said now, not after the training
+    find_converter()  # a missing one is reported before the training
     folder = home() / "demo"
     if fresh:
         shutil.rmtree(folder, ignore_errors=True)

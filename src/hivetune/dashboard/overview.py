@@ -70,10 +70,10 @@ class Overview:
         }
 
 
-def overview(given: Iterable[RunStatus] | None = None) -> Overview:
-    """Return the overview of this home. A missing home is empty. `given`: the status of every run, if it is known
-    already."""
-    runs = sorted(known_runs() if given is None else given, key=lambda status: status.created, reverse=True)
+def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
+    """Return the overview of this home. A missing home is empty. `statuses`: the status of every run, if it is
+    known already."""
+    runs = sorted(known_runs() if statuses is None else statuses, key=lambda status: status.created, reverse=True)
     running = tuple(status for status in runs if status.state == "running")
     registered: list[Release] = []
     interactions, tainted = 0, {}

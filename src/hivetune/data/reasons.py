@@ -34,7 +34,7 @@ def not_utf8(byte: int, before: str) -> RowRefused:
     name = "Windows-1252" if 0x80 <= byte <= 0x9F else "Latin-1 or Windows-1252"
     context = " ".join(before.split())[-20:]
     remedy = "convert it: iconv -f WINDOWS-1252 -t UTF-8"
-    return RowRefused("bad-utf8", f"byte 0x{byte:02X} behind {context!r}: the text may be {name}; {remedy}")
+    return RowRefused("bad-utf8", f"byte 0x{byte:02X} after {context!r}: the text may be {name}; {remedy}")
 
 
 REASONS: dict[str, Reason] = {

@@ -56,7 +56,7 @@ def advise(
     `rank`: the document of worker/rank.py. `contradictory`: places of trained rows that answer one question
     differently.
     """
-    given = [
+    candidates = [
         _rate(curve),
         _trained_enough(curve),
         _rows(curve),
@@ -65,7 +65,7 @@ def advise(
         _rank(rank),
         *(_evidence(metric) for metric in metrics),
     ]
-    return tuple(advice for advice in given if advice is not None)
+    return tuple(advice for advice in candidates if advice is not None)
 
 
 def _rate(curve: Curve) -> Advice | None:

@@ -216,20 +216,22 @@ def _preferred(evaluation: Evaluation, config: GateConfig) -> list[Finding]:
     """Judge the preferences of a judge model: the share of pairs won by the tuned model less the share won by the
     base.
     """
-    threshold, given = config.preferred_gain, evaluation.get("preferences")
-    if given is None:
+    threshold, preferences = config.preferred_gain, evaluation.get("preferences")
+    if preferences is None:
         return [] if threshold is None else [_failed("preferred", "no model judged (eval.judge)", 0, threshold, True)]
-    votes = [row["preferred"] for row in given["rows"] if row["preferred"] is not None]
+    votes = [row["preferred"] for row in preferences["rows"] if row["preferred"] is not None]
     if not votes:
-        return [_failed("preferred", f"{given['judge']} gave no readable reply", 0, threshold, threshold is not None)]
-    estimate = preference(given["rows"])
-    deciding = estimate if config.look is None else preference(given["rows"], alpha=_alpha(config))
+        return [
+            _failed("preferred", f"{preferences['judge']} gave no readable reply", 0, threshold, threshold is not None)
+        ]
+    estimate = preference(preferences["rows"])
+    deciding = estimate if config.look is None else preference(preferences["rows"], alpha=_alpha(config))
     n = len(votes)
     metric = _measured("preferred", votes.count("base") / n, votes.count("tuned") / n, n)
     finding = gain_finding(metric, estimate, deciding, threshold, config.tolerance)
-    note = f"; {given['judge']} contradicts itself on {given['contradictions']} of {given['asked']} pairs"
-    note += " when the answers change places"
-    note += "; it judges its own answers" * given["judges_itself"]
+    share = f"{preferences['contradictions']} of {preferences['asked']} pairs"
+    note = f"; {preferences['judge']} contradicts itself on {share} when the answers change places"
+    note += "; it judges its own answers" * preferences["judges_itself"]
     return [replace(finding, reason=described(finding) + note, gain95=estimate.ci95)]
 
 

@@ -112,6 +112,8 @@ def comparison_body(document: Mapping[str, Any], judged: Mapping[str, Any]) -> s
         costs=list(_costs(document)),
         answers=[(_change(answer), answer) for answer in sorted(document["answers"], key=_rank)[:MAX_ANSWERS]],
         answers_note=_answers_note(len(document["answers"])),
+        interval_width=_INTERVAL_WIDTH,
+        bar_width=_BAR_WIDTH,
     )
 
 

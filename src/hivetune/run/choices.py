@@ -1,4 +1,4 @@
-"""The choices of a run: the measurements or chosen before step 0, kept in config.resolved.yaml.
+"""The choices of a run, measured or chosen before step 0 and kept in config.resolved.yaml.
 
 A recorded choice is never made again, so a resumed run computes as it began. The changes of a recovery apply to one
 worker and are not recorded.

@@ -102,7 +102,7 @@ class RunTally:
 
     @property
     def storage_problem(self) -> str:
-        """Return the failed writes as far as text; empty if there are none."""
+        """Return a sentence on the failed writes; empty if there are none."""
         parts = []
         if self.waiting_since is not None:
             parts.append("its disk is full: it waits for room")

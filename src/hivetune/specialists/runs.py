@@ -53,7 +53,7 @@ def propose_domains(survey: Survey, attended: Attended = ALONE) -> list[Speciali
     """Return one step for each domain, in the order of size: decided now, or before for these rows and this shared
     adapter.
 
-    Raises the errors of children and runs; the measurements until then is kept.
+    Raises the errors of children and runs; the measurements made until then are kept.
     """
     with closing(open_database()) as database:
         steps = newest_steps(database, survey.shared.name)

@@ -369,4 +369,4 @@ def test_what_is_legal(folder: Path, tmp_path: Path) -> None:
     image = {"id": 90_000, "content": "<image>", "special": True, "normalized": False}
     image |= {"lstrip": False, "rstrip": False, "single_word": False}
     tokenizer(folder, lambda content: content["added_tokens"].append(image))
-    prepare_model(str(folder), tmp_path / "prepared")
+    assert prepare_model(str(folder), tmp_path / "prepared")["eos_ids"]

@@ -31,7 +31,7 @@ MIN_MARGIN_S, RECENT_STEPS = 2.0, 20
 
 
 class Requests:
-    """Tells whether the gateway answers a request now or did a moment ago. Answerer a few times a second."""
+    """Tells whether the gateway answers a request now or did a moment ago. It is called a few times a second."""
 
     def __init__(self) -> None:
         self._waited_at = float("-inf")

@@ -54,17 +54,17 @@ class Destination:
     place: str
 
 
-def destination_of(target: ReportTarget, given: str | None) -> Destination:
-    """Return where a tool's points go: `given`, else the tool's own environment variable, else below the home.
+def destination_of(target: ReportTarget, destination: str | None) -> Destination:
+    """Return where a tool's points go: `destination`, else the tool's own environment variable, else below the home.
 
     Raises MachineNotFit when the package of the tool is missing, UsageError for a file where a folder belongs.
     """
     if problem := exporter_problem(target):
         raise MachineNotFit(problem, hint=install_command(target))
     if target == "mlflow":
-        return Destination(target, given or os.environ.get("MLFLOW_TRACKING_URI") or str(home() / "mlflow"))
+        return Destination(target, destination or os.environ.get("MLFLOW_TRACKING_URI") or str(home() / "mlflow"))
     variable = {"trackio": "TRACKIO_DIR", "wandb": "WANDB_DIR"}.get(target, "")
-    folder = real_path(given or os.environ.get(variable) or home() / target)
+    folder = real_path(destination or os.environ.get(variable) or home() / target)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file", hint=f"give a folder for {target}")
     return Destination(target, str(folder))

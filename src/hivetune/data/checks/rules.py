@@ -158,7 +158,7 @@ def check_characters(messages: Messages) -> None:
 
 
 def _is_quoted(text: str, messages: Messages) -> bool:
-    """Return whether each wrongly decoded word of a text also is there, or in its answer, rightly decoded.
+    """Return whether each wrongly decoded word of a text also occurs rightly decoded, in the text or its answer.
 
     Then the text is about wrong decoding: a text that was decoded wrongly has no right words.
     """

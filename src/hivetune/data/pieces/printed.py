@@ -32,7 +32,7 @@ class Step(NamedTuple):
 def paired(steps: Iterable[Step], join: Callable[[Any, Any], Any]) -> Iterator[PlacedRow]:
     """Yield the record that `join` makes of each question and its answer, and the records of steps that stay alone.
 
-    Of several questions of one run that wait at once, it is unclear the answers apart: all of them stay alone.
+    If several questions of one run wait at once, their answers can't be told apart: all of them stay alone.
     """
     waiting: dict[str, list[Step]] = {}
     mixed: set[str] = set()

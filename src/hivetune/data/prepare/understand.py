@@ -1,4 +1,4 @@
-"""How each file is understood, by a sample of its rows: where questions and answers are, and the rest out."""
+"""How each file is understood, by a sample of its rows: where questions and answers are, and what is left out."""
 
 import itertools
 import json

@@ -53,7 +53,7 @@ def check_tied(folder: Path, pairs: Iterable[tuple[str, str]], name: str) -> Non
 
 
 def _problem(tensor: Stored, *, quantized: bool) -> str:
-    """Return in words the problem with its values; "" when nothing is."""
+    """Return the problem with its values in words; "" if there is none."""
     if tensor.kind not in EXPONENTS:  # tables of numbers (DeepSeek V4's tokens of experts) are I64
         is_weight = len(tensor.shape) > 1 and tensor.kind not in ("I64", "BOOL") and not quantized
         return f"is stored as {tensor.kind} numbers" if is_weight else ""

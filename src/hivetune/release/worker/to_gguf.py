@@ -42,6 +42,7 @@ from hivetune.release.worker.vocabulary import (
 )
 
 LARGEST_F16 = 65504.0
+CHUNK_NUMBERS = 1 << 24  # of a K-quant at a time: 64 MB of float32
 # Number types that the converter writes itself, as its --outtype names them; the others are made from F16.
 OWN_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
 # In a model whose name has this, llama.cpp strips what follows special tokens, as in Phi-3. It can't load one that
@@ -90,7 +91,7 @@ def stage(model: Path, parent: Path, converter: Path) -> Iterator[Path]:
         if is_sentencepiece(_tokenizer(model)):
             (folder / "tokenizer.model").touch()  # where it lies, Gemma 3's class asks for the pieces
         yield folder
-    except HivetuneError:
+    except (HivetuneError, MemoryError):
         raise
     except ModuleNotFoundError as error:
         raise MachineNotFit(f"the package {error.name} is not installed", hint=install_command("export")) from None
@@ -365,9 +366,15 @@ def encode(array: Array, kind: str) -> Array:
         return encoded
     import libgguf
 
-    rows = np.ascontiguousarray(array, dtype=np.float32).reshape(-1, array.shape[-1])
-    encoded = np.ascontiguousarray(libgguf.quantize_rows(rows, int(member))).view(np.uint8)
-    return encoded.reshape(*array.shape[:-1], -1)
+    rows = array.reshape(-1, array.shape[-1])
+    step = max(1, CHUNK_NUMBERS // rows.shape[1])
+    pieces = []
+    for start in range(0, rows.shape[0], step):
+        piece = np.ascontiguousarray(rows[start : start + step], dtype=np.float32)
+        encoded = np.ascontiguousarray(libgguf.quantize_rows(piece, int(member))).view(np.uint8)
+        pieces.append(encoded.reshape(piece.shape[0], -1))
+    whole: Array = np.concatenate(pieces).reshape(*array.shape[:-1], -1)
+    return whole
 
 
 def _check_numbers(name: str, tensor: torch.Tensor, is_f16: bool) -> None:
