@@ -201,28 +201,30 @@ def test_an_overflow_repeats_the_step_on_a_wider_grid(stage: Stage, alone: tuple
     assert float((values - right).abs().max()) <= 2.0**-24 * float(right.abs().max())
 
 
+@pytest.mark.parametrize("dying", [1, 2, 3])
 def test_the_packs_of_a_worker_that_dies_go_to_the_others(
-    stage: Stage, alone: tuple[bytes, float, int], monkeypatch: pytest.MonkeyPatch
+    stage: Stage, alone: tuple[bytes, float, int], monkeypatch: pytest.MonkeyPatch, dying: int
 ) -> None:
-    process = subprocess.Popen(["sleep", "600"])  # whose end is that of worker 1, a thread here
+    """Whichever rank it had, the others notice, though each rank waits for one other at a time."""
+    process = subprocess.Popen(["sleep", "600"])  # whose end is that of the worker, a thread here
 
     def die(count: int, result: WorkResult) -> WorkResult:
-        if count == 1:
-            process.kill()
-            process.wait()
-            raise Died
-        return result
+        time.sleep(0.5)  # the others have computed their shares, and wait for it
+        process.kill()
+        process.wait()
+        raise Died
 
-    # It is not waited for, since it has ended; the other one is, however long that takes on a busy machine.
+    # It is not waited for, since it has ended; the others are, however long that takes on a busy machine.
     monkeypatch.setattr(module, "CALL_AGAIN_S", 60.0)
-    stage.worker(1, die, pid=process.pid)
-    stage.worker(2)
-    stage.wait_for("worker_joined", 2)
-    assert stage.step() == alone
-    assert [lost["worker"] for lost in stage.fields("worker_lost")] == [1]
-    assert stage.fields("packs_again")
-    stage.worker(1)  # and one that comes back takes part again
+    stage.worker(dying, die, pid=process.pid)
+    for other in {1, 2, 3} - {dying}:
+        stage.worker(other)
     stage.wait_for("worker_joined", 3)
+    assert stage.step() == alone
+    assert [lost["worker"] for lost in stage.fields("worker_lost")] == [dying]
+    assert stage.fields("packs_again")
+    stage.worker(dying)  # and one that comes back takes part again
+    stage.wait_for("worker_joined", 4)
     assert stage.step() == alone
 
 

@@ -60,7 +60,10 @@ class GroupBroken(Exception):
 
 
 class Group:
-    """One group from its forming to its end. Every call raises GroupBroken."""
+    """One group from its forming to its end. Every call raises GroupBroken, and has then closed the connections.
+
+    A traceback keeps the group for a while. If that kept its connections, ranks that wait for this one would wait on.
+    """
 
     def __init__(self, store: dist.Store, rank: int, size: int, *, local: bool):
         self.rank, self.size = rank, size
@@ -71,7 +74,8 @@ class Group:
             if local
             else dist.ProcessGroupGloo.create_default_device()
         ]
-        with _broken():
+        self._gloo: Any = None  # closed
+        with self._closed_if_broken():
             self._gloo = dist.ProcessGroupGloo(store, rank, size, options)
             self._gloo.barrier(dist.BarrierOptions()).wait(timedelta(seconds=CONNECT_S))
 
@@ -79,7 +83,7 @@ class Group:
         """Return what rank 0 has, in place."""
         options = dist.BroadcastOptions()
         options.rootRank, options.timeout = 0, timedelta(seconds=timeout_s)
-        with _broken():
+        with self._closed_if_broken():
             self._gloo.broadcast([tensor], options).wait()
         return tensor
 
@@ -87,16 +91,16 @@ class Group:
         """Leave the sum over all ranks in rank 0's tensor; the other ranks' values are lost."""
         options = dist.ReduceOptions()
         options.rootRank, options.timeout = 0, timedelta(seconds=timeout_s)
-        with _broken():
+        with self._closed_if_broken():
             self._gloo.reduce([tensor], options).wait()
 
-
-@contextlib.contextmanager
-def _broken() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise GroupBroken(str(error).partition("\n")[0]) from None
+    @contextlib.contextmanager
+    def _closed_if_broken(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            self._gloo = None
+            raise GroupBroken(str(error).partition("\n")[0]) from None
 
 
 class Share(NamedTuple):
