@@ -72,7 +72,7 @@ def engine_rate(model: Path, folder: Path, slots: int, new_tokens: int) -> float
     """The same by transformers and the engine's slots, in bfloat16. The first answer of each is not timed."""
     import torch
 
-    from hivetune.judge.worker.generate import answer_prompts, settle_module
+    from hivetune.judge.worker.answers import answer_prompts, settle_module
     from hivetune.train.worker.device import default_threads
     from hivetune.train.worker.model.general import load_module
 

@@ -18,7 +18,7 @@ import yaml
 
 from hivetune.checkers.find import answer_succeeds
 from hivetune.data.render.folder import load_renderer
-from hivetune.judge.worker.generate import Completion, answer_prompts, settle_module
+from hivetune.judge.worker.answers import Completion, answer_prompts, settle_module
 from hivetune.models.prepared import find_prepared
 from hivetune.records import Message
 from hivetune.synth.demo import SYSTEM_PROMPTS, write_demo_data

@@ -17,8 +17,7 @@ from serve.fake_server import fake_server, stream
 
 from hivetune.base.disk import sha256_bytes, sha256_file, write_manifest
 from hivetune.config import override_config
-from hivetune.judge import evaluate as evaluate
-from hivetune.judge import losses
+from hivetune.judge import evaluate, held_out
 from hivetune.judge.evaluate import evaluate_run
 from hivetune.process.parent import GRACE_S
 from hivetune.release.dry_export import DryExport
@@ -194,7 +193,7 @@ def test_where_llama_cpp_can_not_serve_a_model_the_engine_answers_and_it_is_said
     for side in ("base", "tuned"):
         assert [row[side] for row in found["rows"]] == [row[side] for row in served["rows"]]
         assert all(answer[side]["seconds"] > 0 and answer[side]["answer"] for answer in found["answers"])
-    monkeypatch.setattr(losses, "start_child", None)
+    monkeypatch.setattr(held_out, "start_child", None)
     assert evaluate_run(run) == found
 
 

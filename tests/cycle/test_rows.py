@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hivetune.cycle.rows import (
+from hivetune.cycle.pool import (
     GENERAL_SHARE,
     MAX_IN_A_ROW,
     MIN_VOICES,

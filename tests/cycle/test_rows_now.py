@@ -9,13 +9,13 @@ from typing import Any, cast
 import pytest
 from cycle.small import append_rows, make_config, make_rows
 
-import hivetune.cycle.acts.data
+import hivetune.cycle.acts.run
 import hivetune.cycle.pool
 from hivetune.base.database import open_database, transaction
 from hivetune.config import RunConfig, load_config, parse_config
 from hivetune.cycle.acts.context import ActContext
-from hivetune.cycle.acts.data import open_cycle_of
 from hivetune.cycle.acts.release import close_cycle
+from hivetune.cycle.acts.run import open_cycle_of
 from hivetune.cycle.decide import STATIONS, OpenCycle
 from hivetune.cycle.ledger import CycleRow, RowsOfCycle, begin_cycle, end_cycle, open_cycle
 from hivetune.cycle.observe import champion_of, settings_then
@@ -59,7 +59,7 @@ def test_a_cycle_that_failed_is_not_begun_again_with_the_settings_that_were_mend
     own_home: Path, monkeypatch: pytest.MonkeyPatch, mended: dict[str, Any]
 ) -> None:
     """The same settings are the same cycle, which continues where it failed."""
-    monkeypatch.setattr(hivetune.cycle.acts.data, "pool_of", lambda config: SimpleNamespace(hash="h", folder="/pool"))
+    monkeypatch.setattr(hivetune.cycle.acts.run, "pool_of", lambda config: SimpleNamespace(hash="h", folder="/pool"))
     config = config_of(Path("rows.jsonl")).model_copy(update={"model": "smollm2-135m"})
     changed = RunConfig.model_validate(config.model_dump() | mended)
     found = []

@@ -8,9 +8,9 @@ import yaml
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home
-from hivetune.cycle.acts.data import trained_in_a_row
+from hivetune.cycle.acts.run import trained_in_a_row
 from hivetune.cycle.observe import forgotten_behind
-from hivetune.cycle.rows import MAX_IN_A_ROW, begins_from
+from hivetune.cycle.pool import MAX_IN_A_ROW, begins_from
 
 
 def trained(folder: Path, start: Path | None) -> Path:

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 import hivetune.cycle.acts.release as release_acts
-import hivetune.cycle.acts.replay as acts
+import hivetune.cycle.acts.run as acts
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, write_json
 from hivetune.base.sealed import write_sealed

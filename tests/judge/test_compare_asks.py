@@ -24,7 +24,7 @@ from hivetune.judge.answers import (
     time_in_turns,
 )
 from hivetune.judge.artefacts import BESIDE_FILE_BYTES, Artefact, check_memory
-from hivetune.judge.prompts import prompts_of_rows, timed_first
+from hivetune.judge.compare import prompts_of_rows, timed_first
 from hivetune.llama.ask import TimedAnswer, Unanswered
 
 

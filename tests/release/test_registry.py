@@ -21,7 +21,7 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, home, read_json, write_json, write_manifest
 from hivetune.base.sealed import write_sealed
 from hivetune.errors import Busy, HivetuneError, NotDeployed, UsageError
-from hivetune.release import artefacts, registry
+from hivetune.release import registry
 from hivetune.release.registry import Release, find, history, promote, register, releases, rollback
 
 
@@ -275,7 +275,7 @@ KILLED = """
 import os, signal, sqlite3, sys
 from pathlib import Path
 from hivetune.base import database
-from hivetune.release import artefacts, registry
+from hivetune.release import registry
 opened = database.open_database()
 seen = 0
 def trace(statement):
@@ -341,7 +341,7 @@ def test_an_older_database_beside_newer_artefacts_and_the_other_way_round(
         third = add(restored, tmp_path, 3)
         third.check()
         assert third.label == "helpdesk@2" and third.adapter_sha256 != newer.adapter_sha256
-        artefacts.remove(third.folder)  # and a database whose artefacts were not in the backup
+        registry.remove(third.folder)  # and a database whose artefacts were not in the backup
         with pytest.raises(HivetuneError, match="helpdesk@2 is damaged"):
             promote(restored, "helpdesk@2", by="ann")
         assert aliases(restored) == {"candidate": 2, "champion": 1}

@@ -21,7 +21,6 @@ from hivetune.base.journal import Journal
 from hivetune.base.typed import to_plain
 from hivetune.config import RunConfig
 from hivetune.cycle.acts.context import ActContext, Requests, SliceEnded
-from hivetune.cycle.acts.data import make_run, open_cycle_of, open_rebuild
 from hivetune.cycle.acts.release import (
     close_cycle,
     end_watch,
@@ -32,8 +31,16 @@ from hivetune.cycle.acts.release import (
     return_to_previous,
     wait_until_loaded,
 )
-from hivetune.cycle.acts.replay import replay_training
-from hivetune.cycle.acts.training import evaluate_beside, judge_candidate, look_for_experts, train_slice
+from hivetune.cycle.acts.run import (
+    evaluate_beside,
+    judge_candidate,
+    look_for_experts,
+    make_run,
+    open_cycle_of,
+    open_rebuild,
+    replay_training,
+    train_slice,
+)
 from hivetune.cycle.decide import HEAVY, LOOK_AGAIN_S, STATIONS, Action, ActionKind, Observation, Permission, decide
 from hivetune.cycle.ledger import JOURNAL, NOW, PAUSED, begin_act, cycles_of, end_act, loop_folder, settle_interrupted
 from hivetune.cycle.notify import Notice, NoticeKind, send_notice

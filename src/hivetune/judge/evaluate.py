@@ -11,8 +11,7 @@ from hivetune.judge.answers import continued
 from hivetune.judge.artefacts import find_artefact
 from hivetune.judge.compare import compare_pair, num_answers
 from hivetune.judge.gate import judge, verdict_document
-from hivetune.judge.held_out import evaluation_document, plan_evaluation
-from hivetune.judge.losses import NO_ANSWERS, num_losses, scored
+from hivetune.judge.held_out import NO_ANSWERS, evaluation_document, num_losses, plan_evaluation, scored
 from hivetune.judge.page import write_evaluation_page
 from hivetune.models.sides import BASELINE
 from hivetune.records import Progress, silent

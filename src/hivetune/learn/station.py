@@ -20,8 +20,7 @@ from hivetune.data.identity import settings_of
 from hivetune.data.prepare.prepare import read_report
 from hivetune.errors import UsageError
 from hivetune.judge.gate import Evaluation, judge, verdict_document
-from hivetune.judge.held_out import SIDES, evaluation_document, plan_evaluation
-from hivetune.judge.losses import scored
+from hivetune.judge.held_out import SIDES, evaluation_document, plan_evaluation, scored
 from hivetune.models.sides import BASELINE
 from hivetune.records import Progress, Verdict, silent
 from hivetune.run.folder import EVALUATION, adapter_hash

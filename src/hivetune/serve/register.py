@@ -17,11 +17,10 @@ from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.gate import judge_run, verdict_document
 from hivetune.llama.backend import ServerSettings, open_backend
 from hivetune.llama.prompts import RECORDED_PROMPTS, prompt_of, record_answers
-from hivetune.release.artefacts import exports_in
 from hivetune.release.export import export_run
 from hivetune.release.gguf import SERVED_QUANT, base_gguf
 from hivetune.release.prove import prove_export
-from hivetune.release.registry import Release, find, forgotten_rows, history, register
+from hivetune.release.registry import Release, exports_in, find, forgotten_rows, history, register
 from hivetune.run.folder import EVALUATION, EVENTS, adapter_hash, require_adapter
 from hivetune.serve.chat import trained_prompt
 from hivetune.serve.swap.wanted import GREEDY

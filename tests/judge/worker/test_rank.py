@@ -3,7 +3,7 @@
 import torch
 
 from hivetune.config import LoraConfig
-from hivetune.judge.worker.rank import ENERGY, directions, rank_use
+from hivetune.judge.worker.score import ENERGY, directions, rank_use
 
 
 def direct(a_RI: torch.Tensor, b_OR: torch.Tensor) -> int:

@@ -19,8 +19,7 @@ from transformers import AutoModelForCausalLM
 from hivetune.config import LoraConfig
 from hivetune.data.snapshot import open_snapshot
 from hivetune.judge.worker import score
-from hivetune.judge.worker.answers import split_last_answer
-from hivetune.judge.worker.generate import Completion, answer_prompts, settle_module
+from hivetune.judge.worker.answers import Completion, answer_prompts, settle_module, split_last_answer
 from hivetune.judge.worker.score import MAX_ROW, divergence_from_base
 from hivetune.models.prepared import DESCRIPTION
 from hivetune.process.child import Heartbeat

@@ -1,4 +1,4 @@
-"""Base and tuned model on the same rows: loss of each row, greedy answers, latency and memory.
+"""Base and tuned model on the same rows: loss of each row, greedy answers, latency and memory; and the adapter's rank.
 
 The loss is that of the adapter beside the base, as trained. Answers (answers.py) of the tuned model come from the
 merged weights, as they are shipped. Both models are asked in turns.
@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ from torch import Tensor
 from hivetune.base.journal import DAMAGED, Journal, read_journal
 from hivetune.config import LoraConfig
 from hivetune.data.snapshot import open_snapshot
-from hivetune.judge.worker.rank import rank_use
 from hivetune.judge.worker.sides import Scoring, Side, SideName, StoredScores, in_turns
+from hivetune.models.peft_names import A_WEIGHT
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Score
 from hivetune.run.choices import Choices, read_resolved
@@ -29,6 +30,41 @@ from hivetune.train.worker.model.adapter import fill, read_adapter
 from hivetune.train.worker.model.fast.kernels.build import missing_kernels_reason
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document, LoraModel, read_documents
+
+ENERGY = 0.99  # of the squared norm of B A: what is beyond changes a weight by a tenth of the whole at most
+
+
+def rank_use(adapter: Mapping[str, Tensor], lora: LoraConfig) -> dict[str, Any] | None:
+    """`r`, `modules`, and of the directions that hold ENERGY of a module's change: `needed_median`, `needed_most`.
+
+    Adapters on fused experts are left out. None where nothing was changed.
+    """
+    needed = []
+    for name, a_RI in adapter.items():
+        b_OR = adapter.get(name.replace(".lora_A.", ".lora_B."))
+        if name.endswith(A_WEIGHT) and b_OR is not None and len(a_RI) == lora.r:
+            count = directions(a_RI, b_OR)
+            if count:
+                needed.append(count)
+    if not needed:
+        return None
+    return {"r": lora.r, "modules": len(needed), "needed_median": median(needed), "needed_most": max(needed)}
+
+
+@torch.no_grad()
+def directions(a_RI: Tensor, b_OR: Tensor) -> int:
+    """The fewest singular values of B A whose squares are ENERGY of all; 0 where B A is 0.
+
+    With B = Q S and A^T = P T (QR), B A has the singular values of S T^T, which is R x R.
+    """
+    _, s_RR = torch.linalg.qr(b_OR.double())
+    _, t_RR = torch.linalg.qr(a_RI.double().T)
+    squares_R = torch.linalg.svdvals(s_RR @ t_RR.T).square()
+    total = squares_R.sum()
+    if not total > 0:
+        return 0
+    return int((squares_R.cumsum(0) < ENERGY * total).sum()) + 1
+
 
 # Rows whose loss is computed together: enough for the engine to pack them well, few enough to beat often.
 ROWS_TOGETHER = 32

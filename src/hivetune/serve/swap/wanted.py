@@ -16,8 +16,7 @@ from typing import Any
 from hivetune.base.disk import home, lock_holder, read_json, write_json
 from hivetune.base.paths import quoted
 from hivetune.errors import HivetuneError, NotThere, UsageError
-from hivetune.release.artefacts import EXPORTED
-from hivetune.release.registry import Release, desired, find, releases
+from hivetune.release.registry import EXPORTED, Release, desired, find, releases
 from hivetune.routing.choose import SpecialistTable, served_table
 from hivetune.routing.steps import families
 
