@@ -15,6 +15,7 @@ import psutil
 import pytest
 from data.intake.collecting import wait_for
 from gguf_families import write_model
+from llama.hostile import TEXT, changed, gguf
 
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.llama.backend import Engine, ServerSettings, find_engine, open_backend, unused_program
@@ -150,6 +151,45 @@ def test_a_server_that_never_gets_ready_is_given_up(
         pass
     assert time.monotonic() - started < 8
     assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "600"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "said"),
+    [("nomodel", "unknown model architecture: 'nomodel'"), ("llama", "key not found in model: llama.context_length")],
+)
+def test_a_model_that_llama_cpp_can_not_load_is_not_a_full_memory(architecture: str, said: str, tmp_path: Path) -> None:
+    """Nothing is freed or made smaller for what another model, export or llama.cpp would solve."""
+    file = tmp_path / "model.gguf"
+    file.write_bytes(gguf(changed("general.architecture", TEXT, architecture)))
+    with pytest.raises(MachineNotFit, match=f"llama.cpp can't load .*model.gguf: .*{said}") as caught:
+        with open_backend(file, SMALL):
+            pass
+    assert caught.value.hint == "export it again if it is damaged; a newer llama.cpp may know this model"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("echo 'llama_model_load: error loading model: unable to allocate CPU buffer'; exit 1", "unable to allocate"),
+        (
+            "echo '0.1 E f: failed to initialize the context: failed to allocate buffer for kv cache'; exit 1",
+            "kv cache",
+        ),
+        ("kill -9 $$", "was killed while loading"),
+    ],
+)
+def test_a_full_memory_is_named(
+    end: str, said: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "llama-server"
+    program.write_text(f"#!/bin/sh\n[ $1 = --version ] && echo version: 99999 && exit\n{end}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(MachineNotFit, match=said) as caught, open_backend(tiny, SMALL):
+        pass
+    assert caught.value.hint == "free some memory or choose a smaller --quant"
 
 
 @pytest.mark.slow

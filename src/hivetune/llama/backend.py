@@ -55,6 +55,13 @@ VERSION_TIMEOUT_S = 20.0
 MIN_BUILD = 8953
 _VERSION = re.compile(rb"version:\s*b?(\d+(?:\.\d+)*)")
 LOG_TAIL_LINES = 5
+# How llama.cpp logs why a model, an adapter or the memory for its context can't be had (llama.cpp, llama-adapter.cpp
+# and llama-context.cpp in its src). The lines after it only repeat that loading failed.
+_REASON = re.compile(r": (?:error loading model|failed to apply lora adapter|failed to initialize the context): (.+)")
+# "unable to allocate CPU buffer", "failed to allocate buffer for kv cache", "std::bad_alloc"
+_NO_MEMORY = re.compile(r"\ballocate\b|bad_alloc")
+_MEMORY_HINT = "free some memory or choose a smaller --quant"
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the server in the child, or the program that the child waits for
 _LOOK_S, _IDLE_PERCENT = 0.1, 25.0  # how long, and how busy at most the cores may be, to count as idle
 MAX_SOCKET_PATH_BYTES = 103  # bytes: 108 on Linux and 104 on macOS, with the zero at the end
 
@@ -401,7 +408,7 @@ def _start(
         with contextlib.suppress(BrokenPipeError):  # it died at once: its log tells why
             process.stdin.write(json.dumps(document).encode() + b"\n")
             process.stdin.flush()
-        _wait_until_ready(process, reader, log, timeout_s)
+        _wait_until_ready(process, reader, model, log, timeout_s)
         backend.request("/health", timeout_s=timeout_s)
     except BaseException:
         backend.stop()
@@ -425,21 +432,45 @@ def _spins() -> str:
     return "50000" if psutil.cpu_percent(interval=_LOOK_S) < _IDLE_PERCENT else "0"
 
 
-def _wait_until_ready(process: "subprocess.Popen[bytes]", reader: int, log: Path, timeout_s: float) -> None:
-    """Wait for the byte that the child writes when its model is loaded; the pipe closes when the child ends first."""
+def _wait_until_ready(
+    process: "subprocess.Popen[bytes]", reader: int, model: Path, log: Path, timeout_s: float
+) -> None:
+    """Wait for the byte that the child writes when its model is loaded; the pipe closes when the child ends first.
+
+    Raises MachineNotFit with the reason that llama.cpp gave, and speaks of memory only where that is the reason.
+    """
     started = moving_s()
     ready: list[int] = []
     while not ready and (left_s := started + timeout_s - moving_s()) > 0:
         ready, _, _ = select.select([reader], [], [], left_s)
     if ready and os.read(reader, 1):
         return
-    tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:])
-    fault = "ended" if ready else f"was not ready after {timeout_s:.0f} s"
-    process.kill()
+    if not ready:
+        process.kill()
+        raise MachineNotFit(
+            f"the llama.cpp server was not ready after {timeout_s:.0f} s{_last_lines(log)}",
+            hint="try again when less is running here, or choose a smaller --quant",
+        )
+    process.wait()  # it closed its pipe, so it is ending
+    if process.returncode in _KILLED:  # as the kernel does when no memory is left
+        raise MachineNotFit(f"the llama.cpp server was killed while loading{_last_lines(log)}", hint=_MEMORY_HINT)
+    reasons = _REASON.findall(log.read_text(encoding="utf-8", errors="replace"))
+    if not reasons:
+        raise MachineNotFit(
+            f"the llama.cpp server ended while loading{_last_lines(log)}",
+            hint="if the file is damaged, export it again",
+        )
     raise MachineNotFit(
-        f"the llama.cpp server {fault} while loading; its last lines:\n{tail}",
-        hint="free some memory or choose a smaller --quant; if the file is damaged, export it again",
+        f"llama.cpp can't load {model}: {reasons[-1]}",
+        hint=_MEMORY_HINT
+        if _NO_MEMORY.search(reasons[-1])
+        else "export it again if it is damaged; a newer llama.cpp may know this model",
     )
+
+
+def _last_lines(log: Path) -> str:
+    tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:]
+    return "; its last lines:\n" + "\n".join(tail)
 
 
 @contextlib.contextmanager

@@ -162,7 +162,8 @@ def _run_program(settings: dict[str, Any]) -> None:
                 os.write(settings["report_fd"], b".")
                 break
         time.sleep(_POLL_S)
-    sys.exit(process.wait())
+    code = process.wait()
+    sys.exit(code if code >= 0 else 128 - code)  # a signal as shells report it
 
 
 def _die_with_parent() -> None:
