@@ -69,6 +69,48 @@ def test_an_unknown_layout_is_refused_with_the_mapping_that_reads_it(tmp_path: P
             {"prompt": "note", "completion": "output"},
         ),
         (rows_of(items=[{"key": 1, "value": "red"}, {"key": 2, "value": "blue"}], made="2026-01-01"), {}),
+        (
+            rows_of(article="The {} was late by two days.", highlights="late {}"),
+            {"prompt": "article", "completion": "highlights"},
+        ),
+        (
+            rows_of(source="The {} was late by two days.", target="zwei Tage, {}"),
+            {"prompt": "source", "completion": "target"},
+        ),
+        (
+            rows_of(query="Where is the {}?", told_gt=["In Bonn.", "Nobody knows."]),
+            {"prompt": "query", "completion": "told_gt[0]"},
+        ),
+        (
+            rows_of(task="Which of the numbers fit the {}?", correct_answer=[3, 5]),
+            {"prompt": "task", "completion": "correct_answer.as_json"},
+        ),
+        (
+            [
+                {
+                    "steps": [
+                        {"who": {"type": "user"}, "data": {"text": f"Where is the {topic}?"}},
+                        {"who": {"type": "assistant"}, "data": {"text": f"The {topic} is in Bonn."}},
+                    ]
+                }
+                for topic in TOPICS
+            ],
+            {"messages": "steps", "role": "who.type", "text": "data.text"},
+        ),
+        (
+            [{"log": [{"is_user": who, "mes": f"The {t}, if it is there."} for who in (True, False)]} for t in TOPICS],
+            {"messages": "log", "role": "is_user", "text": "mes", "assistant": "False"},
+        ),
+        (
+            [
+                {
+                    "canary": "Not for training at all.",
+                    "about": "Say where each town lies.",
+                    "cases": [{"x": 1}, {"x": 2}],
+                }
+            ],
+            {},
+        ),
     ],
 )
 def test_the_likeliest_mapping(rows: list[dict[str, Any]], columns: dict[str, str] | None) -> None:

@@ -9,11 +9,12 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hivetune.data.columns import (
     ANSWERED,
+    CONTENT,
     CONTEXT,
     FACTS,
     LABELS,
@@ -27,7 +28,7 @@ from hivetune.data.columns import (
     looks_like_content,
 )
 from hivetune.data.conversation import read_conversation
-from hivetune.data.mapping import AND, ROWS, map_columns, rows_at
+from hivetune.data.mapping import AND, AS_JSON, ROWS, map_columns, rows_at
 from hivetune.data.pieces.fields import as_number, as_time, plain_name
 from hivetune.data.pieces.said import Conversation, Row, objects, parsed
 from hivetune.data.pieces.turns import ROLES
@@ -64,12 +65,15 @@ class Suggestion(NamedTuple):
 
 
 class _Column(NamedTuple):
-    """A path of texts. `values`: those of the rows that have one; `share`: of the rows, that have one."""
+    """A path of texts. `values`: those of the rows that have one; `share`: of the rows, that have one. `answers`: the
+    paths of one text that can be an answer: of several texts in a list the first, of an object itself or as JSON.
+    """
 
     path: str
     name: str
     values: list[str]
     share: float
+    answers: tuple[str, ...]
 
     @property
     def different(self) -> float:
@@ -120,26 +124,32 @@ def _tried(records: Sequence[Row], columns: dict[str, str]) -> Suggestion | None
 def _unread(row: Row, read: Conversation) -> tuple[str, ...]:
     """Return the columns with text that the conversation doesn't hold."""
     whole = "\n".join((*(m.content for m in read.messages), *(m.reasoning or "" for m in read.messages)))
-    texts = ((path, text) for path, text in _texts(row) if text.strip() and text.strip() not in whole)
-    return tuple(dict.fromkeys(path for path, _ in texts))
+    return tuple(dict.fromkeys(path for path, text, _ in _texts(row) if text.strip() and text.strip() not in whole))
 
 
 def _candidates(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
-    """Yield mappings that a person would try: lists of turns, a question with its answer, then both in lists of
-    rows.
-    """
+    """Yield mappings that a person would try: lists of turns, a question with its answer, and both in lists of rows."""
     yield from _turn_lists(rows)
-    pairs = list(_pairs(rows))
+    columns = _columns(rows)
+    within = list(_within_lists(rows))
+    is_document = len(rows) == 1 and next(_lists(rows[0]), None) is not None
+    if is_document:
+        yield from within
+    pairs = list(_pairs(columns, is_document)) or list(_pairs(columns, is_document, use_notes=True))
     yield from pairs
+    yield from within
+    if not pairs:
+        texts = [column for column in columns if not _is_metadata(column)]
+        if len(texts) == 1:
+            yield {"text": texts[0].path}
+
+
+def _within_lists(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
     for path in dict.fromkeys(path for row in rows[:SHOWN_ROWS] for path, _ in _lists(row)):
         inside = [row for record in rows for row in rows_at(record, f"{path}[]") if isinstance(row, dict)]
         if len(inside) > 1:
-            within = itertools.islice(itertools.chain(_turn_lists(inside), _pairs(inside)), MAX_SUGGESTIONS)
-            yield from ({ROWS: f"{path}[]", **columns} for columns in within)
-    if not pairs:
-        columns = [column for column in _columns(rows) if not _is_metadata(column)]
-        if len(columns) == 1:
-            yield {"text": columns[0].path}
+            mappings = itertools.chain(_turn_lists(inside), _pairs(_columns(inside)))
+            yield from ({ROWS: f"{path}[]", **mapping} for mapping in itertools.islice(mappings, MAX_SUGGESTIONS))
 
 
 def _turn_lists(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
@@ -149,47 +159,61 @@ def _turn_lists(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
         turns = [turn for turns_of_row in lists for turn in turns_of_row]
         if len(lists) < READ_SHARE * len(rows) or len(turns) < 2 * len(lists):
             continue
-        text_field = _text_field(turns)
-        if 3 * sum(looks_like_content(turn.get(text_field)) for turn in turns) < len(turns):
+        fields = [_fields(turn) for turn in turns]
+        text_field = _text_field(fields)
+        if 3 * sum(looks_like_content(field.get(text_field)) for field in fields) < len(turns):
             continue  # ids, choices and numbers are nobody's words
-        for role in _speaker_fields(turns, text_field):
-            speakers = list(dict.fromkeys(str(turn.get(role)).strip() for turn in turns))
+        for role in _speaker_fields(fields, text_field):
+            speakers = list(dict.fromkeys(field[role] for field in fields))
             line = {"messages": path, "role": role, "text": text_field}
             roles = {ROLES.get(speaker.lower()) for speaker in speakers}
             if {"user", "assistant"} <= roles and None not in roles:
                 yield line
             elif len(speakers) > 1:
                 likely = [name for name in speakers if ROLES.get(name.lower()) == "assistant"]
-                last = Counter(str(turns_of_row[-1].get(role)).strip() for turns_of_row in lists).most_common(1)[0][0]
+                last = Counter(_fields(turns_of_row[-1])[role] for turns_of_row in lists).most_common(1)[0][0]
                 yield {**line, "assistant": (likely or [last])[0]}
 
 
-def _text_field(turns: Sequence[Row]) -> str:
+def _fields(turn: Row) -> dict[str, str]:
+    """Return the texts of a turn by their paths; what is true or false can say who speaks."""
+    flags = {_path("", name): str(value) for name, value in turn.items() if isinstance(value, bool)}
+    return flags | {path: text.strip() for path, text, value in _texts(turn) if not isinstance(value, list)}
+
+
+def _text_field(turns: Sequence[Mapping[str, str]]) -> str:
     """Return the field with the longest texts."""
     sizes: Counter[str] = Counter()
     for turn in turns:
-        sizes.update({name: len(value) for name, value in turn.items() if isinstance(value, str)})
+        sizes.update({name: len(value) for name, value in turn.items()})
     return sizes.most_common(1)[0][0] if sizes else ""
 
 
-def _speaker_fields(turns: Sequence[Row], text: str) -> list[str]:
+def _speaker_fields(turns: Sequence[Mapping[str, str]], text: str) -> list[str]:
     """Return fields with few values that every turn has, fields with known roles first."""
     fields = []
     for name in turns[0]:
-        values = [turn.get(name) for turn in turns]
-        few = {str(value) for value in values}
-        fits = all(isinstance(value, str | int) and not isinstance(value, bool) for value in values)
-        fits = fits and not any(map(looks_like_content, few))
+        few = {turn.get(name, "") for turn in turns}
+        fits = "" not in few and not any(map(looks_like_content, few))
         if name != text and fits and 1 < len(few) <= _MAX_SPEAKERS and len(few) < len(turns) + (len(turns) == 2):
             fields.append((not any(value.lower() in ROLES for value in few), len(few), name))
     return [name for *_, name in sorted(fields)]
 
 
-def _pairs(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
-    """Yield a question and an answer, the likeliest first; the context is joined to the question."""
-    all_columns = _columns(rows)
-    columns = [column for column in all_columns if column.share >= FILLED_SHARE and not _is_metadata(column)]
-    only_pair = len(columns) == 2 and len(all_columns) <= 3  # beside an id or a date
+def _pairs(
+    all_columns: Sequence[_Column], in_document: bool = False, use_notes: bool = False
+) -> Iterator[dict[str, str]]:
+    """Yield a question and an answer, the likeliest first; the context is joined to the question.
+
+    `in_document`: the columns are those of a document, which may be anything, such as a warning and a title.
+    `use_notes`: what has the name of a note and is written text may be a side, such as `body` or `source`.
+    """
+    columns = [
+        column
+        for column in all_columns
+        if column.share >= FILLED_SHARE and (not _is_metadata(column) or (use_notes and column.is_prose))
+    ]
+    only_pair = len(columns) == 2 and len(all_columns) <= 3 and not in_document  # beside an id or a date
     order = {column.path: number for number, column in enumerate(columns)}
     scored = []
     for question, answer in itertools.permutations(columns, 2):
@@ -202,15 +226,15 @@ def _pairs(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
     for _, question, answer in scored:
         sides = (question, answer)
         contexts = [c for c in columns if c not in sides and _is_context(c) and not _repeats(c, sides)]
-        line = {"prompt": AND.join(column.path for column in (question, *contexts)), "completion": answer.path}
-        yield {**line, **_system(columns, sides)}
-        if contexts:
-            yield {"prompt": question.path, "completion": answer.path, **_system(columns, sides)}
+        asked = dict.fromkeys((AND.join(column.path for column in (question, *contexts)), question.path))
+        for prompt, completion in itertools.product(asked, answer.answers):
+            yield {"prompt": prompt, "completion": completion, **_system(columns, sides)}
 
 
 def _is_likely(question: _Column, answer: _Column, only_pair: bool) -> bool:
     """Return whether names or texts suggest that one column asks and another answers. `only_pair`: there are no other
-    columns. Tables of facts get no suggestion, since any two of their columns would fit.
+    columns. Tables of facts get no suggestion, since any two of their columns would fit; two columns with names of
+    content, such as an article and its summary, get one.
     """
     if question.asks > 1 / 2:
         return answer.asks <= 1 / 2
@@ -218,7 +242,7 @@ def _is_likely(question: _Column, answer: _Column, only_pair: bool) -> bool:
         return True
     if _is_question(question) or _is_answer(answer):
         return (answer if _is_question(question) else question).is_prose
-    return only_pair and question.is_prose
+    return question.is_prose and (only_pair or {question.name, answer.name} <= CONTENT)
 
 
 def _system(columns: Sequence[_Column], sides: Sequence[_Column]) -> dict[str, str]:
@@ -276,32 +300,49 @@ def _is_metadata(col: _Column) -> bool:
 def _columns(rows: Sequence[Row]) -> list[_Column]:
     """Return the paths of texts, in the order of the first rows."""
     values: dict[str, list[str]] = {}
+    answers: dict[str, tuple[str, ...]] = {}
     for row in rows:
-        text_of: dict[str, str] = {}
-        for path, text in _texts(row):
-            text_of.setdefault(path, text)
-        for path, text in text_of.items():
+        text_of: dict[str, tuple[str, Any]] = {}
+        for path, text, value in _texts(row):
+            text_of.setdefault(path, (text, value))
+        for path, (text, value) in text_of.items():
             if text.strip():
                 values.setdefault(path, []).append(text)
-    names = {path: plain_name(re.split(r"[.\[]", path.replace("[]", ""))[-1]) for path in values}
-    return [_Column(path, names[path], t, len(t) / len(rows)) for path, t in values.items()]
+                answers.setdefault(path, _answers(path, value))
+    return [_Column(path, _name_of(path), t, len(t) / len(rows), answers[path]) for path, t in values.items()]
 
 
-def _texts(row: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Yield (path, text) of everything that is one, below objects; of a list of texts the first."""
+def _answers(path: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, list) and isinstance(value[0], str):
+        return (f"{path}[0]",)
+    return (path, f"{path}.{AS_JSON}") if isinstance(value, dict | list) else (path,)
+
+
+def _name_of(path: str) -> str:
+    """Return the name of a path's last step, or the last word of that where only this is the name of a side."""
+    name = plain_name(re.sub(r"\[.*?\]", "", path).rpartition(".")[2])
+    last = name.rpartition("_")[2]
+    sides = (*QUESTIONS, *ANSWERED, *LABELS)
+    return last if name not in (*CONTENT, *NOTES) and last in sides else name
+
+
+def _texts(row: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, str, Any]]:
+    """Yield the path, the text and the value of everything that is a text or several, below objects."""
     if depth > _MAX_DEPTH or not isinstance(row, dict):
         return
     for name, value in itertools.islice(row.items(), _MAX_PATHS):
         path = _path(prefix, name)
         value = parsed(value)
         if isinstance(value, str | int | float) and not isinstance(value, bool):
-            yield path, str(value)
+            yield path, str(value), value
         elif isinstance(value, dict | list) and len(value) > 1 and _is_record(name, value):
-            yield path, json.dumps(value, ensure_ascii=False)
+            yield path, json.dumps(value, ensure_ascii=False), value
         elif isinstance(value, dict):
             yield from _texts(value, path, depth + 1)
+        elif isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+            yield f"{path}[0]", value[0], value[0]
         elif isinstance(value, list) and value and isinstance(value[0], str):
-            yield f"{path}[0]" if len(value) == 1 else path, "\n".join(map(str, value))
+            yield path, "\n".join(map(str, value)), value
 
 
 def _is_record(name: Any, value: dict[Any, Any] | list[Any]) -> bool:
