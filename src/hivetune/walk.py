@@ -21,7 +21,7 @@ from hivetune.process.launch import Launch, launch_child
 from hivetune.records import Progress, Verdict, silent
 from hivetune.release.export import DEFAULT_QUANT, Exported, export_run
 from hivetune.release.prove import export_merged, prove_export
-from hivetune.run.find import find_run
+from hivetune.run.status import find_run
 from hivetune.serve.register import register_run
 from hivetune.train.open import Run, load_run
 from hivetune.train.plan.choose import with_advice

@@ -17,7 +17,7 @@ from hivetune.errors import UsageError
 from hivetune.process.detach import start_detached
 from hivetune.release.export import export_run
 from hivetune.run.choices import Choices, write_resolved
-from hivetune.run.find import find_run
+from hivetune.run.status import find_run
 from hivetune.train.open import load_run
 
 

@@ -17,7 +17,7 @@ from test_damage import make_home, raise_it
 from hivetune.base.database import open_database
 from hivetune.cli import main as cli
 from hivetune.cli.output import MODE
-from hivetune.run.find import known_runs, shortest_name
+from hivetune.run.status import known_runs, shortest_name
 
 Call = Callable[..., tuple[int, str]]
 

@@ -15,8 +15,7 @@ from programs import require_program
 
 from hivetune.base.database import open_database
 from hivetune.base.journal import Journal, read_journal
-from hivetune.dashboard.series import MAX_BUCKETS
-from hivetune.dashboard.watched import run_id
+from hivetune.dashboard.watched import MAX_BUCKETS, run_id
 from hivetune.release.registry import find
 from hivetune.run.folder import METRICS
 from hivetune.run.status import loss_curve

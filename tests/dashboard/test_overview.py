@@ -13,8 +13,7 @@ from hivetune.base.disk import home, lock
 from hivetune.cycle.ledger import begin_act, loop_folder
 from hivetune.dashboard.overview import needs_of, next_steps, overview
 from hivetune.release.registry import Release
-from hivetune.run.find import shortest_names
-from hivetune.run.status import RunStatus, State
+from hivetune.run.status import RunStatus, State, shortest_names
 
 
 def run(folder: Path, state: State) -> RunStatus:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hivetune.dashboard.series import MAX_BUCKETS, Series
+from hivetune.dashboard.watched import MAX_BUCKETS, Series
 
 
 def filled(values: list[float]) -> Series:

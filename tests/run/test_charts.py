@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from hivetune.run.chart import Chart, DrawnCurve, draw_chart, draw_intervals, round_ticks
+from hivetune.run.page import Chart, DrawnCurve, draw_chart, draw_intervals, round_ticks
 
 HOSTILE = '<script>"&'
 

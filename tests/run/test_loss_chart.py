@@ -4,7 +4,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from hivetune.base.journal import Journal
-from hivetune.run.chart import Chart, DrawnCurve, chart_file, write_loss_chart
+from hivetune.run.page import Chart, DrawnCurve, chart_file, write_loss_chart
 
 
 def test_other_peoples_names_are_text_in_the_picture() -> None:

@@ -29,7 +29,7 @@ from hivetune.models.fetch import fetch_model
 from hivetune.models.prepared import PACKAGED, prepared_names, read_prepared
 from hivetune.release.converter import FETCH_NAME, fetch_converter
 from hivetune.release.registry import releases
-from hivetune.run.find import LAST, known_runs
+from hivetune.run.status import LAST, known_runs
 
 
 def complete_run(incomplete: str) -> list[str]:

@@ -17,7 +17,7 @@ from hivetune.judge.lm_eval import measure_tasks
 from hivetune.judge.page import write_comparison_page
 from hivetune.models.sides import BASELINE, parse_side
 from hivetune.release.gguf import SERVED_QUANT
-from hivetune.run.find import find_run
+from hivetune.run.status import find_run
 from hivetune.train.open import Run, load_run
 
 _COMPARISON = "compare.json"

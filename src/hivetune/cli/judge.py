@@ -16,8 +16,8 @@ from hivetune.judge.findings import SHARES_OF_ANSWERS, metric_name, passed_text
 from hivetune.judge.gate import verdict_document
 from hivetune.judge.held_out import by_part
 from hivetune.records import Verdict
-from hivetune.run.find import find_run
 from hivetune.run.folder import EVALUATION
+from hivetune.run.status import find_run
 from hivetune.train.open import Run, load_run
 
 MAX_PROBLEMS = 5  # printed one by one

@@ -67,7 +67,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "runs rm": ("runs", "rm", "Delete runs."),
     "runs prune": ("runs", "prune", "Delete files that nothing needs any more."),
     "runs open": ("runs", "open_page", "Open the newest page of a run in a browser."),
-    "runs top": ("top", "top", "Show how busy this machine is, and with what."),
+    "runs top": ("runs", "top", "Show how busy this machine is, and with what."),
     "runs verify-resume": ("training", "verify_resume", "Prove that a killed run resumes without loss."),
     "show": ("runs", "show_run", "Show one run: state, losses, faults."),
     "watch": ("runs", "watch", "Follow a run until it ends."),

@@ -23,7 +23,7 @@ from hivetune.release.gguf import RECIPES
 from hivetune.release.prove import describe_proof, export_merged, prove_export
 from hivetune.release.registry import Release, find, forgotten_rows
 from hivetune.routing.steps import retire_release
-from hivetune.run.find import find_run
+from hivetune.run.status import find_run
 from hivetune.serve.register import explain_release, register_run, who
 
 

@@ -17,7 +17,7 @@ from hivetune.config import ReportTarget
 from hivetune.dashboard.exporters.follow import destination_of, report_on, report_once, view_command
 from hivetune.dashboard.exporters.prometheus import dashboard
 from hivetune.errors import MachineNotFit, UsageError
-from hivetune.run.find import find_run, known_runs
+from hivetune.run.status import find_run, known_runs
 
 ALL = "all"
 TARGETS: tuple[str, ...] = get_args(ReportTarget)

@@ -1,4 +1,6 @@
-"""The commands on runs: `runs`, `show`, `watch`, `logs`, `stop`, `resume`, `rm`, `prune`, `open`."""
+"""The commands on runs: `runs`, `show`, `watch`, `logs`, `stop`, `resume`, `rm`, `prune`, `open`; and `top`: how busy
+processor, memory and cards are, and which run, cycle or gateway uses them.
+"""
 
 import os
 import sys
@@ -11,32 +13,162 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import psutil
 import typer
 from rich.console import Group
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
-from hivetune.base.database import open_database
-from hivetune.base.disk import size_of
+from hivetune.base.database import database_path, open_database
+from hivetune.base.disk import home, lock_holder, size_of
 from hivetune.base.journal import JournalPlace, read_after, read_journal
 from hivetune.base.private import open_plain
 from hivetune.cli.arguments import RunArgument
 from hivetune.cli.output import MODE, clean, duration, emit, number, out, say, show, size, table
-from hivetune.cli.top import card_line
 from hivetune.cli.training import measure_and_train, show_training
 from hivetune.cluster.carry import carry_run
 from hivetune.config import override_config
 from hivetune.dashboard.exporters.follow import reports_of
 from hivetune.errors import UsageError
 from hivetune.judge.page import newest_page
+from hivetune.machine.telemetry import process_tree, sample
 from hivetune.process.detach import start_detached, systemd_unit
 from hivetune.process.launch import Ahead
 from hivetune.release.prune import delete, find_unused, remove_run
 from hivetune.run.choices import read_resolved
-from hivetune.run.find import find_run, known_runs, shortest_name
 from hivetune.run.folder import EVENTS, SUPERVISOR_LOG, WORKER_LOG
-from hivetune.run.status import RunStatus, event_text, loss_curve, run_status, stop_run
+from hivetune.run.status import (
+    RunStatus,
+    event_text,
+    find_run,
+    known_runs,
+    loss_curve,
+    run_status,
+    running_runs,
+    shortest_name,
+    stop_run,
+)
 from hivetune.train.open import load_run
+
+_LOOK_S = 2.0
+_FIRST_LOOK_S = 0.5  # processor time is measured between two looks
+
+
+def top(
+    every: Annotated[float, typer.Option("--every", min=0.5, help="Seconds between two updates.")] = _LOOK_S,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit, also on a terminal.")] = False,
+) -> None:
+    """Show processor, memory, disk and cards, and which processes of Hivetune use them.
+
+    A terminal is updated until Ctrl-C; a pipe gets the figures once.
+    """
+    before = _look_at_machine()
+    time.sleep(_FIRST_LOOK_S)
+    if once or MODE.json or not out().is_terminal:
+        document = _machine_document(_look_at_machine(), before)
+        show(_machine_line(document))
+        for index, card in enumerate(document["cards"]):
+            show(card_line(index, card))
+        table("", _TOP_COLUMNS, [_process_cells(each) for each in document["processes"]], numeric=_TOP_COLUMNS[2:])
+        emit(document)
+        return
+    try:
+        with Live(console=out(), auto_refresh=False) as live:
+            while True:
+                now = _look_at_machine()
+                live.update(_machine_screen(_machine_document(now, before)), refresh=True)
+                before = now
+                time.sleep(every)
+    except KeyboardInterrupt:
+        say()
+
+
+def card_line(index: int, card: Mapping[str, Any]) -> str:
+    """Return one card as a line; figures that its driver does not report are left out."""
+    figures = [f"{size(card['used_bytes'])} of {size(card['memory_bytes'])}"] if "used_bytes" in card else []
+    figures += [f"{card['busy_percent']} % busy"] if "busy_percent" in card else []
+    figures += [f"{card['temperature_c']:.0f} °C"] if "temperature_c" in card else []
+    figures += [f"{card['watts']:.0f} W"] if "watts" in card else []
+    return f"card {index}: {', '.join(figures)}" + (" (throttled by heat or power)" if card.get("hot") else "")
+
+
+_TOP_COLUMNS = ("what", "name", "process", "processor", "memory", "for")
+
+
+def _look_at_machine() -> dict[str, Any]:
+    """Return a sample of the machine and of each process tree of Hivetune, by process id."""
+    measured = sample(None, home() if home().exists() else Path.home())
+    processes = {}
+    for kind, name, pid in _who():
+        if tree := process_tree(pid):
+            processes[pid] = {"what": kind, "name": name, "pid": pid, **tree, "begun": _begun(pid)}
+    return {**measured, "time": time.monotonic(), "percent": psutil.cpu_percent(None), "processes": processes}
+
+
+def _who() -> list[tuple[str, str, int]]:
+    holders = []
+    if database_path().exists():
+        with closing(open_database()) as database:
+            holders += [("training", run.name, run) for run in running_runs(database)]
+    holders += [("cycle", path.name, path) for path in sorted((home() / "cycles").glob("*")) if path.is_dir()]
+    holders += [("serving", "gateway", home() / "gateway")]
+    locks = [(kind, name, lock_holder(folder)) for kind, name, folder in holders]
+    return [(kind, name, holder.pid) for kind, name, holder in locks if holder is not None]
+
+
+def _begun(pid: int) -> float:
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error:
+        return time.time()
+
+
+def _machine_document(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the document; processor time is the difference between two looks."""
+    seconds = max(now["time"] - before["time"], 1e-3)
+    processes = []
+    for pid, process in now["processes"].items():
+        share = max(0.0, process["cpu_s"] - before["processes"].get(pid, process)["cpu_s"]) / seconds
+        processes.append({**process, "cores": round(share, 2), "for_s": round(time.time() - process["begun"], 1)})
+    memory = psutil.virtual_memory()
+    return {
+        "cores": psutil.cpu_count(),
+        "cores_busy": round(now["percent"] / 100 * (psutil.cpu_count() or 1), 2),
+        "memory_bytes": memory.total,
+        "available_bytes": now["available_bytes"],
+        "swap_used_bytes": now["swap_used_bytes"],
+        "disk_free_bytes": now["disk_free_bytes"],
+        "load": now["load"],
+        "cards": now.get("cards", []),
+        "processes": processes,
+    }
+
+
+def _machine_line(document: Mapping[str, Any]) -> str:
+    used = document["memory_bytes"] - document["available_bytes"]
+    return (
+        f"{document['cores_busy']:.1f} of {document['cores']} cores busy, load {document['load']:.2f}; "
+        f"{size(used)} of {size(document['memory_bytes'])} memory, {size(document['swap_used_bytes'])} swap; "
+        f"{size(document['disk_free_bytes'])} of disk free"
+    )
+
+
+def _process_cells(process: Mapping[str, Any]) -> tuple[str, ...]:
+    share, memory = f"{100 * process['cores']:.0f} %", size(process["resident_bytes"])
+    return (process["what"], process["name"], str(process["pid"]), share, memory, duration(process["for_s"]))
+
+
+def _machine_screen(document: Mapping[str, Any]) -> Group:
+    grid = Table(header_style="bold")
+    for column in _TOP_COLUMNS:
+        grid.add_column(column, justify="right" if column in _TOP_COLUMNS[2:] else "left", overflow="fold")
+    for process in document["processes"]:
+        grid.add_row(*(Text(clean(cell)) for cell in _process_cells(process)))
+    lines = [_machine_line(document), *(card_line(index, card) for index, card in enumerate(document["cards"]))]
+    below = grid if document["processes"] else Text("no process of Hivetune is running")
+    return Group(*(Text(line) for line in lines), below)
+
 
 TEXT_WIDTH, TEXT_HEIGHT = 48, 10
 _MARKS = {"step": "·", "validation": "●"}

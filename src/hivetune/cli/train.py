@@ -8,7 +8,7 @@ from hivetune.cli.arguments import ColumnsOption, ConfigArgument, ModelOption, S
 from hivetune.cli.output import emit, say, show
 from hivetune.process.detach import start_detached
 from hivetune.process.launch import Ahead
-from hivetune.run.find import shortest_name
+from hivetune.run.status import shortest_name
 
 
 def train(

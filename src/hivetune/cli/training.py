@@ -23,9 +23,8 @@ from hivetune.learn.station import learn as learn_in_stages
 from hivetune.process.launch import Ahead
 from hivetune.release.dry_export import DryExport, dry_export
 from hivetune.run.choices import read_resolved
-from hivetune.run.find import shortest_name
 from hivetune.run.folder import LOSS_CURVE
-from hivetune.run.status import newest_losses
+from hivetune.run.status import newest_losses, shortest_name
 from hivetune.train.open import Run
 from hivetune.train.start import open_run, train_run
 from hivetune.train.supervise.attempt import Terms

@@ -37,9 +37,8 @@ from hivetune.dashboard.access import (
 from hivetune.dashboard.live import LivePages, digest_of
 from hivetune.dashboard.page import DASHBOARD_FOLDER, Page, PageRequest, parts_of, whole
 from hivetune.dashboard.pages.acts import FORMS, MakePage
-from hivetune.dashboard.pages.cycles import cycles_page, loop_page
 from hivetune.dashboard.pages.data import data_page, report_page, row_page
-from hivetune.dashboard.pages.now import doctor_page, now_page
+from hivetune.dashboard.pages.now import cycles_page, doctor_page, loop_page, now_page
 from hivetune.dashboard.pages.releases import release_page, releases_page, rows_page
 from hivetune.dashboard.pages.runs import evaluation_page, run_page, runs_page
 from hivetune.dashboard.watched import Watcher

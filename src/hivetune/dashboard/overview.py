@@ -14,9 +14,8 @@ from hivetune.base.sealed import read_sealed
 from hivetune.cycle.ledger import PAUSED, act_text, acts_of, cycles_of, suspect_rows
 from hivetune.errors import UsageError
 from hivetune.release.registry import Release, forgotten_rows, releases
-from hivetune.run.find import known_runs, shortest_names
 from hivetune.run.folder import ADAPTER, EVALUATION, VERDICT
-from hivetune.run.status import RunStatus
+from hivetune.run.status import RunStatus, known_runs, shortest_names
 
 RECENT_RUNS = 5
 

@@ -24,8 +24,8 @@ from hivetune.release.export import export_run
 from hivetune.release.gguf import base_gguf
 from hivetune.release.prove import check_prompts, run_of_export
 from hivetune.release.registry import Release, find
-from hivetune.run.find import find_run
 from hivetune.run.folder import ADAPTER, RECORD, adapter_hash
+from hivetune.run.status import find_run
 from hivetune.train.open import Run, load_run
 
 # What llama.cpp needs beside the file: its program, buffers and the keys and values of small models.

@@ -55,8 +55,8 @@ from hivetune.judge.statistics import (
     was_busy,
 )
 from hivetune.records import Metric, Verdict, VerdictName
-from hivetune.run.find import shortest_name
 from hivetune.run.folder import EVALUATION, VERDICT, adapter_hash
+from hivetune.run.status import shortest_name
 from hivetune.train.open import Run
 
 Evaluation = Mapping[str, Any]

@@ -11,8 +11,7 @@ from hivetune.judge.findings import SHARES_OF_ANSWERS, metric_name, passed_text
 from hivetune.judge.held_out import SIDES, by_part
 from hivetune.models.prepared import spoken_name
 from hivetune.models.sides import BASELINE
-from hivetune.run.chart import Chart, DrawnCurve, draw_chart
-from hivetune.run.page import render, whole_page
+from hivetune.run.page import Chart, DrawnCurve, draw_chart, render, whole_page
 
 # Files: written aside, then renamed.
 

@@ -17,9 +17,8 @@ from hivetune.base.disk import MANIFEST, home, read_json, size_of, write_json
 from hivetune.errors import UsageError
 from hivetune.release import registry
 from hivetune.run.checkpoints import FOLDER
-from hivetune.run.find import known_runs
 from hivetune.run.folder import read_record
-from hivetune.run.status import RunStatus, hold_run
+from hivetune.run.status import RunStatus, hold_run, known_runs
 
 # What was measured is kept for as long as a person may want to look at it, or compare again.
 MEASURED_DAYS = 30

@@ -1,11 +1,23 @@
-"""HTML pages that need nothing else: no script, no font, no network. Their bodies are Jinja templates, which escape
-every text, since rows and answers are other people's."""
+"""What pages are made of: a frame and Jinja templates that escape every text, and charts as SVG.
 
+A page needs nothing else: no script, no font, no network. Rows and answers are other people's. A chart is readable
+without seeing colours, since lines differ in dashes too. On a page, colours are classes of its style sheet
+(judge/pages/page.css); the file `loss.svg` brings its own.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jinja2
+
+from hivetune.base.disk import write_atomic
+from hivetune.run.folder import LOSS_CURVE
+from hivetune.run.status import loss_curve
 
 _FRAME = (
     '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>'
@@ -37,3 +49,173 @@ def render(path: Path, **values: Any) -> str:
     """Return the text of a template. Its filter `count` separates thousands, `cut` shortens a text to so many
     characters. Raises jinja2.UndefinedError for a value that it needs and is not given."""
     return _template(path).render(**values)
+
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720.0, 220.0, 58.0, 10.0, 10.0, 24.0
+TITLE_HEIGHT = 30.0  # above the chart in a file
+MAX_TICKS = 5
+CurveKind = Literal["raw", "smooth", "second", "plan"]
+# Blue and vermilion, which people who can't tell red from green tell apart (Okabe and Ito).
+_FILE_STYLE = (
+    "text{font:12px sans-serif;fill:#4b5563}text.up{text-anchor:end}.axis{stroke:#e5e7eb}polyline{fill:none}"
+    ".raw{stroke:#6f86a0}.second{stroke:#b04a00;stroke-width:2}polyline.second{stroke-dasharray:6 3}"
+    "circle.raw{fill:#6f86a0}circle.second{fill:#b04a00}text.raw{stroke:none}"
+    "text.second{stroke:none;fill:#b04a00}"
+)
+
+
+@dataclass(frozen=True)
+class DrawnCurve:
+    """A curve. `points`: (x, y) by x. `band`: (x, minimum, maximum), drawn below it. `dots`: the points are marked too.
+    `label`: written at its last point. A curve of the kind `plan` with one point is a level line across the chart."""
+
+    name: str
+    kind: CurveKind
+    points: Sequence[tuple[float, float]]
+    band: Sequence[tuple[float, float, float]] = ()
+    dots: bool = False
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart. `summary`: what it shows, in a sentence, for people who do not see it. `number`: formats its values."""
+
+    title: str
+    curves: Sequence[DrawnCurve]
+    summary: str
+    number: Callable[[float], str] = field(default=lambda value: f"{value:.4g}")
+    from_zero: bool = False
+    x_name: str = "step"
+
+
+def draw_chart(chart: Chart) -> str:
+    """Return the SVG for a page, or "" where there are not two points to draw."""
+    if sum(len(curve.points) for curve in chart.curves if curve.kind != "plan") < 2:
+        return ""
+    parts, ends = _draw(chart)
+    label = escape(f"{chart.title}: {chart.summary}")
+    box = f'viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}"'
+    return f'<svg class="chart" {box} role="img" aria-label="{label}" {ends}>{"".join(parts)}</svg>'
+
+
+def chart_file(chart: Chart) -> str:
+    """Return an SVG file with its title, its colours, and a legend of the curves without a label."""
+    parts, _ = _draw(chart)
+    legend = [curve for curve in chart.curves if not curve.label]
+    for number, curve in enumerate(legend):
+        x = WIDTH - 110 * (len(legend) - number)
+        parts.append(f'<text class="{curve.kind}" x="{x}" y="-10">\N{HORIZONTAL BAR} {escape(curve.name)}</text>')
+    box = f'viewBox="0 {-TITLE_HEIGHT:.0f} {WIDTH:.0f} {HEIGHT + TITLE_HEIGHT:.0f}"'
+    paper = f'<rect y="{-TITLE_HEIGHT:.0f}" width="100%" height="100%" fill="#ffffff"/>'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {box}><style>{_FILE_STYLE}</style>{paper}'
+    return "\n".join([head, f'<text x="{LEFT}" y="-10">{escape(chart.title)}</text>', *parts, "</svg>", ""])
+
+
+def write_loss_chart(run: Path) -> None:
+    """Write `loss.svg` of a run that has made a step."""
+    points = loss_curve(run)
+    if not points:
+        return
+    steps, validations = ([(step, loss) for step, loss, of in points if of == kind] for kind in ("step", "validation"))
+    curves = [DrawnCurve("training", "raw", steps), DrawnCurve("validation", "second", validations, dots=True)]
+    write_atomic(run / LOSS_CURVE, chart_file(Chart(f"{run.name}: nats per token", curves, "")).encode())
+
+
+def curves_chart(curves: Mapping[str, Sequence[tuple[int, float]]], *, title: str, best: str) -> str:
+    """Return an SVG file of several curves of (step, nats per token), each with its label at its last point."""
+    drawn = [
+        DrawnCurve(label, "second" if label == best else "raw", points, dots=True, label=label)
+        for label, points in curves.items()
+    ]
+    return chart_file(Chart(title, drawn, ""))
+
+
+def round_ticks(low: float, high: float) -> list[float]:
+    """Return at most MAX_TICKS + 1 round numbers from `low` to `high`: 1, 2, 2.5 or 5 times a power of ten apart."""
+    if not high > low:
+        return [low]
+    rough = (high - low) / MAX_TICKS
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * (1 - 1e-9))
+    return [step * number for number in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def draw_intervals(rows: Sequence[tuple[str, float, float, float]], summary: str) -> str:
+    """Return the SVG of one line a row, (label, value, low, high) around zero, all on the same scale."""
+    if not rows:
+        return ""
+    widest = max(max(abs(value), abs(low), abs(high)) for _, value, low, high in rows) or 1.0
+    height, middle, half = 26 * len(rows) + 50, WIDTH * 0.6, WIDTH * 0.38
+    parts = [f'<text x="0" y="16">{escape(summary)}</text>']
+    parts.append(f'<line class="axis" x1="{middle}" x2="{middle}" y1="26" y2="{height - 20}"/>')
+    for number, (label, value, low, high) in enumerate(rows):
+        y = 40 + 26 * number
+        ends = [f"{middle + half * end / widest:.1f}" for end in (low, high, value)]
+        parts.append(f'<text x="0" y="{y + 4}">{escape(label)}</text>')
+        parts.append(f'<line class="interval" x1="{ends[0]}" x2="{ends[1]}" y1="{y}" y2="{y}"/>')
+        parts.append(f'<circle class="interval" cx="{ends[2]}" cy="{y}" r="4.5"/>')
+    for at, text, anchor in ((-1, f"-{widest:.3g}", "middle"), (0, "0", "middle"), (1, f"+{widest:.3g}", "end")):
+        parts.append(f'<text x="{middle + half * at:.1f}" y="{height - 4}" text-anchor="{anchor}">{text}</text>')
+    box = f'viewBox="0 0 {WIDTH:.0f} {height}"'
+    return f'<svg class="intervals" {box} role="img" aria-label="{escape(summary)}">{"".join(parts)}</svg>'
+
+
+def _draw(chart: Chart) -> tuple[list[str], str]:
+    """Return grid and curves, and the attributes by which static/dashboard.js reads values below the pointer."""
+    curves = [curve for curve in chart.curves if curve.points]
+    drawn = [point for curve in curves if curve.kind != "plan" for point in curve.points]
+    levels = [y for curve in curves for _, y in curve.points]
+    levels += [value for curve in curves for _, *bounds in curve.band for value in bounds]
+    low, high = min(levels), max(levels)
+    low = min(0.0, low) if chart.from_zero else low
+    room = (high - low) * 0.04 or abs(high) * 0.04 or 1.0
+    low, high = (low if chart.from_zero else low - room), high + room
+    first, last = min(x for x, _ in drawn), max(x for x, _ in drawn)
+
+    def to_pixels(x: float, y: float) -> tuple[float, float]:
+        across = LEFT + (WIDTH - LEFT - RIGHT) * (x - first) / ((last - first) or 1.0)
+        return across, HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (y - low) / (high - low)
+
+    parts = []
+    for value in round_ticks(low, high):
+        y = to_pixels(first, value)[1]
+        parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="up" x="{LEFT - 6}" y="{y + 4:.1f}">{escape(chart.number(value))}</text>')
+    for value in round_ticks(first, last):
+        x = to_pixels(value, low)[0]
+        anchor = "end" if x > WIDTH - 40 else "middle"
+        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{_plain(value)}</text>')
+    parts.append(f'<text x="0" y="{HEIGHT - 6}">{escape(chart.x_name)}</text>')
+    parts += [part for curve in curves for part in _draw_curve(curve, to_pixels, first, last)]
+    x_name = escape(chart.x_name)
+    return parts, f'data-x="{first:g},{last:g}" data-y="{low!r},{high!r}" data-x-name="{x_name}"'
+
+
+def _draw_curve(
+    curve: DrawnCurve, to_pixels: Callable[[float, float], tuple[float, float]], first: float, last: float
+) -> list[str]:
+    def route(points: Sequence[tuple[float, float]]) -> str:
+        return " ".join("{:.1f},{:.1f}".format(*to_pixels(x, y)) for x, y in points)
+
+    parts = []
+    if curve.band:
+        upper = route([(x, high) for x, _, high in curve.band])
+        back = route([(x, low) for x, low, _ in reversed(curve.band)])
+        parts.append(f'<polygon class="{curve.kind}" points="{upper} {back}"/>')
+    points = curve.points
+    if curve.kind == "plan" and len(points) == 1:
+        points = [(first, points[0][1]), (last, points[0][1])]
+    parts.append(f'<polyline class="{curve.kind}" data-name="{escape(curve.name)}" points="{route(points)}"/>')
+    if curve.dots:
+        for x, y in (to_pixels(*point) for point in points):
+            parts.append(f'<circle class="{curve.kind}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
+    if curve.label:
+        x, y = to_pixels(*points[-1])
+        text = escape(curve.label)
+        parts.append(f'<text class="{curve.kind}" x="{x - 4:.1f}" y="{y - 6:.1f}" text-anchor="end">{text}</text>')
+    return parts
+
+
+def _plain(value: float) -> str:
+    return f"{round(value):,}" if abs(value) >= 10 or math.isclose(value, round(value)) else f"{value:.1f}"

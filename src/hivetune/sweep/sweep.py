@@ -29,8 +29,8 @@ from hivetune.machine.inventory import Machine, read_machine
 from hivetune.process.cluster import ask_cluster, own_address
 from hivetune.records import Progress, silent
 from hivetune.release.prune import remove_run
-from hivetune.run.chart import curves_chart
 from hivetune.run.folder import EVENTS, ROW_LOSSES, SUPERVISOR_LOG
+from hivetune.run.page import curves_chart
 from hivetune.run.status import loss_curve, run_status
 from hivetune.train.open import Run, load_run
 from hivetune.train.queue import Going, failure_text, run_queue, slots_of

@@ -12,7 +12,8 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 from tensorboard_reader import read_by_tensorboard
 
 from hivetune.base.disk import write_json
-from hivetune.dashboard.exporters.event_file import (
+from hivetune.dashboard.exporters.follow import Destination, report_once
+from hivetune.dashboard.exporters.tensorboard import (
     HPARAMS_TAG,
     LoggedEvent,
     first_record,
@@ -20,7 +21,6 @@ from hivetune.dashboard.exporters.event_file import (
     record_of,
     text_part,
 )
-from hivetune.dashboard.exporters.follow import Destination, report_once
 from hivetune.run.folder import EXPORTS, VERDICT
 
 EVENTS = st.lists(

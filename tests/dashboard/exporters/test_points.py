@@ -88,7 +88,7 @@ def test_an_event_file_holds_what_the_journal_says_whatever_was_killed(
     folder = tmp_path_factory.mktemp("runs")
     run = make_run(folder, folder.name)
     subject, step = subject_of(run), 0
-    sink, reader = TensorBoard(subject, folder / "tb"), JournalReader(run / "metrics.jsonl")
+    sink, reader = TensorBoard(subject, str(folder / "tb")), JournalReader(run / "metrics.jsonl")
     for name, amount in [*actions, ("kill", 0), ("send", 0)]:
         if name == "steps":
             make_steps(run, step + 1, step + amount, shift=step / 1000, validate_every=3)
@@ -102,10 +102,10 @@ def test_an_event_file_holds_what_the_journal_says_whatever_was_killed(
             size = sink.path.stat().st_size
             with open(sink.path, "r+b") as file:
                 file.truncate(max(0, size - amount))
-            sink, reader = TensorBoard(subject, folder / "tb"), JournalReader(run / "metrics.jsonl")
+            sink, reader = TensorBoard(subject, str(folder / "tb")), JournalReader(run / "metrics.jsonl")
     said = points_in(run, "time") if (run / "metrics.jsonl").exists() else {}
     assert sink.held() == {key: round(time_s * 1000) for key, time_s in said.items()}
-    again = TensorBoard(subject, folder / "tb")
+    again = TensorBoard(subject, str(folder / "tb"))
     assert again.held() == sink.held()
 
 

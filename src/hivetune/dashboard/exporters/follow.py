@@ -25,6 +25,8 @@ from hivetune.dashboard.exporters.points import (
     outcome_of,
     subject_of,
 )
+from hivetune.dashboard.exporters.tensorboard import TensorBoard
+from hivetune.dashboard.exporters.tools import MLflow, Trackio, WandB, tracking_uri
 from hivetune.errors import DoesNotFit, HivetuneError, MachineNotFit, UsageError
 from hivetune.run.folder import METRICS
 from hivetune.run.status import State, run_status
@@ -37,12 +39,12 @@ _STATE = "state.json"
 _MAX_AT_ONCE = 2000  # points
 
 
-# The package that a tool needs. TensorBoard's file is written here.
-_NEEDS: dict[ReportTarget, str | None] = {
-    "tensorboard": None,
-    "mlflow": "mlflow",
-    "trackio": "trackio",
-    "wandb": "wandb",
+# How each tool is opened for a run. Its library is imported then: some take seconds.
+_SINKS: dict[ReportTarget, Callable[[Subject, str], Sink]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+    "trackio": Trackio,
+    "wandb": WandB,
 }
 
 
@@ -71,45 +73,21 @@ def destination_of(target: ReportTarget, destination: str | None) -> Destination
 
 
 def exporter_problem(target: ReportTarget) -> str:
-    """Return what is missing, or "". Imports no package: some take seconds."""
-    package = _NEEDS[target]
-    is_installed = package is None or importlib.util.find_spec(package) is not None
+    """Return what is missing, or "". TensorBoard's file is written here; another tool needs the package of its name."""
+    is_installed = target == "tensorboard" or importlib.util.find_spec(target) is not None
     return "" if is_installed else f"nothing can be reported to {target}: its package is not installed"
-
-
-def open_sink(subject: Subject, destination: Destination) -> Sink:
-    """Open a tool for a run. Raises the errors of the tool's library when its server or its file can't be reached."""
-    folder = Path(destination.place)
-    if destination.target == "tensorboard":
-        from hivetune.dashboard.exporters.tensorboard import TensorBoard
-
-        return TensorBoard(subject, folder)
-    if destination.target == "mlflow":
-        from hivetune.dashboard.exporters.mlflow import MLflow
-
-        return MLflow(subject, destination.place)
-    if destination.target == "trackio":
-        from hivetune.dashboard.exporters.trackio import Trackio
-
-        return Trackio(subject, folder)
-    from hivetune.dashboard.exporters.wandb import WandB
-
-    return WandB(subject, folder)
 
 
 def view_command(destination: Destination) -> str:
     """Return the command that shows the written figures."""
-    path = quoted(destination.place)
-    if destination.target == "tensorboard":
-        return f"tensorboard --logdir {path}"
-    if destination.target == "mlflow":
-        from hivetune.dashboard.exporters.mlflow import tracking_uri
-
-        uri = tracking_uri(destination.place)
-        return f"open {uri}" if uri.startswith("http") else f"mlflow ui --backend-store-uri {quoted(uri)}"
-    if destination.target == "trackio":
-        return f"TRACKIO_DIR={path} trackio show --project hivetune"
-    return f"wandb sync {path}/wandb/offline-run-*"
+    path, uri = quoted(destination.place), tracking_uri(destination.place)
+    commands: dict[ReportTarget, str] = {
+        "tensorboard": f"tensorboard --logdir {path}",
+        "mlflow": f"open {uri}" if uri.startswith("http") else f"mlflow ui --backend-store-uri {quoted(uri)}",
+        "trackio": f"TRACKIO_DIR={path} trackio show --project hivetune",
+        "wandb": f"wandb sync {path}/wandb/offline-run-*",
+    }
+    return commands[destination.target]
 
 
 @dataclass(frozen=True)
@@ -146,7 +124,7 @@ class Exporter:
         error."""
         new, replaced = self._reader.read()
         if self._sink is None:
-            sink = open_sink(self._subject, self._destination)
+            sink = _SINKS[self._destination.target](self._subject, self._destination.place)
             self._held, self._sink, replaced = sink.held(), sink, True
         if replaced or any(point.key in self._held for point in new):
             step = first_difference(self._held, self._reader.points)

@@ -22,8 +22,8 @@ from hivetune.cycle.ledger import PAUSED, acts_of, cycles_of
 from hivetune.errors import UsageError
 from hivetune.machine.telemetry import read_cards
 from hivetune.release.registry import releases
-from hivetune.run.find import running_runs
 from hivetune.run.folder import METRICS, PLAN
+from hivetune.run.status import running_runs
 
 _CARDS = {
     "used_bytes": ("hivetune_card_used_bytes", "Memory of a card in use"),

@@ -1,21 +1,33 @@
-"""Now: what runs, how far it is, what comes next and why, what needs a person, and the state of the machine."""
+"""What runs now, how far it is, what comes next and why, and the state of the machine; and the cycles: each decision
+with its reason, the outcome and the rows of each cycle, and quality from release to release."""
 
+import contextlib
+import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.disk import home
+from markupsafe import Markup
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import MANIFEST, home, read_json
 from hivetune.base.journal import read_tail
-from hivetune.cycle.ledger import JOURNAL, loop_folder
+from hivetune.cycle.ledger import JOURNAL, CycleRow, acts_of, cycles_of, loop_folder
+from hivetune.cycle.observe import gate_of
 from hivetune.dashboard.overview import CycleLoop, overview
 from hivetune.dashboard.page import Page, PageRequest
-from hivetune.dashboard.watched import Watcher
+from hivetune.dashboard.watched import Watcher, run_id
+from hivetune.errors import NotThere, UsageError
 from hivetune.machine.doctor.findings import judge_machine
 from hivetune.machine.doctor.look import Surroundings, look
 from hivetune.machine.doctor.observe import Demand
 from hivetune.machine.doctor.report import facts_as_text, of_this_account
 from hivetune.machine.telemetry import sample
+from hivetune.release.registry import Release, releases
+from hivetune.run.folder import RECORD, read_record
+from hivetune.run.page import draw_intervals
 
 
 def now_page(watcher: Watcher, request: PageRequest) -> Page:
@@ -74,3 +86,78 @@ def doctor_page(watcher: Watcher, request: PageRequest) -> Page:
         "looked": time.time(),
     }
     return Page("doctor.html", "Doctor", values)
+
+
+MAX_DECISIONS, MAX_ACTS = 50, 50
+_MEASURED = ("loss", "success")
+
+
+def cycles_page(watcher: Watcher, request: PageRequest) -> Page:
+    loops = [shown_loop(loop) for loop in overview([]).loops]
+    return Page("cycles.html", "Cycles", {"loops": loops, "problem": ""}, live=True)
+
+
+def loop_page(watcher: Watcher, request: PageRequest) -> Page:
+    name = request.named["name"]
+    loop = next((loop for loop in overview([]).loops if loop.name == name), None)
+    if loop is None:
+        raise NotThere(f"no cycle is called {name}", hint="start one: hivetune cycle CONFIG")
+    with closing(open_database()) as database:
+        cycles, acts = cycles_of(database, name), acts_of(database, name)
+        charts = list(quality_charts(database, name))
+    decisions = [e for e in read_tail(loop_folder(name) / JOURNAL) if e["event"] in ("decision", "problem", "notice")]
+    values = {
+        "shown": shown_loop(loop),
+        "decisions": [_decision(entry) for entry in reversed(decisions[-MAX_DECISIONS:])],
+        "acts": list(reversed(acts[-MAX_ACTS:])),
+        "cycles": [_described(cycle) for cycle in reversed(cycles)],
+        "charts": charts,
+        "problem": "",
+    }
+    return Page("loop.html", f"Cycle {name}", values, live=True)
+
+
+def quality_charts(database: sqlite3.Connection, name: str) -> Iterator[Markup]:
+    """Yield a chart for each measure: the difference to the base with its 95 % interval, release by release."""
+    judged: list[tuple[Release, list[Mapping[str, Any]]]] = []
+    for release in releases(database, name):
+        with contextlib.suppress(OSError, ValueError):  # its files are gone
+            if judgement := read_json(release.folder / MANIFEST).get("judgement"):
+                judged.append((release, judgement["metrics"]))
+    for measure in _MEASURED:
+        rows: list[tuple[str, float, float, float]] = []
+        for release, metrics in judged:
+            metric = next((metric for metric in metrics if metric["name"] == measure), None)
+            if metric is not None and metric.get("ci95") is not None and metric.get("difference") is not None:
+                low, high = metric["ci95"]
+                aliases = f" {', '.join(release.aliases)}" if release.aliases else ""
+                rows.append((f"{release.label}{aliases}", float(metric["difference"]), float(low), float(high)))
+        better = "below zero is better" if measure == "loss" else "above zero is better"
+        if rows:
+            yield Markup(draw_intervals(rows, f"{measure}: tuned minus base with its 95 % interval; {better}"))
+
+
+def _decision(entry: Mapping[str, Any]) -> tuple[float, str, str]:
+    """Return when, what and why."""
+    if entry["event"] == "decision":
+        return float(entry["now"]), str(entry["kind"]).replace("_", " "), str(entry["reason"])
+    if entry["event"] == "notice":
+        sent = f"not sent: {entry['problem']}" if entry.get("problem") else "sent"
+        return float(entry["time"]), "notice", f"{entry['kind']} by {entry['way']}: {sent}"
+    return float(entry["time"]), "problem", str(entry["words"])
+
+
+def _described(cycle: CycleRow) -> dict[str, Any]:
+    """Return a cycle with its gate's reasons, its rows, and the id of its run (empty without one)."""
+    gate, rows = gate_of(cycle), {}
+    recorded = (cycle.run / RECORD).exists()
+    if recorded:
+        with contextlib.suppress(UsageError):  # the page of the run says what is wrong with it
+            rows = read_record(cycle.run).get("result", {}).get("rows", {})
+    return {
+        "row": cycle,
+        "verdict": gate.get("verdict", ""),
+        "reasons": gate.get("reasons", ()),
+        "rows": rows,
+        "run": run_id(cycle.run) if recorded else "",
+    }

@@ -10,8 +10,8 @@ from markupsafe import Markup
 from hivetune.base.database import database_path, open_database
 from hivetune.base.sealed import read_sealed
 from hivetune.dashboard.page import Page, PageRequest, of_this_version
-from hivetune.dashboard.pages.cycles import quality_charts
 from hivetune.dashboard.pages.data import ROWS_A_PAGE, snapshot_rows
+from hivetune.dashboard.pages.now import quality_charts
 from hivetune.dashboard.watched import Watcher, run_id
 from hivetune.errors import HivetuneError, NotThere, UsageError
 from hivetune.judge.page import comparison_body

@@ -16,13 +16,12 @@ from hivetune.base.units import size
 from hivetune.config import stored_settings
 from hivetune.dashboard.exporters.points import flat_settings
 from hivetune.dashboard.page import Page, PageRequest, of_this_version
-from hivetune.dashboard.series import Series
-from hivetune.dashboard.watched import WatchedRun, Watcher, short_path
+from hivetune.dashboard.watched import Series, WatchedRun, Watcher, short_path
 from hivetune.errors import NotThere, UsageError
 from hivetune.judge.page import comparison_body
-from hivetune.run.chart import Chart, DrawnCurve, draw_chart
 from hivetune.run.choices import read_resolved
 from hivetune.run.folder import EVALUATION, SUPERVISOR_LOG, VERDICT, WORKER_LOG, read_record
+from hivetune.run.page import Chart, DrawnCurve, draw_chart
 
 LOG_LINES, LOG_BYTES = 40, 16 << 10
 
