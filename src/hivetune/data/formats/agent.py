@@ -6,7 +6,7 @@ The columns are those of the table in docs/formats.md.
 from hivetune.data.columns import SYSTEM, TOOLS, system_of
 from hivetune.data.pieces.fields import AGENT
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import Conversation, Row, as_message, first_of, text_of
+from hivetune.data.pieces.said import Conversation, Row, first_of, text_of
 from hivetune.data.pieces.turns import read_system
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
@@ -29,7 +29,7 @@ def rows(row: Row) -> Conversation:
     messages = (
         *read_system(system_of(row)),
         Message("user", "\n".join(tasks)),
-        as_message("assistant", row[output], output),
+        Message("assistant", text_of(row[output], output)),
     )
     return Conversation("agent", messages)
 

@@ -9,7 +9,7 @@ from typing import Any
 from hivetune.data.columns import QUESTIONS, SYSTEM, TOOLS, system_of, tools_of
 from hivetune.data.pieces.calls import read_call, read_tools
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import Conversation, Row, as_message, first_of, objects, parsed
+from hivetune.data.pieces.said import Conversation, Row, first_of, objects, parsed, text_of
 from hivetune.data.pieces.turns import read_system
 from hivetune.records import Message
 
@@ -25,7 +25,7 @@ def recognise(row: Row) -> bool:
 def rows(row: Row) -> Conversation:
     question = first_of(row, QUESTIONS)
     assert question is not None  # `recognise` looked
-    messages = [*read_system(system_of(row)), as_message("user", row[question], question)]
+    messages = [*read_system(system_of(row)), Message("user", text_of(row[question], question))]
     messages.append(Message("assistant", "", tool_calls=tuple(read_call(call) for call in _called(row) or [])))
     return Conversation("calls", tuple(messages), read_tools(tools_of(row)))
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hivetune.data.pieces.branches import NotLearned, branch_nodes, chat_messages, finish_chat
-from hivetune.data.pieces.calls import free_call
+from hivetune.data.pieces.calls import plain_call
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, names, one_of, parsed
 from hivetune.data.pieces.turns import read_turn
@@ -79,7 +79,7 @@ def _of_tool(message: Any, content: Mapping[str, Any]) -> list[Message]:
     if kind == "execution_output":  # what code printed that the model wrote and that ran: the export holds both
         return [Message("tool", _text(content), name=tool)]
     if kind == "code" and _role(message) == "assistant" and not _is_unfinished(message):
-        return [Message("assistant", "", tool_calls=(free_call(tool, _text(content), None),))]
+        return [Message("assistant", "", tool_calls=(plain_call(tool, {"input": _text(content)}, None),))]
     if tool == _MEMORY:
         return []
     if tool == _THINKER:

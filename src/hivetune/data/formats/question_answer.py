@@ -39,7 +39,6 @@ from hivetune.data.pieces.said import (
     Conversation,
     Row,
     all_texts,
-    as_message,
     first_of,
     names,
     objects,
@@ -181,8 +180,8 @@ def _history(history: Any) -> list[Message]:
         return read_messages(history, None)
     if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
         raise RowRefused("wrong-type", "history: a list of [question, answer] pairs")
-    turns = ((as_message("user", q, "history"), as_message("assistant", a, "history")) for q, a in history)
-    return [message for turn in turns for message in turn]
+    texts = [text_of(text, "history") for pair in history for text in pair]
+    return [Message(("user", "assistant")[i % 2], text) for i, text in enumerate(texts)]
 
 
 def _has_answer(row: Row) -> bool:
@@ -220,18 +219,10 @@ def _key(row: Row) -> Conversation:
     return _read_pair("key-value", row, ("key",), ("value",), ())
 
 
-_EXPLAINED = frozenset((*SYSTEM, *TOOLS, "history", "chat_history"))
-PROMPT_FORMAT = Format(
-    "prompt-completion",
-    _has_answer,
-    _prompt,
-    needs=names("prompt"),
-    rank=24,
-    explains=_EXPLAINED | {"prompt", "completion"},
-)
-ALPACA_FORMAT = Format(
-    "alpaca", _has_answer, _alpaca, needs=names("instruction"), rank=25, explains=_EXPLAINED | {"instruction"}
-)
-INPUT_FORMAT = Format("input-output", _has_answer, _input, needs=names("input"), rank=32, explains=_EXPLAINED)
-FORMAT = Format("question-answer", _is_question, _pair, needs=frozenset(QUESTIONS), rank=33, explains=_EXPLAINED)
-KEY_FORMAT = Format("key-value", _are_sentences, _key, needs=names("key"), rank=34, explains=names("key value"))
+_BESIDE = frozenset((*SYSTEM, *TOOLS, "history", "chat_history"))
+_PROMPT, _INSTRUCTION = names("prompt completion"), names("instruction")
+PROMPT_FORMAT = Format("prompt-completion", _has_answer, _prompt, "record", names("prompt"), 24, _BESIDE | _PROMPT)
+ALPACA_FORMAT = Format("alpaca", _has_answer, _alpaca, "record", _INSTRUCTION, 25, _BESIDE | _INSTRUCTION)
+INPUT_FORMAT = Format("input-output", _has_answer, _input, "record", names("input"), 32, _BESIDE)
+FORMAT = Format("question-answer", _is_question, _pair, "record", frozenset(QUESTIONS), 33, _BESIDE)
+KEY_FORMAT = Format("key-value", _are_sentences, _key, "record", names("key"), 34, names("key value"))

@@ -5,14 +5,14 @@ https://github.com/oobabooga/text-generation-webui/wiki/01-%E2%80%90-Chat-Tab
 
 from hivetune.data.pieces.branches import finish_chat
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import Conversation, Row, are_two_texts, listed
+from hivetune.data.pieces.said import Conversation, Row, all_texts, listed
 from hivetune.data.pieces.turns import read_turn
 from hivetune.records import Message
 
 
 def recognise(row: Row) -> bool:
     pairs = listed(row.get("internal"))
-    return "visible" in row and bool(pairs) and all(map(are_two_texts, pairs))
+    return "visible" in row and bool(pairs) and all(all_texts(pair) and len(pair) == 2 for pair in pairs)
 
 
 def rows(row: Row) -> Conversation:

@@ -5,8 +5,9 @@ The columns are those of the table in docs/formats.md.
 
 from hivetune.data.columns import SYSTEM, TOOLS, system_of
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import Conversation, Row, as_message
+from hivetune.data.pieces.said import Conversation, Row, text_of
 from hivetune.data.pieces.turns import read_system
+from hivetune.records import Message
 
 _QUESTION = ("user_query", "user_request", "input", "query")
 _RESULT = ("result", "output")
@@ -27,8 +28,8 @@ def rows(row: Row) -> Conversation:
         answer, untrusted = next((row[key] for key in _RESULT if row.get(key) is not None), ""), True
     messages = (
         *read_system(system_of(row)),
-        as_message("user", question, "user_query"),
-        as_message("assistant", answer, "result"),
+        Message("user", text_of(question, "user_query")),
+        Message("assistant", text_of(answer, "result")),
     )
     return Conversation("tool", messages, untrusted=untrusted)
 

@@ -18,7 +18,7 @@ def read_call(call: Any) -> Mapping[str, Any]:
     Raise RowRefused("bad-tool-call").
     """
     if isinstance(custom := one_of(call, "custom"), dict) and isinstance(custom.get("name"), str):
-        return free_call(custom["name"], str(custom.get("input") or ""), call.get("id"))
+        return plain_call(custom["name"], {"input": str(custom.get("input") or "")}, call.get("id"))
     function = call.get("function", call) if isinstance(call, dict) else None
     if isinstance(function, str) and "name" not in call:  # Inspect
         function = {**call, "name": function}
@@ -30,15 +30,11 @@ def read_call(call: Any) -> Mapping[str, Any]:
         arguments = {}
     if not isinstance(arguments, dict):
         raise RowRefused("bad-tool-call", f"the arguments of {name[:40]} are no JSON object")
-    return _plain_call(name, arguments, one_of(call, "call_id", "id", "toolUseId", "toolCallId", "tool_call_id"))
+    return plain_call(name, arguments, one_of(call, "call_id", "id", "toolUseId", "toolCallId", "tool_call_id"))
 
 
-def free_call(name: str, text: str, call_id: Any) -> Mapping[str, Any]:
-    """Return a call of a tool that takes plain text (OpenAI's custom tools): the text under `input`."""
-    return _plain_call(name, {"input": text}, call_id)
-
-
-def _plain_call(name: str, arguments: Mapping[str, Any], call_id: Any) -> Mapping[str, Any]:
+def plain_call(name: str, arguments: Mapping[str, Any], call_id: Any) -> Mapping[str, Any]:
+    """Return a call in OpenAI's form; of a tool that takes plain text (a custom one) the text stands under `input`."""
     plain: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
     if isinstance(call_id, str) and call_id:
         plain["id"] = call_id
@@ -85,15 +81,11 @@ def result_text(value: Any) -> str:
         return bare.removeprefix(_RESPONSE_BEGINS).removesuffix(_RESPONSE_ENDS).strip() if wrapped else value
     if isinstance(value, list) and all(isinstance(one_of(part, "text"), str) for part in value):
         return "\n".join(part["text"] for part in value)
-    if isinstance(value, list) and any(map(_is_file, value)):
-        raise RowRefused("unsupported-content", "a tool's result holds an image or a file")
+    for part in value if isinstance(value, list) else ():
+        kind = one_of(part, "type")  # a document of Cohere's is text
+        if kind in ("image", "image_url") or (kind == "document" and not isinstance(part.get("document"), dict)):
+            raise RowRefused("unsupported-content", "a tool's result holds an image or a file")
     return json.dumps(value, ensure_ascii=False)
-
-
-def _is_file(part: Any) -> bool:
-    """Return whether a part of a result is not a text; a document of Cohere's is text."""
-    kind = one_of(part, "type")
-    return kind in ("image", "image_url") or (kind == "document" and not isinstance(part.get("document"), dict))
 
 
 def read_tools(tools: Any) -> Tools:
@@ -108,7 +100,7 @@ def read_tools(tools: Any) -> Tools:
         return ()
     if isinstance(tools, list):
         tools = [parsed(tool) for tool in tools]
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+    if not isinstance(tools, list):
         raise RowRefused("wrong-type", "tools: a list of objects")
     read: list[Mapping[str, Any]] = []
     for tool in tools:

@@ -64,13 +64,12 @@ class Fields:
 
 def extract(row: Mapping[str, Any]) -> Fields:
     """Return the fields of a row. A value that makes no sense is None; the row itself keeps it."""
-    columns, nested = columns_of(tuple(row))
-    values = [_first(row, names) for names in columns]
-    for name in nested:
-        inner = row[name]
-        if isinstance(inner, dict):
-            inside = columns_of(tuple(inner))[0]
-            values = [_first(inner, inside[i]) if value is None else value for i, value in enumerate(values)]
+    values: list[Any] = []
+    for holder in (row, *(row[name] for name in columns_of(tuple(row))[1] if isinstance(row[name], dict))):
+        # Of each field the first column with a value: of the row itself, else of an object in it.
+        columns = columns_of(tuple(holder))[0]
+        found = [next((holder[name] for name in names if holder[name] not in (None, "")), None) for names in columns]
+        values = [new if value is None else value for value, new in zip(values or found, found, strict=True)]
     *texts, time, success, feedback = values
     verdict = _verdict(row) if success is None else as_success(success)
     own_id, session, user, agent, category = map(_text, texts)
@@ -119,15 +118,6 @@ def columns_of(names: tuple[str, ...]) -> tuple[tuple[tuple[str, ...], ...], tup
     fields = (OWN_ID, SESSION, USER, AGENT, CATEGORY, TIME, SUCCESS, FEEDBACK)
     by_field = tuple(tuple(plain[name] for name in field if name in plain) for field in fields)
     return by_field, tuple(plain[name] for name in NESTED if name in plain)
-
-
-def _first(row: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    """Return the first of these columns with a value."""
-    for name in names:
-        value = row[name]
-        if value is not None and value != "":
-            return value
-    return None
 
 
 @lru_cache(4096)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hivetune.data.pieces.calls import free_call, read_call, result_text
+from hivetune.data.pieces.calls import plain_call, read_call, result_text
 from hivetune.data.pieces.said import all_texts, listed, objects, one_of, parsed, text_of
 from hivetune.data.reasons import RowRefused
 
@@ -93,11 +93,18 @@ def _add(read: TurnContent, part: Any) -> None:
             raise RowRefused("bad-tool-call", hint)
         read.calls.append(read_call(parsed(inner["value"]) if isinstance(inner.get("value"), str) else inner))
     elif kind == "custom_tool_call":
-        read.calls.append(free_call(str(part.get("name")), text_of(part.get("input"), "input"), part.get("call_id")))
+        text = text_of(part.get("input"), "input")
+        read.calls.append(plain_call(str(part.get("name")), {"input": text}, part.get("call_id")))
     elif kind in _RESULTS:
         read.results.append(_result(_inner(part)))
     elif kind == "tool-invocation" or (str(kind).startswith("tool-") and "state" in part):
-        _add_invocation(read, part)
+        inner = part.get("toolInvocation")  # the AI SDK: a call that holds its result
+        call: dict[str, Any] = {"toolName": str(kind).removeprefix("tool-"), **(inner if isinstance(inner, dict) else part)}
+        result, call_id = one_of(call, "result", "output", "errorText"), call.get("toolCallId")
+        if result is None:
+            raise RowRefused("bad-tool-call", f"the call of {str(call['toolName'])[:40]} has no result")
+        read.calls.append(plain_call(str(call["toolName"]), parsed(one_of(call, "args", "input") or {}), call_id))
+        read.results.append((result_text(result), call_id if isinstance(call_id, str) else None, None))
     elif kind not in _SILENT:
         read.texts += _texts_within(kind, part)
 
@@ -206,19 +213,6 @@ def _result(part: Mapping[str, Any]) -> tuple[str, str | None, str | None]:
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict) and "json" in value[0]:
         value = value[0]["json"]  # Bedrock
     return result_text(value), call_id if isinstance(call_id, str) else None, name if isinstance(name, str) else None
-
-
-def _add_invocation(read: TurnContent, part: Mapping[str, Any]) -> None:
-    """Add a call of the AI SDK, which holds its result in one part."""
-    inner = part.get("toolInvocation")
-    call = dict(inner) if isinstance(inner, dict) else dict(part)
-    call.setdefault("toolName", str(part.get("type", "")).removeprefix("tool-"))
-    read.calls.append(read_call({key: call.get(key) for key in ("toolName", "toolCallId", "args", "input")}))
-    result = one_of(call, "result", "output", "errorText")
-    if result is None:
-        raise RowRefused("bad-tool-call", f"the call of {str(call['toolName'])[:40]} has no result")
-    call_id = call.get("toolCallId")
-    read.results.append((result_text(result), call_id if isinstance(call_id, str) else None, None))
 
 
 def question_and_answer(turn: Mapping[str, Any]) -> tuple[str, str] | None:

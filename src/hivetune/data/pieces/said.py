@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeGuard
 
 from hivetune.data.reasons import RowRefused
-from hivetune.records import Message, Role
+from hivetune.records import Message
 
 Row = Mapping[str, Any]
 NOT_HELD = "not-held"  # why a turn is refused whose image, file or tool a log does not hold
@@ -50,30 +50,25 @@ def clean_texts(conversation: Conversation, *, marked: bool, nul: bool) -> Conve
     `marked`: a file that was read with its byte order mark was pasted. `nul`: a program printed NUL; in a tool's result
     it is read as U+FFFD, as all that is not a text.
     """
-    citing = [t.role == "assistant" and any(mark in t.content for mark in _IN_MARKS) for t in conversation.messages]
+    turns = conversation.messages
+    citing = [t.role == "assistant" and any(mark in t.content for mark in _IN_MARKS) for t in turns]
     if not (marked or nul or any(citing)):
         return conversation
-    texts = [message.content for message in conversation.messages]
-    changed = conversation.changed
-    if any(citing):
-        read = [message.content for message in conversation.messages if message.role != "assistant"]
-        meant = any(mark in text for text in read for mark in _IN_MARKS[1:])  # the sources are there, or asked for
-        texts = [_uncited(text, meant=meant) if cites else text for text, cites in zip(texts, citing, strict=True)]
-        changed += () if texts == [message.content for message in conversation.messages] else ("source-marks",)
-    if marked:
-        texts = [text.replace(BYTE_ORDER_MARK, "") for text in texts]
-    if nul and any("\0" in text and t.role == "tool" for t, text in zip(conversation.messages, texts, strict=True)):
-        pairs = zip(conversation.messages, texts, strict=True)
-        texts = [text.replace("\0", "\ufffd") if message.role == "tool" else text for message, text in pairs]
-        changed += ("nul-in-result",)
-    pairs = zip(conversation.messages, texts, strict=True)
-    messages = tuple(turn if turn.content == text else replace(turn, content=text) for turn, text in pairs)
-    return conversation._replace(messages=messages, changed=changed)
-
-
-def _uncited(text: str, *, meant: bool) -> str:
-    text = _MARK.sub(_text_of_mark, text)
-    return text if meant else _OLD_MARK.sub("", text)
+    # Where the sources are there, or asked for, the older marks are meant.
+    meant = any(mark in turn.content for turn in turns if turn.role != "assistant" for mark in _IN_MARKS[1:])
+    messages = []
+    cited = had_nul = False
+    for turn, cites in zip(turns, citing, strict=True):
+        text = _MARK.sub(_text_of_mark, turn.content) if cites else turn.content
+        text = _OLD_MARK.sub("", text) if cites and not meant else text
+        cited = cited or text != turn.content
+        text = text.replace(BYTE_ORDER_MARK, "") if marked else text
+        if nul and turn.role == "tool" and "\0" in text:
+            text = text.replace("\0", "\ufffd")
+            had_nul = True
+        messages.append(turn if turn.content == text else replace(turn, content=text))
+    changed = (*conversation.changed, *(["source-marks"] if cited else ()), *(["nul-in-result"] if had_nul else ()))
+    return conversation._replace(messages=tuple(messages), changed=changed)
 
 
 def _text_of_mark(mark: re.Match[str]) -> str:
@@ -134,10 +129,6 @@ def text_of(value: Any, column: str) -> str:
     return str(value)
 
 
-def as_message(role: Role, value: Any, column: str) -> Message:
-    return Message(role, text_of(value, column))
-
-
 def before_media(
     turns: Sequence[Any], read: Callable[[Any], list[Message]]
 ) -> tuple[list[list[Message]], tuple[str, ...]]:
@@ -181,11 +172,6 @@ def all_texts(value: Any) -> TypeGuard[list[str]]:
     return isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
 
 
-def are_two_texts(value: Any) -> bool:
-    """Return whether `value` is a list of two texts."""
-    return all_texts(value) and len(value) == 2
-
-
 def listed(value: Any) -> list[Any]:
     """Return `value` if it is a list, else an empty list."""
     return value if isinstance(value, list) else []
@@ -199,17 +185,6 @@ def one_of(value: Any, *names: str) -> Any:
             if field is not None:
                 return field
     return None
-
-
-# Words in the name of a turn that is one of two answers to choose from, as `chosen_gpt` and `rejected_gpt`.
-OF_TWO_ANSWERS = names("chosen rejected preferred dispreferred better worse")
-
-
-def no_role(name: str) -> RowRefused:
-    """Return the message about a turn with an unknown role."""
-    if OF_TWO_ANSWERS.isdisjoint(re.split(r"[\W_]+", name.lower())):
-        return RowRefused("unknown-role", f"role {name!r}: use system, user, assistant or tool")
-    return RowRefused("preference-row", f"a turn of {name!r}: put the two answers in columns chosen and rejected")
 
 
 def texts_in(value: Any) -> Iterator[str]:

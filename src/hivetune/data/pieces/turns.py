@@ -15,7 +15,7 @@ from hivetune.data.pieces.parts import (
     question_and_answer,
     read_content,
 )
-from hivetune.data.pieces.said import NOT_HELD, no_role, objects, one_of, parsed, text_of
+from hivetune.data.pieces.said import NOT_HELD, names, objects, one_of, parsed, text_of
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message, Role
 
@@ -41,6 +41,8 @@ _BETWEEN = "\n\n"  # turns of one role that become one
 _CURSOR = {1: "user", 2: "assistant"}
 _LANGCHAIN = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
 _ACTED = re.compile(r"^Action:.*\n\s*Action Input:", re.M)
+# Words in the name of a turn that is one of two answers to choose from, as `chosen_gpt` and `rejected_gpt`.
+_OF_TWO_ANSWERS = names("chosen rejected preferred dispreferred better worse")
 
 
 def read_messages(turns: Any, system: Any) -> list[Message]:
@@ -132,7 +134,10 @@ def _any_turn(turn: Mapping[str, Any]) -> list[Message]:
     speaker = speaker.get("role") if isinstance(speaker, dict) else speaker
     name = speaker.strip().lower() if isinstance(speaker, str) else ""
     if name not in ROLES:
-        raise no_role(str(speaker)[:40])
+        if _OF_TWO_ANSWERS.isdisjoint(re.split(r"[\W_]+", str(speaker)[:40].lower())):
+            raise RowRefused("unknown-role", f"role {str(speaker)[:40]!r}: use system, user, assistant or tool")
+        hint = f"a turn of {str(speaker)[:40]!r}: put the two answers in columns chosen and rejected"
+        raise RowRefused("preference-row", hint)
     role = ROLES[name]
     if media := next((key for key in _MEDIA_KEYS if turn.get(key)), None):
         raise RowRefused("unsupported-content", f"a message with {media}: only text can be learned")
