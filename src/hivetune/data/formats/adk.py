@@ -3,11 +3,11 @@
 https://google.github.io/adk-docs/evaluate/
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import Row, listed, objects, one_of
+from hivetune.data.pieces.said import Row, listed, names, objects, one_of
 
 
 def recognise(row: Row) -> bool:
@@ -16,31 +16,22 @@ def recognise(row: Row) -> bool:
 
 
 def rows(row: Row) -> Iterator[Row]:
-    return map(_case, row["eval_cases"])
+    for case in row["eval_cases"]:
+        turns: list[dict[str, Any]] = []
+        left_out: dict[str, Any] = {}
+        for invocation in case["conversation"]:
+            between = invocation.get("intermediate_data")
+            calls, results = listed(one_of(between, "tool_uses")), listed(one_of(between, "tool_responses"))
+            turns.append({**(invocation.get("user_content") or {}), "role": "user"})
+            if calls and len(calls) == len(results):
+                turns.append({"role": "model", "parts": [{"functionCall": call} for call in calls]})
+                turns.append({"role": "tool", "content": [{"functionResponse": result} for result in results]})
+            elif calls:
+                left_out = {"left_out": ["left-out-columns"]}
+            contents = [event.get("content") for event in objects(one_of(between, "invocation_events")) or []]
+            contents.append(invocation.get("final_response") or {})
+            turns += [{**content, "role": "model"} for content in contents if isinstance(content, dict)]
+        yield {"hivetune_session": "adk", "session": case.get("eval_id"), "messages": turns, **left_out}
 
 
-def _case(case: Mapping[str, Any]) -> dict[str, Any]:
-    turns: list[dict[str, Any]] = []
-    left_out: set[str] = set()
-    for invocation in case["conversation"]:
-        between = invocation.get("intermediate_data")
-        calls, results = listed(one_of(between, "tool_uses")), listed(one_of(between, "tool_responses"))
-        turns.append({**(invocation.get("user_content") or {}), "role": "user"})
-        if calls and len(calls) == len(results):
-            turns.append({"role": "model", "parts": [{"functionCall": call} for call in calls]})
-            turns.append({"role": "tool", "content": [{"functionResponse": result} for result in results]})
-        elif calls:
-            left_out.add("left-out-columns")
-        events = objects(one_of(between, "invocation_events")) or []
-        turns += [_turn(event["content"]) for event in events if isinstance(event.get("content"), dict)]
-        turns.append({**(invocation.get("final_response") or {}), "role": "model"})
-    row = {"hivetune_session": "adk", "session": case.get("eval_id"), "messages": turns}
-    return {**row, "left_out": sorted(left_out)} if left_out else row
-
-
-def _turn(content: Mapping[str, Any]) -> dict[str, Any]:
-    gives = any(one_of(part, "function_response", "functionResponse") for part in listed(content.get("parts")))
-    return {"role": "tool", "content": content["parts"]} if gives else {**content, "role": "model"}
-
-
-FORMAT = Format("adk", recognise, rows, "batch", needs=frozenset(("eval_cases",)))
+FORMAT = Format("adk", recognise, rows, "batch", names("eval_cases"))

@@ -26,14 +26,8 @@ def rows(row: Row) -> Conversation:
     output = first_of(row, ("output", "result", "response"))
     if output is None or row[output] is None:
         raise RowRefused("no-answer", "the row has no output")
-    messages = (
-        *read_system(system_of(row)),
-        Message("user", "\n".join(tasks)),
-        Message("assistant", text_of(row[output], output)),
-    )
-    return Conversation("agent", messages)
+    asked = (*read_system(system_of(row)), Message("user", "\n".join(tasks)))
+    return Conversation("agent", (*asked, Message("assistant", text_of(row[output], output))))
 
 
-FORMAT = Format(
-    "agent", recognise, rows, needs=frozenset(AGENT), rank=30, explains=frozenset((*SYSTEM, *TOOLS, *_TASK))
-)
+FORMAT = Format("agent", recognise, rows, "record", frozenset(AGENT), 30, frozenset((*SYSTEM, *TOOLS, *_TASK)))

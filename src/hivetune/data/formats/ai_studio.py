@@ -7,7 +7,7 @@ from typing import Any
 
 from hivetune.data.pieces.branches import NotLearned, chat_messages, finish_chat
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, one_of, parsed
+from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, names, one_of, parsed
 from hivetune.data.pieces.turns import read_system, read_turn
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
@@ -18,12 +18,11 @@ def recognise(row: Row) -> bool:
 
 
 def rows(row: Row) -> Conversation:
-    system = parsed(row.get("system_instruction"))
-    messages, cut = chat_messages(listed(row["chunked_prompt"].get("chunks")), _ai_studio_turn)
-    return finish_chat("ai-studio", [*read_system(system), *messages], 0, cut)
+    messages, cut = chat_messages(listed(row["chunked_prompt"].get("chunks")), _turn)
+    return finish_chat("ai-studio", [*read_system(parsed(row.get("system_instruction"))), *messages], 0, cut)
 
 
-def _ai_studio_turn(chunk: Any) -> list[Message]:
+def _turn(chunk: Any) -> list[Message]:
     if one_of(chunk, "text") is None:
         raise RowRefused(NOT_HELD, "a chunk that is no text: only text can be learned")
     messages = read_turn({**chunk, "content": chunk["text"]})
@@ -33,4 +32,4 @@ def _ai_studio_turn(chunk: Any) -> list[Message]:
     return messages
 
 
-FORMAT = Format("ai-studio", recognise, rows, needs=frozenset(("chunked_prompt",)))
+FORMAT = Format("ai-studio", recognise, rows, needs=names("chunked_prompt"))

@@ -48,72 +48,54 @@ def _turns(lines: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:
     """Return (text, whether the program spoke too)."""
     turns: list[dict[str, Any]] = []
     some_left = False
-    kind = ""
+    kind = ""  # who says a line: user, assistant, note, or nobody
     has_ends = any(line.startswith(_QUESTION_MARK) and line.endswith(_END) for line in lines)
+    asks = [line.startswith(_QUESTION_MARK) or line.rstrip() == _QUESTION_MARK.rstrip() for line in lines]
     note_until = 0
     for at, line in enumerate(lines):
         if at < note_until:
             continue
-        now = _whose(line, kind, has_ends=has_ends)
-        if now == "note":
-            note_until = _end_of_note(lines, at) if kind == "note" else at
-            some_left = True
-        elif now:
-            text = line if now == "assistant" else line[len(_QUESTION_MARK) :].rstrip()
-            if now == kind:
+        in_answer, before = kind == "assistant", kind
+        if asks[at] and (not in_answer or not has_ends or line.endswith(_END)):
+            kind = "user"
+        elif _NOTE.match(line) and (not in_answer or line.endswith(_END)):
+            kind, some_left = "note", True
+            # Aider quotes the first line of a note only, and ends its last one.
+            ends = (n for n in range(at, len(lines)) if lines[n].endswith(_END))
+            begins = (n for n in range(at + 1, len(lines)) if asks[n] or _NOTE.match(lines[n]))
+            end = next(ends, len(lines))
+            note_until = (end if end < next(begins, len(lines)) else at) + 1 if before == "note" else at
+        elif in_answer or line.strip():
+            kind = "assistant"
+        else:
+            kind = ""  # what is asked after an empty line is another question, or that of a command again
+        if kind in ("user", "assistant"):
+            text = line if kind == "assistant" else line[len(_QUESTION_MARK) :].rstrip()
+            if kind == before:
                 turns[-1]["content"] += f"\n{text}"
             else:
-                turns.append({"role": now, "content": text})
-        kind = now
-    cleaned = [_question(turn) if turn["role"] == "user" else _answer(turn) for turn in turns]
+                turns.append({"role": kind, "content": text})
+    cleaned = [_cleaned(turn["role"], str(turn["content"])) for turn in turns]
     spoken = [turn for turn, after in itertools.zip_longest(cleaned, cleaned[1:]) if turn["content"] and turn != after]
     return spoken, some_left or [turn["content"].strip() for turn in turns] != [turn["content"] for turn in spoken]
 
 
-def _whose(line: str, before: str, *, has_ends: bool) -> str:
-    """Return who says a line after one of `before`: user, assistant, note, or nobody: what is asked after an empty line
-    is another question, or that of a command again.
+def _cleaned(role: str, text: str) -> dict[str, Any]:
+    """Return a question without the command before it, empty for other commands; an answer without the notes at its
+    end, with its reasoning in a field of its own.
     """
-    in_answer = before == "assistant"
-    if _asks(line) and (not in_answer or not has_ends or line.endswith(_END)):
-        return "user"
-    if _NOTE.match(line) and (not in_answer or line.endswith(_END)):
-        return "note"
-    return "assistant" if in_answer or line.strip() else ""
-
-
-def _asks(line: str) -> bool:
-    return line.startswith(_QUESTION_MARK) or line.rstrip() == _QUESTION_MARK.rstrip()
-
-
-def _end_of_note(lines: Sequence[str], at: int) -> int:
-    """Return where the note that begins at `at` ends: Aider quotes its first line only, and ends its last one."""
-    for number, line in enumerate(lines[at:], at):
-        if number > at and (_asks(line) or _NOTE.match(line)):
-            break
-        if line.endswith(_END):
-            return number + 1
-    return at + 1
-
-
-def _question(turn: dict[str, Any]) -> dict[str, Any]:
-    """Return the user's question without the command before it; empty for other commands."""
-    text = str(turn["content"])
-    if command := _COMMAND.match(text):
-        text = text[command.end() :] if command.group(1) in _ASKS else ""
-    return {**turn, "content": text.strip()}
-
-
-def _answer(turn: dict[str, Any]) -> dict[str, Any]:
-    """Return the turn without the notes at its end, with its reasoning in a field of its own."""
-    lines = str(turn["content"]).split("\n")
+    if role == "user":
+        command = _COMMAND.match(text)
+        asked = text if command is None else text[command.end() :] if command.group(1) in _ASKS else ""
+        return {"role": role, "content": asked.strip()}
+    lines = text.split("\n")
     while lines and (_NOTE.match(lines[-1]) or not lines[-1].strip()):
         lines.pop()
     text = "\n".join(lines).strip()
     if (match := _THOUGHTS.match(text)) is None:
-        return {**turn, "content": text}
+        return {"role": role, "content": text}
     thoughts = (match["tagged"] or match["titled"] or "").strip()
-    return {**turn, "content": text[match.end() :].strip(), "reasoning_content": thoughts}
+    return {"role": role, "content": text[match.end() :].strip(), "reasoning_content": thoughts}
 
 
 FORMAT = Format("aider", recognise, rows, "file")

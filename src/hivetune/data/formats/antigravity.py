@@ -3,6 +3,7 @@
 https://antigravity.google/docs (transcripts below `~/.gemini/antigravity/`)
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -60,29 +61,17 @@ def _answer(event: Row, content: str) -> tuple[dict[str, Any], list[str]]:
     """Return an answer and the ids of its calls."""
     parts: list[dict[str, Any]] = [{"type": "thinking", "thinking": event["thinking"]}] if event.get("thinking") else []
     parts += [{"type": "text", "text": content}] if content else []
-    calls = [
-        {
-            "type": "tool_use",
-            "id": f"{event['step_index']}.{index}",
-            "name": one_of(call, "name"),
-            "input": _input(call),
-        }
-        for index, call in enumerate(listed(event.get("tool_calls")))
-    ]
-    cut = event.get("status") != "DONE" or _CUT.search(content) or _CUT.search(json.dumps(calls))
-    turn = {"role": "assistant", "content": [*parts, *calls], **({"weight": 0} if cut else {})}
-    return turn, [call["id"] for call in calls]
-
-
-def _input(call: Any) -> dict[str, Any]:
-    """Return the arguments of a call, each of which Antigravity writes as JSON text."""
-    arguments = dict(one_of(call, "args") or {})
-    for name, value in arguments.items():
-        try:
-            arguments[name] = json.loads(value)
-        except (ValueError, TypeError, RecursionError):
-            arguments[name] = value
-    return arguments
+    ids: list[str] = []
+    for call in listed(event.get("tool_calls")):
+        ids.append(f"{event['step_index']}.{len(ids)}")
+        arguments = dict(one_of(call, "args") or {})
+        for name, value in arguments.items():  # each of which Antigravity writes as JSON text
+            with contextlib.suppress(ValueError, TypeError, RecursionError):
+                arguments[name] = json.loads(value)
+        parts.append({"type": "tool_use", "id": ids[-1], "name": one_of(call, "name"), "input": arguments})
+    written = json.dumps([part for part in parts if part["type"] != "thinking"])
+    cut = event.get("status") != "DONE" or _CUT.search(written)
+    return {"role": "assistant", "content": parts, **({"weight": 0} if cut else {})}, ids
 
 
 FORMAT = Format("antigravity", recognise, rows, "file")

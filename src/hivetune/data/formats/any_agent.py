@@ -4,7 +4,6 @@ it. All spans of one agent are one conversation.
 https://mozilla-ai.github.io/any-agent/tracing/
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -64,14 +63,10 @@ def _answer(output: str, index: int) -> dict[str, Any]:
     if calls is None or not all("tool.name" in call for call in calls):
         return {"role": "assistant", "content": output}
     tool_calls = [
-        {"id": f"call_{index}_{number}", "name": call["tool.name"], "arguments": _arguments(call.get("tool.args"))}
+        {"id": f"call_{index}_{number}", "name": call["tool.name"], "arguments": call.get("tool.args")}
         for number, call in enumerate(calls)
     ]
     return {"role": "assistant", "content": "", "tool_calls": tool_calls}
-
-
-def _arguments(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value or {})
 
 
 FORMAT = Format("any-agent", recognise, rows, "batch", frozenset(("spans", "trace", "data")))

@@ -3,12 +3,11 @@
 https://www.harborframework.com/docs/agents/trajectory-format
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from hivetune.data.pieces.calls import read_tools
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import Conversation, Row, objects, one_of
+from hivetune.data.pieces.said import Conversation, Row, names, objects, one_of
 from hivetune.data.pieces.turns import in_order, read_messages
 
 
@@ -24,30 +23,23 @@ def rows(row: Row) -> Conversation:
     notes = False
     for step in row["steps"]:
         source, content = step.get("source"), step.get("message") or ""
-        if source == "agent":
-            turns += _agent_turns(step, content)
-        elif source == "system" and any(turn["role"] == "user" for turn in turns):
+        if source == "system" and any(turn["role"] == "user" for turn in turns):
             notes = True
-        else:
-            turns.append({"role": source, "content": content})
+            continue
+        turns.append({"role": source, "content": content})
+        if source != "agent":
+            continue
+        turns[-1] |= {"role": "assistant", "reasoning_content": step.get("reasoning_content")}
+        if calls := objects(step.get("tool_calls")):
+            turns[-1]["tool_calls"] = [{**call, "name": call.get("function_name")} for call in calls]
+        for result in objects(one_of(step.get("observation"), "results")) or []:
+            # Without a call it is a terminal, which the agent was shown.
+            called = {"role": "tool", "tool_call_id": result.get("source_call_id")}
+            shown = called if result.get("source_call_id") else {"role": "user"}
+            turns.append({**shown, "content": result.get("content") or ""})
     messages, changed = in_order(read_messages(turns, None))
     tools = read_tools(one_of(row.get("agent"), "tool_definitions"))
     return Conversation("atif", messages, tools, changed=(*changed, *(("program-notes",) if notes else ())))
 
 
-def _agent_turns(step: Mapping[str, Any], content: Any) -> list[dict[str, Any]]:
-    calls = [
-        {"id": call.get("tool_call_id"), "name": call.get("function_name"), "arguments": call.get("arguments")}
-        for call in objects(step.get("tool_calls")) or []
-    ]
-    turn = {"role": "assistant", "content": content, "reasoning_content": step.get("reasoning_content")}
-    results = [
-        {"role": "tool", "content": result.get("content"), "tool_call_id": result.get("source_call_id")}
-        if result.get("source_call_id")
-        else {"role": "user", "content": result.get("content") or ""}  # a terminal, which the agent was shown
-        for result in objects(one_of(step.get("observation"), "results")) or []
-    ]
-    return [{**turn, "tool_calls": calls} if calls else turn, *results]
-
-
-FORMAT = Format("atif", recognise, rows, needs=frozenset(("steps",)))
+FORMAT = Format("atif", recognise, rows, needs=names("steps"))

@@ -3,11 +3,8 @@
 https://microsoft.github.io/autogen/0.2/docs/reference/agentchat/chat/
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import Conversation, Row, objects
+from hivetune.data.pieces.said import Conversation, Row, names, objects
 from hivetune.data.pieces.turns import in_order, read_messages
 
 
@@ -19,14 +16,10 @@ def recognise(row: Row) -> bool:
 def rows(row: Row) -> Conversation:
     """Return the conversation; the first speaker asks, since each agent writes the roles from its own side."""
     turns = row["chat_history"]
-    first = turns[0].get("name")
-    sides = [turn if turn["role"] == "tool" else {**turn, "role": _side(turn, first)} for turn in turns]
-    messages, changed = in_order(read_messages(sides, None))
+    sides = ["user" if turn.get("name") == turns[0].get("name") else "assistant" for turn in turns]
+    spoken = [t if t["role"] == "tool" else {**t, "role": side} for t, side in zip(turns, sides, strict=True)]
+    messages, changed = in_order(read_messages(spoken, None))
     return Conversation("autogen", messages, changed=changed)
 
 
-def _side(turn: Mapping[str, Any], first: Any) -> str:
-    return "user" if turn.get("name") == first else "assistant"
-
-
-FORMAT = Format("autogen", recognise, rows, needs=frozenset(("chat_history",)))
+FORMAT = Format("autogen", recognise, rows, needs=names("chat_history"))

@@ -4,7 +4,7 @@ https://www.braintrust.dev/docs/guides/traces
 """
 
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import Conversation, Row, one_of
+from hivetune.data.pieces.said import Conversation, Row, names, one_of
 from hivetune.data.pieces.spans import read_step
 from hivetune.data.reasons import RowRefused
 
@@ -16,7 +16,8 @@ def recognise(row: Row) -> bool:
 def rows(row: Row) -> Conversation:
     """Return a span or a row of an experiment of Braintrust. The expected answer takes precedence."""
     kind = row["span_attributes"]["type"]
-    if kind != "llm" and (kind not in ("task", "eval", "function") or not _is_root(row)):
+    is_root = row.get("is_root") is True or not row.get("span_parents")
+    if kind != "llm" and (kind not in ("task", "eval", "function") or not is_root):
         raise RowRefused("not-a-model-call", f"a span of type {str(kind)[:40]}")
     if row.get("error"):
         raise RowRefused("failed", f"the span failed: {str(row['error'])[:80]}")
@@ -27,15 +28,5 @@ def rows(row: Row) -> Conversation:
     return step._replace(changed=changed, explained=("input", "output", "expected"))
 
 
-def _is_root(row: Row) -> bool:
-    return row.get("is_root") is True or not row.get("span_parents")
-
-
-FORMAT = Format(
-    "braintrust",
-    recognise,
-    rows,
-    needs=frozenset(("span_attributes",)),
-    rank=10,
-    explains=frozenset(("span_attributes", "context", "metadata", "metrics", "scores")),
-)
+_BESIDE = names("span_attributes context metadata metrics scores")
+FORMAT = Format("braintrust", recognise, rows, "record", names("span_attributes"), 10, _BESIDE)

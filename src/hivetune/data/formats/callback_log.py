@@ -42,7 +42,9 @@ def _step(number: int, row: Row | None, text: str) -> Step:
         return Step(number, "", "", alone=text)
     if call is None:
         return Step(number, "", "", alone={"run_type": name, "inputs": None, "outputs": None})
-    event = _plain(row)
+    event = {plain_name(name): value for name, value in row.items()}
+    if isinstance(data := event.get("data"), dict):  # newer events keep some fields there
+        event |= {plain_name(name): value for name, value in data.items()}
     run = str(one_of(event, *_IDS) or "")
     return Step(number, run, "asked" if call["starts"] else "answered", (event, bool(call["fails"])), text)
 
@@ -54,30 +56,15 @@ def _row(asking: tuple[Row, bool], answering: tuple[Row, bool]) -> dict[str, Any
     facts = {**metadata, **request}
     columns = {name: facts[name] for name in (*SESSION, *TIME) if facts.get(name) is not None}
     failure = {"error": one_of(response, "error", "text", "message") or "an error"} if failed else {}
-    inputs, outputs = _only(one_of(request, *_PROMPTS)), _generations(one_of(response, *_OUTPUTS))
+    inputs, outputs = one_of(request, *_PROMPTS), one_of(response, *_OUTPUTS)
+    if isinstance(inputs, list) and len(inputs) == 1 and isinstance(inputs[0], str | list):
+        inputs = inputs[0]  # callbacks are given a list of prompts
+    answers = outputs if isinstance(outputs, list) else one_of(outputs, "generations")
+    if objects(answers) is not None and all("text" in g or "message" in g for g in answers):
+        outputs = {"generations": [answers]}  # LangChain gives a list for each prompt; some logs keep only the first
+    elif isinstance(outputs, list):
+        outputs = {"generations": outputs}
     return {**columns, "run_type": "llm", "inputs": inputs, "outputs": outputs, **failure}
-
-
-def _generations(answered: Any) -> Any:
-    """Return answers as LangChain gives them, a list for each prompt; some logs keep only the list of the first
-    prompt.
-    """
-    generations = answered if isinstance(answered, list) else one_of(answered, "generations")
-    if objects(generations) is None or not all("text" in g or "message" in g for g in generations):
-        return {"generations": answered} if isinstance(answered, list) else answered
-    return {"generations": [generations]}
-
-
-def _only(value: Any) -> Any:
-    """Return the only prompt of a list of one; callbacks are given a list of prompts."""
-    return value[0] if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list) else value
-
-
-def _plain(row: Row) -> Row:
-    """Return the fields of an event under plain names; newer events keep some below `data`."""
-    values = {plain_name(name): value for name, value in row.items()}
-    data = values.get("data")
-    return {**values, **{plain_name(name): value for name, value in data.items()}} if isinstance(data, dict) else values
 
 
 # What happened in the life of a run, in logs with one event a line. Other columns than these hold classes, such as

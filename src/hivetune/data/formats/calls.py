@@ -31,25 +31,16 @@ def rows(row: Row) -> Conversation:
 
 
 def _called(row: Row) -> list[dict[str, Any]] | None:
+    """Return the calls in a column, one alone or a list of them; None where no column holds any."""
     for name, arguments in _NAMED:
         if isinstance(row.get(name), str) and isinstance(parsed(row.get(arguments)), dict):
             return [{"name": row[name], "arguments": row[arguments]}]
-    return next((calls for name in _CALLED if (calls := _calls_in(row.get(name)))), None)
+    for value in (parsed(row.get(name)) for name in _CALLED):
+        calls = objects([value] if isinstance(value, dict) else value)
+        if calls and all("name" in call or isinstance(call.get("function"), dict) for call in calls):
+            return list(calls)
+    return None
 
 
-def _calls_in(value: Any) -> list[dict[str, Any]] | None:
-    """Return the calls in a column, one alone or a list of them; None where it holds anything else."""
-    value = parsed(value)
-    calls = objects([value] if isinstance(value, dict) else value)
-    named = calls and all("name" in call or isinstance(call.get("function"), dict) for call in calls)
-    return list(calls) if calls and named else None
-
-
-FORMAT = Format(
-    "calls",
-    recognise,
-    rows,
-    needs=frozenset((*_CALLED, *itertools.chain.from_iterable(_NAMED))),
-    rank=23,
-    explains=frozenset((*SYSTEM, *TOOLS, *_CALLED, *itertools.chain.from_iterable(_NAMED))),
-)
+_NEEDS = frozenset((*_CALLED, *itertools.chain.from_iterable(_NAMED)))
+FORMAT = Format("calls", recognise, rows, "record", _NEEDS, 23, _NEEDS.union(SYSTEM, TOOLS))

@@ -43,7 +43,8 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
             if begin is None:
                 continue
         starts = line.startswith(f"{begin[2]}- ")
-        if starts or (call and _ends(line, begin[2])):  # what stands behind the calls is about the cassette
+        ends = line[:1].isalpha() or (bool(line.strip()) and not line.startswith(begin[2]))
+        if starts or (call and ends):  # what stands behind the calls is about the cassette
             if call:
                 yield begin_line, _row("".join(call), begin[1])
             call, begin_line, size = [], number, 0
@@ -52,11 +53,6 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
             size += len(line)
     if call and begin is not None:
         yield begin_line, _row("".join(call), begin[1])
-
-
-def _ends(line: str, indent: str) -> bool:
-    """Return whether a line is outside the list of calls."""
-    return line[:1].isalpha() or (bool(line.strip()) and not line.startswith(indent))
 
 
 def _row(text: str, key: str) -> str | RowRefused:
@@ -73,14 +69,11 @@ def _row(text: str, key: str) -> str | RowRefused:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > _MAX_DEPTH:
                 raise ValueError("nested too deep")
-        return json.dumps({key: yaml.load(text, Loader=loader)}, default=_plain)
+        # A body in bytes is written as text, a time as it stands there.
+        plain = lambda value: text_of_bytes(value) if isinstance(value, bytes) else str(value)  # noqa: E731
+        return json.dumps({key: yaml.load(text, Loader=loader)}, default=plain)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         return RowRefused("broken-file", " ".join(f"a call that is no YAML: {error}".split()))
-
-
-def _plain(value: Any) -> Any:
-    """Return a body in bytes as text, a time as it is written."""
-    return text_of_bytes(value) if isinstance(value, bytes) else str(value)
 
 
 @functools.cache

@@ -6,7 +6,7 @@ https://github.com/ChatGPTNextWeb/NextChat
 from collections.abc import Iterator
 
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import Row, objects, one_of
+from hivetune.data.pieces.said import Row, names, objects, one_of
 
 
 def recognise(record: Row) -> bool:
@@ -15,9 +15,8 @@ def recognise(record: Row) -> bool:
 
 def rows(record: Row) -> Iterator[Row]:
     for session in objects(record["chat-next-store"]["sessions"]) or []:
-        messages = objects(session.get("messages")) or []
-        turns = [{"role": message.get("role"), "content": message.get("content")} for message in messages]
+        turns = [{key: turn.get(key) for key in ("role", "content")} for turn in objects(session.get("messages")) or []]
         yield {"session_id": session.get("id"), "messages": turns}
 
 
-FORMAT = Format("chatgpt-next-web", recognise, rows, "batch", frozenset(("chat-next-store",)))
+FORMAT = Format("chatgpt-next-web", recognise, rows, "batch", names("chat-next-store"))

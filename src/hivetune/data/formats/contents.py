@@ -6,7 +6,7 @@ https://cloud.google.com/vertex-ai/generative-ai/docs/models/gemini-supervised-t
 from hivetune.data.columns import SYSTEM, TOOLS, tools_of
 from hivetune.data.pieces.calls import read_tools
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import Conversation, Row, one_of, parsed
+from hivetune.data.pieces.said import Conversation, Row, names, one_of, parsed
 from hivetune.data.pieces.session import BESIDE, ordered_conversation
 from hivetune.data.pieces.turns import read_messages
 
@@ -20,12 +20,5 @@ def rows(row: Row) -> Conversation:
     return ordered_conversation("contents", messages, read_tools(tools_of(row)))
 
 
-FORMAT = Format(
-    "contents",
-    recognise,
-    rows,
-    needs=frozenset(("contents",)),
-    rank=21,
-    explains=frozenset((*SYSTEM, *TOOLS, "contents", "system_instruction")),
-    beside=BESIDE,
-)
+_READ = frozenset((*SYSTEM, *TOOLS, "contents", "system_instruction"))
+FORMAT = Format("contents", recognise, rows, "record", names("contents"), 21, _READ, BESIDE)

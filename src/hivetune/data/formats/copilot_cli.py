@@ -8,11 +8,12 @@ from typing import Any
 
 from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, session_rows
-from hivetune.data.pieces.said import Row, one_of
+from hivetune.data.pieces.said import one_of
 
 
 def recognise(head: Head) -> bool:
-    return any(event.get("type") == "session.start" and "sessionId" in _data(event) for event in head.events)
+    starts = (event.get("data") for event in head.events if event.get("type") == "session.start")
+    return any(one_of(data, "sessionId") is not None for data in starts)
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
@@ -23,26 +24,24 @@ def _row(session: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
     turns: list[dict[str, Any]] = []
     notes = False
     for _, event in session:
-        kind, data = event.get("type"), _data(event)
+        kind, data = event.get("type"), one_of(event, "data")
         if kind == "user.message":
-            turns.append({"role": "user", "content": data.get("content")})
+            turns.append({"role": "user", "content": one_of(data, "content")})
         elif kind == "assistant.message":
-            calls = data.get("toolRequests") or None
-            turns.append({"role": "assistant", "content": data.get("content"), "tool_calls": calls})
+            calls = one_of(data, "toolRequests") or None
+            turns.append({"role": "assistant", "content": one_of(data, "content"), "tool_calls": calls})
         elif kind == "tool.execution_complete":
-            result = one_of(data.get("result"), "content") or one_of(data.get("error"), "message") or ""
-            turns.append({"role": "tool", "content": result, "tool_call_id": data.get("toolCallId")})
+            result = one_of(one_of(data, "result"), "content") or one_of(one_of(data, "error"), "message") or ""
+            turns.append({"role": "tool", "content": result, "tool_call_id": one_of(data, "toolCallId")})
         else:
             notes = notes or kind != "session.start"
     number, first = session[0]
     if turns:
         left_out = ["program-notes"] if notes else []
-        yield number, conversation("copilot-cli", turns, left_out, session_id=_data(first).get("sessionId"))
-
-
-def _data(event: Row) -> dict[str, Any]:
-    data = event.get("data")
-    return data if isinstance(data, dict) else {}
+        yield (
+            number,
+            conversation("copilot-cli", turns, left_out, session_id=one_of(one_of(first, "data"), "sessionId")),
+        )
 
 
 FORMAT = Format("copilot-cli", recognise, rows, "file")

@@ -6,7 +6,7 @@ https://docs.datadoghq.com/llm_observability/instrumentation/api/
 from typing import Any
 
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import Conversation, Row, one_of
+from hivetune.data.pieces.said import Conversation, Row, names, one_of
 from hivetune.data.pieces.spans import read_step
 from hivetune.data.reasons import RowRefused
 
@@ -17,12 +17,10 @@ def _span(row: Row) -> dict[str, Any]:
 
 
 def recognise(row: Row) -> bool:
-    span = _span(row)
-    return all(one_of(span.get(side), "messages", "value") is not None for side in ("input", "output"))
+    return all(one_of(_span(row).get(side), "messages", "value") is not None for side in ("input", "output"))
 
 
 def rows(row: Row) -> Conversation:
-    """Return a span of Datadog's LLM observability: its kind, input and output, in `meta`, or as its API gives them."""
     span = _span(row)
     kind = one_of(span, "span_kind", "span.kind", "kind")
     is_call = kind == "llm"
@@ -34,11 +32,5 @@ def rows(row: Row) -> Conversation:
     return read_step("datadog", step, {"tools": span.get("tool_definitions")}, is_call=is_call)
 
 
-FORMAT = Format(
-    "datadog",
-    recognise,
-    rows,
-    needs=frozenset(("meta", "attributes")),
-    rank=10,
-    explains=frozenset(("meta", "attributes", "metrics", "tags")),
-)
+_COLUMNS = names("meta attributes")
+FORMAT = Format("datadog", recognise, rows, "record", _COLUMNS, 10, _COLUMNS | names("metrics tags"))

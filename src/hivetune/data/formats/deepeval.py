@@ -5,7 +5,6 @@ https://deepeval.com/docs/evaluation-llm-tracing
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Row, objects, one_of
@@ -20,16 +19,13 @@ def recognise(record: Row) -> bool:
 
 
 def rows(record: Row) -> Iterator[Row]:
-    return map(_call, one_of(record, *_SPANS))
-
-
-def _call(span: dict[str, Any]) -> dict[str, Any]:
-    fields = {name: span[name] for name in _FIELDS if name in span}
-    arguments = one_of(fields.get("input"), "args")
-    if isinstance(arguments, list) and len(arguments) == 1:
-        fields["input"] = arguments[0]  # a traced function with one argument, the request
-    failed = str(span.get("status", "")).upper().startswith("ERR")
-    return {**fields, "type": "GENERATION", "level": "ERROR" if failed else "DEFAULT"}
+    for span in one_of(record, *_SPANS):
+        fields = {name: span[name] for name in _FIELDS if name in span}
+        arguments = one_of(fields.get("input"), "args")
+        if isinstance(arguments, list) and len(arguments) == 1:
+            fields["input"] = arguments[0]  # a traced function with one argument, the request
+        failed = str(span.get("status", "")).upper().startswith("ERR")
+        yield {**fields, "type": "GENERATION", "level": "ERROR" if failed else "DEFAULT"}
 
 
 FORMAT = Format("deepeval", recognise, rows, "batch", frozenset(_SPANS), rank=12)

@@ -29,14 +29,16 @@ def recognise(head: Head) -> bool:
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
     """Yield one row for each call of a model with its response. Other events are set aside."""
-    return paired((_step(number, row) for number, row, _ in events(lines)), _call)
+    return paired(_steps(lines), _call)
 
 
-def _step(number: int, row: Row | None) -> Step:
-    if row is None:
-        return Step(number, "", "", alone=RowRefused("broken-line"))
-    side = "asked" if _asks_a_model(row) and _id(row) else "answered" if _side(row) == "response" else ""
-    return Step(number, _id(row), side, row, {"run_type": "http", "inputs": None, "outputs": None})
+def _steps(lines: Lines) -> Iterator[Step]:
+    for number, row, _ in events(lines):
+        if row is None:
+            yield Step(number, "", "", alone=RowRefused("broken-line"))
+        else:
+            side = "asked" if _asks_a_model(row) and _id(row) else "answered" if _side(row) == "response" else ""
+            yield Step(number, _id(row), side, row, {"run_type": "http", "inputs": None, "outputs": None})
 
 
 def _call(request: Row, answered: Row) -> dict[str, Any]:

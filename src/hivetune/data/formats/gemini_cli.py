@@ -5,7 +5,7 @@ https://github.com/google-gemini/gemini-cli/blob/main/docs/cli/headless.md and
 https://github.com/google-gemini/gemini-cli/blob/main/docs/cli/session-management.md
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hivetune.data.pieces.format import Format, Head, Lines
@@ -19,13 +19,9 @@ from hivetune.records import Message
 _COLUMNS = {"tool_use": {"tool_name", "tool_id", "parameters"}, "init": {"session_id", "model", "timestamp"}}
 
 
-def _is_event(event: Row) -> bool:
-    columns = _COLUMNS.get(str(event.get("type")))
-    return columns is not None and columns <= event.keys()
-
-
 def recognise(head: Head) -> bool:
-    return any(map(_is_event, head.events))
+    named = ((_COLUMNS.get(str(event.get("type"))), event) for event in head.events)
+    return any(columns is not None and columns <= event.keys() for columns, event in named)
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
@@ -58,34 +54,28 @@ def _session(row: Row) -> Conversation:
     messages: list[Message] = []
     notes = False
     for turn in row["messages"]:
-        kind = one_of(turn, "type")
+        kind, spoken = one_of(turn, "type"), one_of(turn, "content") or one_of(turn, "parts")
         if kind in ("info", "error", "warning"):
             notes = True
-        elif kind in ("gemini", "model"):
-            messages += _answer(turn)
-        else:
-            messages += read_turn({"role": kind, "content": one_of(turn, "content") or one_of(turn, "parts")})
+            continue
+        if kind not in ("gemini", "model"):
+            messages += read_turn({"role": kind, "content": spoken})
+            continue
+        thoughts = [
+            ": ".join(str(text) for text in (one_of(thought, "subject"), one_of(thought, "description")) if text)
+            for thought in listed(turn.get("thoughts"))
+        ]
+        calls = objects(turn.get("toolCalls")) or []
+        parts = [*(spoken if isinstance(spoken, list) else [spoken or ""]), *({"functionCall": call} for call in calls)]
+        messages += read_turn({"role": "assistant", "content": parts, "reasoning": "\n".join(thoughts)})
+        for call in calls:
+            result = call.get("result")
+            if result is None:
+                raise RowRefused("bad-tool-call", f"the call of {str(call.get('name'))[:40]} has no result")
+            content = result if isinstance(result, list) else [{"functionResponse": {"response": result}}]
+            messages += read_turn({"role": "tool", "content": content})
     ordered, changed = in_order(messages)
     return Conversation("gemini-cli", ordered, changed=(("program-notes",) if notes else ()) + changed)
-
-
-def _answer(turn: Mapping[str, Any]) -> list[Message]:
-    thoughts = [
-        ": ".join(str(text) for text in (one_of(thought, "subject"), one_of(thought, "description")) if text)
-        for thought in listed(turn.get("thoughts"))
-    ]
-    calls = objects(turn.get("toolCalls")) or []
-    spoken = turn.get("content") or turn.get("parts") or ""
-    spoken = spoken if isinstance(spoken, list) else [{"type": "text", "text": spoken}]
-    parts = [*spoken, *({"functionCall": call} for call in calls)]
-    messages = read_turn({"role": "assistant", "content": parts, "reasoning": "\n".join(thoughts)})
-    for call in calls:
-        result = call.get("result")
-        if result is None:
-            raise RowRefused("bad-tool-call", f"the call of {str(call.get('name'))[:40]} has no result")
-        content = result if isinstance(result, list) else [{"functionResponse": {"response": result}}]
-        messages += read_turn({"role": "tool", "content": content})
-    return messages
 
 
 FORMAT = Format("gemini-cli", recognise, rows, "file")

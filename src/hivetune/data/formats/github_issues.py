@@ -7,7 +7,7 @@ https://cli.github.com/manual/gh_issue_list and https://docs.github.com/en/rest/
 from collections.abc import Iterator
 
 from hivetune.data.pieces.fields import as_time
-from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.format import Format, Lines
 from hivetune.data.pieces.logs import PlacedRow, conversation, events
 from hivetune.data.pieces.said import Conversation, Row, names, objects, one_of
 from hivetune.data.pieces.session import ASSISTANT, spoken
@@ -39,10 +39,6 @@ def _is_listed(event: Row) -> bool:
     return named and ("issue_url" in event or ("title" in event and isinstance(event.get("comments_url"), str)))
 
 
-def _recognise_listed(head: Head) -> bool:
-    return bool(head.events) and all(map(_is_listed, head.events))
-
-
 def _listed_rows(lines: Lines) -> Iterator[PlacedRow]:
     """Yield one row for each issue: its own text, where it is listed, and the comments in the order of their times."""
     issues: dict[str, list[tuple[float, int, dict[str, str]]]] = {}
@@ -59,4 +55,6 @@ def _listed_rows(lines: Lines) -> Iterator[PlacedRow]:
 
 
 FORMAT = Format("github-issues", recognise, rows, needs=names("comments"))
-LISTED_FORMAT = Format("github-rest", _recognise_listed, _listed_rows, "file")
+LISTED_FORMAT = Format(
+    "github-rest", lambda head: bool(head.events) and all(map(_is_listed, head.events)), _listed_rows, "file"
+)

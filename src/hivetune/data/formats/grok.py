@@ -4,10 +4,9 @@ https://x.ai/legal/faq (download of the account's data: prod-grok-backend.json)
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import Row, objects, one_of
+from hivetune.data.pieces.said import Row, names, objects, one_of
 
 
 def recognise(record: Row) -> bool:
@@ -17,13 +16,9 @@ def recognise(record: Row) -> bool:
 
 def rows(record: Row) -> Iterator[Row]:
     for talk in objects(record.get("conversations")) or [dict(record)]:
-        responses = [one_of(response, "response") for response in objects(talk["responses"]) or []]
-        messages = [_turn(response) for response in responses if isinstance(response, dict)]
-        yield {"session_id": talk["conversation"].get("id"), "messages": messages}
+        said = [r for response in objects(talk["responses"]) or [] if (r := one_of(response, "response")) is not None]
+        turns = [{"role": str(one_of(r, "sender")).lower(), "content": one_of(r, "message")} for r in said]
+        yield {"session_id": talk["conversation"].get("id"), "messages": turns}
 
 
-def _turn(response: dict[str, Any]) -> dict[str, Any]:
-    return {"role": str(response.get("sender")).lower(), "content": response.get("message")}
-
-
-FORMAT = Format("grok", recognise, rows, "batch", frozenset(("conversations", "responses")))
+FORMAT = Format("grok", recognise, rows, "batch", names("conversations responses"))

@@ -11,7 +11,7 @@ from hivetune.data.reasons import RowRefused
 
 _TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal")
 _THOUGHTS = ("thinking", "reasoning", "thought", "reasoning_content")
-_CALLS = ("tool_use", "tool_call", "tool-call", "function_call", "toolUse", "functionCall", "toolRequest")
+_CALLS = ("tool_use", "tool_call", "tool-call", "function_call", "toolUse", "functionCall", "toolRequest", "toolCall")
 _RESULTS = (
     *("tool_result", "tool-result", "tool_call_response", "function_call_output", "toolResult", "functionResponse"),
     *("toolResponse", "tool-return", "retry-prompt", "custom_tool_call_output"),
@@ -98,8 +98,8 @@ def _add(read: TurnContent, part: Any) -> None:
     elif kind in _RESULTS:
         read.results.append(_result(_inner(part)))
     elif kind == "tool-invocation" or (str(kind).startswith("tool-") and "state" in part):
-        inner = part.get("toolInvocation")  # the AI SDK: a call that holds its result
-        call: dict[str, Any] = {"toolName": str(kind).removeprefix("tool-"), **(inner if isinstance(inner, dict) else part)}
+        inner = one_of(part, "toolInvocation")  # the AI SDK: a call that holds its result
+        call = {"toolName": str(kind).removeprefix("tool-"), **(part if inner is None else inner)}
         result, call_id = one_of(call, "result", "output", "errorText"), call.get("toolCallId")
         if result is None:
             raise RowRefused("bad-tool-call", f"the call of {str(call['toolName'])[:40]} has no result")
