@@ -95,7 +95,7 @@ def install_torch() -> None:
 
 def amd_architectures() -> list[str]:
     """gfx names of the GPUs that the kernel's compute driver lists, as `hivetune doctor` reads them."""
-    from hivetune.machine.kfd import kfd_architectures
+    from hivetune.base.kernel import kfd_architectures
 
     return list(kfd_architectures().values())
 
@@ -127,7 +127,7 @@ def install_for_nvidia() -> None:
 
 def install_known(seen: list[dict[str, str]], words: str) -> bool:
     """Install what the facts name for the first card that they know; False when they know none."""
-    from hivetune.machine.doctor.install import choose_install
+    from hivetune.machine.knowledge.facts import choose_install
 
     python = subprocess.run([PYTHON, "--version"], capture_output=True, text=True).stdout.split()[-1]
     chosen = choose_install(seen, python)

@@ -1,4 +1,7 @@
-"""Values from the kernel's files: texts, numbers, memory, and the usable cores. `root` replaces `/` in tests."""
+"""Values from the kernel's files: texts, numbers, memory, usable cores, AMD's GPUs. `root` replaces `/` in tests.
+
+Standard library only, because set-up reads it before anything is installed.
+"""
 
 import os
 from pathlib import Path
@@ -44,3 +47,25 @@ def usable_cores(root: Path = _ROOT) -> int:
     if old_quota and old_quota > 0 and old_period:
         cores = min(cores, max(1, old_quota // old_period))
     return cores
+
+
+def kfd_architectures(root: Path = _ROOT) -> dict[str, str]:
+    """Return PCI slot (domain:bus:device.function) -> gfx name, in the order of KFD's nodes and of torch.
+
+    KFD is the kernel's compute driver. HSA_OVERRIDE_GFX_VERSION acts in the user's half of the driver (ROCm, libhsakmt, topology.c) and does not change this.
+    """
+    architectures = {}
+    nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
+    for path in sorted(nodes, key=lambda path: int(path.parent.name) if path.parent.name.isdecimal() else 0):
+        pairs = (line.split() for line in system_text(path).splitlines())
+        properties = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
+        version, location = properties.get("gfx_target_version", 0), properties.get("location_id", 0)
+        if version:  # 0 is a processor
+            slot = f"{properties.get('domain', 0):04x}:{location >> 8:02x}:{(location >> 3) & 31:02x}.{location & 7}"
+            architectures[slot] = gfx_name(version // 10000, version // 100 % 100, version % 100)
+    return architectures
+
+
+def gfx_name(major: int, minor: int, step: int) -> str:
+    """Return the name of a version: gfx90a for (9, 0, 10), gfx1030 for (10, 3, 0)."""
+    return f"gfx{major}{minor:x}{step:x}"

@@ -17,8 +17,8 @@ from typing import Any, Literal
 import psutil
 
 from hivetune.base.disk import home
-from hivetune.base.kernel import memory_sizes, system_text, usable_cores, whole_number
-from hivetune.machine.kfd import kfd_architectures
+from hivetune.base.kernel import kfd_architectures, memory_sizes, system_text, usable_cores, whole_number
+from hivetune.base.typed import to_plain
 from hivetune.machine.knowledge.facts import facts, is_met
 from hivetune.machine.nvml import read_nvidia
 
@@ -94,7 +94,7 @@ def read_machine(
         available_bytes=available,
         memory_limit=memory_limit,
         disk_free_bytes=disk_free_bytes(folder or home()),
-        cards=(*(nvidia or read_nvidia_cards)(), *read_amd_cards(root)),
+        cards=(*(nvidia or _read_nvidia_cards)(), *read_amd_cards(root)),
         versions=_versions(),
     )
 
@@ -121,7 +121,8 @@ def read_amd_cards(root: Path = Path("/")) -> list[Card]:
     architectures = kfd_architectures(root)
     driver = system_text(root / "sys/module/amdgpu/version") or f"kernel {kernel_release(root)}"
     cards: list[Card] = []
-    for device in sorted((root / "sys/class/drm").glob("card[0-9]*/device"), key=lambda path: _number_in(path.parent)):
+    devices = [path for path in (root / "sys/class/drm").glob("card*/device") if path.parent.name[4:].isdecimal()]
+    for device in sorted(devices, key=lambda path: int(path.parent.name[4:])):
         total = whole_number(device / "mem_info_vram_total")
         if system_text(device / "vendor") != AMD_VENDOR or not total:
             continue
@@ -160,8 +161,7 @@ def _marketing_name(root: Path, device: Path) -> str:
     return f"AMD GPU {ids[0]}"
 
 
-def read_nvidia_cards() -> list[Card]:
-    """Return NVIDIA's GPUs."""
+def _read_nvidia_cards() -> list[Card]:
     names = ("name", "memory_bytes", "free_bytes", "driver", "architecture")
     return [Card("cuda", index, **{name: card[name] for name in names}) for index, card in enumerate(read_nvidia())]
 
@@ -181,8 +181,6 @@ def _read_memory(root: Path) -> tuple[int, int]:
     """Return total and available bytes, without swap: a training that swaps never ends."""
     sizes = memory_sizes(root)
     if "MemTotal" not in sizes:
-        import psutil
-
         memory = psutil.virtual_memory()
         return memory.total, memory.available
     return sizes["MemTotal"], sizes.get("MemAvailable", sizes.get("MemFree", 0))
@@ -236,24 +234,9 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _number_in(path: Path) -> int:
-    return int("".join(c for c in path.name if c.isdecimal()) or 0)
-
-
 def describe_machine(machine: Machine) -> dict[str, Any]:
     """Return the machine as plain values for JSON."""
-    return {
-        "fingerprint": machine.fingerprint,
-        "cpu": machine.cpu,
-        "isa": list(machine.isa),
-        "cores": machine.cores,
-        "memory_bytes": machine.memory_bytes,
-        "available_bytes": machine.available_bytes,
-        "memory_limit": machine.memory_limit,
-        "disk_free_bytes": machine.disk_free_bytes,
-        "cards": [vars(card) for card in machine.cards],
-        "versions": dict(machine.versions),
-    }
+    return {"fingerprint": machine.fingerprint, **to_plain(machine)}
 
 
 # The share of the nominal speed that a TCP connection gets, after the headers of Ethernet, IP and TCP.

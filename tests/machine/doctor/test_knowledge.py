@@ -74,8 +74,8 @@ def test_a_bare_python_reads_them() -> None:
     """Set-up runs before anything is installed: -I -S leaves nothing but the standard library."""
     script = (
         f"import sys; sys.path.insert(0, {str(SOURCE)!r})\n"
-        "from hivetune.machine.doctor.install import choose_install\n"
-        "from hivetune.machine.kfd import kfd_architectures\n"
+        "from hivetune.machine.knowledge.facts import choose_install\n"
+        "from hivetune.base.kernel import kfd_architectures\n"
         "print(choose_install([{'vendor': 'amd', 'gfx': 'gfx906'}], '3.12.1').backend, kfd_architectures())\n"
     )
     ended = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=False)

@@ -4,10 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from hivetune.machine.doctor.install import choose_install
 from hivetune.machine.doctor.look import Look
 from hivetune.machine.doctor.observe import ALLOCATOR, Demand, cards_in_question, of_card, of_machine
-from hivetune.machine.knowledge.facts import Fact, facts, is_met
+from hivetune.machine.knowledge.facts import Fact, choose_install, facts, is_met
 
 Level = Literal["fatal", "risk", "slow", "note"]
 WORST_FIRST: tuple[Level, ...] = ("fatal", "risk", "slow", "note")

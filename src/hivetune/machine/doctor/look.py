@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hivetune.base.disk import home
-from hivetune.base.kernel import memory_sizes, system_text, whole_number
+from hivetune.base.kernel import kfd_architectures, memory_sizes, system_text, whole_number
 from hivetune.machine.doctor.software import Software, read_software
 from hivetune.machine.inventory import Card, Machine, describe_machine, kernel_release, read_machine
-from hivetune.machine.kfd import kfd_architectures
 from hivetune.machine.knowledge.facts import facts
 from hivetune.machine.telemetry import is_hot
 

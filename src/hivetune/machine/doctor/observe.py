@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hivetune.machine.doctor.install import choose_install
+from hivetune.base.kernel import gfx_name
 from hivetune.machine.doctor.look import Look, SeenCard
 from hivetune.machine.doctor.software import Software
-from hivetune.machine.kfd import gfx_name
-from hivetune.machine.knowledge.facts import facts, is_met
+from hivetune.machine.knowledge.facts import choose_install, facts, is_met
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # in the order of reading
 OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"

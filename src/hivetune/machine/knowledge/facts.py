@@ -1,4 +1,4 @@
-"""The facts of the *.toml files beside this module, read with the standard library alone, for set-up.
+"""The facts of the *.toml files beside this module, and the torch to install by them. Standard library only, for set-up.
 
 Every fact has the same six keys besides those of its kind:
 
@@ -96,16 +96,8 @@ def _fact(file: str, kind: str, entry: Mapping[str, Any]) -> Fact:
     if entry["confidence"] not in CONFIDENCE:
         raise ValueError(f"{title}: confidence is one of {', '.join(CONFIDENCE)}")
     more = {key: value for key, value in entry.items() if key not in common}
-    return Fact(
-        kind,
-        entry["id"],
-        entry["says"],
-        entry["when"],
-        entry["confidence"],
-        tuple(entry["source"]),
-        entry["date"],
-        more,
-    )
+    shared = {key: entry[key] for key in common}
+    return Fact(kind=kind, more=more, **{**shared, "source": tuple(entry["source"])})
 
 
 def is_met(when: Mapping[str, Any], observed: Mapping[str, Any]) -> bool:
@@ -145,3 +137,34 @@ def _numbers(version: str) -> tuple[int, ...]:
     """Return (2, 13, 0) for 2.13.0+rocm7.2, (6, 18, 2) for 6.18.2-arch1-1, (2, 9, 0) for 2.9.0rc3."""
     match = re.match(r"v?(\d+(?:\.\d+)*)", version)
     return tuple(int(part) for part in match[1].split(".")) if match else ()
+
+
+@dataclass(frozen=True)
+class Install:
+    """A requirement and what uv calls its backend, the fact with the reason, and whether this Python has wheels."""
+
+    requirement: str
+    backend: str
+    fact: Fact
+    python_fits: bool
+
+    @property
+    def command(self) -> str:
+        """Return the install command, with uv, which finds each build. It replaces an installed torch, since a build
+        for another card can have the same version.
+        """
+        options = f"--torch-backend {self.backend} --reinstall-package torch '{self.requirement}'"
+        return f"pip install uv && uv pip install {options}"
+
+
+def choose_install(facts_of_cards: Sequence[Mapping[str, Any]], python: str) -> Install | None:
+    """Return the install for the first known card, or for the processor; None if there are only unknown cards.
+
+    `facts_of_cards` has the observations of each card: its vendor, and gfx or capability.
+    """
+    for card_facts in [*facts_of_cards] or [{"vendor": "none"}]:
+        for fact in facts("install"):
+            if is_met(fact.when, card_facts):
+                more = fact.more
+                return Install(more["requirement"], more["backend"], fact, in_range(python, more["python"]))
+    return None
