@@ -8,8 +8,8 @@ import pytest
 from machine.doctor.machines import Fake, Gpu, seen_from
 
 from hivetune.config import parse_config
-from hivetune.machine.doctor.backends import LEAVE_HIPBLASLT
 from hivetune.machine.doctor.look import look
+from hivetune.machine.doctor.prove import LEAVE_HIPBLASLT
 from hivetune.machine.profile import Proof, ProvenSet, read_profile, write_profile
 from hivetune.run.choices import NO_CHOICES, read_resolved, write_resolved
 from hivetune.run.folder import OUTCOME, PROBE

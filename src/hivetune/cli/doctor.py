@@ -13,7 +13,7 @@ from hivetune.base.private import open_plain
 from hivetune.cli.output import emit, progress, say, show
 from hivetune.config import load_config
 from hivetune.errors import MachineNotFit, UsageError
-from hivetune.machine.doctor.findings import Judgement, judge_machine
+from hivetune.machine.doctor.findings import Judgement, advised_variables, as_shell, judge_machine, proven_environment
 from hivetune.machine.doctor.look import Look, look
 from hivetune.machine.doctor.observe import OVERRIDE, Demand
 from hivetune.machine.doctor.prove import ProvenDevice, prove_look
@@ -26,7 +26,6 @@ from hivetune.machine.doctor.report import (
     report_document,
     with_proof,
 )
-from hivetune.machine.doctor.variables import advised_variables, as_shell, proven_environment
 from hivetune.machine.profile import read_profile
 from hivetune.run.folder import WORKER_LOG
 from hivetune.train.supervise.diagnose import LAST_RESORT, Diagnosis, Evidence, diagnose

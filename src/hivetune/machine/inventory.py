@@ -111,9 +111,12 @@ def kernel_release(root: Path = Path("/")) -> str:
 
 def disk_free_bytes(folder: Path) -> int:
     """Return the free space for this user where `folder` is or would be made."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+    return shutil.disk_usage(existing_parent(folder)).free
+
+
+def existing_parent(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that exists."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def read_amd_cards(root: Path = Path("/")) -> list[Card]:

@@ -36,7 +36,7 @@ class Choices:
     the device gets often is replayed as a graph. `agreement`: the evidence that the fast path is
     right (measure/agreement.py).
     `prediction`: what the probe expects of the run (plan/speed.Prediction). `environment`: variables of the worker over
-    the inherited ones, null for one that is taken away (machine/doctor/variables.py).
+    the inherited ones, null for one that is taken away (machine/doctor/findings.py).
     """
 
     device: str | None = None

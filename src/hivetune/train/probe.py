@@ -4,10 +4,10 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
+from hivetune.machine.doctor.findings import Variable, advised_variables, proven_environment
 from hivetune.machine.doctor.look import Surroundings, look
 from hivetune.machine.doctor.prove import prove_look
 from hivetune.machine.doctor.report import proof_as_text
-from hivetune.machine.doctor.variables import Variable, advised_variables, proven_environment
 from hivetune.machine.inventory import read_machine
 from hivetune.machine.profile import proven_before, read_profile
 from hivetune.process.launch import Launch, launch_child

@@ -9,19 +9,22 @@ import pytest
 from hivetune.config import parse_config
 from hivetune.errors import UsageError
 from hivetune.machine.doctor import prove
-from hivetune.machine.doctor.backends import (
+from hivetune.machine.doctor.findings import Judgement
+from hivetune.machine.doctor.prove import (
     LEAVE_HIPBLASLT,
     BackendSet,
+    ProofJob,
+    ProofLimits,
     SetResult,
     fastest,
     fastest_dtype,
     judge_set,
     proof_of,
+    prove_device,
     rates_of_products,
     sets_of,
+    with_proven,
 )
-from hivetune.machine.doctor.findings import Judgement
-from hivetune.machine.doctor.prove import ProofJob, ProofLimits, prove_device, with_proven
 from hivetune.machine.doctor.report import proof_as_text, proof_document, with_proof
 from hivetune.machine.inventory import read_machine
 from hivetune.machine.profile import Profile, ProvenSet, read_profile, write_profile

@@ -7,10 +7,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from machines import Fake, Gpu, seen
 
-from hivetune.machine.doctor.findings import judge_machine
+from hivetune.machine.doctor.findings import advised_variables, as_shell, judge_machine
 from hivetune.machine.doctor.look import describe_look
 from hivetune.machine.doctor.report import facts_as_text, findings_as_text
-from hivetune.machine.doctor.variables import advised_variables, as_shell
 
 GPU = Gpu(120001, "AMD Radeon AI PRO R9700", 32)
 DEVICE = "sys/devices/0000:03:00.0"

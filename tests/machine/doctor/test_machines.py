@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 from machines import GIB, IVY_BRIDGE, Fake, Gpu, seen
 
-from hivetune.machine.doctor.backends import LEAVE_HIPBLASLT
-from hivetune.machine.doctor.findings import WORST_FIRST, judge_machine
+from hivetune.machine.doctor.findings import WORST_FIRST, advised_variables, judge_machine, proven_environment
 from hivetune.machine.doctor.observe import Demand
+from hivetune.machine.doctor.prove import LEAVE_HIPBLASLT
 from hivetune.machine.doctor.report import facts_as_text, findings_as_text
-from hivetune.machine.doctor.variables import advised_variables, proven_environment
 from hivetune.machine.inventory import Card
 from hivetune.machine.profile import Profile, Proof, ProvenSet
 from hivetune.run.choices import Choices

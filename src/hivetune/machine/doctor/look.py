@@ -1,7 +1,7 @@
 """The look at a machine: its inventory, operating system, software, cards and variables, without torch or judgement.
 
-It takes less than two seconds. A real look also connects to the loopback and times the home's disk for a quarter of a
-second. `root` replaces `/` in tests.
+Versions are read from packages' metadata; nothing of them is imported. It takes less than two seconds. A real look also
+connects to the loopback and times the home's disk for a quarter of a second. `root` replaces `/` in tests.
 """
 
 import contextlib
@@ -10,19 +10,122 @@ import platform
 import re
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
 from hivetune.base.disk import home
 from hivetune.base.kernel import kfd_architectures, memory_sizes, system_text, whole_number
-from hivetune.machine.doctor.software import Software, read_software
-from hivetune.machine.inventory import Card, Machine, describe_machine, kernel_release, read_machine
+from hivetune.base.typed import to_plain
+from hivetune.machine.inventory import (
+    Card,
+    Machine,
+    describe_machine,
+    disk_free_bytes,
+    existing_parent,
+    kernel_release,
+    read_machine,
+)
 from hivetune.machine.knowledge.facts import facts
 from hivetune.machine.telemetry import is_hot
+
+PACKAGES = (
+    *("torch", "transformers", "peft", "safetensors", "tokenizers", "accelerate", "numpy", "triton"),
+    *("pytorch-triton-rocm", "triton-rocm", "bitsandbytes", "flash-attn", "xformers", "jinja2", "huggingface_hub"),
+    *("redis", "ray", "xllamacpp", "gguf", "hivetune", "rocm", "rocm-sdk-core", "rocm-sdk-devel"),
+)
+ROCM_PACKAGES = re.compile(r"rocm(-sdk(-core|-devel|-libraries-\w+))?$")
+
+BuildKind = Literal["none", "cpu", "cuda", "rocm"]
+
+
+@dataclass(frozen=True)
+class TorchBuild:
+    """The build of torch: its CUDA or ROCm version, and the gfx names of the kernels in its rocBLAS folder."""
+
+    kind: BuildKind
+    version: str = ""
+    cuda: str = ""
+    rocm: str = ""
+    kernels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Software:
+    """The installed software.
+
+    `rocm_packages` are ROCm's Python packages (name -> version), `system_rocm` the versions below /opt, `path_rocm` the
+    first one of LD_LIBRARY_PATH. `cuda_toolkit` is the version of nvcc's folder.
+    """
+
+    python: str
+    packages: Mapping[str, str]
+    torch: TorchBuild
+    rocm_packages: Mapping[str, str]
+    system_rocm: tuple[str, ...]
+    path_rocm: str
+    cuda_toolkit: str
+
+
+def read_software(root: Path, site: Sequence[str] | None, environment: Mapping[str, str], python: str) -> Software:
+    """Read the versions from package metadata, with `site` None those of this Python."""
+    packages = {name: found.version for name in PACKAGES if (found := _distribution(name, site))}
+    rocm = {name: version for name, version in packages.items() if ROCM_PACKAGES.match(name)}
+    rocm |= _rocm_libraries(site)
+    opt = {path: system_text(path / ".info/version").partition("-")[0] for path in sorted((root / "opt").glob("rocm*"))}
+    system = {path: version for path, version in opt.items() if version}
+    libraries = [root / part.lstrip("/") for part in environment.get("LD_LIBRARY_PATH", "").split(":") if part]
+    of_path = (version for part in libraries for path, version in system.items() if part.is_relative_to(path))
+    toolkits = (system_text(path) for path in sorted((root / "usr/local").glob("cuda*/version.json")))
+    toolkit = (re.search(r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([\d.]+)"', text) for text in toolkits)
+    return Software(
+        python=python,
+        packages=packages,
+        torch=_torch(site),
+        rocm_packages=rocm,
+        system_rocm=tuple(sorted(set(system.values()))),
+        path_rocm=next(of_path, ""),
+        cuda_toolkit=next((match[1] for match in toolkit if match), ""),
+    )
+
+
+def _distribution(name: str, site: Sequence[str] | None) -> metadata.Distribution | None:
+    return next(iter(metadata.Distribution.discover(name=name, path=sys.path if site is None else list(site))), None)
+
+
+def _rocm_libraries(site: Sequence[str] | None) -> dict[str, str]:
+    """Return the packages of card families, such as rocm-sdk-libraries-gfx120X-all."""
+    libraries = {}
+    base = _distribution("rocm-sdk-core", site) or _distribution("torch", site)
+    folder = Path(str(base.locate_file(""))) if base else None
+    for path in sorted(folder.glob("rocm_sdk_libraries_*.dist-info")) if folder else []:
+        name, _, version = path.name.removesuffix(".dist-info").rpartition("-")
+        libraries[name.replace("_", "-")] = version
+    return libraries
+
+
+def _torch(site: Sequence[str] | None) -> TorchBuild:
+    """Read the build from the version's local part (+rocm6.3, +cu128, +cpu), else from torch/version.py."""
+    distribution = _distribution("torch", site)
+    if distribution is None:
+        return TorchBuild("none")
+    folder = Path(str(distribution.locate_file("torch")))
+    _, _, local = distribution.version.partition("+")
+    # The text of torch/version.py, which is not run.
+    version_py = system_text(folder / "version.py")
+    built = dict(re.findall(r"^(cuda|hip|rocm)\b[^=\n]*= ['\"]([\d.]+)", version_py, re.MULTILINE))
+    local_rocm, local_cuda = re.search(r"rocm(\d+(?:\.\d+)*)", local), re.search(r"cu(\d+)(\d)$", local)
+    rocm = local_rocm[1] if local_rocm else built.get("rocm", "") or built.get("hip", "")
+    cuda = built.get("cuda", "") or (f"{local_cuda[1]}.{local_cuda[2]}" if local_cuda else "")
+    kind: BuildKind = "rocm" if rocm else "cuda" if cuda else "cpu"
+    names = re.findall(r"gfx[0-9a-f]+", " ".join(path.name for path in folder.glob("lib/rocblas/library/*gfx*")))
+    return TorchBuild(kind, distribution.version, cuda if kind == "cuda" else "", rocm, tuple(sorted(set(names))))
+
 
 REDIS_PORT, GATEWAY_PORT = 6379, 8642
 _ANSWER_S = 0.2
@@ -83,11 +186,19 @@ def read_host(root: Path, folder: Path | None, environment: Mapping[str, str], *
     used = memory.get("SwapTotal", 0) - memory.get("SwapFree", 0)
     total = max(memory.get("MemTotal", 0), 1)
     user = environment.get("USER", "")
+    os_release = dict(line.partition("=")[::2] for line in system_text(root / "etc/os-release").splitlines())
+    container_marks = (root / ".dockerenv", root / "run/.containerenv", root / "run/systemd/container")
+    groups = system_text(root / "proc/1/cgroup")
     redis, shards = _redis() if measure else ("absent", 1)
+    counters = root / "sys/devices/system/edac/mc"  # of the kernel's EDAC drivers
+    edac = (any(map(whole_number, counters.glob(f"mc*/{name}"))) for name in ("ue_count", "ce_count"))
+    # proc(5): "Max address space  SOFT  HARD  bytes".
+    soft_limit = re.search(r"^Max address space\s+(\d+)", system_text(root / "proc/self/limits"), re.MULTILINE)
     return Host(
-        system=_system(root),
+        system=os_release.get("PRETTY_NAME", "").strip('"'),
         kernel=kernel_release(root),
-        container=_in_container(root),
+        container=any(mark.exists() for mark in container_marks)
+        or any(name in groups for name in ("docker", "kubepods", "lxc")),
         kernel_log=_readable(root / "dev/kmsg"),
         systemd=(root / "run/systemd/system").exists(),
         lingers=bool(user) and (root / "var/lib/systemd/linger" / user).exists(),
@@ -102,39 +213,14 @@ def read_host(root: Path, folder: Path | None, environment: Mapping[str, str], *
         gateway_port_free=_port_free(GATEWAY_PORT) if measure else True,
         firmware_package=_firmware_package(root),
         disk=_read_disk(root, folder or home(), environment, measure=measure),
-        memory_errors=_memory_errors(root),
-        address_limit_bytes=_address_limit(root),
+        memory_errors=_worst(*edac),
+        address_limit_bytes=int(soft_limit[1]) if soft_limit else None,
     )
 
 
-def _memory_errors(root: Path) -> str:
-    """Read the counts of the kernel's EDAC drivers."""
-    for name, word in (("ue_count", "uncorrected"), ("ce_count", "corrected")):
-        if any(whole_number(path) for path in (root / "sys/devices/system/edac/mc").glob(f"mc*/{name}")):
-            return word
-    return ""
-
-
-def _address_limit(root: Path) -> int | None:
-    """Read the soft limit from /proc/self/limits (proc(5)): "Max address space  SOFT  HARD  bytes"."""
-    for line in system_text(root / "proc/self/limits").splitlines():
-        if line.startswith("Max address space"):
-            soft = line.removeprefix("Max address space").split()[0]
-            return int(soft) if soft.isdecimal() else None
-    return None
-
-
-def _system(root: Path) -> str:
-    for line in system_text(root / "etc/os-release").splitlines():
-        if line.startswith("PRETTY_NAME="):
-            return line.partition("=")[2].strip('"')
-    return ""
-
-
-def _in_container(root: Path) -> bool:
-    marks = (root / ".dockerenv", root / "run/.containerenv", root / "run/systemd/container")
-    groups = system_text(root / "proc/1/cgroup")
-    return any(mark.exists() for mark in marks) or any(name in groups for name in ("docker", "kubepods", "lxc"))
+def _worst(uncorrected: bool, corrected: bool) -> str:
+    """Return the word for counts of memory errors."""
+    return "uncorrected" if uncorrected else "corrected" if corrected else ""
 
 
 def _program(name: str, environment: Mapping[str, str]) -> str:
@@ -175,35 +261,19 @@ def _port_free(port: int) -> bool:
 
 def _firmware_package(root: Path) -> str:
     """Return the date (20251125) of the package with AMD's firmware, from dpkg or pacman; "" if unknown."""
-    name = ""
-    for line in system_text(root / "var/lib/dpkg/status").splitlines():
-        if line.startswith("Package: "):
-            name = line[9:]
-        elif name in FIRMWARE_PACKAGES and line.startswith("Version: "):
-            return _date_in(line)
-    folders = sorted(path.name for path in (root / "var/lib/pacman/local").glob("linux-firmware*"))
-    return next((date for folder in folders if (date := _date_in(folder))), "")
-
-
-def _date_in(text: str) -> str:
-    match = re.search(r"(?<!\d)20\d{6}(?!\d)", text)
-    return match[0] if match else ""
+    stanza = rf"^Package: (?:{'|'.join(FIRMWARE_PACKAGES)})\n(?:.+\n)*?Version: (.+)"
+    of_dpkg = re.search(stanza, system_text(root / "var/lib/dpkg/status"), re.MULTILINE)
+    of_pacman = sorted(path.name for path in (root / "var/lib/pacman/local").glob("linux-firmware*"))
+    versions = [of_dpkg[1]] if of_dpkg else of_pacman
+    dates = (re.search(r"(?<!\d)20\d{6}(?!\d)", version) for version in versions)
+    return next((date[0] for date in dates if date), "")
 
 
 def _read_disk(root: Path, folder: Path, environment: Mapping[str, str], *, measure: bool) -> HomeDisk:
-    existing = folder
-    while not existing.exists():
-        existing = existing.parent
     filesystem, options = _mount(root, folder)
     fsync = "off" if options & NO_FSYNC or "eatmydata" in environment.get("LD_PRELOAD", "") else "on"
-    speed = _disk_speed(existing) if measure else None
-    return HomeDisk(
-        filesystem=filesystem,
-        fsync=fsync if filesystem else "unknown",
-        free_bytes=shutil.disk_usage(existing).free,
-        write_bytes_s=speed[0] if speed else None,
-        fsync_s=speed[1] if speed else None,
-    )
+    speeds = _disk_speed(existing_parent(folder)) if measure else (None, None)
+    return HomeDisk(filesystem, fsync if filesystem else "unknown", disk_free_bytes(folder), *speeds)
 
 
 def _mount(root: Path, folder: Path) -> tuple[str, frozenset[str]]:
@@ -220,8 +290,8 @@ def _mount(root: Path, folder: Path) -> tuple[str, frozenset[str]]:
     return mount
 
 
-def _disk_speed(folder: Path) -> tuple[float, float] | None:
-    """Return bytes per second and the shortest fsync in seconds, measured over DISK_S; None without permission."""
+def _disk_speed(folder: Path) -> tuple[float | None, float | None]:
+    """Return bytes per second and the shortest fsync in seconds, measured over DISK_S; Nones without permission."""
     piece, written, syncs = os.urandom(DISK_PIECE_BYTES), 0, []
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
         started = time.perf_counter()
@@ -233,7 +303,7 @@ def _disk_speed(folder: Path) -> tuple[float, float] | None:
             syncs.append(time.perf_counter() - before)
         spent = time.perf_counter() - started
         return written / spent, min(syncs)
-    return None
+    return None, None
 
 
 Access = Literal["ok", "denied", "absent"]
@@ -307,67 +377,50 @@ def look(where: Surroundings = HERE) -> Look:
     """Look at the machine now."""
     environment = os.environ if where.environment is None else where.environment
     machine = read_machine(where.root, where.folder, where.nvidia)
+    names = {fact.more["name"] for fact in facts("variable")}
+    variables = {name: value for name, value in environment.items() if name in names or name.startswith(_PREFIXES)}
     return Look(
         machine=machine,
         host=read_host(where.root, where.folder, environment, measure=where.measure and where.root == HERE.root),
         software=read_software(where.root, where.site, environment, where.python),
         cards=_seen_cards(machine.cards, where),
-        variables=_variables(environment),
+        variables={n: "(set)" if SECRET.search(n) else value for n, value in sorted(variables.items())},
     )
 
 
 def _seen_cards(cards: Sequence[Card], where: Surroundings) -> tuple[SeenCard, ...]:
     order = list(kfd_architectures(where.root))
+    drm = where.root / "sys/class/drm"
     cards_seen = []
     for card in cards:
         if card.kind == "cuda":
             cards_seen.append(SeenCard(card, card.index, "ok", "", {}))  # machine/telemetry.py samples its temperature
             continue
-        device = _device(where.root, card.slot)
         number = order.index(card.slot) if card.slot in order else card.index
+        nodes = {path.parent.name: path for path in drm.glob("*/device") if path.resolve().name == card.slot}
+        device = next((path for name, path in nodes.items() if name.startswith("card")), where.root / "nowhere")
+        # To compute, a user has to open both the compute driver and the card's render node.
+        renders = [where.root / "dev/dri" / name for name in nodes if name.startswith("renderD")]
+        needed = [where.root / "dev/kfd", *renders]
+        access: Access = "ok" if all(map(where.may_use, needed)) else "denied"
+        if not all(path.exists() for path in needed):
+            access = "absent"
         firmware = {
-            path.name.removesuffix("_fw_version"): system_text(path) for path in device.glob("fw_version/*_version")
+            path.name.removesuffix("_fw_version"): text
+            for path in sorted(device.glob("fw_version/*_version"))
+            if (text := system_text(path)).strip("0x")  # the driver shows zeros for missing parts
         }
         speed, width = system_text(device / "current_link_speed"), system_text(device / "current_link_width")
         link = f"{speed} x{width}" if speed and width else ""
-        hot, errors = is_hot(device), _ras_errors(device)
-        cards_seen.append(SeenCard(card, number, _access(where, card.slot), link, _newest(firmware), hot, errors))
+        cards_seen.append(SeenCard(card, number, access, link, firmware, is_hot(device), _ras_errors(device)))
     return tuple(cards_seen)
 
 
 def _ras_errors(device: Path) -> str:
     """Read amdgpu's ras/*_err_count: lines "ue: N" and "ce: N" for each block of the card."""
     text = "\n".join(system_text(path) for path in sorted((device / "ras").glob("*_err_count")))
-    counts = {name: sum(map(int, re.findall(rf"^{name}: *(\d+)", text, re.MULTILINE))) for name in ("ue", "ce")}
-    return "uncorrected" if counts["ue"] else "corrected" if counts["ce"] else ""
-
-
-def _device(root: Path, slot: str) -> Path:
-    for device in (root / "sys/class/drm").glob("card[0-9]*/device"):
-        if device.resolve().name == slot:
-            return device
-    return root / "nowhere"
-
-
-def _access(where: Surroundings, slot: str) -> Access:
-    """Return whether this user may open both the compute driver and the card's render node."""
-    drm = (where.root / "sys/class/drm").glob("renderD*/device")
-    nodes = [where.root / "dev/dri" / path.parent.name for path in drm if path.resolve().name == slot]
-    needed = [where.root / "dev/kfd", *nodes]
-    if not all(path.exists() for path in needed):
-        return "absent"
-    return "ok" if all(where.may_use(path) for path in needed) else "denied"
-
-
-def _newest(firmware: Mapping[str, str]) -> dict[str, str]:
-    """Return the loaded firmware, without the zeros that the driver shows for missing parts."""
-    return {name: value for name, value in sorted(firmware.items()) if value.strip("0x")}
-
-
-def _variables(environment: Mapping[str, str]) -> dict[str, str]:
-    names = {fact.more["name"] for fact in facts("variable")}
-    shown = {name: value for name, value in environment.items() if name in names or name.startswith(_PREFIXES)}
-    return {name: "(set)" if SECRET.search(name) else value for name, value in sorted(shown.items())}
+    counts = (re.findall(rf"^{name}: *(\d+)", text, re.MULTILINE) for name in ("ue", "ce"))
+    return _worst(*(any(map(int, numbers)) for numbers in counts))
 
 
 def describe_look(look: Look) -> dict[str, Any]:
@@ -378,7 +431,7 @@ def describe_look(look: Look) -> dict[str, Any]:
     ]
     return {
         "machine": {**describe_machine(look.machine), "cards": cards},
-        "host": asdict(look.host),
-        "software": asdict(look.software),
+        "host": to_plain(look.host),
+        "software": to_plain(look.software),
         "variables": dict(look.variables),
     }

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hivetune.base.kernel import gfx_name
-from hivetune.machine.doctor.look import Look, SeenCard
-from hivetune.machine.doctor.software import Software
+from hivetune.machine.doctor.look import Look, SeenCard, Software
 from hivetune.machine.knowledge.facts import choose_install, facts, is_met
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # in the order of reading

@@ -4,17 +4,17 @@ import os
 import platform
 import pwd
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hivetune.base.units import size
-from hivetune.machine.doctor.backends import SetResult
 from hivetune.machine.doctor.findings import Judgement, MachineFinding, worst_first
 from hivetune.machine.doctor.look import Look, SeenCard, describe_look
 from hivetune.machine.doctor.observe import CPU_BF16
-from hivetune.machine.doctor.prove import ProvenDevice
+from hivetune.machine.doctor.prove import ProvenDevice, SetResult
+from hivetune.machine.profile import Proof
 from hivetune.process.sandbox import available
 
 # Accounts that name no person.
@@ -66,6 +66,10 @@ def report_document(look: Look, judgement: Judgement) -> dict[str, Any]:
 def facts_as_text(look: Look) -> str:
     """Return the observed facts, one line each."""
     host, software = look.host, look.software
+    shown = {name: version for name, version in software.packages.items() if name not in ("torch", "hivetune")}
+    packages = [f"{name} {version}" for name, version in shown.items()]
+    servers = [host.llama_server] if host.llama_server else []
+    servers += [text for text in packages if text.startswith("xllamacpp ")]
     rows = [
         ("system", f"{host.system or 'Linux'}, kernel {host.kernel}{', in a container' if host.container else ''}"),
         ("processor", _processor(look)),
@@ -74,11 +78,11 @@ def facts_as_text(look: Look) -> str:
         *(("card", _card(card)) for card in look.cards),
         *([] if look.cards else [("card", "none")]),
         ("torch", _torch(look)),
-        ("python", f"{software.python}; {_packages(look)}"),
+        ("python", f"{software.python}; {', '.join(packages)}"),
         ("ROCm", _rocm(look)),
         ("CUDA toolkit", software.cuda_toolkit),
         ("compiler", host.compiler or "none: the plain kernels in torch run"),
-        ("llama.cpp", _llama(look)),
+        ("llama.cpp", ", ".join(servers) or "none"),
         ("its sandbox", available().words),
         ("services", _services(look)),
         *(("variable", f"{name}={value}") for name, value in look.variables.items()),
@@ -88,27 +92,18 @@ def facts_as_text(look: Look) -> str:
 
 def findings_as_text(judgement: Judgement) -> str:
     """Return each finding with its evidence and command, then what is unknown."""
-    lines: list[str] = []
+    lines = [] if judgement.findings else ["nothing is wrong"]
     for number, finding in enumerate(judgement.findings, 1):
-        lines += _finding(number, finding)
-    if not judgement.findings:
-        lines.append("nothing is wrong")
-    lines += [f"not known: {question}" for question in judgement.not_known]
-    return "\n".join(lines)
-
-
-def _finding(number: int, finding: MachineFinding) -> Iterable[str]:
-    card = f" [{finding.about}]" if finding.about else ""
-    yield f"{number}. {finding.severity}: {finding.title}{card}"
-    yield f"   {finding.says}"
-    if finding.evidence:
-        yield f"   seen here: {', '.join(finding.evidence)}"
-    if finding.mend:
-        yield f"   do: {finding.mend}"
-    if finding.unknown:
-        yield f"   not known: {finding.unknown}"
-    if finding.source:
-        yield f"   by {finding.confidence}: {' '.join(finding.source)}"
+        card = f" [{finding.about}]" if finding.about else ""
+        lines += [f"{number}. {finding.severity}: {finding.title}{card}", f"   {finding.says}"]
+        parts = {
+            "seen here": ", ".join(finding.evidence),
+            "do": finding.mend,
+            "not known": finding.unknown,
+            f"by {finding.confidence}": " ".join(finding.source),
+        }
+        lines += [f"   {title}: {text}" for title, text in parts.items() if text]
+    return "\n".join([*lines, *(f"not known: {question}" for question in judgement.not_known)])
 
 
 def _processor(look: Look) -> str:
@@ -155,11 +150,6 @@ def _torch(look: Look) -> str:
     )
 
 
-def _packages(look: Look) -> str:
-    shown = {name: version for name, version in look.software.packages.items() if name not in ("torch", "hivetune")}
-    return ", ".join(f"{name} {version}" for name, version in shown.items())
-
-
 def _rocm(look: Look) -> str:
     software = look.software
     parts = [f"{name} {version}" for name, version in software.rocm_packages.items()]
@@ -167,12 +157,6 @@ def _rocm(look: Look) -> str:
     parts += [f"LD_LIBRARY_PATH {software.path_rocm}"] if software.path_rocm else []
     parts += [f"linux-firmware {look.host.firmware_package}"] if look.host.firmware_package and look.cards else []
     return ", ".join(parts)
-
-
-def _llama(look: Look) -> str:
-    programs = [look.host.llama_server] if look.host.llama_server else []
-    programs += [f"xllamacpp {look.software.packages['xllamacpp']}"] if "xllamacpp" in look.software.packages else []
-    return ", ".join(programs) or "none"
 
 
 def _services(look: Look) -> str:
@@ -193,36 +177,35 @@ _SAYS = {
 
 def with_proof(judgement: Judgement, proven: Sequence[ProvenDevice]) -> Judgement:
     """Return the judgement with the failures of the proofs; what could not be proven is unknown."""
-    findings = [finding for device in proven for finding in _findings(device)]
-    right = [device for device in proven if device.proof is not None and device.proof.dtype is not None]
-    if not right and proven:
+    findings: list[MachineFinding] = []
+    for device in proven:
+        if device.proof is None:
+            findings.append(_unproven(device))
+            continue
+        failed = (result for result in device.judged if result.status in ("wrong", "crashed", "hung"))
+        findings += [_rejected(device.device, device.proof, result) for result in failed]
+    if proven and not any(device.proof and device.proof.dtype for device in proven):
         findings.append(_nothing_works(proven))
     questions = [f"{r.of.name}: {r.why}" for device in proven for r in device.judged if r.status == "unavailable"]
     return Judgement(worst_first((*judgement.findings, *findings)), (*judgement.not_known, *questions))
 
 
-def _findings(device: ProvenDevice) -> Iterable[MachineFinding]:
-    if device.proof is None:
-        yield MachineFinding(
-            f"no-proof-{device.device}",
-            "risk",
-            f"{device.device} can't be used by torch",
-            device.rates_why,
-            (),
-            "" if device.device == "cpu" else "hivetune train CONFIG --set device=cpu",
-            about=device.device,
-        )
-        return
-    for result in device.judged:
-        if result.status in ("wrong", "crashed", "hung"):
-            yield _rejected(device, result)
+def _unproven(device: ProvenDevice) -> MachineFinding:
+    """Return the finding about a device whose rates could not be measured."""
+    return MachineFinding(
+        f"no-proof-{device.device}",
+        "risk",
+        f"{device.device} can't be used by torch",
+        device.rates_why,
+        mend="" if device.device == "cpu" else "hivetune train CONFIG --set device=cpu",
+        about=device.device,
+    )
 
 
-def _rejected(device: ProvenDevice, result: SetResult) -> MachineFinding:
+def _rejected(device: str, proof: Proof, result: SetResult) -> MachineFinding:
     """Return the finding about a set that is not right: a note if another set of its precision is right."""
-    assert device.proof is not None
-    instead = device.proof.best.get(result.of.dtype)
-    usual = device.proof.dtype
+    instead = proof.best.get(result.of.dtype)
+    usual = proof.dtype
     if instead is not None:
         says = f"{result.why}. plan and train take another set of backends in {result.of.dtype} from now on"
         mend = ""
@@ -230,9 +213,8 @@ def _rejected(device: ProvenDevice, result: SetResult) -> MachineFinding:
         says = f"{result.why}. No set of backends in {result.of.dtype} is right here; dtype: auto takes {usual}"
         mend = f"hivetune train CONFIG --set dtype={usual}"
     else:
-        says, mend = f"{result.why}. No set of backends is right on {device.device}", ""
-        if device.device != "cpu":
-            mend = "hivetune train CONFIG --set device=cpu"
+        says = f"{result.why}. No set of backends is right on {device}"
+        mend = "" if device == "cpu" else "hivetune train CONFIG --set device=cpu"
     return MachineFinding(
         id=f"proof-{result.of.name}",
         severity="note" if instead is not None else "risk",
@@ -240,8 +222,8 @@ def _rejected(device: ProvenDevice, result: SetResult) -> MachineFinding:
         says=says,
         evidence=(f"{result.calls:,} calls",) if result.calls else (),
         mend=mend,
-        unknown="whether the card, its driver or a library is to blame" if device.device != "cpu" else "",
-        about=device.device,
+        unknown="whether the card, its driver or a library is to blame" if device != "cpu" else "",
+        about=device,
     )
 
 
@@ -254,8 +236,6 @@ def _nothing_works(proven: Sequence[ProvenDevice]) -> MachineFinding:
         "risk" if unasked else "fatal",
         "nothing could be proven" if unasked else "no device of this machine computes right",
         f"{devices}: {reason}",
-        (),
-        "",
         unknown="whether memory, processor or the installed torch is to blame",
     )
 

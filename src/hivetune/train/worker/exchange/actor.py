@@ -15,8 +15,8 @@ from hivetune.base.disk import home
 from hivetune.base.private import keep_private
 from hivetune.errors import HivetuneError, MachineNotFit
 from hivetune.machine.cluster import claim_device, find_model, read_membership
+from hivetune.machine.doctor.findings import advised_variables, proven_environment
 from hivetune.machine.doctor.look import Surroundings, look
-from hivetune.machine.doctor.variables import advised_variables, proven_environment
 from hivetune.machine.inventory import read_machine
 from hivetune.machine.profile import read_profile
 from hivetune.process.launch import ENVIRONMENT
