@@ -52,7 +52,8 @@ def usable_cores(root: Path = _ROOT) -> int:
 def kfd_architectures(root: Path = _ROOT) -> dict[str, str]:
     """Return PCI slot (domain:bus:device.function) -> gfx name, in the order of KFD's nodes and of torch.
 
-    KFD is the kernel's compute driver. HSA_OVERRIDE_GFX_VERSION acts in the user's half of the driver (ROCm, libhsakmt, topology.c) and does not change this.
+    KFD is the kernel's compute driver. HSA_OVERRIDE_GFX_VERSION acts in the user's half of it (ROCm, libhsakmt,
+    topology.c) and does not change this.
     """
     architectures = {}
     nodes = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")

@@ -12,6 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 import yaml
 
+from hivetune.base.typed import from_plain
+
 _CARD = "(?i:cuda|hip|rocm|triton|thccheck)"
 # Below this number the old and the new CUDA runtime have different errors; there only the words decide.
 MIN_CUDA_NUMBER = 98
@@ -22,11 +24,23 @@ def code_pattern(family: str, code: str) -> str:
 
     Raise KeyError for an undocumented code.
     """
-    return _PATTERN_OF[family](code)
+    match family:
+        case "cuda":
+            return _cuda(code)
+        case "hsa":
+            number = {name: number for number, name in _known("codes")["hsa"].items()}[code]
+            return rf"HSA_STATUS_(?:ERROR_)?{code}\b|(?:code|status|error)[ :=]+0x{number:x}\b"
+        case "xid":  # NVIDIA's kernel messages (https://docs.nvidia.com/deploy/xid-errors/index.html)
+            return rf"\bX[iI][dD](?: \([^)]*\):)? {int(code)}\b"
+        case "errno":
+            return _errno(code)
+        case "signal":
+            return _signal(code)
+    raise KeyError(family)
 
 
 def _cuda(code: str) -> str:
-    names, _, text = _documented()["cuda"][int(code)].partition(" | ")
+    names, _, text = _known("codes")["cuda"][int(code)].partition(" | ")
     camel = "|".join(name for name in names.split() if not name.isupper())
     capitals = "|".join(name for name in names.split() if name.isupper()) or "(?!)"
     patterns = [rf"(?:hip|cuda)Error(?:{camel})\b", rf"CUDA_ERROR_(?:{capitals})\b"]
@@ -38,23 +52,9 @@ def _cuda(code: str) -> str:
     return "|".join(patterns)
 
 
-def _hsa(code: str) -> str:
-    numbers = [number for number, name in _documented()["hsa"].items() if name == code]
-    if not numbers:
-        raise KeyError(code)
-    return rf"HSA_STATUS_(?:ERROR_)?{code}\b|(?:code|status|error)[ :=]+0x{numbers[0]:x}\b"
-
-
-def _xid(code: str) -> str:
-    """Match NVIDIA's kernel messages (https://docs.nvidia.com/deploy/xid-errors/index.html)."""
-    return rf"\bX[iI][dD](?: \([^)]*\):)? {int(code)}\b"
-
-
 def _errno(code: str) -> str:
     """Match an errno as Python ([Errno 28]), Rust (os error 28; code: 28), C++ and the C library print it."""
-    number = getattr(errno, code, None)
-    if number is None:
-        raise KeyError(code)
+    number = vars(errno)[code]  # a KeyError for a name that no error has
     text = re.escape(os.strerror(number))
     return (
         rf"\[Errno {number}\]|\b(?:os error|errno)[ :=]+{number}\b|\b[Ee]rror code {number} \(|\bcode: {number}, "
@@ -75,19 +75,10 @@ def _signal(code: str) -> str:
 
 
 @functools.cache
-def _documented() -> Mapping[str, Mapping[int, str]]:
-    text = resources.files("hivetune.machine").joinpath("knowledge/codes.yaml").read_text(encoding="utf-8")
-    documented: Mapping[str, Mapping[int, str]] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return documented
-
-
-_PATTERN_OF = {
-    "cuda": _cuda,
-    "hsa": _hsa,
-    "xid": _xid,
-    "errno": _errno,
-    "signal": _signal,
-}
+def _known(name: str) -> Any:
+    """Return the content of a file of knowledge/."""
+    text = resources.files("hivetune.machine").joinpath(f"knowledge/{name}.yaml").read_text(encoding="utf-8")
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 Domain = Literal["device", "memory", "host", "disk", "data", "numerics", "program", "setup"]
@@ -111,24 +102,23 @@ class Fault:
     retry: bool
     advice: str
     evidence: tuple[str, ...]
-    first: Literal["again", "change"]
-    rungs: tuple[str, ...]
-    patterns: tuple[Sign, ...]
-    own: tuple[Sign, ...]
-    symptoms: tuple[Sign, ...]
-    wrappers: tuple[Sign, ...]
-    facts: frozenset[str]
-    needs: frozenset[str]
-    backoff: bool
-    waits_for: str
-    distrust: bool
+    first: Literal["again", "change"] = "again"
+    rungs: tuple[str, ...] = ()
+    patterns: tuple[Sign, ...] = ()
+    own: tuple[Sign, ...] = ()
+    symptoms: tuple[Sign, ...] = ()
+    wrappers: tuple[Sign, ...] = ()
+    facts: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset()
+    backoff: bool = False
+    waits_for: str = ""
+    distrust: bool = False
 
 
 @functools.cache
 def catalogue() -> tuple[Fault, ...]:
     """Return all faults in the order in which they are tried."""
-    text = resources.files("hivetune.machine").joinpath("knowledge/faults.yaml").read_text(encoding="utf-8")
-    return tuple(_fault(entry) for entry in yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    return tuple(_fault(entry) for entry in _known("faults"))
 
 
 def fault(identifier: str) -> Fault:
@@ -137,32 +127,11 @@ def fault(identifier: str) -> Fault:
 
 
 def _fault(entry: Mapping[str, Any]) -> Fault:
-    fields = {*Fault.__dataclass_fields__}
-    if not entry.keys() <= fields:
-        raise ValueError(f"faults.yaml: {entry['id']}: unknown {sorted(entry.keys() - fields)}")
-    return Fault(
-        id=entry["id"],
-        domain=entry["domain"],
-        title=entry["title"],
-        cause=entry["cause"],
-        retry=entry["retry"],
-        advice=entry["advice"],
-        evidence=tuple(entry["evidence"]),
-        first=entry.get("first", "again"),
-        rungs=tuple(entry.get("rungs", ())),
-        patterns=_signs(entry.get("patterns", ())),
-        own=_signs(entry.get("own", ())),
-        symptoms=_signs(entry.get("symptoms", ())),
-        wrappers=_signs(entry.get("wrappers", ())),
-        facts=frozenset(entry.get("facts", ())),
-        needs=frozenset(entry.get("needs", ())),
-        backoff=entry.get("backoff", False),
-        waits_for=entry.get("waits_for", ""),
-        distrust=entry.get("distrust", False),
-    )
+    signs = {name: _signs(entry[name]) for name in ("patterns", "own", "symptoms", "wrappers") if name in entry}
+    return from_plain(Fault, {**entry, **signs})
 
 
-def _signs(listed: Iterable[str | Mapping[str, Sequence[str | int]]]) -> tuple[Sign, ...]:
+def _signs(listed: Iterable[str | Mapping[str, Sequence[str | int]]]) -> list[Sign]:
     """Return the signs of a list of regular expressions and of {family: [code, ...]}, each with one pattern."""
     signs = []
     for item in listed:
@@ -172,4 +141,4 @@ def _signs(listed: Iterable[str | Mapping[str, Sequence[str | int]]]) -> tuple[S
         for family, codes in item.items():
             together = "|".join(code_pattern(family, str(code)) for code in codes)
             signs.append(Sign(f"{family} {', '.join(map(str, codes))}", re.compile(together, re.MULTILINE)))
-    return tuple(signs)
+    return signs

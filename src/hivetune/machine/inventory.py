@@ -19,7 +19,7 @@ import psutil
 from hivetune.base.disk import home
 from hivetune.base.kernel import kfd_architectures, memory_sizes, system_text, usable_cores, whole_number
 from hivetune.base.typed import to_plain
-from hivetune.machine.knowledge.facts import facts, is_met
+from hivetune.machine.knowledge.facts import first_fact
 from hivetune.machine.nvml import read_nvidia
 
 CardKind = Literal["cpu", "cuda", "rocm"]
@@ -146,7 +146,7 @@ def _shared_memory(root: Path, device: Path, architecture: str) -> int:
     It is the driver's table (GTT), limited by the kernel's pages_limit (ttm), by default half of the memory. The memory
     that the firmware reserves can be 0.5 GB of 128 (ROCm/legacy-rocm-build#5595, unslothai/unsloth#7960).
     """
-    chip = next((fact for fact in facts("chip") if is_met(fact.when, {"gfx": architecture})), None)
+    chip = first_fact("chip", {"gfx": architecture})
     if chip is None or not chip.more.get("unified"):
         return 0
     table = whole_number(device / "mem_info_gtt_total") or 0

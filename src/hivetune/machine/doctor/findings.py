@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from hivetune.machine.doctor.look import Look
 from hivetune.machine.doctor.observe import ALLOCATOR, Demand, cards_in_question, of_card, of_machine
-from hivetune.machine.knowledge.facts import Fact, choose_install, facts, is_met
+from hivetune.machine.knowledge.facts import Fact, choose_install, facts, first_fact, is_met
 from hivetune.machine.profile import Profile
 
 Level = Literal["fatal", "risk", "slow", "note"]
@@ -112,9 +112,9 @@ def _finding(fact: Fact, observed: Mapping[str, Any], install: str) -> MachineFi
 def _open_question(observed: Mapping[str, Any], card_name: str) -> str:
     """Return the question that is open if nothing is known about this build on this card, else an empty text."""
     pair = (observed.get("vendor"), observed.get("build"))
-    if pair not in (("amd", "rocm"), ("nvidia", "cuda")) or any(is_met(fact.when, observed) for fact in facts("build")):
+    if pair not in (("amd", "rocm"), ("nvidia", "cuda")) or first_fact("build", observed):
         return ""
-    if not any(is_met(fact.when, observed) for fact in facts("chip")):
+    if not first_fact("chip", observed):
         return f"{card_name}: nothing is known of this architecture; only the proof can tell"
     return f"{card_name}: no report of torch {observed.get('torch')} on it, good or bad; only the proof can tell"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from hivetune.base.kernel import gfx_name
 from hivetune.machine.doctor.look import Look, SeenCard, Software
-from hivetune.machine.knowledge.facts import choose_install, facts, is_met
+from hivetune.machine.knowledge.facts import choose_install, facts, first_fact, is_met
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # in the order of reading
 OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
@@ -37,6 +37,7 @@ def of_machine(look: Look, demand: Demand) -> dict[str, Any]:
     cards = cards_in_question(look)
     vendors = {_vendor(card) for card in cards}
     install = choose_install([_of_chip(card) for card in cards], software.python)
+    rocm_path = "one" if _two(software.path_rocm) == _two(torch.rocm) else "mismatch"
     observed: dict[str, Any] = {
         "build": torch.kind,
         "torch": torch.version or None,
@@ -67,7 +68,7 @@ def of_machine(look: Look, demand: Demand) -> dict[str, Any]:
         "alloc": _allocator(look.variables),
         "tunableop": look.variables.get("PYTORCH_TUNABLEOP_ENABLED") == "1",
         "rocm_versions": _rocm_versions(software),
-        "rocm_path": _rocm_path(software),
+        "rocm_path": rocm_path if software.path_rocm and torch.rocm else None,
     }
     packages = {
         name: software.packages.get(name) for name in ("transformers", "bitsandbytes", "jinja2", "redis", "ray")
@@ -116,7 +117,7 @@ def _of_build(look: Look, card: SeenCard) -> dict[str, Any]:
 
 def _needed_override(gfx: str) -> str:
     """Return the architecture that this card must be overridden to, or an empty text."""
-    chip = next((fact for fact in facts("chip") if is_met(fact.when, {"gfx": gfx})), None)
+    chip = first_fact("chip", {"gfx": gfx})
     return _as_gfx(chip.more.get("needs_override", "")) if chip else ""
 
 
@@ -173,15 +174,8 @@ def _allocator(variables: Mapping[str, str]) -> str | None:
 def _rocm_versions(software: Software) -> str | None:
     """Return "mismatch" if ROCm's packages or torch's build differ in the first two numbers of their version."""
     versions = {_two(version) for version in software.rocm_packages.values()}
-    if not versions:
-        return None
-    return "mismatch" if len(versions | {_two(software.torch.rocm)} - {""}) > 1 else "one"
-
-
-def _rocm_path(software: Software) -> str | None:
-    if not software.path_rocm or not software.torch.rocm:
-        return None
-    return "mismatch" if _two(software.path_rocm) != _two(software.torch.rocm) else "one"
+    differ = len(versions | {_two(software.torch.rocm)} - {""}) > 1
+    return None if not versions else "mismatch" if differ else "one"
 
 
 def _two(version: str) -> str:

@@ -1,4 +1,4 @@
-"""The facts of the *.toml files beside this module, and the torch to install by them. Standard library only, for set-up.
+"""The facts of the *.toml files beside this module, and the torch to install by them. Standard library, for set-up.
 
 Every fact has the same six keys besides those of its kind:
 
@@ -100,6 +100,11 @@ def _fact(file: str, kind: str, entry: Mapping[str, Any]) -> Fact:
     return Fact(kind=kind, more=more, **{**shared, "source": tuple(entry["source"])})
 
 
+def first_fact(kind: str, observed: Mapping[str, Any]) -> Fact | None:
+    """Return the first fact of a kind whose patterns match the observations."""
+    return next((fact for fact in facts(kind) if is_met(fact.when, observed)), None)
+
+
 def is_met(when: Mapping[str, Any], observed: Mapping[str, Any]) -> bool:
     """Return whether all patterns of `when` match the observations."""
     return all(observed.get(name) is not None and _fits(pattern, observed[name]) for name, pattern in when.items())
@@ -163,8 +168,7 @@ def choose_install(facts_of_cards: Sequence[Mapping[str, Any]], python: str) -> 
     `facts_of_cards` has the observations of each card: its vendor, and gfx or capability.
     """
     for card_facts in [*facts_of_cards] or [{"vendor": "none"}]:
-        for fact in facts("install"):
-            if is_met(fact.when, card_facts):
-                more = fact.more
-                return Install(more["requirement"], more["backend"], fact, in_range(python, more["python"]))
+        if fact := first_fact("install", card_facts):
+            more = fact.more
+            return Install(more["requirement"], more["backend"], fact, in_range(python, more["python"]))
     return None
