@@ -8,7 +8,7 @@ from hivetune.config import parse_config
 from hivetune.cycle.acts import context
 from hivetune.cycle.acts.context import LOOK_EVERY_S, ActContext, Slice, SliceEnded, ends_with_window
 from hivetune.cycle.decide import Observation, Permission
-from hivetune.machine.power import KWH, Energy
+from hivetune.machine.telemetry import KWH, Energy
 from hivetune.process.lease import Answering
 
 

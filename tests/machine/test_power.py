@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hivetune.machine.power import CORE_W, REST_W, Energy, PowerSample, energy_between, sample_power
+from hivetune.machine.telemetry import CORE_W, REST_W, Energy, PowerSample, energy_between, sample_power
 
 
 def rapl(root: Path, zone: str, value: int) -> None:

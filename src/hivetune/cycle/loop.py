@@ -51,7 +51,7 @@ from hivetune.data.intake.collect import Collected, collect
 from hivetune.data.intake.sources.parse import parse_sources
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, Stopped, UsageError
 from hivetune.machine.desktop import CoreUse, OtherPrograms, person_idle_s
-from hivetune.machine.power import busy_core_seconds
+from hivetune.machine.telemetry import busy_core_seconds
 from hivetune.models.fetch import fetch_model
 from hivetune.process.still import moving_s, yielding
 from hivetune.records import Progress, silent

@@ -7,12 +7,10 @@ import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any, Literal, NamedTuple
 
-import yaml
-
 from hivetune.base.typed import from_plain
+from hivetune.machine.knowledge.cards import read_knowledge
 
 _CARD = "(?i:cuda|hip|rocm|triton|thccheck)"
 # Below this number the old and the new CUDA runtime have different errors; there only the words decide.
@@ -28,7 +26,7 @@ def code_pattern(family: str, code: str) -> str:
         case "cuda":
             return _cuda(code)
         case "hsa":
-            number = {name: number for number, name in _known("codes")["hsa"].items()}[code]
+            number = {name: number for number, name in read_knowledge("codes.yaml")["hsa"].items()}[code]
             return rf"HSA_STATUS_(?:ERROR_)?{code}\b|(?:code|status|error)[ :=]+0x{number:x}\b"
         case "xid":  # NVIDIA's kernel messages (https://docs.nvidia.com/deploy/xid-errors/index.html)
             return rf"\bX[iI][dD](?: \([^)]*\):)? {int(code)}\b"
@@ -40,7 +38,7 @@ def code_pattern(family: str, code: str) -> str:
 
 
 def _cuda(code: str) -> str:
-    names, _, text = _known("codes")["cuda"][int(code)].partition(" | ")
+    names, _, text = read_knowledge("codes.yaml")["cuda"][int(code)].partition(" | ")
     camel = "|".join(name for name in names.split() if not name.isupper())
     capitals = "|".join(name for name in names.split() if name.isupper()) or "(?!)"
     patterns = [rf"(?:hip|cuda)Error(?:{camel})\b", rf"CUDA_ERROR_(?:{capitals})\b"]
@@ -72,13 +70,6 @@ def _signal(code: str) -> str:
         rf"|Signal: {text} \({number}\)|\b{text}: {number}\b|\berror code -{number}\b|\bline \d+:\s+\d+ {text}\b"
         rf"|signal[ :]+{text}|Unexpected (?i:{text}) encountered|\b{text}(?: \(core dumped\)|\s*$)"
     )
-
-
-@functools.cache
-def _known(name: str) -> Any:
-    """Return the content of a file of knowledge/."""
-    text = resources.files("hivetune.machine").joinpath(f"knowledge/{name}.yaml").read_text(encoding="utf-8")
-    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 Domain = Literal["device", "memory", "host", "disk", "data", "numerics", "program", "setup"]
@@ -118,7 +109,7 @@ class Fault:
 @functools.cache
 def catalogue() -> tuple[Fault, ...]:
     """Return all faults in the order in which they are tried."""
-    return tuple(_fault(entry) for entry in _known("faults"))
+    return tuple(_fault(entry) for entry in read_knowledge("faults.yaml"))
 
 
 def fault(identifier: str) -> Fault:

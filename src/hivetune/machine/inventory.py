@@ -4,9 +4,11 @@ Nothing is measured here, so it takes milliseconds; measurements are in the mach
 tests.
 """
 
+import contextlib
 import hashlib
 import json
 import platform
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -81,7 +83,12 @@ def read_machine(
     `nvidia` reads NVIDIA's cards (default: through their driver's library).
     """
     cpu, isa = _read_cpu(root / "proc/cpuinfo")
-    total, available = _read_memory(root)
+    sizes = memory_sizes(root)
+    if "MemTotal" not in sizes:
+        memory = psutil.virtual_memory()
+        sizes = {"MemTotal": memory.total, "MemAvailable": memory.available}
+    # Without swap: a training that swaps never ends.
+    total, available = sizes["MemTotal"], sizes.get("MemAvailable", sizes.get("MemFree", 0))
     limit = _memory_limit(root)
     memory_limit = "machine"
     if limit and limit[0] < total:
@@ -170,23 +177,11 @@ def _read_nvidia_cards() -> list[Card]:
 
 
 def _read_cpu(path: Path) -> tuple[str, tuple[str, ...]]:
-    fields: dict[str, str] = {}
-    for line in system_text(path).splitlines():
-        key, colon, value = line.partition(":")
-        if colon:
-            fields.setdefault(key.strip(), value.strip())
+    lines = [line.partition(":") for line in system_text(path).splitlines() if ":" in line]
+    fields = {key.strip(): value.strip() for key, _, value in reversed(lines)}  # of the first core
     flags = set((fields.get("flags") or fields.get("Features") or "").split())
     name = fields.get("model name") or fields.get("Hardware") or platform.processor() or platform.machine()
     return name, tuple(flag for flag in ISA if flag in flags)
-
-
-def _read_memory(root: Path) -> tuple[int, int]:
-    """Return total and available bytes, without swap: a training that swaps never ends."""
-    sizes = memory_sizes(root)
-    if "MemTotal" not in sizes:
-        memory = psutil.virtual_memory()
-        return memory.total, memory.available
-    return sizes["MemTotal"], sizes.get("MemAvailable", sizes.get("MemFree", 0))
 
 
 def _memory_limit(root: Path) -> tuple[int, int, str] | None:
@@ -195,7 +190,10 @@ def _memory_limit(root: Path) -> tuple[int, int, str] | None:
     for folder, limit_name, used_name in _memory_groups(root):
         limit = whole_number(folder / limit_name)
         if limit:
-            unused = max(0, limit - (whole_number(folder / used_name) or 0) + _reclaimable(folder))
+            # The kernel would free this page cache before it kills a process.
+            cache = re.search(r"^(?:total_)?inactive_file (\d+)", system_text(folder / "memory.stat"), re.MULTILINE)
+            used = (whole_number(folder / used_name) or 0) - (int(cache[1]) if cache else 0)
+            unused = max(0, limit - used)
             limits.append((limit, min(unused, limit), f"/{(folder / limit_name).relative_to(root)}"))
     return min(limits, default=None)
 
@@ -218,22 +216,12 @@ def _memory_groups(root: Path) -> list[tuple[Path, str, str]]:
     return groups
 
 
-def _reclaimable(folder: Path) -> int:
-    """Return the page cache that the kernel would free before it kills a process."""
-    for line in system_text(folder / "memory.stat").splitlines():
-        if line.startswith(("inactive_file ", "total_inactive_file ")):
-            return int(line.split()[1])
-    return 0
-
-
 def _versions() -> dict[str, str]:
     """Return the versions that decide which kernels run, from package metadata: importing torch takes seconds."""
     versions = {"python": platform.python_version(), "system": platform.system()}
     for name in ("torch", "triton", "bitsandbytes"):
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return versions
 
 

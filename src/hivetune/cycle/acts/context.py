@@ -17,7 +17,7 @@ from hivetune.cycle.decide import Observation, Permission
 from hivetune.cycle.ledger import CycleRow, open_cycle
 from hivetune.cycle.observe import champion_of
 from hivetune.errors import HivetuneError
-from hivetune.machine.power import Energy, PowerSample, energy_between, sample_power
+from hivetune.machine.telemetry import Energy, PowerSample, energy_between, sample_power
 from hivetune.process.lease import somebody_waits
 from hivetune.process.still import STILL_LOOK_S, stands_still
 from hivetune.records import Progress, silent

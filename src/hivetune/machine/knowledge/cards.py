@@ -14,7 +14,7 @@ from hivetune.errors import UsageError
 def known_model(name: str) -> Mapping[str, Any] | None:
     """Return the relevant fields of a model's config.json by Hub id or its last part, None if it is not listed."""
     sought = name.lower()
-    for listed, config in _read("models.yaml").items():
+    for listed, config in read_knowledge("models.yaml").items():
         if sought in (listed.lower(), listed.lower().rpartition("/")[2]):
             fields: Mapping[str, Any] = config
             return fields
@@ -23,7 +23,7 @@ def known_model(name: str) -> Mapping[str, Any] | None:
 
 def known_card(name: str) -> Mapping[str, Any]:
     """Return a card by its name, an alias, or its driver's name. Raise UsageError for an unknown one."""
-    cards = _read("cards.yaml")
+    cards = read_knowledge("cards.yaml")
     sought = name.lower().strip()
     for listed, card in cards.items():
         if sought in (listed.lower(), *(alias.lower() for alias in card.get("aliases", []))):
@@ -38,7 +38,7 @@ def similar_card(name: str, architecture: str, memory_bytes: int) -> Mapping[str
     try:
         return known_card(name)
     except UsageError:
-        for listed, card in _read("cards.yaml").items():
+        for listed, card in read_knowledge("cards.yaml").items():
             same_memory = abs(card["memory_gb"] * 1e9 / max(memory_bytes, 1) - 1) < 0.15
             if architecture and card.get("gfx") == architecture and same_memory:
                 return {"name": listed, **card}
@@ -47,10 +47,11 @@ def similar_card(name: str, architecture: str, memory_bytes: int) -> Mapping[str
 
 def known_cards() -> list[str]:
     """Return the names of all known cards."""
-    return list(_read("cards.yaml"))
+    return list(read_knowledge("cards.yaml"))
 
 
 @functools.cache
-def _read(name: str) -> dict[str, dict[str, Any]]:
-    content: dict[str, dict[str, Any]] = yaml.safe_load((Path(__file__).parent / name).read_text(encoding="utf-8"))
-    return content
+def read_knowledge(name: str) -> Any:
+    """Return the content of a YAML file beside this module."""
+    text = (Path(__file__).parent / name).read_text(encoding="utf-8")
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
