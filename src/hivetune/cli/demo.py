@@ -10,9 +10,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 import hivetune
 from hivetune import walk
@@ -36,9 +34,7 @@ from hivetune.train.open import Run
 from hivetune.train.start import open_run
 
 
-def demo(
-    fresh: Annotated[bool, typer.Option("--fresh", help="Delete an earlier demo and start again.")] = False,
-) -> None:
+def demo(fresh: bool = False) -> None:
     """Run every step once, in minutes, on a small real model and rows from Python's documentation."""
     started = time.monotonic()
     find_converter()  # a missing one is reported before the training
@@ -129,15 +125,7 @@ HARNESS = Path(hivetune.__file__).resolve().parents[2] / "bench" / "train_step.p
 OWN_ROWS = ("limit", "hivetune")
 
 
-def bench(
-    peers: Annotated[bool, typer.Option(help="Also time TRL and transformers + PEFT, each in its own environment.")] = (
-        False
-    ),
-    sets: Annotated[str, typer.Option(help="Kinds of rows to time: short, agents, long, prefix.")] = "short,agents",
-    out: Annotated[
-        Path | None, typer.Option(help="Write the figures to this JSON file, with a table and a plot next to it.")
-    ] = None,
-) -> None:
+def bench(peers: bool = False, sets: str = "short,agents", out: Path | None = None) -> None:
     """Time a training step on this machine, or measure models on standard tasks.
 
     Shows seconds, tokens and memory. --peers installs other trainers and times them too.
