@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from hivetune.config import GateConfig
-from hivetune.judge.drift import drift_findings, is_refusal
+from hivetune.judge.findings import drift_findings, is_refusal
 
 LOOP = "and so on, " * 40
 

@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from hivetune.judge.drift import is_refusal
+from hivetune.judge.findings import is_refusal
 from hivetune.serve.gateway.capture import SOURCE
 from hivetune.serve.swap.watch import FAULTS, FLOORS, Alarm, ReleaseCounts, usual_rate
 

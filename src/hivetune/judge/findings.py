@@ -1,15 +1,29 @@
-"""What one metric says about deploying; and the thresholds of the tuned model alone, whatever it is compared with.
+"""What one metric says about deploying: gains, costs, the tuned model alone, and drift. Pure.
 
-Of one side there is an interval too, but none of a difference: `ci95` of these metrics is that of the value itself.
+Of one side there is an interval too, but none of a difference: `ci95` of the limits of the tuned model alone is that of
+the value itself. Drift is answers that became longer or shorter, that loop, that refuse, each paired with the
+baseline's. None of the three is worse by itself: a model may have been trained to be brief. Against a champion they are
+early signs of a model that learned from its own answers or from a bad source.
 """
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from hivetune.config import GateConfig
-from hivetune.judge.statistics import MIN_UNITS, Estimate, Interval, by_group, jackknife, proportion, rows_needed
+from hivetune.data.checks.rules import has_loop
+from hivetune.judge.statistics import (
+    MIN_UNITS,
+    Estimate,
+    Interval,
+    by_group,
+    jackknife,
+    paired_proportions,
+    proportion,
+    rows_needed,
+)
 from hivetune.records import Metric
 
 FindingOutcome = Literal["passed", "abort", "missed", "undecided", "reported"]
@@ -190,29 +204,68 @@ def _outcomes(
 
 
 def limit_findings(evaluation: Mapping[str, Any], config: GateConfig) -> list[Finding]:
-    """Return a finding for each of `gate.least_success`, `gate.most_latency_s` and `gate.most_memory_gb` that is
-    set.
-    """
+    """Return a finding for each of `least_success`, `most_latency_s` and `most_memory_gb` of the gate that is set."""
     findings = []
     if config.least_success is not None:
-        share = alone_share(evaluation)
-        n = len(_values(evaluation, "success"))
-        findings.append(_least("least_success", share, n, config.least_success, config.tolerance))
+        share, n = alone_share(evaluation), len(_values(evaluation, "success"))
+        findings.append(_alone("least_success", share, n, config.least_success, config.tolerance))
     if config.most_latency_s is not None:
-        mean = alone_mean(evaluation, "seconds")
-        n = len(_values(evaluation, "seconds"))
-        findings.append(_most("most_latency_s", mean, n, config.most_latency_s, config.tolerance))
+        mean, n = alone_mean(evaluation, "seconds"), len(_values(evaluation, "seconds"))
+        findings.append(_alone("most_latency_s", mean, n, config.most_latency_s, config.tolerance))
     if config.most_memory_gb is not None:
         memory = evaluation["tuned"].get("peak_memory_bytes")
         usable = isinstance(memory, int | float) and math.isfinite(memory) and memory > 0
         gb = memory / 1e9 if usable else math.nan  # one number: no interval
         estimate = Estimate(gb, (gb, gb), 1, math.nan) if usable else None
-        findings.append(_most("most_memory_gb", estimate, 1, config.most_memory_gb, config.tolerance))
+        findings.append(_alone("most_memory_gb", estimate, 1, config.most_memory_gb, config.tolerance))
     return findings
 
 
+def _alone(name: str, estimate: Estimate | None, n: int, limit: float, tolerance: float) -> Finding:
+    """Judge a value of the tuned model alone: a success may not be below its limit, a cost not above it."""
+    least = name == "least_success"
+    metric = Metric(name, None, None, None, None, n, limit, False, True)
+    if estimate is None:
+        missing = "no held-out row has a checker and an answer" if least else "it was not measured"
+        return Finding(metric, "undecided", f"{titled(name)}: {missing}")
+    metric = replace(metric, tuned=estimate.value, ci95=estimate.ci95)
+    low, high = estimate.ci95 or (estimate.value, estimate.value)
+    shown = "" if low == high else f", 95 % interval {low:.4g} to {high:.4g}"
+    fact = f"{titled(name)}: {estimate.value:.4g}{shown}; the limit {limit:g}"
+    if estimate.ci95 is None:
+        units = counted_units(estimate, n) if least else f"{estimate.units} answers"
+        return Finding(metric, "undecided", f"{fact} {units} are too few for an interval")
+    holds, fails = (low >= limit, high < limit) if least else (high <= limit, low > limit)
+    effect = max(tolerance if least else tolerance * limit, abs(estimate.value - limit))
+    says = ("is shown", "is missed") if least else ("is kept", "is exceeded")
+    return _bounded(metric, estimate, effect, holds and f"{fact} {says[0]}", fails and f"{fact} {says[1]}", fact)
+
+
+def _bounded(
+    metric: Metric,
+    estimate: Estimate,
+    effect: float,
+    holds: str | Literal[False],
+    fails: str | Literal[False],
+    fact: str,
+) -> Finding:
+    """Judge a bound. `holds`, `fails`: the reason, where its interval shows that; else `fact` begins the reason.
+
+    `effect`: what must be seen to decide it.
+    """
+    needed, units = rows_needed(estimate, effect) or MIN_UNITS, counted_units(estimate, metric.n)
+    if holds:
+        return Finding(replace(metric, passed=True), "passed", holds)
+    metric = replace(metric, passed=False)
+    if fails:
+        return Finding(metric, "missed", fails)
+    if estimate.units < needed:
+        return Finding(metric, "undecided", f"{fact} is open; {units}, about {needed} needed to decide")
+    return Finding(metric, "missed", f"{fact} is not shown, although {units} are enough")
+
+
 def alone_share(evaluation: Mapping[str, Any]) -> Estimate | None:
-    """Return the share of the tuned model's answers that succeed; None without a checker. None without a checker."""
+    """Return the share of the tuned model's answers that succeed; None without a checker."""
     values = _values(evaluation, "success")
     if not values:
         return None
@@ -243,59 +296,86 @@ def _values(evaluation: Mapping[str, Any], key: str) -> list[tuple[Any, str]]:
     ]
 
 
-def _least(name: str, estimate: Estimate | None, n: int, limit: float, tolerance: float) -> Finding:
-    if estimate is None:
-        return _unknown(name, n, limit, "no held-out row has a checker and an answer")
-    if estimate.ci95 is None:
-        few = f"{counted_units(estimate, n)} are too few for an interval"
-        return _finding(name, estimate, n, limit, "undecided", few)
-    low, high = estimate.ci95
-    if low >= limit:
-        return _finding(name, estimate, n, limit, "passed", "is shown")
-    if high < limit:
-        return _finding(name, estimate, n, limit, "missed", "is missed")
-    return _straddling(name, estimate, n, limit, tolerance)
+# How assistants begin to refuse, in the languages of most rows; looked for in the first words, where a refusal stands.
+_REFUSAL = re.compile(
+    r"\b(?:i(?:['’]m| am) (?:very |so |really )?sorry|i apologi[sz]e|as an? (?:ai|language model)"
+    r"|i(?:['’]m| am) (?:not able|unable) to|i (?:can(?:['’]t|not)|won['’]t|will not|must decline)"
+    r"|es tut mir leid|ich kann [^.]{0,40}nicht (?:helfen|beantworten)|als (?:ki|sprachmodell)"
+    r"|je suis désolée?|je ne peux pas|lo siento|no puedo ayudar|mi dispiace|non posso|sinto muito|desculpe"
+    r"|het spijt me|przykro mi|мне жаль|извините|申し訳|很抱歉|抱歉|对不起|죄송)",
+    re.IGNORECASE,
+)
+LOOKED_AT_CHARS = 160
 
 
-def _most(name: str, estimate: Estimate | None, n: int, limit: float, tolerance: float) -> Finding:
-    if estimate is None:
-        return _unknown(name, n, limit, "it was not measured")
-    if estimate.ci95 is None:
-        return _finding(name, estimate, n, limit, "undecided", f"{estimate.units} answers are too few for an interval")
-    low, high = estimate.ci95
-    if high <= limit:
-        return _finding(name, estimate, n, limit, "passed", "is kept")
-    if low > limit:
-        return _finding(name, estimate, n, limit, "missed", "is exceeded")
-    return _straddling(name, estimate, n, limit, tolerance * limit)
+def is_refusal(answer: str) -> bool:
+    """Return whether an answer begins as refusals do.
+
+    A heuristic: its errors are the same on both sides of a comparison.
+    """
+    return bool(_REFUSAL.search(answer[:LOOKED_AT_CHARS]))
 
 
-def _straddling(name: str, estimate: Estimate, n: int, limit: float, effect: float) -> Finding:
-    needed = rows_needed(estimate, max(effect, abs(estimate.value - limit))) or MIN_UNITS
-    units = counted_units(estimate, n)
-    if estimate.units < needed:
-        return _finding(name, estimate, n, limit, "undecided", f"is open; {units}, about {needed} needed to decide")
-    return _finding(name, estimate, n, limit, "missed", f"is not shown, although {units} are enough")
+def drift_findings(evaluation: Mapping[str, Any], config: GateConfig) -> list[Finding]:
+    """Return `length` (characters an answer), `loops` and `refusals` (shares of answers), where both sides answered."""
+    pairs = []
+    for answer in evaluation["answers"]:
+        base, tuned = (answer[side].get("answer") for side in ("base", "tuned"))
+        if isinstance(base, str) and isinstance(tuned, str):
+            pairs.append((base, tuned, answer["group"]))
+    if not pairs:
+        return []
+    return [
+        _length(pairs, config.length_drift, config.tolerance),
+        _share("loops", pairs, has_loop, config.more_loops, config.tolerance),
+        _share("refusals", pairs, is_refusal, config.more_refusals, config.tolerance),
+    ]
 
 
-def _finding(name: str, estimate: Estimate, n: int, limit: float, outcome: FindingOutcome, text: str) -> Finding:
-    interval = estimate.ci95
-    shown = (
-        ""
-        if interval is None or interval[0] == interval[1]
-        else f", 95 % interval {interval[0]:.4g} to {interval[1]:.4g}"
-    )
-    metric = Metric(name, None, estimate.value, None, interval, n, limit, outcome == "passed", True)
-    return Finding(metric, outcome, f"{titled(name)}: {estimate.value:.4g}{shown}; the limit {limit:g} {text}")
+def _length(pairs: Sequence[tuple[str, str, str]], limit: float | None, tolerance: float) -> Finding:
+    """Judge the ratio of all characters, tuned / base, which may leave its threshold in neither direction."""
+    base, tuned, groups = zip(*pairs, strict=True)
+    lengths = [[float(len(text)) for text in texts] for texts in (base, tuned)]
+    columns = by_group([*lengths, [1.0] * len(pairs)], groups)
+    n, sums, named = len(pairs), [math.fsum(column) for column in columns], titled("length")
+    shown = jackknife(columns, lambda s: (s[1] - s[0]) / s[2])
+    passed = None if limit is None else False
+    metric = Metric("length", sums[0] / n, sums[1] / n, shown.value, shown.ci95, n, limit, passed, limit is not None)
+    if limit is None:
+        return Finding(metric, "reported")
+    if not sums[0] or not sums[1]:
+        return Finding(metric, "missed", f"{named}: one side's answers are all empty")
+    ratio = jackknife(columns, lambda s: s[1] / s[0], positive=True)
+    if ratio.ci95 is None:
+        return Finding(metric, "undecided", f"{named}: {counted_units(ratio, n)} are too few for an interval")
+    low, high = ratio.ci95
+    fact = f"{named}: {ratio.value:.3g} times the baseline's, 95 % interval {low:.3g} to {high:.3g}"
+    bounds = f"between 1/{limit:g} and {limit:g}"
+    holds, fails = 1 / limit <= low and high <= limit, high < 1 / limit or low > limit
+    effect = max(tolerance, min(abs(ratio.value - limit), abs(ratio.value - 1 / limit)))
+    says = holds and f"{fact}, {bounds}", fails and f"{fact}: not {bounds}"
+    return _bounded(metric, ratio, effect, *says, f"{fact}: {bounds}")
 
 
-def _unknown(name: str, n: int, limit: float, reason: str) -> Finding:
-    return Finding(
-        Metric(name, None, None, None, None, n, limit, False, True), "undecided", f"{titled(name)}: {reason}"
-    )
-
-
-def not_compared(finding: Finding, reason: str) -> Finding:
-    """Return the finding as reported and not required, for a metric that these two sides can't have."""
-    metric = replace(finding.metric, threshold=None, passed=None, required=False)
-    return Finding(metric, "reported", f"{titled(finding.metric.name)} is not compared: {reason}")
+def _share(
+    name: str,
+    pairs: Sequence[tuple[str, str, str]],
+    test: Callable[[str], bool],
+    limit: float | None,
+    tolerance: float,
+) -> Finding:
+    """Judge how much larger the tuned model's share is."""
+    base, tuned = ([test(pair[side]) for pair in pairs] for side in (0, 1))
+    n, rise = len(pairs), paired_proportions(base, tuned, [group for _, _, group in pairs])
+    passed = None if limit is None else False
+    metric = Metric(name, sum(base) / n, sum(tuned) / n, rise.value, rise.ci95, n, limit, passed, limit is not None)
+    if limit is None:
+        return Finding(metric, "reported", gain95=rise.reversed().ci95)
+    if rise.ci95 is None:
+        return Finding(metric, "undecided", f"{titled(name)}: {counted_units(rise, n)} are too few for an interval")
+    low, high = rise.ci95
+    counts = f"{sum(tuned)} of {n}, {sum(base)} of the baseline's"
+    fact = f"{titled(name)}: {counts}, 95 % interval {low:+.3g} to {high:+.3g}"
+    allowed = f"at most {limit:+.3g}"
+    says = high <= limit and f"{fact}, {allowed}", low > limit and f"{fact}: more than {allowed}"
+    return _bounded(metric, rise, max(tolerance, abs(rise.value - limit)), *says, f"{fact}: {allowed}")

@@ -10,16 +10,16 @@
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import write_json
 from hivetune.base.sealed import read_sealed
+from hivetune.base.typed import to_plain
 from hivetune.config import GateConfig
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.judge.advice import advise, contradictory_rows, curve_document, read_curve
-from hivetune.judge.drift import drift_findings
 from hivetune.judge.findings import (
     Finding,
     FindingOutcome,
@@ -27,9 +27,9 @@ from hivetune.judge.findings import (
     alone_mean,
     alone_share,
     described,
+    drift_findings,
     gain_finding,
     limit_findings,
-    not_compared,
     ratio_finding,
     refuse_loss,
     titled,
@@ -39,6 +39,7 @@ from hivetune.judge.page import write_evaluation_page
 from hivetune.judge.preferences import preference
 from hivetune.judge.statistics import (
     ALPHA,
+    Columns,
     Estimate,
     Interval,
     alpha_of_look,
@@ -83,12 +84,13 @@ def judge(evaluation: Evaluation, config: GateConfig) -> Verdict:
         *drift_findings(evaluation, config),
     ]
     missing: Mapping[str, str] = evaluation.get("not_compared") or {}
-    findings = [
-        not_compared(finding, missing[finding.metric.name])
-        if finding.metric.name in missing
-        else refuse_loss(finding, config.tolerance)
-        for finding in findings
-    ]
+    for number, finding in enumerate(findings):
+        if finding.metric.name in missing:  # these two sides can't have it
+            metric = replace(finding.metric, threshold=None, passed=None, required=False)
+            why = f"{titled(metric.name)} is not compared: {missing[metric.name]}"
+            findings[number] = Finding(metric, "reported", why)
+        else:
+            findings[number] = refuse_loss(finding, config.tolerance)
     required = any(finding.metric.required for finding in findings)
     name, deciding = _verdict_of(findings, required)
     first = [described(finding) for outcome in deciding for finding in findings if finding.outcome == outcome]
@@ -97,7 +99,9 @@ def judge(evaluation: Evaluation, config: GateConfig) -> Verdict:
         first.append(f"the gate requires no metric: set at least {setting}")
     reasons = first + [described(finding) for finding in findings if finding.outcome not in deciding]
     decisive = len(first)
-    if name == "deploy" and not config.judge_alone and _judged_alone(findings):
+    better = {finding.metric.name for finding in findings if finding.outcome == "passed"}
+    judged_alone = "preferred" in better and not better & {"loss", "success", "least_success"}
+    if name == "deploy" and not config.judge_alone and judged_alone:
         name, reasons = "not-enough-evidence", [*reasons, JUDGED_ALONE]
         decisive = len(reasons)
     elif name == "deploy":
@@ -160,19 +164,19 @@ def _unchecked(evaluation: Evaluation) -> tuple[str, ...]:
 
 def _loss(evaluation: Evaluation, config: GateConfig) -> Finding:
     """Judge nats per trained token: the sum over the tokens of all held-out rows, then one division."""
-    required = config.loss_gain is not None
     columns = loss_columns(evaluation)
     if isinstance(columns, str):
-        return _failed("loss", columns, len(evaluation["rows"]), config.loss_gain, required)
+        return _failed("loss", columns, len(evaluation["rows"]), config.loss_gain)
     base_sum, tuned_sum, tokens = (math.fsum(column) for column in columns)
     estimate = loss_estimate(columns)
     metric = _measured("loss", base_sum / tokens, tuned_sum / tokens, len(evaluation["rows"]))
     metric = replace(metric, anytime95=anytime_interval(estimate, estimate.units))
-    deciding = estimate if config.look is None else loss_estimate(columns, alpha=_alpha(config))
+    deciding = loss_estimate(columns, alpha=_alpha(config))
     return gain_finding(metric, estimate, deciding.reversed(), config.loss_gain, config.tolerance)
 
 
 def _alpha(config: GateConfig) -> float:
+    """Return the level at which a gain is decided: that of the gate's look, where it has several."""
     return ALPHA if config.look is None else alpha_of_look(config.look)
 
 
@@ -181,29 +185,26 @@ def _perplexity(evaluation: Evaluation) -> Finding:
     columns = loss_columns(evaluation)
     n = len(evaluation["rows"])
     if isinstance(columns, str):
-        return _failed("perplexity", columns, n, None, False)
+        return _failed("perplexity", columns, n)
     estimate = jackknife(columns, lambda sums: _exp(sums[1] / sums[2]) - _exp(sums[0] / sums[2]))
     base, tuned = (_exp(math.fsum(columns[i]) / math.fsum(columns[2])) for i in (0, 1))
     return _reported("perplexity", base, tuned, n, estimate.ci95)
 
 
 def _success(evaluation: Evaluation, config: GateConfig) -> Finding:
-    """Judge the share of answers that pass their checker; rows without one count in the loss only. Rows without one
-    count in loss only.
-    """
-    pairs = _answer_pairs(evaluation, "success")
-    threshold, required = config.success_gain, config.success_gain is not None
+    """Judge the share of answers that pass their checker; rows without one count in the loss only."""
+    pairs, threshold = _answer_pairs(evaluation, "success"), config.success_gain
     figure, share = _recorded(evaluation, "success"), alone_share(evaluation)
     if figure is not None and share is not None:
         metric = _measured("success", figure, share.value, share.units)
         gain = against(share, minus=figure)
         return replace(gain_finding(metric, gain, gain, threshold, config.tolerance), gain95=gain.ci95)
     if not pairs:
-        return _failed("success", "no held-out row has a checker and both answers", 0, threshold, required)
+        return _failed("success", "no held-out row has a checker and both answers", 0, threshold)
     base, tuned = [bool(b) for b, _, _ in pairs], [bool(t) for _, t, _ in pairs]
     groups = [group for _, _, group in pairs]
     estimate = paired_proportions(base, tuned, groups)
-    deciding = estimate if config.look is None else paired_proportions(base, tuned, groups, alpha=_alpha(config))
+    deciding = paired_proportions(base, tuned, groups, alpha=_alpha(config))
     n = len(pairs)
     metric = _measured("success", sum(base) / n, sum(tuned) / n, n)
     finding = gain_finding(metric, estimate, deciding, threshold, config.tolerance)
@@ -213,19 +214,15 @@ def _success(evaluation: Evaluation, config: GateConfig) -> Finding:
 
 
 def _preferred(evaluation: Evaluation, config: GateConfig) -> list[Finding]:
-    """Judge the preferences of a judge model: the share of pairs won by the tuned model less the share won by the
-    base.
-    """
+    """Judge a judge model's preferences: the share of pairs that the tuned model wins less the base's share."""
     threshold, preferences = config.preferred_gain, evaluation.get("preferences")
     if preferences is None:
-        return [] if threshold is None else [_failed("preferred", "no model judged (eval.judge)", 0, threshold, True)]
+        return [] if threshold is None else [_failed("preferred", "no model judged (eval.judge)", 0, threshold)]
     votes = [row["preferred"] for row in preferences["rows"] if row["preferred"] is not None]
     if not votes:
-        return [
-            _failed("preferred", f"{preferences['judge']} gave no readable reply", 0, threshold, threshold is not None)
-        ]
+        return [_failed("preferred", f"{preferences['judge']} gave no readable reply", 0, threshold)]
     estimate = preference(preferences["rows"])
-    deciding = estimate if config.look is None else preference(preferences["rows"], alpha=_alpha(config))
+    deciding = preference(preferences["rows"], alpha=_alpha(config))
     n = len(votes)
     metric = _measured("preferred", votes.count("base") / n, votes.count("tuned") / n, n)
     finding = gain_finding(metric, estimate, deciding, threshold, config.tolerance)
@@ -235,19 +232,11 @@ def _preferred(evaluation: Evaluation, config: GateConfig) -> list[Finding]:
     return [replace(finding, reason=described(finding) + note, gain95=estimate.ci95)]
 
 
-def _judged_alone(findings: Sequence[Finding]) -> bool:
-    """Return whether a model's opinion is all that says that the tuned model is better."""
-    passed = {finding.metric.name for finding in findings if finding.outcome == "passed"}
-    return "preferred" in passed and not passed & {"loss", "success", "least_success"}
-
-
 def _ended(evaluation: Evaluation) -> Finding:
-    """Report the share of answers that the model ended by itself; a model that never stops is of no use. A model that
-    never stops is not usable, whatever its loss.
-    """
+    """Report the share of answers that the model ended: one that never stops is of no use, whatever its loss."""
     pairs = _answer_pairs(evaluation, "ended")
     if not pairs:
-        return _failed("ended", "no answers", 0, None, False)
+        return _failed("ended", "no answers", 0)
     base, tuned = [bool(b) for b, _, _ in pairs], [bool(t) for _, t, _ in pairs]
     n = len(pairs)
     interval = paired_proportions(base, tuned, [group for _, _, group in pairs]).ci95
@@ -260,19 +249,18 @@ def _latency(evaluation: Evaluation, config: GateConfig) -> Finding:
     The units are blocks that both models answered one right after the other, or sessions where those are fewer. A
     moment in which the machine was busy is one piece of evidence, however many answers fell into it.
     """
-    pairs = [pair for pair in _answer_pairs(evaluation, "seconds") if pair[0] and pair[1]]
-    limit, required = config.latency_ratio, config.latency_ratio is not None
+    timed = [a for a in evaluation["answers"] if a["base"]["seconds"] and a["tuned"]["seconds"]]
+    limit, n = config.latency_ratio, len(timed)
     figure, mean = _recorded(evaluation, "latency_s"), alone_mean(evaluation, "seconds")
     if figure and mean is not None:
         metric = _measured("latency_s", figure, mean.value, mean.units)
         shown_ci = against(mean, minus=figure).ci95
         return ratio_finding(metric, shown_ci, against(mean, times=1 / figure), limit, config.tolerance)
-    if not pairs or not _all_finite(value for base, tuned, _ in pairs for value in (base, tuned)):
-        return _failed("latency_s", "not measured", len(pairs), limit, required)
-    times = [[b for b, _, _ in pairs], [t for _, t, _ in pairs], [1.0] * len(pairs)]
-    columns = min((by_group(times, groups) for groups in _latency_groups(evaluation)), key=lambda c: len(c[0]))
+    base, tuned = ([a[side]["seconds"] for a in timed] for side in ("base", "tuned"))
+    if not timed or not _all_finite([*base, *tuned]):
+        return _failed("latency_s", "not measured", n, limit)
+    columns = _by_moment([base, tuned, [1.0] * n], timed)
     ratio = jackknife(columns, lambda sums: sums[1] / sums[0], positive=True)
-    n = len(pairs)
     # The interval of the difference in seconds comes from the same units: mean of tuned - base.
     shown = jackknife(columns, loss_difference)
     metric = _measured("latency_s", sum(columns[0]) / n, sum(columns[1]) / n, n)
@@ -294,15 +282,12 @@ def _busy(evaluation: Evaluation) -> str:
     return ""
 
 
-def _latency_groups(evaluation: Evaluation) -> list[list[Hashable]]:
-    """Return two groupings of the answers with both times: by session, and by the block in which they were written."""
-    return _groups_of_timed([a for a in evaluation["answers"] if a["base"]["seconds"] and a["tuned"]["seconds"]])
-
-
-def _groups_of_timed(timed: Sequence[Mapping[str, Any]]) -> list[list[Hashable]]:
+def _by_moment(columns: Columns, timed: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+    """Return the columns summed by session, or by the block in which both models wrote, whichever are fewer."""
     sessions: list[Hashable] = [answer["group"] for answer in timed]
     blocks: list[Hashable] = [answer["base"].get("block") for answer in timed]
-    return [sessions] if None in blocks else [sessions, blocks]
+    groupings = [sessions] if None in blocks else [sessions, blocks]
+    return min((by_group(columns, groups) for groups in groupings), key=lambda grouped: len(grouped[0]))
 
 
 def _recorded(evaluation: Evaluation, name: str) -> float | None:
@@ -316,53 +301,50 @@ def _speed(evaluation: Evaluation) -> Finding:
     Served sides are timed by their answers, one at a time: a figure in an older document may be of another day.
     """
     base, tuned = (_positive(evaluation[side].get("tokens_per_second")) for side in ("base", "tuned"))
-    timed = [a for a in evaluation["answers"] if all(_was_timed(a[side]) for side in ("base", "tuned"))]
+    timed = [
+        answer
+        for answer in evaluation["answers"]
+        if all(a["seconds"] and a.get("new_tokens") is not None for a in (answer["base"], answer["tuned"]))
+    ]
     if "kind" not in evaluation["tuned"] or _recorded(evaluation, "tokens_per_second") is not None:
         return _reported("tokens_per_second", base, tuned, len(evaluation["answers"]), None)
     if not timed:
-        return _failed("tokens_per_second", "not measured in turns", 0, None, False)
+        return _failed("tokens_per_second", "not measured in turns", 0)
     columns = [[float(a[side][key]) for a in timed] for side in ("base", "tuned") for key in ("new_tokens", "seconds")]
-    grouped = min((by_group(columns, groups) for groups in _groups_of_timed(timed)), key=lambda c: len(c[0]))
     sums = [math.fsum(column) for column in columns]
-    interval = jackknife(grouped, lambda s: s[2] / s[3] - s[0] / s[1]).ci95
+    interval = jackknife(_by_moment(columns, timed), lambda s: s[2] / s[3] - s[0] / s[1]).ci95
     return _reported("tokens_per_second", sums[0] / sums[1], sums[2] / sums[3], len(timed), interval)
-
-
-def _was_timed(answer: Mapping[str, Any]) -> bool:
-    return bool(answer["seconds"]) and answer.get("new_tokens") is not None
 
 
 def _memory(evaluation: Evaluation, config: GateConfig) -> Finding:
     base, tuned = (_positive(evaluation[side].get("peak_memory_bytes")) for side in ("base", "tuned"))
-    limit, required = config.memory_ratio, config.memory_ratio is not None
+    limit = config.memory_ratio
     if base is None or tuned is None:
-        return _failed("peak_memory_bytes", "not measured", 0, limit, required)
+        return _failed("peak_memory_bytes", "not measured", 0, limit)
     metric = _measured("peak_memory_bytes", base, tuned, 1)
     # One number a side has no interval: it passes or it misses, and never aborts.
     ratio = Estimate(tuned / base, (tuned / base, tuned / base), 1, math.nan)
     finding = ratio_finding(metric, None, ratio, limit, config.tolerance)
-    return Finding(finding.metric, "missed" if finding.outcome == "abort" else finding.outcome, finding.reason)
+    return replace(finding, outcome="missed" if finding.outcome == "abort" else finding.outcome)
 
 
 def _measured(name: str, base: float, tuned: float, n: int) -> Metric:
     return Metric(name, base, tuned, tuned - base, None, n, None, None)
 
 
-def _failed(name: str, reason: str, n: int, threshold: float | None, required: bool) -> Finding:
+def _failed(name: str, reason: str, n: int, threshold: float | None = None) -> Finding:
     """Return the finding of a metric that is missing or not finite: never 0, and never passed."""
-    metric = Metric(name, None, None, None, None, n, threshold, False if required else None, required)
-    if not required:
-        return Finding(metric, "reported")
+    if threshold is None:
+        return Finding(Metric(name, None, None, None, None, n, None, None), "reported")
+    metric = Metric(name, None, None, None, None, n, threshold, False, True)
     return Finding(metric, "abort" if "not finite" in reason else "undecided", f"{titled(name)}: {reason}")
 
 
 def _reported(name: str, base: float | None, tuned: float | None, n: int, ci95: Interval | None) -> Finding:
-    usable = base is not None and tuned is not None and _all_finite((base, tuned))
-    if not usable or base is None or tuned is None:
-        return _failed(name, "it was not measured", n, None, False)
-    if ci95 is not None and not _all_finite(ci95):
-        ci95 = None
-    return Finding(Metric(name, base, tuned, tuned - base, ci95, n, None, None), "reported")
+    if base is None or tuned is None or not _all_finite((base, tuned)):
+        return _failed(name, "it was not measured", n)
+    interval = ci95 if ci95 is not None and _all_finite(ci95) else None
+    return Finding(replace(_measured(name, base, tuned, n), ci95=interval), "reported")
 
 
 def loss_columns(evaluation: Evaluation) -> list[list[float]] | str:
@@ -403,7 +385,7 @@ def _positive(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) and value > 0 else None
 
 
-def _all_finite(values: Any) -> bool:
+def _all_finite(values: Iterable[float]) -> bool:
     return all(math.isfinite(value) for value in values)
 
 
@@ -443,13 +425,5 @@ def read_evaluation(path: Path) -> dict[str, Any]:
 
 def verdict_document(verdict: Verdict) -> dict[str, Any]:
     """Return the JSON of `gate --json` and gate.json."""
-    return {
-        "schema": 1,
-        "verdict": verdict.verdict,
-        "reasons": list(verdict.reasons),
-        "decisive": verdict.decisive,
-        "metrics": [
-            {**asdict(metric), "ci95": list(metric.ci95) if metric.ci95 else None} for metric in verdict.metrics
-        ],
-        "advice": [{"about": a.about, "said": a.said, "rows": list(a.rows)} for a in verdict.advice],
-    }
+    plain = to_plain(verdict)
+    return {"schema": 1, **{key: plain[key] for key in ("verdict", "reasons", "decisive", "metrics", "advice")}}
