@@ -16,7 +16,6 @@ from hivetune.cycle.ledger import (
     KILLS_A_FAILURE,
     Act,
     CycleRow,
-    RowsOfCycle,
     acts_of,
     admit_rows,
     begin_act,
@@ -40,10 +39,10 @@ CYCLE = CycleRow("a1", "demo", 10.0, "rows", {"model": "tiny"}, "/pool", None)
 def test_the_same_cycle_is_opened_once_and_again_only_after_a_failure() -> None:
     with closing(open_database()) as database:
         assert begin_cycle(database, CYCLE) and not begin_cycle(database, CYCLE)
-        end_cycle(database, CYCLE, "failed", "no disk", 20.0, RowsOfCycle())
+        end_cycle(database, CYCLE, "failed", "no disk", 20.0)
         assert begin_cycle(database, CYCLE)
         assert cycles_of(database, "demo")[0].closed is None
-        end_cycle(database, CYCLE, "refused", "worse", 30.0, RowsOfCycle({"x", "y", "z"}, {"z"}))
+        end_cycle(database, CYCLE, "refused", "worse", 30.0, trained={"x", "y", "z"}, suspect={"z"})
         assert not begin_cycle(database, CYCLE)
         found = cycles_of(database, "demo")[0]
         assert (found.end, found.reason, found.closed, found.config) == ("refused", "worse", 30.0, {"model": "tiny"})
@@ -114,7 +113,7 @@ def test_a_look_is_at_the_champion_of_the_gate(own_home: Path) -> None:
             begin_cycle(database, cycle)
             if rivals is not None:
                 write_sealed(cycle.folder / GATE, {"schema": 1, "passed": False, "rivals": rivals})
-            end_cycle(database, cycle, "refused", "worse", 20.0, RowsOfCycle())
+            end_cycle(database, cycle, "refused", "worse", 20.0)
         assert looks_at(database, "demo", Rivals(champion)) == 2
         assert looks_at(database, "demo", Rivals()) == 0
 

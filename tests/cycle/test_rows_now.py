@@ -17,7 +17,7 @@ from hivetune.cycle.acts.context import ActContext
 from hivetune.cycle.acts.release import close_cycle
 from hivetune.cycle.acts.run import open_cycle_of
 from hivetune.cycle.decide import STATIONS, OpenCycle
-from hivetune.cycle.ledger import CycleRow, RowsOfCycle, begin_cycle, end_cycle, open_cycle
+from hivetune.cycle.ledger import CycleRow, begin_cycle, end_cycle, open_cycle
 from hivetune.cycle.observe import champion_of, settings_then
 from hivetune.cycle.pool import LookCache, budget_tokens, pool_of, read_rows_now
 from hivetune.errors import DataRefused, UsageError
@@ -67,7 +67,7 @@ def test_a_cycle_that_failed_is_not_begun_again_with_the_settings_that_were_mend
         open_cycle_of(cast(ActContext, SimpleNamespace(config=settings, name="demo", now=float(len(found)))))
         with closing(open_database()) as database:
             found.append(open_cycle(database, "demo"))
-            end_cycle(database, found[-1], "failed", "evaluate failed", 9.0, RowsOfCycle())
+            end_cycle(database, found[-1], "failed", "evaluate failed", 9.0)
     assert found[0].id == found[1].id != found[2].id
     assert settings_then(found[2]) == changed
 

@@ -188,7 +188,7 @@ def test_who_asks_needs_no_window_and_is_not_in_the_way() -> None:
 
 def test_sleep_and_a_set_clock_are_told_apart() -> None:
     start = Clocks(1000.0, 50.0, 60.0)
-    assert clock_changes([start, Clocks(1010.0, 60.0, 70.0)]) == []
-    assert clock_changes([start, Clocks(8210.0, 60.0, 7270.0)]) == ["the machine slept for 7200 s"]
-    assert clock_changes([start, Clocks(4610.0, 60.0, 70.0)]) == ["the clock was set forward by 3600 s"]
-    assert clock_changes([start, Clocks(-2590.0, 60.0, 70.0)]) == ["the clock was set back by 3600 s"]
+    assert clock_changes(start, Clocks(1010.0, 60.0, 70.0)) == []
+    assert clock_changes(start, Clocks(8210.0, 60.0, 7270.0)) == ["the machine slept for 7200 s"]
+    assert clock_changes(start, Clocks(4610.0, 60.0, 70.0)) == ["the clock was set forward by 3600 s"]
+    assert clock_changes(start, Clocks(-2590.0, 60.0, 70.0)) == ["the clock was set back by 3600 s"]

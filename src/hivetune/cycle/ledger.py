@@ -78,14 +78,11 @@ def loop_folder(name: str) -> Path:
     return home() / "cycles" / name
 
 
-_FIELDS = ("id", "name", "opened", "opened_for", "config", "pool", "champion", "closed", "end", "reason")
-_CYCLE = "id, name, opened, opened_for, config, pool, champion, closed, ending, reason"
-
-
 def cycles_of(database: sqlite3.Connection, name: str) -> list[CycleRow]:
     """Return the cycles of a name, oldest first."""
-    rows = database.execute(f"SELECT {_CYCLE} FROM cycles WHERE name = ? ORDER BY opened, id", (name,))
-    return [CycleRow(**{**dict(zip(_FIELDS, row, strict=True)), "config": json.loads(row[4])}) for row in rows]
+    columns = "id, name, opened, opened_for, config, pool, champion, closed, ending, reason"
+    rows = database.execute(f"SELECT {columns} FROM cycles WHERE name = ? ORDER BY opened, id", (name,))
+    return [CycleRow(*(*row[:4], json.loads(row[4]), *row[5:])) for row in rows]
 
 
 def open_cycle(database: sqlite3.Connection, name: str) -> CycleRow | None:
@@ -99,11 +96,11 @@ def begin_cycle(database: sqlite3.Connection, cycle: CycleRow) -> bool:
     with transaction(database):
         row = database.execute("SELECT closed, ending FROM cycles WHERE id = ?", (cycle.id,)).fetchone()
         if row is None:
-            columns = "id, name, opened, opened_for, champion, pool, config"
-            values = (cycle.id, cycle.name, cycle.opened, cycle.opened_for, cycle.champion, cycle.pool)
+            config = json.dumps(dict(cycle.config))
             database.execute(
-                f"INSERT INTO cycles ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (*values, json.dumps(dict(cycle.config))),
+                "INSERT INTO cycles (id, name, opened, opened_for, champion, pool, config)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (cycle.id, cycle.name, cycle.opened, cycle.opened_for, cycle.champion, cycle.pool, config),
             )
             return True
         if row[0] is None or row[1] != "failed":
@@ -112,26 +109,28 @@ def begin_cycle(database: sqlite3.Connection, cycle: CycleRow) -> bool:
         return True
 
 
-@dataclass(frozen=True)
-class RowsOfCycle:
-    """Rows by the hash of their content. `trained`: those that the cycle or the champion of its time trained on or held
-    out, which no longer count as new. `suspect`: those of the cycle without which its model is better."""
-
-    trained: Collection[str] = ()
-    suspect: Collection[str] = ()
-
-
 def end_cycle(
-    database: sqlite3.Connection, cycle: CycleRow, end: CycleEnd, reason: str, now: float, rows: RowsOfCycle
+    database: sqlite3.Connection,
+    cycle: CycleRow,
+    end: CycleEnd,
+    reason: str,
+    now: float,
+    *,
+    trained: Collection[str] = (),
+    suspect: Collection[str] = (),
 ) -> None:
-    """Close a cycle and remember its rows."""
+    """Close a cycle and remember its rows, by the hash of their content.
+
+    `trained`: those that the cycle or the champion of its time trained on or held out, which no longer count as new.
+    `suspect`: those of the cycle without which its model is better.
+    """
     with transaction(database):
         database.executemany(
-            "INSERT OR IGNORE INTO cycle_rows VALUES (?, ?)", ((cycle.name, identity) for identity in rows.trained)
+            "INSERT OR IGNORE INTO cycle_rows VALUES (?, ?)", ((cycle.name, identity) for identity in trained)
         )
         database.executemany(
             "INSERT OR IGNORE INTO suspect_rows VALUES (?, ?, ?)",
-            ((cycle.name, identity, cycle.id) for identity in rows.suspect),
+            ((cycle.name, identity, cycle.id) for identity in suspect),
         )
         database.execute(
             "UPDATE cycles SET closed = ?, ending = ?, reason = ? WHERE id = ?", (now, end, reason, cycle.id)
@@ -139,8 +138,7 @@ def end_cycle(
 
 
 def trained_rows(database: sqlite3.Connection, name: str) -> frozenset[str]:
-    """Return the ids of the rows that a closed cycle of this name, or the champion of its time, trained on or
-    held out."""
+    """Return the ids of the rows that a closed cycle of this name, or its champion, trained on or held out."""
     return frozenset(row for (row,) in database.execute("SELECT row FROM cycle_rows WHERE name = ?", (name,)))
 
 
@@ -235,8 +233,7 @@ def last_failure(acts: Iterable[Act], cycle: str | None) -> FailedAct | None:
         return None
     if last is None:
         return FailedAct(newest, times, 0.0, f"its process died {kills} times")
-    details = last.details
-    final, patient = bool(details.get("final")), bool(details.get("patient"))
+    final, patient = (bool(last.details.get(key)) for key in ("final", "patient"))
     return FailedAct(newest, times, last.ended or 0.0, last.words, final, patient)
 
 

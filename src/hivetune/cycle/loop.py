@@ -1,7 +1,6 @@
 """The loop of the cycle: look, decide, write down the intent, act, write down the outcome, look again. One for each
 name."""
 
-import contextlib
 import errno
 import os
 import sqlite3
@@ -12,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event
 from typing import Any
-
-import psutil
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import FULL_DISK, lock
@@ -50,6 +47,7 @@ from hivetune.cycle.window import Clocks, InUse, clock_changes, parse_window, re
 from hivetune.data.intake.collect import Collected, collect
 from hivetune.data.intake.sources.parse import parse_sources
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, Stopped, UsageError
+from hivetune.judge.answers import own_seconds
 from hivetune.machine.desktop import CoreUse, OtherPrograms, person_idle_s
 from hivetune.machine.telemetry import busy_core_seconds
 from hivetune.models.fetch import fetch_model
@@ -172,11 +170,12 @@ class Loop:
         self, action: Action, outcome: str, text: str, details: Mapping[str, Any]
     ) -> tuple[NoticeKind, str, str] | None:
         """Return the notice about an act, or None for most acts."""
-        with closing(open_database()) as database:
-            champion = champion_of(database, self.name)
-        label = self.name if champion is None else champion.label
         if outcome == "done" and action.kind == "promote":
-            return "promote", label, self._gate_reasons()
+            with closing(open_database()) as database:
+                champion, cycles = champion_of(database, self.name), cycles_of(database, self.name)
+            gate = gate_of(cycles[-1]) if cycles else {}
+            reasons = "; ".join(gate.get("reasons", [])[: gate.get("decisive")])
+            return "promote", self.name if champion is None else champion.label, reasons
         if outcome == "done" and action.kind in ("roll_back", "restore"):
             return "rollback", self.name, text
         if details.get("end") == "ready":
@@ -190,13 +189,6 @@ class Loop:
         if outcome == "failed" and details.get("full_disk"):
             return "disk", self.name, text
         return None
-
-    def _gate_reasons(self) -> str:
-        """Return the gate's reasons for the newest cycle."""
-        with closing(open_database()) as database:
-            cycles = cycles_of(database, self.name)
-        gate = gate_of(cycles[-1]) if cycles else {}
-        return "; ".join(gate.get("reasons", [])[: gate.get("decisive")])
 
     def _send(self, notice: Notice) -> None:
         """Send a notice once: a disk that stays full is reported once."""
@@ -264,17 +256,16 @@ class Loop:
 
     def _report_clocks(self) -> None:
         clocks = read_clocks()
-        if self._clocks is not None:
-            for text in clock_changes((self._clocks, clocks)):
-                self.journal.append("clock", words=text)
-                self.listener.say(text)
+        for text in clock_changes(self._clocks, clocks) if self._clocks is not None else ():
+            self.journal.append("clock", words=text)
+            self.listener.say(text)
         self._clocks = clocks
 
     def _in_use(self) -> InUse | None:
         """Return who else uses the machine, or None where the settings say that nobody else counts."""
         if self.config.cycle.yield_to == "nothing":
             return None
-        now = CoreUse(time.monotonic(), busy_core_seconds(), _own_seconds())
+        now = CoreUse(time.monotonic(), busy_core_seconds(), own_seconds())
         return InUse(person_idle_s(self.clock()), self._others.cores(now), len(os.sched_getaffinity(0)))
 
     def _report_once(self, topic: str, text: str) -> None:
@@ -301,16 +292,6 @@ def opened(config: RunConfig, listener: Listener) -> Iterator[Loop]:
             journal.append("outcome", number=number, outcome="interrupted", words=text)
         fetch_model(config.model, listener.progress("preparing the model"))
         yield Loop(config, name, journal, listener)
-
-
-def _own_seconds() -> float:
-    """Return the processor time of this process and of everything that it started."""
-    total = 0.0
-    me = psutil.Process()
-    for process in (me, *me.children(recursive=True)):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            total += sum(process.cpu_times()[:4])  # user, system, and those of children that have ended
-    return total
 
 
 def release_name(config: RunConfig) -> str:

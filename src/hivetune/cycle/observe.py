@@ -40,7 +40,7 @@ from hivetune.release.registry import Release, desired, forgotten_rows, history,
 from hivetune.routing.choose import not_looked_at
 from hivetune.run.choices import read_resolved
 from hivetune.run.folder import ADAPTER, CONFIG, EVALUATION, EXPORTS, RECORD, adapter_hash, read_record
-from hivetune.serve.swap.wanted import ADAPTER_EXPORT, Checks, loaded_labels, wanted
+from hivetune.serve.swap.wanted import ADAPTER_EXPORT, loaded_labels, wanted
 from hivetune.serve.swap.watch import ReleaseCounts, watched_pair
 
 
@@ -52,10 +52,12 @@ def observe(config: RunConfig, name: str, known: LookCache, now: float, in_use: 
         cycles, acts = cycles_of(database, name), acts_of(database, name)
         champion = champion_of(database, name)
         wants = desired(database).get(name)
-        served, problem = _served(database, name, known.checks) if wants is not None else (None, "")
+        served, problem = None, ""
+        if wants is not None:
+            state = wanted(database, (name,), known.checks)
+            served, problem = state.champions.get(name), "; ".join(state.problems)
         opened = next((cycle for cycle in cycles if cycle.closed is None), None)
         requested = (folder / NOW).exists()
-        spent_hours, spent_kwh = spent([act for act in acts if opened is not None and act.cycle == opened.id])
         label = None if wants is None else f"{name}@{wants}"
         common = Observation(
             paused=(folder / PAUSED).exists(),
@@ -69,11 +71,12 @@ def observe(config: RunConfig, name: str, known: LookCache, now: float, in_use: 
         if served != label:  # it comes first, whatever else is there; and what is damaged can't be read
             return common
         if opened is not None:
-            state = _artefacts(database, opened, rivals_of(database, name), (spent_hours, spent_kwh))
-            trains = settings.budget_hours is not None and "train" not in state.done  # other stations have no budget
-            left = max(0.0, (settings.budget_hours or 0.0) - spent_hours) if trains else None
+            used = spent([act for act in acts if act.cycle == opened.id])
+            seen = _artefacts(database, opened, rivals_of(database, name), used)
+            trains = settings.budget_hours is not None and "train" not in seen.done  # other stations have no budget
+            left = max(0.0, (settings.budget_hours or 0.0) - used[0]) if trains else None
             by_person = opened.opened_for == "request"
-            return replace(common, open=state, allowed=allowed_at(config, now, in_use, left=left, asked=by_person))
+            return replace(common, open=seen, allowed=allowed_at(config, now, in_use, left=left, asked=by_person))
         forgotten = forgotten_behind(database, name, champion.folder, champion.snapshot) if champion is not None else 0
         rows = read_rows_now(config, database, name, champion, known)
         suspect = suspect_rows(database, name)
@@ -81,6 +84,12 @@ def observe(config: RunConfig, name: str, known: LookCache, now: float, in_use: 
     identity = cycle_id(rows.snapshot, suspect, config, champion) if rows.snapshot is not None else ""
     before = next((cycle for cycle in cycles if cycle.id == identity), None)
     newest = max((cycle.opened for cycle in cycles), default=None)
+    trained_hours, trained_kwh = spent(acts)  # on this machine: what an hour takes
+    predicted_kwh = None
+    if rows.hours is not None and trained_hours and trained_kwh:
+        predicted_kwh = rows.hours * trained_kwh / trained_hours
+    experts = config.experts
+    looks = experts.auto and champion is not None and experts.shared in (None, champion.name)
     return replace(
         common,
         forgotten_rows=forgotten,
@@ -91,18 +100,13 @@ def observe(config: RunConfig, name: str, known: LookCache, now: float, in_use: 
         failed_at=failed_at,
         allowed=allowed_at(config, now, in_use, newest=newest, left=settings.budget_hours, asked=requested),
         predicted_hours=rows.hours,
-        predicted_kwh=_predicted_kwh(rows.hours, acts),
+        predicted_kwh=predicted_kwh,
         disk_free_bytes=shutil.disk_usage(home()).free,
         disk_needed_bytes=rows.disk_bytes,
-        experts_due=_experts_due(config, champion),
+        experts_due=f"{champion.label} was not looked at for experts"
+        if looks and champion is not None and not_looked_at(champion)  # once for each champion
+        else "",
     )
-
-
-def _experts_due(config: RunConfig, champion: Release | None) -> str:
-    """Return why specialists are looked for now, once for each champion, or ""."""
-    if not config.experts.auto or champion is None or config.experts.shared not in (None, champion.name):
-        return ""
-    return f"{champion.label} was not looked at for experts" if not_looked_at(champion) else ""
 
 
 def _watch_failed(database: sqlite3.Connection, name: str, hours: float, now: float) -> str:
@@ -185,12 +189,6 @@ def spent(acts: Iterable[Act]) -> tuple[float, float]:
     return sum(details.get("hours", 0.0) for details in slices), sum(details.get("kwh", 0.0) for details in slices)
 
 
-def _served(database: sqlite3.Connection, name: str, checks: Checks) -> tuple[str | None, str]:
-    """Return the release of this name that can be served, and why it is not the champion."""
-    state = wanted(database, (name,), checks)
-    return state.champions.get(name), "; ".join(state.problems)
-
-
 def allowed_at(
     config: RunConfig,
     now: float,
@@ -200,16 +198,9 @@ def allowed_at(
     left: float | None = None,
     asked: bool = False,
 ) -> Permission:
-    """Return what the window says at a moment. `newest`: when the newest cycle was opened, where none is open. `left`:
-    hours of the budget."""
+    """Return what the window says. `newest`: when the newest cycle was opened, if none is. `left`: budget hours."""
     window = parse_window(config.cycle.window)
     return allowed_now(window, now, local_zone(), opened_s=newest, left_hours=left, in_use=in_use, asked=asked)
-
-
-def _predicted_kwh(hours: float | None, acts: list[Act]) -> float | None:
-    """Predict the energy from earlier hours of training on this machine."""
-    known_hours, kwh = spent(acts)
-    return None if hours is None or not known_hours or not kwh else hours * kwh / known_hours
 
 
 def _artefacts(database: sqlite3.Connection, cycle: CycleRow, rivals: Rivals, used: tuple[float, float]) -> OpenCycle:
@@ -231,8 +222,10 @@ def _artefacts(database: sqlite3.Connection, cycle: CycleRow, rivals: Rivals, us
     else:
         stations |= _of_run(cycle, rivals)
     if "promote" not in stations:
-        passed = verdict_of(cycle, rivals)
-        stations |= {"gate"} if passed is not None else set()
+        gate = gate_of(cycle)
+        if gate.get("rivals") == list(rivals.labels):  # judged against those of now
+            passed = bool(gate["passed"])
+            stations.add("gate")
     if (cycle.folder / WATCHED).exists():
         stations.add("watch")
     withdrawn = release.withdrawn if release is not None else ""
@@ -280,15 +273,8 @@ def is_evaluation_of(path: Path, adapter: str, rival: Release) -> bool:
     return (document.get("adapter_sha256"), document.get("rival")) == (adapter, rival.label)
 
 
-def verdict_of(cycle: CycleRow, rivals: Rivals) -> bool | None:
-    """Return whether the gate passed the cycle against the present rivals, or None where it has not judged."""
-    document = gate_of(cycle)
-    return bool(document["passed"]) if document.get("rivals") == list(rivals.labels) else None
-
-
 def looks_at(database: sqlite3.Connection, name: str, rivals: Rivals) -> int:
-    """Return how many candidates of closed cycles were judged against this champion, even if another one was champion
-    when they opened."""
+    """Return how many candidates of closed cycles were judged against this champion, whichever they began under."""
     gates = [gate_of(cycle) for cycle in cycles_of(database, name) if cycle.closed is not None]
     champion = [] if rivals.champion is None else [rivals.champion.label]
     return sum("rivals" in gate and gate["rivals"][:1] == champion for gate in gates)

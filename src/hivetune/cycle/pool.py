@@ -73,9 +73,7 @@ class ChoiceSettings:
 
 
 def begins_from(start_from: str, in_a_row: int) -> str:
-    """Return "base" or "last". `in_a_row`: number of consecutive cycles up to the champion that continued from the
-    previous adapter.
-    """
+    """Return "base" or "last". `in_a_row`: cycles up to the champion that each continued from the adapter before."""
     return "last" if start_from == "last" and in_a_row < MAX_IN_A_ROW else "base"
 
 
@@ -93,9 +91,7 @@ def needs_scores(rows: Sequence[PoolRow], settings: ChoiceSettings) -> bool:
 
 
 def choose_rows(rows: Sequence[PoolRow], settings: ChoiceSettings) -> RowChoice:
-    """Choose the rows that a cycle trains and judges on. Each row is in `left_out` at most once, with its first
-    reason.
-    """
+    """Choose the rows that a cycle trains and judges on. A row is in `left_out` once, with its first reason."""
     left_out = _over_shares(rows, settings)
     groups = len({row.tied for row in rows if row.id not in left_out and _counts(row, settings)})
     left_out |= _over_budget(_remaining(rows, left_out, "train"), settings)
@@ -133,7 +129,7 @@ def _over_shares(rows: Sequence[PoolRow], settings: ChoiceSettings) -> dict[str,
     for split in ("train", "validation", "test"):
         remaining = _remaining(rows, left_out, split)
         plain = [row for row in remaining if not _is_general(row, settings)]
-        for name, voice in (("user-share", _user), ("source-share", _stated_source)):
+        for name, voice in (("user-share", lambda row: row.user), ("source-share", _stated_source)):
             plain = [row for row in plain if row.id not in left_out]
             left_out |= dict.fromkeys(_over_voices(plain, voice, settings), name)
         plain = [row for row in plain if row.id not in left_out]
@@ -145,10 +141,6 @@ def _over_shares(rows: Sequence[PoolRow], settings: ChoiceSettings) -> dict[str,
         room = sum(row.trained for row in plain) * GENERAL_SHARE / (1 - GENERAL_SHARE)
         left_out |= dict.fromkeys(_beyond(general, room, _by_content), "general-share")
     return left_out
-
-
-def _user(row: PoolRow) -> str | None:
-    return row.user
 
 
 def _stated_source(row: PoolRow) -> str | None:
@@ -180,8 +172,7 @@ def _over_voices(
 
 
 def _limits(tokens: Mapping[str, int], shares: Mapping[str, float], total: float) -> dict[str, float]:
-    """Return the maximum number of tokens of each voice that is above its share of the rest when all are held to
-    theirs."""
+    """Return the most tokens of each voice that is above its share of the rest when all are held to theirs."""
     limited: dict[str, float] = {}
     rest, shared = total, 0.0
     for name in sorted(tokens, key=lambda name: (-tokens[name] / shares[name], name)):
@@ -206,19 +197,21 @@ def _beyond(rows: Sequence[PoolRow], room: float, order: Callable[[PoolRow], tup
 
 
 def _over_budget(rows: Sequence[PoolRow], settings: ChoiceSettings) -> dict[str, str]:
-    """Return the training rows beyond the budget, and if training continues an adapter, the old rows that are not
-    replayed.
-    """
+    """Return the training rows beyond the budget, and where training continues, the old rows that are not replayed."""
     budget = math.inf if settings.budget_tokens is None else settings.budget_tokens
     if not settings.going_on and sum(row.length for row in rows) <= budget:
         return {}
+
+    def oldest_first(row: PoolRow) -> tuple[float, Hashable]:
+        return (math.inf if row.time is None else row.time, _by_content(row))
+
     always = [row for row in rows if _is_general(row, settings)]
     new = [row for row in rows if row.id not in settings.known and not _is_general(row, settings)]
     old = [row for row in rows if row.id in settings.known and not _is_general(row, settings)]
     room = budget - sum(row.length for row in always)
     replay = max(settings.replay, MIN_REPLAY) if settings.going_on else settings.replay
     old_length = sum(row.length for row in old)
-    new_chosen = _take(sorted(new, key=_oldest_first), max(room * (1 - replay), room - old_length))
+    new_chosen = _take(sorted(new, key=oldest_first), max(room * (1 - replay), room - old_length))
     used = sum(row.length for row in new_chosen)
     for_old = room - used
     if settings.going_on:
@@ -245,25 +238,16 @@ def _worst_of_each(rows: Sequence[PoolRow], scores: Mapping[str, float]) -> list
         strata[row.agent or "", row.category or ""].append(row)
     ranked: list[tuple[float, str, PoolRow]] = []
     for stratum in strata.values():
-        stratum.sort(key=lambda row: (-_score(row, scores), _by_content(row)))
+        # A missing score or NaN comes last: a row that a model can't score is no lesson to repeat.
+        known = {row.id: scores[row.id] for row in stratum if math.isfinite(scores.get(row.id, math.nan))}
+        stratum.sort(key=lambda row: (-known.get(row.id, -math.inf), _by_content(row)))
         ranked += [((rank + 0.5) / len(stratum), row.id, row) for rank, row in enumerate(stratum)]
     return [row for _, _, row in sorted(ranked, key=lambda rank: rank[:2])]
-
-
-def _score(row: PoolRow, scores: Mapping[str, float]) -> float:
-    """Return the score to sort by. A missing score or NaN comes last: a row that a model can't score is no lesson to
-    repeat."""
-    score = scores.get(row.id, -math.inf)
-    return score if math.isfinite(score) else -math.inf
 
 
 def _by_content(row: PoolRow) -> tuple[Hashable, ...]:
     """Return a sort key that is the same for the same rows and that nobody can choose."""
     return (blake2b(row.id.encode(), digest_size=8, key=b"hivetune cycle").digest(), row.id)
-
-
-def _oldest_first(row: PoolRow) -> tuple[float, Hashable]:
-    return (math.inf if row.time is None else row.time, _by_content(row))
 
 
 def _newest_first(row: PoolRow) -> tuple[Hashable, ...]:

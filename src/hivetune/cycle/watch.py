@@ -62,8 +62,11 @@ def regression_reason(before: Service, now: Service) -> str:
         usual = usual_rate(getattr(before.counts, kind), before.counts.answers, floor)
         alarm = Alarm(usual, answers=now.counts.answers, bad=getattr(now.counts, kind))
         if alarm.raised:
-            return _reason(alarm, FAULTS[kind], before.label)
-    by_question = _by_question(before.answers)
+            return alarm.reason(FAULTS[kind], before.label)
+    groups: dict[int, list[SeenAnswer]] = {}  # by the length of their question, where there are enough
+    for answer in before.answers:
+        groups.setdefault(answer.asked, []).append(answer)
+    by_question = {size: group for size, group in groups.items() if len(group) >= MIN_BEFORE}
     now_answers = [answer for answer in now.answers if answer.asked in by_question]
     if not now_answers:
         return ""
@@ -71,8 +74,12 @@ def regression_reason(before: Service, now: Service) -> str:
     usual = max(usual_rate(sum(a.refused for a in group), len(group), REFUSAL_FLOOR) for group in by_question.values())
     raised = _first_raised(usual, (answer.refused for answer in now_answers))
     if raised is not None:
-        return _reason(raised, "refused", before.label)
-    bounds = {size: _usual_lengths([answer.length for answer in group]) for size, group in by_question.items()}
+        return raised.reason("refused", before.label)
+    bounds = {}
+    for size, group in by_question.items():
+        ordered = sorted(answer.length for answer in group)
+        highest = math.ceil(HIGH_QUANTILE * len(ordered)) - 1
+        bounds[size] = ordered[math.floor(LOW_QUANTILE * len(ordered))], ordered[highest]
 
     def is_unusual(answer: SeenAnswer) -> bool:
         shortest, longest = bounds[answer.asked]
@@ -83,20 +90,8 @@ def regression_reason(before: Service, now: Service) -> str:
     raised = _first_raised(usual, map(is_unusual, now_answers))
     if raised is not None:
         shortest, longest = min(low for low, _ in bounds.values()), max(high for _, high in bounds.values())
-        return _reason(raised, f"were shorter than {shortest} or longer than {longest} characters", before.label)
+        return raised.reason(f"were shorter than {shortest} or longer than {longest} characters", before.label)
     return ""
-
-
-def _by_question(answers: Sequence[SeenAnswer]) -> dict[int, list[SeenAnswer]]:
-    """Group answers by the length of their question, if there are enough of each length."""
-    groups: dict[int, list[SeenAnswer]] = {}
-    for answer in answers:
-        groups.setdefault(answer.asked, []).append(answer)
-    return {size: group for size, group in groups.items() if len(group) >= MIN_BEFORE}
-
-
-def _reason(alarm: Alarm, fault: str, before: str) -> str:
-    return f"{alarm.bad} of {alarm.answers} answers {fault}; at most {alarm.usual:.1%} was usual with {before}"
 
 
 def _first_raised(usual: float, bad: Iterable[bool]) -> Alarm | None:
@@ -107,11 +102,6 @@ def _first_raised(usual: float, bad: Iterable[bool]) -> Alarm | None:
         if value and alarm.raised:
             return alarm
     return None
-
-
-def _usual_lengths(lengths: Sequence[int]) -> tuple[int, int]:
-    ordered = sorted(lengths)
-    return ordered[math.floor(LOW_QUANTILE * len(ordered))], ordered[math.ceil(HIGH_QUANTILE * len(ordered)) - 1]
 
 
 def _read_answer(stored: str) -> SeenAnswer | None:

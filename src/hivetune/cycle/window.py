@@ -10,10 +10,8 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
-from itertools import pairwise
 from pathlib import Path
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -68,8 +66,7 @@ class InUse:
 
 @dataclass(frozen=True)
 class Clocks:
-    """Three clocks at one moment: the wall clock, the time awake (monotonic), and the time since the boot, sleep
-    included."""
+    """Three clocks at one moment: the wall clock, the time awake (monotonic), and since the boot, sleep included."""
 
     wall_s: float
     awake_s: float
@@ -139,11 +136,8 @@ def _slot_of_day(window: Daily, now: datetime, shift: int) -> Slot:
     counts."""
     day = now.replace(hour=0, minute=0, second=0, microsecond=0, fold=0) + timedelta(days=shift)
     ends = day + timedelta(days=window.end <= window.start or window.end == 24 * 60)
-    return Slot(_at(day, window.start).timestamp(), _at(ends, window.end % (24 * 60)).timestamp())
-
-
-def _at(day: datetime, minutes: int) -> datetime:
-    return day.replace(hour=minutes // 60, minute=minutes % 60)
+    moments = ((day, window.start), (ends, window.end % (24 * 60)))
+    return Slot(*(at.replace(hour=minutes // 60, minute=minutes % 60).timestamp() for at, minutes in moments))
 
 
 def is_served(slot: Slot, opened_s: float | None, now_s: float) -> bool:
@@ -197,17 +191,16 @@ def _used_by(in_use: InUse) -> str | None:
     return None
 
 
-def clock_changes(readings: Iterable[Clocks]) -> list[str]:
-    """Describe what happened to the clock between readings: time asleep, a wall clock that was set."""
+def clock_changes(before: Clocks, after: Clocks) -> list[str]:
+    """Describe what happened to the clock between two readings: time asleep, a wall clock that was set."""
     changes = []
-    for before, after in pairwise(readings):
-        real_s = after.boot_s - before.boot_s
-        asleep_s = real_s - (after.awake_s - before.awake_s)
-        moved_s = (after.wall_s - before.wall_s) - real_s
-        if asleep_s > NOTICED_S:
-            changes.append(f"the machine slept for {asleep_s:.0f} s")
-        if abs(moved_s) > NOTICED_S:
-            changes.append(f"the clock was set {'forward' if moved_s > 0 else 'back'} by {abs(moved_s):.0f} s")
+    real_s = after.boot_s - before.boot_s
+    asleep_s = real_s - (after.awake_s - before.awake_s)
+    moved_s = (after.wall_s - before.wall_s) - real_s
+    if asleep_s > NOTICED_S:
+        changes.append(f"the machine slept for {asleep_s:.0f} s")
+    if abs(moved_s) > NOTICED_S:
+        changes.append(f"the clock was set {'forward' if moved_s > 0 else 'back'} by {abs(moved_s):.0f} s")
     return changes
 
 

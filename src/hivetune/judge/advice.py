@@ -53,19 +53,18 @@ def advise(
 ) -> tuple[Advice, ...]:
     """Return advice, what helps most first.
 
-    `rank`: the document of worker/rank.py. `contradictory`: places of trained rows that answer one question
-    differently.
+    `rank`: as worker/score.py has it. `contradictory`: places of trained rows that answer one question differently.
     """
-    candidates = [
-        _rate(curve),
-        _trained_enough(curve),
-        _rows(curve),
-        _contradictory(contradictory),
-        _worse(evaluation),
-        _rank(rank),
-        *(_evidence(metric) for metric in metrics),
-    ]
-    return tuple(advice for advice in candidates if advice is not None)
+    other_answer = None
+    if contradictory:
+        other_answer = Advice(
+            "rows",
+            f"contradictory: {len(contradictory)} trained rows answer a question otherwise than another row does; keep"
+            " one answer to each, or say in the question what makes the difference",
+            tuple(contradictory),
+        )
+    candidates = [_rate(curve), _trained_enough(curve), _rows(curve), other_answer, _worse(evaluation), _rank(rank)]
+    return tuple(advice for advice in (*candidates, *map(_evidence, metrics)) if advice is not None)
 
 
 def _rate(curve: Curve) -> Advice | None:
@@ -113,9 +112,7 @@ def _trained_enough(curve: Curve) -> Advice | None:
 
 
 def _still_falling(curve: Curve) -> float | None:
-    """Return the validation loss at two thirds of the steps, where the last one is the lowest and lower by
-    STILL_FALLING.
-    """
+    """Return the validation loss at two thirds of the steps, where the last is the lowest, by STILL_FALLING."""
     last_step, last = curve.validations[-1]
     earlier = [loss for step, loss in curve.validations if step <= last_step * 2 / 3]
     lowest = last == min(loss for _, loss in curve.validations)
@@ -134,15 +131,6 @@ def _rows(curve: Curve) -> Advice | None:
         "rows",
         f"too few rows: the loss is {last:.3f} on the {curve.trained_rows:,} trained rows and {best:.3f} on held-out "
         "ones; more rows of the same kind help more than more steps",
-    )
-
-
-def _contradictory(sources: Sequence[str]) -> Advice | None:
-    if not sources:
-        return None
-    fact = f"contradictory: {len(sources)} trained rows answer a question otherwise than another row does"
-    return Advice(
-        "rows", f"{fact}; keep one answer to each, or say in the question what makes the difference", tuple(sources)
     )
 
 
@@ -185,14 +173,9 @@ def _evidence(metric: Metric) -> Advice | None:
     """Return how to reach the number of rows that decides."""
     if metric.needed is None or metric.passed is not False or metric.needed <= metric.n:
         return None
-    remedy = (
-        "hold out more rows (data.test)"
-        if metric.name == "loss"
-        else "answer more held-out rows (eval.prompts, data.test)"
-    )
-    return Advice(
-        "evidence", f"{titled(metric.name)}: about {metric.needed} rows decide it, {metric.n} are there: {remedy}"
-    )
+    needs = f"{titled(metric.name)}: about {metric.needed} rows decide it, {metric.n} are there"
+    more = "hold out more rows (" if metric.name == "loss" else "answer more held-out rows (eval.prompts, "
+    return Advice("evidence", f"{needs}: {more}data.test)")
 
 
 def _quarter(curve: Curve, number: int) -> float | None:
@@ -227,9 +210,7 @@ def read_curve(run: Run) -> Curve:
 
 
 def curve_document(curve: Curve) -> dict[str, Any]:
-    """Return the curve for a plot: `steps` and `validations` as [step, loss]. Many steps become the means of
-    stretches.
-    """
+    """Return the curve for a plot: `steps`, or means of stretches of them, and `validations` as [step, loss]."""
     size = -(-len(curve.steps) // MAX_POINTS) or 1
     parts = [curve.steps[start : start + size] for start in range(0, len(curve.steps), size)]
     steps = [[part[-1][0], sum(loss for _, loss, _ in part) / len(part)] for part in parts]

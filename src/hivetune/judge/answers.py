@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +77,7 @@ OnAnswer = Callable[[], None]
 
 @dataclass
 class StoredAnswers:
-    """The answers of one side so far, in its journal.
-
-    `served`: cold start and memory.
-    """
+    """The answers of one side so far, in its journal. `served`: cold start and memory."""
 
     label: str
     journal: Journal
@@ -91,12 +88,10 @@ class StoredAnswers:
     def keep(self, prompt: Prompt, answer: TimedAnswer) -> None:
         """Store an answer unless its prompt already has one."""
         with self.guard:
-            if prompt.key in self.answers:
-                return
-            kept = PromptAnswer(answer.text, answer.ended, answer.new_tokens)
-            fields = {"text": kept.text, "ended": kept.ended, "new_tokens": kept.new_tokens}
-            self.journal.append("answer", prompt=prompt.key, **fields)
-            self.answers[prompt.key] = kept
+            if prompt.key not in self.answers:
+                fields: dict[str, Any] = {"text": answer.text, "ended": answer.ended, "new_tokens": answer.new_tokens}
+                self.journal.append("answer", prompt=prompt.key, **fields)
+                self.answers[prompt.key] = PromptAnswer(**fields)
 
     def note_served(self, **figures: float | None) -> None:
         """Record the cost of a start of the server; the newest figures count."""
@@ -129,18 +124,12 @@ def stored_side(side: Artefact, new_tokens: int, slots: int) -> Iterator[StoredA
 
 
 def continued(progress: Progress, before: int = 0, after: int = 0) -> Progress:
-    """Return a callback that reports one part of a job as part of the whole.
-
-    `before`, `after`: the items of the other parts.
-    """
+    """Return a callback that reports a part of a job. `before`, `after`: the items of the other parts."""
     return lambda count, total: progress(before + count, None if total is None else before + total + after)
 
 
 def counter(progress: Progress, total: int, num_done: int = 0) -> OnAnswer:
-    """Return a callback for several threads that counts answers.
-
-    `num_done`: answers that were there before.
-    """
+    """Return a callback for several threads that counts answers. `num_done`: those that were there before."""
     guard = threading.Lock()
 
     def count() -> None:
@@ -161,10 +150,7 @@ def ask_all(
     new_tokens: int,
     on_answer: OnAnswer,
 ) -> None:
-    """Ask for the missing answers, `slots` at a time.
-
-    Raises HivetuneError or UsageError; what came before is kept.
-    """
+    """Ask for the missing answers, `slots` at a time. Raises HivetuneError, UsageError; what came before is kept."""
     missing = [prompt for prompt in prompts if prompt.key not in side.answers]
     if not missing:
         return
@@ -227,7 +213,12 @@ def time_in_turns(
     both. Earlier times are taken from `times`, unless other programs kept the machine busy then. An answer to a prompt
     that had none yet is kept.
     """
-    times_of = _known_times(times)
+    times_of: dict[str, list[Any]] = {}
+    for entry in read_journal(times):
+        if entry["event"] == "timed":
+            times_of[entry["prompt"]] = entry["times"]
+        elif entry["event"] == "sitting" and is_busy(entry["others_share"]):
+            times_of.clear()
     before = cpu_seconds()
     if any(prompt.key not in times_of for prompt in prompts):
         for answerer, stored in sides:  # the first answer of a server pays for what the later ones find ready
@@ -236,8 +227,17 @@ def time_in_turns(
     with Journal(times) as journal:
         for number, prompt in enumerate(prompts):
             if prompt.key not in times_of:
-                times_of[prompt.key] = _time_one(sides, prompt, number, new_tokens, prompts)
-                journal.append("timed", prompt=prompt.key, times=times_of[prompt.key])
+                measured: list[list[float | None]] = [[] for _ in sides]
+                for side in range(len(sides)) if number % 2 == 0 else reversed(range(len(sides))):
+                    answerer, stored = sides[side]
+                    try:
+                        answer = ask_prompt(answerer, stored.label, prompt, new_tokens)
+                    except HivetuneError as error:
+                        raise _unfinished(stored, prompts, error) from None
+                    stored.keep(prompt, answer)
+                    measured[side] = [round(answer.seconds, 6), answer.first_token_s]
+                journal.append("timed", prompt=prompt.key, times=measured)
+                times_of[prompt.key] = measured
                 timed = True
             on_answer()
         if timed:
@@ -254,25 +254,20 @@ def others_share_of(times: Path) -> float | None:
     return sittings[-1] if sittings else None
 
 
-def _known_times(times: Path) -> dict[str, list[Any]]:
-    times_of: dict[str, list[Any]] = {}
-    for entry in read_journal(times):
-        if entry["event"] == "timed":
-            times_of[entry["prompt"]] = entry["times"]
-        elif entry["event"] == "sitting" and is_busy(entry["others_share"]):
-            times_of.clear()
-    return times_of
-
-
 def cpu_seconds() -> tuple[float, float, float]:
     """Return (wall-clock seconds, processor seconds of the machine, those of this process and its children)."""
     times = psutil.cpu_times()
     used = sum(times[:3]) + sum(getattr(times, name, 0.0) for name in ("irq", "softirq", "steal"))
-    own_s = 0.0
+    return time.monotonic(), used, own_seconds()
+
+
+def own_seconds() -> float:
+    """Return the processor seconds of this process and of everything that it started."""
+    total = 0.0
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it ended meanwhile
-            own_s += sum(process.cpu_times()[:4])
-    return time.monotonic(), used, own_s
+            total += sum(process.cpu_times()[:4])  # user, system, and those of children that have ended
+    return total
 
 
 def others_share(before: tuple[float, float, float], after: tuple[float, float, float]) -> float:
@@ -280,26 +275,6 @@ def others_share(before: tuple[float, float, float], after: tuple[float, float, 
     passed, used, own_s = (late - early for early, late in zip(before, after, strict=True))
     cores = psutil.cpu_count() or 1
     return round(min(1.0, max(0.0, used - own_s) / (cores * passed)), 3) if passed > 0 else 0.0
-
-
-def _time_one(
-    sides: Sequence[tuple[Answerer, StoredAnswers]],
-    prompt: Prompt,
-    number: int,
-    new_tokens: int,
-    prompts: Sequence[Prompt],
-) -> list[list[float | None]]:
-    order = range(len(sides)) if number % 2 == 0 else reversed(range(len(sides)))
-    measured: list[list[float | None]] = [[] for _ in sides]
-    for side in order:
-        answerer, stored = sides[side]
-        try:
-            answer = ask_prompt(answerer, stored.label, prompt, new_tokens)
-        except HivetuneError as error:
-            raise _unfinished(stored, prompts, error) from None
-        stored.keep(prompt, answer)
-        measured[side] = [round(answer.seconds, 6), answer.first_token_s]
-    return measured
 
 
 def _unfinished(side: StoredAnswers, prompts: Iterable[Prompt], error: HivetuneError) -> HivetuneError:
@@ -314,9 +289,7 @@ def with_times(
     answers: Mapping[str, PromptAnswer], times: Mapping[str, tuple[float, float | None]]
 ) -> dict[str, PromptAnswer]:
     """Return the answers, with times where the prompt was timed."""
-    timed: dict[str, PromptAnswer] = {}
-    for key, answer in answers.items():
-        seconds, first_token_s = times.get(key, (None, None))
-        times_of_answer: dict[str, Any] = {"seconds": seconds, "first_token_s": first_token_s}
-        timed[key] = PromptAnswer(answer.text, answer.ended, answer.new_tokens, **times_of_answer)
-    return timed
+    timed = {
+        key: replace(answers[key], seconds=seconds, first_token_s=first) for key, (seconds, first) in times.items()
+    }
+    return {**answers, **timed}

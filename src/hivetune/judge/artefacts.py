@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,14 +16,14 @@ from hivetune.base.paths import quoted
 from hivetune.base.yaml_file import read_yaml
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.llama.ask import Endpoint, TimedAnswer
-from hivetune.llama.backend import Backend, ServerSettings, open_backend
+from hivetune.llama.backend import ServerSettings, open_backend
 from hivetune.models.gguf_header import adapter_problem, read_header
-from hivetune.models.sides import NamedSide, SideKind, parse_side, read_figures
+from hivetune.models.sides import SideKind, parse_side, read_figures
 from hivetune.process.still import moving_s
 from hivetune.release.export import export_run
 from hivetune.release.gguf import base_gguf
 from hivetune.release.prove import check_prompts, run_of_export
-from hivetune.release.registry import Release, find
+from hivetune.release.registry import find
 from hivetune.run.folder import ADAPTER, RECORD, adapter_hash
 from hivetune.run.status import find_run
 from hivetune.train.open import Run, load_run
@@ -42,9 +42,11 @@ class Answerer(Protocol):
 
 @dataclass(frozen=True)
 class Artefact:
-    """A side of a comparison with its files. `identity` is the hash of all that its answers depend on. `model`: GGUF
-    file; `adapter`: GGUF adapter on it. `trained`: adapter and base whose loss can be computed, where they are here:
-    (base, adapter)."""
+    """A side of a comparison with its files. `identity` is the hash of all that its answers depend on.
+
+    `model`: GGUF file; `adapter`: GGUF adapter on it. `trained`: (base, adapter) whose loss can be computed, where they
+    are here.
+    """
 
     label: str
     kind: SideKind
@@ -54,11 +56,7 @@ class Artefact:
     endpoint: Endpoint | None = None
     figures: Mapping[str, float] | None = None
     trained: tuple[Path, Path | None] | None = None
-    run: Path | None = field(default=None)
-
-    @property
-    def files(self) -> set[Path]:
-        return {path for path in (self.model, self.adapter) if path is not None}
+    run: Path | None = None
 
 
 def find_artefact(text: str, run: Run | None, quant: str) -> Artefact:
@@ -72,12 +70,23 @@ def find_artefact(text: str, run: Run | None, quant: str) -> Artefact:
         identity = hashlib.sha256(side.label.encode()).hexdigest()
         return Artefact(side.label, "endpoint", identity, endpoint=Endpoint(side.name, side.model))
     if side.kind == "recorded":
-        return Artefact(side.label, "recorded", figures=_figures(Path(side.name).expanduser()))
+        path = Path(side.name).expanduser()
+        try:
+            return Artefact(side.label, "recorded", figures=read_figures(read_yaml(path), str(path)))
+        except OSError as error:
+            hint = "give a YAML or JSON file of figures"
+            raise UsageError(f"cannot read {path}: {error.strerror}", hint=hint) from None
     if side.kind == "base":
         owner = _needed(run, "base")
         return _served(side.label, "base", _base_of(owner, quant), None, (owner.model, None), owner.folder)
     if side.kind == "gguf":
-        return _gguf(side, run, quant)
+        path = Path(side.name).expanduser()
+        if not path.is_file():
+            raise UsageError(f"{path} is not a file", hint="make one: hivetune export RUN --to gguf")
+        if not read_header(path).is_adapter:
+            return _served(side.label, "gguf", path, None, None, run_of_export(path))
+        owner = _needed(run, f"{path} is an adapter: its base")
+        return _served(side.label, "gguf", _base_of(owner, quant), path, None, owner.folder)
     if side.kind == "release":
         return _release(side.name, quant)
     folder = find_run(side.name, ", release, GGUF file or URL#MODEL")
@@ -100,7 +109,8 @@ def open_artefact(artefact: Artefact, settings: ServerSettings) -> Iterator[tupl
     with open_backend(artefact.model, server) as backend:
         cold_start_s = moving_s() - started
         if artefact.run is not None:
-            _check_template(artefact.run, backend)
+            with contextlib.suppress(UsageError):  # a run without its data is not checked
+                check_prompts(artefact.run, backend)
         yield backend, cold_start_s
 
 
@@ -110,7 +120,7 @@ def check_memory(artefacts: Sequence[Artefact]) -> None:
     A file that both have, such as a base, is mapped once.
     """
     servers = [artefact for artefact in artefacts if artefact.model is not None]
-    files = set[Path]().union(*(artefact.files for artefact in servers))
+    files = {path for side in servers for path in (side.model, side.adapter) if path is not None}
     needed = sum(path.stat().st_size for path in files) + len(servers) * BESIDE_FILE_BYTES
     free = psutil.virtual_memory().available
     if needed > free:
@@ -145,16 +155,6 @@ def _served(
     return Artefact(label, kind, "+".join(hashes), model, adapter, trained=trained, run=run)
 
 
-def _gguf(side: NamedSide, run: Run | None, quant: str) -> Artefact:
-    path = Path(side.name).expanduser()
-    if not path.is_file():
-        raise UsageError(f"{path} is not a file", hint="make one: hivetune export RUN --to gguf")
-    if read_header(path).is_adapter:
-        owner = _needed(run, f"{path} is an adapter: its base")
-        return _served(side.label, "gguf", _base_of(owner, quant), path, None, owner.folder)
-    return _served(side.label, "gguf", path, None, None, run_of_export(path))
-
-
 def _release(reference: str, quant: str) -> Artefact:
     with closing(open_database()) as database:
         release = find(database, reference)
@@ -166,18 +166,12 @@ def _release(reference: str, quant: str) -> Artefact:
             hint=f"then register its run again: hivetune register {quoted(release.run)} --as {release.name}",
         )
     model = base_gguf(release.model, release.model_sha256, quant)
-    return _served(release.label, "release", model, exported[0], _trained(release), None)
-
-
-def _trained(release: Release) -> tuple[Path, Path | None] | None:
-    """Return the prepared base that a release's own record names, if it is still here.
-
-    An upgraded base in the same folder is another model, and says nothing about the release.
-    """
+    # The prepared base that its own record names, if it is still here: an upgraded one in that folder is another model.
     folder = Path(read_json(release.folder / RECORD).get("model", ""))
-    if not (folder / MANIFEST).is_file() or not (release.folder / ADAPTER).is_file():
-        return None
-    return (folder, release.folder) if sha256_file(folder / MANIFEST) == release.model_sha256 else None
+    present = (folder / MANIFEST).is_file() and (release.folder / ADAPTER).is_file()
+    same_base = present and sha256_file(folder / MANIFEST) == release.model_sha256
+    trained = (folder, release.folder) if same_base else None
+    return _served(release.label, "release", model, exported[0], trained, None)
 
 
 def _base_of(run: Run, quant: str) -> Path:
@@ -188,18 +182,3 @@ def _needed(run: Run | None, title: str) -> Run:
     if run is None:
         raise UsageError(f"{title}: the model is not named", hint="name the run with its base and rows: --run RUN")
     return run
-
-
-def _figures(path: Path) -> dict[str, float]:
-    try:
-        return read_figures(read_yaml(path), str(path))
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", hint="give a YAML or JSON file of figures") from None
-
-
-def _check_template(run: Path, backend: Backend) -> None:
-    """Raise UsageError for a side whose prompts differ from its training. A run without its data is not checked."""
-    try:
-        check_prompts(run, backend)
-    except UsageError:
-        return

@@ -8,9 +8,9 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,11 @@ from hivetune.data.read import content_id
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.dialect import template_message
 from hivetune.data.snapshot import RowInfo
-from hivetune.errors import DataRefused, MachineNotFit, UsageError
+from hivetune.errors import DataRefused, UsageError
 from hivetune.judge.answers import (
     TIMES,
     Prompt,
     PromptAnswer,
-    StoredAnswers,
     ask_all,
     continued,
     counter,
@@ -37,10 +36,12 @@ from hivetune.judge.answers import (
     time_in_turns,
     with_times,
 )
-from hivetune.judge.artefacts import Answerer, Artefact, check_memory, find_artefact, open_artefact
+from hivetune.judge.artefacts import Artefact, check_memory, find_artefact, open_artefact
 from hivetune.judge.frozen import frozen_prompts
 from hivetune.judge.held_out import (
+    EMPTY_ANSWER,
     SIDES,
+    add_answer,
     choose_prompts,
     compared_losses,
     evidence_groups,
@@ -50,7 +51,7 @@ from hivetune.judge.held_out import (
 from hivetune.judge.preferences import judged
 from hivetune.llama.backend import CONTEXT_TOKENS, Backend, ServerSettings
 from hivetune.llama.prompts import prompt_of
-from hivetune.records import Example, Message, Progress, silent
+from hivetune.records import Example, Progress, silent
 from hivetune.release.gguf import SERVED_QUANT
 from hivetune.train.open import Run, check_eval
 
@@ -85,11 +86,6 @@ def prompts_of_rows(paths: Sequence[str], config: EvalConfig) -> tuple[list[Prom
     return [_prompt(info, groups[info.row], config.checker) for info in rows if info.row in chosen], refused
 
 
-def prompts_hash(prompts: Iterable[Prompt]) -> str:
-    """Return a hash that changes with the prompts and their order."""
-    return hashlib.sha256("".join(prompt.key for prompt in prompts).encode()).hexdigest()
-
-
 def timed_first(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
     """Return `count` of the prompts, spread over all of them: neighbours are often of one file or agent."""
     if count >= len(prompts):
@@ -98,25 +94,15 @@ def timed_first(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
 
 
 def _info(row: int, example: Example) -> RowInfo:
-    example = replace(example, id=content_id(example.messages, example.tools))
-    return RowInfo(
-        row=row,
-        id=example.id,
-        interaction_id=None,
-        source=example.source,
-        split="test",
-        agent=example.agent,
-        category=example.category,
-        session=example.session,
-        time=example.time,
-        messages=example.messages,
-        tools=example.tools,
-        checker=example.checker,
-    )
+    names = ("source", "agent", "category", "session", "time", "messages", "tools", "checker")
+    fields: dict[str, Any] = {name: getattr(example, name) for name in names}
+    identity = content_id(example.messages, example.tools)
+    return RowInfo(row=row, id=identity, interaction_id=None, split="test", **fields)
 
 
 def _prompt(info: RowInfo, group: str, checker: Mapping[str, Any] | None) -> Prompt:
     last = info.messages[-1]
+    request = prompt_of(info.messages) if last.role == "assistant" else info.messages
     return Prompt(
         row=info.row,
         id=info.id,
@@ -124,16 +110,12 @@ def _prompt(info: RowInfo, group: str, checker: Mapping[str, Any] | None) -> Pro
         agent=info.agent,
         category=info.category,
         group=group,
-        messages=tuple(template_message(message) for message in _request(info.messages)),
+        messages=tuple(template_message(message) for message in request),
         tools=tuple(info.tools),
         checker=row_checker(info.checker, checker),
         said=last_question(info.messages),
         reference=last.content if last.role == "assistant" else None,
     )
-
-
-def _request(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    return prompt_of(messages) if messages[-1].role == "assistant" else messages
 
 
 COMPARISONS = "comparisons"
@@ -190,11 +172,17 @@ def compare_pair(
         raise UsageError(f"{first} and {second} are the same model: there is nothing to compare", hint=ANOTHER_SIDE)
     prompts, refused = (prompts_of_run(run, settings), {}) if run else prompts_of_rows(rows, settings)
     prompts += frozen_prompts(settings, (first, second))
-    key = _key(sides, prompts, settings)
+    # What the document depends on: both sides, the prompts in their order, the settings.
+    figures = [dict(side.figures) if side.figures is not None else side.identity for side in sides]
+    asked = hashlib.sha256("".join(prompt.key for prompt in prompts).encode()).hexdigest()
+    identity = json.dumps([figures, asked, settings.model_dump(mode="json")], sort_keys=True)
+    key = hashlib.sha256(identity.encode()).hexdigest()
     folder = home() / COMPARISONS / key[:16]
     total = _num_answers(prompts, settings, sum(side.figures is None for side in sides))
+    # A slot holds the longest row and the longest answer.
+    context_tokens = max(CONTEXT_TOKENS, run.config.max_length + settings.new_tokens if run else 0)
     with lock(folder):
-        answered = _answer(sides, prompts, settings, _context_tokens(run, settings), folder, progress)
+        answered = _answer(sides, prompts, settings, context_tokens, folder, progress)
     facts = {
         "comparison": key,
         "snapshot": run.snapshot.hash if run else None,
@@ -232,9 +220,7 @@ def _answer(
     folder: Path,
     progress: Progress,
 ) -> list[SideAnswers]:
-    """First time single answers, both sides in turns; these answers count too. Then ask each side for the rest, many at
-    once.
-    """
+    """Time single answers, both sides in turns; these count too. Then ask each side for the rest, many at once."""
     answering = [side for side in sides if side.figures is None]
     check_memory(answering)
     timed = _timed(prompts, settings)
@@ -245,9 +231,7 @@ def _answer(
         timed_keys = {prompt.key for prompt in timed}
         num_stored = sum(prompt.key in s.answers and prompt.key not in timed_keys for s in stores for prompt in unique)
         on_answer = counter(progress, _num_answers(prompts, settings, len(answering)), num_stored)
-        opened: list[tuple[Answerer, float | None]] = [
-            stack.enter_context(open_artefact(side, server)) for side in answering
-        ]
+        opened = [stack.enter_context(open_artefact(side, server)) for side in answering]
         pairs = list(zip((answerer for answerer, _ in opened), stores, strict=True))
         times = time_in_turns(pairs, timed, folder / TIMES, new_tokens=settings.new_tokens, on_answer=on_answer)
         for (answerer, cold_start_s), store in zip(opened, stores, strict=True):
@@ -255,30 +239,15 @@ def _answer(
             memory = answerer.peak_memory_bytes() if isinstance(answerer, Backend) else None
             store.note_served(cold_start_s=cold_start_s, peak_memory_bytes=memory)
         measured = iter(zip(stores, times, strict=True))
-        return [
-            SideAnswers(side.label, side.kind, {}, {}, side.figures)
-            if side.figures is not None
-            else _side(side, *next(measured))
-            for side in sides
-        ]
-
-
-def _side(side: Artefact, stored: StoredAnswers, times: Mapping[str, tuple[float, float | None]]) -> SideAnswers:
-    return SideAnswers(side.label, side.kind, with_times(stored.answers, times), stored.served)
-
-
-def _key(sides: Sequence[Artefact], prompts: Sequence[Prompt], settings: EvalConfig) -> str:
-    figures = [dict(side.figures) if side.figures is not None else side.identity for side in sides]
-    return _hash([figures, prompts_hash(prompts), settings.model_dump(mode="json")])
-
-
-def _hash(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def _context_tokens(run: Run | None, settings: EvalConfig) -> int:
-    """Return the tokens of a slot: the longest row and the longest answer."""
-    return max(CONTEXT_TOKENS, run.config.max_length + settings.new_tokens if run else 0)
+        answered = []
+        for side in sides:
+            if side.figures is not None:
+                answered.append(SideAnswers(side.label, side.kind, {}, {}, side.figures))
+            else:
+                stored, times_of_side = next(measured)
+                answers = with_times(stored.answers, times_of_side)
+                answered.append(SideAnswers(side.label, side.kind, answers, stored.served))
+        return answered
 
 
 def comparison_document(
@@ -311,9 +280,7 @@ def comparison_document(
 
 
 def _not_compared(sides: Mapping[str, SideAnswers], losses: Sequence[Mapping[str, Any]] | str) -> dict[str, str]:
-    """Return the metrics that one side can't have, each with its reason; a metric that was merely not measured is not
-    listed.
-    """
+    """Return the metrics that one side can't have, each with its reason, and none that was merely not measured."""
     missing = {"loss": losses} if isinstance(losses, str) else {}
     for side in sides.values():
         if side.kind == "endpoint":
@@ -338,24 +305,15 @@ def _answer_row(
         "reference": prompt.reference,
     }
     for name, side in sides.items():
-        answer = side.answers.get(prompt.key)
-        row[name] = {
-            "answer": answer.text if answer else None,
-            "ended": answer.ended if answer else None,
-            "seconds": answer.seconds if answer else None,
-            "first_token_s": answer.first_token_s if answer else None,
-            "new_tokens": answer.new_tokens if answer else None,
-            "block": number if answer and answer.seconds is not None else None,
-            "success": None,
-        }
-        if answer is None:
-            if side.figures is None:
-                problems.append({"row": prompt.row, "source": prompt.source, "model": name, "problem": "no answer"})
-        elif prompt.checker is not None:
-            try:
-                row[name]["success"] = checking.succeeds(answer.text, prompt.checker, ended=answer.ended, row=row)
-            except (UsageError, MachineNotFit) as error:
-                problems.append({"row": prompt.row, "source": prompt.source, "model": name, "problem": error.message})
+        given = {**EMPTY_ANSWER, "first_token_s": None}
+        if (answer := side.answers.get(prompt.key)) is not None:
+            block = None if answer.seconds is None else number
+            given |= {**asdict(answer), "answer": answer.text, "block": block}
+            del given["text"]
+        if answer is not None or side.figures is None:
+            add_answer(row, name, given, problems, checking)
+        else:
+            row[name] = given
     return row
 
 
@@ -366,7 +324,9 @@ def _summary(side: SideAnswers, name: str, answers: Sequence[Mapping[str, Any]])
     for key, short in (("seconds", "latency"), ("first_token_s", "first_token")):
         times = sorted(answer[name][key] for answer in answers if answer[name][key] is not None)
         for share in (50, 95):
-            summary[f"{short}_p{share}_s"] = _percentile(times, share / 100)
+            # The smallest value that at least this share of all values does not exceed.
+            place = max(0, math.ceil(share / 100 * len(times)) - 1)
+            summary[f"{short}_p{share}_s"] = times[place] if times else None
     summary["tokens_per_second"] = tokens_per_second(answers, name)
     written = [answer for answer in answers if answer[name]["answer"] is not None]
     return {**summary, "answers": len(written), "recorded": False}
@@ -398,8 +358,3 @@ def _token_times(answers: Sequence[Mapping[str, Any]]) -> list[float]:
         by_side[name] = [seconds / middle if seconds else 0.0 for seconds in times]
     pairs = itertools.zip_longest(*by_side.values(), fillvalue=0.0)
     return [sum(pair) / sum(seconds > 0 for seconds in pair) for pair in pairs if any(pair)]
-
-
-def _percentile(ordered: Sequence[float], share: float) -> float | None:
-    """Return the smallest value that at least this share of all values does not exceed."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None

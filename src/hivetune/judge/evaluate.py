@@ -5,7 +5,6 @@ from typing import Any
 
 from hivetune.base.journal import read_journal
 from hivetune.base.sealed import write_sealed
-from hivetune.config import EvalConfig
 from hivetune.errors import DoesNotFit
 from hivetune.judge.answers import continued
 from hivetune.judge.artefacts import find_artefact
@@ -46,32 +45,31 @@ def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
 
 
 def _beside_base(run: Run, facts: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """Evaluate by llama.cpp where it can serve the model, else by the engine, which needs one model in memory and no
-    GGUF.
-    """
-    reason = dry_export(run).problem
+    """Evaluate by llama.cpp where it can serve the model, else by the engine: one model in memory, and no GGUF."""
+    reason, settings = dry_export(run).problem, run.config.eval
     if not reason:
         try:
             return _as_served(run, facts, progress)
         except DoesNotFit as error:
             reason = error.message
-    return _by_engine(
-        run, {**facts, "answered_by": f"the engine: {reason}{_unused_settings(run.config.eval)}"}, progress
-    )
-
-
-def _unused_settings(settings: EvalConfig) -> str:
-    """Name the settings that only served sides can follow."""
     names = [name for name, value in (("eval.judge", settings.judge), ("eval.frozen", settings.frozen)) if value]
-    return f"; {' and '.join(names)}: not asked, since that needs llama.cpp" if names else ""
+    unused = f"; {' and '.join(names)}: not asked, since that needs llama.cpp" if names else ""
+    _, generate = plan_evaluation(run.snapshot, settings)
+    scores, result = scored(run, run.folder, generate, progress)
+    facts = {**facts, "answered_by": f"the engine: {reason}{unused}", "rank": result.get("rank")}
+    return evaluation_document(run.snapshot, settings, read_journal(scores), result, facts)
 
 
 def _as_served(run: Run, facts: dict[str, Any], progress: Progress) -> dict[str, Any]:
     settings = run.config.eval
     if settings.baseline == BASELINE:
         # Losses first: the files for llama.cpp are one core's work, and so is the import of torch.
+        def make_files() -> None:
+            for side in (settings.baseline, str(run.folder)):
+                find_artefact(side, run, SERVED_QUANT)
+
         answers = num_answers(run, settings, settings.baseline, str(run.folder))
-        scored(run, run.folder, NO_ANSWERS, continued(progress, after=answers), lambda: _make_files(run))
+        scored(run, run.folder, NO_ANSWERS, continued(progress, after=answers), make_files)
         progress = continued(progress, before=num_losses(run))
     document = compare_pair(settings.baseline, str(run.folder), settings, run=run, progress=progress).document
     result: Mapping[str, Any] = {}
@@ -79,16 +77,3 @@ def _as_served(run: Run, facts: dict[str, Any], progress: Progress) -> dict[str,
         _, result = scored(run, run.folder, NO_ANSWERS, silent)  # found: the comparison has computed it
     measured = {key: result.get(key) for key in ("rank", "kl_to_base")}
     return {**document, **facts, **measured, "answered_by": f"llama.cpp, {document['quant']}"}
-
-
-def _make_files(run: Run) -> None:
-    """Make the files that the comparison needs first."""
-    for side in (run.config.eval.baseline, str(run.folder)):
-        find_artefact(side, run, SERVED_QUANT)
-
-
-def _by_engine(run: Run, about_run: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    _, generate = plan_evaluation(run.snapshot, run.config.eval)
-    scores, result = scored(run, run.folder, generate, progress)
-    about_run = {**about_run, "rank": result.get("rank")}
-    return evaluation_document(run.snapshot, run.config.eval, read_journal(scores), result, about_run)

@@ -4,10 +4,10 @@ The questions are a fixed list and the answers greedy, so nothing is sampled. Th
 interval only says how far it would carry to other questions of the kind.
 """
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import UsageError
 from hivetune.judge.answers import Prompt, last_question
 from hivetune.judge.findings import Finding, titled
-from hivetune.judge.statistics import MIN_UNITS, Interval, paired_proportions, proportion
+from hivetune.judge.statistics import MIN_UNITS, paired_proportions, proportion
 from hivetune.models.sides import parse_side
 from hivetune.records import Metric
 from hivetune.release.registry import Release
@@ -40,18 +40,12 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class KeptQuestions:
-    """The result on questions that must be kept: their number `n`, how many the tuned model answers correctly, and the
-    lost ones.
-    """
+    """The questions that must be kept: their number `n`, how many the tuned model answers right, and the lost ones."""
 
     n: int
     kept: int
     lost: tuple[str, ...]  # file:line of each
     unanswered: int = 0  # without an answer, or whose checker failed: neither kept nor lost
-
-    @property
-    def share(self) -> float | None:
-        return self.kept / self.n if self.n else None
 
 
 def kept_questions(evaluation: Mapping[str, Any], origins: Collection[str]) -> KeptQuestions:
@@ -69,31 +63,28 @@ def kept_questions(evaluation: Mapping[str, Any], origins: Collection[str]) -> K
 
 def frozen_findings(evaluation: Mapping[str, Any], config: GateConfig) -> list[Finding]:
     """Return `kept` (past wins and the user's own) and `kept_general`, where such questions exist."""
-    return [
-        replace(_finding(name, questions, limit), gain95=_gain(evaluation, origins))
-        for name, origins, limit in (
-            ("kept", ("win", "own"), config.least_kept),
-            ("kept_general", ("general",), config.least_general),
-        )
-        if (questions := kept_questions(evaluation, origins)).n or questions.unanswered
-    ]
-
-
-def _gain(evaluation: Mapping[str, Any], origins: Collection[str]) -> Interval | None:
-    """Return the interval over all questions of these origins that both sides answered; lost and won ones count."""
-    pairs = [
-        (bool(row["base"]["success"]), bool(row["tuned"]["success"]))
-        for row in evaluation.get("frozen") or ()
-        if row["origin"] in origins and None not in (row["base"]["success"], row["tuned"]["success"])
-    ]
-    return paired_proportions([base for base, _ in pairs], [tuned for _, tuned in pairs]).ci95
+    findings = []
+    for name, origins, limit in (
+        ("kept", ("win", "own"), config.least_kept),
+        ("kept_general", ("general",), config.least_general),
+    ):
+        questions = kept_questions(evaluation, origins)
+        if questions.n or questions.unanswered:
+            rows = [row for row in evaluation["frozen"] if row["origin"] in origins]
+            pairs = [(row["base"]["success"], row["tuned"]["success"]) for row in rows]
+            answered = [(bool(base), bool(tuned)) for base, tuned in pairs if None not in (base, tuned)]
+            # The gain is over all questions that both sides answered: lost and won ones count.
+            gain = paired_proportions([base for base, _ in answered], [tuned for _, tuned in answered])
+            findings.append(replace(_finding(name, questions, limit), gain95=gain.ci95))
+    return findings
 
 
 def _finding(name: str, kept: KeptQuestions, limit: float | None) -> Finding:
-    interval = None if kept.share is None else proportion([True] * kept.kept + [False] * len(kept.lost)).ci95
+    share = kept.kept / kept.n if kept.n else None
+    interval = None if share is None else proportion([True] * kept.kept + [False] * len(kept.lost)).ci95
     required = limit is not None and kept.n >= MIN_UNITS
-    passed = kept.share is not None and limit is not None and kept.share >= limit
-    metric = Metric(name, None, kept.share, None, interval, kept.n, limit, passed if required else None, required)
+    passed = share is not None and limit is not None and share >= limit
+    metric = Metric(name, None, share, None, interval, kept.n, limit, passed if required else None, required)
     fact = f"{titled(name)}: {kept.kept} of {kept.n} frozen questions that were answered rightly still are"
     if kept.lost:
         fact += f"; lost: {', '.join(kept.lost[:_SHOWN])}{' ...' * (len(kept.lost) > _SHOWN)}"
@@ -119,19 +110,14 @@ def choose_wins(answers: Sequence[Mapping[str, Any]], num_kept: int) -> list[Map
             strata[answer["agent"] or "", answer["category"] or ""].append(answer)
     ranked = []
     for stratum, rows in strata.items():
-        for turn, row in enumerate(sorted(rows, key=_first)):
-            ranked.append((turn, stratum, row))
+        rows.sort(key=lambda row: (bool(row["base"]["success"]), blake2b(row["id"].encode(), digest_size=8).digest()))
+        ranked += [(turn, stratum, row) for turn, row in enumerate(rows)]
     ranked.sort(key=lambda rank: rank[:2])
     return [row for _, _, row in ranked][: max(0, min(WINS_PER_RELEASE, MAX_WINS - num_kept))]
 
 
-def _first(answer: Mapping[str, Any]) -> tuple[bool, bytes]:
-    return bool(answer["base"]["success"]), hashlib.blake2b(answer["id"].encode(), digest_size=8).digest()
-
-
 def frozen_prompts(settings: EvalConfig, sides: Iterable[str]) -> list[Prompt]:
-    """Return the prompts beside the held-out rows: past wins of the releases among the sides, the user's own, general
-    ones.
+    """Return the prompts beside the held-out rows: past wins of the sides' releases, the user's own, general ones.
 
     Their numbers go from -1 downwards, as they are not rows of a snapshot. Raises DataRefused for a file that can't be
     used, UsageError for a damaged set.

@@ -21,6 +21,7 @@ from hivetune.data.checks.dedupe import Rows, near_copies, sketch
 from hivetune.data.checks.lessons import lesson_of
 from hivetune.data.snapshot import RowInfo, Snapshot
 from hivetune.errors import MachineNotFit, UsageError
+from hivetune.judge.answers import last_question
 from hivetune.judge.artefacts import Artefact
 from hivetune.judge.statistics import by_group, holm, jackknife, loss_difference, merge_groups, noise_of, p_value
 from hivetune.process.parent import count_items, see_off, start_child
@@ -33,14 +34,7 @@ from hivetune.train.open import Run, check_eval
 SIDES = ("base", "tuned")
 SAME_ROW = 0.85  # likeness from which two held-out rows are one piece of evidence, as data.near_duplicates has it
 _KEYS = {"loss": "nll", "answer": "answer"}  # the events of scores.jsonl that are about a row
-EMPTY_ANSWER: Mapping[str, Any] = {
-    "answer": None,
-    "ended": None,
-    "seconds": None,
-    "new_tokens": None,
-    "block": None,
-    "success": None,
-}
+EMPTY_ANSWER: Mapping[str, Any] = dict.fromkeys(("answer", "ended", "seconds", "new_tokens", "block", "success"))
 
 
 def plan_evaluation(snapshot: Snapshot, config: EvalConfig) -> tuple[tuple[int, ...], Generate]:
@@ -129,13 +123,18 @@ def noise_fields(seconds: Sequence[float]) -> dict[str, float | None]:
 
 
 def loss_rows(snapshot: Snapshot, lines: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a line of eval.json's `rows` for each held-out test row.
-
-    `lines`: (side, "nll", row) -> {"nll", "tokens"}.
-    """
+    """Return eval.json's `rows`, one for each test row. `lines`: (side, "nll", row) -> {"nll", "tokens"}."""
     infos = [snapshot.info(row) for row in snapshot.rows("test")]
-    groups = evidence_groups(infos)
-    return [_loss_row(info, groups[info.row], lines) for info in infos]
+    groups, rows = evidence_groups(infos), []
+    for info in infos:
+        row = {**_identity(info, groups[info.row]), "tokens": None, "base": None, "tuned": None}
+        for side in SIDES:
+            if (line := lines.get((side, "nll", info.row))) is not None:
+                nll = line["nll"]
+                finite = isinstance(nll, int | float) and math.isfinite(nll)
+                row |= {"tokens": int(line["tokens"]), side: float(nll) if finite else "not finite"}
+        rows.append(row)
+    return rows
 
 
 def by_part(evaluation: Mapping[str, Any], part: str) -> list[dict[str, Any]]:
@@ -166,23 +165,11 @@ def _summary(rows: Sequence[Mapping[str, Any]], answers: Sequence[Mapping[str, A
         usable = tokens > 0 and all(isinstance(value, float) for value in values)
         summary[f"{side}_loss"] = math.fsum(values) / tokens if usable else None
         summary[f"{side}_success"] = sum(a[side]["success"] for a in checked) / len(checked) if checked else None
-    return {**summary, "p": _p_of(rows)}
-
-
-def _p_of(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Return the two-sided p of "no difference in loss" on these rows, whole sessions together; 1 where a loss is
-    missing.
-    """
-    if not rows or not all(isinstance(row[side], float) for row in rows for side in SIDES):
-        return 1.0
-    columns = by_group([[row[key] for row in rows] for key in (*SIDES, "tokens")], [row["group"] for row in rows])
-    return p_value(jackknife(columns, loss_difference))
-
-
-def _loss_row(info: RowInfo, group: str, lines_of: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> dict[str, Any]:
-    lines = {side: lines_of.get((side, "nll", info.row)) for side in SIDES}
-    tokens = next((int(line["tokens"]) for line in lines.values() if line is not None), None)
-    return {**_identity(info, group), "tokens": tokens, **{side: _nll(line) for side, line in lines.items()}}
+    summary["p"] = 1.0  # of "no difference in loss", whole sessions together; 1 too where a loss is missing
+    if rows and all(isinstance(row[side], float) for row in rows for side in SIDES):
+        columns = by_group([[row[key] for row in rows] for key in (*SIDES, "tokens")], [row["group"] for row in rows])
+        summary["p"] = p_value(jackknife(columns, loss_difference))
+    return summary
 
 
 def _answer_row(
@@ -198,42 +185,34 @@ def _answer_row(
     row: dict[str, Any] = {
         **_identity(info, group),
         "checker": None if checker is None else dict(checker),
-        "prompt": next((message.content for message in reversed(info.messages) if message.role == "user"), ""),
+        "prompt": last_question(info.messages),
         "reference": last.content if last.role == "assistant" else None,
     }
     for side in SIDES:
-        line = lines_of.get((side, "answer", info.row))
-        if line is None:
-            problems.append({"row": info.row, "source": info.source, "model": side, "problem": "no answer"})
-            row[side] = dict(EMPTY_ANSWER)
-            continue
-        row[side] = {key: line.get(key) for key in EMPTY_ANSWER}
-        try:
-            ended = bool(line["ended"])
-            success = None if checker is None else checking.succeeds(line["answer"], checker, ended=ended, row=row)
-        except (UsageError, MachineNotFit) as error:
-            problems.append({"row": info.row, "source": info.source, "model": side, "problem": error.message})
-            success = None
-        row[side]["success"] = success
+        line = lines_of.get((side, "answer", info.row), EMPTY_ANSWER)
+        add_answer(row, side, {key: line.get(key) for key in EMPTY_ANSWER}, problems, checking)
     return row
 
 
+def add_answer(
+    row: dict[str, Any], side: str, answer: dict[str, Any], problems: list[dict[str, Any]], checking: Checking
+) -> None:
+    """Add a side's answer to a row of `answers`, with its success. A missing one, or a failed checker, is a problem."""
+    row[side], problem = answer, ""
+    if answer["answer"] is None:
+        problem = "no answer"
+    elif row["checker"] is not None:
+        try:
+            ended = bool(answer["ended"])
+            answer["success"] = checking.succeeds(answer["answer"], row["checker"], ended=ended, row=row)
+        except (UsageError, MachineNotFit) as error:
+            problem = error.message
+    if problem:
+        problems.append({"row": row["row"], "source": row["source"], "model": side, "problem": problem})
+
+
 def _identity(info: RowInfo, group: str) -> dict[str, Any]:
-    return {
-        "row": info.row,
-        "id": info.id,
-        "source": info.source,
-        "agent": info.agent,
-        "category": info.category,
-        "group": group,
-    }
-
-
-def _nll(line: Mapping[str, Any] | None) -> float | str | None:
-    if line is None:
-        return None
-    value = line["nll"]
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else "not finite"
+    return {**{key: getattr(info, key) for key in ("row", "id", "source", "agent", "category")}, "group": group}
 
 
 def _rank(row: RowInfo) -> bytes:
@@ -297,7 +276,8 @@ def scored(
         "adapter": None if adapter is None else sha256_file(adapter / ADAPTER),
         "generate": asdict(generate),
     }
-    folder, base_folder = (home() / "scores" / _key(identity) for identity in (pair, base))
+    keys = [hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest() for identity in (pair, base)]
+    folder, base_folder = (home() / "scores" / key[:16] for key in keys)
     rows = tuple(run.snapshot.rows("test"))
     with lock(folder), lock(base_folder):
         path = folder / SCORES
@@ -321,10 +301,6 @@ def scored(
 def num_losses(run: Run) -> int:
     """Return the number of rows in `scored`'s progress for a base and its adapter."""
     return 2 * len(run.snapshot.rows("test"))
-
-
-def _key(identity: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _copy_losses(source: Path, target: Path) -> None:

@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,14 @@ class TaskFigure:
     higher_is_better: bool
     rows: Mapping[int, float]
 
+    @property
+    def named(self) -> dict[str, Any]:
+        return {"task": self.task, "metric": self.metric, "higher_is_better": self.higher_is_better}
+
+    @property
+    def measured(self) -> dict[str, float | None]:
+        return {"value": self.value, "stderr": self.stderr}
+
 
 def measure_tasks(
     sides: Sequence[str],
@@ -70,19 +78,25 @@ def measure_tasks(
     if folder is not None and not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", hint="give the folder that the tasks' YAML files are in")
     settings: dict[str, Any] = {"tasks": list(tasks), "log_samples": True, "apply_chat_template": True, "limit": limit}
+    own_tasks = []  # names and hashes, so that a changed task counts as another one
     if folder is not None:
         settings["include_path"] = str(folder.resolve())
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        own_tasks = [[str(path.relative_to(folder)), sha256_file(path)] for path in files]
     measured = []
     for text in sides:
         side = find_artefact(text, run, quant)
         model = _model_of(side)
-        key = _key([side.identity, _contents(folder), settings])
-        cache = home() / TASK_FIGURES / key
+        identity = json.dumps([side.identity, own_tasks, settings], sort_keys=True)
+        cache = home() / TASK_FIGURES / hashlib.sha256(identity.encode()).hexdigest()[:16]
         with lock(cache):
             if not list((cache / "out").rglob("results_*.json")):
                 _measure(command, {**settings, **model, "output_path": str(cache / "out")}, cache, folder, download)
             measured.append((side.label, _figures(cache)))
-    return lm_eval_document(measured, {"tasks": list(tasks), "limit": limit, "harness": _version(command)})
+    harness = command[0]
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        harness = importlib.metadata.version(_MODULE)
+    return lm_eval_document(measured, {"tasks": list(tasks), "limit": limit, "harness": harness})
 
 
 def _harness() -> list[str]:
@@ -165,22 +179,6 @@ def _figures(folder: Path) -> list[TaskFigure]:
         ) from None
 
 
-def _contents(folder: Path | None) -> list[list[str]]:
-    """Return names and hashes of a folder of tasks, so that a changed task counts as another one."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder is not None else []
-    return [[str(path.relative_to(folder)), sha256_file(path)] for path in files if folder is not None]
-
-
-def _version(command: Sequence[str]) -> str:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(_MODULE)
-    return command[0]
-
-
-def _key(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
-
-
 # The figures of the harness as one document.
 
 _CLOSE = 1e-6  # a mean that was added up in another order
@@ -199,6 +197,12 @@ def read_figures_of(results: Mapping[str, Any], samples: Mapping[str, Sequence[M
             if not comma or name.endswith("_stderr") or not isinstance(value, int | float):
                 continue
             error = figures.get(f"{name}_stderr,{chosen}")
+            rows = {
+                int(sample["doc_id"]): float(sample[name])
+                for sample in samples.get(task, ())
+                if sample.get("filter", chosen) == chosen and isinstance(sample.get(name), int | float)
+            }
+            mean = math.fsum(rows.values()) / len(rows) if rows else math.nan
             all_figures.append(
                 TaskFigure(
                     task=task,
@@ -206,45 +210,29 @@ def read_figures_of(results: Mapping[str, Any], samples: Mapping[str, Sequence[M
                     value=float(value),
                     stderr=float(error) if isinstance(error, int | float) else None,
                     higher_is_better=better.get(name) is not False,
-                    rows=_means_to(value, _rows_of(samples.get(task, ()), name, chosen)),
+                    rows=rows if math.isclose(mean, value, rel_tol=_CLOSE, abs_tol=_CLOSE) else {},
                 )
             )
     return all_figures
-
-
-def _rows_of(samples: Iterable[Mapping[str, Any]], metric: str, chosen: str) -> dict[int, float]:
-    return {
-        int(sample["doc_id"]): float(sample[metric])
-        for sample in samples
-        if sample.get("filter", chosen) == chosen and isinstance(sample.get(metric), int | float)
-    }
-
-
-def _means_to(value: float, rows: dict[int, float]) -> dict[int, float]:
-    if not rows or not math.isclose(math.fsum(rows.values()) / len(rows), value, rel_tol=_CLOSE, abs_tol=_CLOSE):
-        return {}
-    return rows
 
 
 def lm_eval_document(sides: Sequence[tuple[str, Sequence[TaskFigure]]], facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the document of one or two models, each with its label; differences are second - first."""
     if len(sides) == 1:
         label, figures = sides[0]
-        rows = [{**_named(figure), "n": len(figure.rows) or None, "base": _side(figure)} for figure in figures]
+        rows = [{**figure.named, "n": len(figure.rows) or None, "base": figure.measured} for figure in figures]
         return {"schema": 1, **facts, "base": {"label": label}, "tuned": None, "figures": rows}
     others = {(figure.task, figure.metric): figure for figure in sides[1][1]}
     pairs = [(first, others[first.task, first.metric]) for first in sides[0][1] if (first.task, first.metric) in others]
     estimates = [_difference(first, second) for first, second in pairs]
-    judged = [number for number, estimate in enumerate(estimates) if estimate is not None and estimate.ci95 is not None]
-    adjusted = dict(
-        zip(judged, holm([p_value(e) for e in estimates if e is not None and e.ci95 is not None]), strict=True)
-    )
+    judged = {number: p_value(e) for number, e in enumerate(estimates) if e is not None and e.ci95 is not None}
+    adjusted = dict(zip(judged, holm(list(judged.values())), strict=True))
     rows = [
         {
-            **_named(first),
+            **first.named,
             "n": None if estimate is None else len(first.rows),
-            "base": _side(first),
-            "tuned": _side(second),
+            "base": first.measured,
+            "tuned": second.measured,
             "difference": second.value - first.value,
             "ci95": None if estimate is None or estimate.ci95 is None else list(estimate.ci95),
             "p_holm": adjusted.get(number),
@@ -253,14 +241,6 @@ def lm_eval_document(sides: Sequence[tuple[str, Sequence[TaskFigure]]], facts: M
     ]
     labels = {name: {"label": label} for name, (label, _) in zip(SIDES, sides, strict=True)}
     return {"schema": 1, **facts, **labels, "figures": rows}
-
-
-def _named(figure: TaskFigure) -> dict[str, Any]:
-    return {"task": figure.task, "metric": figure.metric, "higher_is_better": figure.higher_is_better}
-
-
-def _side(figure: TaskFigure) -> dict[str, float | None]:
-    return {"value": figure.value, "stderr": figure.stderr}
 
 
 def _difference(first: TaskFigure, second: TaskFigure) -> Estimate | None:

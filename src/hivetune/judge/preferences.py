@@ -10,6 +10,7 @@ from hivetune.config import EvalConfig
 from hivetune.errors import UsageError
 from hivetune.judge.answers import Prompt, ask_all, counter, stored_side
 from hivetune.judge.artefacts import find_artefact, open_artefact
+from hivetune.judge.held_out import SIDES
 from hivetune.judge.statistics import ALPHA, Estimate, paired_proportions
 from hivetune.llama.backend import CONTEXT_TOKENS, ServerSettings
 from hivetune.records import Progress
@@ -28,7 +29,7 @@ def judged(
     """
     if settings.judge is None:
         return {}
-    if any(document[side].get("recorded") for side in ("base", "tuned")):
+    if any(document[side].get("recorded") for side in SIDES):
         raise UsageError("eval.judge: recorded figures have no answers to judge", hint="leave eval.judge out")
     side = find_artefact(settings.judge, run, quant)
     if side.figures is not None:
@@ -46,7 +47,7 @@ def judged(
     replies = [(pair, replies_of[pair.prompts[0].key], replies_of[pair.prompts[1].key]) for pair in pairs]
     rows = preference_rows(document["answers"], replies)
     against_itself, num_asked = contradictions(rows)
-    is_own = side.label in {document[name].get("label") for name in ("base", "tuned")}
+    is_own = side.label in {document[name].get("label") for name in SIDES}
     return {
         "preferences": {
             "judge": side.label,
@@ -97,9 +98,7 @@ class Judging:
 
 
 def judgings(answers: Sequence[Mapping[str, Any]]) -> list[Judging]:
-    """Return the pairs to judge: answers of compare.json that both sides gave; equal ones are a tie and need no
-    judge.
-    """
+    """Return the pairs to judge: answers that both sides gave; equal ones are a tie and need no judge."""
     pairs = []
     for row in answers:
         base, tuned = row["base"]["answer"], row["tuned"]["answer"]
@@ -129,21 +128,18 @@ def preference_rows(
     choices = {judging.row["row"]: (read_choice(r), read_choice(swapped_reply)) for judging, r, swapped_reply in judged}
     rows = []
     for row in answers:
-        if any(row[side]["answer"] is None for side in ("base", "tuned")):
+        if any(row[side]["answer"] is None for side in SIDES):
             continue
         first, second = choices.get(row["row"], ("tie", "tie"))
         orders = [
             None if first is None else {"first": "base", "second": "tuned", "tie": "tie"}[first],
             None if second is None else {"first": "tuned", "second": "base", "tie": "tie"}[second],
         ]
-        rows.append(
-            {
-                **{key: row[key] for key in ("row", "source", "group")},
-                "asked": row["row"] in choices,
-                "orders": orders,
-                "preferred": _preferred(orders),
-            }
-        )
+        # One win and one tie is a win; one win each is a tie, since the judge preferred a position.
+        wins = {order for order in orders if order != "tie"}
+        preferred = None if None in orders else wins.pop() if len(wins) == 1 else "tie"
+        about = {key: row[key] for key in ("row", "source", "group")}
+        rows.append({**about, "asked": row["row"] in choices, "orders": orders, "preferred": preferred})
     return rows
 
 
@@ -156,18 +152,8 @@ def contradictions(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
 def preference(rows: Sequence[Mapping[str, Any]], *, alpha: float = ALPHA) -> Estimate:
     """Return the share of pairs in which the tuned model is preferred less that of the base; ties count as neither."""
     decided = [row for row in rows if row["preferred"] is not None]
-    base, tuned = ([row["preferred"] == side for row in decided] for side in ("base", "tuned"))
+    base, tuned = ([row["preferred"] == side for row in decided] for side in SIDES)
     return paired_proportions(base, tuned, [row["group"] for row in decided], alpha=alpha)
-
-
-def _preferred(orders: Sequence[str | None]) -> str | None:
-    """Decide a pair from its two orders. One win and one tie is a win; one win each is a tie, since the judge preferred
-    a position.
-    """
-    if None in orders:
-        return None
-    wins = {order for order in orders if order != "tie"}
-    return wins.pop() if len(wins) == 1 else "tie"  # type: ignore[return-value]
 
 
 def _judging_prompt(row: Mapping[str, Any], first: str, second: str) -> Prompt:

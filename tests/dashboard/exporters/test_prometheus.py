@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import lock
-from hivetune.cycle.ledger import PAUSED, CycleRow, RowsOfCycle, begin_act, begin_cycle, end_act, end_cycle, loop_folder
+from hivetune.cycle.ledger import PAUSED, CycleRow, begin_act, begin_cycle, end_act, end_cycle, loop_folder
 from hivetune.dashboard.exporters.prometheus import HomeCollector, dashboard, write_textfile
 from hivetune.run.status import hold_run
 from hivetune.serve.gateway.metrics import Metrics
@@ -44,7 +44,7 @@ def make_loop(name: str) -> None:
             begin_cycle(database, cycle)
             act = begin_act(database, name, cycle.id, "train", 10.0 * number)
             end_act(database, act, "done", 10.0 * number + 3, "", {"hours": 0.5, "kwh": 0.25})
-            end_cycle(database, cycle, end, "", 10.0 * number + 5, RowsOfCycle())  # type: ignore[arg-type]
+            end_cycle(database, cycle, end, "", 10.0 * number + 5)  # type: ignore[arg-type]
         begin_act(database, name, None, "open", 40.0)
 
 

@@ -139,8 +139,7 @@ class ActContext:
 
 
 def ends_with_window(context: ActContext, label: str) -> Progress:
-    """Return a progress callback that also ends the work when it is no longer allowed, and pauses this process with its
-    children."""
+    """Return a progress callback that also ends the work when it is no longer allowed, and pauses it for requests."""
     report = context.progress(label)
     looked = float("-inf")
 
@@ -150,15 +149,12 @@ def ends_with_window(context: ActContext, label: str) -> Progress:
         while True:
             if time.monotonic() - looked >= LOOK_EVERY_S:
                 looked = time.monotonic()
-                _check_window(context.allowed())
+                allowed = context.allowed()
+                # Now, and not over before the next look.
+                if not allowed.now or (allowed.until is not None and time.time() + LOOK_EVERY_S >= allowed.until):
+                    raise SliceEnded(f"the window ended first: {allowed.reason}")
             if not stands_still():
                 return
             time.sleep(STILL_LOOK_S)
 
     return progress
-
-
-def _check_window(allowed: Permission) -> None:
-    """Raise SliceEnded if work is not allowed now, or if the next look would come after the window's end."""
-    if not allowed.now or (allowed.until is not None and time.time() + LOOK_EVERY_S >= allowed.until):
-        raise SliceEnded(f"the window ended first: {allowed.reason}")

@@ -9,7 +9,7 @@ from hivetune.base.sealed import write_sealed
 from hivetune.cycle.acts.context import ActContext, ends_with_window
 from hivetune.cycle.acts.run import innocent_rows, rows_of
 from hivetune.cycle.decide import ending
-from hivetune.cycle.ledger import REPLAY, WATCHED, RowsOfCycle, end_cycle
+from hivetune.cycle.ledger import REPLAY, WATCHED, end_cycle
 from hivetune.cycle.observe import did_harm, read_replay, release_of
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.frozen import freeze_wins
@@ -116,7 +116,7 @@ def close_cycle(context: ActContext) -> str:
             delete(database, Unused("checkpoints", saved, 0, "its cycle is closed"))
         if (cycle.folder / REPLAY / RECORD).is_file():
             remove_run(database, cycle.folder / REPLAY)
-        end_cycle(database, cycle, end, reason, context.now, RowsOfCycle(trained | innocent, suspect))
+        end_cycle(database, cycle, end, reason, context.now, trained=trained | innocent, suspect=suspect)
     context.details["end"] = end
     message = f"cycle {cycle.id} {end.replace('_', ' ')}: {reason}"
     if suspect:

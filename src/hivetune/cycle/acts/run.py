@@ -338,7 +338,12 @@ def replay_training(context: ActContext) -> str:
         champion, innocent = _champion_then(database, cycle), innocent_rows(database, cycle)
     trained = rows_of(cycle)
     begun = (cycle.folder / REPLAY / RECORD).exists()
-    problem = _replay_problem(cycle, champion, trained, innocent) or ("" if begun else _above_budget(context))
+    problem = _replay_problem(cycle, champion, trained, innocent)
+    opened, settings = context.observed.open, context.config.cycle
+    assert opened is not None
+    budgets = ((opened.spent_hours, settings.budget_hours), (opened.spent_kwh, settings.budget_kwh))
+    if not begun and any(budget is not None and 2 * spent > budget for spent, budget in budgets):
+        problem = problem or "the budget has no room for a second training, without them"
     shown = {"better": False, "words": problem} if problem else _compared(context, trained & innocent, innocent)
     facts = {"schema": 1, "adapter_sha256": gate_of(cycle).get("adapter_sha256")}
     write_sealed(cycle.folder / REPLAYED, {**facts, **shown})
@@ -372,15 +377,6 @@ def _replay_run(context: ActContext, run: Run, ids: Set[str]) -> Run:
     others = {row.id for row in pool_of(config).pool()} - ids
     config = config.model_copy(update={"lora": run.config.lora})
     return run_without(context, config, folder, dict.fromkeys(others, "suspect"), ids)
-
-
-def _above_budget(context: ActContext) -> str:
-    opened, settings = context.observed.open, context.config.cycle
-    assert opened is not None
-    for spent, budget in ((opened.spent_hours, settings.budget_hours), (opened.spent_kwh, settings.budget_kwh)):
-        if budget is not None and 2 * spent > budget:
-            return "the budget has no room for a second training, without them"
-    return ""
 
 
 def _replay_problem(cycle: CycleRow, champion: Release | None, trained: Set[str], innocent: Set[str]) -> str:

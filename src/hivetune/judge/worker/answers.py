@@ -61,21 +61,18 @@ class Shelf(DynamicLayer):
         used = self.keys.shape[2] if self.is_initialized else 0
         end = used + key_states.shape[2]
         if not self.is_initialized or end > self._store[0].shape[2]:
-            self._grow(key_states, value_states, used, end + SHELF_ROOM)
+            stores = []
+            for old, new in ((self.keys, key_states), (self.values, value_states)):
+                store = new.new_zeros((*new.shape[:2], end + SHELF_ROOM, new.shape[3]))
+                if used:
+                    store[:, :, :used] = old
+                stores.append(store)
+            self._store = (stores[0], stores[1])
+            self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
         self._store[0][:, :, used:end] = key_states
         self._store[1][:, :, used:end] = value_states
         self.keys, self.values = (store[:, :, :end] for store in self._store)
         return self.keys, self.values
-
-    def _grow(self, key_states: Tensor, value_states: Tensor, used: int, room: int) -> None:
-        stores = []
-        for old, new in ((self.keys, key_states), (self.values, value_states)):
-            store = new.new_zeros((*new.shape[:2], room, new.shape[3]))
-            if used:
-                store[:, :, :used] = old
-            stores.append(store)
-        self._store = (stores[0], stores[1])
-        self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
 
 
 def new_cache() -> Cache:
@@ -343,23 +340,22 @@ def score_answers(scoring: Scoring, task: Generate) -> None:
         )
         seconds = time.perf_counter() - started
         memory = max(0, peak_memory_bytes(scoring.device) - models.idle_bytes)
-        answers = [_answer_line(answer, task.rows[part[answer.prompt]], tokenizer) for answer in finished]
+        answers = [
+            {
+                "row": task.rows[part[answer.prompt]],
+                "answer": tokenizer.decode(answer.tokens, skip_special_tokens=True),
+                "ended": answer.ended,
+                "seconds": round(answer.seconds, 6),
+                "new_tokens": len(answer.tokens),
+            }
+            for answer in finished
+        ]
         for answer in answers:
             scoring.lines.append("answer", model=name, block=block, **answer)
             scoring.heartbeat.beat(Beat.ITEM)
         turn = {"seconds": seconds, "peak_memory_bytes": memory, "probe_s": probe_s}
         scoring.lines.append("turn", model=name, block=block, **turn)
         scoring.sides[name].add_turn(turn, answers)
-
-
-def _answer_line(answer: Completion, row: int, tokenizer: Tokenizer) -> dict[str, Any]:
-    return {
-        "row": row,
-        "answer": tokenizer.decode(answer.tokens, skip_special_tokens=True),
-        "ended": answer.ended,
-        "seconds": round(answer.seconds, 6),
-        "new_tokens": len(answer.tokens),
-    }
 
 
 def split_last_answer(document: Document) -> tuple[list[int], list[int]]:

@@ -197,7 +197,11 @@ def divergence_from_base(
     total, tokens = 0.0, 0
     for document in chosen:
         ids, position_M = document.tokens_L.tolist(), document.trained_L.nonzero()[:, 0] - 1
-        tuned_MV, base_MV = (_logp(model, ids, position_M, adapter) for adapter in (True, False))
+        # Log-probabilities [M, V] in fp32 of what follows each position.
+        tuned_MV, base_MV = (
+            torch.log_softmax(model.logits(ids, adapter=adapter)[position_M.to(model.device)].float(), -1)
+            for adapter in (True, False)
+        )
         total += float((tuned_MV.exp() * (tuned_MV - base_MV)).sum())
         tokens += len(position_M)
         heartbeat.beat(Beat.ITEM)
@@ -207,11 +211,6 @@ def divergence_from_base(
         "tokens": tokens,
         "rows": len(chosen),
     }
-
-
-def _logp(model: LoraModel, ids: Sequence[int], position_M: Tensor, adapter: bool) -> Tensor:
-    """Return log-probabilities [M, V] in fp32 of what follows each position."""
-    return torch.log_softmax(model.logits(ids, adapter=adapter)[position_M.to(model.device)].float(), -1)
 
 
 if __name__ == "__main__":

@@ -103,6 +103,9 @@ class Alarm:
     def raised(self) -> bool:
         return self.answers >= MIN_ANSWERS and self.evidence >= 1 / self.alpha
 
+    def reason(self, fault: str, before: str) -> str:
+        return f"{self.bad} of {self.answers} answers {fault}; at most {self.usual:.1%} was usual with {before}"
+
 
 def usual_rate(bad: int, answers: int, floor: float) -> float:
     """Return the rate to hold a successor against: the observed one and two standard errors, at least `floor`.
@@ -249,10 +252,7 @@ class Watch:
 
     def _raise(self, label: str, kind: str, alarm: Alarm) -> None:
         alarms = self._alarms.pop(label)
-        reason = (
-            f"{alarm.bad} of {alarm.answers} answers {FAULTS[kind]}; at most {alarm.usual:.1%} was usual with "
-            f"{self._before[label]}"
-        )
+        reason = alarm.reason(FAULTS[kind], self._before[label])
 
         def roll_back() -> None:
             try:
