@@ -93,7 +93,7 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
     "sweep": (
         "a sweep on a real model: killed in the middle it goes on, a bad learning rate stops at a quarter of the "
         "steps, the best is judged, the same command again trains nothing",
-        ["-m", "proof", "tests/sweep/test_sweep.py"],
+        ["-m", "proof", "tests/test_sweep.py"],
     ),
     "isolation": (
         "10,000 rows with 200 that give NaN and 3 that kill the worker: exactly those 203 are quarantined",

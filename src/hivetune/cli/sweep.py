@@ -10,7 +10,7 @@ from hivetune.cli.arguments import (
 )
 from hivetune.cli.output import emit, number, progress, say, show, table
 from hivetune.errors import NotDeployed, UsageError
-from hivetune.sweep.sweep import CURVES, run_sweep
+from hivetune.sweep import CURVES, run_sweep
 
 KEEP = ("all", "best")
 

@@ -19,7 +19,7 @@ from hivetune.dashboard.exporters.follow import exporter_problem
 from hivetune.data.intake.files import find_sources
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.errors import Busy
-from hivetune.learn.station import learn as learn_in_stages
+from hivetune.learn import learn as learn_in_stages
 from hivetune.process.launch import Ahead
 from hivetune.release.dry_export import DryExport, dry_export
 from hivetune.run.choices import read_resolved

@@ -1,9 +1,8 @@
 """Greedy answers of base and tuned model by the engine, where llama.cpp can't give them.
 
-The tuned model answers from the merged weights, as they are shipped. Many prompts are answered at once, in a fixed
-number of slots, each of which takes the next prompt when its answer ends. All slots end at the same column of the
-key-value cache and begin where their prompt begins; what lies before is masked. So a new prompt is computed alone and
-put in at the right end, and no slot waits for the longest answer.
+The tuned model answers from the merged weights, as they are shipped. Several prompts are answered together, in
+slots. All slots end at the same column of the key-value cache and begin where their prompt begins; what lies before is
+masked. A slot whose answer ends is given up.
 
 Shapes: S slots, T cached positions, P positions of a prompt, V vocabulary.
 """
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -75,59 +73,30 @@ class Shelf(DynamicLayer):
         return self.keys, self.values
 
 
-def new_cache() -> Cache:
-    return Cache(layer_class_to_replicate=Shelf)
-
-
 class Slots:
-    """The answers being written and their cache. `begin_S[s]` is the first column that slot s may see."""
+    """Answers that are written together, and their cache. `begin_S[s]` is the first column that slot s may see."""
 
-    def __init__(self, module: nn.Module):
+    def __init__(self, module: nn.Module, prompts: Mapping[int, Sequence[int]]):
+        """Compute these prompts together and write the first token of each."""
         self.module = module
         self.device = next(module.parameters()).device
-        self.cache = new_cache()
-        self.answers: list[Completion] = []
-        self.started: list[float] = []
-        self.begin_S = torch.zeros(0, dtype=torch.int64, device=self.device)
-
-    @property
-    def length(self) -> int:
-        return int(self.cache.get_seq_length())
-
-    def add(self, prompts: Mapping[int, Sequence[int]]) -> None:
-        """Compute these prompts together and write the first token of each."""
-        started = time.perf_counter()
+        self.started = time.perf_counter()
+        self.cache = Cache(layer_class_to_replicate=Shelf)
         length = max(len(prompt) for prompt in prompts.values())
-        begin_S = torch.tensor([length - len(prompt) for prompt in prompts.values()], device=self.device)
+        self.begin_S = torch.tensor([length - len(prompt) for prompt in prompts.values()], device=self.device)
         padded = [[0] * (length - len(prompt)) + list(prompt) for prompt in prompts.values()]
         columns_P = torch.arange(length, device=self.device)
-        new_columns = new_cache()
         logits_SV = self.module(
             input_ids=torch.tensor(padded, device=self.device),
-            attention_mask=(columns_P[None] >= begin_S[:, None]).to(torch.int64),
-            position_ids=(columns_P[None] - begin_S[:, None]).clamp(min=0),
-            past_key_values=new_columns,
+            attention_mask=(columns_P[None] >= self.begin_S[:, None]).to(torch.int64),
+            position_ids=(columns_P[None] - self.begin_S[:, None]).clamp(min=0),
+            past_key_values=self.cache,
             use_cache=True,
             # An index, not 1: a slice of the last position is a view for which matmul copies the head for each slot.
             logits_to_keep=columns_P[-1:],
         ).logits[:, -1]
         first = logits_SV.argmax(-1).tolist()
-        self._join(new_columns, begin_S, length)
-        self.answers += [Completion(number, [token]) for number, token in zip(prompts, first, strict=True)]
-        self.started += [started] * len(prompts)
-
-    def _join(self, added: Cache, begin_S: Tensor, added_length: int) -> None:
-        """Add new slots to the running ones, all ending at the last column."""
-        if not self.answers:
-            self.cache, self.begin_S = added, begin_S
-            return
-        length = max(self.length, added_length)
-        self.begin_S = torch.cat([self.begin_S + (length - self.length), begin_S + (length - added_length)])
-        joined = new_cache()
-        for i, (old, new) in enumerate(zip(self.cache.layers, added.layers, strict=True)):
-            keys = torch.cat([_pad_left(old.keys, length), _pad_left(new.keys, length)])
-            joined.update(keys, torch.cat([_pad_left(old.values, length), _pad_left(new.values, length)]), i)
-        self.cache = joined
+        self.answers = [Completion(number, [token]) for number, token in zip(prompts, first, strict=True)]
 
     def step(self) -> None:
         """Write one more token in every slot."""
@@ -137,11 +106,12 @@ class Slots:
 
     def forward(self, tokens_S1: Tensor) -> Tensor:
         """Return logits [S, V] after one more token in every slot."""
-        columns_T = torch.arange(self.length + 1, device=self.device)
+        length = int(self.cache.get_seq_length())
+        columns_T = torch.arange(length + 1, device=self.device)
         output = self.module(
             input_ids=tokens_S1,
             attention_mask=(columns_T[None] >= self.begin_S[:, None]).to(torch.int64),
-            position_ids=(self.length - self.begin_S)[:, None],
+            position_ids=(length - self.begin_S)[:, None],
             past_key_values=self.cache,
             use_cache=True,
         )
@@ -157,28 +127,19 @@ class Slots:
             if not answer.ended and len(answer.tokens) < new_tokens:
                 remaining.append(slot)
                 continue
-            answer.seconds = now - self.started[slot]
+            answer.seconds = now - self.started
             answer.tokens = answer.tokens[:-1] if answer.ended else answer.tokens
             finished.append(answer)
-        if finished:
-            self._keep(remaining)
-        return finished
-
-    def _keep(self, remaining: list[int]) -> None:
-        """Keep only these slots, and drop columns that none of them uses."""
         self.answers = [self.answers[slot] for slot in remaining]
-        self.started = [self.started[slot] for slot in remaining]
-        index_S = torch.tensor(remaining, dtype=torch.int64, device=self.device)
-        self.begin_S = self.begin_S[index_S]
-        if not remaining:
-            self.cache = new_cache()
-            return
-        unseen = int(self.begin_S.min())
-        self.begin_S = self.begin_S - unseen
-        smaller = new_cache()
-        for i, layer in enumerate(self.cache.layers):
-            smaller.update(layer.keys[index_S, :, unseen:], layer.values[index_S, :, unseen:], i)
-        self.cache = smaller
+        if finished and remaining:  # drop the columns that none of these uses
+            index_S = torch.tensor(remaining, dtype=torch.int64, device=self.device)
+            begin_S = self.begin_S[index_S]
+            unseen = int(begin_S.min())
+            self.begin_S, smaller = begin_S - unseen, Cache(layer_class_to_replicate=Shelf)
+            for i, layer in enumerate(self.cache.layers):
+                smaller.update(layer.keys[index_S, :, unseen:], layer.values[index_S, :, unseen:], i)
+            self.cache = smaller
+        return finished
 
 
 @torch.no_grad()
@@ -192,7 +153,7 @@ def answer_prompts(
     cached: bool,
     on_answer: Callable[[Completion], None],
 ) -> None:
-    """Write the likeliest token after each prompt until one of `ends` or `new_tokens`; each answer when it is done.
+    """Write the likeliest token after each prompt until one of `ends` or `new_tokens`, `slots` prompts at a time.
 
     `cached`: what `settle_module` said; without a cache each token is a forward pass over all before it.
     """
@@ -200,17 +161,15 @@ def answer_prompts(
         for number, prompt in enumerate(prompts):
             on_answer(_answer_without_cache(module, number, prompt, ends, new_tokens))
         return
-    waiting = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
-    running = Slots(module)
-    while waiting or running.answers:
-        free = slots - len(running.answers)
-        if waiting and free:
-            numbers = [waiting.pop() for _ in range(min(free, len(waiting)))]  # the longest first: later ones fit below
-            running.add({number: prompts[number] for number in numbers})
-        else:
+    order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i), reverse=True)
+    for start in range(0, len(order), slots):
+        running = Slots(module, {number: prompts[number] for number in order[start : start + slots]})
+        while True:
+            for answer in running.take_finished(ends, new_tokens):
+                on_answer(answer)
+            if not running.answers:
+                break
             running.step()
-        for answer in running.take_finished(ends, new_tokens):
-            on_answer(answer)
 
 
 @torch.no_grad()
@@ -231,9 +190,8 @@ def settle_module(module: nn.Module, prompts: Sequence[Sequence[int]]) -> bool:
     ).float()
 
     def is_right() -> bool:
-        slots = Slots(module)
         try:
-            slots.add({number: probe[:-1] for number, probe in enumerate(probes)})
+            slots = Slots(module, {number: probe[:-1] for number, probe in enumerate(probes)})
             logits_SV = slots.forward(torch.tensor([[probe[-1]] for probe in probes], device=device)).float()
         except (TypeError, ValueError, AttributeError, IndexError, RuntimeError):
             return False
@@ -296,11 +254,6 @@ def grouped_attention(
         scores_SGRT = scores_SGRT.masked_fill(~attention_mask, float("-inf"))
     output_SGRE = scores_SGRT.softmax(-1).to(value_SGTE.dtype) @ value_SGTE
     return output_SGRE.reshape(slots, 1, heads, width), None
-
-
-def _pad_left(values: Tensor, length: int) -> Tensor:
-    """Return [slots, heads, positions, width] with zeros in front, up to `length` positions."""
-    return F.pad(values, (0, 0, length - values.shape[2], 0))
 
 
 def score_answers(scoring: Scoring, task: Generate) -> None:

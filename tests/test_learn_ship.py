@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from hivetune.config import GateConfig
-from hivetune.learn.station import choose_stage, safeguards, stage2_problem
+from hivetune.learn import choose_stage, safeguards, stage2_problem
 
 
 def evaluation(

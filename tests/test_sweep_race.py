@@ -2,7 +2,7 @@
 
 import random
 
-from hivetune.sweep.sweep import RowLosses, losers
+from hivetune.sweep import RowLosses, losers
 
 ROWS = range(60)
 TOKENS = dict.fromkeys(ROWS, 10)
@@ -12,7 +12,7 @@ ALONE = {row: str(row) for row in ROWS}
 def losses(worse: float, noise: float, seed: int) -> RowLosses:
     """The same hard and easy rows for everybody; `worse` nats a token above them."""
     numbers, hard = random.Random(seed), random.Random(0)
-    return RowLosses(10, {row: 10 * (hard.uniform(0.5, 3) + worse + numbers.gauss(0, noise)) for row in ROWS})
+    return {row: 10 * (hard.uniform(0.5, 3) + worse + numbers.gauss(0, noise)) for row in ROWS}
 
 
 def test_the_worse_half_stops_where_the_rows_show_it() -> None:
@@ -38,7 +38,7 @@ def test_rows_of_one_session_count_once() -> None:
 
 
 def test_rows_that_only_some_have_a_number_for_do_not_count() -> None:
-    short = RowLosses(10, {row: value for row, value in losses(0.5, 0.02, 1).nll.items() if row % 2})
+    short = {row: value for row, value in losses(0.5, 0.02, 1).items() if row % 2}
     assert [one.variant for one in losers({0: losses(0.0, 0.02, 2), 1: short}, TOKENS, ALONE, looks=2)] == [1]
-    assert losers({0: losses(0.0, 0.02, 2), 1: RowLosses(10, {})}, TOKENS, ALONE, looks=2) == []
+    assert losers({0: losses(0.0, 0.02, 2), 1: {}}, TOKENS, ALONE, looks=2) == []
     assert losers({}, TOKENS, ALONE, looks=2) == []

@@ -4,7 +4,7 @@ import pytest
 
 from hivetune.config import parse_config
 from hivetune.errors import UsageError
-from hivetune.sweep.sweep import make_variants
+from hivetune.sweep import make_variants
 
 CONFIG = parse_config({"model": "tiny", "data": "rows.jsonl"})
 

@@ -48,7 +48,9 @@ def learn(
     """
     if config.learn.stage != 1:
         raise UsageError("learn.stage is set, so this config is one stage", hint="train it: hivetune train CONFIG")
-    root = stages_folder(config, name)
+    digest = hashlib.sha256(json.dumps(settings_of(config), sort_keys=True).encode()).hexdigest()
+    made = (home() / "runs" / f"{name}-learn-{digest[:10]}").resolve()
+    root = real_path(config.output) if config.output else made
     say(f"stage 1: {', '.join(kind for kind in config.learn.use if kind in ('sft', 'corrections'))}")
     first = open_run(config.model_copy(update={"output": str(root / STAGE1)}), f"{name}-{STAGE1}", preparing)
     document: dict[str, Any] = {
@@ -60,19 +62,35 @@ def learn(
         "longer": None,
         "against": {},
     }
-    bad_rows = first.snapshot.bad_rows()
-    reason = stage2_problem(len(bad_rows), config.learn.least_bad, first.snapshot.rows("validation"), config.learn.use)
+    bad_rows = document["bad_rows"] = len(first.snapshot.bad_rows())
+    reason = stage2_problem(bad_rows, config.learn.least_bad, first.snapshot.rows("validation"), config.learn.use)
     if reason:
-        return _shipped(root, {**document, "bad_rows": len(bad_rows)}, STAGE1, [f"no stage 2: {reason}"])
-    document["bad_rows"] = len(bad_rows)
-    say(f"stage 2: {len(bad_rows):,} bad answers beside the good rows")
-    second = open_run(stage2_config(config, first.folder, root / STAGE2), f"{name}-{STAGE2}", preparing)
+        return _shipped(root, document, STAGE1, [f"no stage 2: {reason}"])
+    say(f"stage 2: {bad_rows:,} bad answers beside the good rows")
+    after_first = {
+        "lora": config.lora.model_copy(update={"start": str(first.folder)}),
+        "learning_rate": config.learning_rate * config.learn.rate,
+    }
+    stage2 = {
+        "output": str(root / STAGE2),
+        "learn": config.learn.model_copy(update={"stage": 2}),
+        "max_steps": config.learn.steps,
+    }
+    second = open_run(config.model_copy(update=after_first | stage2), f"{name}-{STAGE2}", preparing)
     document["stage2"] = train(second)
     steps = document["stage2"]["adapter_step"]
     if not steps:
         return _shipped(root, document, STAGE1, ["stage 2 was stopped before a step that keeps the good rows"])
     say(f"stage 1 with {steps} more steps, for comparison")
-    third = open_run(longer_config(config, first, root / LONGER, steps), f"{name}-{LONGER}", preparing)
+    # As many steps at stage 2's rate, without early stopping.
+    longer = {
+        "output": str(root / LONGER),
+        "max_steps": steps,
+        "epochs": float(max(1, math.ceil(steps * config.batch_size / len(first.snapshot.rows("train"))))),
+        "patience": None,
+        "supervise": config.supervise.model_copy(update={"chunk_rows": None}),
+    }
+    third = open_run(config.model_copy(update=after_first | longer), f"{name}-{LONGER}", preparing)
     document["longer"] = train(third)
     evaluations = {rival.folder.name: beside(second, rival, comparing) for rival in (first, third)}
     for rival, evaluation in evaluations.items():
@@ -81,42 +99,6 @@ def learn(
     ships, verdicts, reasons = choose_stage(evaluations, config.gate, first.snapshot.good_rows("test", MIN_HELD_OUT))
     document["against"] = {rival: verdict_document(verdict) for rival, verdict in verdicts.items()}
     return _shipped(root, document, STAGE2 if ships else STAGE1, reasons)
-
-
-def stages_folder(config: RunConfig, name: str) -> Path:
-    """Return the folder of this config's stages."""
-    if config.output:
-        return real_path(config.output)
-    digest = hashlib.sha256(json.dumps(settings_of(config), sort_keys=True).encode()).hexdigest()
-    return (home() / "runs" / f"{name}-learn-{digest[:10]}").resolve()
-
-
-def stage2_config(config: RunConfig, first: Path, folder: Path) -> RunConfig:
-    return config.model_copy(
-        update={
-            "output": str(folder),
-            "learn": config.learn.model_copy(update={"stage": 2}),
-            "lora": config.lora.model_copy(update={"start": str(first)}),
-            "max_steps": config.learn.steps,
-            "learning_rate": config.learning_rate * config.learn.rate,
-        }
-    )
-
-
-def longer_config(config: RunConfig, first: Run, folder: Path, steps: int) -> RunConfig:
-    """Return a config that continues stage 1 for `steps` steps at stage 2's rate, without early stopping."""
-    rows = len(first.snapshot.rows("train"))
-    return config.model_copy(
-        update={
-            "output": str(folder),
-            "lora": config.lora.model_copy(update={"start": str(first.folder)}),
-            "max_steps": steps,
-            "learning_rate": config.learning_rate * config.learn.rate,
-            "epochs": float(max(1, math.ceil(steps * config.batch_size / rows))),
-            "patience": None,
-            "supervise": config.supervise.model_copy(update={"chunk_rows": None}),
-        }
-    )
 
 
 def beside(run: Run, rival: Run, progress: Progress = silent) -> dict[str, Any]:
@@ -147,15 +129,6 @@ MAX_FEWER_ENDED = 0.02
 # With fewer held-out rows that were called good, the loss of all of them counts.
 MIN_HELD_OUT = 20
 LENGTH_RATIOS = (0.8, 1.25)
-
-
-def preference_gate(gate: GateConfig) -> GateConfig:
-    """Return the gate for stage 2: more answers succeed.
-
-    Its loss, its lengths and its ends are safeguards.
-    """
-    return GateConfig(success_gain=max(0.0, gate.success_gain or 0.0), loss_gain=None, latency_ratio=None,
-                      memory_ratio=None, least_kept=None, tolerance=gate.tolerance)  # fmt: skip
 
 
 def safeguards(evaluation: Evaluation, good: Collection[int] | None = None) -> list[str]:
@@ -193,7 +166,11 @@ def choose_stage(
     `evaluations`: rival -> stage 2 beside it. The first one is stage 1, against which the safeguards hold. `good`: as
     in `safeguards`.
     """
-    verdicts = {rival: judge(evaluation, preference_gate(gate)) for rival, evaluation in evaluations.items()}
+    # More answers succeed. Loss, lengths and ends are safeguards.
+    gain, no_cost = max(0.0, gate.success_gain or 0.0), {"latency_ratio": None, "memory_ratio": None}
+    required = {"success_gain": gain, "loss_gain": None, "least_kept": None, **no_cost}
+    more_succeed = GateConfig(tolerance=gate.tolerance).model_copy(update=required)
+    verdicts = {rival: judge(evaluation, more_succeed) for rival, evaluation in evaluations.items()}
     broken = safeguards(next(iter(evaluations.values())), good)
     reasons = [f"against {rival}: {reason}" for rival, verdict in verdicts.items() for reason in verdict.reasons[:1]]
     ships = not broken and all(verdict.verdict == "deploy" for verdict in verdicts.values())

@@ -17,14 +17,14 @@ import pytest
 from data.models import make_model
 from gguf_families import write_model
 
+from hivetune import sweep as station
 from hivetune.base.disk import write_manifest
 from hivetune.config import parse_config
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.process.cluster import ClusterNode, ClusterView, ask_cluster
 from hivetune.records import Metric, Verdict
 from hivetune.run.folder import read_record
-from hivetune.sweep import sweep as station
-from hivetune.sweep.sweep import run_sweep
+from hivetune.sweep import run_sweep
 from hivetune.train import queue
 from hivetune.train import start as open_station
 

@@ -8,9 +8,10 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.evaluate import evaluate_run
 from hivetune.judge.gate import judge_run, verdict_document
 from hivetune.judge.statistics import ALPHA, Estimate, by_group, jackknife
-from hivetune.machine.inventory import Machine, read_machine
+from hivetune.machine.inventory import read_machine
 from hivetune.process.cluster import ask_cluster, own_address
 from hivetune.records import Progress, silent
 from hivetune.release.prune import remove_run
@@ -62,9 +63,18 @@ def make_variants(config: RunConfig, over: Sequence[str]) -> list[Variant]:
 
     A comma in brackets or quotes belongs to its value.
     """
-    axes = [_axis(text) for text in over]
-    if not axes:
+    if not over:
         raise UsageError("a sweep needs settings to try", hint="for example --over learning_rate=1e-4,2e-4 lora.r=8,16")
+    axes = []
+    for text in over:
+        key, equals, values = text.partition("=")
+        parts = _parts(values)
+        if not equals or not key or not all(parts):
+            hint = "for example --over learning_rate=1e-4,2e-4"
+            raise UsageError(f"--over {text}: not of the form a.b=c,d", hint=hint)
+        if len(set(parts)) < len(parts):
+            raise UsageError(f"--over {text}: a value is listed twice")
+        axes.append([f"{key}={value}" for value in parts])
     keys = [values[0].partition("=")[0] for values in axes]
     twice = next((key for key in keys if keys.count(key) > 1), None)
     if twice is not None:
@@ -76,16 +86,6 @@ def make_variants(config: RunConfig, over: Sequence[str]) -> list[Variant]:
     if len(combinations) > MAX_VARIANTS:
         raise UsageError(f"{len(combinations)} combinations, at most {MAX_VARIANTS}", hint="name fewer values")
     return [Variant(settings, override_config(config, settings, "--over")) for settings in combinations]
-
-
-def _axis(text: str) -> list[str]:
-    key, equals, values = text.partition("=")
-    parts = _parts(values)
-    if not equals or not key or not all(parts):
-        raise UsageError(f"--over {text}: not of the form a.b=c,d", hint="for example --over learning_rate=1e-4,2e-4")
-    if len(set(parts)) < len(parts):
-        raise UsageError(f"--over {text}: a value is listed twice")
-    return [f"{key}={value}" for value in parts]
 
 
 def _parts(values: str) -> list[str]:
@@ -113,12 +113,8 @@ def _parts(values: str) -> list[str]:
 LOOK_SHARES = (0.25, 0.5)
 
 
-@dataclass(frozen=True)
-class RowLosses:
-    """The nll of each row at one validation, in nats. Rows have their numbers in the snapshot."""
-
-    step: int
-    nll: Mapping[int, float]
+# The nll of each row at one validation, in nats. Rows have their numbers in the snapshot.
+RowLosses = Mapping[int, float]
 
 
 @dataclass(frozen=True)
@@ -144,11 +140,11 @@ def losers(
     `tokens`: trained tokens of each validation row; `groups`: the session of each row; `looks`: how many comparisons
     over time there are in all. They and the variants share the level of an interval (Bonferroni).
     """
-    rows = sorted(set.intersection(*(set(variant_losses.nll) for variant_losses in losses.values()))) if losses else []
+    rows = sorted(set.intersection(*map(set, losses.values()))) if losses else []
     total = sum(tokens[row] for row in rows)
     if len(losses) < 2 or not total:
         return []
-    loss = {variant: math.fsum(losses_of.nll[row] for row in rows) / total for variant, losses_of in losses.items()}
+    loss = {variant: math.fsum(nll[row] for row in rows) / total for variant, nll in losses.items()}
     ranked = sorted(loss, key=lambda variant: (loss[variant], variant))
     leader, worse_half = ranked[0], ranked[math.ceil(len(ranked) / 2) :]
     alpha = ALPHA / (looks * len(worse_half))
@@ -169,8 +165,8 @@ def above(
     alpha: float = ALPHA,
 ) -> Estimate:
     """Return the nats per token of `first` less those of `second`, on the rows of both."""
-    rows = sorted(set(first.nll) & set(second.nll))
-    columns = [[first.nll[row] - second.nll[row] for row in rows], [float(tokens[row]) for row in rows]]
+    rows = sorted(set(first) & set(second))
+    columns = [[first[row] - second[row] for row in rows], [float(tokens[row]) for row in rows]]
     return jackknife(by_group(columns, [groups[row] for row in rows]), lambda sums: sums[0] / sums[1], alpha=alpha)
 
 
@@ -221,7 +217,8 @@ def run_sweep(
     every run failed, MachineNotFit for a cluster that does not answer, or has no suitable device.
     """
     variants = make_variants(config, over)
-    folder = home() / "sweeps" / f"{name}-{_hash(config, over)}"
+    text = json.dumps([config.model_dump(mode="json"), list(over)], sort_keys=True)
+    folder = home() / "sweeps" / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
     make_folder(folder)
     with lock(folder, hint="it is the same sweep; wait for it"):
         if (folder / RESULT).exists() and read_json(folder / RESULT)["status"] == "done":
@@ -230,20 +227,22 @@ def run_sweep(
         if cluster is not None:
             for entrant in entrants:
                 check_carried(entrant.run)
-        _recall(folder, entrants)
-        devices = _devices(config, cluster, read_machine(folder=folder))
+        lines = read_json(folder / RESULT)["runs"] if (folder / RESULT).exists() else []
+        reason_of = {line["run"]: line["why"] for line in lines if line["state"] == "stopped"}
+        for entrant in entrants:  # those that were stopped before this process began
+            entrant.stopped = reason_of.get(str(entrant.run.folder), "")
+        machine = read_machine(folder=folder)
+        devices = _Devices(slots_of(config, machine)) if cluster is None else _Devices(_offered(cluster), cluster)
         tell(f"{len(entrants)} runs, {len(devices.places)} at a time")
         _race(folder, entrants, devices, tell, progress)
         return _finish(folder, entrants, keep, tell)
 
 
-def _devices(config: RunConfig, cluster: str | None, machine: Machine) -> _Devices:
-    if cluster is None:
-        return _Devices(slots_of(config, machine))
+def _offered(cluster: str) -> list[dict[str, str]]:
     count = ask_cluster(cluster).devices
     if not count:
         raise MachineNotFit(f"the cluster at {cluster} offers no device", hint="see: hivetune cluster status")
-    return _Devices([{}] * count, cluster)
+    return [{}] * count
 
 
 def _open(variant: Variant, name: str, number: int) -> Entrant:
@@ -277,26 +276,23 @@ def _forward(entrants: Sequence[Entrant], share: float | None, devices: _Devices
     def look() -> None:
         progress(sum(run_status(entrant.run.folder).step for entrant in entrants), total)
 
-    queue = [Going(entrant.run.folder, _pause(entrant, share)) for entrant in entrants if not _reached(entrant, share)]
+    queue = [
+        Going(entrant.run.folder, None if share is None else partial(_reached, entrant, share))
+        for entrant in entrants
+        if not _reached(entrant, share)
+    ]
     codes = run_queue(queue, devices.places, look, devices.options)
     if devices.cluster is not None and any(codes.values()):
         own_address(devices.cluster)  # without its head a cluster ends whoever spoke to it: no run has failed
     for entrant in entrants:
         code = codes.get(entrant.run.folder, 0)
         if devices.cluster is not None and code == MachineNotFit.exit_code:
-            raise MachineNotFit(_last_error(entrant.run.folder), hint="fix that; the same command continues")
+            # Why no device of the cluster continues with it: the last error of its process, without the hint.
+            text = (entrant.run.folder / SUPERVISOR_LOG).read_text(encoding="utf-8", errors="replace")
+            error = f"\n{text}".rpartition("\nhivetune: ")[2].partition("\nhint: ")[0].strip()
+            raise MachineNotFit(error, hint="fix that; the same command continues")
         if code:
             entrant.failed = failure_text(entrant.run.folder, code)
-
-
-def _last_error(run: Path) -> str:
-    """Return why no device of a cluster continues with a run: the last error of its process, without the hint."""
-    text = (run / SUPERVISOR_LOG).read_text(encoding="utf-8", errors="replace")
-    return f"\n{text}".rpartition("\nhivetune: ")[2].partition("\nhint: ")[0].strip()
-
-
-def _pause(entrant: Entrant, share: float | None) -> Callable[[], bool] | None:
-    return None if share is None else lambda: _reached(entrant, share)
 
 
 def _reached(entrant: Entrant, share: float | None) -> bool:
@@ -319,7 +315,7 @@ def _last_losses(run: Path, step: int | None) -> RowLosses:
 
 
 def _row_losses(entry: Mapping[str, Any]) -> RowLosses:
-    return RowLosses(entry["step"], dict(zip(entry["rows"], entry["nll"], strict=True)))
+    return dict(zip(entry["rows"], entry["nll"], strict=True))
 
 
 def _stop_losers(entrants: Sequence[Entrant], share: float, tell: Teller) -> None:
@@ -342,10 +338,8 @@ def _stop_losers(entrants: Sequence[Entrant], share: float, tell: Teller) -> Non
 def _rows_of(snapshot: Snapshot) -> tuple[dict[int, int], dict[int, str]]:
     """Return the trained tokens of each validation row, and the session that it belongs to."""
     rows = snapshot.rows("validation")
-    infos = {row: snapshot.info(row) for row in rows}
-    return {row: snapshot.num_trained(row) for row in rows}, {
-        row: info.session or str(row) for row, info in infos.items()
-    }
+    sessions = {row: snapshot.info(row).session or str(row) for row in rows}
+    return {row: snapshot.num_trained(row) for row in rows}, sessions
 
 
 def _note_failures(entrants: Sequence[Entrant], tell: Teller) -> None:
@@ -405,7 +399,10 @@ def _described(entrants: Sequence[Entrant], best: Entrant) -> list[dict[str, Any
     for entrant in entrants:
         status = run_status(entrant.run.folder)
         losses = [loss for _, loss, kind in loss_curve(entrant.run.folder) if kind == "validation"]
-        estimate = _above_best(entrant, best) if one_snapshot and entrant.racing and entrant is not best else None
+        estimate = None
+        if one_snapshot and entrant.racing and entrant is not best:
+            mine, of_best = (_last_losses(e.run.folder, _best(e)["step"]) for e in (entrant, best))
+            estimate = above(mine, of_best, *_rows_of(best.run.snapshot))
         lines.append(
             {
                 "settings": list(entrant.variant.settings),
@@ -419,35 +416,18 @@ def _described(entrants: Sequence[Entrant], best: Entrant) -> list[dict[str, Any
                 "why": entrant.failed or entrant.stopped,
             }
         )
-    return sorted(lines, key=lambda line: (line["run"] != str(best.run.folder), line["state"] != "done", _key(line)))
+
+    def rank(line: Mapping[str, Any]) -> tuple[bool, bool, float]:
+        loss = math.inf if line["validation_loss"] is None else float(line["validation_loss"])
+        return line["run"] != str(best.run.folder), line["state"] != "done", loss
+
+    return sorted(lines, key=rank)
 
 
 def _computed_by(run: Path) -> dict[str, str]:
     """Return the machines that a run was on, in order, each with the fingerprint of its hardware and software."""
     starts = [entry for entry in read_journal(run / EVENTS) if entry["event"] == "supervisor_started"]
     return {entry["host"]: entry["fingerprint"] for entry in starts if "host" in entry}
-
-
-def _key(line: Mapping[str, Any]) -> float:
-    return float("inf") if line["validation_loss"] is None else float(line["validation_loss"])
-
-
-def _above_best(entrant: Entrant, best: Entrant) -> Estimate:
-    losses, best_losses = (_last_losses(e.run.folder, _best(e)["step"]) for e in (entrant, best))
-    return above(losses, best_losses, *_rows_of(best.run.snapshot))
-
-
-def _hash(config: RunConfig, over: Sequence[str]) -> str:
-    text = json.dumps([config.model_dump(mode="json"), list(over)], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:10]
-
-
-def _recall(folder: Path, entrants: Sequence[Entrant]) -> None:
-    """Mark the entrants that were stopped before this process began."""
-    lines = read_json(folder / RESULT)["runs"] if (folder / RESULT).exists() else []
-    reason_of = {line["run"]: line["why"] for line in lines if line["state"] == "stopped"}
-    for entrant in entrants:
-        entrant.stopped = reason_of.get(str(entrant.run.folder), "")
 
 
 def _write(folder: Path, entrants: Sequence[Entrant], status: str, **more: Any) -> dict[str, Any]:

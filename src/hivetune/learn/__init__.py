@@ -1,1 +1,0 @@
-"""Two stages of training, and the comparison that says whether the second one helped."""
