@@ -119,10 +119,6 @@ def _is_unfinished(message: Any) -> bool:
     return one_of(message, "status") in _BROKEN_OFF or ended in ("max_tokens", "interrupted")
 
 
-def _is_compared(row: Row) -> bool:
-    return None not in _comparison(row)
-
-
 def _preferred(row: Row) -> Conversation:
     """Return the conversation with the preferred answer: the new one if both are rated equally (the user asked for it),
     the first one without a comparison.
@@ -143,4 +139,6 @@ def _comparison(row: Row) -> tuple[Any, Any]:
 
 
 FORMAT = Format("chatgpt", recognise, rows, needs=names("mapping"))
-COMPARISON_FORMAT = Format("chatgpt-comparison", _is_compared, _preferred, needs=names("input content"))
+COMPARISON_FORMAT = Format(
+    "chatgpt-comparison", lambda row: None not in _comparison(row), _preferred, needs=names("input content")
+)

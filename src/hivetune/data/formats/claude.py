@@ -64,7 +64,9 @@ def _turn(turn: Mapping[str, Any], kinds: Mapping[str, str]) -> list[Message]:
         raise RowRefused(NOT_HELD, "an attachment without its text")
     content = turn.get("content") or turn.get("text")
     if isinstance(content, list):
-        content = _split([part for part in content if one_of(part, "type") not in _SILENT and not _is_search(part)])
+        searches = [one_of(p, "type") in _TOOLS and one_of(p, "name") in _SEARCHES for p in content]
+        shown = [part for part, hidden in zip(content, searches, strict=True) if not hidden]
+        content = _split([part for part in shown if one_of(part, "type") not in _SILENT])
     parts = objects(content) or []
     if answers and any(part.get("type") in _TOOLS for part in parts):
         messages = _worked(parts, kinds)
@@ -73,14 +75,10 @@ def _turn(turn: Mapping[str, Any], kinds: Mapping[str, str]) -> list[Message]:
     return [*(Message("user", str(text)) for text in texts), *messages]
 
 
-def _is_search(part: Any) -> bool:
-    return one_of(part, "type") in _TOOLS and one_of(part, "name") in _SEARCHES
-
-
 def _worked(parts: list[dict[str, Any]], kinds: Mapping[str, str]) -> list[Message]:
     """Return an answer step by step: text, calls, results. Raise NotLearned if a result is missing."""
-    text = read_turn({"role": "assistant", "content": _split([b for b in parts if b.get("type") not in _TOOLS])})
-    unheld = NotLearned(RowRefused(NOT_HELD, "Claude's own tools took part"), *text)
+    said = read_turn({"role": "assistant", "content": _split([b for b in parts if b.get("type") not in _TOOLS])})
+    unheld = NotLearned(RowRefused(NOT_HELD, "Claude's own tools took part"), *said)
     messages: list[Message] = []
     content: list[dict[str, Any]] = []
     calls, results = 0, list[Message]()
@@ -88,7 +86,10 @@ def _worked(parts: list[dict[str, Any]], kinds: Mapping[str, str]) -> list[Messa
         kind = one_of(part, "type")
         if kind == "tool_result":
             if len(results) < calls:
-                results.append(_result(part, unheld))
+                texts = listed(one_of(part, "content"))
+                if not texts or not all(isinstance(one_of(text, "text"), str) for text in texts):
+                    raise unheld
+                results.append(Message("tool", result_text(texts)))
             continue  # else of a document, that it was stored
         if results or kind == "end":
             messages += [*(read_turn({"role": "assistant", "content": content}) if content else ()), *results]
@@ -102,13 +103,6 @@ def _worked(parts: list[dict[str, Any]], kinds: Mapping[str, str]) -> list[Messa
     if not messages or messages[-1].role != "assistant":
         raise unheld
     return messages
-
-
-def _result(part: Any, unheld: NotLearned) -> Message:
-    texts = listed(one_of(part, "content"))
-    if not texts or not all(isinstance(one_of(text, "text"), str) for text in texts):
-        raise unheld
-    return Message("tool", result_text(texts))
 
 
 def _append(content: list[dict[str, Any]], part: dict[str, Any]) -> None:

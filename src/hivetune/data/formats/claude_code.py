@@ -274,19 +274,13 @@ def _turns(lines: list[_Line]) -> list[dict[str, Any]]:
     for turn in turns:
         if turn["role"] == "assistant":
             last = turn
-        elif last is not None and (_INTERRUPTED in _text(turn) or _is_rejected(turn)):
-            last["weight"] = 0
-    return [turn for turn in turns if not _is_mark(turn)]
-
-
-def _is_rejected(turn: Row) -> bool:
-    results = [part for part in objects(turn["content"]) or [] if "tool_use_id" in part]
-    return any(_REJECTED in json.dumps(part.get("content")) for part in results)
-
-
-def _is_mark(turn: Row) -> bool:
-    """Return whether a turn only says that the user interrupted."""
-    return turn["role"] == "user" and _text(turn).startswith(_INTERRUPTED) and len(turn["content"]) == 1
+        elif last is not None:
+            results = [part.get("content") for part in objects(turn["content"]) or [] if "tool_use_id" in part]
+            if _INTERRUPTED in _text(turn) or any(_REJECTED in json.dumps(result) for result in results):
+                last["weight"] = 0
+    # A user's turn of one part may only say that they interrupted.
+    marks = [t["role"] == "user" and len(t["content"]) == 1 and _text(t).startswith(_INTERRUPTED) for t in turns]
+    return [turn for turn, is_mark in zip(turns, marks, strict=True) if not is_mark]
 
 
 def _shared_rows(row: Row) -> Iterator[Row]:

@@ -83,7 +83,13 @@ def _rows(events: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
             _learn_of(session, number, payload)
         elif kind == "response_item" and payload.get("type") not in _SILENT_ITEMS:
             session.place = session.place or number
-            session.items.append(_item(payload))
+            item = {**payload}  # as the Responses API has it
+            if payload.get("type") == "local_shell_call":
+                item = {"type": "function_call", "call_id": payload.get("call_id"), "name": "local_shell"}
+                item["arguments"] = {"command": one_of(payload.get("action"), "command")}
+            elif isinstance(text := one_of(payload.get("output"), "content"), str):
+                item["output"] = text
+            session.items.append(item)
     yield from _row(session)
 
 
@@ -113,18 +119,6 @@ def _learn_of(session: _Session, number: int, event: dict[str, Any]) -> None:
     elif role and isinstance(text := event.get(column, event.get("content")), str) and text.strip():
         session.items.append({"type": "message", "role": role, "content": text, _FROM_EVENT: True})
         session.place = session.place or number
-
-
-def _item(payload: dict[str, Any]) -> dict[str, Any]:
-    """Return an item as the Responses API has it."""
-    if payload.get("type") == "local_shell_call":
-        arguments = {"command": one_of(payload.get("action"), "command")}
-        return {
-            **{"type": "function_call", "call_id": payload.get("call_id"), "name": "local_shell"},
-            "arguments": arguments,
-        }
-    text = one_of(payload.get("output"), "content")
-    return {**payload, "output": text} if isinstance(text, str) else dict(payload)
 
 
 def _leave_out_repeated(session: _Session) -> None:

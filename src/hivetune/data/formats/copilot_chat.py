@@ -72,19 +72,15 @@ def _worked(rounds: list[dict[str, Any]], results: Any) -> list[Message]:
         messages += read_turn({**turn, "reasoning_content": thought if isinstance(thought, str) else ""})
         for call in calls:
             called = str(one_of(call, "id"))
-            content = _result(one_of(one_of(results, called), "content"))
-            messages.append(Message("tool", content, tool_call_id=called))
+            values = [one_of(part, "value") for part in listed(one_of(one_of(results, called), "content"))]
+            if not values or not all(isinstance(value, str) or one_of(value, "node") is not None for value in values):
+                raise RowRefused(NOT_HELD, "a tool's result is not held")
+            # Texts, or trees of pieces of text.
+            texts = [v if isinstance(v, str) else "".join(_pieces(v["node"])).strip() for v in values]
+            messages.append(Message("tool", "\n".join(texts), tool_call_id=called))
     if messages[-1].role != "assistant" or not messages[-1].content.strip():
         raise RowRefused("cut-off-answer", "an agent was stopped before its end")
     return messages
-
-
-def _result(parts: Any) -> str:
-    """Return the result of a tool: texts, or trees of pieces of text. Raise RowRefused."""
-    values = [one_of(part, "value") for part in listed(parts)]
-    if not values or not all(isinstance(value, str) or one_of(value, "node") is not None for value in values):
-        raise RowRefused(NOT_HELD, "a tool's result is not held")
-    return "\n".join(value if isinstance(value, str) else "".join(_pieces(value["node"])).strip() for value in values)
 
 
 def _pieces(node: Any) -> Iterator[str]:

@@ -10,8 +10,8 @@ from typing import Any
 from hivetune.data.pieces.answers import is_request
 from hivetune.data.pieces.fields import SESSION, TIME, plain_name
 from hivetune.data.pieces.format import Format, Head, Lines
-from hivetune.data.pieces.logs import PlacedRow, events
-from hivetune.data.pieces.printed import Step, paired
+from hivetune.data.pieces.logs import events
+from hivetune.data.pieces.printed import Step, pairing
 from hivetune.data.pieces.said import Row, one_of, parsed
 from hivetune.data.reasons import RowRefused
 
@@ -27,26 +27,23 @@ def recognise(head: Head) -> bool:
     return bool(ids) and any(_side(row) == "response" and _id(row) in ids for row in head.events)
 
 
-def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """Yield one row for each call of a model with its response. Other events are set aside."""
-    return paired(_steps(lines), _call)
-
-
-def _steps(lines: Lines) -> Iterator[Step]:
-    for number, row, _ in events(lines):
-        if row is None:
-            yield Step(number, "", "", alone=RowRefused("broken-line"))
-        else:
-            side = "asked" if _asks_a_model(row) and _id(row) else "answered" if _side(row) == "response" else ""
-            yield Step(number, _id(row), side, row, {"run_type": "http", "inputs": None, "outputs": None})
-
-
 def _call(request: Row, answered: Row) -> dict[str, Any]:
     columns = {key: request[key] for key in (*SESSION, *TIME) if request.get(key) is not None}
     status, response = one_of(answered, "status_code", "statusCode", "status"), _body(answered)
     if isinstance(status, int) and status >= 400:
         response = {"error": {"message": f"status {status}"}}
     return {**columns, "request": _body(request), "response": response}
+
+
+@pairing(_call)
+def rows(lines: Lines) -> Iterator[Step]:
+    """Yield one row for each call of a model with its response. Other events are set aside."""
+    for number, row, _ in events(lines):
+        if row is None:
+            yield Step(number, "", "", alone=RowRefused("broken-line"))
+        else:
+            side = "asked" if _asks_a_model(row) and _id(row) else "answered" if _side(row) == "response" else ""
+            yield Step(number, _id(row), side, row, {"run_type": "http", "inputs": None, "outputs": None})
 
 
 def _side(row: Row) -> str | None:

@@ -39,7 +39,25 @@ def recognise(record: Row) -> bool:
 
 def rows(record: Row) -> Iterator[Row]:
     """Yield the calls of a recording."""
-    return map(_row, _calls(record))
+    for call in _calls(record):
+        request, response = call["request"], call["response"]
+        body, answer = parsed(_body(request)), _body(response)
+        when = one_of(call, "startedDateTime", "recorded_at")
+        columns = {} if when is None else {"time": when}
+        asks = isinstance(body, dict) and is_request(body) and not _EMBEDS.search(str(one_of(request, "uri", "url")))
+        # A token count, a stored file and a page are no answers.
+        told = parsed(answer)
+        page = isinstance(told, str) and _PAGE.match(told)
+        if not asks or not told or not answer or page or (isinstance(told, dict) and not says_answer(told)):
+            yield {**columns, "run_type": "http", "inputs": None, "outputs": None}
+            continue
+        status = one_of(response, "status_code", "code", "status")
+        status = one_of(status, "code") if isinstance(status, dict) else status
+        if isinstance(status, int) and status >= 400:
+            answer = {"error": {"message": f"status {status}"}}
+        elif isinstance(answer, str) and (is_events(answer) or json_lines(answer)) and pieces_in(answer) is None:
+            answer = {"error": {"message": "what came are the pieces of a stream, of an API that is not known"}}
+        yield {**columns, "request": body, "response": answer}
 
 
 def _calls(record: Row) -> list[dict[str, Any]]:
@@ -61,31 +79,6 @@ def _calls(record: Row) -> list[dict[str, Any]]:
     calls = next((entries for key in _RECORDED_KEYS if (entries := objects(holder.get(key)))), None) or []
     are_calls = all(isinstance(call.get(side), dict) for call in calls for side in ("request", "response"))
     return calls if are_calls else []
-
-
-def _row(call: Mapping[str, Any]) -> dict[str, Any]:
-    request, response = call["request"], call["response"]
-    body, answer = parsed(_body(request)), _body(response)
-    when = one_of(call, "startedDateTime", "recorded_at")
-    columns = {} if when is None else {"time": when}
-    asks = isinstance(body, dict) and is_request(body) and not _EMBEDS.search(str(one_of(request, "uri", "url")))
-    if not asks or not _may_answer(answer):
-        return {**columns, "run_type": "http", "inputs": None, "outputs": None}
-    status = one_of(response, "status_code", "code", "status")
-    status = one_of(status, "code") if isinstance(status, dict) else status
-    if isinstance(status, int) and status >= 400:
-        answer = {"error": {"message": f"status {status}"}}
-    elif isinstance(answer, str) and (is_events(answer) or json_lines(answer)) and pieces_in(answer) is None:
-        answer = {"error": {"message": "what came are the pieces of a stream, of an API that is not known"}}
-    return {**columns, "request": body, "response": answer}
-
-
-def _may_answer(body: Any) -> bool:
-    """Return whether a body may be an answer, not a token count, a stored file or a page."""
-    as_json = parsed(body)
-    if isinstance(as_json, str):
-        return bool(as_json) and not _PAGE.match(as_json)
-    return bool(body) and (not isinstance(as_json, dict) or says_answer(as_json))
 
 
 def _body(side: Mapping[str, Any]) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow
-from hivetune.data.pieces.said import Row, listed, objects, one_of
+from hivetune.data.pieces.said import Row, listed, names, objects, one_of
 from hivetune.data.reasons import RowRefused
 
 _ATTACHED = "attachment://"  # a long text that Inspect keeps once, below its hash
@@ -77,21 +77,19 @@ def eval_rows(path: str) -> Iterator[PlacedRow]:
     with zipfile.ZipFile(path) as archive:
         samples = sorted(name for name in archive.namelist() if name.startswith("samples/") and name.endswith(".json"))
         for number, name in enumerate(samples, 1):
-            yield number, _sample(archive, name)
+            info = archive.getinfo(name)
+            if info.file_size > max(_ALWAYS_BYTES, _MAX_TIMES * info.compress_size):
+                hint = f"{name} unpacks to more than {_MAX_TIMES} times its size; unpack it yourself"
+                yield number, RowRefused("broken-file", hint)
+                continue
+            try:
+                sample = json.loads(archive.read(name))
+            except (*_UNREADABLE, ValueError, RecursionError) as error:
+                yield number, RowRefused("broken-file", " ".join(f"{name} can't be read: {error}".split()))
+                continue
+            text = json.dumps(_row(sample) if isinstance(sample, dict) else sample)
+            too_large = RowRefused("line-too-large", f"the sample has {len(text):,} characters")
+            yield number, text if len(text) <= MAX_ROW_CHARS // 2 else too_large
 
 
-def _sample(archive: zipfile.ZipFile, name: str) -> str | RowRefused:
-    info = archive.getinfo(name)
-    if info.file_size > max(_ALWAYS_BYTES, _MAX_TIMES * info.compress_size):
-        return RowRefused("broken-file", f"{name} unpacks to more than {_MAX_TIMES} times its size; unpack it yourself")
-    try:
-        sample = json.loads(archive.read(name))
-    except (*_UNREADABLE, ValueError, RecursionError) as error:
-        return RowRefused("broken-file", " ".join(f"{name} can't be read: {error}".split()))
-    text = json.dumps(_row(sample) if isinstance(sample, dict) else sample)
-    if len(text) > MAX_ROW_CHARS // 2:
-        return RowRefused("line-too-large", f"the sample has {len(text):,} characters")
-    return text
-
-
-FORMAT = Format("inspect", recognise, rows, "batch", frozenset(("samples",)))
+FORMAT = Format("inspect", recognise, rows, "batch", names("samples"))

@@ -6,23 +6,15 @@ https://python.langchain.com/api_reference/langchain/globals/langchain.globals.s
 import re
 from collections.abc import Iterator
 
-from hivetune.data.pieces.format import Format, Head, Lines
-from hivetune.data.pieces.logs import PlacedRow, begins_with_json
-from hivetune.data.pieces.printed import Step, call_record, json_from, paired, request_step, without_colours
+from hivetune.data.pieces.format import Format, Lines
+from hivetune.data.pieces.printed import Step, call_record, json_from, pairing, prints, request_step, without_colours
 
-_REQUEST = re.compile(rb"\[llm/(?:start|end|error)\] ")
 _HEADS = re.compile(r"\[llm/(?P<event>start|end|error)\] (?P<run>\[[^][]*\])?(?:(?!\[llm/).)*?(?:input|output|error):")
 
 
-def recognise(head: Head) -> bool:
-    return not begins_with_json(head.data) and _REQUEST.search(head.data) is not None
-
-
-def rows(lines: Lines) -> Iterator[PlacedRow]:
-    return paired(_steps(without_colours(lines)), call_record)
-
-
-def _steps(lines: Lines) -> Iterator[Step]:
+@pairing(call_record)
+def rows(lines: Lines) -> Iterator[Step]:
+    lines = without_colours(lines)
     for number, line in lines:
         if (head := _HEADS.search(line)) is None:
             continue
@@ -35,4 +27,4 @@ def _steps(lines: Lines) -> Iterator[Step]:
             yield Step(number, run, "answered", json_from(rest, lines))
 
 
-FORMAT = Format("langchain-debug", recognise, rows, "file")
+FORMAT = Format("langchain-debug", prints(r"\[llm/(?:start|end|error)\] "), rows, "file")

@@ -34,20 +34,16 @@ def _read(row: Row) -> Conversation:
     return read_step("langsmith", row, row.get("extra"), is_call=kind in _MODEL_RUNS)
 
 
-def _sent(record: Row) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    return objects(record.get("post")) or [], objects(record.get("patch")) or []
-
-
 def _is_sent(record: Row) -> bool:
-    begun, ended = _sent(record)
+    begun, ended = (objects(record.get(operation)) or [] for operation in _OPERATIONS)
     is_complete = all("inputs" in run for run in begun) and all("id" in run or "outputs" in run for run in ended)
     return is_complete and bool(begun or ended)
 
 
 def _runs_sent(record: Row) -> Iterator[Row]:
     """Yield the runs. A run that began in another record has no input, and an unfinished run has no output."""
-    begun, ended = _sent(record)
-    return ({"inputs": None, "outputs": None, **run} for run in joined_by_id([*begun, *ended]))
+    sent = [run for operation in _OPERATIONS for run in objects(record.get(operation)) or []]
+    return ({"inputs": None, "outputs": None, **run} for run in joined_by_id(sent))
 
 
 def _calls_below(record: Row) -> Iterator[Row]:

@@ -8,23 +8,14 @@ import json
 import re
 from collections.abc import Iterator
 
-from hivetune.data.pieces.format import Format, Head, Lines
-from hivetune.data.pieces.logs import PlacedRow, begins_with_json
-from hivetune.data.pieces.printed import Step, call_record, paired, request_step
+from hivetune.data.pieces.format import Format, Lines
+from hivetune.data.pieces.printed import Step, call_record, pairing, prints, request_step
 
-_REQUEST = re.compile(rb"log_server_r: +request: +\{")
 _BODY = re.compile(r"log_server_r: +(request|response): +(\{.*)")
 
 
-def recognise(head: Head) -> bool:
-    return not begins_with_json(head.data) and _REQUEST.search(head.data) is not None
-
-
-def rows(lines: Lines) -> Iterator[PlacedRow]:
-    return paired(_steps(lines), call_record)
-
-
-def _steps(lines: Lines) -> Iterator[Step]:
+@pairing(call_record)
+def rows(lines: Lines) -> Iterator[Step]:
     for number, line in lines:
         if (match := _BODY.search(line)) is None:
             continue
@@ -38,4 +29,4 @@ def _steps(lines: Lines) -> Iterator[Step]:
             yield request_step(number, "", value if {"messages", "prompt"} & value.keys() else None)
 
 
-FORMAT = Format("llama-server-log", recognise, rows, "file")
+FORMAT = Format("llama-server-log", prints(r"log_server_r: +request: +\{"), rows, "file")

@@ -7,27 +7,19 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from hivetune.data.pieces.format import Format, Head, Lines
-from hivetune.data.pieces.logs import PlacedRow, begins_with_json
-from hivetune.data.pieces.printed import Step, call_record, json_from, paired, request_step, without_colours
+from hivetune.data.pieces.format import Format, Lines
+from hivetune.data.pieces.printed import Step, call_record, json_from, pairing, prints, request_step, without_colours
 
-_REQUEST_TEXT = r"Received request: POST to /\S+ with body "
-_REQUEST = re.compile(rf"{_REQUEST_TEXT}+\{{".encode())
+_REQUEST = r"Received request: POST to /\S+ with body "
 _HEADS = re.compile(
-    rf"(?P<asked>{_REQUEST_TEXT})|(?P<answered>Generated prediction: )|(?P<piece>Generated packet: )"
+    rf"(?P<asked>{_REQUEST})|(?P<answered>Generated prediction: )|(?P<piece>Generated packet: )"
     r"|(?P<ended>Finished streaming response)|(?P<left>Client disconnected)"
 )
 
 
-def recognise(head: Head) -> bool:
-    return not begins_with_json(head.data) and _REQUEST.search(head.data) is not None
-
-
-def rows(lines: Lines) -> Iterator[PlacedRow]:
-    return paired(_steps(without_colours(lines)), call_record)
-
-
-def _steps(lines: Lines) -> Iterator[Step]:
+@pairing(call_record)
+def rows(lines: Lines) -> Iterator[Step]:
+    lines = without_colours(lines)
     pieces: list[Any] = []
     for number, line in lines:
         if (head := _HEADS.search(line)) is None:
@@ -44,4 +36,4 @@ def _steps(lines: Lines) -> Iterator[Step]:
             pieces = []
 
 
-FORMAT = Format("lm-studio-log", recognise, rows, "file")
+FORMAT = Format("lm-studio-log", prints(rf"{_REQUEST}+\{{"), rows, "file")

@@ -6,26 +6,17 @@ https://lmstudio.ai/docs/cli/serve/log-stream
 import re
 from collections.abc import Iterator
 
-from hivetune.data.pieces.format import Format, Head, Lines
-from hivetune.data.pieces.logs import PlacedRow, begins_with_json
-from hivetune.data.pieces.printed import Step, paired, prompted, without_colours
+from hivetune.data.pieces.format import Format, Lines
+from hivetune.data.pieces.printed import Step, pairing, prints, prompted, without_colours
 
-_REQUEST = re.compile(rb"^type: llm\.prediction\.input\r?$", re.M)
 _EVENT = re.compile(r"timestamp: [\d./-]+,? .*")
 _FIELD = re.compile(r"(type|modelIdentifier|modelPath|input|output|stats):(?: (.*)|)", re.S)
 _TEXTS = ("input", "output")  # a line of them may look like a field
 
 
-def recognise(head: Head) -> bool:
-    return not begins_with_json(head.data) and _REQUEST.search(head.data) is not None
-
-
-def rows(lines: Lines) -> Iterator[PlacedRow]:
-    return paired(_steps(without_colours(lines)), prompted)
-
-
-def _steps(lines: Lines) -> Iterator[Step]:
-    for number, event in _events(lines):
+@pairing(prompted)
+def rows(lines: Lines) -> Iterator[Step]:
+    for number, event in _events(without_colours(lines)):
         kind, model = event.get("type"), event.get("modelIdentifier", "")
         if kind == "llm.prediction.input":
             prompt = event.get("input", "") + "\n"
@@ -56,4 +47,4 @@ def _text(lines: list[str]) -> str:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
 
 
-FORMAT = Format("lms-log-stream", recognise, rows, "file")
+FORMAT = Format("lms-log-stream", prints(r"^type: llm\.prediction\.input\r?$"), rows, "file")

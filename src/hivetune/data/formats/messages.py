@@ -11,7 +11,7 @@ from hivetune.data.columns import REPLIES, SYSTEM, TOOLS, system_of
 from hivetune.data.pieces.answers import read_answer
 from hivetune.data.pieces.calls import read_tools
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import Conversation, Row, first_of, one_of, parsed
+from hivetune.data.pieces.said import Conversation, Row, first_of, names, one_of, parsed
 from hivetune.data.pieces.session import BESIDE, TEXT_ANSWERS, ordered_conversation
 from hivetune.data.pieces.turns import THOUGHT_KEYS, read_messages
 
@@ -45,12 +45,5 @@ def _repeats(row: Row, column: str, question: str) -> bool:
     return len(value) <= _MAX_REPEATED and re.search(pattern, question, re.I) is not None
 
 
-FORMAT = Format(
-    "messages",
-    recognise,
-    rows,
-    needs=frozenset(("messages",)),
-    rank=20,
-    explains=frozenset((*SYSTEM, *TOOLS, "messages", "tool_config")),
-    beside=BESIDE,
-)
+_READ = frozenset((*SYSTEM, *TOOLS, "messages", "tool_config"))
+FORMAT = Format("messages", recognise, rows, "record", names("messages"), 20, _READ, BESIDE)

@@ -51,13 +51,16 @@ def _turn(turn: Any) -> list[Message]:
     return [Message("assistant", rest, reasoning=thoughts)]
 
 
-def _has_rated_chat(record: Row) -> bool:
-    return one_of(one_of(one_of(record, "snapshot"), "chat"), "chat") is not None
-
-
 def _rated_chat(record: Row) -> Iterator[Row]:
     yield {**record["snapshot"]["chat"], "rating": one_of(record.get("data"), "rating")}
 
 
 FORMAT = Format("open-webui", recognise, rows, needs=names("chat history"))
-FEEDBACK_FORMAT = Format("open-webui-feedback", _has_rated_chat, _rated_chat, "batch", names("snapshot"), rank=10)
+FEEDBACK_FORMAT = Format(
+    "open-webui-feedback",
+    lambda record: one_of(one_of(one_of(record, "snapshot"), "chat"), "chat") is not None,
+    _rated_chat,
+    "batch",
+    names("snapshot"),
+    rank=10,
+)

@@ -4,7 +4,7 @@ https://openai.github.io/openai-agents-python/tracing/
 """
 
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import Conversation, Row
+from hivetune.data.pieces.said import Conversation, Row, names
 from hivetune.data.pieces.spans import read_step
 from hivetune.data.reasons import RowRefused
 
@@ -14,7 +14,6 @@ def recognise(row: Row) -> bool:
 
 
 def rows(row: Row) -> Conversation:
-    """Return a span of OpenAI's agents: `span_data` with its type, input and output."""
     data = row["span_data"]
     if data.get("type") not in ("generation", "response"):
         raise RowRefused("not-a-model-call", f"a span of type {str(data.get('type'))[:40]}")
@@ -23,6 +22,4 @@ def rows(row: Row) -> Conversation:
     return read_step("openai-agents", {key: data.get(key) for key in ("input", "output")}, None, is_call=True)
 
 
-FORMAT = Format(
-    "openai-agents", recognise, rows, needs=frozenset(("span_data",)), rank=10, explains=frozenset(("span_data",))
-)
+FORMAT = Format("openai-agents", recognise, rows, "record", names("span_data"), 10, names("span_data"))

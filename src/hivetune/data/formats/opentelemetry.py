@@ -30,11 +30,8 @@ _EVENT_LISTS = ("events", "all_messages_events")
 _WHOLE_TALK = "pydantic_ai.all_messages"  # of Logfire's agents: question and answer in one list
 # What a span was given and gave back, program by program, and under which name its kind stands.
 _MLFLOW_STEP = ("mlflow.spanInputs", "mlflow.spanOutputs", "mlflow.spanType")
-_STEPS = (
-    _MLFLOW_STEP,
-    ("input.value", "output.value", "openinference.span.kind"),
-    ("request_data", "response_data", ""),
-)
+_INPUT_STEP = ("input.value", "output.value", "openinference.span.kind")
+_STEPS = (_MLFLOW_STEP, _INPUT_STEP, ("request_data", "response_data", ""))
 _MODEL_KINDS = ("LLM", "CHAT_MODEL")
 # Spans as a table, a column for each attribute, as Phoenix exports them; of rows all names are plain ones.
 _TABLE_COLUMNS = {
@@ -70,7 +67,10 @@ def _are_attributes(tags: Any) -> bool:
 
 def rows(row: Row) -> Conversation:
     """Return the conversation in a span's attributes, else in its events, else as a step."""
-    flat = _flat_attributes(row)
+    if (source := first_of(row, _ATTRIBUTES)) is not None:
+        flat = _dotted(attributes(parsed(row[source])))
+    else:
+        flat = {name: parsed(row[column]) for column, name in _TABLE_COLUMNS.items() if row.get(column) is not None}
     events = _events(row, flat)
     status = row.get("status")
     status = (status if isinstance(status, str) else one_of(status, "code", "status_code")) or row.get("status_code")
@@ -84,16 +84,11 @@ def rows(row: Row) -> Conversation:
     columns = tuple(column for column in row if column.startswith("attributes_"))
     if not prompt:
         return _step(row, flat)._replace(explained=columns)
-    messages, changed = in_order([*(_system(flat) if prompt[0].role != "system" else []), *prompt, *answered])
+    system = decoded(flat.get("gen_ai.system_instructions"))
+    if isinstance(system, list):
+        system = [{**part, "text": part.get("content")} if isinstance(part, dict) else part for part in system]
+    messages, changed = in_order([*(read_system(system) if prompt[0].role != "system" else []), *prompt, *answered])
     return Conversation("opentelemetry", messages, _tools(flat), changed=changed, explained=columns)
-
-
-def _flat_attributes(row: Row) -> dict[str, Any]:
-    """Return the attributes of a span under names with dots, for any nesting; of a table its columns."""
-    source = first_of(row, _ATTRIBUTES)
-    if source is not None:
-        return _dotted(attributes(parsed(row[source])))
-    return {name: parsed(row[column]) for column, name in _TABLE_COLUMNS.items() if row.get(column) is not None}
 
 
 def _dotted(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -186,13 +181,6 @@ def _tools(flat: Mapping[str, Any]) -> Tools:
     return read_tools(tools) if isinstance(tools, list) else ()
 
 
-def _system(flat: Mapping[str, Any]) -> list[Message]:
-    system = decoded(flat.get("gen_ai.system_instructions"))
-    if isinstance(system, list):
-        system = [{**part, "text": part.get("content")} if isinstance(part, dict) else part for part in system]
-    return read_system(system)
-
-
 def _from_attributes(flat: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
     prompt = next((parsed(flat[key]) for key in _PROMPT_KEYS if flat.get(key)), None)
     column = next((key for key in _ANSWER_KEYS if flat.get(key)), "")
@@ -247,27 +235,19 @@ def _turns(flat: Mapping[str, Any], role: str, columns: tuple[str, ...]) -> list
     for name in columns:
         turns = listed(_below(flat, f"{name}."))
         turns = turns or [_below(turn, "") for turn in objects(parsed(flat.get(name))) or []]
+        plain: list[dict[str, Any]] = []
+        for turn in (turn for turn in turns if isinstance(turn, dict)):
+            inner = one_of(turn, "message", "prompt", "completion")
+            fields = inner if isinstance(inner, dict) else turn
+            calls = [one_of(call, "tool_call") or call for call in listed(fields.get("tool_calls"))]
+            contents = [one_of(part, "message_content") or part for part in listed(fields.get("contents"))]
+            content = contents or one_of(fields, "content", "text")
+            plain.append({"role": role, **fields, "content": content, **({"tool_calls": calls} if calls else {})})
         if turns:
-            return [_turn(turn, role) for turn in turns if isinstance(turn, dict)]
+            return plain
     return None
 
 
-def _turn(turn: dict[str, Any], role: str) -> dict[str, Any]:
-    """Return a turn with the names of OpenInference replaced by the usual ones."""
-    inner = one_of(turn, "message", "prompt", "completion")
-    fields = inner if isinstance(inner, dict) else turn
-    calls = [one_of(call, "tool_call") or call for call in listed(fields.get("tool_calls"))]
-    contents = [one_of(part, "message_content") or part for part in listed(fields.get("contents"))]
-    plain = {"role": role, **fields, "content": contents or one_of(fields, "content", "text")}
-    return {**plain, "tool_calls": calls} if calls else plain
-
-
 _BESIDE = names("events resource scope context logs references process message")
-FORMAT = Format(
-    "opentelemetry",
-    recognise,
-    rows,
-    needs=frozenset((*_ATTRIBUTES, *_TABLE_COLUMNS)),
-    rank=11,
-    explains=_BESIDE.union(_ATTRIBUTES),
-)
+_NEEDS = frozenset((*_ATTRIBUTES, *_TABLE_COLUMNS))
+FORMAT = Format("opentelemetry", recognise, rows, "record", _NEEDS, 11, _BESIDE.union(_ATTRIBUTES))

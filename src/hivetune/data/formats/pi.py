@@ -96,8 +96,7 @@ def _turns(event: Mapping[str, Any]) -> list[dict[str, Any]]:
     if role == "assistant":
         if message.get("model") in _COPIES or not content:
             return []
-        parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-        turn = {"role": "assistant", "content": [_part(part) for part in parts]}
+        turn = {"role": "assistant", "content": content}
         return [{**turn, "weight": 0} if message.get("stopReason") in _BROKEN_OFF else turn]
     if role == "toolResult":
         ids = {"tool_call_id": message.get("toolCallId"), "name": message.get("toolName")}
@@ -107,12 +106,6 @@ def _turns(event: Mapping[str, Any]) -> list[dict[str, Any]]:
             return []
         content = f"Ran `{message.get('command')}`\n```\n{message.get('output')}\n```"
     return [{"role": "user", "content": content}]
-
-
-def _part(part: Any) -> Any:
-    if isinstance(part, dict) and part.get("type") == "toolCall":
-        return {"type": "tool_use", "id": part.get("id"), "name": part.get("name"), "input": part.get("arguments")}
-    return part
 
 
 FORMAT = Format("pi", recognise, rows, "file")

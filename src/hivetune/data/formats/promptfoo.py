@@ -5,7 +5,7 @@ https://www.promptfoo.dev/docs/configuration/outputs/
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import date
 from typing import Any
 
@@ -16,42 +16,37 @@ YAML_TURNS = "- role:"
 
 
 def recognise(record: Row) -> bool:
+    """Return whether each result holds the prompt as it was sent, and what came back."""
     results = _results(record)
-    return isinstance(results, list) and bool(results) and all(map(_is_promptfoo, results))
+    if not isinstance(results, list) or not all("vars" in r and ("response" in r or "error" in r) for r in results):
+        return False
+    return bool(results) and all(isinstance(one_of(one_of(r, "prompt"), "raw"), str) for r in results)
 
 
 def rows(record: Row) -> Iterator[Row]:
-    return map(_promptfoo_row, _results(record))
+    for result in _results(record):
+        raw, response = result["prompt"]["raw"], result.get("response")
+        turns = _turns_in_yaml(raw) if raw.startswith(YAML_TURNS) else parsed(raw)
+        are_turns = objects(turns) is not None and all("role" in turn for turn in turns)
+        row: dict[str, Any] = {"messages": turns} if are_turns else {"prompt": raw}
+        output = one_of(response, "output")
+        if output is None:
+            error = one_of(response, "error") or result.get("error") or "no answer"
+            yield {"run_type": "llm", "inputs": row, "outputs": None, "error": str(error)}
+            continue
+        calls = objects(output)
+        if calls is not None and all(isinstance(call.get("function"), dict) for call in calls):
+            message = {"role": "assistant", "content": "", "tool_calls": calls}
+        else:
+            text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+            message = {"role": "assistant", "content": text}
+        judged = result.get("gradingResult") or result.get("success") is False
+        choice = {"message": message, "finish_reason": one_of(response, "finishReason")}
+        yield {**row, "choices": [choice], "success": one_of(result, "success") if judged else None}
 
 
 def _results(record: Row) -> Any:
     return one_of(record.get("results"), "results") or record.get("results") or [record]
-
-
-def _is_promptfoo(result: Any) -> bool:
-    """Return whether a result holds the prompt as it was sent, and what came back."""
-    raw = one_of(one_of(result, "prompt"), "raw")
-    return isinstance(raw, str) and ("response" in result or "error" in result) and "vars" in result
-
-
-def _promptfoo_row(result: Mapping[str, Any]) -> dict[str, Any]:
-    raw, response = result["prompt"]["raw"], result.get("response")
-    turns = _turns_in_yaml(raw) if raw.startswith(YAML_TURNS) else parsed(raw)
-    are_turns = objects(turns) is not None and all("role" in turn for turn in turns)
-    row: dict[str, Any] = {"messages": turns} if are_turns else {"prompt": raw}
-    output = one_of(response, "output")
-    if output is None:
-        error = one_of(response, "error") or result.get("error") or "no answer"
-        return {"run_type": "llm", "inputs": row, "outputs": None, "error": str(error)}
-    calls = objects(output)
-    if calls is not None and all(isinstance(call.get("function"), dict) for call in calls):
-        message = {"role": "assistant", "content": "", "tool_calls": calls}
-    else:
-        text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
-        message = {"role": "assistant", "content": text}
-    success = one_of(result, "success") if result.get("gradingResult") or result.get("success") is False else None
-    ended = one_of(response, "finishReason")
-    return {**row, "choices": [{"message": message, "finish_reason": ended}], "success": success}
 
 
 def _turns_in_yaml(raw: str) -> Any:
@@ -62,16 +57,10 @@ def _turns_in_yaml(raw: str) -> Any:
 
     try:
         refers = any(isinstance(token, yaml.AliasToken) for token in yaml.scan(raw))
-        return json.loads(json.dumps([{"role": None}] if refers else yaml.safe_load(raw), default=_date))
+        # Of the values that JSON lacks only a date is a text; others raise TypeError.
+        return json.loads(json.dumps([{"role": None}] if refers else yaml.safe_load(raw), default=date.isoformat))
     except (yaml.YAMLError, ValueError, TypeError, RecursionError):  # as of a date that no calendar has
         return [{"role": None}]
-
-
-def _date(value: Any) -> str:
-    """Return a date of YAML as text. Raise TypeError for other values that JSON lacks."""
-    if not isinstance(value, date):
-        raise TypeError
-    return value.isoformat()
 
 
 FORMAT = Format("promptfoo", recognise, rows, "batch", frozenset(("results", "vars")))

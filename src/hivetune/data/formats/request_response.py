@@ -76,22 +76,17 @@ def _sides(row: Row) -> tuple[str, str] | None:
     if not any(map(_is_structured, row.values())):
         return None  # texts alone, as most rows are: a question and its answer
     response = next((name for name in _RESPONSES if _is_structured(row.get(name)) and is_response(row[name])), None)
-    if response is None and _is_flat_response(row):
+    if response is None:  # the row itself has the answer, as Ollama's rows do
+        lists = any(objects(listed(row.get(name))[:1]) for name in ("choices", "candidates"))
+        if not lists and not has_completions(row) and not (isinstance(row.get("message"), dict) and "messages" in row):
+            return _listed_and_text(row)
         response = ""
-    if response is None:
-        return _listed_and_text(row)
     request = next((name for name in _REQUESTS if name != response and _is_request(name, row.get(name))), None)
     if request is None and _asks_flat(row, response):
         request = ""
     if request is None:
         request = next((name for name in _REPEATED_REQUESTS if _is_request(name, row.get(name))), None)
     return None if request is None else (request, response)
-
-
-def _is_flat_response(row: Row) -> bool:
-    """Return whether the row itself has the answer, as Ollama's rows do."""
-    lists = any(objects(listed(row.get(name))[:1]) for name in ("choices", "candidates"))
-    return lists or has_completions(row) or (isinstance(row.get("message"), dict) and "messages" in row)
 
 
 def _listed_and_text(row: Row) -> tuple[str, str] | None:
@@ -134,12 +129,6 @@ def _observed_apart(message: Message) -> list[Message]:
     return [Message("user", text) if i % 2 else replace(message, content=text) for i, text in texts if text]
 
 
-FORMAT = Format(
-    "request-response",
-    recognise,
-    rows,
-    needs=frozenset((*_TEXTS, "choices", "candidates", "completions", "message")),
-    rank=14,
-    explains=frozenset((*SYSTEM, *TOOLS, "instructions", "request_payload", "response_payload", *_REPEATED_REQUESTS)),
-    beside=BESIDE,
-)
+_NEEDS = frozenset((*_TEXTS, "choices", "candidates", "completions", "message"))
+_READ = frozenset((*SYSTEM, *TOOLS, "instructions", "request_payload", "response_payload", *_REPEATED_REQUESTS))
+FORMAT = Format("request-response", recognise, rows, "record", _NEEDS, 14, _READ, BESIDE)

@@ -31,7 +31,8 @@ def rows(record: Row) -> Iterator[Row]:
         yield {**shared, "info": {}, "messages": listed}
         return
     for row in without_repeats(listed) if key == "spans" else listed:
-        yield {**shared, **_unwrapped(row)}
+        inner = row.get("row")  # the Hub's viewer numbers rows: {"row_idx": 0, "row": {...}}
+        yield {**shared, **(inner if isinstance(inner, dict) and "row_idx" in row else row)}
 
 
 def _key(record: Mapping[str, Any]) -> str | None:
@@ -44,12 +45,6 @@ def _key(record: Mapping[str, Any]) -> str | None:
             return None  # a row that has a list among its columns; a trace repeats what its observations say
         return key
     return None
-
-
-def _unwrapped(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row without the numbering of the Hub's viewer: {"row_idx": 0, "row": {...}}."""
-    inner = row.get("row")
-    return inner if isinstance(inner, dict) and "row_idx" in row else row
 
 
 FORMAT = Format("row-list", recognise, rows, "batch", frozenset((*_KEYS, "trace")), rank=30)

@@ -34,7 +34,9 @@ def rows(row: Row) -> Conversation:
     assert column is not None
     turns = parsed(row[column])
     if all_texts(turns) and len(turns) > 1:
-        turns = _without_marks(turns)
+        # Some medical data sets mark each question and answer.
+        marks = [_TURN_MARKS[i % 2].match(text) for i, text in enumerate(turns)]
+        turns = [t[mark.end() :] for t, mark in zip(turns, marks, strict=True) if mark] if all(marks) else turns
         odd = len(turns) % 2 and column not in _TALKED  # the last one was not answered any more
         named = [_SPEAKER.match(turn) for turn in turns]
         if column == "turns" or odd or all(named) or any(turn_name and turn_name[1] for turn_name in named):
@@ -56,18 +58,5 @@ def _list_column(row: Row) -> str | None:
     return None
 
 
-def _without_marks(texts: list[str]) -> list[str]:
-    """Return texts without their leading marks of question and answer, as some medical data sets have them."""
-    marks = [_TURN_MARKS[i % 2].match(text) for i, text in enumerate(texts)]
-    return [text[mark.end() :] for text, mark in zip(texts, marks, strict=True) if mark] if all(marks) else texts
-
-
-FORMAT = Format(
-    "sharegpt",
-    recognise,
-    rows,
-    needs=frozenset((*LISTS, "paragraph")),
-    rank=22,
-    explains=frozenset((*SYSTEM, *TOOLS)),
-    beside=BESIDE,
-)
+_NEEDS, _READ = frozenset((*LISTS, "paragraph")), frozenset((*SYSTEM, *TOOLS))
+FORMAT = Format("sharegpt", recognise, rows, "record", _NEEDS, 22, _READ, BESIDE)

@@ -8,15 +8,12 @@ from collections.abc import Iterator
 
 from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import PlacedRow, conversation, events
-from hivetune.data.pieces.said import Row, one_of
-
-
-def _is_message(event: Row) -> bool:
-    return event.get("type") == "message" and {"ts", "text"} <= event.keys() and bool({"user", "bot_id"} & event.keys())
+from hivetune.data.pieces.said import one_of
 
 
 def recognise(head: Head) -> bool:
-    return len(head.events) > 1 and all(map(_is_message, head.events))
+    messages = [event for event in head.events if event.get("type") == "message" and {"ts", "text"} <= event.keys()]
+    return len(head.events) == len(messages) > 1 and all({"user", "bot_id"} & event.keys() for event in messages)
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:

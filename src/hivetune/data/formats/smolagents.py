@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import Conversation, Row, listed, objects, one_of
+from hivetune.data.pieces.said import Conversation, Row, listed, names, objects, one_of
 from hivetune.data.pieces.turns import in_order, read_messages
 
 CODE_TOOL = "python_interpreter"  # smolagents' name for code that stands in the answer itself
@@ -39,7 +39,10 @@ def turns_of(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _acted(step: Mapping[str, Any]) -> list[dict[str, Any]]:
     output = step.get("model_output") or ""
-    calls = [_call(call) for call in objects(step.get("tool_calls")) or []]
+    calls: list[dict[str, Any]] = []
+    for call in objects(step.get("tool_calls")) or []:
+        function = call["function"] if isinstance(call.get("function"), dict) else call
+        calls.append({"id": call.get("id"), **{key: function.get(key) for key in ("name", "arguments")}})
     last = next((call for call in calls if call["name"] == LAST_TOOL), None)
     error = one_of(step.get("error"), "message")
     observations = f"Error:\n{error}" if error else str(step.get("observations") or "")
@@ -57,11 +60,6 @@ def _acted(step: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"role": "assistant", "content": output, "tool_calls": calls}, *results]
 
 
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call["function"] if isinstance(call.get("function"), dict) else call
-    return {"id": call.get("id"), "name": function.get("name"), "arguments": function.get("arguments")}
-
-
 def recognise(row: Row) -> bool:
     return are_steps(listed(row["steps"]))
 
@@ -71,4 +69,4 @@ def rows(row: Row) -> Conversation:
     return Conversation("smolagents", messages, changed=changed)
 
 
-FORMAT = Format("smolagents", recognise, rows, needs=frozenset(("steps",)))
+FORMAT = Format("smolagents", recognise, rows, needs=names("steps"))

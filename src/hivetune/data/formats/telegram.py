@@ -4,10 +4,8 @@
 https://core.telegram.org/import-export
 """
 
-from typing import Any
-
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import Conversation, Row, names, objects
+from hivetune.data.pieces.said import Conversation, Row, names, objects, one_of
 from hivetune.data.pieces.session import ASSISTANT, spoken
 
 _KINDS = names("personal_chat private_group private_supergroup public_supergroup bot_chat")
@@ -19,15 +17,15 @@ def recognise(record: Row) -> bool:
 
 def rows(record: Row) -> Conversation:
     messages = [m for m in objects(record["messages"]) or [] if m.get("type") == "message" and m.get("from")]
-    turns = [(str(message["from"]), text) for message in messages if (text := _text(message.get("text")))]
+    turns: list[tuple[str, str]] = []
+    for message in messages:
+        pieces = message["text"] if isinstance(message.get("text"), list) else [message.get("text")]  # bold, or links
+        text = "".join(
+            str(one_of(piece, "text") or "") if isinstance(piece, dict) else str(piece or "") for piece in pieces
+        )
+        turns += [(str(message["from"]), text)] if text else []
     answers = record.get(ASSISTANT) or (record["name"] if record["type"] == "bot_chat" else None)
     return spoken("telegram", turns, answers)
-
-
-def _text(text: Any) -> str:
-    """Return a text, or its pieces: some are bold, or links."""
-    pieces = text if isinstance(text, list) else [text]
-    return "".join(piece.get("text", "") if isinstance(piece, dict) else str(piece or "") for piece in pieces)
 
 
 FORMAT = Format("telegram", recognise, rows, needs=names("messages"))

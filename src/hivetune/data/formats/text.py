@@ -6,7 +6,7 @@ https://huggingface.co/docs/trl/dataset_formats#language-modeling
 from hivetune.data.columns import LABELS
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.rendered import is_marked, is_rendered, spoken_turns, turns_of, without_end
-from hivetune.data.pieces.said import Conversation, Row, text_of
+from hivetune.data.pieces.said import Conversation, Row, names, text_of
 from hivetune.data.pieces.transcripts import turns_behind_system, turns_in_text
 from hivetune.data.pieces.turns import in_order, read_messages
 from hivetune.data.reasons import RowRefused
@@ -42,11 +42,5 @@ def rows(row: Row) -> Conversation:
 
 
 FORMAT = Format(
-    "text",
-    recognise,
-    rows,
-    needs=frozenset(("text",)),
-    rank=35,
-    explains=frozenset(("text",)),
-    asks=frozenset((*LABELS, *_HALVES)),
+    "text", recognise, rows, "record", names("text"), 35, names("text"), asks=frozenset((*LABELS, *_HALVES))
 )

@@ -5,7 +5,7 @@ https://github.com/oobabooga/text-generation-webui/wiki/01-%E2%80%90-Chat-Tab
 
 from hivetune.data.pieces.branches import finish_chat
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import Conversation, Row, all_texts, listed
+from hivetune.data.pieces.said import Conversation, Row, all_texts, listed, names
 from hivetune.data.pieces.turns import read_turn
 from hivetune.records import Message
 
@@ -27,4 +27,4 @@ def rows(row: Row) -> Conversation:
 _GREETS = "<|BEGIN-VISIBLE-CHAT|>"  # stands for the user where the character speaks first
 
 
-FORMAT = Format("text-generation-webui", recognise, rows, needs=frozenset(("internal",)))
+FORMAT = Format("text-generation-webui", recognise, rows, needs=names("internal"))

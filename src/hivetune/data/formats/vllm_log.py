@@ -8,12 +8,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from hivetune.data.pieces.format import Format, Head, Lines
-from hivetune.data.pieces.logs import PlacedRow, begins_with_json
-from hivetune.data.pieces.printed import Step, paired, prompted
+from hivetune.data.pieces.format import Format, Lines
+from hivetune.data.pieces.printed import Step, pairing, prints, prompted
 
 _LITERAL = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
-_REQUEST = re.compile(rb"Received request \S+: prompt: ['\"]|Request \S+ details: prompt: ['\"]")
 _PROMPT = re.compile(r"(?:Received request|Request) (\S+?):? (?:details: )?prompt: " + _LITERAL)
 _ANSWER = re.compile(
     r"Generated response (\S+?)(?: \([^()]*\))?: output: "
@@ -22,15 +20,8 @@ _ANSWER = re.compile(
 )
 
 
-def recognise(head: Head) -> bool:
-    return not begins_with_json(head.data) and _REQUEST.search(head.data) is not None
-
-
-def rows(lines: Lines) -> Iterator[PlacedRow]:
-    return paired(_steps(lines), lambda prompt, answered: prompted(prompt, *answered))
-
-
-def _steps(lines: Lines) -> Iterator[Step]:
+@pairing(lambda prompt, answered: prompted(prompt, *answered))
+def rows(lines: Lines) -> Iterator[Step]:
     for number, line in lines:
         if match := _PROMPT.search(line):
             prompt = str(ast.literal_eval(match[2]))
@@ -39,4 +30,5 @@ def _steps(lines: Lines) -> Iterator[Step]:
             yield Step(number, match[1], "answered", (str(ast.literal_eval(match[2])), match[3]))
 
 
-FORMAT = Format("vllm-log", recognise, rows, "file")
+_MARK = r"Received request \S+: prompt: ['\"]|Request \S+ details: prompt: ['\"]"
+FORMAT = Format("vllm-log", prints(_MARK), rows, "file")

@@ -1,13 +1,14 @@
 """Questions and answers that a log holds apart, paired again; and the JSON that a program prints over many lines."""
 
+import functools
 import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from hivetune.data.pieces.format import Lines
-from hivetune.data.pieces.logs import PlacedRow, conversation
+from hivetune.data.pieces.format import Head, Lines
+from hivetune.data.pieces.logs import PlacedRow, begins_with_json, conversation
 from hivetune.data.pieces.rendered import is_rendered, turns_of
 from hivetune.data.pieces.said import one_of
 
@@ -27,6 +28,9 @@ class Step(NamedTuple):
     side: str
     value: Any = None
     alone: Any = None
+
+
+_Steps = Callable[[Lines], Iterable[Step]]
 
 
 def paired(steps: Iterable[Step], join: Callable[[Any, Any], Any]) -> Iterator[PlacedRow]:
@@ -60,6 +64,21 @@ def paired(steps: Iterable[Step], join: Callable[[Any, Any], Any]) -> Iterator[P
         elif (record := join(request.value, step.value)) is not None:
             yield request.place, record
     yield from _unpaired(*itertools.chain.from_iterable(waiting.values()))
+
+
+def prints(mark: str) -> Callable[[Head], bool]:
+    """Return a `recognise` for what a program prints: it does not begin with JSON, and has this mark."""
+    pattern = re.compile(mark.encode(), re.M)
+    return lambda head: not begins_with_json(head.data) and pattern.search(head.data) is not None
+
+
+def pairing(join: Callable[[Any, Any], Any]) -> Callable[[_Steps], Callable[[Lines], Iterator[PlacedRow]]]:
+    """Make the `rows` of a format from what reads its steps."""
+
+    def decorate(steps: _Steps) -> Callable[[Lines], Iterator[PlacedRow]]:
+        return functools.wraps(steps)(lambda lines: paired(steps(lines), join))
+
+    return decorate
 
 
 def _unpaired(*steps: Step) -> Iterator[PlacedRow]:
