@@ -14,7 +14,7 @@ from hivetune.config import GROUPS, known_settings, stored_settings
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "hivetune"
 MODULES = sorted(SOURCE.rglob("*.py"))
-DATA = [*sorted(SOURCE.rglob("*.yaml")), SOURCE / "cli" / "commands.toml"]
+DATA = sorted(SOURCE.rglob("*.yaml"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Options of other programs that a message or a page names.

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hivetune.cli.main import ALIASES, COMMANDS, ENTRIES, EXIT_CODES, GROUPS, SECTIONS, arguments_in, main
+from hivetune.cli.main import ALIASES, COMMANDS, EXIT_CODES, GROUPS, LEFT_BEHIND, SECTIONS, main
 from hivetune.cli.output import MODE
 from hivetune.errors import HivetuneError, Stopped
 
@@ -45,15 +45,14 @@ def test_help_imports_no_command() -> None:
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_exists_and_explains_itself(name: str) -> None:
-    module, _, function = COMMANDS[name]["calls"].partition(":")
+    module, function, line = COMMANDS[name]
     body = vars(importlib.import_module(f"hivetune.cli.{module}"))[function]
     assert inspect.getdoc(body)
-    assert COMMANDS[name]["about"].endswith(".")
-    assert len(arguments_in(COMMANDS[name].get("takes", ""))) == len(inspect.signature(body).parameters)
+    assert line.endswith(".")
 
 
 def test_the_help_groups_every_command_and_at_most_35() -> None:
-    shown = [name for names in SECTIONS.values() for name in names if " " not in name]
+    shown = [name for names in SECTIONS.values() for name in names]
     assert len(shown) == len(set(shown)) <= 35
     assert set(shown) == {name.split()[0] for name in COMMANDS}
 
@@ -188,7 +187,7 @@ def test_under_json_stderr_does_not_repeat_the_document(ask: Ask) -> None:
 
 
 def test_what_says_what_it_leaves_behind_is_a_command() -> None:
-    assert {name for name, entry in ENTRIES.items() if "stopped" in entry} < set(COMMANDS)
+    assert set(LEFT_BEHIND) < set(COMMANDS)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -200,7 +199,7 @@ def test_a_command_that_is_stopped_says_what_it_leaves_behind(
 ) -> None:
     """The real frame around a command that waits for ever, as one does for a pipe that nobody writes to, and that goes
     on after every failure, as a cycle does."""
-    module, _, function = COMMANDS[name]["calls"].partition(":")
+    module, function, _ = COMMANDS[name]
     script = (
         "import sys, time, importlib\n"
         f"sys.argv = ['hivetune', *{name.split()!r}, '--json']\n"

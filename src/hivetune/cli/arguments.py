@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -62,6 +62,43 @@ def complete_release(incomplete: str) -> list[str]:
         all_releases = releases(database)
     names = dict.fromkeys(release.name for release in all_releases)
     return [word for word in (*names, *(release.label for release in all_releases)) if word.startswith(incomplete)]
+
+
+RunArgument = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="Name or folder of a run, or 'last'.", autocompletion=complete_run),
+]
+ConfigArgument = Annotated[
+    str, typer.Argument(metavar="CONFIG", help="YAML config, or a file of rows together with --model.")
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="M",
+        help="Train this model; CONFIG is then a file of rows.",
+        autocompletion=complete_model,
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=C", help="Override a setting of the config.", autocompletion=complete_setting),
+]
+ColumnsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--columns",
+        metavar="OURS=YOURS,...",
+        help="Map your columns: prompt=question,completion=reply. Join several with +: completion=category+priority.",
+    ),
+]
+ReleaseArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME@VERSION", help="A release: NAME, NAME@3 or NAME@candidate.", autocompletion=complete_release
+    ),
+]
 
 
 def with_columns(settings: RunConfig, columns: str | None) -> RunConfig:
@@ -161,7 +198,14 @@ def _answer(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str] | None, 
     return None, False
 
 
-def fetch(model: str) -> None:
+def fetch(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="Hub id, folder, GGUF file, smollm2-135m, or llama.cpp for its converter."
+        ),
+    ],
+) -> None:
     """Download a model and prepare its weights, tokenizer and chat template, once per machine.
 
     A Hub id needs a network. The first fetch also downloads llama.cpp's converter, which writes GGUF files.

@@ -1,6 +1,9 @@
 """The commands `cluster up`, `status` and `down`: several machines that train together."""
 
 from dataclasses import asdict
+from typing import Annotated
+
+import typer
 
 from hivetune.cli.output import emit, say, show, table
 from hivetune.cluster.node import Joining, end_node, start_node, view_own
@@ -9,11 +12,28 @@ from hivetune.machine.cluster import token_path
 
 
 def up(
-    join: str | None = None,
-    listen: str | None = None,
-    devices: str = "auto",
-    python: str | None = None,
-    redis: str | None = None,
+    join: Annotated[str | None, typer.Option("--join", metavar="HOST:PORT", help="Join this cluster.")] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option("--listen", metavar="HOST[:PORT]", help="Address at which other machines reach this one."),
+    ] = None,
+    devices: Annotated[
+        str,
+        typer.Option(
+            "--devices",
+            metavar="LIST",
+            help="Devices to offer: auto, none, or a list such as cuda:0,cuda:1 or cpu,cpu.",
+        ),
+    ] = "auto",
+    python: Annotated[
+        str | None, typer.Option("--python", metavar="PATH", help="Python that trains; default: this one.")
+    ] = None,
+    redis: Annotated[
+        str | None,
+        typer.Option(
+            "--redis", metavar="URL", help="Keep the head's state in Redis, so that the head may be restarted."
+        ),
+    ] = None,
 ) -> None:
     """Start a cluster with this machine as its head, or join one with --join.
 
@@ -35,7 +55,7 @@ def up(
     emit({**asdict(membership), "warnings": list(warnings)})
 
 
-def status(address: str | None = None) -> None:
+def status(address: Annotated[str | None, typer.Argument(metavar="HOST:PORT")] = None) -> None:
     """List the machines and devices of the cluster at HOST:PORT; default: the one of this machine."""
     view = view_own(address)
     rows = [(node.host, node.address, "alive" if node.alive else "gone", node.devices) for node in view.nodes]

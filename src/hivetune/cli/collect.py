@@ -5,7 +5,9 @@ import threading
 import time
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from hivetune.base.database import database_path, open_database
 from hivetune.base.paths import spelled
@@ -20,7 +22,17 @@ from hivetune.errors import Stopped
 SHOWN_REFUSED = 5
 
 
-def collect(sources: list[str], follow: bool = False) -> None:
+def collect(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SRC",
+            help="A JSONL file, folder or glob; sqlite:PATH?table=T; redis://HOST/DB?stream=S; redis+cluster://...",
+            show_default=False,
+        ),
+    ],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep collecting until stopped.")] = False,
+) -> None:
     """Copy interactions into the store, each exactly once. Killing or repeating the command loses and doubles none.
 
     SRC is a JSON Lines file, a folder of them or a quoted glob (through rotation, .gz and .zst too);

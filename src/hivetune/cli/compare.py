@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from hivetune.base.disk import write_json
 from hivetune.cli.judge import print_row_problems, show_metrics
@@ -20,17 +22,29 @@ from hivetune.train.open import Run, load_run
 
 _COMPARISON = "compare.json"
 _SHOWN_ANSWERS = 5
+SIDE_HELP = "A model: base, NAME@VERSION, a run, a .gguf file, http://HOST:PORT/v1#MODEL, or a .yaml file of figures."
 
 
 def compare_sides(
-    first: str,
-    second: str,
-    rows: list[str] | None = None,
-    run: str | None = None,
-    prompts: int | None = None,
-    new_tokens: int | None = None,
-    overrides: list[str] | None = None,
-    quant: str = SERVED_QUANT,
+    first: Annotated[str, typer.Argument(metavar="A", help=SIDE_HELP)],
+    second: Annotated[
+        str, typer.Argument(metavar="B", help="The other model, in the same forms. Differences are B - A.")
+    ],
+    rows: Annotated[
+        list[str] | None, typer.Option("--rows", metavar="DATA", help="Answer the rows of this file.")
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help="Answer the held-out rows of this run.")
+    ] = None,
+    prompts: Annotated[int | None, typer.Option("--prompts", min=1, help="Number of rows to answer.")] = None,
+    new_tokens: Annotated[int | None, typer.Option("--new-tokens", min=1, help="Maximum tokens of an answer.")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=C", help="Override a setting in eval.*, such as eval.judge=URL#MODEL."),
+    ] = None,
+    quant: Annotated[str, typer.Option("--quant", help="Quantization of the base model that adapters run on.")] = (
+        SERVED_QUANT
+    ),
 ) -> None:
     """Compare two models on the same rows: success, answer times, memory, and loss where both have one.
 
@@ -125,13 +139,21 @@ def _costs(name: str, side: dict[str, Any]) -> tuple[object, ...]:
 
 
 def lm_eval(
-    first: str,
-    second: str | None = None,
-    task: list[str] | None = None,
-    folder: Path | None = None,
-    run: str | None = None,
-    limit: int | None = None,
-    download: bool = False,
+    first: Annotated[str, typer.Argument(metavar="A", help=SIDE_HELP)],
+    second: Annotated[
+        str | None, typer.Argument(metavar="B", help="The other model, in the same forms. Differences are B - A.")
+    ] = None,
+    task: Annotated[
+        list[str] | None, typer.Option("--task", metavar="NAME", help="A task of the harness; may be repeated.")
+    ] = None,
+    folder: Annotated[Path | None, typer.Option("--task-folder", help="Folder with your own tasks.")] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help="Take the base model of this run for the side `base`.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Use only the first N rows of each task.")] = None,
+    download: Annotated[
+        bool, typer.Option("--download", help="Allow the harness to download the data of its tasks.")
+    ] = False,
 ) -> None:
     """Measure one or two models on tasks of lm-evaluation-harness, with paired intervals.
 

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, lock_holder
@@ -38,12 +40,19 @@ UNIT = "hivetune-cycle"
 
 
 def cycle(
-    what: str,
-    name: str | None = None,
-    overrides: list[str] | None = None,
-    once: bool = False,
-    dry_run: bool = False,
-    unit: bool = False,
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="CONFIG|status|pause|resume|now|admit", help="A YAML config starts the loop; the others control it."
+        ),
+    ],
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Name of the loop to control; default: the only one.")
+    ] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Exit when there is nothing to do.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done now, and why.")] = False,
+    unit: Annotated[bool, typer.Option("--unit", help="Print a systemd user unit for this loop.")] = False,
 ) -> None:
     """Train, compare, promote and watch whenever new rows arrive, until stopped.
 

@@ -3,14 +3,14 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import file_to_write
 from hivetune.base.paths import spelled
-from hivetune.cli.arguments import model_folder, show_suggestion
+from hivetune.cli.arguments import ColumnsOption, model_folder, show_suggestion
 from hivetune.cli.output import AFTER_ROWS, MODE, emit, progress, say, show, table
 from hivetune.config import RunConfig, load_config, override_config, parse_config
 from hivetune.data.forget import ForgetKind, Forgotten
@@ -32,16 +32,28 @@ _MANY_ALIKE = 3  # rows with the same reason and hint
 _SECRET = "redacted-secret"
 NO_MODEL = "none"
 
+Sources = Annotated[
+    list[str] | None, typer.Argument(metavar="SRC", help="Files, folders, globs, '-' for standard input, or 'store'.")
+]
+Model = Annotated[
+    str | None, typer.Option("--model", "-m", help="Also check with this model's chat template and tokens.")
+]
+Config = Annotated[Path | None, typer.Option("--config", "-c", help="Read model and data settings from this config.")]
+MaxLength = Annotated[int | None, typer.Option("--max-length", help="Maximum tokens of a row.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting.")]
+
 
 def check(
-    sources: list[str] | None = None,
-    model: str | None = None,
-    config: Path | None = None,
-    columns: str | None = None,
-    max_length: int | None = None,
-    overrides: list[str] | None = None,
-    clean: Path | None = None,
-    html: Path | None = None,
+    sources: Sources = None,
+    model: Model = None,
+    config: Config = None,
+    columns: ColumnsOption = None,
+    max_length: MaxLength = None,
+    overrides: Overrides = None,
+    clean: Annotated[
+        Path | None, typer.Option(help="Write rows that passed to this file, and the others next to it.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report as an HTML page.")] = None,
 ) -> None:
     """Report problems of rows with their places. Exits with 3 if too many are rejected or none is usable."""
     settings = _settings(sources, model, config, columns, max_length, overrides)
@@ -75,13 +87,13 @@ def check(
 
 
 def prepare(
-    sources: list[str] | None = None,
-    model: str | None = None,
-    config: Path | None = None,
-    columns: str | None = None,
-    max_length: int | None = None,
-    overrides: list[str] | None = None,
-    out: Path | None = None,
+    sources: Sources = None,
+    model: Model = None,
+    config: Config = None,
+    columns: ColumnsOption = None,
+    max_length: MaxLength = None,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the snapshot; default: in the home folder.")] = None,
 ) -> None:
     """Turn rows into an immutable snapshot of tokens. The same rows and settings give the same snapshot."""
     settings = _settings(sources, model, config, columns, max_length, overrides)
@@ -245,7 +257,12 @@ def _show_groups(document: dict[str, Any]) -> None:
 
 
 def forget(
-    user: str | None = None, session: str | None = None, source: str | None = None, row: str | None = None
+    user: Annotated[str | None, typer.Option(help="Delete all interactions of this user.")] = None,
+    session: Annotated[str | None, typer.Option(help="Delete all interactions of this session.")] = None,
+    source: Annotated[
+        str | None, typer.Option(help="Delete everything from this file, table (path#table) or stream.")
+    ] = None,
+    row: Annotated[str | None, typer.Option(help="Delete one interaction, by id or file:line, and its copies.")] = None,
 ) -> None:
     """Delete a user, session, source or row from the store, and list the snapshots, runs and releases that hold it.
 

@@ -10,7 +10,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 import hivetune
 from hivetune import walk
@@ -34,7 +36,9 @@ from hivetune.train.open import Run
 from hivetune.train.start import open_run
 
 
-def demo(fresh: bool = False) -> None:
+def demo(
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete an earlier demo and start again.")] = False,
+) -> None:
     """Run every step once, in minutes, on a small real model and rows from Python's documentation."""
     started = time.monotonic()
     find_converter()  # a missing one is reported before the training
@@ -125,7 +129,15 @@ HARNESS = Path(hivetune.__file__).resolve().parents[2] / "bench" / "train_step.p
 OWN_ROWS = ("limit", "hivetune")
 
 
-def bench(peers: bool = False, sets: str = "short,agents", out: Path | None = None) -> None:
+def bench(
+    peers: Annotated[bool, typer.Option(help="Also time TRL and transformers + PEFT, each in its own environment.")] = (
+        False
+    ),
+    sets: Annotated[str, typer.Option(help="Kinds of rows to time: short, agents, long, prefix.")] = "short,agents",
+    out: Annotated[
+        Path | None, typer.Option(help="Write the figures to this JSON file, with a table and a plot next to it.")
+    ] = None,
+) -> None:
     """Time a training step on this machine, or measure models on standard tasks.
 
     Shows seconds, tokens and memory. --peers installs other trainers and times them too.

@@ -4,7 +4,9 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from hivetune import __version__
 from hivetune.base.private import open_plain
@@ -31,7 +33,20 @@ from hivetune.train.supervise.ladder import RUNGS
 
 
 def doctor(
-    text: str | None = None, config: Path | None = None, env: bool = False, quick: bool = False, soak: float = 0.0
+    text: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FILE_OR_TEXT", help="Explain this error, log file or run folder; '-' for standard input."
+        ),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="Check what this config needs.")] = None,
+    env: Annotated[
+        bool, typer.Option("--env", help="Print the environment variables that this card needs, for a shell.")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Skip the tests; takes two seconds.")] = False,
+    soak: Annotated[
+        float, typer.Option(metavar="MINUTES", help="Keep testing for this long, to find rare faults.", min=0.0)
+    ] = 0.0,
 ) -> None:
     """Test this machine and report what is wrong, with the command that fixes it; or explain an error.
 

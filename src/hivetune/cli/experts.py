@@ -3,10 +3,13 @@
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from hivetune.base.database import open_database
 from hivetune.base.typed import to_plain
+from hivetune.cli.arguments import SetOption
 from hivetune.cli.output import emit, moment, plain_progress, say, show, size, table
 from hivetune.config import load_config
 from hivetune.errors import UsageError
@@ -24,7 +27,15 @@ from hivetune.specialists.survey import Attended, shared_name
 
 
 def experts(
-    config: str, overrides: list[str] | None = None, propose: bool = False, train: bool = False, status: bool = False
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML config; experts.shared names the release.")],
+    overrides: SetOption = None,
+    propose: Annotated[
+        bool, typer.Option("--propose", help="Find domains that need a specialist; change nothing that is served.")
+    ] = False,
+    train: Annotated[
+        bool, typer.Option("--train", help="Find, train, judge and promote specialists and their router.")
+    ] = False,
+    status: Annotated[bool, typer.Option("--status", help="Show domains, specialists and costs; the default.")] = False,
 ) -> None:
     """Train specialists: a domain gets its own adapter if that is measurably better, and its requests are routed to it.
 

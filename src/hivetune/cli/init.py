@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 import yaml
@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from hivetune.base.disk import file_to_write, write_atomic
 from hivetune.base.paths import quoted, real_path
-from hivetune.cli.arguments import confirm_columns, model_folder, with_columns
+from hivetune.cli.arguments import ColumnsOption, SetOption, complete_model, confirm_columns, model_folder, with_columns
 from hivetune.cli.output import AFTER_ROWS, MODE, duration, emit, progress, show, size, table
 from hivetune.config import config_schema, known_settings
 from hivetune.data.fates import NO_VALUE
@@ -32,11 +32,20 @@ _WRITTEN = ("model", "data", "max_length", "epochs", "batch_size", "learning_rat
 
 
 def init(
-    rows: list[str] | None = None,
-    model: str | None = None,
-    columns: str | None = None,
-    overrides: list[str] | None = None,
-    out: Path | None = None,
+    rows: Annotated[list[str] | None, typer.Argument(metavar="ROWS", help="Files of rows; default: the store.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="M",
+            help="Model to train; default: one that fits this machine.",
+            autocompletion=complete_model,
+        ),
+    ] = None,
+    columns: ColumnsOption = None,
+    overrides: SetOption = None,
+    out: Annotated[Path | None, typer.Option(help="Config to write; default: NAME.yaml.")] = None,
 ) -> None:
     """Look at rows and machine, and write a commented config that is ready to train."""
     sources = rows or ["store"]
@@ -197,7 +206,9 @@ def _comment(text: str) -> str:
     return " ".join(text.split())[:40]
 
 
-def config(schema: bool = False) -> None:
+def config(
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema.")] = False,
+) -> None:
     """List the settings of the YAML config with their defaults, or print their JSON Schema for an editor."""
     document = config_schema()
     settings = known_settings()

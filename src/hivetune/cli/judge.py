@@ -8,6 +8,7 @@ import typer
 
 from hivetune import walk
 from hivetune.base.paths import quoted
+from hivetune.cli.arguments import RunArgument, SetOption
 from hivetune.cli.output import emit, number, progress, say, short, show, size, table
 from hivetune.config import override_config
 from hivetune.errors import NotDeployed, UsageError
@@ -22,7 +23,7 @@ from hivetune.train.open import Run, load_run
 MAX_PROBLEMS = 5  # printed one by one
 
 
-def evaluate(run: str, overrides: list[str] | None = None) -> None:
+def evaluate(run: RunArgument, overrides: SetOption = None) -> None:
     """Measure base and tuned model on held-out rows: the loss on all of them, and answers to some.
 
     Writes eval.json into the folder of the run.
@@ -36,7 +37,7 @@ def evaluate(run: str, overrides: list[str] | None = None) -> None:
     emit(evaluation)
 
 
-def gate(run: str, overrides: list[str] | None = None) -> None:
+def gate(run: RunArgument, overrides: SetOption = None) -> None:
     """Decide whether the tuned model is better, from eval.json and the thresholds in gate.*.
 
     The verdict is deploy, iterate, abort or not-enough-evidence. Exits with 6 unless it is deploy.

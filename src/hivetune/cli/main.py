@@ -1,5 +1,4 @@
-"""The command `hivetune`: the commands of commands.toml, and the one place that turns an error into a message and an
-exit code.
+"""The command `hivetune`: the table of commands, and the one place that turns an error into a message and an exit code.
 
 Only the module of the command that runs is imported, so `hivetune --help` answers in about 0.15 s.
 """
@@ -7,17 +6,12 @@ Only the module of the command that runs is imported, so `hivetune --help` answe
 import errno
 import functools
 import importlib
-import inspect
-import json
 import os
-import re
 import signal
 import sys
-import tomllib
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -27,21 +21,108 @@ from hivetune.base.private import keep_private
 from hivetune.cli.output import MODE, as_document, emit, errors_of_stdout, say, settle_encodings
 from hivetune.errors import HivetuneError, Stopped, UsageError
 
-# commands.toml says of each command: what it is `about`, the function that it `calls`, its `former` name at the top
-# level, what a `stopped` one leaves behind (commands that only read, or say it themselves, are silent), and what it
-# `takes`: the arguments in the order of the function's parameters. The order is that of the help, which groups the
-# commands by what people do.
-SECTIONS: dict[str, dict[str, dict[str, str]]] = tomllib.loads(
-    Path(__file__).with_name("commands.toml").read_text(encoding="utf-8")
-)
-_COMMON = SECTIONS.pop("common")["arguments"]["takes"]
-ENTRIES = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
-COMMANDS = {name: entry for name, entry in ENTRIES.items() if "calls" in entry}
-# `group name` is a command of a group. A group may be a command too, as `hivetune runs` lists the runs.
-GROUPS = {
-    name: entry["about"] for name, entry in ENTRIES.items() if any(other.startswith(f"{name} ") for other in ENTRIES)
+# name: (module, function, one line). `group name` is a command of a group. The order is the order of the help.
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "init": ("init", "init", "Look at rows and machine, and write a commented config."),
+    "demo": ("demo", "demo", "Run every step once on a small real model, in minutes."),
+    "doctor": ("doctor", "doctor", "Test this machine, and explain errors."),
+    "fetch": ("arguments", "fetch", "Download and prepare a model."),
+    "collect": ("collect", "collect", "Copy interactions into the store."),
+    "data check": ("data", "check", "Report what is wrong with rows, and where."),
+    "data prepare": ("data", "prepare", "Turn rows into a snapshot of tokens."),
+    "data synth": ("synth", "synth", "Make training rows from documentation."),
+    "data forget": ("data", "forget", "Delete a user, session, source or row from the store."),
+    "config": ("init", "config", "List the settings, or print their JSON Schema."),
+    "plan": ("plan", "plan", "Predict memory, time and disk of a run."),
+    "train": ("train", "train", "Train an adapter, or continue its run."),
+    "learn": ("training", "learn", "Train on good rows, then on pairs and failures."),
+    "sweep": ("sweep", "sweep", "Train several settings and judge the best run."),
+    "cluster up": ("cluster", "up", "Start a cluster on this machine, or join one."),
+    "cluster status": ("cluster", "status", "List the machines and devices of a cluster."),
+    "cluster down": ("cluster", "down", "Leave the cluster, or end it from its head."),
+    "stop": ("runs", "stop", "Stop a run after saving a checkpoint."),
+    "resume": ("runs", "resume", "Continue a run that stopped."),
+    "eval": ("judge", "evaluate", "Measure base and tuned model on held-out rows."),
+    "gate": ("judge", "gate", "Decide whether the tuned model is better."),
+    "compare": ("compare", "compare_sides", "Compare two models on the same rows."),
+    "bench": ("demo", "bench", "Time a training step on this machine."),
+    "bench lm-eval": ("compare", "lm_eval", "Measure models on tasks of lm-evaluation-harness."),
+    "export": ("release", "export", "Write an adapter, a merged model or a GGUF file."),
+    "register": ("release", "register", "Add a run to the registry as a new release."),
+    "promote": ("release", "promote", "Make a release the champion of its name."),
+    "rollback": ("release", "rollback", "Return to the previous champion."),
+    "registry": ("release", "show_registry", "List releases, and manage what they rest on."),
+    "registry why": ("release", "why", "Explain where a release comes from."),
+    "registry retire": ("release", "retire", "Take a champion out of service."),
+    "registry frozen": ("release", "show_frozen", "List questions that every new release must answer."),
+    "registry route": ("serve", "route_request", "Show which adapter answers a request."),
+    "serve": ("serve", "serve", "Serve the champions over the OpenAI API."),
+    "clients": ("serve", "show_clients", "List clients of the gateway; create or revoke tokens."),
+    "chat": ("chat", "chat", "Talk to one model, or to two side by side."),
+    "cycle": ("cycle", "cycle", "Train, judge and promote whenever new rows arrive."),
+    "experts": ("experts", "experts", "Train specialists for domains that need one."),
+    "status": ("status", "status", "Show what runs, what is served and what comes next."),
+    "dashboard": ("status", "dashboard_command", "Show runs, releases and rows in a browser."),
+    "runs": ("runs", "runs", "List runs, delete them, verify that they resume."),
+    "runs rm": ("runs", "rm", "Delete runs."),
+    "runs prune": ("runs", "prune", "Delete files that nothing needs any more."),
+    "runs open": ("runs", "open_page", "Open the newest page of a run in a browser."),
+    "runs top": ("runs", "top", "Show how busy this machine is, and with what."),
+    "runs verify-resume": ("training", "verify_resume", "Prove that a killed run resumes without loss."),
+    "show": ("runs", "show_run", "Show one run: state, losses, faults."),
+    "watch": ("runs", "watch", "Follow a run until it ends."),
+    "logs": ("runs", "logs", "Print the log of a run."),
+    "report": ("report", "report", "Send a run to TensorBoard, MLflow, trackio or W&B."),
 }
-ALIASES = {entry["former"]: name for name, entry in COMMANDS.items() if "former" in entry}
+GROUPS = {
+    "data": "Check, prepare, make or delete rows.",
+    "cluster": "Train on several machines at once.",
+    "bench": "Time a training step on this machine, or measure models on standard tasks.",
+    "registry": "List releases with their aliases and verdicts, or manage what they rest on.",
+    "runs": "List all runs, newest first, or do something with them.",
+}
+# Former names at the top level, which keep working.
+ALIASES = {
+    "rm": "runs rm",
+    "prune": "runs prune",
+    "open": "runs open",
+    "top": "runs top",
+    "verify-resume": "runs verify-resume",
+    "why": "registry why",
+    "retire": "registry retire",
+    "frozen": "registry frozen",
+    "route": "registry route",
+    "lm-eval": "bench lm-eval",
+    "specialists": "experts",
+}
+# How the help groups the commands: by what people do.
+SECTIONS = {
+    "Start": ("init", "demo", "doctor", "fetch", "collect", "data", "config"),
+    "Train": ("plan", "train", "learn", "sweep", "cluster", "stop", "resume"),
+    "Judge": ("eval", "gate", "compare", "bench"),
+    "Serve": ("export", "register", "registry", "promote", "rollback", "serve", "clients", "chat"),
+    "Keep going": ("cycle", "experts"),
+    "Look": ("status", "dashboard", "runs", "show", "watch", "logs", "report"),
+}
+# What a stopped command leaves behind. Commands that only read, or say it themselves, are not listed.
+LEFT_BEHIND = {
+    "demo": "finished steps are kept; the same command continues",
+    "fetch": "the model is not ready; downloaded files are kept, and the same command continues",
+    "data check": "nothing was written",
+    "data prepare": "no snapshot was made; finished chunks are kept, and the same command continues",
+    "data synth": "no file was written; replies of --ask are kept, and the same command continues",
+    "train": "finished steps are kept; the same command continues",
+    "learn": "finished stages are kept; the same command continues",
+    "sweep": "finished runs are kept; the same command continues",
+    "cycle": "finished work is kept; the same command continues",
+    "experts": "finished work is kept; the same command continues",
+    "runs verify-resume": "the temporary runs were deleted",
+    "eval": "no new eval.json was written, an earlier one is kept; the same command continues",
+    "compare": "finished answers are kept; the same command continues",
+    "bench": "nothing was kept",
+    "bench lm-eval": "models that were measured are kept; the same command continues with the next",
+    "export": "no partial file is left, an earlier export is kept; the same command starts again",
+}
 EXIT_CODES = (
     "Exit codes: 0 success, 1 unexpected error, 2 wrong usage or config, 3 data refused, 4 machine unsuitable, "
     "5 does not fit, 6 the gate did not say deploy, 7 recovery failed, 75 busy, 130 or 143 stopped by a signal "
@@ -69,8 +150,7 @@ class _Root(_Group):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for title, names in SECTIONS.items():
             with formatter.section(title):
-                shown = [name for name in names if name in self.commands]
-                formatter.write_dl([(name, self.commands[name].get_short_help_str(100)) for name in shown])
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(100)) for name in names])
 
 
 def _help(text: str) -> str:
@@ -152,20 +232,21 @@ def _app(arguments: list[str]) -> typer.Typer:
     app.callback()(_root)
     groups = {}
     for name, text in GROUPS.items():
-        is_command = name in COMMANDS
+        is_command = name in COMMANDS  # such a group does something by itself, as `hivetune runs` lists the runs
         groups[name] = typer.Typer(
             cls=_Group, no_args_is_help=not MODE.json and not is_command, invoke_without_command=is_command, help=text
         )
         app.add_typer(groups[name], name=name)
     current = _command_of(arguments)
-    for name, entry in COMMANDS.items():
-        body = _load(name) if name == current else _unloaded
+    for name, (module, function, help_text) in COMMANDS.items():
+        parts = name.split()
+        body = _load(module, function) if name == current else _unloaded
         if name in GROUPS:
             groups[name].callback()(body if name == current else _root_of_group)
             continue
-        group, _, last = name.rpartition(" ")
-        whole = body.__doc__ if name == current else entry["about"]
-        (groups[group] if group else app).command(last, cls=_Command, help=whole, short_help=entry["about"])(body)
+        parent = groups[parts[0]] if len(parts) == 2 else app
+        help_text_long = body.__doc__ if body is not _unloaded else help_text
+        parent.command(parts[-1], cls=_Command, help=help_text_long, short_help=help_text)(body)
     return app
 
 
@@ -190,9 +271,7 @@ def _root(
     pass
 
 
-def _load(name: str) -> Callable[..., None]:
-    """Return the function of a command, with parameters that typer understands."""
-    module, _, function = COMMANDS[name]["calls"].partition(":")
+def _load(module: str, function: str) -> Callable[..., None]:
     loaded: Callable[..., None] = vars(importlib.import_module(f"hivetune.cli.{module}"))[function]
 
     @functools.wraps(loaded)
@@ -202,50 +281,7 @@ def _load(name: str) -> Callable[..., None]:
         except KeyboardInterrupt:  # click would print "Aborted!" and no document
             raise Stopped("stopped", signal_number=signal.SIGINT) from None
 
-    signature = inspect.signature(loaded)
-    described = zip(signature.parameters.values(), arguments_in(COMMANDS[name].get("takes", "")), strict=False)
-    parameters = [
-        parameter.replace(annotation=Annotated[parameter.annotation, _as_typer(*argument)])
-        for parameter, argument in described
-    ]
-    vars(body)["__signature__"] = signature.replace(parameters=parameters)
     return body
-
-
-def arguments_in(takes: str) -> list[tuple[str, str]]:
-    """Return each argument that a command takes, and its meaning, if it has one.
-
-    An indented line continues the one above. An argument without a meaning may have it from the common arguments.
-    """
-    common = {} if takes == _COMMON else dict(arguments_in(_COMMON))
-    lines = (re.split("  +", line, maxsplit=1) for line in re.sub(r"\n +", " ", takes).splitlines())
-    return [(words[0], words[1] if len(words) > 1 else common.get(words[0], "")) for words in lines]
-
-
-# Metavar: the function in arguments.py that completes it.
-_COMPLETED = {
-    "RUN": "complete_run",
-    "RUN|all": "complete_run",
-    "M": "complete_model",
-    "NAME@VERSION": "complete_release",
-    "A.B=C": "complete_setting",
-    "KEY=A,B": "complete_setting",
-}
-
-
-def _as_typer(argument: str, meaning: str) -> Any:
-    """Return an argument such as `--model -m M` or `--port 0..65535` as typer knows it."""
-    words = argument.split()
-    names = [word for word in words if word.startswith("-")]
-    described: dict[str, Any] = {"help": meaning}
-    for word in words[len(names) :]:
-        if limits := re.fullmatch(r"(?P<min>\d[\d.]*)?\.\.(?P<max>\d[\d.]*)?", word):
-            described |= {end: json.loads(limit) for end, limit in limits.groupdict().items() if limit}
-        else:
-            described["metavar"] = word
-            if word in _COMPLETED:
-                described["autocompletion"] = vars(importlib.import_module("hivetune.cli.arguments"))[_COMPLETED[word]]
-    return typer.Option(*names, **described) if names else typer.Argument(**described)
 
 
 def _unloaded() -> None:
@@ -266,7 +302,7 @@ def _stop(number: int, _frame: FrameType | None) -> None:
 
 def _with_left_behind(error: Stopped, arguments: list[str]) -> Stopped:
     """Return the error. Without a hint of its own it gets the command's leftovers as its hint."""
-    hint = ENTRIES.get(_command_of(arguments) or "", {}).get("stopped", "")
+    hint = LEFT_BEHIND.get(_command_of(arguments) or "", "")
     return Stopped(error.message, signal_number=error.signal_number, hint=error.hint or hint)
 
 

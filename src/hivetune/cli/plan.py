@@ -2,12 +2,13 @@
 
 import statistics
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from hivetune.base.disk import home
 from hivetune.base.units import step_time
-from hivetune.cli.arguments import read_settings
+from hivetune.cli.arguments import ColumnsOption, ConfigArgument, ModelOption, SetOption, read_settings
 from hivetune.cli.output import duration, emit, say, show, size, table
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.inventory import disk_free_bytes
@@ -18,15 +19,23 @@ from hivetune.train.plan.speed import step_flops
 
 
 def plan(
-    config: str,
-    model: str | None = None,
-    columns: str | None = None,
-    overrides: list[str] | None = None,
-    card: str | None = None,
-    cores: int | None = None,
-    memory: float | None = None,
-    rows: int | None = None,
-    tokens: int | None = None,
+    config: ConfigArgument,
+    model: ModelOption = None,
+    columns: ColumnsOption = None,
+    overrides: SetOption = None,
+    card: Annotated[
+        str | None, typer.Option(help="Plan for another card or CPU, such as R9700, H200, zen4 or avx2.")
+    ] = None,
+    cores: Annotated[int | None, typer.Option(min=1, help="Number of cores; only with --card of a CPU.")] = None,
+    memory: Annotated[
+        float | None, typer.Option(min=0.1, help="Memory in GB, if the card comes in several sizes; only with --card.")
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Number of training rows; default: counted in the files.")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="Mean tokens of a row; default: estimated from the files.")
+    ] = None,
 ) -> None:
     """Predict memory, time and disk of a run, and list what would fit instead. Needs no torch."""
     if card is None and (cores is not None or memory is not None):

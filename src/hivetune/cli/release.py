@@ -3,10 +3,13 @@
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from hivetune.base.database import open_database
 from hivetune.base.paths import quoted
+from hivetune.cli.arguments import ReleaseArgument, RunArgument
 from hivetune.cli.judge import NEXT
 from hivetune.cli.output import emit, moment, progress, say, short, show, size, table
 from hivetune.data.frozen import FrozenQuestion, drop_win, general_questions, names_with_wins, wins_of
@@ -16,6 +19,7 @@ from hivetune.judge.frozen import freeze_wins
 from hivetune.llama.backend import find_engine
 from hivetune.release import registry
 from hivetune.release.export import DEFAULT_QUANT, QUANTIZED, Exported, export_run
+from hivetune.release.gguf import RECIPES
 from hivetune.release.prove import describe_proof, export_merged, prove_export
 from hivetune.release.registry import Release, find, forgotten_rows
 from hivetune.routing.steps import retire_release
@@ -23,7 +27,18 @@ from hivetune.run.status import find_run
 from hivetune.serve.register import explain_release, register_run, who
 
 
-def export(run: str, to: str = "gguf", quant: str | None = None, check: bool = True) -> None:
+def export(
+    run: RunArgument,
+    to: Annotated[str, typer.Option("--to", help="Format: adapter, merged, gguf, gguf-adapter or ollama.")] = "gguf",
+    quant: Annotated[
+        str | None,
+        typer.Option("--quant", help=f"Quantization of a GGUF file: {', '.join(RECIPES)}; default: {DEFAULT_QUANT}."),
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check/--no-check", help="Check that the exported file computes what was trained."),
+    ] = True,
+) -> None:
     """Write a trained run to RUN/export: PEFT adapter, merged model, GGUF, GGUF adapter or Ollama model."""
     folder = find_run(run)
     if quant is not None and to not in QUANTIZED:
@@ -71,7 +86,13 @@ def _next(to: str, path: Path) -> str:
     }[to]
 
 
-def register(run: str, name: str) -> None:
+ReasonOption = Annotated[str, typer.Option("--reason", help="Reason, kept in the history.")]
+
+
+def register(
+    run: RunArgument,
+    name: Annotated[str, typer.Option("--as", metavar="NAME", help="Name of the release, from a-z, 0-9 and '-'.")],
+) -> None:
     """Add a run to the registry as the next version of NAME, with its adapter, exports, verdict and settings.
 
     The new release becomes the candidate; promote makes it the champion.
@@ -104,7 +125,7 @@ def show_registry() -> None:
     emit({"releases": documents})
 
 
-def why(release: str) -> None:
+def why(release: ReleaseArgument) -> None:
     """Explain where a release comes from: its run, data, settings, verdict and history."""
     with closing(open_database()) as database:
         document = explain_release(database, release)
@@ -122,7 +143,11 @@ def why(release: str) -> None:
     emit(document)
 
 
-def promote(release: str, reason: str = "", force: bool = False) -> None:
+def promote(
+    release: ReleaseArgument,
+    reason: ReasonOption = "",
+    force: Annotated[bool, typer.Option("--force", help="Promote even if the gate refused; needs --reason.")] = False,
+) -> None:
     """Make a release the champion of its name, which is served. The old champion becomes `previous`."""
     with closing(open_database()) as database:
         promoted = registry.promote(database, release, by=who(), reason=reason, force=force)
@@ -134,7 +159,7 @@ def promote(release: str, reason: str = "", force: bool = False) -> None:
     emit({**document, "frozen": frozen})
 
 
-def rollback(name: str, reason: str = "") -> None:
+def rollback(name: Annotated[str, typer.Argument(metavar="NAME")], reason: ReasonOption = "") -> None:
     """Return to the previous champion. The current one is withdrawn and not promoted again automatically."""
     with closing(open_database()) as database:
         champion, withdrawn = registry.rollback(database, name, by=who(), reason=reason)
@@ -143,7 +168,7 @@ def rollback(name: str, reason: str = "") -> None:
     emit({**document, "rolled_back": withdrawn.label})
 
 
-def retire(name: str, reason: str = "") -> None:
+def retire(name: Annotated[str, typer.Argument(metavar="NAME")], reason: ReasonOption = "") -> None:
     """Take the champion of NAME out of service. For a specialist the shared adapter answers instead."""
     with closing(open_database()) as database:
         retired = retire_release(database, name, by=who(), reason=reason or "taken out of service by hand")
@@ -212,7 +237,12 @@ def _show_evidence(document: dict[str, Any]) -> None:
 _SHOWN_CHARS = 60
 
 
-def show_frozen(name: str | None = None, drop: str | None = None) -> None:
+def show_frozen(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of a release; default: count all.")] = None,
+    drop: Annotated[
+        str | None, typer.Option("--drop", metavar="KEY", help="Delete a question whose correct answer has changed.")
+    ] = None,
+) -> None:
     """List the past wins of a release: questions that its successors must answer too. They are never trained."""
     if name is None:
         if drop:

@@ -5,10 +5,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import get_args
+from typing import Annotated, get_args
+
+import typer
 
 from hivetune.base.disk import write_atomic
 from hivetune.base.paths import install_command, real_path
+from hivetune.cli.arguments import complete_run
 from hivetune.cli.output import emit, say, show
 from hivetune.config import ReportTarget
 from hivetune.dashboard.exporters.follow import destination_of, report_on, report_once, view_command
@@ -23,7 +26,21 @@ NICENESS = 10  # training has priority
 WRITE_AGAIN_S = 15.0
 
 
-def report(run: str, place: str | None = None, to: str = "tensorboard", follow: bool = False) -> None:
+def report(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN|all", help="Name or folder of a run, or 'all'.", autocompletion=complete_run)
+    ],
+    place: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PLACE", help="Folder to write to; for mlflow also a URI, for prometheus and grafana a file."
+        ),
+    ] = None,
+    to: Annotated[
+        str, typer.Option("--to", help="tensorboard, mlflow, trackio, wandb; with 'all' also prometheus, grafana.")
+    ] = "tensorboard",
+    follow: Annotated[bool, typer.Option("--follow", help="Keep sending until the run ends.")] = False,
+) -> None:
     """Send the figures of a run to TensorBoard, MLflow, trackio or W&B. Nothing is sent twice.
 
     To send them during training, set `report_to` in the config. `all --to prometheus FILE` writes metrics for

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
 import typer
@@ -24,6 +24,7 @@ from hivetune.base.database import database_path, open_database
 from hivetune.base.disk import home, lock_holder, size_of
 from hivetune.base.journal import JournalPlace, read_after, read_journal
 from hivetune.base.private import open_plain
+from hivetune.cli.arguments import RunArgument
 from hivetune.cli.output import MODE, clean, duration, emit, number, out, say, show, size, table
 from hivetune.cli.training import measure_and_train, show_training
 from hivetune.cluster.carry import carry_run
@@ -54,7 +55,10 @@ _LOOK_S = 2.0
 _FIRST_LOOK_S = 0.5  # processor time is measured between two looks
 
 
-def top(every: float = _LOOK_S, once: bool = False) -> None:
+def top(
+    every: Annotated[float, typer.Option("--every", min=0.5, help="Seconds between two updates.")] = _LOOK_S,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit, also on a terminal.")] = False,
+) -> None:
     """Show processor, memory, disk and cards, and which processes of Hivetune use them.
 
     A terminal is updated until Ctrl-C; a pipe gets the figures once.
@@ -208,7 +212,7 @@ def runs() -> None:
     emit({"runs": [status.document() for status in statuses]})
 
 
-def show_run(run: str) -> None:
+def show_run(run: RunArgument) -> None:
     """Show one run: state, losses, speed, and each fault with its remedy."""
     folder = find_run(run)
     status = run_status(folder)
@@ -247,7 +251,10 @@ def _choices(folder: Path) -> tuple[dict[str, Any] | None, str]:
     return choices.made(), f"  computed in {choices.dtype}{setting} on {choices.device}{path}"
 
 
-def logs(run: str, lines: int = 50) -> None:
+def logs(
+    run: RunArgument,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=1, help="Number of lines to print.")] = 50,
+) -> None:
     """Print the last lines of a run's worker (child.log) and of its supervisor (supervisor.log)."""
     folder = find_run(run)
     documents = {}
@@ -264,7 +271,7 @@ def logs(run: str, lines: int = 50) -> None:
     emit({"run": str(folder), "logs": documents})
 
 
-def stop(run: str) -> None:
+def stop(run: RunArgument) -> None:
     """Stop a run after it has saved a checkpoint, and wait until it has ended."""
     folder = find_run(run)
     settings = read_resolved(folder)[0].supervise  # a run whose model is missing can be stopped too
@@ -275,7 +282,17 @@ def stop(run: str) -> None:
 
 
 def resume(
-    run: str, overrides: list[str] | None = None, detach: bool = False, unit: bool = False, on: str | None = None
+    run: RunArgument,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A=B", help="Override supervise.* or report_to.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Continue in the background.")] = False,
+    unit: Annotated[
+        bool, typer.Option("--unit", help="Print a systemd user unit that resumes the run, and do nothing else.")
+    ] = False,
+    on: Annotated[
+        str | None, typer.Option("--on", metavar="HOST:PORT", help="Use a free device of this cluster.")
+    ] = None,
 ) -> None:
     """Continue a run that was stopped, interrupted or failed, from its newest valid checkpoint."""
     folder = find_run(run)
@@ -347,7 +364,7 @@ _WATCH_S = 1.0
 _SHOWN_EVENTS = 6
 
 
-def watch(run: str) -> None:
+def watch(run: RunArgument) -> None:
     """Follow a run until it ends. Ctrl-C stops watching, not the run.
 
     With --json each change is one line of JSON.
@@ -423,7 +440,13 @@ def _print_changes(folder: Path) -> None:
         time.sleep(_WATCH_S)
 
 
-def rm(runs: list[str], yes: bool = False) -> None:
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+
+def rm(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Names or folders of runs, or 'last'.")],
+    yes: YesOption = False,
+) -> None:
     """Delete runs with their checkpoints and adapters. Releases registered from them are kept."""
     folders = list(dict.fromkeys(find_run(name) for name in runs))
     for folder in folders:
@@ -437,7 +460,7 @@ def rm(runs: list[str], yes: bool = False) -> None:
     emit({"deleted": [str(folder) for folder in folders], "size_bytes": freed})
 
 
-def prune(yes: bool = False) -> None:
+def prune(yes: YesOption = False) -> None:
     """Delete files that nothing needs: no run or release is lost, and nothing that cannot be made again.
 
     Without --yes the files are listed first, and you are asked.
@@ -469,7 +492,9 @@ def _ask(question: str, *, yes: bool) -> None:
         raise typer.Exit
 
 
-def open_page(run: str) -> None:
+def open_page(
+    run: RunArgument,
+) -> None:
     """Open the newest page of a run in a browser: its evaluation, or a comparison on its rows.
 
     With --json only the path of the page is printed.

@@ -1,6 +1,9 @@
 """The commands `status` (one screen, also `hivetune` alone) and `dashboard` (the same in a browser)."""
 
 import webbrowser
+from typing import Annotated
+
+import typer
 
 from hivetune.cli.output import MODE, duration, emit, moment, number, say, show, table
 from hivetune.dashboard.overview import Suggestion, overview
@@ -58,7 +61,15 @@ def _recent(status: RunStatus) -> tuple[object, ...]:
     )
 
 
-def dashboard_command(port: int = 8643, open_it: bool = False, new_token: bool = False) -> None:
+def dashboard_command(
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 picks a free one.")
+    ] = 8643,
+    open_it: Annotated[bool, typer.Option("--open", help="Open the dashboard in a browser.")] = False,
+    new_token: Annotated[
+        bool, typer.Option("--new-token", help="Make a new token, which signs everybody out.")
+    ] = False,
+) -> None:
     """Show runs, cycles, releases, rows and this machine in a browser, kept up to date.
 
     The server listens on this machine only. Each action on a page asks for confirmation. A running gateway shows the

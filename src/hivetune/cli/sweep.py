@@ -1,11 +1,16 @@
 """The command `sweep`: one config with several settings, trained side by side; the best is judged."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from hivetune.cli.arguments import (
+    ColumnsOption,
+    ConfigArgument,
+    ModelOption,
+    SetOption,
+    complete_setting,
     read_settings,
 )
 from hivetune.cli.output import emit, number, progress, say, show, table
@@ -16,14 +21,25 @@ KEEP = ("all", "best")
 
 
 def sweep(
-    config: str,
-    more: list[str] | None = None,
-    over: list[str] | None = None,
-    keep: str = "all",
-    on: str | None = None,
-    model: str | None = None,
-    columns: str | None = None,
-    overrides: list[str] | None = None,
+    config: ConfigArgument,
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=A,B", help="More settings to try, as in --over.")
+    ] = None,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--over", metavar="KEY=A,B", help="Train once per value of this setting.", autocompletion=complete_setting
+        ),
+    ] = None,
+    keep: Annotated[
+        str, typer.Option("--keep", metavar="all|best", help="Keep all runs, or delete all but the best.")
+    ] = "all",
+    on: Annotated[
+        str | None, typer.Option("--on", metavar="HOST:PORT", help="Use all devices of this cluster.")
+    ] = None,
+    model: ModelOption = None,
+    columns: ColumnsOption = None,
+    overrides: SetOption = None,
 ) -> None:
     """Train every combination of settings, one per device, and judge the best on the test rows.
 

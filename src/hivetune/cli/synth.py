@@ -1,7 +1,9 @@
 """The command `data synth`: rows made from documentation on this machine."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from hivetune.base.disk import file_to_write
 from hivetune.cli.output import emit, progress, say, show, table
@@ -15,16 +17,33 @@ from hivetune.synth.sources.places import Library
 
 _SHOWN_ROWS = 3
 
+What = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="WHAT",
+        help="Categories, packs (TOML), folders of documents, or folders with usr/share; default: all categories.",
+    ),
+]
+
 
 def synth(
-    what: list[str] | None = None,
-    out: Path | None = None,
-    rows: int = 1500,
-    seed: int = 0,
-    run_help: list[str] | None = None,
-    against: list[str] | None = None,
-    ask: str | None = None,
-    budget: int | None = None,
+    what: What = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; without it the categories are listed.")] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Number of rows, shared among categories by weight.")] = 1500,
+    seed: Annotated[int, typer.Option(help="Seed; the same seed and documentation give the same file.")] = 0,
+    run_help: Annotated[
+        list[str] | None, typer.Option("--run-help", metavar="CMD", help="Also read the output of CMD --help.")
+    ] = None,
+    against: Annotated[
+        list[str] | None, typer.Option(metavar="SRC", help="Do not repeat rows of these files, globs or 'store'.")
+    ] = None,
+    ask: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Let a model write the rows: URL#MODEL, a .gguf file or a release."),
+    ] = None,
+    budget: Annotated[
+        int | None, typer.Option(min=1, help="Maximum tokens to spend with --ask, prompts included.")
+    ] = None,
 ) -> None:
     """Make training rows from manual pages, docstrings and your own documents.
 

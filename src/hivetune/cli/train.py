@@ -1,6 +1,10 @@
 """The command `train`: open the run of a config, train it under the supervisor, show the result."""
 
-from hivetune.cli.arguments import read_settings
+from typing import Annotated
+
+import typer
+
+from hivetune.cli.arguments import ColumnsOption, ConfigArgument, ModelOption, SetOption, read_settings
 from hivetune.cli.output import emit, say, show
 from hivetune.process.detach import start_detached
 from hivetune.process.launch import Ahead
@@ -8,12 +12,14 @@ from hivetune.run.status import shortest_name
 
 
 def train(
-    config: str,
-    model: str | None = None,
-    columns: str | None = None,
-    overrides: list[str] | None = None,
-    chunk_rows: int | None = None,
-    detach: bool = False,
+    config: ConfigArgument,
+    model: ModelOption = None,
+    columns: ColumnsOption = None,
+    overrides: SetOption = None,
+    chunk_rows: Annotated[
+        int | None, typer.Option("--chunk-rows", help="Finish all epochs on this many rows before the next.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Train in the background.")] = False,
 ) -> None:
     """Train an adapter. Run the same command again to continue a run that stopped.
 

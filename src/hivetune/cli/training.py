@@ -10,7 +10,7 @@ import typer
 from hivetune import walk
 from hivetune.base.disk import home, scratch_folder
 from hivetune.base.paths import install_command
-from hivetune.cli.arguments import model_folder, read_settings
+from hivetune.cli.arguments import ColumnsOption, ConfigArgument, ModelOption, SetOption, model_folder, read_settings
 from hivetune.cli.data import learning_text
 from hivetune.cli.judge import show_metrics
 from hivetune.cli.output import AFTER_ROWS, duration, emit, number, progress, say, show, size, table
@@ -143,7 +143,10 @@ def show_training(summary: dict[str, Any]) -> None:
 
 
 def verify_resume(
-    config: str, model: str | None = None, columns: str | None = None, overrides: list[str] | None = None
+    config: ConfigArgument,
+    model: ModelOption = None,
+    columns: ColumnsOption = None,
+    overrides: SetOption = None,
 ) -> None:
     """Train a few steps twice, kill one of the runs with SIGKILL, resume it, and compare both bit for bit."""
     loaded, _ = read_settings(config, model, overrides, columns)
@@ -187,7 +190,10 @@ def verify_resume(
 
 
 def learn(
-    config: str, model: str | None = None, columns: str | None = None, overrides: list[str] | None = None
+    config: ConfigArgument,
+    model: ModelOption = None,
+    columns: ColumnsOption = None,
+    overrides: SetOption = None,
 ) -> None:
     """Train on good rows, then learn from pairs and failures, and keep the better of the two adapters.
 
