@@ -21,7 +21,7 @@ RIGHT = Draft(
 
 
 def reason(draft: Draft, *, strict: bool = True) -> str | None:
-    return check_draft(draft, Cited((PAGE,)), parses, strict=strict)
+    return check_draft(draft, Cited(PAGE), parses, strict=strict)
 
 
 def answered(text: str, **changes: object) -> Draft:

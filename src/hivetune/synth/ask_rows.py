@@ -11,22 +11,19 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.disk import scratch_folder, write_whole
-from hivetune.data.frozen import frozen_hashes
-from hivetune.errors import DataRefused, DoesNotFit, HivetuneError, UsageError
+from hivetune.errors import DataRefused, HivetuneError, UsageError
 from hivetune.judge.answers import Prompt, StoredAnswers, ask_prompt, stored_side
 from hivetune.judge.artefacts import Answerer, find_artefact, open_artefact
 from hivetune.llama.backend import ServerSettings
 from hivetune.records import Progress, silent
 from hivetune.release.gguf import SERVED_QUANT
 from hivetune.synth.checks import Cited, check_draft, parses
-from hivetune.synth.keep import Against, KeptRows, Pool
+from hivetune.synth.keep import Against, KeptRows, write_rows
 from hivetune.synth.make.draft import Draft
 from hivetune.synth.maker import CategoryCounts, share_out, sources_of
 from hivetune.synth.packs.pack import Pack
@@ -71,30 +68,20 @@ def ask_rows(
     if side.figures is not None:
         raise UsageError(f"{settings.model} is a file of figures, not a model", hint="give URL#MODEL or a .gguf file")
     compared = Against(settings.against)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            scratch_folder() as folder,
-            closing(Pool(folder / "pool.db")) as pool,
-            stored_side(side, PAIR_TOKENS, SLOTS) as stored,
-            open_artefact(side, ServerSettings(slots=SLOTS)) as (answerer, _),
-            write_whole(out) as file,
-        ):
-            asking = _Asking(
-                packs, settings, KeptRows(pool, frozen_hashes(), side.label, settings.seed), answerer, stored
+    with (
+        write_rows(out, side.label, settings.seed, compared) as rows,
+        stored_side(side, PAIR_TOKENS, SLOTS) as stored,
+        open_artefact(side, ServerSettings(slots=SLOTS)) as (answerer, _),
+    ):
+        asking = _Asking(packs, settings, rows, answerer, stored)
+        asking.run(library, progress)
+        if not rows.num_rows:
+            rejected = sum((tally.rejected for tally in asking.counts.values()), Counter[str]())
+            reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(rejected.items())) or "none came"
+            raise DataRefused(
+                f"no usable row in {asking.num_replies:,} replies of {side.label}: {reasons}",
+                hint="a larger model follows the instruction better; without --ask no model is needed",
             )
-            asking.rows.remember(compared)
-            asking.run(library, progress)
-            for line in pool.rows():
-                file.write(f"{line}\n".encode())
-            if not asking.rows.num_rows:
-                reason = _reasons(asking.counts)
-                raise DataRefused(
-                    f"no usable row in {asking.num_replies:,} replies of {side.label}: {reason}",
-                    hint="a larger model follows the instruction better; without --ask no model is needed",
-                )
-    except OSError as error:
-        raise DoesNotFit(f"{out} cannot be written: {error.strerror}", hint="make room, or write elsewhere") from None
     document = synth_document(
         packs, asking.counts, out, rows=settings.rows, seed=settings.seed, maker=side.label, against=compared
     )
@@ -105,11 +92,6 @@ def ask_rows(
         "asked_now": asking.asked_now,
         "unanswered": asking.unanswered,
     }
-
-
-def _reasons(counts: Mapping[str, CategoryCounts]) -> str:
-    total = sum((tally.rejected for tally in counts.values()), Counter[str]())
-    return ", ".join(f"{reason} {count:,}" for reason, count in sorted(total.items())) or "none came"
 
 
 class _Asking:
@@ -172,7 +154,13 @@ class _Asking:
         for passage, prompt, reply in zip(batch, prompts, pool.map(self._reply, prompts), strict=True):
             self.tokens += sum(len(message["content"]) for message in prompt.messages) // CHARS_PER_TOKEN
             if isinstance(reply, HivetuneError):
-                self._skip(reply)
+                self.unanswered += 1
+                self._failed_in_a_row += 1
+                if self._failed_in_a_row >= _MAX_FAILURES:
+                    raise HivetuneError(
+                        f"{reply.message}; the {_MAX_FAILURES - 1} passages before it failed too",
+                        hint="replies are kept; the same command continues",
+                    )
                 continue
             text, tokens = reply
             self._failed_in_a_row = 0
@@ -204,15 +192,6 @@ class _Asking:
             stored = self._stored.answers[prompt.key]
         return stored.text, stored.new_tokens or len(stored.text) // CHARS_PER_TOKEN
 
-    def _skip(self, error: HivetuneError) -> None:
-        self.unanswered += 1
-        self._failed_in_a_row += 1
-        if self._failed_in_a_row >= _MAX_FAILURES:
-            raise HivetuneError(
-                f"{error.message}; the {_MAX_FAILURES - 1} passages before it failed too",
-                hint="replies are kept; the same command continues",
-            )
-
     def _use(self, item: _Passage, text: str) -> None:
         page = self._page(item.source)
         section, passage = self._text(item, page)
@@ -223,7 +202,7 @@ class _Asking:
             tally.rejected[pair] += 1
             return
         draft = draft_of(pair, section, f"{page.label} {page.command or ''}\n{passage}")
-        reason = check_draft(draft, Cited((page,)), parses, strict=True)
+        reason = check_draft(draft, Cited(page), parses, strict=True)
         reason = reason or self.rows.keep(item.category, page.label, str(page.path), draft)
         if reason is not None:
             tally.rejected[reason] += 1

@@ -49,29 +49,21 @@ DRAFT_REASONS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Cited:
-    """The names that a draft may use: all names on its pages. Made once for all drafts of a page."""
+    """The names that a draft may use: all names on its page. Made once for all drafts of a page."""
 
-    pages: tuple[DocPage, ...]
+    page: DocPage
 
-    @cached_property
-    def text(self) -> str:
-        return "\n".join(page.text for page in self.pages)
-
-    @cached_property
+    @property
     def about(self) -> str:
-        return " ".join(f"{page.label} {page.command or ''}" for page in self.pages)
+        return f"{self.page.label} {self.page.command or ''}"
 
     @cached_property
     def words(self) -> frozenset[str]:
-        return frozenset(words_in(f"{self.text} {self.about}"))
+        return frozenset(words_in(f"{self.page.text} {self.about}"))
 
     @cached_property
     def numbers(self) -> frozenset[str]:
-        return frozenset(_NUMBER.findall(f"{self.text} {self.about}"))
-
-    @cached_property
-    def options(self) -> frozenset[str]:
-        return frozenset(options_in(self.text))
+        return frozenset(_NUMBER.findall(f"{self.page.text} {self.about}"))
 
 
 def check_draft(draft: Draft, source: Cited, parses: Callable[[str, str], bool], *, strict: bool) -> str | None:
@@ -80,14 +72,17 @@ def check_draft(draft: Draft, source: Cited, parses: Callable[[str, str], bool],
     `strict`: the text is a model's.
     """
     questions, answers = [q for q, _ in draft.turns], [a for _, a in draft.turns]
-    return (
+    reason = (
         _length(questions, answers)
         or _language(draft)
         or _options(draft, source, answers)
         or _named(source, draft, answers)
         or _supported(draft, source, strict=strict)
-        or _code(draft, parses)
     )
+    if reason is not None:
+        return reason
+    parsed = all(parses(c, "sh") for c in draft.commands) and all(parses(c, "python") for c in draft.python)
+    return None if parsed else "does-not-parse"
 
 
 def _length(questions: Iterable[str], answers: Iterable[str]) -> str | None:
@@ -122,7 +117,7 @@ def _language(draft: Draft) -> str | None:
 
 def _options(draft: Draft, source: Cited, answers: list[str]) -> str | None:
     """Check that each option of an answer is in the source, and of a question unless it is meant to be missing."""
-    documented = source.options
+    documented = source.page.options
     if any(option in documented for option in draft.absent):
         return "invented-exists"
     absent = set(draft.absent)
@@ -135,15 +130,11 @@ def _named(source: Cited, draft: Draft, answers: list[str]) -> str | None:
     """Check that paths and units of the answers are in the source or in a question."""
     questions = "\n".join(question for question, _ in draft.turns)
     for answer in answers:
-        if any(path not in source.text and path not in questions for path in _paths(answer)):
-            return "unknown-path"
-        if any(unit not in source.text and unit not in questions for unit in _UNIT.findall(answer)):
-            return "unknown-unit"
+        paths = [path.rstrip(".-") for path in _PATH.findall(answer)]
+        for names, reason in ((paths, "unknown-path"), (_UNIT.findall(answer), "unknown-unit")):
+            if any(name not in source.page.text and name not in questions for name in names):
+                return reason
     return None
-
-
-def _paths(text: str) -> list[str]:
-    return [path.rstrip(".-") for path in _PATH.findall(text)]
 
 
 def _supported(draft: Draft, source: Cited, *, strict: bool) -> str | None:
@@ -175,14 +166,6 @@ def _supported(draft: Draft, source: Cited, *, strict: bool) -> str | None:
 def _is_name(word: str, text: str) -> bool:
     """Return whether a word is written as a name: in code, in capitals, or with a digit."""
     return any(character.isdigit() for character in word) or f"`{word}`" in text or word.upper() in text.split()
-
-
-def _code(draft: Draft, parses: Callable[[str, str], bool]) -> str | None:
-    if any(not parses(line, "sh") for line in draft.commands) or any(
-        not parses(code, "python") for code in draft.python
-    ):
-        return "does-not-parse"
-    return None
 
 
 # Nothing is run, and equal code is parsed once.

@@ -8,17 +8,21 @@ import hashlib
 import json
 import sqlite3
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 from rensa import RMinHash
 
+from hivetune.base.disk import scratch_folder, write_whole
 from hivetune.data.checks.dedupe import Table
+from hivetune.data.frozen import frozen_hashes
 from hivetune.data.prepare.split import group_hash, question
 from hivetune.data.prepare.understand import example_of, rows_of_files
 from hivetune.data.reasons import RowRefused
+from hivetune.errors import DoesNotFit
 from hivetune.records import Message
 from hivetune.synth.make.draft import Draft
 from hivetune.synth.sources.page import words_in
@@ -27,12 +31,10 @@ CHECKS_PASSED = ("length", "language", "options", "paths", "units", "parses", "s
 
 
 class KeptRows:
-    """Rows in the order in which they came, in the pool's file. `frozen`: hashes of frozen questions, which no row may
-    ask.
-    """
+    """Rows in the order in which they came, in the pool's file. No row asks a frozen question."""
 
-    def __init__(self, pool: "Pool", frozen: Collection[int], maker: str, seed: int):
-        self._pool, self._frozen, self._maker, self._seed = pool, frozen, maker, seed
+    def __init__(self, pool: "Pool", maker: str, seed: int):
+        self.pool, self._frozen, self._maker, self._seed = pool, frozen_hashes(), maker, seed
         self._seen = SeenRows(pool.text)
         self._number = 0
         self.num_rows = 0
@@ -42,7 +44,7 @@ class KeptRows:
         for source, text in against:
             _, keys = self._seen.look(text)
             if keys:
-                self._pool.keep(self._number, 0, source, "", text, None)
+                self.pool.keep(self._number, 0, source, "", text, None)
                 self._seen.add(self._number, keys)
                 self._number += 1
 
@@ -50,21 +52,18 @@ class KeptRows:
         """Keep a draft; return the reason why it can't be kept, or None."""
         text = "\n".join(part for turn in draft.turns for part in turn)
         reason, keys = self._seen.look(text)
-        if reason is None and self._is_frozen(draft):
+        asked = question([Message("user", draft.turns[0][0])])
+        if reason is None and group_hash(f"question:{asked}") in self._frozen:
             reason = "frozen-question"
         if reason is not None:
             return reason
         row = _row(category, page, path, draft, maker=self._maker, seed=self._seed)
         key = draw_key(self._seed, draft)
-        self._pool.keep(self._number, key, category, draft.kind, text, json.dumps(row, ensure_ascii=False))
+        self.pool.keep(self._number, key, category, draft.kind, text, json.dumps(row, ensure_ascii=False))
         self._seen.add(self._number, keys)
         self._number += 1
         self.num_rows += 1
         return None
-
-    def _is_frozen(self, draft: Draft) -> bool:
-        messages = [Message("user", draft.turns[0][0])]
-        return group_hash(f"question:{question(messages)}") in self._frozen
 
 
 def _row(category: str, page: str, path: str, draft: Draft, *, maker: str, seed: int) -> dict[str, Any]:
@@ -138,6 +137,24 @@ def _band_keys(triples: set[tuple[str, ...]]) -> list[int]:
     size = 4 * _BAND_VALUES
     parts = [values[start : start + size] for start in range(0, len(values), size)]
     return [(crc32(part) << 32 | crc32(part, 1) ^ band * 0x9E3779B9) & _MASK for band, part in enumerate(parts)]
+
+
+@contextmanager
+def write_rows(out: Path, maker: str, seed: int, against: Iterable[tuple[str, str]]) -> Iterator[KeptRows]:
+    """Open a file of rows, and write those that were kept within the block; after an error `out` stays as it was.
+
+    Rows of `against` are not made again. Raises DoesNotFit for a full disk.
+    """
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with write_whole(out) as file, scratch_folder() as folder, closing(Pool(folder / "pool.db")) as pool:
+            rows = KeptRows(pool, maker, seed)
+            rows.remember(against)
+            yield rows
+            for line in pool.rows():
+                file.write(f"{line}\n".encode())
+    except OSError as error:
+        raise DoesNotFit(f"{out} cannot be written: {error.strerror}", hint="make room, or write elsewhere") from None
 
 
 class Against:

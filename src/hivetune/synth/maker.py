@@ -5,16 +5,13 @@ The same packs, documentation, number and seed give the same file. Nothing is wr
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hivetune.base.disk import scratch_folder, write_whole
-from hivetune.data.frozen import frozen_hashes
-from hivetune.errors import DataRefused, DoesNotFit
+from hivetune.errors import DataRefused
 from hivetune.records import Progress, silent
 from hivetune.synth.checks import Cited, check_draft, parses
-from hivetune.synth.keep import Against, KeptRows, Pool, draw_key
+from hivetune.synth.keep import Against, KeptRows, Pool, draw_key, write_rows
 from hivetune.synth.make.draft import Draft
 from hivetune.synth.make.questions import drafts_of
 from hivetune.synth.packs.pack import Pack
@@ -55,20 +52,12 @@ def make_rows(
     there, DataRefused when no row could be made, DoesNotFit for a full disk, MachineNotFit without bash, whose grammar
     decides what parses.
     """
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with write_whole(out) as file, scratch_folder() as folder, closing(Pool(folder / "pool.db")) as pool:
-            chosen = KeptRows(pool, frozen_hashes(), TEMPLATES, seed)
-            chosen.remember(against)
-            counts = _fill(pool, packs, library, rows, seed, progress)
-            pool.settle()
-            _choose(pool, chosen, packs, rows, counts)
-            for line in pool.rows():
-                file.write(f"{line}\n".encode())
-            if not chosen.num_rows:
-                raise _no_rows_error(packs, counts)
-    except OSError as error:
-        raise DoesNotFit(f"{out} cannot be written: {error.strerror}", hint="make room, or write elsewhere") from None
+    with write_rows(out, TEMPLATES, seed, against) as chosen:
+        counts = _fill(chosen.pool, packs, library, rows, seed, progress)
+        chosen.pool.settle()
+        _choose(chosen, packs, rows, counts)
+        if not chosen.num_rows:
+            raise _no_rows_error(packs, counts)
     return counts
 
 
@@ -126,8 +115,12 @@ def _fill(
                 progress(num_read, total)
             _offer(pool, tally, pack.category, page, drafts_of(page, seed), spare, seed)
             facts = [fact for fact in pack.facts if fact.source == page.label and page.label not in cited]
-            written = [Draft("fact", ((fact.question, fact.answer),), "", page.text, commands=_code_of(fact.answer))
-                       for fact in facts]  # fmt: skip
+            blocks = [[part.split("\n", 1) for part in fact.answer.split("```")[1::2]] for fact in facts]
+            shell = [tuple(lines[1].rstrip() for lines in some if len(lines) > 1) for some in blocks]
+            written = [
+                Draft("fact", ((fact.question, fact.answer),), "", page.text, commands=commands)
+                for fact, commands in zip(facts, shell, strict=True)
+            ]
             _offer(pool, tally, pack.category, page, written, len(written), seed)
             cited.add(page.label)
         lost = [fact for fact in pack.facts if fact.source not in cited]
@@ -137,16 +130,12 @@ def _fill(
     return counts
 
 
-def _code_of(answer: str) -> tuple[str, ...]:
-    return tuple(part.split("\n", 1)[1].rstrip() for part in answer.split("```")[1::2] if "\n" in part)
-
-
 def _offer(
     pool: Pool, tally: CategoryCounts, category: str, page: DocPage, drafts: Iterable[Draft], limit: int, seed: int
 ) -> None:
     """Check the drafts of a page; of each kind at most `limit` pass."""
     by_kind: dict[str, list[tuple[int, Draft]]] = {}
-    source = Cited((page,))
+    source = Cited(page)
     for draft in drafts:
         tally.made += 1
         by_kind.setdefault(draft.kind, []).append((draw_key(seed, draft), draft))
@@ -165,8 +154,9 @@ def _offer(
             pool.add(category, page.label, str(page.path), key, draft)
 
 
-def _choose(pool: Pool, out: KeptRows, packs: Sequence[Pack], rows: int, counts: Mapping[str, CategoryCounts]) -> None:
+def _choose(out: KeptRows, packs: Sequence[Pack], rows: int, counts: Mapping[str, CategoryCounts]) -> None:
     """Take drafts from the pool until each category has its share, and skip copies."""
+    pool = out.pool
     untried = {  # drafts of each kind that were not tried, without the kinds that a pack does not want
         pack.category: {kind: n for kind, n in pool.kinds(pack.category).items() if pack.kind_weight(kind) > 0}
         for pack in packs

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hivetune.synth.make.lines import option_line
-from hivetune.synth.make.questions import drafts_of
+from hivetune.synth.make.questions import drafts_of, option_line
 from hivetune.synth.sources.page import DocEntry, DocPage
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from hivetune.synth.make.draft import capital, deed, excerpt, sentences
 from hivetune.synth.make.questions import says_nothing
-from hivetune.synth.make.wording import capital, deed, excerpt, sentences
 
 
 @pytest.mark.parametrize(

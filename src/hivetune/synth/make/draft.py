@@ -1,12 +1,18 @@
-"""A question and its answer before they are checked, and how their wording is drawn."""
+"""A question and its answer before they are checked, and how their wording is drawn.
+
+Sentences of documentation are put into both: the first ones, and what they say as an imperative.
+"""
 
 import random
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any
+
+from hivetune.synth.words import word_list
 
 OPENER_SHARE = 0.3
 # What a row teaches; packs weigh them by these names.
@@ -50,17 +56,127 @@ def worded(name: str, draw: random.Random, fields: Mapping[str, str], *, opener:
 
 def _pick(wordings: list[str], draw: random.Random, fields: Mapping[str, str]) -> str:
     """Return one wording whose fields are all known and not empty."""
-    return draw.choice([text for text in wordings if _fits(text, fields)]).format_map(fields)
+    # `{value}` may be empty: it is the sentence that gives a number, where one is asked for.
+    known = {name for name, value in fields.items() if value or name == "value"}
+    return draw.choice([text for text in wordings if _needs(text) <= known]).format_map(fields)
 
 
 @cache
 def _needs(text: str) -> frozenset[str]:
+    """Return the fields of a wording."""
     return frozenset(name for part in text.split("{")[1:] if (name := part.partition("}")[0]))
 
 
-def _fits(text: str, fields: Mapping[str, str]) -> bool:
-    """Return whether a wording's fields are there.
+_MAX_TOLD_CHARS = 420
+MAX_DEED_CHARS = 150
+MIN_SENTENCE_CHARS = 12
+_ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|etc|vs|cf|resp|approx|incl|no|fig|sec|dr|mr|ms|inc|ltd)\.|\b[A-Z]\.)$",
+                           re.IGNORECASE)  # fmt: skip
+_SENTENCE_END = re.compile(r"(?<=[.!?])[\"')]*\s+(?=[\"'(`\[A-Z0-9-])")
+# A sentence that needs what stands elsewhere on the page.
+_DANGLING = re.compile(
+    r"\b(?:see (?:also )?(?:below|above|the|section)|below|above|following|as follows|this section|previous(?:ly)?"
+    r"|earlier|next section|described (?:in|under)|table \d|figure \d|section \d"
+    r"|mandatory arguments to|usage \d|has more details|for more (?:details|information))\b|\[\d+\]|-{3}|:$",
+    re.IGNORECASE,
+)
+# A first sentence that points at what stood before it.
+_POINTING = re.compile(
+    r"(?:These|Those|Such|Here|Setting these|This list|They|Other|Another)\b|This (?:is|was) (?:also|the same)\b"
+)
+_LEAD = re.compile(
+    r"^(?:(?:This|The)(?: [\w-]+)? (?:option|flag|switch|command|subcommand|setting|argument|parameter|directive)s?"
+    r"|This|It|Is used to|Used to|Can be used to|May be used to)\s+(?:(?:is|can be|may be) used to |will |can |may )?",
+)
+# Deeds that say of an argument what it looks like, not what the option does.
+_NO_DEED = re.compile(
+    r"(?:take|accept|expect|specify|contain|control|be|have|allow|default|refer|mean|may|use|see|require)s? "
+    r"(?:an?|one|two|the|either|to|for|this|that|its|whether|how|which|what|multiple|several|same)\b|same as|as above"
+)
+# Behind a word that is verb and noun ("time to wait", "list of files"), these say that it is the noun.
+_NOUN_BEFORE = re.compile(
+    r"(?:mode|option|value|name)s?\b|(?:to|of|for|in|that|is|are|which|used|between|can|will|must)\b"
+)
+# Behind a word of nouns.txt this says that it is a verb: "time the command", not "time limit of a command".
+_DETERMINER = re.compile(
+    r"(?:an?|the|all|any|each|every|only|one|both|this|these|no|its|your|up|out|on|into|from)\b", re.I
+)
+_THIRD = {"does": "do", "has": "have", "goes": "go"}
 
-    `{value}` may be empty: it is the sentence that gives a number, where one is asked for.
+
+def sentences(text: str) -> list[str]:
+    """Return the sentences of the first paragraphs, in order."""
+    whole_sentences: list[str] = []
+    for paragraph in text.split("\n\n"):
+        pieces = _SENTENCE_END.split(" ".join(paragraph.split()))
+        whole = ""
+        for piece in pieces:
+            whole = f"{whole} {piece}".strip()
+            if whole and not _ABBREVIATION.search(whole):
+                whole_sentences.append(whole)
+                whole = ""
+        if whole:
+            whole_sentences.append(whole)
+        if whole_sentences and (whole_sentences[-1][-1].isalnum() or whole_sentences[-1][-1] in ")'\""):
+            whole_sentences[-1] += "."  # a paragraph's end
+    return whole_sentences
+
+
+def excerpt(text: str, longest: int = _MAX_TOLD_CHARS) -> str:
+    """Return the first whole sentences that fit and need nothing else of the page; empty if there are none."""
+    if _POINTING.match(text.lstrip()):
+        return ""
+    text_so_far = ""
+    for sentence in sentences(text):
+        if len(text_so_far) + len(sentence) + 1 > longest or _DANGLING.search(sentence) or not balanced(sentence):
+            break
+        text_so_far = f"{text_so_far} {sentence}".strip()
+    if len(text_so_far) < MIN_SENTENCE_CHARS or not (text_so_far[0].isalnum() or text_so_far[0] in "\"'`(/-$~<."):
+        return ""
+    return capital(text_so_far if text_so_far[-1] in ".!?" else f"{text_so_far}.")
+
+
+def balanced(text: str) -> bool:
+    """Return whether brackets close: a sentence that was cut or read wrongly has one open."""
+    return text.count("(") == text.count(")") and text.count('"') % 2 == 0 and text.count("[") == text.count("]")
+
+
+def capital(text: str) -> str:
+    """Return the text with a capital letter in front, where the first word is plain English and not a name such as
+    ssh.
     """
-    return all(fields.get(name) or (name == "value" and name in fields) for name in _needs(text))
+    first = text.split(" ", 1)[0].rstrip(",")
+    return text[:1].upper() + text[1:] if first in word_list("starts") or imperative(first) else text
+
+
+def deed(text: str) -> str:
+    """Return what it does as an imperative without a full stop: `show only the unit states`; empty if it can't be
+    told.
+    """
+    first = next(iter(sentences(text)), "")
+    first = _LEAD.sub("", first.strip(), count=1).rstrip(".!").strip()
+    if len(first) > MAX_DEED_CHARS or len(first) < MIN_SENTENCE_CHARS or _DANGLING.search(first) or not balanced(first):
+        return ""
+    word, _, rest = first.partition(" ")
+    base = imperative(word)
+    if not base or len(rest.split()) < 2 or _NOUN_BEFORE.match(rest) or f"{base} {rest}".startswith("do not "):
+        return ""  # "how can I do not print"
+    if base in word_list("nouns") and not _DETERMINER.match(rest):
+        return ""
+    return "" if _NO_DEED.match(f"{base} {rest}") else f"{base} {rest}"
+
+
+def imperative(word: str) -> str:
+    """Return the base form of a verb that a description begins with; empty for any other word."""
+    plain = word.lower()
+    if not plain.isalpha():
+        return ""
+    verbs = word_list("verbs")
+    if plain in verbs:
+        return plain
+    if plain in _THIRD:
+        return _THIRD[plain]
+    for ending, instead in (("ies", "y"), ("es", ""), ("s", "")):
+        if plain.endswith(ending) and (base := plain.removesuffix(ending) + instead) in verbs:
+            return base
+    return ""

@@ -1,20 +1,114 @@
 """Questions about a page: its entries one by one and in pairs, its functions, its prose, its purpose."""
 
+import itertools
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from hivetune.synth.make.draft import Draft, worded
-from hivetune.synth.make.lines import command_line, full_command, option_line
-from hivetune.synth.make.wording import capital, deed, excerpt, sentences
-from hivetune.synth.sources.page import DocEntry, DocPage, DocPassage, words_in
+from hivetune.synth.make.draft import Draft, capital, deed, excerpt, sentences, worded
+from hivetune.synth.sources.page import DocEntry, DocPage, DocPassage, options_in, words_in
+from hivetune.synth.words import word_list
+
+_NAMED = {"width", "cols", "depth", "level", "port", "size", "bytes", "pid", "days"}
+_SPELLED = re.compile(r"(-{1,2}[A-Za-z0-9?][\w.-]*)(?:(=| )(\S+))?")
+_OPERAND = re.compile(r"<?[A-Za-z][\w./-]*>?(?:\.\.\.)?")
+_OPTION = frozenset({"option", "opt", "flag", "switche"})  # without the s of the plural
+# Sections for options of every call; in others stand those of a suite or a mode, as in perf-bench(1).
+_OF_THE_WHOLE = re.compile(r"OPTION|DESCRIPTION|SYNOPSIS", re.IGNORECASE)
+
+
+def option_line(page: DocPage, entry: DocEntry, draw: random.Random) -> tuple[str, str] | None:
+    """Return (command line, sentence for the question that gives its value) of an option; None where it can't be
+    told.
+    """
+    if (options_in(entry.text) - {*entry.names}) or any(e.kind == "command" for e in page.entries):
+        return None  # it may need another option, or a sub-command
+    operands, spelled = operands_of(page, entry), _spelled(entry, draw)
+    if page.command is None or operands is None or spelled is None or not _OF_THE_WHOLE.search(entry.section):
+        return None
+    option, value = spelled
+    return " ".join([page.command, option, *operands]), value
+
+
+def command_line(page: DocPage, entry: DocEntry) -> str | None:
+    """Return a sub-command with the operands that it needs, as capital letters; None where it can't be told."""
+    rest = _without_brackets(entry.usage.split(", ")[0]).split()[len(entry.names[0].split()) :]
+    placeholders = _placeholders(rest)
+    return None if placeholders is None else " ".join([full_command(page, entry), *placeholders])
+
+
+def full_command(page: DocPage, entry: DocEntry) -> str:
+    """Return `systemctl start` for the sub-command start; some pages name the command in front already."""
+    command, name = page.command or "", entry.names[0]
+    return name if name.split()[0] == command.split()[0] else f"{command} {name}"
+
+
+def operands_of(page: DocPage, entry: DocEntry) -> list[str] | None:
+    """Return what must follow the option `entry`, as capital letters; None where it can't be told.
+
+    The form of the synopsis that has the option decides: by its name, or as OPTION.
+    """
+    if page.command is None:
+        return None
+    for text in page.synopsis:
+        # What follows each call of the command: `sleep NUMBER` and `sleep OPTION` may share a line.
+        first, *forms = re.split(rf"(?:^|(?<=\s)){re.escape(page.command)}(?=\s|$)", text)
+        for form in [] if first.strip() else forms:
+            form_words = set(re.findall(r"[\w-]+", form))
+            if form_words & {*entry.names} or any(map(_means_options, form_words)):
+                operands = _placeholders([w for w in _without_brackets(form).split() if not _means_options(w)])
+                return None if operands and "COMMAND" in operands else operands
+    return None
+
+
+def _means_options(word: str) -> bool:
+    """Return whether a word of a synopsis stands for options: OPTION, options, <flags>."""
+    return word.strip("<>").lower().rstrip("s") in _OPTION
+
+
+def _placeholders(words: Sequence[str]) -> list[str] | None:
+    """Return NAME of NAME or <name>. None if the word may be literal, since italics are lost in plain text."""
+    operands = []
+    for word in words:
+        if word == "...":
+            continue
+        if not _OPERAND.fullmatch(word) or not (word[0] == "<" or word.removesuffix("...").isupper()):
+            return None
+        operands.append(word.strip("<>").removesuffix("...").strip("<>").upper())
+    return operands if len(operands) <= 3 else None
+
+
+def _without_brackets(text: str) -> str:
+    """Return the synopsis without its optional parts."""
+    while (shorter := re.sub(r"\[[^\[\]]*\]", " ", text)) != text:
+        text = shorter
+    return text.replace("…", "...")
+
+
+def _spelled(entry: DocEntry, draw: random.Random) -> tuple[str, str] | None:
+    """Return the option with a value for its argument, and the sentence that names the value."""
+    forms = [re.sub(r"\[[^\]]*\]", "", form).strip() for form in re.split(r", | \| ", entry.usage)]
+    fitting = [match for form in forms if (match := _SPELLED.fullmatch(form))]
+    if not fitting or len(entry.names) > len(fitting):
+        return None
+    chosen = next((match for match in reversed(fitting) if match[3]), max(fitting, key=lambda m: len(m[0])))
+    if chosen[3] is None:
+        return (chosen[0], "") if not entry.usage.rstrip("]").endswith("=") else None
+    if chosen[2] == "=" and chosen[3].islower() and not chosen[3].startswith("<"):
+        return None  # --order=path names a value, not what stands for one
+    argument = chosen[3].strip("<>").lower()
+    if argument in word_list("numbers"):
+        value = str(draw.choice((2, 3, 5, 8, 10, 12, 20, 25, 40, 50, 64, 80, 100, 128, 250, 500)))
+        named = f" Use {value} as the {argument}." if argument in _NAMED else f" Use the number {value}."
+        return f"{chosen[1]}{chosen[2]}{value}", named
+    if not re.fullmatch(r"[A-Za-z][\w-]*", argument):
+        return None
+    placeholder = argument.upper().replace("-", "_")
+    return f"{chosen[1]}{chosen[2]}{placeholder}", f" Write {placeholder} for its argument."
 
 
 def drafts_of(page: DocPage, seed: int) -> Iterator[Draft]:
-    """Yield the drafts of one page.
-
-    The draw depends on the seed and the entry only.
-    """
+    """Yield the drafts of one page. The draw depends on the seed and the entry only."""
     for entry in page.entries:
         yield from entry_drafts(page, entry, random.Random(f"{seed} {page.label} {entry.kind} {entry.names[0]}"))
     yield from function_drafts(page, random.Random(f"{seed} {page.label} functions"))
@@ -39,7 +133,9 @@ def entry_drafts(page: DocPage, entry: DocEntry, draw: random.Random) -> Iterato
     if not answer or is_everywhere(entry):
         return
     fields = _fields(page, entry, answer)
-    yield from _meaning(page, entry, fields, draw)
+    if entry.kind != "function" and (entry.kind != "command" or page.command is not None):
+        kind = "explain" if entry.kind == "status" else "meaning"
+        yield Draft(kind, (worded(f"{kind}.{entry.kind}", draw, fields),), entry.section, _passage(entry))
     if entry.kind in ("option", "command", "directive") and not is_pair(entry):
         action = deed(entry.text)
         if action and not any(name in action for name in entry.names):
@@ -53,10 +149,7 @@ def is_everywhere(entry: DocEntry) -> bool:
 
 
 def is_pair(entry: DocEntry) -> bool:
-    """Return whether the entry is an option and its negation.
-
-    A description of both does not fit one.
-    """
+    """Return whether the entry is an option and its negation. A description of both does not fit one."""
     plain = {name.lstrip("-") for name in entry.names}
     return any(f"no{name}" in plain or f"no-{name}" in plain for name in plain)
 
@@ -77,20 +170,13 @@ def _fields(page: DocPage, entry: DocEntry, answer: str) -> dict[str, str]:
         "command": page.called,
         "topic": page.called,
         "parent": page.called,
-        "full": main_name(entry),
+        "full": name,
     }
     if entry.kind == "command":
         fields["full"] = full_command(page, entry) if page.command else name
-        fields["parent"] = fields["full"].rsplit(" ", 1)[0] if " " in fields["full"] else fields["full"]
+        fields["parent"] = fields["full"].rsplit(" ", 1)[0]
         fields["line"] = (command_line(page, entry) if page.command else None) or fields["full"]
     return fields
-
-
-def _meaning(page: DocPage, entry: DocEntry, fields: dict[str, str], draw: random.Random) -> Iterator[Draft]:
-    kind = "explain" if entry.kind == "status" else "meaning"
-    if entry.kind == "function" or (entry.kind == "command" and page.command is None):
-        return
-    yield Draft(kind, (worded(f"{kind}.{entry.kind}", draw, fields),), entry.section, _passage(entry))
 
 
 def _which(page: DocPage, entry: DocEntry, fields: dict[str, str], draw: random.Random) -> Iterator[Draft]:
@@ -203,24 +289,22 @@ def pair_drafts(page: DocPage, draw: random.Random) -> Iterator[Draft]:
     kinds = ("option", "command", "directive")
     entries = [e for e in page.entries if e.kind in kinds and not is_pair(e) and not is_everywhere(e)]
     answers = [excerpt(entry.text) for entry in entries]
-    for at in range(len(entries) - 1):
-        if answers[at] and answers[at + 1] and entries[at].kind == entries[at + 1].kind:
-            yield _compared(page, entries[at], entries[at + 1], (answers[at], answers[at + 1]), draw)
+    of_page = {"page": page.label, "command": page.called, "topic": page.called}
+    for (first, told), (second, told_other) in itertools.pairwise(zip(entries, answers, strict=True)):
+        if told and told_other and first.kind == second.kind:
+            fields = {"one": main_name(first), "other": main_name(second), "told": told, "told_other": told_other}
+            turn = worded("compare", draw, {**fields, **of_page})
+            yield Draft("compare", (turn,), first.section, f"{_passage(first)}\n{_passage(second)}")
     for entry, text in zip(entries, answers, strict=True):
         if text:
             yield from _followed(page, entry, text, draw)
 
 
-def _compared(page: DocPage, first: DocEntry, second: DocEntry, answers: tuple[str, str], draw: random.Random) -> Draft:
-    fields = {"one": main_name(first), "other": main_name(second), "told": answers[0], "told_other": answers[1]}
-    fields |= {"page": page.label, "command": page.called, "topic": page.called}
-    passage = f"{first.usage}\n{first.text}\n{second.usage}\n{second.text}"
-    return Draft("compare", (worded("compare", draw, fields),), first.section, passage)
-
-
 def _followed(page: DocPage, entry: DocEntry, answer: str, draw: random.Random) -> Iterator[Draft]:
     """Yield a question and one or two that follow it."""
-    fields = {**_fields(page, entry, answer), "section": entry.section, "manual": _manual(page)}
+    reference = re.fullmatch(r"(.+)\((\w+)\)", page.label)
+    manual = f"{reference[2]} {reference[1]}" if reference else ""  # the arguments of `man` for this page
+    fields = {**_fields(page, entry, answer), "section": entry.section, "manual": manual}
     name = fields["name"]
     turns = [worded(f"meaning.{entry.kind}", draw, fields)]
     commands: tuple[str, ...] = ()
@@ -237,14 +321,8 @@ def _followed(page: DocPage, entry: DocEntry, answer: str, draw: random.Random) 
         turns.append(worded(kind, draw, fields_of_turn, opener=False))
         if kind == "follow.line":
             commands = (fields_of_turn["line"],)
-    passage = f"{entry.usage}\n{entry.text}\n{entry.section} {_manual(page)}"
+    passage = f"{_passage(entry)}\n{entry.section} {manual}"
     yield Draft("follow-up", tuple(turns), entry.section, passage, commands=commands)
-
-
-def _manual(page: DocPage) -> str:
-    """Return the arguments of `man` for this page."""
-    match = re.fullmatch(r"(.+)\((\w+)\)", page.label)
-    return f"{match[2]} {match[1]}" if match else ""
 
 
 # The page as a whole.
@@ -267,14 +345,8 @@ def _purpose(page: DocPage, draw: random.Random) -> Iterator[Draft]:
     if page.command is None or len(page.summary) < 8 or says_nothing(page.summary, page.command):
         return
     summary = capital(page.summary)
-    opening = next(
-        (
-            excerpt(passage.text, _OPENING_CHARS)
-            for passage in page.passages
-            if passage.heading.upper() == "DESCRIPTION"
-        ),
-        "",
-    )
+    descriptions = (passage.text for passage in page.passages if passage.heading.upper() == "DESCRIPTION")
+    opening = excerpt(next(descriptions, ""), _OPENING_CHARS)
     fields = {"command": page.command, "page": page.label, "summary": summary, "told": opening, "topic": page.command}
     passage = f"{page.summary}\n{opening}"
     for _ in range(2):  # the same fact in two wordings

@@ -66,7 +66,7 @@ def parse_pack(text: str, where: str) -> Pack:
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{where} is not TOML: {error}", hint="see docs/synth.md for an example of a pack") from None
     _check_keys(tree, PACK_KEYS, where)
-    category = tree.get("category")
+    category, kinds, facts = tree.get("category"), tree.get("kinds", {}), tree.get("fact", [])
     if not isinstance(category, str) or not category.strip():
         raise UsageError(f"{where}: 'category' is missing", hint='begin with: category = "my-topic"')
     for key in _LISTS:
@@ -78,15 +78,23 @@ def parse_pack(text: str, where: str) -> Pack:
     for key in ("title", "install"):
         if not isinstance(tree.get(key, ""), str):
             raise UsageError(f"{where}: '{key}' must be a text, got {tree[key]!r}")
+    weight = _weight(tree.get("weight", 1.0), f"{where}: 'weight'")
+    if not isinstance(kinds, dict):
+        raise UsageError(f"{where}: 'kinds' must be a table of weights, got {kinds!r}", hint="kinds = {meaning = 2}")
+    _check_keys(kinds, DRAFT_KINDS, f"{where}: kinds")
+    kinds = {kind: _weight(value, f"{where}: kinds.{kind}") for kind, value in kinds.items()}
+    if not isinstance(facts, list) or not all(isinstance(fact, dict) for fact in facts):
+        raise UsageError(f"{where}: facts are written as tables", hint="begin each with a line: [[fact]]")
+    for fact in facts:
+        _check_keys(fact, _FACT_KEYS, f"{where}: fact")
+        for key in _FACT_KEYS:
+            if not isinstance(fact.get(key), str) or not fact[key].strip():
+                raise UsageError(f"{where}: a fact needs '{key}'", hint="name the page that confirms the fact")
+    texts = {key: tree[key] for key in ("title", "install") if key in tree}
+    lists: dict[str, Any] = {key: tuple(tree.get(key, ())) for key in _LISTS}
+    written = tuple(WrittenFact(**fact) for fact in facts)
     return Pack(
-        category=category,
-        title=tree.get("title", category),
-        where=where,
-        install=tree.get("install", ""),
-        weight=_weight(tree.get("weight", 1.0), f"{where}: 'weight'"),
-        kinds=_kinds(tree.get("kinds", {}), where),
-        facts=tuple(_fact(fact, where) for fact in _tables(tree.get("fact", []), where)),
-        **{key: tuple(tree.get(key, ())) for key in _LISTS},
+        category, **{"title": category, **texts}, where=where, weight=weight, kinds=kinds, facts=written, **lists
     )
 
 
@@ -104,27 +112,6 @@ def _weight(value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e6:
         raise UsageError(f"{where} must be a number from 0, got {value!r}")
     return float(value)
-
-
-def _kinds(value: Any, where: str) -> dict[str, float]:
-    if not isinstance(value, dict):
-        raise UsageError(f"{where}: 'kinds' must be a table of weights, got {value!r}", hint="kinds = {meaning = 2}")
-    _check_keys(value, DRAFT_KINDS, f"{where}: kinds")
-    return {kind: _weight(weight, f"{where}: kinds.{kind}") for kind, weight in value.items()}
-
-
-def _tables(value: Any, where: str) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise UsageError(f"{where}: facts are written as tables", hint="begin each with a line: [[fact]]")
-    return value
-
-
-def _fact(value: Mapping[str, Any], where: str) -> WrittenFact:
-    _check_keys(value, _FACT_KEYS, f"{where}: fact")
-    for key in ("question", "answer", "source"):
-        if not isinstance(value.get(key), str) or not value[key].strip():
-            raise UsageError(f"{where}: a fact needs '{key}'", hint="name the page that confirms the fact")
-    return WrittenFact(value["question"], value["answer"], value["source"])
 
 
 # What the command line names: categories that are shipped, packs of a user, folders of documents or of packages.
@@ -149,7 +136,11 @@ def find_packs(names: Sequence[str], help_of: Sequence[str]) -> tuple[list[Pack]
         elif path.is_dir():
             packs_read.append(Pack(path.resolve().name, f"documents in {name}", name, documents=(str(path.resolve()),)))
         elif path.is_file():
-            packs_read.append(parse_pack(_text(path), str(path)))
+            try:
+                text = path.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise UsageError(f"cannot read {path}: {error}", hint="give a TOML file in UTF-8") from None
+            packs_read.append(parse_pack(text, str(path)))
         else:
             near = difflib.get_close_matches(name, shipped, 1)
             hint = f"did you mean '{near[0]}'?" if near else "see the categories: hivetune data synth"
@@ -163,10 +154,3 @@ def find_packs(names: Sequence[str], help_of: Sequence[str]) -> tuple[list[Pack]
         if sum(p.category == pack.category for p in packs) > 1:
             raise UsageError(f"two packs have the category {pack.category!r}", hint="name each once")
     return packs, Library(tuple(roots), tuple(help_of))
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {error}", hint="give a TOML file in UTF-8") from None

@@ -9,7 +9,6 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 from hivetune.synth.sources.page import DocBlock, DocPage, NotUnderstood
 from hivetune.synth.sources.structure import page_of
@@ -65,7 +64,7 @@ def run_help(command: Sequence[str]) -> str:
                 cwd=folder,
                 env={**os.environ, "PAGER": "cat", "MANPAGER": "cat", "COLUMNS": "200", "TERM": "dumb"},
                 start_new_session=True,
-                preexec_fn=_limit_writing,
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_WRITTEN_BYTES, MAX_WRITTEN_BYTES)),
             )
         except OSError as error:
             raise NotUnderstood(f"its help can't be read: {shown}: {error}") from None
@@ -77,16 +76,9 @@ def run_help(command: Sequence[str]) -> str:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        printed = _beginning(out) or _beginning(err)
+        for file in (err, out):
+            file.seek(0)
+        printed = out.read(MAX_HELP_BYTES + 1) or err.read(MAX_HELP_BYTES + 1)
     if len(printed) > MAX_HELP_BYTES:  # a part would end within what one option does
         raise NotUnderstood(f"its help prints more than {MAX_HELP_BYTES >> 10} KiB: {shown}")
     return printed.decode("utf-8", "replace")
-
-
-def _limit_writing() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_WRITTEN_BYTES, MAX_WRITTEN_BYTES))
-
-
-def _beginning(file: IO[bytes]) -> bytes:
-    file.seek(0)
-    return file.read(MAX_HELP_BYTES + 1)

@@ -52,7 +52,10 @@ def page_of(blocks: Sequence[DocBlock], path: Path, label: str, *, command: str 
             passages.append(DocPassage(heading, text_below))
     if not entries and not passages:
         raise NotUnderstood("nothing is documented in a form that is understood")
-    summary = _summary(blocks)
+    # The text after the hyphen in NAME.
+    names = [block.text for block in blocks_below(blocks, "NAME")]
+    parts = (name.partition(" - " if " - " in name else " -- ") for name in names)
+    summary = next((" ".join(rest.split()).rstrip(".") for _, dash, rest in parts if dash), "")
     synopsis = tuple(block.text for block in blocks_below(blocks, "SYNOPSIS") if block.kind in ("text", "code"))
     typed = _typed(command, synopsis) if command else None
     entries = [e for e in entries if e.kind != "command" or _is_command_of(typed, e.names[0], synopsis, text)]
@@ -119,17 +122,6 @@ def blocks_below(blocks: Sequence[DocBlock], heading: str) -> list[DocBlock]:
     return [block for title, body in sections_of(blocks) if title.upper() == heading for block in body]
 
 
-def _summary(blocks: Sequence[DocBlock]) -> str:
-    """Return the text after the hyphen in NAME."""
-    for block in blocks_below(blocks, "NAME"):
-        _, dash, summary = block.text.partition(" - ")
-        if not dash:
-            _, dash, summary = block.text.partition(" -- ")
-        if dash:
-            return " ".join(summary.split()).rstrip(".")
-    return ""
-
-
 def _with_terms(blocks: Sequence[DocBlock]) -> list[DocBlock]:
     """Find terms in other layouts.
 
@@ -176,21 +168,11 @@ def _entries(heading: str, body: Sequence[DocBlock]) -> Iterator[DocEntry]:
                 break
             texts.append(block.text)
         for term in terms if len(terms) > 1 and not all(term.startswith("-") for term in terms) else [", ".join(terms)]:
-            entry = _entry(term, "\n\n".join(texts), heading)
-            if entry is not None and entry.text:
-                yield entry
+            usage, text = " ".join(term.split()).rstrip(":"), "\n\n".join(texts).strip()
+            kind = _kind(usage, heading) if text and 0 < len(usage) <= MAX_TERM_CHARS else None
+            if kind is not None and (names := _names(kind, usage)):
+                yield DocEntry(kind, names, usage, text, heading)
         at = start
-
-
-def _entry(term: str, text: str, heading: str) -> DocEntry | None:
-    term = " ".join(term.split()).rstrip(":")
-    if not term or len(term) > MAX_TERM_CHARS:
-        return None
-    kind = _kind(term, heading)
-    if kind is None:
-        return None
-    names = _names(kind, term)
-    return DocEntry(kind, names, term, text.strip(), heading) if names else None
 
 
 def _kind(term: str, heading: str) -> EntryKind | None:
@@ -210,7 +192,8 @@ def _kind(term: str, heading: str) -> EntryKind | None:
 
 def _names(kind: EntryKind, term: str) -> tuple[str, ...]:
     if kind == "option":
-        names = [name.rstrip(".-+") if len(name) > 2 else name for name in _OPTION_NAME.findall(_head(term))]
+        head = re.sub(r"[=\[<{][^,]*", " ", term)  # what stands in brackets or angles is its argument
+        names = [name.rstrip(".-+") if len(name) > 2 else name for name in _OPTION_NAME.findall(head)]
         names = [name for name in names if not re.fullmatch(r"-\d{2,}|--?", name)]
     elif kind == "directive":
         names = _DIRECTIVE.findall(term)
@@ -223,16 +206,6 @@ def _names(kind: EntryKind, term: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name))
 
 
-def _head(term: str) -> str:
-    """Return the names of an option's term: what stands in brackets or angles is its argument."""
-    return re.sub(r"[=\[<{][^,]*", " ", term)
-
-
 def _command_words(term: str) -> str:
     """Return `ip addr add` of `ip addr add IFADDR dev IFNAME`: words up to the first that is a placeholder."""
-    command = []
-    for word in term.split():
-        if not _COMMAND.fullmatch(word):
-            break
-        command.append(word)
-    return " ".join(command[:3])
+    return " ".join(list(takewhile(_COMMAND.fullmatch, term.split()))[:3])
