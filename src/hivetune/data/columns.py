@@ -108,7 +108,8 @@ def unexplained(row: Row, layout: Format, conversation: Conversation) -> str | N
         nothing: tuple[Any, ...] = (
             (None, "") if name in layout.asks else (None, "", [], {})
         )  # no part of this text may have a label
-        if name in conversation.explained or value in nothing or _is_choice(name, value):
+        chosen = name in _CHOSEN and isinstance(value, str) and value.isidentifier()  # selects what is known
+        if name in conversation.explained or value in nothing or chosen or (name == "input" and says_none(value)):
             continue
         if kind == "media":
             raise RowRefused("unsupported-content", f"the column {name[:40]}: only text can be learned")
@@ -146,14 +147,14 @@ def _is_lost(name: str, kind: Kind, value: Any, conversation: Conversation) -> b
     if name == "expected" and isinstance(value, str):
         return not any(message.content.strip() == value.strip() for message in conversation.messages)
     if name in TRUE_ANSWERS and isinstance(value, str | int | float) and not isinstance(value, bool):
-        return not _stands_in_answer(str(value).strip(), conversation)
-    return kind == "choice" and _is_lost_choice(name, value, conversation)
-
-
-def _stands_in_answer(value: str, conversation: Conversation) -> bool:
-    """Return whether the last answer contains this text."""
-    answers = [message.content for message in conversation.messages if message.role == "assistant"]
-    return bool(answers) and (not value or stands_in(value.lower(), answers[-1].lower()))
+        right = str(value).strip().lower()
+        answers = [message.content.lower() for message in conversation.messages if message.role == "assistant"]
+        return not answers or (right != "" and not stands_in(right, answers[-1]))
+    if kind != "choice":
+        return False
+    # The question has to name it by its letter: a match of the words alone may be chance.
+    named = re.compile(rf"(?<!\w){name[-1]}\W{{1,3}}{re.escape(str(value).strip()[:200])}", re.I)
+    return not any(named.search(message.content) for message in conversation.messages if message.role == "user")
 
 
 def stands_in(short: str, long: str) -> bool:
@@ -164,21 +165,6 @@ def stands_in(short: str, long: str) -> bool:
 def _with_borders(text: str) -> str:
     """Return `text` with a sign wherever a word may begin or end: one search finds all, in time linear in the text."""
     return re.sub("(?<![\\w.\ufdd1])", "\ufdd0", re.sub(r"(?!\w)", "\ufdd1", text))
-
-
-def _is_lost_choice(name: str, value: Any, conversation: Conversation) -> bool:
-    """Return whether the question does not name one of several choices by its letter. A match of the words alone may be
-    chance.
-    """
-    named = re.compile(rf"(?<!\w){name[-1]}\W{{1,3}}{re.escape(str(value).strip()[:200])}", re.I)
-    return not any(named.search(message.content) for message in conversation.messages if message.role == "user")
-
-
-def _is_choice(name: str, value: Any) -> bool:
-    """Return whether a value only selects a known choice, or states that there is no input."""
-    if name == "input":
-        return says_none(value)
-    return name in _CHOSEN and isinstance(value, str) and value.isidentifier()
 
 
 @lru_cache(512)

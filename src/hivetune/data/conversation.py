@@ -7,7 +7,6 @@ from typing import Any
 from hivetune.data.columns import QUESTIONS, leaves_out, plain_row, unexplained
 from hivetune.data.formats import read_record, record_format
 from hivetune.data.formats.callback_log import event_in
-from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.rendered import spoken_turns
 from hivetune.data.pieces.said import Conversation, Row, objects, one_of
 from hivetune.data.pieces.session import read_session
@@ -45,16 +44,24 @@ def read_conversation(row: Row, *, mapped: bool = False) -> Conversation:
     layout = record_format(row)
     if layout is not None and layout.rank == 0:
         return read_record(layout, row)
-    _refuse_preference(row)
+    if (sides := preference_columns(row)) is not None:
+        fact = f"{sides[0]} and {sides[1]} are for preference training"
+        raise RowRefused("preference-row", f"{fact}: learn: [sft, pairs], or --columns {_preferred(row, sides[0])}")
     if layout is None or layout.asks:
         _refuse_single_message(row)
     if layout is None:
-        raise _batch_half_refusal(row) if "custom_id" in row else _of_unknown_layout(row)
+        raise _unknown(row)
     conversation = read_record(layout, row)
-    _refuse_media_tags(conversation)
+    for message in conversation.messages:  # data sets for other models point to an image, a sound or a film
+        if message.role == "user" and "<" in message.content and (tag := _MEDIA_TAG.search(message.content)):
+            raise RowRefused("unsupported-content", f"the text holds {tag.group()[:40]!r}: only text can be learned")
     column = None if mapped else unexplained(row, layout, conversation)
     if column is not None:
-        raise RowRefused("unexplained-column", _advice(layout, column))
+        example = "messages=messages" if "messages" in layout.explains else "prompt=...,completion=..."
+        example = "text=text (whole texts) or prompt=text,completion=..." if layout.asks else example
+        fact = f"{column[:40]!r} looks like content, and the layout {layout.name} has no place for it"
+        hint = f"{fact}: name the columns to learn from, as in --columns {example}"
+        raise RowRefused("unexplained-column", hint)
     if not mapped and leaves_out(row, layout, conversation):
         return conversation._replace(changed=(*conversation.changed, "left-out-columns"))
     return conversation
@@ -81,36 +88,36 @@ def preference_columns(row: Row) -> tuple[str, str] | None:
     return (better[0], worse[0]) if better and worse else None
 
 
-def _refuse_preference(row: Row) -> None:
-    columns = preference_columns(row)
-    if columns is not None:
-        fact = f"{columns[0]} and {columns[1]} are for preference training"
-        better = row[columns[0]]
-        line = f"{_question_of_preference(row, better)},completion={columns[0]}"
-        line = f"messages={columns[0]}" if _is_whole(better) else line
-        raise RowRefused("preference-row", f"{fact}: learn: [sft, pairs], or --columns {line}")
-
-
-def _is_whole(better: Any) -> bool:
-    """Return whether the better answer also contains its question."""
-    turns = (spoken_turns(better.strip()) or []) if isinstance(better, str) else objects(better) or []
-    return len(turns) > 1 and not _answers(turns[0]) and _answers(turns[-1])
-
-
 def _answers(turn: Any) -> bool:
     return one_of(turn, "role", "from") in ("assistant", "gpt")
 
 
-def _question_of_preference(row: Row, better: Any) -> str:
-    """Return the part of a `--columns` line for the question; `...` if it is unclear."""
+def _preferred(row: Row, column: str) -> str:
+    """Return the part of a `--columns` line that reads the better answer; `...` if its question is unclear."""
+    better = row[column]
+    spoken = (spoken_turns(better.strip()) or []) if isinstance(better, str) else objects(better) or []
+    if len(spoken) > 1 and not _answers(spoken[0]) and _answers(spoken[-1]):
+        return f"messages={column}"  # it also contains its question
     if isinstance(row.get("input"), dict) and isinstance(row["input"].get("messages"), list):
-        return "prompt=input.messages"
+        return f"prompt=input.messages,completion={column}"
     turns = [name for name in ("messages", "conversations", "prompt") if isinstance(row.get(name), list)]
     answers = isinstance(better, list) and all(map(_answers, better))
     if turns and (answers or isinstance(better, str | dict)):
-        return f"messages={turns[0]}"  # the question is their last turn
+        return f"messages={turns[0]},completion={column}"  # the question is their last turn
     texts = [name for name in QUESTIONS if isinstance(better, str) and isinstance(row.get(name), str)]
-    return f"prompt={texts[0]}" if texts else "prompt=..."  # what is no text may hold the question too
+    question = texts[0] if texts else "..."  # what is no text may hold the question too
+    return f"prompt={question},completion={column}"
+
+
+def _unknown(row: Row) -> RowRefused:
+    """Return the refusal of a row of no layout, or of one half of a batch."""
+    if "custom_id" not in row:
+        names = ", ".join(str(key)[:30] for key in list(row)[:8]) or "none"
+        unknown = f"columns {names}: none is known to ask or to answer"
+        return RowRefused("unknown-layout", f"{unknown}; name those that do: --columns prompt=...,completion=...")
+    if row.get("body") or row.get("params"):
+        return RowRefused("no-answer", "a question of a batch: give the file with its answers too")
+    return RowRefused("earlier-turns-missing", "an answer of a batch: give the file with its questions too")
 
 
 def _refuse_single_message(row: Row) -> None:
@@ -126,34 +133,3 @@ def _refuse_single_message(row: Row) -> None:
         raise RowRefused("one-message", f"an event {event!r} of a log: what was asked or answered, and not both")
     if kind in _PART_KINDS and any(name in row for name in _MESSAGE_COLUMNS):
         raise RowRefused("one-message", f"a part of type {kind!r} of a message that is in another row or file")
-
-
-def _of_unknown_layout(row: Row) -> RowRefused:
-    names = ", ".join(str(key)[:30] for key in list(row)[:8]) or "none"
-    unknown = (
-        f"columns {names}: none is known to ask or to answer; name those that do: --columns prompt=...,completion=..."
-    )
-    return RowRefused("unknown-layout", unknown)
-
-
-def _batch_half_refusal(row: Row) -> RowRefused:
-    if row.get("body") or row.get("params"):
-        return RowRefused("no-answer", "a question of a batch: give the file with its answers too")
-    return RowRefused("earlier-turns-missing", "an answer of a batch: give the file with its questions too")
-
-
-def _refuse_media_tags(conversation: Conversation) -> None:
-    """Raise RowRefused for texts that point to an image, a sound or a film, as data sets for such models write them."""
-    for message in conversation.messages:
-        if message.role == "user" and "<" in message.content and (tag := _MEDIA_TAG.search(message.content)):
-            raise RowRefused("unsupported-content", f"the text holds {tag.group()[:40]!r}: only text can be learned")
-
-
-def _advice(layout: Format, column: str) -> str:
-    example = "messages=messages" if "messages" in layout.explains else "prompt=...,completion=..."
-    if layout.asks:
-        example = "text=text (whole texts) or prompt=text,completion=..."
-    return (
-        f"{column[:40]!r} looks like content, and the layout {layout.name} has no place for it: name the columns to "
-        f"learn from, as in --columns {example}"
-    )

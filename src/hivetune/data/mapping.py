@@ -43,15 +43,19 @@ def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
     If the user maps one column of the conversation, all others are ignored.
     """
     if WHERE in columns:
-        _refuse_other(row, columns[WHERE])
+        column, _, wanted = columns[WHERE].partition("=")
+        if _plain(value_of(row, column.strip())) != _plain(wanted):
+            raise RowRefused("filtered", f"{column.strip()} is not {wanted.strip()}")
     maps = maps_content(columns)
     sides = {field: column for field, column in columns.items() if _is_side(field, columns)}
     used = {part for field, column in sides.items() for part in named_in(row, field, column)}
     mapped = {key: value for key, value in row.items() if key not in used and not (maps and is_content(key, value))}
     for field, column in sides.items():
         value = side_of(row, field, column)
+        if field in QUESTIONS and isinstance(value, dict) and value and _SAY.isdisjoint(value):
+            value = json.dumps(value, ensure_ascii=False)  # its fields are what is asked: the user said so
         if value is not None:
-            mapped[field] = _as_json(value) if field in QUESTIONS else value
+            mapped[field] = value
     if "messages" in sides and isinstance(turns := parsed(mapped.get("messages")), list):
         mapped["messages"] = [_turn(turn, columns) for turn in turns]
     return mapped
@@ -60,12 +64,6 @@ def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
 def _is_side(field: str, columns: Mapping[str, str]) -> bool:
     """Return whether a field names a content column, not the place of rows, a condition or a part of a turn."""
     return field not in (ROWS, WHERE) and not ("messages" in columns and field in TURN_FIELDS)
-
-
-def _refuse_other(row: Row, where: str) -> None:
-    column, _, value = where.partition("=")
-    if _plain(value_of(row, column.strip())) != _plain(value):
-        raise RowRefused("filtered", f"{column.strip()} is not {value.strip()}")
 
 
 def _plain(value: Any) -> str:
@@ -105,31 +103,15 @@ def side_of(row: Row, field: str, column: str) -> Any:
     parts = named_in(row, field, column)
     if len(parts) == 1:
         return value_of(row, column)
-    values = {name: value_of(row, part) for name, part in zip(_short(parts), parts, strict=True)}
+    last = [part.removesuffix(f".{AS_JSON}").rpartition(".")[2] for part in parts]
+    called = last if len(set(last)) == len(last) else parts  # the last part of each name, if these are unique
+    values = {name: value_of(row, part) for name, part in zip(called, parts, strict=True)}
     if not all(_has_column(row, part) for part in parts) or all(value in (None, "") for value in values.values()):
         return None
     if field in ANSWERED:
         return json.dumps(values, ensure_ascii=False)
-    return "\n".join(f"{name}: {_text(value)}" for name, value in values.items() if value not in (None, ""))
-
-
-def _short(parts: tuple[str, ...]) -> list[str]:
-    """Return the last part of each name, if these parts are unique."""
-    last = [part.removesuffix(f".{AS_JSON}").rpartition(".")[2] for part in parts]
-    return last if len(set(last)) == len(last) else list(parts)
-
-
-def _text(value: Any) -> str:
-    return value.strip() if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _as_json(value: Any) -> Any:
-    """Return an object whose fields are what is asked, as JSON text: the user said that it is the question. One with
-    messages or a text in it, and any other value, as it is.
-    """
-    if not isinstance(value, dict) or not value or not _SAY.isdisjoint(value):
-        return value
-    return json.dumps(value, ensure_ascii=False)
+    texts = {k: v.strip() if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for k, v in values.items()}
+    return "\n".join(f"{name}: {text}" for name, text in texts.items() if values[name] not in (None, ""))
 
 
 def value_of(row: Row, column: str) -> Any:

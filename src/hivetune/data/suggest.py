@@ -30,7 +30,7 @@ from hivetune.data.columns import (
 from hivetune.data.conversation import read_conversation
 from hivetune.data.mapping import AND, AS_JSON, ROWS, map_columns, rows_at
 from hivetune.data.pieces.fields import as_number, as_time, plain_name
-from hivetune.data.pieces.said import Conversation, Row, objects, parsed
+from hivetune.data.pieces.said import Row, objects, parsed
 from hivetune.data.pieces.turns import ROLES
 from hivetune.data.reasons import RowRefused
 
@@ -116,15 +116,11 @@ def _tried(records: Sequence[Row], columns: dict[str, str]) -> Suggestion | None
         if len(shown) < SHOWN_ROWS:
             questions = [message.content for message in conversation.messages if message.role == "user"]
             shown.append(("\n".join(questions), conversation.messages[-1].content))
-            left_out = left_out or _unread(row, conversation)
+            whole = "\n".join(text for m in conversation.messages for text in (m.content, m.reasoning or ""))
+            unread = (path for path, text, _ in _texts(row) if text.strip() and text.strip() not in whole)
+            left_out = left_out or tuple(dict.fromkeys(unread))
     enough = read >= READ_SHARE * max(1, len(rows)) and any(answer.strip() for _, answer in shown)
     return Suggestion(columns, tuple(shown), left_out, read) if enough else None
-
-
-def _unread(row: Row, read: Conversation) -> tuple[str, ...]:
-    """Return the columns with text that the conversation doesn't hold."""
-    whole = "\n".join((*(m.content for m in read.messages), *(m.reasoning or "" for m in read.messages)))
-    return tuple(dict.fromkeys(path for path, text, _ in _texts(row) if text.strip() and text.strip() not in whole))
 
 
 def _candidates(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
@@ -155,12 +151,17 @@ def _within_lists(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
 def _turn_lists(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
     """Yield lists of objects with one field for the speaker and one for the text."""
     for path in dict.fromkeys(path for row in rows[:SHOWN_ROWS] for path, _ in _lists(row)):
-        lists = [turns for row in rows if (turns := objects(_at(row, path)))]
+        at = (rows_at(row, path) for row in rows)
+        at = (parsed(found[0]) if len(found) == 1 and isinstance(found[0], str) else found for found in at)
+        lists = [turns for found in at if (turns := objects(found))]
         turns = [turn for turns_of_row in lists for turn in turns_of_row]
         if len(lists) < READ_SHARE * len(rows) or len(turns) < 2 * len(lists):
             continue
         fields = [_fields(turn) for turn in turns]
-        text_field = _text_field(fields)
+        sizes: Counter[str] = Counter()
+        for field in fields:
+            sizes.update({name: len(value) for name, value in field.items()})
+        text_field = sizes.most_common(1)[0][0] if sizes else ""  # the one with the longest texts
         if 3 * sum(looks_like_content(field.get(text_field)) for field in fields) < len(turns):
             continue  # ids, choices and numbers are nobody's words
         for role in _speaker_fields(fields, text_field):
@@ -179,14 +180,6 @@ def _fields(turn: Row) -> dict[str, str]:
     """Return the texts of a turn by their paths; what is true or false can say who speaks."""
     flags = {_path("", name): str(value) for name, value in turn.items() if isinstance(value, bool)}
     return flags | {path: text.strip() for path, text, value in _texts(turn) if not isinstance(value, list)}
-
-
-def _text_field(turns: Sequence[Mapping[str, str]]) -> str:
-    """Return the field with the longest texts."""
-    sizes: Counter[str] = Counter()
-    for turn in turns:
-        sizes.update({name: len(value) for name, value in turn.items()})
-    return sizes.most_common(1)[0][0] if sizes else ""
 
 
 def _speaker_fields(turns: Sequence[Mapping[str, str]], text: str) -> list[str]:
@@ -225,10 +218,15 @@ def _pairs(
     scored.sort(key=lambda column: -column[0])
     for _, question, answer in scored:
         sides = (question, answer)
-        contexts = [c for c in columns if c not in sides and _is_context(c) and not _repeats(c, sides)]
+        contexts = []
+        for column in (c for c in columns if c not in sides and _is_context(c)):
+            beside = (zip(column.values, side.values, strict=False) for side in sides)
+            if not any(all(text in side for text, side in pairs) for pairs in beside):  # else a side repeats it
+                contexts.append(column)
+        systems = [{"system": column.path} for column in columns if column.name in SYSTEM and column not in sides]
         asked = dict.fromkeys((AND.join(column.path for column in (question, *contexts)), question.path))
         for prompt, completion in itertools.product(asked, answer.answers):
-            yield {"prompt": prompt, "completion": completion, **_system(columns, sides)}
+            yield {"prompt": prompt, "completion": completion, **next(iter(systems), {})}
 
 
 def _is_likely(question: _Column, answer: _Column, only_pair: bool) -> bool:
@@ -243,11 +241,6 @@ def _is_likely(question: _Column, answer: _Column, only_pair: bool) -> bool:
     if _is_question(question) or _is_answer(answer):
         return (answer if _is_question(question) else question).is_prose
     return question.is_prose and (only_pair or {question.name, answer.name} <= CONTENT)
-
-
-def _system(columns: Sequence[_Column], sides: Sequence[_Column]) -> dict[str, str]:
-    paths = [column.path for column in columns if column.name in SYSTEM and column not in sides]
-    return {"system": paths[0]} if paths else {}
 
 
 def _is_question(col: _Column) -> bool:
@@ -283,11 +276,6 @@ def _is_context(col: _Column) -> bool:
     return col.name in CONTEXT or (col.name not in QUESTIONS and col.different > 0.0 and not col.path.count("."))
 
 
-def _repeats(col: _Column, sides: Sequence[_Column]) -> bool:
-    """Return whether the question or the answer holds what stands in a column."""
-    return any(all(text in t for text, t in zip(col.values, side.values, strict=False)) for side in sides)
-
-
 def _is_metadata(col: _Column) -> bool:
     """Return whether a column is not part of a conversation: ids, times, numbers, addresses, notes by their names."""
     if col.name in (*QUESTIONS, *ANSWERED, *LABELS, *TRUE_ANSWERS, *CONTEXT):
@@ -308,14 +296,10 @@ def _columns(rows: Sequence[Row]) -> list[_Column]:
         for path, (text, value) in text_of.items():
             if text.strip():
                 values.setdefault(path, []).append(text)
-                answers.setdefault(path, _answers(path, value))
+                whole = (path, f"{path}.{AS_JSON}") if isinstance(value, dict | list) else (path,)
+                several = isinstance(value, list) and isinstance(value[0], str)
+                answers.setdefault(path, (f"{path}[0]",) if several else whole)
     return [_Column(path, _name_of(path), t, len(t) / len(rows), answers[path]) for path, t in values.items()]
-
-
-def _answers(path: str, value: Any) -> tuple[str, ...]:
-    if isinstance(value, list) and isinstance(value[0], str):
-        return (f"{path}[0]",)
-    return (path, f"{path}.{AS_JSON}") if isinstance(value, dict | list) else (path,)
 
 
 def _name_of(path: str) -> str:
@@ -332,24 +316,19 @@ def _texts(row: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, st
         return
     for name, value in itertools.islice(row.items(), _MAX_PATHS):
         path = _path(prefix, name)
-        value = parsed(value)
+        value, plain = parsed(value), plain_name(str(name))
+        answers = plain in TRUE_ANSWERS or (plain in ANSWERED and plain not in QUESTIONS)
+        are_texts = isinstance(value, list) and bool(value) and isinstance(value[0], str)
         if isinstance(value, str | int | float) and not isinstance(value, bool):
             yield path, str(value), value
-        elif isinstance(value, dict | list) and len(value) > 1 and _is_record(name, value):
+        elif are_texts and len(value) == 1:
+            yield f"{path}[0]", value[0], value[0]
+        elif are_texts:
+            yield path, "\n".join(map(str, value)), value
+        elif isinstance(value, dict | list) and len(value) > 1 and answers:  # fields, or objects: an answer as a whole
             yield path, json.dumps(value, ensure_ascii=False), value
         elif isinstance(value, dict):
             yield from _texts(value, path, depth + 1)
-        elif isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
-            yield f"{path}[0]", value[0], value[0]
-        elif isinstance(value, list) and value and isinstance(value[0], str):
-            yield path, "\n".join(map(str, value)), value
-
-
-def _is_record(name: Any, value: dict[Any, Any] | list[Any]) -> bool:
-    """Return whether the value of an answer's column is an answer as a whole, in JSON: fields, or a list of objects."""
-    plain = plain_name(str(name))
-    answers = plain in TRUE_ANSWERS or (plain in ANSWERED and plain not in QUESTIONS)
-    return answers and not (isinstance(value, list) and isinstance(value[0], str))
 
 
 def _lists(row: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, list[Any]]]:
@@ -367,8 +346,3 @@ def _lists(row: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, li
 def _path(prefix: str, name: Any) -> str:
     step = str(name) if _NAME.fullmatch(str(name)) or not prefix else f'"{name}"'
     return f"{prefix}.{step}" if prefix else step
-
-
-def _at(row: Row, path: str) -> Any:
-    rows = rows_at(row, path)
-    return parsed(rows[0]) if len(rows) == 1 and isinstance(rows[0], str) else rows

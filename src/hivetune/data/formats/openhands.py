@@ -6,7 +6,7 @@ provider wrote it.
 https://docs.all-hands.dev
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hivetune.data.pieces.format import Format, Head, Lines
@@ -75,26 +75,25 @@ def _turns(events: Sequence[Row]) -> list[dict[str, Any]]:
             if name not in answers:
                 answers.add(name)
                 turns.append({"role": "assistant", **(one_of(choices[0], "message") or {})})
-        else:
-            turns += _action_turns(event)
+        else:  # an action without a provider's answer
+            turns += _acted(event)
     return turns
 
 
-def _action_turns(event: Row) -> list[dict[str, Any]]:
-    """Return the turns of an action without a provider's answer."""
-    action, args = event.get("action"), event.get("args")
-    action_args: Mapping[str, Any] = args if isinstance(args, dict) else {}
-    text = one_of(action_args, "content", "final_thought", "thought") or event.get("message")
+def _acted(event: Row) -> Iterator[dict[str, Any]]:
+    action = event.get("action")
+    arguments = event["args"] if isinstance(event.get("args"), dict) else {}
+    text = one_of(arguments, "content", "final_thought", "thought") or event.get("message")
     role = "system" if action == "system" else _SPEAKERS.get(str(event.get("source")))
     if role is None or action in _STATES:
-        return []
-    if role != "assistant" or action in _MESSAGE_ACTIONS:
-        spoken = isinstance(text, str) and text and action in (*_MESSAGE_ACTIONS, "system")
-        return [{"role": role, "content": text}] if spoken else []
-    thought = action_args.get("thought")
-    call_arguments = {key: value for key, value in action_args.items() if key not in _WITHOUT and value is not None}
-    call = {"name": action, "arguments": call_arguments}
-    return [{"role": role, "content": thought if isinstance(thought, str) else "", "tool_calls": [call]}]
+        return
+    if role == "assistant" and action not in _MESSAGE_ACTIONS:
+        thought = arguments.get("thought")
+        given = {key: value for key, value in arguments.items() if key not in _WITHOUT and value is not None}
+        call = {"name": action, "arguments": given}
+        yield {"role": role, "content": thought if isinstance(thought, str) else "", "tool_calls": [call]}
+    elif isinstance(text, str) and text and action in (*_MESSAGE_ACTIONS, "system"):
+        yield {"role": role, "content": text}
 
 
 def _of_class(event: Row) -> dict[str, Any] | None:

@@ -3,9 +3,11 @@
 https://developer.zendesk.com/api-reference/ticketing/tickets/ticket_comments/
 """
 
+from typing import Any
+
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.markup import desk_conversation
-from hivetune.data.pieces.said import Conversation, Row, objects, one_of
+from hivetune.data.pieces.said import Conversation, Row, names, objects, one_of
 from hivetune.records import Role
 
 
@@ -18,10 +20,10 @@ def rows(row: Row) -> Conversation:
     """Return the conversation; comments that are not public are notes."""
     comments = objects(row["comments"]) or []
     public = [comment for comment in comments if comment.get("public") is not False]
-    requester = _requester(row)
-    roles: list[Role] = ["user" if str(c.get("author_id")) == requester else "assistant" for c in public]
-    texts = [one_of(public_comment, "html_body", "body", "plain_body") for public_comment in public]
-    turns = ((role, text, 1.0) for role, text in zip(roles, texts, strict=True))
+    turns: list[tuple[Role, Any, float]] = []
+    for comment in public:
+        asks = str(comment.get("author_id")) == _requester(row)
+        turns.append(("user" if asks else "assistant", one_of(comment, "html_body", "body", "plain_body"), 1.0))
     return desk_conversation("zendesk", turns, len(public) < len(comments))
 
 
@@ -30,4 +32,4 @@ def _requester(row: Row) -> str | None:
     return str(number) if isinstance(number, str | int) else None
 
 
-FORMAT = Format("zendesk", recognise, rows, needs=frozenset(("comments",)))
+FORMAT = Format("zendesk", recognise, rows, needs=names("comments"))

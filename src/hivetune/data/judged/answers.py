@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,6 +19,9 @@ CORRECTIONS = (
 )
 REJECTED_ANSWER = "rejected_answer"  # the gateway's: the answer that a correction took the place of
 _CORRECTED = frozenset((*CORRECTIONS, REJECTED_ANSWER))
+
+
+_ANSWERS = ("assistant", "gpt", "model")  # the roles of who answers
 _TURNS = ("messages", "conversations", "conversation", "prompt")
 _PROMPT = ("prompt", "instruction", *QUESTIONS, "input", *CONTEXT, "history")
 # Pairs that differ in less push both answers down (arXiv 2410.08847): the better one is learned alone.
@@ -79,7 +82,8 @@ def read_preference(row: Row) -> TwoAnswers | None:
     columns = preference_columns(row)
     if columns is None:
         return None
-    _refuse_media(row)
+    if media := next((name for name, value in row.items() if value and column_kind(name) == "media"), None):
+        raise RowRefused("unsupported-content", f"the column {media[:40]}: only text can be learned")
     good, bad = (_with_answer(row, parsed(row[name])) for name in columns)
     return _two(good, bad, "pair")
 
@@ -96,41 +100,20 @@ def _with_answer(row: Row, answer: Any) -> Conversation:
         if not any(key in base for key in _PROMPT):
             return read_conversation({**base, "text": answer}, mapped=True)  # "Human: ... Assistant: ..." in each
         return read_conversation({**base, "output" if "instruction" in base else "completion": answer}, mapped=True)
-    if all(_speaker(turn) in ("assistant", "gpt", "model") for turn in turns):
+    if all(_speaker(turn) in _ANSWERS for turn in turns):
         if before is None and any(isinstance(row.get(key), str) for key in _PROMPT):
-            return _behind_question({**base, **{key: row[key] for key in _PROMPT if row.get(key) is not None}}, turns)
-        turns = [*_unanswered(before or []), *turns]
-    return read_conversation({**base, "messages": [_plain_turn(turn) for turn in turns]}, mapped=True)
-
-
-def _behind_question(request: Row, turns: Sequence[dict[str, Any]]) -> Conversation:
-    """Return the turns of an answer, after the question and its context from other columns."""
-    question = read_conversation({**request, "output" if "instruction" in request else "completion": "."}, mapped=True)
-    answer = read_messages([_plain_turn(turn) for turn in turns], None)
-    return question._replace(messages=(*question.messages[:-1], *answer))
-
-
-def _refuse_media(row: Row) -> None:
-    name = next((name for name, value in row.items() if value and column_kind(name) == "media"), None)
-    if name is not None:
-        raise RowRefused("unsupported-content", f"the column {name[:40]}: only text can be learned")
-
-
-def _unanswered(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the turns without the last answer: some files repeat the better one in `messages`."""
-    return turns[:-1] if turns and _speaker(turns[-1]) in ("assistant", "gpt", "model") else turns
+            # The question and its context stand in other columns, read as if they had an answer.
+            request = {**base, **{key: row[key] for key in _PROMPT if row.get(key) is not None}}
+            request["output" if "instruction" in request else "completion"] = "."
+            question = read_conversation(request, mapped=True)
+            return question._replace(messages=(*question.messages[:-1], *read_messages(turns, None)))
+        before = before or []  # some files repeat the better answer there
+        turns = [*(before[:-1] if before and _speaker(before[-1]) in _ANSWERS else before), *turns]
+    return read_conversation({**base, "messages": turns}, mapped=True)
 
 
 def _speaker(turn: Mapping[str, Any]) -> Any:
     return turn.get("role", turn.get("from"))
-
-
-def _plain_turn(turn: dict[str, Any]) -> dict[str, Any]:
-    """Return a turn of ShareGPT's form (from, value) among others."""
-    if "role" in turn or "from" not in turn:
-        return turn
-    names = {"human": "user", "gpt": "assistant", "model": "assistant", "observation": "tool"}
-    return {"role": names.get(turn["from"], turn["from"]), "content": turn.get("value")}
 
 
 def _two(good: Conversation, bad: Conversation, lesson: LessonKind) -> TwoAnswers:

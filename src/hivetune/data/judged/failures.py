@@ -60,14 +60,11 @@ def call_failed(row: Mapping[str, Any], messages: Sequence[Message]) -> bool:
     """Return whether a log says of a call that it ended in an error, in a column of its own: what it holds as the
     answer is none. An error that somebody talks about stands in the conversation.
     """
-    texts = [text for name in row if plain_name(name) in _ERRORS for text in _error_texts(row[name])]
+    values = [row[name] for name in row if plain_name(name) in _ERRORS]
+    parts = [part for value in values for part in (value.values() if isinstance(value, dict) else [value])]
+    texts = [part.strip() for part in parts if isinstance(part, str) and part.strip()]
     errors = [text for text in texts if _IS_ERROR.match(text) or _OUTSIDE.search(text[:_LOOKED_AT_CHARS])]
     return any(not any(text in message.content for message in messages) for text in errors)
-
-
-def _error_texts(value: Any) -> list[str]:
-    parts = list(value.values()) if isinstance(value, dict) else [value]
-    return [part.strip() for part in parts if isinstance(part, str) and part.strip()]
 
 
 def cut_at(row: Mapping[str, Any], answer: str, most_tokens: int = 0) -> int | None:
@@ -78,7 +75,8 @@ def cut_at(row: Mapping[str, Any], answer: str, most_tokens: int = 0) -> int | N
     end = answer[-1:] if answer[-1:].strip() else answer.rstrip()[-1:]
     if not end or not (end.isalnum() or end in ",;("):
         return None
-    limits = [number for number in _answer_tokens(row) if _is_limit(number) and number >= most_tokens]
+    counts = [count for count in _answer_tokens(row) if count >= max(_MIN_LIMIT, most_tokens)]
+    limits = [count for count in counts if count % 50 == 0 or count & (count - 1) == 0]
     if not limits or any(isinstance(row[name], str) and row[name].strip() for name in ENDS & row.keys()):
         return None
     return limits[0]
@@ -122,24 +120,15 @@ def _count_columns(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, 
     )
 
 
-def _is_limit(number: int) -> bool:
-    return number >= _MIN_LIMIT and (number % 50 == 0 or number & (number - 1) == 0)
-
-
 def without_reasons(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a failed row without the columns that give the reason, which can't be learned."""
-    reasons = _reason_columns(tuple(row))
+    reasons = {name for name in row if plain_name(name) in _CAUSE_COLUMNS}
     if not reasons:
         return row
     fields = extract(row)
     if fields.success is False or (fields.feedback is not None and fields.feedback < 0):
         return {name: value for name, value in row.items() if name not in reasons}
     return row
-
-
-@lru_cache(512)
-def _reason_columns(names: tuple[str, ...]) -> frozenset[str]:
-    return frozenset(name for name in names if plain_name(name) in _CAUSE_COLUMNS)
 
 
 def _reasons(row: Mapping[str, Any]) -> Iterator[str]:

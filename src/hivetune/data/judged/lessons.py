@@ -5,7 +5,7 @@ its end. Each answer that is not chosen gets its reason.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from hivetune.data.fates import DUPLICATE, FATES, FOR_STAGE_2, NEAR_DUPLICATE, TRAIN, Decisions, Lessons
@@ -49,7 +49,9 @@ def judge_rows(decisions: Decisions, ties: Ties, order: Sequence[int], learn: "L
         else:
             lessons.left_out[reason] += 1
 
-    contradictory = _contradictory(candidates, _good_answers(decisions, bad))
+    judged = decisions.rows("SELECT n, judged64 FROM rows WHERE judged64 IS NOT NULL")
+    good = ((row, answer) for row, answer in judged if fate[row] < len(SPLITS) and row not in bad)
+    contradictory = _contradictory(candidates, good)
     lessons.set_aside |= dict.fromkeys(contradictory, "contradictory")
     unique: dict[object, Candidate] = {}
     for candidate in candidates:
@@ -63,7 +65,11 @@ def judge_rows(decisions: Decisions, ties: Ties, order: Sequence[int], learn: "L
             lessons.left_out["copy"] += 1
         else:
             unique[pair] = candidate
-    retries = _retries(candidates, bad, decisions, ties) if "pairs" in learn.use else {}
+    # (session, what was read) -> the last good answer to it that is trained; tries come in order.
+    failed = {(c.session, c.read) for c in candidates if c.better is None and c.session != NO_NAME}
+    failed = failed if "pairs" in learn.use else set()
+    keys = ((row, (ties.session[row], ties.read[row])) for row in range(decisions.num_rows))
+    retries = {key: row for row, key in keys if key in failed and fate[row] == TRAIN and row not in bad}
     answers_of_user: Counter[int] = Counter()
     for candidate in sorted(unique.values(), key=lambda drawn: (drawn.order, drawn.row)):  # drawn by content
         answers_of_user[candidate.user] += candidate.user != NO_NAME
@@ -107,13 +113,6 @@ def _candidates(decisions: Decisions, ties: Ties, order: Sequence[int]) -> tuple
     return candidates, bad
 
 
-def _good_answers(decisions: Decisions, bad: Collection[int]) -> Iterator[tuple[int, int]]:
-    """Yield (row, answer) of every good row that is trained or held out."""
-    for row, answer in decisions.rows("SELECT n, judged64 FROM rows WHERE judged64 IS NOT NULL"):
-        if decisions.fate[row] < len(SPLITS) and row not in bad:
-            yield row, answer
-
-
 def _contradictory(candidates: Sequence[Candidate], answers: Iterator[tuple[int, int]]) -> set[int]:
     """Return rows that call one answer good and bad: both of them. Pairs contradict each other only when they are
     reversed.
@@ -131,15 +130,6 @@ def _contradictory(candidates: Sequence[Candidate], answers: Iterator[tuple[int,
             if answer in judged_bad:
                 rows |= {row, *judged_bad[answer]}
     return rows
-
-
-def _retries(
-    candidates: Sequence[Candidate], bad: Collection[int], decisions: Decisions, ties: Ties
-) -> dict[tuple[int, int], int]:
-    """Return (session, what was read) -> the last good answer to it that is trained; tries come in order."""
-    failed = {(c.session, c.read) for c in candidates if c.better is None and c.session != NO_NAME}
-    keys = ((row, (ties.session[row], ties.read[row])) for row in range(decisions.num_rows))
-    return {key: row for row, key in keys if key in failed and decisions.fate[row] == TRAIN and row not in bad}
 
 
 def learnable(

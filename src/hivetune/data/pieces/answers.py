@@ -98,18 +98,19 @@ def _request_turns(value: Mapping[str, Any]) -> Any:
         return request["text"]
     if isinstance(request, dict) and not any(key in request for key in (*ROLE_KEYS, "parts")):
         return _request_turns(request)
-    if isinstance(request, list | dict):
-        turns = _without_silent_turns(_flat(request)) if isinstance(request, list) else [request]
-        return unlearn_hidden_calls([_with_role(turn) for turn in turns])
-    if not isinstance(request, str):
+    if isinstance(request, str):
+        return request
+    if not isinstance(request, list | dict):
         raise RowRefused("unknown-layout", "the request holds no messages")
-    return request
-
-
-def _with_role(turn: Any) -> Any:
-    """Return the turn with the role of the user, where Gemini was asked without a role."""
-    lacks = isinstance(turn, dict) and "parts" in turn and turn.get("role") is None
-    return {**turn, "role": "user"} if lacks else turn
+    turns: list[Any] = []
+    given = _flat(request) if isinstance(request, list) else [request]
+    for turn, following in zip(given, [*given[1:], None], strict=False):
+        between = one_of(turns[-1] if turns else None, "type"), one_of(following, "type")
+        if between == ("function_call", "function_call_output") and one_of(turn, "content") == "":
+            continue  # a program's empty turn between a call and its result
+        without_role = isinstance(turn, dict) and "parts" in turn and turn.get("role") is None  # Gemini's user
+        turns.append({**turn, "role": "user"} if without_role else turn)
+    return unlearn_hidden_calls(turns)
 
 
 def _flat(turns: list[Any]) -> list[Any]:
@@ -244,16 +245,15 @@ def _text_answer(text: str) -> Message:
 def _unwrapped(value: Any) -> Any:
     """Return the body that batch files, proxies and Bedrock's log keep one level deeper."""
     while isinstance(value, dict):
-        inner = next((body for key in _WRAPPERS if _is_body(body := parsed(value.get(key)))), None)
-        if inner is None or any(key in value for key in ("choices", "messages", "role", "candidates", "type")):
+        bodies = (parsed(value.get(key)) for key in _WRAPPERS)
+        bodies = (b for b in bodies if isinstance(b, dict | list) or (isinstance(b, str) and starts_events(b)))
+        if (inner := next(bodies, None)) is None or any(
+            key in value for key in ("choices", "messages", "role", "candidates", "type")
+        ):
             return value
         _refuse_status(value.get("status_code"))
         value = inner
     return value
-
-
-def _is_body(value: Any) -> bool:
-    return isinstance(value, dict | list) or (isinstance(value, str) and starts_events(value))
 
 
 def _refuse_status(status: Any) -> None:
@@ -369,13 +369,3 @@ def unlearn_hidden_calls(items: list[Any]) -> list[Any]:
         if hidden and is_of_answer(item):
             item["weight"] = 0
     return [item for item in items if item.get("type") not in HIDDEN_CALLS]
-
-
-def _without_silent_turns(items: list[Any]) -> list[Any]:
-    """Return items without a program's empty user turns between a call and its result."""
-    spoken: list[Any] = []
-    for item, following in zip(items, [*items[1:], None], strict=False):
-        between = one_of(spoken[-1] if spoken else None, "type"), one_of(following, "type")
-        if between != ("function_call", "function_call_output") or one_of(item, "content") != "":
-            spoken.append(item)
-    return spoken

@@ -28,7 +28,14 @@ def branch_nodes(row: Row, time: str) -> tuple[dict[str, dict[str, Any]], list[s
     """Return (nodes of a tree, nodes of the kept branch)."""
     nodes = {key: node for key, node in row["mapping"].items() if isinstance(node, dict)}
     if not any(node.get("parent") or node.get("children") for node in nodes.values()):
-        nodes = _in_order_of_time(nodes)
+        # They lost their tree: in order by their times if all have one, else as they stand in the file.
+        spoken = [key for key, node in nodes.items() if isinstance(node.get("message"), dict)]
+        times = {key: nodes[key]["message"].get("create_time") for key in spoken}
+        if all(isinstance(time, int | float) for time in times.values()):
+            spoken.sort(key=times.__getitem__)
+        above = dict(zip(spoken[1:], spoken, strict=False))
+        below = {parent: [key] for key, parent in above.items()}
+        nodes = {key: {**nodes[key], "parent": above.get(key), "children": below.get(key)} for key in spoken}
     parents = {str(child): key for key, node in nodes.items() for child in listed(node.get("children"))}
     parents |= {key: node["parent"] for key, node in nodes.items() if node.get("parent")}
     leaf = str(row.get("current_node"))
@@ -36,17 +43,6 @@ def branch_nodes(row: Row, time: str) -> tuple[dict[str, dict[str, Any]], list[s
         leaves = [key for key, node in nodes.items() if not node.get("children")]
         leaf = max(leaves, key=lambda key: as_time(one_of(nodes[key].get("message"), time)) or 0, default="")
     return nodes, branch({key: parents.get(key) for key in nodes}, leaf)
-
-
-def _in_order_of_time(nodes: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return nodes that lost their tree, in order: by their times if all have one, else in file order."""
-    spoken = [key for key, node in nodes.items() if isinstance(node.get("message"), dict)]
-    times = {key: nodes[key]["message"].get("create_time") for key in spoken}
-    if all(isinstance(time, int | float) for time in times.values()):
-        spoken.sort(key=times.__getitem__)
-    above = {parent: key for key, parent in itertools.pairwise(spoken)}
-    below = {key: [parent] for parent, key in above.items()}
-    return {key: {**nodes[key], "parent": above.get(key), "children": below.get(key)} for key in spoken}
 
 
 def finish_chat(name: str, messages: list[Message], left_out: int, cut: tuple[str, ...] = ()) -> Conversation:

@@ -81,21 +81,18 @@ def _verdict(row: Mapping[str, Any]) -> bool | None:
     for name, kind in _verdict_columns(tuple(row)):
         value = row[name]
         share = as_number(value) if kind == "share" else None
+        if isinstance(value, str):
+            names_some = value.strip().lower() not in NONE_FAILED and as_number(value) is None
+        else:
+            names_some = isinstance(value, list | dict) and bool(value)
         if (
             (kind == "wrong" and as_success(value))
-            or (kind == "failed" and _names_some(value))
+            or (kind == "failed" and names_some)
             or (kind == "judge" and isinstance(value, dict) and as_success(value.get("correct")) is False)
             or (share is not None and 0 <= share < 0.5)
         ):
             return False
     return None
-
-
-def _names_some(value: Any) -> bool:
-    """Return whether a column of FAILED has a failed check."""
-    if isinstance(value, str):
-        return value.strip().lower() not in NONE_FAILED and as_number(value) is None
-    return isinstance(value, list | dict) and bool(value)
 
 
 @lru_cache(512)

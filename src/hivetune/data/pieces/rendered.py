@@ -96,24 +96,16 @@ def _marked_turns(prompt: str, kind: str, marks: list[re.Match[str]], *, whole: 
     rest = ""
     for match in marks:
         role, text, rest = match.group(1).lower(), match.group(2), match.group(3)
-        if kind == "zephyr":
-            end = _end_of_text(text)
+        if kind == "zephyr":  # its words end before white space and marks of the end
+            end = len(text.rstrip())
+            while mark := next((mark for mark in _ZEPHYR_ENDS if text.endswith(mark, 0, end)), None):
+                end = len(text[: end - len(mark)].rstrip())
             text, rest = text[:end].lstrip(), text[end:].strip()
         turns.append({"role": _RESERVED.get(role, role), "content": text if kind == "zephyr" else text.strip("\n")})
     is_open = not rest and turns[-1]["role"] in _ANSWER
     if is_open and not whole and not _NO_THOUGHTS.match(turns[-1]["content"]):
         return None  # the answer's beginning was given
     return _clean(turns[:-1] if is_open and not whole else turns)
-
-
-def _end_of_text(text: str) -> int:
-    """Return where the words of a turn of Zephyr's template end: before white space and marks of the end."""
-    end = len(text.rstrip())
-    while mark := next((mark for mark in _ZEPHYR_ENDS if text.endswith(mark, 0, end)), None):
-        end -= len(mark)
-        while end and text[end - 1].isspace():
-            end -= 1
-    return end
 
 
 def _take_turns(roles: list[str], sides: tuple[str, str] = ("user", "assistant")) -> bool:

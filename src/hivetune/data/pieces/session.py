@@ -43,10 +43,20 @@ def read_session(row: Row) -> Conversation:
         raise RowRefused("no-question")
     # Results in front of the first question are left out: their calls stand elsewhere.
     begun = [message for i, message in enumerate(answered) if i >= first_question or message.role != "tool"]
-    messages, result_changes = _with_results(begun)
+    messages: list[Message] = []
+    changed = dict.fromkeys(() if len(answered) == len(read) else ("lone-thought",))
+    for message in begun:
+        before = messages[-1] if messages else Message("system", "")
+        if message.role == "tool" and before.role == "user":
+            changed["result-without-call"] = None
+            continue
+        is_answer = message.role == "assistant" and bool(message.content.strip() or not message.tool_calls)
+        if is_answer and before.role == "assistant" and before.tool_calls:
+            messages += [Message("tool", "", tool_call_id=call.get("id")) for call in before.tool_calls]
+            changed["call-without-result"] = None
+        messages.append(message)
     ordered, more = in_order(_system_first(messages))
-    lone = () if len(answered) == len(read) else ("lone-thought",)
-    return Conversation(name, ordered, changed=(*row.get("left_out", ()), *cut, *lone, *result_changes, *more))
+    return Conversation(name, ordered, changed=(*row.get("left_out", ()), *cut, *changed, *more))
 
 
 def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
@@ -78,23 +88,6 @@ def is_lone_thought(message: Message, *, silent: bool) -> bool:
     """
     has_content = message.role != "assistant" or bool(message.tool_calls) or bool(message.content.strip())
     return not has_content and (silent or bool(message.reasoning))
-
-
-def _with_results(messages: list[Message]) -> tuple[list[Message], tuple[str, ...]]:
-    """Return (messages, warnings). A missing result of a call becomes empty; results of missing calls are removed."""
-    completed: list[Message] = []
-    changes: list[str] = []
-    for message in messages:
-        before = completed[-1] if completed else None
-        if message.role == "tool" and before is not None and before.role == "user":
-            changes.append("result-without-call")
-            continue
-        is_answer = message.role == "assistant" and bool(message.content.strip() or not message.tool_calls)
-        if is_answer and before is not None and before.role == "assistant" and before.tool_calls:
-            completed += [Message("tool", "", tool_call_id=call.get("id")) for call in before.tool_calls]
-            changes.append("call-without-result")
-        completed.append(message)
-    return completed, tuple(dict.fromkeys(changes))
 
 
 def _system_first(messages: list[Message]) -> list[Message]:

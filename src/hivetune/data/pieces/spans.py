@@ -81,7 +81,14 @@ def read_step(name: str, row: Row, settings: Any, *, is_call: bool) -> Conversat
         only = next(iter(step_input.values()))
         step_input = step_input if isinstance(only, dict) else parsed(only)  # {"topic": text}: a chain with one input
     if isinstance(step_input, dict):
-        _refuse_more(step_input, request_column, response_column)
+        if "messages" not in step_input and "contents" not in step_input:
+            for key, value in step_input.items():  # with more input than a question the prompt is unknown
+                plain = plain_name(key)
+                extra = plain not in _SETTINGS and column_kind(plain) != "note" and looks_like_content(value)
+                if extra or (plain in _JUDGED and isinstance(value, str)):
+                    fact = f"the step was also given {key[:40]!r}: use the call of the model itself"
+                    option = f"--columns prompt={request_column},completion={response_column}"
+                    raise RowRefused("unexplained-column", f"{fact}, or if all of it is the question, {option}")
         prompts = step_input.get("prompts")  # LangChain gives a model that completes texts a list of prompts
         if isinstance(prompts, list) and all(isinstance(prompt, str) for prompt in prompts):
             if len(prompts) != 1:
@@ -123,21 +130,6 @@ def _turns_in(written: str) -> str | list[dict[str, str]]:
         raise RowRefused("rendered-text", "the request is one text with several speakers: log its messages as a list")
     texts = _SPEAKER.split(written)[2::2]
     return [{"role": role, "content": text.strip()} for role, text in zip(roles, texts, strict=True)]
-
-
-def _refuse_more(request: Row, request_column: str, response_column: str) -> None:
-    """Raise RowRefused for a step with more input than a question: its prompt is unknown."""
-    if "messages" in request or "contents" in request:
-        return
-    for key, value in request.items():
-        name = plain_name(key)
-        more = name not in _SETTINGS and column_kind(name) != "note" and looks_like_content(value)
-        if more or (name in _JUDGED and isinstance(value, str)):
-            raise RowRefused(
-                "unexplained-column",
-                f"the step was also given {key[:40]!r}: use the call of the model itself, or if all of it is the"
-                f" question, --columns prompt={request_column},completion={response_column}",
-            )
 
 
 def joined(question: list[Message], answer: list[Message]) -> list[Message]:

@@ -29,7 +29,6 @@ _OF_GEMINI = ("candidates", "usageMetadata", "promptFeedback", "usage_metadata",
 _OF_BEDROCK = frozenset(
     ("messageStart", "contentBlockStart", "contentBlockDelta", "contentBlockStop", "messageStop", "metadata")
 )
-_TEXTS_OF_BEDROCK = ("generation", "outputText")  # of models of Meta and Amazon
 _LONG = ("text", "thinking")  # of a block of Anthropic's, which come piece by piece
 
 
@@ -96,7 +95,12 @@ def refuse_pieces(text: str) -> None:
     """Raise RowRefused for an answer that is the pieces of a stream, of an API that is unknown: what was said stands
     in them, between what was not.
     """
-    if text.startswith(_BEGINNINGS) and (is_events(text) or _tells_kinds(json_lines(text))):
+    if not text.startswith(_BEGINNINGS):
+        return
+    items = json_lines(text)
+    kinds = [one_of(item, *_KINDS) for item in items]
+    told = all(isinstance(kind, str) for kind in kinds) and any(_PIECE.search(kind) for kind in kinds)
+    if is_events(text) or told or (items and all(isinstance(one_of(item, *_FINISHED), bool) for item in items)):
         raise RowRefused("unknown-layout", "the answer is the pieces of a stream, of an API that is not known")
 
 
@@ -114,23 +118,24 @@ def json_lines(text: str) -> StreamPieces:
     return items if items and len(items) > 1 else ()
 
 
-def _tells_kinds(items: StreamPieces) -> bool:
-    """Return whether objects name their kind of stream event."""
-    kinds = [one_of(item, *_KINDS) for item in items]
-    if all(isinstance(one_of(item, *_FINISHED), bool) for item in items):
-        return bool(items)
-    return all(isinstance(kind, str) for kind in kinds) and any(_PIECE.search(kind) for kind in kinds)
-
-
 def _joiner(items: StreamPieces) -> _Joiner | None:
     """Return the function that joins these pieces; None if they are not pieces of a stream."""
-    kinds = [item.get("type") for item in items]
-    if any(map(_is_chunk, items)):
+    kinds = {item.get("type") for item in items}
+    choices = [objects(item.get("choices")) or [{}] for item in items]
+    # AI21's pieces on Bedrock lack the object's name.
+    if any(i.get("object") == "chat.completion.chunk" or "delta" in c[0] for i, c in zip(items, choices, strict=True)):
         return _openai
     if all(item.get("object") == "text_completion" for item in items):
         return _openai_text
     if all(isinstance(kind, str) for kind in kinds):
-        return _joiner_of_events({str(kind) for kind in kinds})
+        if "message_start" in kinds:
+            return _anthropic
+        if "message-start" in kinds:
+            return _cohere
+        if "completion" in kinds:  # the API of Anthropic before messages
+            return _completions("completion", "stop_reason") if kinds <= {"completion", "ping"} else None
+        of_responses = all(str(kind).startswith("response.") or kind in ("error", "keepalive") for kind in kinds)
+        return _responses if of_responses else None
     if all(isinstance(item.get("event_type"), str) and "is_finished" in item for item in items):
         return _cohere_text
     if all(isinstance(item.get("done"), bool) for item in items):
@@ -141,34 +146,14 @@ def _joiner(items: StreamPieces) -> _Joiner | None:
         return _gemini
     if all(_OF_BEDROCK & item.keys() for item in items):
         return _bedrock
-    if any(all(isinstance(item.get(name), str) for item in items) for name in _TEXTS_OF_BEDROCK):
-        return _bedrock_text
-    if all(map(_is_mistral, items)):
+    for name in ("generation", "outputText"):  # of models of Meta and Amazon, on Bedrock
+        if all(isinstance(item.get(name), str) for item in items):
+            return _completions(name, "stop_reason", "completionReason")
+    texts = [output for item in items for output in objects(item.get("outputs")) or [{}]]
+    if all(isinstance(output.get("text"), str) and "stop_reason" in output for output in texts):
         return _mistral
     is_llama = all(isinstance(item.get("content"), str) and isinstance(item.get("stop"), bool) for item in items)
     return _llama if is_llama else None
-
-
-def _joiner_of_events(kinds: set[str]) -> _Joiner | None:
-    if "message_start" in kinds:
-        return _anthropic
-    if "message-start" in kinds:
-        return _cohere
-    if "completion" in kinds:
-        return _anthropic_text if kinds <= {"completion", "ping"} else None
-    is_responses = all(kind.startswith("response.") or kind in ("error", "keepalive") for kind in kinds)
-    return _responses if is_responses else None
-
-
-def _is_chunk(item: Mapping[str, Any]) -> bool:
-    """Return whether a piece is OpenAI's, or AI21's on Bedrock, which lacks the object's name."""
-    choices = objects(item.get("choices"))
-    return item.get("object") == "chat.completion.chunk" or (choices is not None and "delta" in choices[0])
-
-
-def _is_mistral(item: Mapping[str, Any]) -> bool:
-    texts = objects(item.get("outputs"))
-    return texts is not None and all(isinstance(o.get("text"), str) and "stop_reason" in o for o in texts)
 
 
 def _text(value: Any) -> str:
@@ -186,15 +171,15 @@ def _completion(texts: Iterable[Any], end: Any) -> Response | None:
     return None if end is None else {"completion": _joined(texts), "stop_reason": end}
 
 
+def _completions(name: str, *ends: str) -> _Joiner:
+    """Return what joins the texts below `name` of an API that completes a text."""
+    return lambda pieces: _completion((piece.get(name) for piece in pieces), one_of(pieces[-1], *ends))
+
+
 def _mistral(pieces: StreamPieces) -> Response | None:
     """Join Mistral's texts on Bedrock."""
     texts = [piece["outputs"][0] for piece in pieces]
     return _completion([_joined(output["text"] for output in texts).lstrip(" ")], texts[-1]["stop_reason"])
-
-
-def _anthropic_text(pieces: StreamPieces) -> Response | None:
-    """Join text completions, the API before messages."""
-    return _completion((piece.get("completion") for piece in pieces), one_of(pieces[-1], "stop_reason"))
 
 
 def _cody(pieces: StreamPieces) -> Response | None:
@@ -203,16 +188,22 @@ def _cody(pieces: StreamPieces) -> Response | None:
     return _completion((piece["deltaText"] for piece in pieces[:-1]), end)
 
 
-def _bedrock_text(pieces: StreamPieces) -> Response | None:
-    """Join text that a model of Bedrock sent in its own form."""
-    name = next(name for name in _TEXTS_OF_BEDROCK if name in pieces[0])
-    return _completion((piece[name] for piece in pieces), one_of(pieces[-1], "stop_reason", "completionReason"))
-
-
 def _llama(pieces: StreamPieces) -> Response | None:
     """Join llama.cpp's own completions."""
-    last = pieces[-1]
-    return {**last, "content": _joined(piece["content"] for piece in pieces)} if last["stop"] else None
+    return {**pieces[-1], "content": _joined(p["content"] for p in pieces)} if pieces[-1]["stop"] else None
+
+
+def _cohere_text(pieces: StreamPieces) -> Response | None:
+    """Return the first version of Cohere's API: the last event holds the response whole."""
+    whole = one_of(pieces[-1], "response")
+    return {"finish_reason": pieces[-1].get("finish_reason"), **whole} if isinstance(whole, dict) else None
+
+
+def _responses(pieces: StreamPieces) -> Response | None:
+    """Return the complete response in the last event."""
+    ends = ("response.completed", "response.incomplete", "response.failed")
+    whole = next((piece.get("response") for piece in reversed(pieces) if piece.get("type") in ends), None)
+    return whole if isinstance(whole, dict) else None
 
 
 def _openai(pieces: StreamPieces) -> Response | None:
@@ -281,12 +272,6 @@ def _anthropic(pieces: StreamPieces) -> Response | None:
     return None if end is None else {"type": "message", "role": "assistant", "content": content, "stop_reason": end}
 
 
-def _cohere_text(pieces: StreamPieces) -> Response | None:
-    """Return the first version of Cohere's API: the last event holds the response whole."""
-    whole = one_of(pieces[-1], "response")
-    return {"finish_reason": pieces[-1].get("finish_reason"), **whole} if isinstance(whole, dict) else None
-
-
 def _cohere(pieces: StreamPieces) -> Response | None:
     deltas = [(piece.get("index"), one_of(piece.get("delta"), "message")) for piece in pieces]
     text = _joined(one_of(one_of(delta, "content"), "text") for _, delta in deltas)
@@ -300,13 +285,6 @@ def _cohere(pieces: StreamPieces) -> Response | None:
         message |= {"tool_calls": list(calls.values()), "content": text or plan}
     ends = [end for piece in pieces if (end := one_of(piece.get("delta"), "finish_reason"))]
     return {"message": message, "finish_reason": ends[-1]} if ends else None
-
-
-def _responses(pieces: StreamPieces) -> Response | None:
-    """Return the complete response in the last event."""
-    ends = ("response.completed", "response.incomplete", "response.failed")
-    whole = next((piece.get("response") for piece in reversed(pieces) if piece.get("type") in ends), None)
-    return whole if isinstance(whole, dict) else None
 
 
 def _ollama(pieces: StreamPieces) -> Response | None:

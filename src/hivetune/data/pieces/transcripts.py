@@ -144,7 +144,7 @@ def _headed_turns(text: str) -> Turns | None:
         # `table:` in front of what a question is about is one of its words, and `Reasoning:` of an answer.
         name = match.group(1)
         is_context = not marked and (name.lower() == "table" or part_of(name) == "given")
-        is_word = is_context or (kind == "assistant" and _thinks(name))
+        is_word = is_context or (kind == "assistant" and name.strip().lower() in _THOUGHT)
         pieces.append((kind, text[match.start() if is_word else match.end() : end].strip()))
     return _turns(pieces)
 
@@ -199,15 +199,11 @@ def _are_one_pair(headers: Sequence[tuple[str, _Side]]) -> bool:
     return kinds.count("assistant") == 1 and kinds[-1] == "assistant" and "user" in kinds and not alike
 
 
-def _thinks(name: str) -> bool:
-    return name.strip().lower() in _THOUGHT
-
-
 def _kind(name: str, marked: bool) -> _Side | None:
     """Return the party whose text follows a header of this name. Without marks a party's name begins what it said in a
     talk.
     """
-    if _thinks(name):
+    if name.strip().lower() in _THOUGHT:
         return "thoughts"
     role = None if name.lower() == "response" else role_of(name)  # a header of Alpaca's template, and no speaker
     if role is not None:
@@ -257,21 +253,16 @@ def ended_rounds(text: str) -> Turns | None:
         if (match := _ROUND.match(piece)) is None:
             return None
         question, reply = match.group(2).rstrip(), match.group(3).rstrip()
-        answer = _answer(reply)
-        if answer is None or _PARTY.search(question) or _PARTY.search(reply):
+        content, calls, call = reply.partition("<functioncall>")
+        answer: dict[str, Any] = {"role": "assistant", "content": content}
+        if calls:  # a call at its end, which has to be JSON
+            called = _CALL.fullmatch(call)
+            arguments = parsed((called.group(2) or called.group(3)).replace("\\'", "'")) if called else None
+            if called is None or not isinstance(arguments, dict):
+                return None
+            function = {"name": called.group(1), "arguments": arguments}
+            answer |= {"content": content.strip(), "tool_calls": [{"type": "function", "function": function}]}
+        if _PARTY.search(question) or _PARTY.search(reply):
             return None
         turns += [{"role": "user" if match.group(1) == "USER" else "tool", "content": question}, answer]
     return turns if turns and turns[0]["role"] == "user" else None
-
-
-def _answer(text: str) -> dict[str, Any] | None:
-    """Return an answer, with the call at its end; None where that is not JSON."""
-    content, begins, call = text.partition("<functioncall>")
-    if not begins:
-        return {"role": "assistant", "content": text}
-    match = _CALL.fullmatch(call)
-    arguments = parsed((match.group(2) or match.group(3)).replace("\\'", "'")) if match else None
-    if match is None or not isinstance(arguments, dict):
-        return None
-    called = {"type": "function", "function": {"name": match.group(1), "arguments": arguments}}
-    return {"role": "assistant", "content": content.strip(), "tool_calls": [called]}

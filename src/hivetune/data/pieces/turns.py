@@ -58,8 +58,11 @@ def read_messages(turns: Any, system: Any) -> list[Message]:
         if isinstance(role, str) and role in called:  # LangGraph gives a result the name of its tool
             turn = {**turn, "role": "tool", "name": role}
         read, item = read_turn(turn), is_item(turn)
-        if len(read) > 1:
-            read = _answered_last(read, turns[end : end + 1])
+        if len(read) > 1 and read[0].tool_calls and read[0].content:
+            # The calls of this turn have results: its text came after them, unless the next turn continues.
+            name = next((one_of(following, *ROLE_KEYS[:3]) for following in turns[end : end + 1]), None)
+            if not isinstance(name, str) or ROLES.get(name.strip().lower()) not in ("assistant", "tool"):
+                read = [replace(read[0], content=""), *read[1:], Message("assistant", read[0].content)]
         if (item or after_item) and messages and _belongs(messages[-1], read[0]):  # one answer, item by item
             read = [_joined(messages.pop(), read[0]), *read[1:]]
         messages += read
@@ -68,15 +71,6 @@ def read_messages(turns: Any, system: Any) -> list[Message]:
     if not messages:
         raise RowRefused("no-messages")
     return messages if messages[0].role == "system" else [*read_system(system), *messages]
-
-
-def _answered_last(read: list[Message], following: Sequence[Any]) -> list[Message]:
-    """Return a turn whose calls have results: its text came after them, unless the next turn continues."""
-    name = next((one_of(turn, *ROLE_KEYS[:3]) for turn in following), None)
-    goes_on = isinstance(name, str) and ROLES.get(name.strip().lower()) in ("assistant", "tool")
-    if goes_on or not read[0].tool_calls or not read[0].content:
-        return read
-    return [replace(read[0], content=""), *read[1:], Message("assistant", read[0].content)]
 
 
 def is_conversation(value: list[Any]) -> bool:
@@ -222,7 +216,11 @@ def _messages_of(role: Role, read: TurnContent, turn: Mapping[str, Any]) -> list
     if answers and not text and not calls and not reasoning:
         return answers
     name = turn["name"] if isinstance(turn.get("name"), str) and turn.get("type") not in _ITEMS else None
-    message = Message(role, text, weight=_weight(turn), name=name, tool_calls=tuple(calls), reasoning=reasoning)
+    weight = one_of(turn, "weight", "train", "trainable", "loss", "loss_weight")  # OpenAI's name, and other programs'
+    if weight not in (None, 0, 1):
+        raise RowRefused("bad-weight")
+    weight = 1.0 if weight is None else float(weight)
+    message = Message(role, text, weight=weight, name=name, tool_calls=tuple(calls), reasoning=reasoning)
     return [message, *answers] if role == "assistant" else [*answers, message]
 
 
@@ -249,16 +247,6 @@ def _own_calls(turn: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[t
         raise RowRefused("bad-tool-call", f"the call of {missing[:40]} has no result, others of its turn have one")
     names = (None if "id" in call else call["function"]["name"] for call in read)
     return read, [(result_text(result), call.get("id"), next(names)) for call, result in calls_with_results]
-
-
-def _weight(turn: Mapping[str, Any]) -> float:
-    """Return OpenAI's `weight`; `train`, `trainable`, `loss` and `loss_weight` are other programs' names for it."""
-    weight = one_of(turn, "weight", "train", "trainable", "loss", "loss_weight")
-    if weight is None:
-        return 1.0
-    if weight not in (0, 1):
-        raise RowRefused("bad-weight")
-    return float(weight)
 
 
 def _unwrapped(turn: Mapping[str, Any]) -> Mapping[str, Any]:
