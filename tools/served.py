@@ -108,15 +108,15 @@ def _write_model(kind: str, folder: Path, changes: dict[str, Any]) -> None:
         for name, parameter in model.named_parameters():
             if kind == "gemma4_text" and "q_norm" in name:
                 parameter.mul_(0.2)  # its scores are not divided by the root of a head's width
-    model.save_pretrained(folder / "model")
-    (folder / "model/generation_config.json").unlink(missing_ok=True)
-    tokenizer.save(str(folder / "model/tokenizer.json"))
+    model.save_pretrained(folder / "tiny")
+    (folder / "tiny/generation_config.json").unlink(missing_ok=True)
+    tokenizer.save(str(folder / "tiny/tokenizer.json"))
     settings = {"eos_token": "</s>", "pad_token": "<pad>", "tokenizer_class": "PreTrainedTokenizerFast"}
     if kind == "gemma4_text":  # whose prompts llama.cpp always begins so, as its template does
         settings["bos_token"] = "<s>"
-    (folder / "model/chat_template.jinja").write_text(("{{ bos_token }}" if "bos_token" in settings else "") + TEMPLATE)
-    (folder / "model/tokenizer_config.json").write_text(json.dumps(settings))
-    prepare_model(str(folder / "model"), folder / "prepared")
+    (folder / "tiny/chat_template.jinja").write_text(("{{ bos_token }}" if "bos_token" in settings else "") + TEMPLATE)
+    (folder / "tiny/tokenizer_config.json").write_text(json.dumps(settings))
+    prepare_model(str(folder / "tiny"), folder / "prepared")
 
 
 def _tokenizer(kind: str) -> Any:
@@ -188,18 +188,14 @@ def _write_adapter(folder: Path) -> dict[str, Any]:
 
 def _gguf(folder: Path, name: str, adapter: Path | None, *, alone: bool = False) -> Path:
     from hivetune.process.child import Heartbeat
-    from hivetune.process.protocol import WriteGguf, WriteGgufAdapter
-    from hivetune.release.converter import find_converter
-    from hivetune.release.worker.to_gguf import stage, write_adapter, write_model
+    from hivetune.process.protocol import WriteGguf
+    from hivetune.release.gguf import find_converter
+    from hivetune.release.worker.to_gguf import stage, write
 
     converter, file = find_converter().folder, folder / name
     with stage(folder / "prepared", folder, converter) as staged:
-        if alone:
-            assert adapter is not None
-            write_adapter(WriteGgufAdapter(folder / "prepared", adapter, file, converter), staged)
-        else:
-            task = WriteGguf(folder / "prepared", adapter, file, QUANT, "tiny", converter)
-            write_model(task, staged, Heartbeat(None))
+        task = WriteGguf(folder / "prepared", adapter, file, None if alone else QUANT, converter)
+        write(task, staged, Heartbeat(None))
     return file
 
 

@@ -12,7 +12,7 @@ from serve.fake_server import fake_server, stream
 from serve.hive import MODEL, add_release, make_home, write_adapter
 
 from hivetune.base.disk import MANIFEST, home, sha256_file
-from hivetune.release.gguf import base_gguf, write_gguf_adapter
+from hivetune.release.gguf import base_gguf, write_gguf
 
 pytestmark = pytest.mark.slow
 
@@ -99,6 +99,6 @@ def test_an_adapter_of_another_model_is_refused(own_home: Path, tmp_path: Path) 
     other = tmp_path / "other"
     write_model(other, "qwen2")
     write_adapter(other, tmp_path / "adapter", 1)
-    adapter = write_gguf_adapter(other, tmp_path / "adapter", tmp_path / "task", "o.gguf", lambda done, total: None)
+    adapter = write_gguf(other, tmp_path / "adapter", None, tmp_path / "task", "o.gguf", lambda done, total: None)
     with pytest.raises(UsageError, match=r"does not belong to .*architecture 'qwen2', the model is 'llama'"):
         _served("x", "gguf", base, adapter, None, None)

@@ -9,7 +9,7 @@ import pytest
 from serve.hive import make_home, write_adapter
 
 from hivetune.llama.backend import Answer, Backend, ServerSettings, open_backend
-from hivetune.release.gguf import RECIPES, write_gguf_adapter, write_gguf_model
+from hivetune.release.gguf import RECIPES, write_gguf
 
 pytestmark = pytest.mark.slow
 # A long shared beginning, so that a cache has much to reuse wrongly.
@@ -22,13 +22,13 @@ TOLERANCE_NATS = 0.02
 @pytest.fixture
 def files(own_home: Path, tmp_path: Path) -> tuple[Path, list[Path]]:
     model = make_home()
-    base = write_gguf_model(model, None, RECIPES["f16"], tmp_path / "base", "base.gguf", lambda done, total: None)
+    base = write_gguf(model, None, RECIPES["f16"], tmp_path / "base", "base.gguf", lambda done, total: None)
     adapters = []
     for seed in (1, 2, 3):
         write_adapter(model, tmp_path / f"adapter{seed}", seed)
         work = tmp_path / f"task{seed}"
         name = f"{seed}-lora.gguf"
-        adapters.append(write_gguf_adapter(model, tmp_path / f"adapter{seed}", work, name, lambda done, total: None))
+        adapters.append(write_gguf(model, tmp_path / f"adapter{seed}", None, work, name, lambda done, total: None))
     return base, adapters
 
 

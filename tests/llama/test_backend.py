@@ -21,8 +21,7 @@ from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.llama.backend import Engine, ServerSettings, find_engine, open_backend, unused_program
 from hivetune.llama.child import SocketConnection
 from hivetune.process.sandbox import available, named_environment
-from hivetune.release.gguf import RECIPES
-from hivetune.release.gguf import write_gguf_model as write_gguf
+from hivetune.release.gguf import RECIPES, write_gguf
 
 SMALL = ServerSettings(context_tokens=256, slots=2, threads=1)
 HELLO = [{"role": "user", "content": "hello"}]

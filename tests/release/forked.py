@@ -7,26 +7,21 @@ from pathlib import Path
 
 import torch
 
-from hivetune.models.prepared import spoken_name
 from hivetune.process.child import Heartbeat
-from hivetune.process.protocol import WriteGguf, WriteGgufAdapter
-from hivetune.release.converter import find_converter
+from hivetune.process.protocol import WriteGguf
+from hivetune.release.gguf import find_converter
 from hivetune.release.worker import to_gguf
 
 
 def write_gguf_model(model: Path, adapter: Path | None, quant: str, file: Path) -> Path:
-    return _written(WriteGguf(model, adapter, file, quant, spoken_name(model), _converter()))
+    return _written(WriteGguf(model, adapter, file, quant, find_converter().folder))
 
 
 def write_gguf_adapter(model: Path, adapter: Path, file: Path) -> Path:
-    return _written(WriteGgufAdapter(model, adapter, file, _converter()))
+    return _written(WriteGguf(model, adapter, file, None, find_converter().folder))
 
 
-def _converter() -> Path:
-    return find_converter(None).folder
-
-
-def _written(task: WriteGguf | WriteGgufAdapter) -> Path:
+def _written(task: WriteGguf) -> Path:
     process = multiprocessing.get_context("fork").Process(target=_write, args=(task,))
     process.start()
     process.join()
@@ -34,7 +29,7 @@ def _written(task: WriteGguf | WriteGgufAdapter) -> Path:
     return task.file
 
 
-def _write(task: WriteGguf | WriteGgufAdapter) -> None:
+def _write(task: WriteGguf) -> None:
     torch.set_num_threads(1)  # the threads of the parent are not there
     for name in [name for name in sys.modules if name.partition(".")[0] == "gguf"]:
         del sys.modules[name]  # the one of pip, which is older than the converter's own

@@ -12,8 +12,8 @@ from hivetune.llama.backend import ServerSettings, open_backend
 from hivetune.models.architecture import read_architecture
 from hivetune.models.gguf_header import read_header
 from hivetune.process.protocol import Passage
-from hivetune.release.converter import find_converter, untested_pair
 from hivetune.release.dry_export import check_dry_export, write_dry_export
+from hivetune.release.gguf import find_converter, untested_pair
 from hivetune.release.prove import score_passages
 
 PASSAGES = (Passage(tuple(range(300, 360)), tuple(range(30, 60))),)

@@ -11,8 +11,8 @@ from small_disk import fill
 
 from hivetune.cli.explain import explain
 from hivetune.errors import DoesNotFit, HivetuneError, UsageError
-from hivetune.release.converter import find_converter
 from hivetune.release.export import Source, export
+from hivetune.release.gguf import find_converter
 from hivetune.release.worker.to_gguf import stage
 
 LARGE = type(shutil.disk_usage("/"))(1 << 40, 0, 1 << 40)

@@ -12,8 +12,7 @@ from hivetune.llama.prompts import compare_prompts
 from hivetune.models.gguf_header import read_header
 from hivetune.records import Example, Message
 from hivetune.release.export import Exported, Source, export
-from hivetune.release.gguf import RECIPES
-from hivetune.release.gguf import write_gguf_model as write_gguf
+from hivetune.release.gguf import RECIPES, write_gguf
 
 pytestmark = pytest.mark.slow
 

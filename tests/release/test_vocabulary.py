@@ -9,13 +9,13 @@ import pytest
 from gguf_families import CHATML, tokenizer_for, write_tokenizer
 
 from hivetune.errors import UsageError
-from hivetune.release.worker.vocabulary import (
+from hivetune.release.worker.to_gguf import (
+    _model_name,
     adds_space_prefix,
     is_sentencepiece,
     sentencepiece_pieces,
     special_settings,
     splitting_rule,
-    token_texts,
 )
 
 
@@ -36,10 +36,6 @@ def change(folder: Path, file: str, **changes: Any) -> None:
 def document_of(folder: Path) -> dict[str, Any]:
     document: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text())
     return document
-
-
-def settings_of(folder: Path) -> dict[str, Any]:
-    return special_settings(folder, token_texts(document_of(folder)))
 
 
 @pytest.mark.parametrize("rule", ["gpt-2", "smollm", "llama-bpe", "qwen2", "tekken", "gpt-4o"])
@@ -77,15 +73,15 @@ def test_the_pieces_are_those_of_the_tokenizer(prefix: bool) -> None:
 
 def test_the_end_of_a_turn_comes_first_among_the_ends(folder: Path) -> None:
     """Llama 3's list begins with the end of a document, which no chat ever writes."""
-    assert settings_of(folder)["ggml.eos_token_id"] == 2
+    assert special_settings(folder)["ggml.eos_token_id"] == 2
     change(folder, "hivetune.json", eos_ids=[0, 2])
-    settings = settings_of(folder)
+    settings = special_settings(folder)
     assert (settings["ggml.eos_token_id"], settings["ggml.eot_token_id"]) == (2, 0)
 
 
 def test_the_date_of_training_stays_the_date(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("{{ strftime_now('%d %b %Y') }}" + CHATML)
-    assert settings_of(folder)["chat_template"].startswith('{{ "26 Jul 2024" }}')
+    assert special_settings(folder)["chat_template"].startswith('{{ "26 Jul 2024" }}')
 
 
 @pytest.mark.parametrize("written", [True, False])
@@ -100,7 +96,7 @@ def test_a_first_token_is_added_only_where_the_template_writes_it(folder: Path, 
     change(folder, "hivetune.json", bos_id=1)
     template = "{{ bos_token }}" if written else "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     (folder / "chat_template.jinja").write_text(template)
-    assert settings_of(folder)["ggml.add_bos_token"] is written
+    assert special_settings(folder)["ggml.add_bos_token"] is written
 
 
 def test_what_llama_cpp_would_not_reproduce_is_refused(folder: Path) -> None:
@@ -111,23 +107,26 @@ def test_what_llama_cpp_would_not_reproduce_is_refused(folder: Path) -> None:
         splitting_rule({**document, "normalizer": {"type": "Lowercase"}})
     change(folder, "hivetune.json", eos_ids=[])
     with pytest.raises(UsageError, match="never stop"):
-        settings_of(folder)
+        special_settings(folder)
+
+
+def named(folder: Path, name: str) -> str:
+    change(folder, "hivetune.json", name=name)
+    return _model_name(folder)
 
 
 def test_the_name_is_the_bases_unless_llama_cpp_keys_tokens_on_it(folder: Path) -> None:
     """A Llama model that is called phi3 can't be loaded: llama.cpp looks for Phi-3's tokens by the name."""
-    from hivetune.release.worker.to_gguf import _model_name
-
     change(folder, "config.json", model_type="llama")
-    assert _model_name(folder, "smollm2-135m") == "smollm2-135m"
-    assert _model_name(folder, "my-phi3-helpdesk") == "my-phi-helpdesk"
+    assert named(folder, "smollm2-135m") == "smollm2-135m"
+    assert named(folder, "my-phi3-helpdesk") == "my-phi-helpdesk"
     change(folder, "config.json", model_type="phi3")
-    assert _model_name(folder, "Phi-3") == "phi"  # Phi-4 is of the same architecture, and its tokens strip nothing
+    assert named(folder, "Phi-3") == "phi"  # Phi-4 is of the same architecture, and its tokens strip nothing
     tokens = [{**token, "rstrip": True} for token in document_of(folder)["added_tokens"]]
     change(folder, "tokenizer.json", added_tokens=tokens)
     # Some of Phi-4's strip, but it has not all that llama.cpp asks a model of that name for.
-    assert _model_name(folder, "helpdesk") == "helpdesk"
+    assert named(folder, "helpdesk") == "helpdesk"
     tokens += [{**tokens[0], "id": 900 + place, "content": text} for place, text in enumerate(("<unk>", "<s>", "</s>"))]
     change(folder, "tokenizer.json", added_tokens=tokens)
-    assert _model_name(folder, "Phi-3-mini-4k-instruct") == "Phi-3-mini-4k-instruct"
-    assert _model_name(folder, "helpdesk") == "helpdesk (phi-3)"
+    assert named(folder, "Phi-3-mini-4k-instruct") == "Phi-3-mini-4k-instruct"
+    assert named(folder, "helpdesk") == "helpdesk (phi-3)"

@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, home, sha256_file, write_json, write_manifest
 from hivetune.models.worker.weights import open_weights
-from hivetune.release.gguf import SERVED_QUANT, base_gguf, write_gguf_adapter
+from hivetune.release.gguf import SERVED_QUANT, base_gguf, write_gguf
 from hivetune.release.registry import promote, register
 
 MODEL = "smollm2-135m"  # the name under which the tiny model is found, as a prepared one
@@ -75,7 +75,7 @@ def add_release(work: Path, name: str, seed: int, *, champion: bool = False) -> 
 
 
 def _export_adapter(model: Path, run: Path, target: Path) -> None:
-    made = write_gguf_adapter(model, run, run / "task", "lora.gguf", lambda done, total: None)
+    made = write_gguf(model, run, None, run / "task", "lora.gguf", lambda done, total: None)
     made.rename(target / made.name)
 
 

@@ -27,7 +27,7 @@ from hivetune.data.mapping import check_columns, parse_columns
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.models.fetch import fetch_model
 from hivetune.models.prepared import PACKAGED, prepared_names, read_prepared
-from hivetune.release.converter import FETCH_NAME, fetch_converter
+from hivetune.release.gguf import FETCH_NAME, fetch_converter
 from hivetune.release.registry import releases
 from hivetune.run.status import LAST, known_runs
 

@@ -26,9 +26,8 @@ from hivetune.errors import HivetuneError, MachineNotFit
 from hivetune.judge.gate import verdict_document
 from hivetune.llama.backend import open_backend
 from hivetune.process.launch import Ahead
-from hivetune.release.converter import find_converter
 from hivetune.release.export import export_run
-from hivetune.release.gguf import SERVED_QUANT
+from hivetune.release.gguf import SERVED_QUANT, find_converter
 from hivetune.release.prove import describe_proof, prove_export
 from hivetune.run.folder import EVALUATION
 from hivetune.synth.demo import ask_some, write_inputs

@@ -236,26 +236,15 @@ class Merge:
 
 @dataclass(frozen=True)
 class WriteGguf:
-    """Write a whole model with the merged adapter as `file`.
+    """Write a whole model with the merged adapter as `file`; without `quant` the adapter alone.
 
-    `quant` names a recipe of release/gguf.py, `base_name` the name in the file, `converter` llama.cpp's folder.
+    `quant` names a recipe of release/gguf.py, `converter` llama.cpp's folder.
     """
 
     model: Path
     adapter: Path | None
     file: Path
-    quant: str
-    base_name: str
-    converter: Path
-
-
-@dataclass(frozen=True)
-class WriteGgufAdapter:
-    """Write the adapter alone as `file`."""
-
-    model: Path
-    adapter: Path
-    file: Path
+    quant: str | None
     converter: Path
 
 
@@ -269,7 +258,6 @@ class DryGguf:
     rank: int
     file: Path
     adapter_file: Path
-    base_name: str
     converter: Path
     passages: tuple[Passage, ...]
     top: int
@@ -290,7 +278,6 @@ ENTRIES: Mapping[type, str] = {
     ScorePassages: "hivetune.release.worker.score_passages",
     Merge: "hivetune.release.worker.merge",
     WriteGguf: "hivetune.release.worker.to_gguf",
-    WriteGgufAdapter: "hivetune.release.worker.to_gguf",
     DryGguf: "hivetune.release.worker.dry",
 }
 # The tasks that SIGTERM asks to save and return. It ends other tasks at once, since they would ignore the request and

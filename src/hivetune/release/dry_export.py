@@ -17,11 +17,11 @@ from hivetune.base.disk import MANIFEST, home, read_json, scratch_folder, write_
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, MachineNotFit, UsageError
 from hivetune.llama.backend import ServerSettings, find_engine, open_backend
 from hivetune.models.architecture import Linear, read_architecture
-from hivetune.models.prepared import DESCRIPTION, spoken_name
+from hivetune.models.prepared import DESCRIPTION
 from hivetune.models.targets import named_end
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import DryGguf, Passage
-from hivetune.release.converter import Converter, find_converter, server_name, untested_pair
+from hivetune.release.gguf import Converter, find_converter, server_name, untested_pair
 from hivetune.release.prove import (
     CHECKED_PROMPTS,
     HELD_OUT_FIRST,
@@ -142,7 +142,6 @@ def write_dry_export(
         rank=RANK,
         file=folder / "model.gguf",
         adapter_file=folder / "adapter.gguf",
-        base_name=spoken_name(model),
         converter=converter.folder,
         passages=tuple(passages),
         top=TOP,

@@ -25,7 +25,7 @@ from hivetune.models.prepared import DESCRIPTION, TEMPLATE, spoken_name
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Merge
 from hivetune.records import Progress, silent
-from hivetune.release.gguf import Recipe, find_recipe, write_gguf_adapter, write_gguf_model
+from hivetune.release.gguf import Recipe, find_recipe, write_gguf
 from hivetune.release.ollama import write_modelfile
 from hivetune.run.choices import read_resolved
 from hivetune.run.folder import (
@@ -183,16 +183,12 @@ def _write_adapter(source: Source, work: Path) -> None:
 
 
 def _write_gguf(source: Source, work: Path, task: Path, recipe: Recipe | None, to: str, progress: Progress) -> None:
-    model, adapter, converter = source.model, source.adapter, source.converter
+    file = f"{source.name}-{recipe.name if recipe else 'lora'}.gguf"
     try:
-        if recipe is None:
-            path = write_gguf_adapter(model, adapter, task, f"{source.name}-lora.gguf", progress, converter)
-        else:
-            file = f"{source.name}-{recipe.name}.gguf"
-            path = write_gguf_model(model, adapter, recipe, task, file, progress, converter)
-        os.rename(path, work / path.name)
+        path = write_gguf(source.model, source.adapter, recipe, task, file, progress, source.converter)
+        os.rename(path, work / file)
         if to == "ollama":
-            write_modelfile(model, work / path.name)
+            write_modelfile(source.model, work / file)
     except UsageError as error:  # what GGUF or llama.cpp can't hold
         if error.hint:
             raise

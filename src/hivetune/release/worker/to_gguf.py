@@ -1,4 +1,4 @@
-"""Writes a whole model or a LoRA adapter as a GGUF file by llama.cpp's own converter (release/converter.py).
+"""Writes a whole model or a LoRA adapter as a GGUF file by llama.cpp's own converter (release/gguf.py).
 
 The converter reads a staged folder: the prepared model's files. An adapter of a whole model is merged on the way,
 W + scale * B A in float32, tensor by tensor. What the converter derives from names is taken from what training read:
@@ -20,31 +20,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from hivetune.base.disk import DISK, MANIFEST, read_json, write_json
+from hivetune.base.disk import DISK, read_json, sha256_bytes, write_json
 from hivetune.base.paths import install_command
+from hivetune.data.render.template import TEMPLATE_DATE
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.gguf_header import read_header
-from hivetune.models.prepared import DESCRIPTION, spoken_name
+from hivetune.models.prepared import DESCRIPTION, TEMPLATE, spoken_name
 from hivetune.models.worker.weights import Array
 from hivetune.process.child import Heartbeat, run_child
-from hivetune.process.protocol import Beat, WriteGguf, WriteGgufAdapter
+from hivetune.process.protocol import Beat, WriteGguf
 from hivetune.release.gguf import RECIPES, Recipe
 from hivetune.release.worker.merge import Part, merge, read_parts
-from hivetune.release.worker.vocabulary import (
-    adds_space_prefix,
-    is_sentencepiece,
-    sentencepiece_pieces,
-    special_settings,
-    splitting_rule,
-    token_texts,
-)
 
 LARGEST_F16 = 65504.0
 CHUNK_NUMBERS = 1 << 24  # of a K-quant at a time: 64 MB of float32
-# Number types that the converter writes itself, as its --outtype names them; the others are made from F16.
-OWN_TYPES = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
+OWN_TYPES = ("f32", "f16", "bf16", "q8_0")  # the converter writes these itself; the others are made from F16
 # In a model whose name has this, llama.cpp strips what follows special tokens, as in Phi-3. It can't load one that
 # lacks these (llama-vocab.cpp).
 KEYED_NAME = re.compile("phi-?3", re.IGNORECASE)
@@ -53,16 +46,28 @@ KEYED_TOKENS = {"<unk>", "<s>", "</s>", "<|endoftext|>"}
 NO_WINDOW = ("phi3",)
 _ENDS = ("eos", "eot", "eom", "bos", "padding", "seperator", "cls", "mask")
 _MERGE_HINT = "use --to gguf, which merges the adapter"
+_DATE = re.compile(r"""strftime_now\((?P<quote>['"])(?P<format>[^'"]*)(?P=quote)\)""")
+# Every rule splits this text differently, and a normalizer other than NFC changes it.
+_SAMPLE = (
+    "I'M sure they'LL don't; ABCdef iOS 1234567 x=3.14 //a/\r\n\n\tif  _x:\n"
+    "  Ünïcode 你好 हिन्दी ½ №7 \U0001f600!?\u00a0end  "
+)
+# llama.cpp's name of a splitting rule, by a hash of the sample's pieces.
+_RULES = {
+    "1e30bd98fe539c4a": "gpt-2",
+    "0c99405e813497b4": "smollm",
+    "193ad5710b2dc5f0": "llama-bpe",
+    "d8770093a70d4211": "qwen2",
+    "4e73a1f9bd6ccb04": "tekken",
+    "1e1f3d7a85e079d5": "gpt-4o",
+}
 _Base: Any = object  # the converter's class of an architecture, known when its folder is
 
 
-def main(task: WriteGguf | WriteGgufAdapter, heartbeat: Heartbeat) -> dict[str, Any]:
+def main(task: WriteGguf, heartbeat: Heartbeat) -> dict[str, Any]:
     heartbeat.beat(Beat.PREPARING)
     with stage(task.model, task.file.parent, task.converter) as folder:
-        if isinstance(task, WriteGguf):
-            write_model(task, folder, heartbeat)
-        else:
-            write_adapter(task, folder)
+        write(task, folder, heartbeat)
     DISK.sync(task.file)
     return {"tensors": len(read_header(task.file).tensors)}
 
@@ -73,21 +78,16 @@ def stage(model: Path, parent: Path, converter: Path) -> Iterator[Path]:
 
     The converter's failures become UsageError, MachineNotFit for a missing package, or OSError.
     """
-    sys.path[:0] = [str(converter / "gguf-py"), str(converter)]
+    sys.path.insert(0, str(converter))
     os.environ.setdefault("TQDM_DISABLE", "1")
     logging.basicConfig(level=logging.WARNING)
     folder = parent / ".staged"
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     try:
-        for path in model.iterdir():
-            if path.name not in (MANIFEST, DESCRIPTION, "config.json", "tokenizer_config.json"):
-                (folder / path.name).symlink_to(path.resolve())
-        config = read_json(model / "config.json")
-        architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config["model_type"])
-        write_json(folder / "config.json", {**config, "architectures": [architecture or config["architectures"][0]]})
-        settings = read_json(model / "tokenizer_config.json") if (model / "tokenizer_config.json").is_file() else {}
-        write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **settings})
+        shutil.copytree(model.resolve(), folder, copy_function=os.symlink)
+        settings = folder / "tokenizer_config.json"
+        named = read_json(settings.resolve()) if settings.is_file() else {}
+        write_json(settings, {"tokenizer_class": "PreTrainedTokenizerFast", **named})
         if is_sentencepiece(_tokenizer(model)):
             (folder / "tokenizer.model").touch()  # where it lies, Gemma 3's class asks for the pieces
         yield folder
@@ -107,80 +107,62 @@ def stage(model: Path, parent: Path, converter: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_model(task: WriteGguf, folder: Path, heartbeat: Heartbeat) -> None:
-    """Write `task.file`. Raises UsageError for a model or an adapter that the converter can't write."""
-    recipe, parts = RECIPES[task.quant], dict[str, list[Part]]()
-    if task.adapter is not None:
-        _, parts, missing = read_parts(task.model, task.adapter)
-        if missing:  # the files hold the modules under other names: merged aside, in float32, nothing is left to add
-            merge(task.model, task.adapter, folder / "merged", "float32", heartbeat)
-            parts = {}
-            for path in folder.glob("*.safetensors*"):
-                path.unlink()
-            for path in (folder / "merged").glob("*.safetensors*"):
-                os.rename(path, folder / path.name)
-    model = _converter_model(_ModelWriter, folder, OWN_TYPES.get(recipe.name, "MOSTLY_F16"), task, task.base_name)
-    model.parts, model.heartbeat, model.file_type = parts, heartbeat, recipe.file_type
+def write(task: WriteGguf, folder: Path, heartbeat: Heartbeat) -> None:
+    """Write `task.file` from the staged folder. Raises UsageError for a model or an adapter that the converter can't
+    write, or not whole."""
+    lora, parts, missing = read_parts(task.model, task.adapter) if task.adapter else (None, {}, [])
+    if task.quant is None and missing:
+        raise UsageError(
+            f"the adapter changes {missing[0]}, which the model's files do not have under this name", hint=_MERGE_HINT
+        )
+    if task.adapter is not None and missing:
+        # The files hold the modules under other names: merged aside, in float32, nothing is left to add.
+        merge(task.model, task.adapter, folder / "merged", "float32", heartbeat)
+        parts = {}
+        for path in folder.glob("*.safetensors*"):
+            path.unlink()
+        for path in (folder / "merged").glob("*.safetensors*"):
+            os.rename(path, folder / path.name)
+    import conversion
+    import gguf
+
+    settings = _settings(conversion, folder)
+    base = conversion.get_model_class(settings["architectures"][0])
+    if settings["model_type"] == "ministral3":
+        base = base.Ministral3Model  # to which the registered class forwards, past any override
+    recipe = RECIPES[task.quant or "f32"]
+    kind = gguf.LlamaFileType(recipe.file_type if recipe.name in OWN_TYPES else RECIPES["f16"].file_type)
+    bases = (_ModelWriter if task.quant else _AdapterWriter, base)
+    derived: Any = type("Writer", bases, {"model_arch": base.model_arch})
+    model = derived(folder, kind, task.file, hparams=settings, model_name=_model_name(task.model))
+    model.folder, model.parts, model.heartbeat, model.file_type = task.model, parts, heartbeat, recipe.file_type
+    model.alpha = float(lora.alpha) if lora else 0.0
     if recipe.name not in OWN_TYPES:
         _write_in(recipe, model.gguf_writer, model.block_count)
     with torch.inference_mode():
         model.write()
-
-
-def write_adapter(task: WriteGgufAdapter, folder: Path) -> None:
-    """Write the adapter alone. Raises UsageError for one that the converter can't write, or not whole."""
-    lora, parts, missing = read_parts(task.model, task.adapter)
-    if missing:
-        raise UsageError(
-            f"the adapter changes {missing[0]}, which the model's files do not have under this name", hint=_MERGE_HINT
-        )
-    model = _converter_model(_AdapterWriter, folder, "ALL_F32", task, spoken_name(task.model))
-    model.parts, model.alpha = parts, float(lora.alpha)
-    with torch.inference_mode():
-        model.write()
-    written = read_header(task.file).tensors
-    count = sum(math.prod(shape) for name, shape in written.items() if name.endswith(".lora_b"))
-    trained = sum(part.halves()[0 if part.transposed else 1].numel() for some in parts.values() for part in some)
-    if count != trained:
-        raise UsageError(
-            f"llama.cpp's converter wrote {count:,} of the adapter's {trained:,} output weights", hint=_MERGE_HINT
-        )
-
-
-def _converter_model(
-    writer: type, folder: Path, file_type: str, task: WriteGguf | WriteGgufAdapter, base_name: str
-) -> Any:
-    """Return the converter's model of the staged folder, with the overrides of `writer`."""
-    import conversion
-    import gguf
-
-    architecture = read_json(folder / "config.json")["architectures"][0]
-    try:
-        base = conversion.get_model_class(architecture)
-    except NotImplementedError:
-        raise UsageError(f"llama.cpp's converter does not know the architecture {architecture}") from None
-    if architecture == "Ministral3ForCausalLM":
-        base = base.Ministral3Model  # to which the registered class forwards, past any override
-    derived: Any = type(writer.__name__, (writer, base), {"model_arch": base.model_arch})
-    name = _model_name(task.model, base_name)
-    model = derived(
-        folder, gguf.LlamaFileType[file_type], task.file, hparams=_settings(conversion, folder), model_name=name
-    )
-    model.task = task
-    return model
+    if task.quant is None:
+        tensors = read_header(task.file).tensors
+        written = sum(math.prod(shape) for name, shape in tensors.items() if name.endswith(".lora_b"))
+        trained = sum(part.halves()[0 if part.transposed else 1].numel() for some in parts.values() for part in some)
+        if written != trained:
+            raise UsageError(
+                f"llama.cpp's converter wrote {written:,} of the adapter's {trained:,} output weights", hint=_MERGE_HINT
+            )
 
 
 def _settings(conversion: Any, folder: Path) -> dict[str, Any]:
     """Return the model's settings as the converter reads them, with the old names that transformers 5 drops."""
     config: dict[str, Any] = conversion.ModelBase.load_hparams(folder, False)
-    kind, rope = config["model_type"], config.get("rope_parameters") or {}
-    if kind in ("gpt2", "openai-gpt"):
-        config.setdefault("n_ctx", config.get("n_positions"))
-    elif kind in ("gpt_neox", "cohere2"):
-        config.setdefault("rotary_pct", rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)))
-    elif kind == "falcon" and not config.get("new_decoder_architecture") and config.get("multi_query", True):
+    if architecture := MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config["model_type"]):
+        config["architectures"] = [architecture]
+    rope = config.get("rope_parameters") or {}
+    config.setdefault("rotary_pct", rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)))
+    if config["model_type"] == "gpt2":
+        config.setdefault("n_ctx", config["n_positions"])
+    elif config["model_type"] == "falcon" and config["multi_query"] and not config["new_decoder_architecture"]:
         config["num_kv_heads"] = 1  # transformers keeps the number of heads there
-    elif kind == "granitemoehybrid":
+    elif config["model_type"] == "granitemoehybrid":
         config["layer_types"] = [each.replace("full_attention", "attention") for each in config["layer_types"]]
     return config
 
@@ -189,7 +171,7 @@ class _ModelWriter(_Base):  # type: ignore[misc]
     """Overrides of the converter's class: what was trained replaces what it would derive from names."""
 
     no_mtp = True  # heads that draft are not trained
-    task: WriteGguf
+    folder: Path
     parts: dict[str, list[Part]]
     heartbeat: Heartbeat
     file_type: int
@@ -204,7 +186,7 @@ class _ModelWriter(_Base):  # type: ignore[misc]
             def finish(tensor: torch.Tensor, name: str = name, parts: list[Part] = parts) -> torch.Tensor:
                 for part in parts:
                     tensor = part.add(tensor)
-                _check_numbers(name, tensor, self.ftype.name == OWN_TYPES["f16"])
+                _check_numbers(name, tensor, self.ftype.name == "MOSTLY_F16")
                 self.heartbeat.beat(Beat.ITEM)
                 return tensor
 
@@ -219,32 +201,30 @@ class _ModelWriter(_Base):  # type: ignore[misc]
         try:
             return str(super().get_vocab_base_pre(tokenizer))
         except NotImplementedError:
-            return splitting_rule(_tokenizer(self.task.model))
+            return splitting_rule(_tokenizer(self.folder))
 
     def _create_vocab_sentencepiece(self) -> Any:
-        return sentencepiece_pieces(_tokenizer(self.task.model), self.hparams["vocab_size"])
+        return sentencepiece_pieces(_tokenizer(self.folder), self.hparams["vocab_size"])
 
     def set_vocab(self) -> None:
-        document, keys = _tokenizer(self.task.model), self.gguf_writer.kv_data[0]
+        document, keys, name = _tokenizer(self.folder), self.gguf_writer.kv_data[0], str(self.gguf_writer.arch)
         # By what the tokenizer is, not by files and classes that architectures had. Gemma 4 has a kind of its own.
-        if document["model"].get("type") != "BPE" or self.model_arch.name == "GEMMA4":
+        if document["model"].get("type") != "BPE" or name == "gemma4":
             super().set_vocab()
-            types = keys["tokenizer.ggml.token_type"].value
-            for token in document.get("added_tokens") or []:
-                if types[token["id"]] == 1:  # normal, where the tokenizer's own settings do not name the token
-                    types[token["id"]] = 3 if token.get("special") else 4
         elif is_sentencepiece(document):
             self._set_vocab_sentencepiece()
         else:
             self._set_vocab_gpt2()
-        name = str(self.gguf_writer.arch)
+        types = keys["tokenizer.ggml.token_type"].value
+        for token in document.get("added_tokens") or []:
+            if types[token["id"]] == 1:  # normal, where the tokenizer's own settings do not name the token
+                types[token["id"]] = 3 if token.get("special") else 4
         for key in (*(f"tokenizer.ggml.{end}_token_id" for end in _ENDS), "general.finetune"):  # a folder's name
             keys.pop(key, None)
-        settings = special_settings(self.task.model, token_texts(document))
-        if is_sentencepiece(document):
-            settings["ggml.add_space_prefix"] = adds_space_prefix(document)
-        for key, value in settings.items():
+        for key, value in special_settings(self.folder).items():
             _put(self.gguf_writer, f"tokenizer.{key}", value)
+        if is_sentencepiece(document):
+            _put(self.gguf_writer, "tokenizer.ggml.add_space_prefix", adds_space_prefix(document))
         _put(self.gguf_writer, "general.file_type", self.file_type)
         # llama.cpp caps Gemma 4's logits at 30 where the file names no cap (llama-hparams.h); 0 caps nothing.
         cap = f"{name}.final_logit_softcapping"
@@ -315,8 +295,20 @@ def _put(writer: Any, key: str, value: bool | int | float | str) -> None:
     import gguf
 
     kinds = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING"}
-    writer.kv_data[0].pop(key, None)
+    writer.remove_key(key)
     writer.add_key_value(key, value, gguf.GGUFValueType[kinds[type(value)]])
+
+
+def _model_name(model: Path) -> str:
+    """Return the base model's name, changed if llama.cpp would derive special tokens from it."""
+    name, tokens = spoken_name(model), {t["content"]: t for t in _tokenizer(model).get("added_tokens") or []}
+    strips = any(token.get("special") and token.get("rstrip") for token in tokens.values())
+    if not (strips and tokens.keys() >= KEYED_TOKENS):
+        return KEYED_NAME.sub("phi", name)
+    return name if KEYED_NAME.search(name) else f"{name} (phi-3)"
+
+
+# Number types that the converter does not write.
 
 
 def _write_in(recipe: Recipe, writer: Any, blocks: int) -> None:
@@ -366,15 +358,9 @@ def encode(array: Array, kind: str) -> Array:
         return encoded
     import libgguf
 
-    rows = array.reshape(-1, array.shape[-1])
-    step = max(1, CHUNK_NUMBERS // rows.shape[1])
-    pieces = []
-    for start in range(0, rows.shape[0], step):
-        piece = np.ascontiguousarray(rows[start : start + step], dtype=np.float32)
-        encoded = np.ascontiguousarray(libgguf.quantize_rows(piece, int(member))).view(np.uint8)
-        pieces.append(encoded.reshape(piece.shape[0], -1))
-    whole: Array = np.concatenate(pieces).reshape(*array.shape[:-1], -1)
-    return whole
+    pieces = np.array_split(array.reshape(-1, array.shape[-1]), math.ceil(array.size / CHUNK_NUMBERS))
+    encoded = np.concatenate([libgguf.quantize_rows(piece, int(member)) for piece in pieces])
+    return encoded.reshape(*array.shape[:-1], -1)
 
 
 def _check_numbers(name: str, tensor: torch.Tensor, is_f16: bool) -> None:
@@ -388,13 +374,7 @@ def _check_numbers(name: str, tensor: torch.Tensor, is_f16: bool) -> None:
         )
 
 
-def _model_name(model: Path, base_name: str) -> str:
-    """Return the base model's name, changed if llama.cpp would derive special tokens from it."""
-    tokens = {token["content"]: token for token in _tokenizer(model).get("added_tokens") or []}
-    strips = any(token.get("special") and token.get("rstrip") for token in tokens.values())
-    if not (strips and tokens.keys() >= KEYED_TOKENS):
-        return KEYED_NAME.sub("phi", base_name)
-    return base_name if KEYED_NAME.search(base_name) else f"{base_name} (phi-3)"
+# The tokenizer, from the prepared folder, which training read too.
 
 
 def _tokenizer(model: Path) -> Mapping[str, Any]:
@@ -402,5 +382,94 @@ def _tokenizer(model: Path) -> Mapping[str, Any]:
     return document
 
 
+def splitting_rule(document: Mapping[str, Any]) -> str:
+    """Return llama.cpp's name of the splitting rule in a tokenizer.json, recognised by what it does.
+
+    The converter knows published vocabularies only, by a hash of sample ids (ggml-org/llama.cpp#6920). Raises
+    UsageError for a rule that llama.cpp has no name for.
+    """
+    tokenizer = Tokenizer.from_str(json.dumps(document))
+    normalizer, splitter = tokenizer.normalizer, tokenizer.pre_tokenizer
+    text = normalizer.normalize_str(_SAMPLE) if normalizer else _SAMPLE
+    pieces = [piece for piece, _ in splitter.pre_tokenize_str(text)] if splitter else []
+    rule = _RULES.get(sha256_bytes(json.dumps(pieces).encode())[:16])
+    if rule is None:
+        steps = [json.dumps(document.get(key), ensure_ascii=False) for key in ("normalizer", "pre_tokenizer")]
+        raise UsageError(
+            f"llama.cpp does not know this tokenizer's splitting rule: {', then '.join(steps)[:500]}",
+            hint="use --to merged",
+        )
+    return rule
+
+
+def adds_space_prefix(document: Mapping[str, Any]) -> bool:
+    """Return whether every text segment begins with a space of its own (Llama 2's way)."""
+    # Metaspace's "first" prepends at the start of the text only, where a chat prompt has a special token.
+    steps = json.dumps([document.get("normalizer"), document.get("pre_tokenizer")])
+    return '"Prepend"' in steps or '"prepend_scheme": "always"' in steps
+
+
+def is_sentencepiece(document: Mapping[str, Any]) -> bool:
+    return document["model"].get("type") == "BPE" and bool(document["model"].get("byte_fallback"))
+
+
+def sentencepiece_pieces(document: Mapping[str, Any], size: int) -> tuple[list[bytes], list[float], list[int]]:
+    """Return text, score and type of each token of a SentencePiece-like tokenizer.json.
+
+    llama.cpp merges the neighbours whose joined piece has the highest score, BPE the pair with the lowest rank. Both
+    are the same when a piece's score is minus the rank of the first merge that makes it. The converter's own reader of
+    tokenizer.json gives each piece the same score (gguf.LlamaHfVocab).
+    """
+    from gguf import TokenType
+
+    model, added = document["model"], {int(token["id"]): token for token in document.get("added_tokens") or []}
+    texts = {int(number): text for text, number in model["vocab"].items()}
+    texts |= {number: token["content"] for number, token in added.items()}
+    ranks: dict[str, int] = {}
+    for rank, pair in enumerate(model["merges"]):
+        ranks.setdefault("".join(pair.split(" ") if isinstance(pair, str) else pair), rank)
+    pieces, scores, types = list[bytes](), list[float](), list[int]()
+    for number in range(size):
+        text, score, kind = texts.get(number, f"[PAD{number}]"), 0.0, TokenType.NORMAL
+        if number not in texts:
+            kind = TokenType.UNUSED
+        elif text == model.get("unk_token"):
+            kind = TokenType.UNKNOWN
+        elif number in added:
+            kind = TokenType.CONTROL if added[number].get("special") else TokenType.USER_DEFINED
+        elif re.fullmatch("<0x[0-9A-F]{2}>", text):
+            kind = TokenType.BYTE
+        else:
+            score = -float(ranks.get(text, len(ranks)))
+        pieces.append((text.replace("\u2581", " ") if kind == TokenType.USER_DEFINED else text).encode())
+        scores.append(score)
+        types.append(kind)
+    return pieces, scores, types
+
+
+def special_settings(folder: Path) -> dict[str, Any]:
+    """Return the keys below `tokenizer.`: the template, the ids that begin, end and fill a text, and whether llama.cpp
+    puts a first and a last token around it.
+
+    Raises UsageError for a folder that names no end: the exported model would never stop.
+    """
+    facts, written = read_json(folder / DESCRIPTION), (folder / TEMPLATE).read_text(encoding="utf-8")
+    # Each training row was rendered with this date in place of today's.
+    template = _DATE.sub(lambda match: json.dumps(TEMPLATE_DATE.strftime(match["format"])), written)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    texts = {number: text for text, number in tokenizer.get_vocab().items()}
+    # The end that the chat template writes ends a turn; it comes first, and llama.cpp takes the others as ends too.
+    ends = sorted(facts["eos_ids"], key=lambda number: texts.get(number, "\0") not in template)
+    if not ends:
+        raise UsageError(f"{folder} names no end-of-sequence token: the exported model would never stop")
+    ids = {**dict(zip(("eos", "eot", "eom"), ends, strict=False)), "bos": facts["bos_id"], "padding": facts["pad_id"]}
+    settings: dict[str, Any] = {f"ggml.{name}_token_id": number for name, number in ids.items() if number is not None}
+    begins = tokenizer.encode("a").ids[:1] != tokenizer.encode("a", add_special_tokens=False).ids[:1]
+    # A chat is trained as its template writes it, so a first token is added only where the template writes it too
+    # (llama.cpp then keeps one of the two). Otherwise Gemma would get none, or two (ggml-org/llama.cpp#7062).
+    begins &= "bos_token" in template or texts.get(facts["bos_id"], "\0") in template
+    return settings | {"chat_template": template, "ggml.add_bos_token": begins, "ggml.add_eos_token": False}
+
+
 if __name__ == "__main__":
-    run_child(main, WriteGguf, WriteGgufAdapter)
+    run_child(main, WriteGguf)
