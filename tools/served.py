@@ -52,11 +52,13 @@ OWN: dict[str, dict[str, Any]] = {
     "ministral3": {"sliding_window": None},
     # The widths that these families always have, and llama.cpp takes for granted.
     "phi": {"num_key_value_heads": 4, "intermediate_size": 256},
+    "olmoe": {"num_key_value_heads": 4},
     "gpt2": {"n_inner": 256},
     "gpt_bigcode": {"n_inner": 256},
     "falcon": {"ffn_hidden_size": 256},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "granite": {"attention_multiplier": 0.25},
+    "qwen3_moe": {"norm_topk_prob": True},  # llama.cpp divides by the experts' sum, as all published ones do
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
     # A layer of full attention after three others: llama.cpp counts, it reads no list.
     **{

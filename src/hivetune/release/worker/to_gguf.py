@@ -15,6 +15,8 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +37,12 @@ from hivetune.process.protocol import Beat, WriteGguf
 from hivetune.release.gguf import RECIPES, Recipe
 from hivetune.release.worker.merge import Part, merge, read_parts
 
-LARGEST_F16 = 65504.0
-CHUNK_NUMBERS = 1 << 24  # of a K-quant at a time: 64 MB of float32
+CHUNK_NUMBERS = 1 << 24  # that are encoded at a time: 64 MB of float32
 OWN_TYPES = ("f32", "f16", "bf16", "q8_0")  # the converter writes these itself; the others are made from F16
 # In a model whose name has this, llama.cpp strips what follows special tokens, as in Phi-3. It can't load one that
 # lacks these (llama-vocab.cpp).
 KEYED_NAME = re.compile("phi-?3", re.IGNORECASE)
 KEYED_TOKENS = {"<unk>", "<s>", "</s>", "<|endoftext|>"}
-# Architectures whose window llama.cpp reads and does not use (its llama.cpp/src/models/phi3.cpp: "currently disabled").
-NO_WINDOW = ("phi3",)
 _ENDS = ("eos", "eot", "eom", "bos", "padding", "seperator", "cls", "mask")
 _MERGE_HINT = "use --to gguf, which merges the adapter"
 _DATE = re.compile(r"""strftime_now\((?P<quote>['"])(?P<format>[^'"]*)(?P=quote)\)""")
@@ -115,14 +114,11 @@ def write(task: WriteGguf, folder: Path, heartbeat: Heartbeat) -> None:
         raise UsageError(
             f"the adapter changes {missing[0]}, which the model's files do not have under this name", hint=_MERGE_HINT
         )
-    if task.adapter is not None and missing:
+    if task.adapter and missing:
         # The files hold the modules under other names: merged aside, in float32, nothing is left to add.
         merge(task.model, task.adapter, folder / "merged", "float32", heartbeat)
-        parts = {}
-        for path in folder.glob("*.safetensors*"):
-            path.unlink()
-        for path in (folder / "merged").glob("*.safetensors*"):
-            os.rename(path, folder / path.name)
+        with stage(folder / "merged", folder, task.converter) as merged:
+            return write(replace(task, adapter=None), merged, heartbeat)
     import conversion
     import gguf
 
@@ -230,10 +226,11 @@ class _ModelWriter(_Base):  # type: ignore[misc]
         cap = f"{name}.final_logit_softcapping"
         if self.hparams.get("final_logit_softcapping", 0) is None and cap not in keys:
             _put(self.gguf_writer, cap, 0.0)
-        # Where llama.cpp would attend beyond the window of attention, the context ends with it.
+        # Where llama.cpp would attend beyond the window of attention, the context ends with it. Of Phi-3 it reads the
+        # window and does not use it (its src/models/phi3.cpp: "currently disabled").
         window, kinds = self.hparams.get("sliding_window"), self.hparams.get("layer_types")
         slides = any("sliding" in str(kind) for kind in kinds) if kinds else window is not None
-        used = f"{name}.attention.sliding_window" in keys and name not in NO_WINDOW
+        used = f"{name}.attention.sliding_window" in keys and name != "phi3"
         if window and slides and not used and keys[f"{name}.context_length"].value > window:
             _put(self.gguf_writer, f"{name}.context_length", int(window))
 
@@ -352,14 +349,9 @@ def encode(array: Array, kind: str) -> Array:
     """Return `array` (floats [..., row]) as raw bytes uint8 [..., row bytes], K-quants by `libgguf`."""
     import gguf
 
-    member = gguf.GGMLQuantizationType[kind]
-    if not kind.endswith("_K"):
-        encoded: Array = gguf.quants.quantize(array, member)
-        return encoded
-    import libgguf
-
+    quantize = import_module("libgguf").quantize_rows if kind.endswith("_K") else gguf.quants.quantize
     pieces = np.array_split(array.reshape(-1, array.shape[-1]), math.ceil(array.size / CHUNK_NUMBERS))
-    encoded = np.concatenate([libgguf.quantize_rows(piece, int(member)) for piece in pieces])
+    encoded: Array = np.concatenate([quantize(piece, gguf.GGMLQuantizationType[kind]) for piece in pieces])
     return encoded.reshape(*array.shape[:-1], -1)
 
 
@@ -368,7 +360,7 @@ def _check_numbers(name: str, tensor: torch.Tensor, is_f16: bool) -> None:
     largest = float(tensor.abs().max()) if tensor.is_floating_point() and tensor.numel() else 0.0
     if not largest < math.inf:
         raise HivetuneError(f"{name} has values that are not finite; nothing was exported")
-    if is_f16 and tensor.dim() > 1 and largest > LARGEST_F16:
+    if is_f16 and tensor.dim() > 1 and largest > torch.finfo(torch.float16).max:
         raise HivetuneError(
             f"{name} has the value {largest:.3g}, above F16's largest, 65504", hint="export with --quant bf16"
         )
