@@ -13,7 +13,7 @@ from hivetune.process.child import guard, missing_package, report_failure, wait_
 from hivetune.process.protocol import read_task
 
 # It imports torch and the engine: all but 0.03 s of the 1.7 s of imports of a probe or training worker.
-IMPORTED_AHEAD = "hivetune.train.worker.crew"
+IMPORTED_AHEAD = "hivetune.train.worker.exchange.exchange"
 
 
 def launch(module: str, task_file: str) -> None:

@@ -1,7 +1,6 @@
 """A run folder that exists: its data, model and plan, as every later station reads them."""
 
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from hivetune.train.plan.steps import (
     MIN_VOUCHED,
     Plan,
     PlanRow,
-    in_chunks,
     make_plan,
     make_stage2_plan,
     read_plan,
@@ -128,15 +126,13 @@ def plan_of(config: RunConfig, snapshot: Snapshot, settings_hash: str) -> Plan:
             steps=config.max_steps or config.learn.steps,
         )
 
-    make = partial(
-        make_plan,
+    return make_plan(
+        rows,
         snapshot_hash=snapshot.hash,
         settings_hash=settings_hash,
         seed=config.seed,
         batch_size=config.batch_size,
         epochs=config.epochs,
         max_steps=config.max_steps,
+        chunk_rows=config.supervise.chunk_rows,
     )
-
-    chunk_rows = config.supervise.chunk_rows
-    return make(rows) if chunk_rows is None else in_chunks(rows, chunk_rows, make)

@@ -5,19 +5,28 @@ from pathlib import Path
 
 import pytest
 
-from hivetune.train.plan.steps import Plan, PlanRow, in_chunks, make_plan, read_plan, write_plan
+from hivetune.train.plan.steps import Plan, PlanRow, make_plan, read_plan, write_plan
 
 
 def rows(count: int) -> list[PlanRow]:
     return [PlanRow(row, f"id{row}", 10, 4) for row in range(count)]
 
 
-def make(part: Sequence[PlanRow], max_steps: int | None = None) -> Plan:
-    return make_plan(part, snapshot_hash="h", settings_hash="s", seed=1, batch_size=4, epochs=2, max_steps=max_steps)
+def make(part: Sequence[PlanRow], chunk_rows: int | None = None, max_steps: int | None = None) -> Plan:
+    return make_plan(
+        part,
+        snapshot_hash="h",
+        settings_hash="s",
+        seed=1,
+        batch_size=4,
+        epochs=2,
+        max_steps=max_steps,
+        chunk_rows=chunk_rows,
+    )
 
 
 def test_one_chunk_after_the_other(tmp_path: Path) -> None:
-    plan = in_chunks(rows(25), 10, make)
+    plan = make(rows(25), 10)
     assert plan.chunk_ends == (6, 12, 16)
     steps = list(plan.steps)
     for start, end, chunk in ((0, 6, range(10)), (6, 12, range(10, 20)), (12, 16, range(20, 25))):
@@ -30,14 +39,14 @@ def test_one_chunk_after_the_other(tmp_path: Path) -> None:
 
 
 def test_one_chunk_of_everything_is_the_ordinary_plan() -> None:
-    assert list(in_chunks(rows(25), 100, make).steps) == list(make(rows(25)).steps)
-    assert list(in_chunks([], 100, make).steps) == []
+    assert list(make(rows(25), 100).steps) == list(make(rows(25)).steps)
+    assert list(make([], 100).steps) == []
 
 
 @pytest.mark.parametrize("most", [1, 6, 8, 16, 99])
 def test_the_step_limit_counts_over_all_chunks(most: int) -> None:
-    whole = in_chunks(rows(25), 10, make)
-    plan = in_chunks(rows(25), 10, lambda part: make(part, most))
+    whole = make(rows(25), 10)
+    plan = make(rows(25), 10, most)
     assert list(plan.steps) == list(whole.steps)[:most]
     assert set(plan.chunk_ends) - {most} == {end for end in (6, 12, 16) if end < most}
     assert plan.rows_reached(most)[0] == {row for step in plan.steps for row in step.rows}

@@ -25,7 +25,6 @@ from hivetune.run.status import run_status, stop_run
 from hivetune.train.plan.steps import read_plan
 from hivetune.train.supervise import attempt, room, supervisor
 from hivetune.train.supervise.attempt import Terms
-from hivetune.train.supervise.changes import thin_out
 
 pytestmark = pytest.mark.slow  # processes are started, stopped and killed
 PACE = {"pace_s": 0.02}
@@ -246,7 +245,7 @@ def test_a_run_that_began_with_an_adapter_keeps_its_rank(tmp_path: Path) -> None
 
 def test_a_sample_counts_as_not_reached(tmp_path: Path) -> None:
     make_run(tmp_path, [])
-    thin_out(tmp_path / "run", tmp_path / "snapshot")
+    supervisor.thin_out(tmp_path / "run", tmp_path / "snapshot")
     plan = read_plan(tmp_path / "run")
     assert [plan.num_rows, *map(len, plan.rows_reached())] == [96, 48, 0]
 

@@ -10,7 +10,7 @@ import random
 import sqlite3
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from hivetune.base.disk import write_json, write_manifest
 from hivetune.base.journal import read_journal
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import ROWS_SCHEMA
-from hivetune.train.plan.steps import Plan, PlanRow, in_chunks, make_plan, write_plan
+from hivetune.train.plan.steps import PlanRow, make_plan, write_plan
 from hivetune.train.supervise.supervisor import RunOutcome, supervise_run
 
 NAN, KILL = 95, 96
@@ -92,18 +92,16 @@ def make_run(
     digest = _write_snapshot(folder / "snapshot", rows)
     plan_rows = [PlanRow(row, _content_id(row), len(tokens), len(tokens) - 4) for row, tokens in enumerate(rows)]
 
-    def make(part: Sequence[PlanRow]) -> Plan:
-        return make_plan(
-            part,
-            snapshot_hash=digest,
-            settings_hash="settings",
-            seed=config.seed,
-            batch_size=config.batch_size,
-            epochs=config.epochs,
-        )
-
-    chunk_rows = config.supervise.chunk_rows
-    write_plan(run, make(plan_rows) if chunk_rows is None else in_chunks(plan_rows, chunk_rows, make))
+    plan = make_plan(
+        plan_rows,
+        snapshot_hash=digest,
+        settings_hash="settings",
+        seed=config.seed,
+        batch_size=config.batch_size,
+        epochs=config.epochs,
+        chunk_rows=config.supervise.chunk_rows,
+    )
+    write_plan(run, plan)
     return config
 
 

@@ -140,12 +140,16 @@ def make_plan(
     batch_size: int,
     epochs: float,
     max_steps: int | None = None,
+    chunk_rows: int | None = None,
 ) -> Plan:
     """Return a plan in which each epoch visits every row once in an order of its own; its last, smaller batch is kept.
 
     The order sorts blake2b(seed, epoch, content), which no Python version, platform or row number changes. A fraction
-    of an epoch takes that share of its order, rounded up. Raises ValueError for a row without a trained token, whose
-    step could not be divided by their number, and for settings that are not positive.
+    of an epoch takes that share of its order, rounded up. `chunk_rows`: all epochs on so many rows are finished before
+    the next ones; learning rate schedule and optimizer state continue from chunk to chunk.
+
+    Raises ValueError for a row without a trained token, whose step could not be divided by their number, and for
+    settings that are not positive.
     """
     if batch_size < 1 or epochs <= 0 or (max_steps is not None and max_steps < 1):
         raise ValueError(f"batch_size {batch_size}, epochs {epochs} and max_steps {max_steps} must be positive")
@@ -153,17 +157,23 @@ def make_plan(
         if not 0 < row.trained < row.length:
             raise ValueError(f"row {row.row} trains {row.trained} of {row.length} tokens")
 
-    def batches() -> Iterator[list[PlanRow]]:
-        for epoch in range(math.ceil(epochs) if rows else 0):
-            share = min(1.0, epochs - epoch)
-            ordered = epoch_order(rows, seed, epoch)[: math.ceil(round(share * len(rows), 9))]
-            yield from (ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size))
-
     entry_rows, entry_trained, step_ends = array("I"), array("I"), array("Q")
+    chunk_ends: set[int] = set()
+
+    def batches() -> Iterator[list[PlanRow]]:
+        size = chunk_rows or max(1, len(rows))
+        for chunk in (rows[first : first + size] for first in range(0, len(rows), size)):
+            for epoch in range(math.ceil(epochs)):
+                share = min(1.0, epochs - epoch)
+                ordered = epoch_order(chunk, seed, epoch)[: math.ceil(round(share * len(chunk), 9))]
+                yield from (ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size))
+            chunk_ends.add(len(step_ends))
+
     for batch in itertools.islice(batches(), max_steps):
         entry_rows.extend(row.row for row in batch)
         entry_trained.extend(row.trained for row in batch)
         step_ends.append(len(entry_rows))
+    chunk_ends.add(len(step_ends))  # the step limit may end the plan inside a chunk
     return Plan(
         snapshot_hash=snapshot_hash,
         settings_hash=settings_hash,
@@ -175,37 +185,13 @@ def make_plan(
         entry_rows=entry_rows,
         entry_trained=entry_trained,
         step_ends=step_ends,
+        chunk_ends=tuple(sorted(chunk_ends)) if chunk_rows else (),
     )
 
 
 def max_quarantined(num_rows: int, max_rejected: float) -> int:
     """Return the most rows that may be quarantined at run time. More is a fault of the machine, not of the rows."""
     return max(ALWAYS_TOLERATED, int(max_rejected * num_rows))
-
-
-def in_chunks(rows: Sequence[PlanRow], chunk_rows: int, make: Callable[[Sequence[PlanRow]], Plan]) -> Plan:
-    """Return one plan that finishes all epochs on `chunk_rows` rows before the next ones; `make` plans one chunk.
-
-    Learning rate schedule and optimizer state continue from chunk to chunk.
-    """
-    parts = [make(rows[start : start + chunk_rows]) for start in range(0, len(rows), chunk_rows)] or [make(rows)]
-    entry_rows, entry_trained, step_ends, chunk_ends = array("I"), array("I"), array("Q"), []
-    for part in parts:
-        offset = len(entry_rows)
-        entry_rows.extend(part.entry_rows)
-        entry_trained.extend(part.entry_trained)
-        step_ends.extend(offset + end for end in part.step_ends)
-        chunk_ends.append(len(step_ends))
-    most = len(step_ends) if parts[0].max_steps is None else min(len(step_ends), parts[0].max_steps)
-    num_entries = step_ends[most - 1] if most else 0
-    return replace(
-        parts[0],
-        num_rows=len(rows),
-        entry_rows=entry_rows[:num_entries],
-        entry_trained=entry_trained[:num_entries],
-        step_ends=step_ends[:most],
-        chunk_ends=tuple(end for end in chunk_ends if end <= most),
-    )
 
 
 def write_plan(run: Path, plan: Plan) -> None:

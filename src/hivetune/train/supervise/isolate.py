@@ -16,7 +16,7 @@ from hivetune.process.limits import FixedLimits, Limits
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Item, Outcome, Replay
 from hivetune.run.folder import ISOLATION, ITEMS
-from hivetune.train.supervise.changes import worker_effects
+from hivetune.train.supervise.attempt import worker_effects
 from hivetune.train.supervise.ladder import Culprit
 
 # Another matrix library or instruction set, wherever the run computes. Variables of absent libraries do nothing.

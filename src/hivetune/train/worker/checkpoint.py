@@ -5,7 +5,6 @@ disk whole. Here is what they hold, that nothing non-finite is ever saved, and t
 loop.
 """
 
-import base64
 import json
 import threading
 import time
@@ -41,7 +40,8 @@ class TrainState:
 
     step: optimizer steps done, so training continues with `plan.steps[step]`. param, exp_avg, exp_avg_sq: fp32 by PEFT
     name. Saving copies nothing that is already on the CPU, so the caller passes tensors that stand still meanwhile.
-    rng: `read_rng`. schedule, loop: whatever the loop needs. best: {"step", "loss"} of the best validation.
+    rng: the rule by which torch is seeded. schedule, loop: whatever the loop needs. best: {"step", "loss"} of the best
+    validation.
     """
 
     step: int
@@ -190,24 +190,6 @@ def is_finite(tensor: Tensor) -> bool:
     A finite sum has finite terms; a sum that is not finite may have overflowed.
     """
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
-
-
-def read_rng(device: torch.device | str = "cpu") -> dict[str, str]:
-    """Return the state of torch's generators as text: the CPU's, and the device's if it is another."""
-    states = {"cpu": torch.get_rng_state()}
-    if torch.device(device).type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return {name: base64.b64encode(state.numpy().tobytes()).decode() for name, state in states.items()}
-
-
-def set_rng(states: Mapping[str, str], device: torch.device | str = "cpu") -> None:
-    """Set torch's generators to `read_rng`'s states. A state of a device that is not used now is left out."""
-    plain = {
-        name: torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8) for name, text in states.items()
-    }
-    torch.set_rng_state(plain["cpu"])
-    if torch.device(device).type == "cuda" and "cuda" in plain:
-        torch.cuda.set_rng_state(plain["cuda"], device)
 
 
 def _serialise(tensors: Mapping[str, Tensor], buffer: bytearray) -> memoryview:

@@ -30,10 +30,9 @@ from hivetune.run.folder import METRICS, ROW_LOSSES
 from hivetune.run.standby import Standby
 from hivetune.train.plan.steps import Plan, read_plan
 from hivetune.train.worker.checkpoint import Saver, TrainState, load_newest_good, load_parameters
-from hivetune.train.worker.crew import open_exchange, with_packs
 from hivetune.train.worker.device import cap_memory, peak_memory_bytes, settle, start_with, with_changes
-from hivetune.train.worker.exchange.exchange import Exchange
-from hivetune.train.worker.exchange.grid import FIRST_EXPONENT
+from hivetune.train.worker.exchange.exchange import Exchange, open_exchange, with_packs
+from hivetune.train.worker.exchange.work import FIRST_EXPONENT
 from hivetune.train.worker.measure import canary
 from hivetune.train.worker.measure.probe import compare_with_prediction
 from hivetune.train.worker.model.adapter import begin, fill, is_as_begun, same_views, write_adapter
@@ -383,9 +382,7 @@ def _journal_saves(session: Session) -> None:
 
 
 def _take_back(journal: Journal, path: Path, step: int) -> None:
-    """Remove the measurements after `step`: these steps are repeated. Other processes use the same journal
-    (crew.py).
-    """
+    """Remove the measurements after `step`: these steps are repeated. Other processes use the same journal."""
     entries = list(read_journal(path))
     remaining = [entry for entry in entries if entry.get("step", 0) <= step]
     if len(remaining) < len(entries):

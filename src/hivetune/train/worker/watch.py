@@ -10,11 +10,10 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 
-from hivetune.train.worker.checkpoint import read_rng, set_rng
 from hivetune.train.worker.model.protocol import Document, LoraModel
 
 WINDOW = 64
@@ -104,9 +103,6 @@ def _spike(step: int, num_high: int, reason: str) -> Spike:
     return Spike(max(0, step + 1 - num_high - STEPS_BEFORE), step, reason)
 
 
-Cause = Literal["row", "kernel", "flaky"]
-
-
 @dataclass(frozen=True)
 class BadRows:
     """The rows that a replay found.
@@ -138,17 +134,18 @@ def find_bad_rows(model: LoraModel, documents: Sequence[Document]) -> BadRows:
 
     Leaves `grad_N` zero and torch's generators as they were; the weights are only read.
     """
-    states = read_rng(model.device)
-    by_cause: dict[Cause, list[int]] = {"row": [], "kernel": [], "flaky": []}
-    for document in split_out(documents, lambda some: not is_finite_step(model, some)):
-        if is_finite_step(model, [document]):
-            by_cause["flaky"].append(document.row)
-        elif is_finite_step(model, [padded(document)]):
-            by_cause["kernel"].append(document.row)
-        else:
-            by_cause["row"].append(document.row)
-    set_rng(states, model.device)
-    return BadRows(tuple(by_cause["row"]), tuple(by_cause["kernel"]), tuple(by_cause["flaky"]))
+    rows: list[int] = []
+    kernel: list[int] = []
+    flaky: list[int] = []
+    with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+        for document in split_out(documents, lambda some: not is_finite_step(model, some)):
+            if is_finite_step(model, [document]):
+                flaky.append(document.row)
+            elif is_finite_step(model, [padded(document)]):
+                kernel.append(document.row)
+            else:
+                rows.append(document.row)
+    return BadRows(tuple(rows), tuple(kernel), tuple(flaky))
 
 
 def is_finite_step(model: LoraModel, documents: Sequence[Document]) -> bool:
