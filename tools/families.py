@@ -16,6 +16,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,12 +173,11 @@ def _prepare(kind: str, folder: Path, row: dict[str, Any]) -> None:
 
 def _plan(kind: str, folder: Path, row: dict[str, Any]) -> None:
     from hivetune.models.architecture import read_architecture
-    from hivetune.train.plan.memory import TrainingSetup, adapters_of, predict_peak
+    from hivetune.train.plan.memory import predict_peak, setup_of
     from hivetune.train.plan.speed import shape_of, step_flops
 
     architecture = read_architecture(folder / "prepared")
-    trained, active = adapters_of(architecture, 4, "all-linear")
-    setup = TrainingSetup(architecture, trained, "float32", path="general", active_adapter_parameters=active)
+    setup = replace(setup_of(architecture, 4, "all-linear", "float32"), path="general")
     peak = predict_peak(setup, 256)
     row["planned"] = peak.bytes > 0 and step_flops(setup, shape_of(64, 32)) > 0
     row["counted_as"] = "formula" if not architecture.modules else "modules"

@@ -25,7 +25,7 @@ from hivetune.run.status import find_run
 from hivetune.serve.register import register_run
 from hivetune.train.open import Run, load_run
 from hivetune.train.plan.choose import with_advice
-from hivetune.train.plan.run import Planned, case_of, plan_run
+from hivetune.train.plan.run import Planned, plan_run
 from hivetune.train.probe import probe_run, proof_is_due, prove_again
 from hivetune.train.start import open_run, train_run
 from hivetune.train.supervise.attempt import Terms
@@ -81,7 +81,7 @@ def plan(config: Config, *, card: str | None = None) -> Planned:
     """
     planned = plan_run(configure(config), card=card)
     if planned.choice is None:
-        raise with_advice(DoesNotFit(planned.why_not), planned.options, case_of(planned))
+        raise with_advice(DoesNotFit(planned.why_not), planned.options, planned.case)
     return planned
 
 

@@ -117,4 +117,4 @@ def test_a_folder_with_a_config_is_enough(tmp_path: Path) -> None:
         )
     )
     planned = plan_run(parse_config({"model": str(tmp_path), "data": {"path": "x"}}))
-    assert planned.choice is not None and planned.architecture.layers == 2
+    assert planned.choice is not None and planned.setup.architecture.layers == 2

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hivetune.config import LoraConfig, RunConfig, parse_config
 from hivetune.models.architecture import read_architecture
 from hivetune.models.prepared import folder_for
 from hivetune.models.worker.prepare_model import prepare_model
-from hivetune.train.plan.memory import TrainingSetup, adapters_of, predict_peak
+from hivetune.train.plan.memory import predict_peak, setup_of
 from hivetune.train.plan.run import plan_run
 from hivetune.train.plan.speed import shape_of, step_flops
 from hivetune.train.worker.model.load import load_model
@@ -68,7 +69,7 @@ def test_a_model_without_a_formula_is_counted(
     loaded = load_model(folder_for(str(source)), lora, method="lora", dtype=torch.float32, device=device)
     assert found.adapter_parameters(4) == loaded.master_N.numel()
     planned = plan_run(config_of(source), memory_gb=16, cores=2)
-    assert planned.architecture == found and planned.choice is not None and planned.setup.path == loaded.path
+    assert planned.setup.architecture == found and planned.choice is not None and planned.setup.path == loaded.path
     assert planned.setup.adapter_parameters == loaded.master_N.numel()
 
 
@@ -80,9 +81,9 @@ def test_experts_take_the_memory_of_all_and_the_time_of_those_that_a_token_meets
     inside = 3 * 48 * 80  # gate, up and down of one expert
     assert found.linear_parameters == 2 * (2 * inside + 2 * 48 * 48 + 2 * 48 * 24)
     assert found.parameters > 2 * 8 * inside
-    trained, active = adapters_of(found, 4, "all-linear")
-    assert trained - active == 2 * 6 * 4 * ((48 + 160) + (80 + 48))
-    setup = TrainingSetup(found, trained, "float32", path="general", active_adapter_parameters=active)
+    setup = replace(setup_of(found, 4, "all-linear", "float32"), path="general")
+    active = setup.active_adapter_parameters
+    assert active is not None and setup.adapter_parameters - active == 2 * 6 * 4 * ((48 + 160) + (80 + 48))
     assert predict_peak(setup, 64).parts["weights"] == 4 * found.parameters
     assert step_flops(setup, shape_of(64, 0)) == pytest.approx(
         64 * (4 * found.linear_parameters + 6 * active) + 3.5 * 2 * 2 * 48 * 64 * 64

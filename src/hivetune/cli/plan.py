@@ -14,7 +14,7 @@ from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.inventory import disk_free_bytes
 from hivetune.train.plan.choose import Choice, Option, StreamedFrom, with_advice
 from hivetune.train.plan.memory import disk_bytes, explain_memory, offload_advice
-from hivetune.train.plan.run import Planned, case_of, plan_document, plan_run, precision_of, refuse_missing
+from hivetune.train.plan.run import Planned, plan_document, plan_run, refuse_missing
 from hivetune.train.plan.speed import step_flops
 
 
@@ -49,7 +49,7 @@ def plan(
     show_plan(planned)
     if planned.choice is not None:
         return emit(plan_document(planned))
-    error = with_advice(DoesNotFit(planned.why_not), planned.options, case_of(planned))
+    error = with_advice(DoesNotFit(planned.why_not), planned.options, planned.case)
     say(f"hivetune: {error}")
     error_document = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
     emit({**plan_document(planned), "error": error_document})  # one document, so the error is not raised
@@ -79,15 +79,15 @@ def show_plan(planned: Planned) -> None:
         [_option_cells(option) for option in planned.options],
         numeric=("length", "rank", "least", "peak", "step", "time", "disk"),
     )
-    if not planned.architecture.exact:
-        say(f"{planned.architecture.family} is estimated as a Llama-like model; for exact sizes: hivetune fetch")
+    if not planned.setup.architecture.exact:
+        say(f"{planned.setup.architecture.family} is estimated as a Llama-like model; for exact sizes: hivetune fetch")
 
 
 def _show_choice(planned: Planned, choice: Choice) -> None:
     setup, work = choice.setup, planned.work
     recompute = f", {setup.recompute} of {setup.architecture.layers} layers recomputed" if setup.recompute else ""
     packs = "one micro-batch" if choice.micro_batches == 1 else f"{choice.micro_batches:.3g} micro-batches"
-    show(f"step: {packs} of at most {choice.budget_tokens:,} tokens in {precision_of(setup)}{recompute}")
+    show(f"step: {packs} of at most {choice.budget_tokens:,} tokens in {setup.precision}{recompute}")
     if choice.streaming is not None:
         show(_streaming_text(choice, choice.streaming))
     table(

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from hivetune.run.choices import read_resolved
 from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, PLAN, RECORD, read_record
 from hivetune.run.status import RunStatus, RunTally, event_text, status_of
 from hivetune.train.plan.layout import shares_prefixes, trim_document
-from hivetune.train.plan.memory import TrainingSetup, adapters_of
+from hivetune.train.plan.memory import setup_of
 from hivetune.train.plan.speed import Prediction, micro_batch_shapes
 from hivetune.train.plan.steps import read_plan
 
@@ -296,16 +296,12 @@ def planned_rates(run: Path) -> PlannedRates | None:
             return None
         prediction = Prediction(**choices.prediction)
         architecture = read_architecture(Path(str(record.get("model"))))
-        trained, active = adapters_of(architecture, config.lora.r, config.lora.target_modules)
-        setup = TrainingSetup(
-            architecture,
-            trained,
-            choices.dtype,
-            "cpu" if choices.device == "cpu" else "cuda",
-            quantized=config.method == "qlora",
+        kind, quantized = "cpu" if choices.device == "cpu" else "cuda", config.method == "qlora"
+        lora = config.lora
+        setup = replace(
+            setup_of(architecture, lora.r, lora.target_modules, choices.dtype, kind, quantized=quantized),
             recompute=choices.recompute or 0,
-            path=choices.path or ("fast" if architecture.is_fast and config.method == "lora" else "general"),
-            active_adapter_parameters=active,
+            path=choices.path or ("fast" if architecture.is_fast and not quantized else "general"),
             streamed=choices.streamed or 0,
         )
         plan, snapshot = read_plan(run), open_snapshot(Path(str(record.get("snapshot"))))

@@ -1,5 +1,7 @@
 """Memory by formula against published figures, corrected by probes, and explained."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +16,6 @@ from hivetune.train.plan.memory import (
     fit_correction,
     predict_peak,
     saved_bytes_per_token,
-    with_recompute,
 )
 
 
@@ -57,7 +58,7 @@ def test_peaks_without_the_runtime(name: str, tokens: int, recomputed: bool, gig
     """Against an independent count of the same floor. Up to 12 % apart on small peaks: the logits' chunk is counted
     with 6 bytes an entry here and with 2 to 6 there."""
     setup = a_setup(name)
-    peak = predict_peak(with_recompute(setup, setup.architecture.layers if recomputed else 0), tokens)
+    peak = predict_peak(replace(setup, recompute=setup.architecture.layers if recomputed else 0), tokens)
     assert (peak.bytes - peak.parts["runtime"]) / 1e9 == pytest.approx(gigabytes, rel=0.12)
 
 
@@ -90,13 +91,14 @@ def test_explanation_adds_up_to_the_peak() -> None:
 
 @given(st.integers(64, 30_000), st.integers(0, 24), st.integers(1, 128))
 def test_peak_grows_with_tokens_and_rank_and_falls_with_recompute(tokens: int, layers: int, rank: int) -> None:
-    setup = with_recompute(a_setup(rank=rank), layers)
+    setup = replace(a_setup(rank=rank), recompute=layers)
     assert predict_peak(setup, tokens).bytes < predict_peak(setup, tokens + 64).bytes
     assert (
-        predict_peak(setup, tokens).bytes < predict_peak(with_recompute(a_setup(rank=rank + 1), layers), tokens).bytes
+        predict_peak(setup, tokens).bytes
+        < predict_peak(replace(a_setup(rank=rank + 1), recompute=layers), tokens).bytes
     )
     if 1 <= layers < 24:
-        assert predict_peak(with_recompute(setup, layers + 1), tokens).bytes < predict_peak(setup, tokens).bytes
+        assert predict_peak(replace(setup, recompute=layers + 1), tokens).bytes < predict_peak(setup, tokens).bytes
 
 
 @given(st.floats(0, 5e9), st.floats(0, 1e6), st.integers(64, 4096), st.integers(0, 24))
@@ -104,12 +106,12 @@ def test_two_probes_give_the_line_they_lie_on(constant: float, slope: float, tok
     setup = a_setup()
 
     def truth(t: int, k: int) -> float:
-        return predict_peak(with_recompute(setup, k), t).bytes + constant + slope * t
+        return predict_peak(replace(setup, recompute=k), t).bytes + constant + slope * t
 
     points = [(t, round(truth(t, 0))) for t in (tokens, 2 * tokens)]
     correction = fit_correction(setup, points)
     for t in (tokens, 3 * tokens):
-        predicted = predict_peak(with_recompute(setup, layers), t, correction)
+        predicted = predict_peak(replace(setup, recompute=layers), t, correction)
         assert predicted.bytes == pytest.approx(truth(t, layers), rel=1e-6)
         assert predicted.error == 0.05
 

@@ -20,7 +20,6 @@ from hivetune.train.plan.memory import (
     offload_advice,
     predict_peak,
     source_of,
-    with_recompute,
     with_streamed,
 )
 from hivetune.train.plan.speed import Rate, StepShape
@@ -55,7 +54,7 @@ def test_reading_hides_from_b_f_over_2_b_tokens_on(
 
 
 def test_streaming_saves_all_layers_but_three() -> None:
-    setup = with_recompute(a_setup(SEVEN), 28)
+    setup = replace(a_setup(SEVEN), recompute=28)
     whole, streamed = (predict_peak(with_streamed(setup, layers), 1024).bytes for layers in (0, 28))
     assert whole - streamed == (28 - STREAM_BUFFERS) * layer_bytes(setup)
     assert predict_peak(with_streamed(setup, STREAM_BUFFERS), 1024).bytes == whole
@@ -63,7 +62,7 @@ def test_streaming_saves_all_layers_but_three() -> None:
 
 @given(st.floats(4, 20), st.integers(64, 4096))
 def test_as_few_layers_as_fit(gigabytes: float, tokens: int) -> None:
-    setup, limit = with_recompute(a_setup(SEVEN), 28), round(gigabytes * GB)
+    setup, limit = replace(a_setup(SEVEN), recompute=28), round(gigabytes * GB)
     layers = fewest_streamed(setup, tokens, None, limit)
     if layers is None:
         assert predict_peak(with_streamed(setup, 28), tokens).bytes > limit

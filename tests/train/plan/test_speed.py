@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hivetune.train.plan.layout import TrimmedDocument, trim_document
-from hivetune.train.plan.memory import TrainingSetup, with_recompute
+from hivetune.train.plan.memory import TrainingSetup
 from hivetune.train.plan.speed import (
     Prediction,
     StepShape,
@@ -44,7 +44,7 @@ def test_operations_per_token(name: str, length: int, gigaflops: float) -> None:
 )
 def test_recomputing_everything_costs_what_it_should(name: str, length: int, factor: float) -> None:
     setup, shape = a_setup(name), shape_of(length, length // 2)
-    whole = step_flops(with_recompute(setup, setup.architecture.layers), shape)
+    whole = step_flops(replace(setup, recompute=setup.architecture.layers), shape)
     assert whole / step_flops(setup, shape) == pytest.approx(factor, rel=0.02)
 
 

@@ -25,14 +25,13 @@ from hivetune.train.plan.memory import (
     Peak,
     StreamSource,
     TrainingSetup,
-    adapters_of,
     can_stream,
     disk_bytes,
     fewest_streamed,
     hiding_tokens,
     predict_peak,
+    setup_of,
     source_of,
-    with_recompute,
     with_streamed,
 )
 from hivetune.train.plan.speed import Rate, StepShape, micro_batch_shapes, shape_of, unprobed_rate
@@ -199,7 +198,7 @@ def fastest_that_fits(
 def smallest_setup(setup: TrainingSetup) -> TrainingSetup:
     """Return the setup that holds least memory: every layer recomputed, and streamed where it can be."""
     layers = setup.architecture.layers
-    deepest = with_recompute(setup, layers)
+    deepest = replace(setup, recompute=layers)
     return with_streamed(deepest, layers) if can_stream(setup) else deepest
 
 
@@ -231,7 +230,7 @@ class _Search:
         beyond = budget > _largest(self.work, self.device)
         steps: dict[str, list[list[StepShape]]] = {}
         for layers in range(self.setup.architecture.layers + 1):
-            deeper = with_recompute(self.setup, layers)
+            deeper = replace(self.setup, recompute=layers)
             streamed = fewest_streamed(deeper, budget, self.correction, self.limit_bytes)
             if streamed is not None and self.only_streamed:
                 streamed = self.setup.architecture.layers if can_stream(self.setup) else None
@@ -360,15 +359,7 @@ def try_case(case: Case, device: Device, work: Workload, *, memory_share: float 
     """Return the option of a case, with every row as long as `case.length`, so that lengths can be compared."""
     quantized = case.precision == "nf4"
     dtype = choose_dtype("auto", device) if quantized else case.precision
-    trained, active = adapters_of(case.architecture, case.rank, ALL_LINEAR)
-    setup = TrainingSetup(
-        case.architecture,
-        trained,
-        dtype,
-        device.kind,
-        quantized=quantized,
-        active_adapter_parameters=active,
-    )
+    setup = setup_of(case.architecture, case.rank, ALL_LINEAR, dtype, device.kind, quantized=quantized)
     at_length = assumed_workload(
         longest=case.length,
         mean=case.length,

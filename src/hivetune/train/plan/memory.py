@@ -78,15 +78,30 @@ class TrainingSetup:
     def value_bytes(self) -> int:
         return BYTES[self.dtype]
 
+    @property
+    def precision(self) -> str:
+        """Return the precision of the frozen weights, as people name it."""
+        return "nf4" if self.quantized else self.dtype
 
-def adapters_of(architecture: Architecture, rank: int, target_modules: str | Sequence[str]) -> tuple[int, int]:
-    """Return the numbers of trained parameters: all, and those used by one token.
+
+def setup_of(
+    architecture: Architecture,
+    rank: int,
+    target_modules: str | Sequence[str],
+    dtype: str,
+    kind: str = "cpu",
+    *,
+    quantized: bool = False,
+) -> TrainingSetup:
+    """Return the setup of a model with adapters of this rank, on the fast path.
 
     A guessed model, whose modules have other names, counts as if all had an adapter. Raises UsageError as
     `match_targets`.
     """
     targets = target_modules if architecture.exact else ALL_LINEAR
-    return architecture.adapter_parameters(rank, targets), architecture.active_adapter_parameters(rank, targets)
+    trained = architecture.adapter_parameters(rank, targets)
+    active = architecture.active_adapter_parameters(rank, targets)
+    return TrainingSetup(architecture, trained, dtype, kind, quantized, active_adapter_parameters=active)
 
 
 @dataclass(frozen=True)
@@ -269,11 +284,6 @@ def disk_bytes(setup: TrainingSetup, *, keep: int = 4) -> dict[str, int]:
         "adapter": 4 * n,
         "export": 2 * 2 * a.parameters,  # merged safetensors and a 16-bit GGUF
     }
-
-
-def with_recompute(setup: TrainingSetup, layers: int) -> TrainingSetup:
-    """Return the setup with `layers` recomputed."""
-    return replace(setup, recompute=layers)
 
 
 # Streaming: frozen layers that are read when they are needed instead of staying on the device.

@@ -42,8 +42,8 @@ from hivetune.train.plan.choose import (
 )
 from hivetune.train.plan.device import Device, device_of_card, device_of_machine
 from hivetune.train.plan.layout import pack_tokens
-from hivetune.train.plan.memory import TrainingSetup, adapters_of, disk_bytes
-from hivetune.train.plan.speed import LOCAL_BYTES_PER_S, Worth, probe_key, read_probe, worth_of
+from hivetune.train.plan.memory import TrainingSetup, disk_bytes, setup_of
+from hivetune.train.plan.speed import LOCAL_BYTES_PER_S, Worth, probe_key, read_measured, worth_of
 from hivetune.train.plan.steps import BAD_SHARE
 
 # English prose by the vocabularies of SmolLM2 and Qwen2.5, and the tokens that templates write around a message.
@@ -233,10 +233,11 @@ class Planned:
     """The content of `hivetune plan`. `choice` is None when nothing fits."""
 
     config: RunConfig
-    architecture: Architecture
     device: Device
     work: Workload
     setup: TrainingSetup
+    case: Case
+    """The config's own case among those of `options`."""
     choice: Choice | None
     why_not: str
     options: Sequence[Option]
@@ -296,32 +297,36 @@ def plan_run(
         device = device_of_machine(machine, profile, config.device)
     prepared = find_prepared(config.model)
     work, basis = guess_workload(config, rows, tokens, prepared.folder if prepared else None)
-    trained, active = adapters_of(architecture, config.lora.r, config.lora.target_modules)
-    setup = TrainingSetup(
-        architecture,
-        trained,
-        choose_dtype(config.dtype, device),
-        device.kind,
-        quantized=config.method == "qlora",
-        path="fast" if architecture.is_fast and config.method == "lora" else "general",
-        active_adapter_parameters=active,
-    )
+    lora, dtype = config.lora, choose_dtype(config.dtype, device)
+    quantized = config.method == "qlora"
+    setup = setup_of(architecture, lora.r, lora.target_modules, dtype, device.kind, quantized=quantized)
+    setup = replace(setup, path="fast" if architecture.is_fast and not quantized else "general")
+    rate = correction = None
     probe = None if card else profile.probes.get(probe_key(setup))
-    rate, correction = read_probe(setup, probe) if probe else (None, None)
-    setup = replace(setup, path=probe["path"]) if probe else setup
+    if probe:
+        measured = read_measured(setup, probe)
+        rate, correction = measured.rate(), measured.correction
+        setup = replace(setup, path=measured.setup.path)
     share = config.supervise.memory_share
     choice, why_not = None, ""
     try:
         choice = fastest_that_fits(setup, device, work, memory_share=share, correction=correction, rate=rate)
     except DoesNotFit as error:
         why_not = error.message
-    case = own_case(config, architecture, setup)
-    options = fitting_options(case, device, work, compared(config.model, device), memory_share=share)
-    disk_bytes_per_s = profile.other_rates.get("disk", {}).get("write", DISK_BYTES_PER_S)
-    cards = len(machine.cards)
-    crew = _crew_of(config)
+    case = Case(config.model, architecture, config.max_length, lora.r, setup.precision)
     return Planned(
-        config, architecture, device, work, setup, choice, why_not, options, basis, disk_bytes_per_s, cards, crew
+        config,
+        device,
+        work,
+        setup,
+        case,
+        choice,
+        why_not,
+        options=fitting_options(case, device, work, compared(config.model, device), memory_share=share),
+        rows_known=basis,
+        disk_bytes_per_s=profile.other_rates.get("disk", {}).get("write", DISK_BYTES_PER_S),
+        cards=len(machine.cards),
+        crew=_crew_of(config),
     )
 
 
@@ -373,25 +378,12 @@ def guess_workload(
     return work, basis
 
 
-def precision_of(setup: TrainingSetup) -> str:
-    return "nf4" if setup.quantized else setup.dtype
-
-
-def own_case(config: RunConfig, architecture: Architecture, setup: TrainingSetup) -> Case:
-    """Return the config's own case among the fitting ones."""
-    return Case(config.model, architecture, config.max_length, config.lora.r, precision_of(setup))
-
-
-def case_of(planned: Planned) -> Case:
-    return own_case(planned.config, planned.architecture, planned.setup)
-
-
 def plan_document(planned: Planned) -> dict[str, Any]:
     """Return the one document of `plan --json`."""
     config, setup, choice, device = planned.config, planned.setup, planned.choice, planned.device
     content: dict[str, Any] = {
         "model": config.model,
-        "parameters": planned.architecture.parameters,
+        "parameters": setup.architecture.parameters,
         "trained_parameters": setup.adapter_parameters,
         "target": {name: getattr(device, name) for name in ("name", "kind", "memory_bytes", "free_bytes", "measured")},
         "workload": {

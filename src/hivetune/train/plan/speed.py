@@ -9,9 +9,11 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from hivetune.base.typed import from_plain
 from hivetune.base.units import step_time
+from hivetune.run.choices import NO_CHOICES, Choices
 from hivetune.train.plan.layout import TrimmedDocument, make_layout, multiples_of, split_documents, token_multiple
 from hivetune.train.plan.memory import STREAM_BUFFERS, Affine, TrainingSetup, fit_affine, fit_correction, layer_bytes
 
@@ -166,29 +168,70 @@ def probe_key(setup: TrainingSetup) -> str:
     return f"{setup.kind} {a.family} {a.parameters} parameters, {setup.adapter_parameters} trained, {setup.dtype}{nf4}"
 
 
-def probe_document(
-    setup: TrainingSetup,
-    points: Sequence[tuple[StepShape, float, int]],
-    read_bytes_per_s: float | None = None,
-) -> dict[str, Any]:
-    """Return plain values for the profile, from (shape, seconds of computing, peak bytes) of measured steps."""
-    measured = [{**asdict(shape), "seconds": seconds, "peak_bytes": peak} for shape, seconds, peak in points]
-    setup_values = {name: getattr(setup, name) for name in ("path", "recompute", "streamed")}
-    return {**setup_values, "points": measured, "read_bytes_per_s": read_bytes_per_s}
+class Point(NamedTuple):
+    """One measured step of one micro-batch; `seconds` without waiting for streamed layers."""
+
+    shape: StepShape
+    seconds: float
+    peak_bytes: int
 
 
-def probed_setup(setup: TrainingSetup, probe: Mapping[str, Any]) -> TrainingSetup:
-    """Return the setup as the model of a `probe_document` was computed."""
-    return replace(setup, path=probe["path"], recompute=probe["recompute"], streamed=probe.get("streamed", 0))
+@dataclass(frozen=True)
+class Measured:
+    """The result of a probe. `setup`: as the loaded model computes it; `canary_flops_per_s`: of the own canary.
+
+    `changes`: the choices under which the model computes right (worker/measure/agreement.py).
+    """
+
+    setup: TrainingSetup
+    points: list[Point]
+    load_peak_bytes: int
+    canary_flops_per_s: float
+    changes: Choices = NO_CHOICES
+    read_bytes_per_s: float | None = None
+    """The rate at which streamed layers came."""
+
+    @property
+    def step_s(self) -> float:
+        """Return the seconds of the largest step."""
+        return self.points[-1].seconds
+
+    @property
+    def correction(self) -> Affine:
+        """Return what the steps add to the formula of their peak."""
+        return fit_correction(self.setup, [(point.shape.tokens, point.peak_bytes) for point in self.points])
+
+    def rate(self, gemm_flops_per_s: float = math.inf) -> Rate:
+        rate = probed_rate(self.setup, [point[:2] for point in self.points], gemm_flops_per_s=gemm_flops_per_s)
+        return replace(rate, read_bytes_per_s=self.read_bytes_per_s)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return plain values for the profile."""
+        return {
+            **{name: getattr(self.setup, name) for name in ("path", "recompute", "streamed")},
+            "points": [
+                {**asdict(shape), "seconds": seconds, "peak_bytes": peak} for shape, seconds, peak in self.points
+            ],
+            "read_bytes_per_s": self.read_bytes_per_s,
+            "load_peak_bytes": self.load_peak_bytes,
+            "canary_flops_per_s": self.canary_flops_per_s,
+            "changes": self.changes.made(),
+        }
 
 
-def read_probe(setup: TrainingSetup, probe: Mapping[str, Any]) -> tuple[Rate, Affine]:
-    """Return rate and memory correction from a `probe_document`."""
-    probed = probed_setup(setup, probe)
-    shapes = [StepShape(point["tokens"], point["squares"], point["trained"]) for point in probe["points"]]
-    rate = probed_rate(probed, [(s, point["seconds"]) for s, point in zip(shapes, probe["points"], strict=True)])
-    peaks = [(point["tokens"], point["peak_bytes"]) for point in probe["points"]]
-    return replace(rate, read_bytes_per_s=probe.get("read_bytes_per_s")), fit_correction(probed, peaks)
+def read_measured(setup: TrainingSetup, plain: Mapping[str, Any]) -> Measured:
+    """Return what `Measured.to_plain` wrote, for the same model, adapters, precision and device."""
+    return Measured(
+        replace(setup, path=plain["path"], recompute=plain["recompute"], streamed=plain.get("streamed", 0)),
+        [
+            Point(StepShape(point["tokens"], point["squares"], point["trained"]), point["seconds"], point["peak_bytes"])
+            for point in plain["points"]
+        ],
+        plain.get("load_peak_bytes", 0),
+        plain.get("canary_flops_per_s", 0.0),
+        from_plain(Choices, plain.get("changes", {})),
+        plain.get("read_bytes_per_s"),
+    )
 
 
 @dataclass(frozen=True)

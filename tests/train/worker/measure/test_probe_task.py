@@ -23,7 +23,7 @@ from hivetune.process.parent import run_task
 from hivetune.process.protocol import Probe, Train
 from hivetune.run.choices import Choices
 from hivetune.train.plan.memory import TrainingSetup
-from hivetune.train.plan.speed import PROBED, StepShape, probe_key, read_probe
+from hivetune.train.plan.speed import PROBED, Measured, Point, StepShape, probe_key, read_measured
 from hivetune.train.worker.measure import probe, rates
 
 CPU = torch.device("cpu")
@@ -64,8 +64,8 @@ def test_the_probe_writes_choices_prediction_and_profile(tmp_path: Path, small_c
     assert set(profile.rates["cpu"]) >= {"float32"}
     architecture = read_architecture(model)
     setup = TrainingSetup(architecture, architecture.adapter_parameters(4), "float32")
-    rate, correction = read_probe(setup, profile.probes[probe_key(setup)])
-    assert rate.source == PROBED and correction.constant != 0
+    measured = read_measured(setup, profile.probes[probe_key(setup)])
+    assert measured.rate().source == PROBED and measured.correction.constant != 0
 
     result = run_training(tmp_path, model)
     held = result["prediction"]
@@ -129,17 +129,17 @@ def test_rounds_that_agree_are_not_repeated(
 )
 def test_where_an_earlier_probe_holds(tmp_path: Path, changed: dict, tokens: int, holds: bool) -> None:
     setup = TrainingSetup(read_architecture(write_model(tmp_path / "model")), 1000, "float32")
-    points = [probe.Point(StepShape(n, n * n, n), seconds, 10**8 + n) for n, seconds in ((200, 0.2), (400, 0.4))]
-    measured = probe.Measured(setup, points, 10**8, 1e11, Choices(kernels="torch"))
-    document = {**json.loads(json.dumps(probe.document_of(measured, {"model": "a"}))), **changed}
+    points = [Point(StepShape(n, n * n, n), seconds, 10**8 + n) for n, seconds in ((200, 0.2), (400, 0.4))]
+    measured = Measured(setup, points, 10**8, 1e11, Choices(kernels="torch"))
+    document = {**json.loads(json.dumps(measured.to_plain())), "held": {"model": "a"}, **changed}
     found = probe.known_probe(document, setup, {"model": "a"}, tokens)
     assert found == (measured if holds else None)
 
 
 def test_a_probe_that_contradicts_itself_is_measured_again(tmp_path: Path) -> None:
     setup = TrainingSetup(read_architecture(write_model(tmp_path / "model")), 1000, "float32")
-    points = [probe.Point(StepShape(n, n * n, n), seconds, 10**8 + n) for n, seconds in ((200, 0.6), (400, 0.4))]
-    document = probe.document_of(probe.Measured(setup, points, 10**8, 1e11), {"model": "a"})
+    points = [Point(StepShape(n, n * n, n), seconds, 10**8 + n) for n, seconds in ((200, 0.6), (400, 0.4))]
+    document = {**Measured(setup, points, 10**8, 1e11).to_plain(), "held": {"model": "a"}}
     assert probe.known_probe(document, setup, {"model": "a"}, 400) is None
 
 

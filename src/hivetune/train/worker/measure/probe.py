@@ -11,14 +11,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from hivetune.base.disk import MANIFEST, sha256_bytes
-from hivetune.base.typed import from_plain, to_plain
+from hivetune.base.typed import to_plain
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.errors import DoesNotFit, UsageError
@@ -31,20 +31,18 @@ from hivetune.run.choices import NO_CHOICES, Choices, read_resolved, write_resol
 from hivetune.train.plan import choose
 from hivetune.train.plan.device import Device, device_of_machine
 from hivetune.train.plan.layout import TrimmedDocument, shares_prefixes, trim_document
-from hivetune.train.plan.memory import Affine, TrainingSetup, adapters_of, fit_correction, predict_peak
+from hivetune.train.plan.memory import TrainingSetup, predict_peak, setup_of
 from hivetune.train.plan.speed import (
     PROBED_TIME_ERROR,
+    Measured,
+    Point,
     Prediction,
     Rate,
-    StepShape,
     Timed,
     micro_batch_shapes,
     predicted_and_actual,
-    probe_document,
     probe_key,
-    probed_rate,
-    probed_setup,
-    read_probe,
+    read_measured,
 )
 from hivetune.train.plan.steps import Plan, PlanRow, longest_unit, make_plan, read_plan
 from hivetune.train.worker import model as engine_model
@@ -77,40 +75,6 @@ WORTH_GRAPHS = 1.1
 LIKE_SIZE = (0.5, 2.0)
 
 
-class Point(NamedTuple):
-    """One measured step of one micro-batch; `seconds` without waiting for streamed layers."""
-
-    shape: StepShape
-    seconds: float
-    peak_bytes: int
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The result of a probe. `setup`: as the loaded model computes it; `canary_flops_per_s`: of the own canary.
-
-    `changes`: the choices under which the model computes right (agreement.py).
-    """
-
-    setup: TrainingSetup
-    points: list[Point]
-    load_peak_bytes: int
-    canary_flops_per_s: float
-    changes: Choices = NO_CHOICES
-    read_bytes_per_s: float | None = None
-    """The rate at which streamed layers came."""
-
-    @property
-    def step_s(self) -> float:
-        """Return the seconds of the largest step."""
-        return self.points[-1].seconds
-
-    def rate(self, target: Device) -> Rate:
-        fastest = target.rates.get(self.setup.dtype, math.inf)
-        rate = probed_rate(self.setup, [point[:2] for point in self.points], gemm_flops_per_s=fastest)
-        return replace(rate, read_bytes_per_s=self.read_bytes_per_s)
-
-
 def conditions(model: Path, config: RunConfig, begun: Choices) -> dict[str, Any] | None:
     """Return the conditions of a probe besides its key; None where the model was not prepared and may change.
 
@@ -131,33 +95,16 @@ def conditions(model: Path, config: RunConfig, begun: Choices) -> dict[str, Any]
     }
 
 
-def document_of(measured: Measured, measured_under: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the document for the profile: what the plan reads, and what a later probe needs to skip measuring."""
-    return {
-        **probe_document(measured.setup, measured.points, measured.read_bytes_per_s),
-        "load_peak_bytes": measured.load_peak_bytes,
-        "canary_flops_per_s": measured.canary_flops_per_s,
-        "changes": measured.changes.made(),
-        "held": measured_under,
-    }
-
-
 def known_probe(
     probe: Mapping[str, Any] | None, setup: TrainingSetup, holds: Mapping[str, Any] | None, tokens: int
 ) -> Measured | None:
     """Return the profile's probe as if measured now; None where it does not hold for steps of `tokens` tokens."""
     if probe is None or holds is None or probe.get("held") != to_plain(holds):
         return None
-    largest = max(point["tokens"] for point in probe["points"])
-    rate, _ = read_probe(setup, probe)
-    if not LIKE_SIZE[0] <= tokens / largest <= LIKE_SIZE[1] or rate.error > PROBED_TIME_ERROR:
-        return None
-    points = [
-        Point(StepShape(point["tokens"], point["squares"], point["trained"]), point["seconds"], point["peak_bytes"])
-        for point in probe["points"]
-    ]
-    measured = Measured(probed_setup(setup, probe), points, probe["load_peak_bytes"], probe["canary_flops_per_s"])
-    return replace(measured, changes=from_plain(Choices, probe["changes"]), read_bytes_per_s=rate.read_bytes_per_s)
+    measured = read_measured(setup, probe)
+    largest = max(point.shape.tokens for point in measured.points)
+    fits = LIKE_SIZE[0] <= tokens / largest <= LIKE_SIZE[1] and measured.rate().error <= PROBED_TIME_ERROR
+    return measured if fits else None
 
 
 def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
@@ -194,26 +141,26 @@ def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
     )
     heartbeat.beat(Beat.MEASURED)
     settled = measured.changes.over(settled)
-    probed = measured.setup
-    correction = fit_correction(probed, [(point.shape.tokens, point.peak_bytes) for point in measured.points])
-    rate = measured.rate(target)
+    dtype = setup.dtype
+    rate = measured.rate(target.rates.get(dtype, math.inf))
     if rate.error > PROBED_TIME_ERROR:  # are the steps faster than their products were, when those were measured?
         profile = profile.with_rates(name, canary_rates(device))
         target = device_of_machine(machine, profile, name)
-        rate = measured.rate(target)
-    setup = replace(setup, path=probed.path)
+        rate = measured.rate(target.rates.get(dtype, math.inf))
+    setup, correction = replace(setup, path=measured.setup.path), measured.correction
     chosen = choose.fastest_that_fits(setup, target, work, memory_share=memory_share, correction=correction, rate=rate)
-    prediction = _predict(chosen, work, snapshot, measured, correction, rate)
+    prediction = _predict(chosen, work, snapshot, measured, rate)
     settled = replace(_with(settled, chosen), prediction=asdict(prediction))
     if config.dtype == "auto":
-        profile = profile.with_dtype(name, setup.dtype)
+        profile = profile.with_dtype(name, dtype)
     if settled.products is not None:
-        profile = profile.with_products(name, setup.dtype, settled.products)
-    write_profile(profile.with_probe(probe_key(probed), document_of(measured, measured_under)))
+        profile = profile.with_products(name, dtype, settled.products)
+    # What the plan reads, and what a later probe needs to skip measuring.
+    write_profile(profile.with_probe(probe_key(setup), {**measured.to_plain(), "held": measured_under}))
     if run:
         write_resolved(run, config, settled)
     document = {"rates": dict(target.rates), "fingerprint": machine.fingerprint, "known": earlier is not None}
-    return {"choices": settled.made(), **document, **probe_document(probed, [])}
+    return {"choices": settled.made(), **document}
 
 
 def is_measured(step: int) -> bool:
@@ -408,7 +355,6 @@ def _predict(
     work: choose.Workload,
     snapshot: Snapshot,
     measured: Measured,
-    correction: Affine,
     rate: Rate,
 ) -> Prediction:
     """Predict a run. The peak is that of the largest micro-batch of the first steps, with all row counts."""
@@ -421,7 +367,7 @@ def _predict(
     shapes = [shape for step in steps for shape in step]
     row_counts = len({shape.tokens for shape in shapes}) + len({shape.trained for shape in shapes})
     most = max(shape.tokens for step in steps[: len(work.documents)] for shape in step)
-    peak = predict_peak(chosen.setup, most, correction, row_counts=row_counts)
+    peak = predict_peak(chosen.setup, most, measured.correction, row_counts=row_counts)
     return Prediction(
         flops_per_s=rate.flops_per_s,
         overhead_s=rate.overhead_s,
@@ -454,24 +400,16 @@ def _choose_before_loading(
             chosen = choose.fastest_that_fits(setup, target, work, memory_share=share)
         return chosen
     except DoesNotFit as error:
-        precision = "nf4" if setup.quantized else setup.dtype
-        case = choose.Case(config.model, setup.architecture, work.longest, config.lora.r, precision)
+        case = choose.Case(config.model, setup.architecture, work.longest, config.lora.r, setup.precision)
         others = choose.compared(config.model, target)
         fitting = choose.fitting_options(case, target, work, others, memory_share=share)
         raise choose.with_advice(error, fitting, case) from None
 
 
 def _setup_of(config: RunConfig, architecture: Architecture, settled: Choices, kind: str) -> TrainingSetup:
-    trained, active = adapters_of(architecture, config.lora.r, config.lora.target_modules)
-    return TrainingSetup(
-        architecture,
-        trained,
-        settled.dtype or "",
-        kind,
-        quantized=config.method == "qlora",
-        active_adapter_parameters=active,
-        products=settled.products,
-    )
+    lora, quantized = config.lora, config.method == "qlora"
+    setup = setup_of(architecture, lora.r, lora.target_modules, settled.dtype or "", kind, quantized=quantized)
+    return replace(setup, products=settled.products)
 
 
 def _with(settled: Choices, chosen: choose.Choice) -> Choices:
