@@ -275,11 +275,11 @@ def explain_memory(setup: TrainingSetup, peak: Peak, tokens: int) -> list[tuple[
     return sorted(((name, size, texts[name]) for name, size in peak.parts.items()), key=lambda row: -row[1])
 
 
-def disk_bytes(setup: TrainingSetup, *, keep: int = 4) -> dict[str, int]:
-    """Return the disk space of a run: `keep` checkpoints (three and one in writing), the best, adapter, export."""
+def disk_bytes(setup: TrainingSetup) -> dict[str, int]:
+    """Return the disk space of a run: checkpoints (three and one in writing), the best, adapter, export."""
     n, a = setup.adapter_parameters, setup.architecture
     return {
-        "checkpoints": keep * STATE_BYTES * n,
+        "checkpoints": 4 * STATE_BYTES * n,
         "best checkpoint": STATE_BYTES * n,
         "adapter": 4 * n,
         "export": 2 * 2 * a.parameters,  # merged safetensors and a 16-bit GGUF

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from hivetune.base.typed import from_plain
-from hivetune.machine.faults import fault as fault_of
+from hivetune.machine.faults import catalogue
 from hivetune.machine.inventory import Machine
 from hivetune.machine.knowledge.facts import facts, is_met
 from hivetune.machine.profile import read_profile, write_profile
@@ -72,15 +72,8 @@ def open_failures(events: list[dict[str, Any]]) -> list[Failure]:
             failures = []
         elif entry["event"] == "failure" and names <= entry.keys():
             failures.append(from_plain(Failure, {name: entry[name] for name in names}))
-    return [failure for failure in failures if _is_known(failure.fault)]
-
-
-def _is_known(identifier: str) -> bool:
-    try:
-        fault_of(identifier)
-    except KeyError:
-        return False
-    return True
+    known = {fault.id for fault in catalogue()}  # another Hivetune may have written the events
+    return [failure for failure in failures if failure.fault in known]
 
 
 def drift(events: list[dict[str, Any]], machine: Machine) -> list[str]:

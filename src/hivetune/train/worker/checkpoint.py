@@ -142,6 +142,21 @@ def load_parameters(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def kept_adapter(
+    run: Path, last: Mapping[str, Tensor], step: int, best: Mapping[str, Any] | None
+) -> tuple[Mapping[str, Tensor], int, str]:
+    """Return the adapter that a run keeps and its step: the best by validation, else the `last`, which is of `step`.
+
+    The third value says in words why the best one can't be kept, "" where it can.
+    """
+    if best is not None and best["step"] != step:
+        try:
+            return load_parameters(checkpoints.folder_of(run, best["step"])), best["step"], ""
+        except (OSError, ValueError) as error:
+            return last, step, f"the best step can't be read, the last is kept: {error}"
+    return last, step, ""
+
+
 def load_newest_good(
     run: Path, *, check: Callable[[TrainState], object] = lambda state: None, disk: Disk = DISK
 ) -> tuple[TrainState | None, list[str]]:

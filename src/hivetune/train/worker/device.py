@@ -118,14 +118,19 @@ def device_name(device: torch.device) -> str:
     return f"cuda:{device.index or 0}" if device.type == "cuda" else device.type
 
 
-def start_with(choices: Choices) -> tuple[torch.device, torch.dtype]:
-    """Return device and precision of settled choices as torch names them; sets torch's number of threads."""
+def start_with(choices: Choices, memory_share: float | None = None) -> tuple[torch.device, torch.dtype]:
+    """Return device and precision of settled choices as torch names them; sets torch's number of threads.
+
+    `memory_share`: of a card, as `cap_memory` has it.
+    """
     if choices.device is None or choices.dtype is None or choices.threads is None:
         raise ValueError("device, dtype and threads must be settled first")
     torch.set_num_threads(choices.threads)
     device = torch.device(choices.device)
     if device.type == "cuda":
         _hold_card(card_name(int(os.environ.get("LOCAL_RANK", 0)) if device.index is None else device.index))
+    if memory_share is not None:
+        cap_memory(device, memory_share)
     return device, DTYPES[choices.dtype]
 
 

@@ -11,7 +11,7 @@ from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Item, Replay
 from hivetune.run.choices import read_resolved
 from hivetune.train.worker.checkpoint import load_newest_good
-from hivetune.train.worker.device import cap_memory, settle, start_with, with_changes
+from hivetune.train.worker.device import settle, start_with, with_changes
 from hivetune.train.worker.model.adapter import begin
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document, LoraModel, read_documents
@@ -28,8 +28,7 @@ def load_as_saved(task: Replay) -> LoraModel:
     """Return the run's model with the weights of its newest good checkpoint, or those of the start."""
     config, choices = read_resolved(task.run)
     choices = with_changes(config, settle(task.run, config, choices, write=False), task.changes)
-    device, dtype = start_with(choices)
-    cap_memory(device, config.supervise.memory_share)
+    device, dtype = start_with(choices, config.supervise.memory_share)
     model = load_model(
         task.model,
         config.lora,

@@ -8,9 +8,8 @@ from typing import Any
 from hivetune.errors import HivetuneError
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Salvage
-from hivetune.run import checkpoints
 from hivetune.run.choices import read_resolved
-from hivetune.train.worker.checkpoint import load, load_newest_good
+from hivetune.train.worker.checkpoint import kept_adapter, load_newest_good
 from hivetune.train.worker.model.adapter import write_adapter
 from hivetune.train.worker.session import base_name
 
@@ -25,14 +24,9 @@ def main(task: Salvage, heartbeat: Heartbeat) -> dict[str, Any]:
             f"{run} has no good checkpoint: {'; '.join(problems) or 'none was committed'}",
             hint="train it again in another folder: --set output=FOLDER",
         )
-    if state.best is not None and state.best["step"] != state.step:
-        try:
-            state = load(checkpoints.folder_of(run, state.best["step"]))
-        except (OSError, ValueError) as error:
-            problems.append(f"the best step can't be read, the last is kept: {error}")
-    base, revision = base_name(task.model)
-    write_adapter(run, state.param, config.lora, base, revision)
-    return {"adapter_step": state.step, "problems": problems}
+    adapter, step, problem = kept_adapter(run, state.param, state.step, state.best)
+    write_adapter(run, adapter, config.lora, *base_name(task.model))
+    return {"adapter_step": step, "problems": [*problems, *filter(None, [problem])]}
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ from hivetune.run.choices import read_resolved
 from hivetune.run.folder import METRICS, ROW_LOSSES
 from hivetune.run.standby import Standby
 from hivetune.train.plan.steps import Plan, read_plan
-from hivetune.train.worker.checkpoint import Saver, TrainState, load_newest_good, load_parameters
-from hivetune.train.worker.device import cap_memory, peak_memory_bytes, settle, start_with, with_changes
+from hivetune.train.worker.checkpoint import Saver, TrainState, kept_adapter, load_newest_good
+from hivetune.train.worker.device import peak_memory_bytes, settle, start_with, with_changes
 from hivetune.train.worker.exchange.exchange import Exchange, open_exchange, with_packs
 from hivetune.train.worker.exchange.work import FIRST_EXPONENT
 from hivetune.train.worker.measure import canary
@@ -138,8 +138,7 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
     if snapshot.hash != plan.snapshot_hash:
         raise UsageError(f"the plan of {folder} was made for other data", hint="train into another folder")
     choices = with_changes(config, with_packs(folder, config, settle(folder, config, choices), snapshot), task.changes)
-    device, dtype = start_with(choices)
-    cap_memory(device, config.supervise.memory_share)
+    device, dtype = start_with(choices, config.supervise.memory_share)
     model = load_model(
         task.model,
         config.lora,
@@ -248,11 +247,9 @@ def compare_products(session: Session, step: int, *, every_s: float = canary.EVE
     """
     if time.monotonic() - session.numbers_tested < every_s:
         return
-    products = canary.shapes_of(session.model.adapter, canary.TOKENS)
-    model = session.model
-    seconds = canary.must_pass(products, dtype=model.dtype, device=model.device, multiply=model.product)
+    products, seconds = canary.check_model(session.model)
     session.numbers_tested = time.monotonic()
-    journal(session, "canary", step=step, passed=True, products=len(products), seconds=round(seconds, 6))
+    journal(session, "canary", step=step, passed=True, products=products, seconds=round(seconds, 6))
 
 
 def save_when_due(session: Session, progress: LoopState) -> None:
@@ -292,16 +289,12 @@ def finish(session: Session, progress: LoopState) -> dict[str, Any]:
     if progress.updates:
         if is_as_begun(session.model.adapter, session.config.lora):
             raise StepNotFinite(f"after {progress.updates} updates the adapter is what it was at the start")
-        adapter, adapter_step = session.model.adapter, progress.step
-        if progress.best is not None and progress.best["step"] != progress.step:
-            try:
-                adapter = load_parameters(checkpoints.folder_of(session.folder, progress.best["step"]))
-                adapter_step = progress.best["step"]
-            except (OSError, ValueError) as error:
-                text = f"the best step can't be read, the last is kept: {error}"
-                journal(session, "problem", step=progress.step, text=text)
-        base, revision = base_name(session.model_folder)
-        write_adapter(session.folder, adapter, session.config.lora, base, revision)
+        adapter, adapter_step, problem = kept_adapter(
+            session.folder, session.model.adapter, progress.step, progress.best
+        )
+        if problem:
+            journal(session, "problem", step=progress.step, text=problem)
+        write_adapter(session.folder, adapter, session.config.lora, *base_name(session.model_folder))
     whole = None
     if is_done and len(session.sample_rows) < len(session.validation_rows):
         fill(session.model.adapter, dict(adapter), "the adapter that is kept")

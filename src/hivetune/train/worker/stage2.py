@@ -8,11 +8,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from hivetune.base.sealed import read_sealed, write_sealed
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import Snapshot
+from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat
 from hivetune.run.folder import REFERENCE
 from hivetune.train.plan.steps import Plan
@@ -26,10 +26,6 @@ MAX_LOSS_RISE = 0.02
 
 # With fewer validation rows that people called good, all validation rows guard the run.
 MIN_GUARDS = 20
-
-
-class _Beats(Protocol):
-    def beat(self, beat: Beat) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -70,7 +66,7 @@ class Stage2:
 
 
 def open_stage2(
-    folder: Path, config: RunConfig, plan: Plan, snapshot: Snapshot, model: LoraModel, heartbeat: _Beats
+    folder: Path, config: RunConfig, plan: Plan, snapshot: Snapshot, model: LoraModel, heartbeat: Heartbeat
 ) -> Stage2:
     """Return the stage of a run whose `model` holds the adapter that it begins with.
 
@@ -89,7 +85,9 @@ def open_stage2(
     return Stage2(better, reference, config.learn.weight, config.learn.beta)
 
 
-def _measure(model: LoraModel, snapshot: Snapshot, rows: Sequence[int], heartbeat: _Beats) -> dict[str, float | None]:
+def _measure(
+    model: LoraModel, snapshot: Snapshot, rows: Sequence[int], heartbeat: Heartbeat
+) -> dict[str, float | None]:
     losses: dict[str, float | None] = {}
     for start in range(0, len(rows), VALIDATION_DOCUMENTS):
         heartbeat.beat(Beat.VALIDATING)

@@ -22,7 +22,7 @@ from hivetune.train.worker.exchange import cluster as module
 from hivetune.train.worker.exchange.actor import ActorOrder, PackActor
 from hivetune.train.worker.exchange.cluster import RayCrew
 from hivetune.train.worker.exchange.exchange import LocalCrew, Packs
-from hivetune.train.worker.exchange.trust import WorkerWrong, class_of, hello
+from hivetune.train.worker.exchange.trust import WorkerWrong, hello
 from hivetune.train.worker.exchange.work import WorkResult, compute
 from hivetune.train.worker.measure.canary import CanaryFailed
 
@@ -105,8 +105,7 @@ class Stage:
             "127.0.0.1:1",
             own_device="cpu",
             order=ActorOrder(0, "tiny", folder, "", {"lora": {"dropout": 0.1}}),
-            mine=hello(0, folder),
-            kernels=class_of(self.model),
+            mine=hello(0, folder, self.model),
             tell=lambda event, fields: self.told.append((event, fields)),
         )
         self.packs = Packs(self.model, 0, self.crew)
@@ -154,8 +153,8 @@ def stage(tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         def load(self, order: ActorOrder) -> dict[str, Any]:
             self._model, self._number, self._count = model_of(tiny_model_folder), order.number, -1
             said = here.said.get(order.number, {})
-            kernels = {**class_of(self._model), **said.get("class", {})}
-            return {**hello(order.number, tiny_model_folder), **said, "class": kernels}
+            own = hello(order.number, tiny_model_folder, self._model)
+            return {**own, **said, "class": {**own["class"], **said.get("class", {})}}
 
         def compute(self, *values: Any, **named: Any) -> Any:
             with here.computing:
@@ -164,7 +163,9 @@ def stage(tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
                 return super().compute(*values, **named)
 
     def compute_there(model: Any, work: Any) -> WorkResult:
-        result = compute(model, work).copied()
+        result = compute(model, work)
+        if result.integers_N is not None:  # its memory is written over by the next one
+            result = replace(result, integers_N=result.integers_N.clone())
         return result if there.change is None else there.change(there.count, result)
 
     def compute_here(model: Any, work: Any) -> WorkResult:

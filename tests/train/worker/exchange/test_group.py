@@ -26,7 +26,7 @@ from hivetune.train.worker.exchange import group as module
 from hivetune.train.worker.exchange import work
 from hivetune.train.worker.exchange.exchange import LocalCrew, Packs
 from hivetune.train.worker.exchange.group import GroupCrew, open_store, serve_group, shares_of
-from hivetune.train.worker.exchange.trust import WorkerWrong, class_of, hello
+from hivetune.train.worker.exchange.trust import WorkerWrong, hello
 from hivetune.train.worker.exchange.work import WorkResult, compute
 from hivetune.train.worker.measure.canary import CanaryFailed
 from hivetune.train.worker.model.adapter import begin
@@ -84,8 +84,7 @@ class Stage:
             self.model,
             open_store(self.meeting),
             local=True,
-            mine=hello(0, folder),
-            kernels=class_of(self.model),
+            mine=hello(0, folder, self.model),
             welcome={},
             tell=lambda event, fields: self.told.append((event, fields)),
         )
@@ -101,7 +100,7 @@ class Stage:
         me = threading.get_ident()
         with self._computing:
             result = compute(model, work)
-            result = result if result.integers_N is None else result.copied()
+            result = result if result.integers_N is None else replace(result, integers_N=result.integers_N.clone())
         if me not in self.workers:
             return result
         self._counts[me] = self._counts.get(me, -1) + 1
@@ -117,8 +116,8 @@ class Stage:
     def _work(self, number: int, change: Change, said: Mapping[str, Any]) -> None:
         model = model_of(self.folder)
         self.workers[threading.get_ident()] = change
-        kernels = {**class_of(model), **said.get("class", {})}
-        described = {**hello(number, self.folder), **said, "class": kernels}
+        own = hello(number, self.folder, model)
+        described = {**own, **said, "class": {**own["class"], **said.get("class", {})}}
         store = open_store(replace(self.meeting, token=said.get("token", self.meeting.token)))
         try:
             serve_group(model, store, described, Beats(self), local=True)

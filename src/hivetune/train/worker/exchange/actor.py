@@ -70,15 +70,13 @@ class PackActor:
 
     def _load(self, order: ActorOrder, model_folder: Path, device: str) -> dict[str, Any]:
         from hivetune.run.choices import Choices
-        from hivetune.train.worker.exchange.trust import class_of, hello
+        from hivetune.train.worker.exchange.trust import hello
         from hivetune.train.worker.exchange.worker import load_welcomed
         from hivetune.train.worker.measure import canary
 
         self._model = load_welcomed(model_folder, order.welcome, Choices(device=device, recompute=order.recompute))
-        model = self._model
-        products = canary.shapes_of(model.adapter, canary.TOKENS)
-        canary.must_pass(products, dtype=model.dtype, device=model.device, multiply=model.product)
-        return {**hello(order.number, model_folder), "class": class_of(model)}
+        canary.check_model(self._model)
+        return hello(order.number, model_folder, self._model)
 
     def compute(
         self, number: int, weights_N: Any, work: "Work", *, counts: bool, give: bool

@@ -174,7 +174,7 @@ def _reserve(ray: Any) -> None:
 class RayCrew:
     """A `Crew` of this process and of actors on the cluster at `address`.
 
-    `mine`: `hello` of this process; `kernels`: its class; `tell(event, fields)` writes the run's journal.
+    `mine`: `hello` of this process; `tell(event, fields)` writes the run's journal.
     """
 
     def __init__(
@@ -185,10 +185,9 @@ class RayCrew:
         own_device: str,
         order: ActorOrder,
         mine: Mapping[str, Any],
-        kernels: Mapping[str, Any],
         tell: Tell,
     ):
-        self._model, self._mine, self._kernels, self._tell = model, mine, kernels, tell
+        self._model, self._mine, self._tell = model, mine, tell
         # Masks of the general path are drawn by the device, so other classes have other ones.
         self._comparable = not (model.path == "general" and order.welcome["lora"].get("dropout"))
         self._comparisons = Comparisons(tell)
@@ -233,7 +232,7 @@ class RayCrew:
                 self._tell("worker_refused", {**described, "why": refusal})
                 placer.lose(seat, for_good=True)
                 continue
-            seat.differs = differences(self._kernels, hello["class"])
+            seat.differs = differences(self._mine, hello)
             seat.joined, seat.proven = True, False
             self._seats.append(seat)
             self._comparisons.begin(seat.number, self._step)
@@ -380,8 +379,7 @@ class Round:
                 votes = [Vote(seat.number, digest), Vote(OWN, own_result.digest())]
                 crew._comparisons.judge(crew._step, number, votes, partial(self._ask, self._works[number]))
             elif off := more_than_rounding(self._results[number], own_result, model.dtype):
-                products = canary.shapes_of(model.adapter, canary.TOKENS)
-                canary.must_pass(products, dtype=model.dtype, device=model.device, multiply=model.product)
+                canary.check_model(model)
                 reason = f"its gradient of step {crew._step}, pack {number}: {off}"
                 crew._comparisons.accuse([seat.number], crew._step, reason)
             else:

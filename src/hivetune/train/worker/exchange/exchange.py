@@ -29,7 +29,7 @@ from hivetune.train.plan.layout import pack_tokens
 from hivetune.train.worker.exchange.actor import ActorOrder
 from hivetune.train.worker.exchange.cluster import RayCrew
 from hivetune.train.worker.exchange.group import GroupCrew, open_store
-from hivetune.train.worker.exchange.trust import OWN, class_of, hello
+from hivetune.train.worker.exchange.trust import OWN, hello
 from hivetune.train.worker.exchange.work import (
     Pack,
     Work,
@@ -199,8 +199,7 @@ def open_exchange(task: Train, config: RunConfig, choices: Choices, model: LoraM
                 cluster,
                 own_device="cuda:0" if choices.device == "cuda" else choices.device or "cpu",
                 order=ActorOrder(OWN, config.model, task.model.resolve(), model_hash, welcome_of(config, choices)),
-                mine=hello(OWN, task.model),
-                kernels=class_of(model),
+                mine=hello(OWN, task.model, model),
                 tell=tell,
             ),
         )
@@ -210,8 +209,7 @@ def open_exchange(task: Train, config: RunConfig, choices: Choices, model: LoraM
         model,
         open_store(task.meeting),
         local=task.meeting is not None,
-        mine=hello(OWN, task.model),
-        kernels=class_of(model),
+        mine=hello(OWN, task.model, model),
         welcome=welcome_of(config, choices),
         tell=tell,
         expected=ranks.size - 1,

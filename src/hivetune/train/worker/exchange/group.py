@@ -174,8 +174,8 @@ def open_store(meeting: Meeting | None) -> dist.Store:
 class GroupCrew:
     """A `Crew` of this process, rank 0, and of all workers that call at `store`.
 
-    `mine`: `hello` of this process; `kernels`: its class; `welcome`: everything that a worker needs to load the same
-    model. `expected`: workers that the first round waits for. `tell(event, fields)` writes the run's journal.
+    `mine`: `hello` of this process; `welcome`: everything that a worker needs to load the same model. `expected`:
+    workers that the first round waits for. `tell(event, fields)` writes the run's journal.
     """
 
     def __init__(
@@ -185,13 +185,12 @@ class GroupCrew:
         *,
         local: bool,
         mine: Mapping[str, Any],
-        kernels: Mapping[str, Any],
         welcome: Mapping[str, Any],
         tell: Tell,
         expected: int = 0,
     ):
         self._model, self._store, self._local, self._tell = model, store, local, tell
-        self._mine, self._kernels, self._expected = mine, kernels, expected
+        self._mine, self._expected = mine, expected
         self._comparisons = Comparisons(tell)
         self._members: list[Member] = []
         self._own = Member(OWN, 0, mine, proven=True)
@@ -293,7 +292,7 @@ class GroupCrew:
             self._calls += 1
             hello = json.loads(self._store.get(f"call/{self._calls}"))
             refusal = objection(self._mine, hello) or self._comparisons.dismissed.get(hello["worker"], "")
-            if not refusal and (difference := differences(self._kernels, hello["class"])):
+            if not refusal and (difference := differences(self._mine, hello)):
                 refusal = f"its kernels are of another class: {difference}"
             if refusal:
                 described = {name: hello.get(name) for name in ("worker", "host", "pid")}
@@ -395,11 +394,11 @@ class GroupCrew:
 def serve_group(
     model: LoraModel, store: dist.Store, hello: Mapping[str, Any], heartbeat: Heartbeat, *, local: bool
 ) -> int:
-    """Compute for the run until it ends; return the number of works. `hello`: `hello()` and the class of this process.
+    """Compute for the run until it ends; return the number of works. `hello`: this process's.
 
     Raises MachineNotFit when this worker is refused, CanaryFailed when its test products are wrong.
     """
-    rank = Rank(model, canary.shapes_of(model.adapter, canary.TOKENS), heartbeat)
+    rank = Rank(model, heartbeat)
     while True:
         seat = _take_seat(store, hello, heartbeat)
         try:
@@ -435,7 +434,6 @@ class Rank:
     """A worker's own part in its groups, in order."""
 
     model: LoraModel
-    products: list[canary.Product]
     heartbeat: Heartbeat
     computed: int = 0
     ended: bool = False
@@ -473,9 +471,8 @@ class Rank:
     def _test_products(self) -> CanaryFailed | None:
         if time.monotonic() - self.tested < canary.EVERY_S:
             return None
-        model = self.model
         try:
-            canary.must_pass(self.products, dtype=model.dtype, device=model.device, multiply=model.product)
+            canary.check_model(self.model)
         except CanaryFailed as error:
             return error
         self.tested = time.monotonic()

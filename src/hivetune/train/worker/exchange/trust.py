@@ -36,14 +36,25 @@ class WorkerWrong(HivetuneError):
         self.worker, self.good = worker, good
 
 
-def hello(number: int, model_folder: Path) -> dict[str, Any]:
-    """Return how a worker describes itself before it has loaded anything."""
+def hello(number: int, model_folder: Path, model: LoraModel) -> dict[str, Any]:
+    """Return how a worker describes itself. `class`: everything that decides how its process rounds numbers."""
+    on_card = model.device.type == "cuda"
+    processor = torch.cuda.get_device_name(model.device) if on_card else torch.backends.cpu.get_cpu_capability()
     return {
         "worker": number,
         "pid": os.getpid(),
         "host": platform.node(),
         "hivetune": __version__,
         "model": sha256_file(model_folder / MANIFEST),
+        "class": {
+            "torch": torch.__version__,
+            "path": model.path,
+            "kernels": model.kernels,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "processor": processor,
+            "threads": 0 if on_card else torch.get_num_threads(),
+            "weights": model.master_N.numel(),
+        },
     }
 
 
@@ -58,25 +69,10 @@ def objection(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     return ""
 
 
-def class_of(model: LoraModel) -> dict[str, Any]:
-    """Return everything that decides how this process rounds numbers."""
-    on_card = model.device.type == "cuda"
-    return {
-        "torch": torch.__version__,
-        "path": model.path,
-        "kernels": model.kernels,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "processor": torch.cuda.get_device_name(model.device) if on_card else torch.backends.cpu.get_cpu_capability(),
-        "threads": 0 if on_card else torch.get_num_threads(),
-        "weights": model.master_N.numel(),
-    }
-
-
 def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """Return in words how two classes differ, "" where they are equal."""
-    return ", ".join(
-        f"{name} {theirs.get(name)} instead of {mine[name]}" for name in mine if mine[name] != theirs.get(name)
-    )
+    """Return in words how the classes of two workers differ, "" where they are equal."""
+    own, other = mine["class"], theirs["class"]
+    return ", ".join(f"{name} {other.get(name)} instead of {own[name]}" for name in own if own[name] != other.get(name))
 
 
 def more_than_rounding(theirs: WorkResult, mine: WorkResult, dtype: torch.dtype) -> str:

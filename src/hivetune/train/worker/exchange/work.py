@@ -10,7 +10,7 @@ Shapes: L positions of a document, N adapter weights.
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -67,10 +67,6 @@ class WorkResult:
     @property
     def finite(self) -> bool:
         return math.isfinite(self.peak) and all(map(math.isfinite, self.nlls))
-
-    def copied(self) -> "WorkResult":
-        """Return a copy with memory of its own: a worker's next result is written over this one."""
-        return replace(self, integers_N=None if self.integers_N is None else self.integers_N.clone())
 
     def digest(self) -> str:
         """Return the SHA-256 of the result, bit for bit."""

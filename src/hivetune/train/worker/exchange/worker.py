@@ -17,9 +17,9 @@ from hivetune.config import LoraConfig
 from hivetune.process.child import Heartbeat, Ranks, run_child
 from hivetune.process.protocol import Beat, ComputePacks, Train
 from hivetune.run.choices import NO_CHOICES, Choices
-from hivetune.train.worker.device import cap_memory, start_with
+from hivetune.train.worker.device import start_with
 from hivetune.train.worker.exchange.group import POLL_S, open_store, serve_group
-from hivetune.train.worker.exchange.trust import class_of, hello
+from hivetune.train.worker.exchange.trust import hello
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import LoraModel
 
@@ -56,15 +56,13 @@ def _serve(
     if card and welcome["choices"]["device"] == "cuda":
         changes = replace(changes, device=card)
     model = load_welcomed(folder, welcome, changes)
-    greeting = {**hello(number, folder), "class": class_of(model)}
-    return {"computed": serve_group(model, store, greeting, heartbeat, local=local)}
+    return {"computed": serve_group(model, store, hello(number, folder, model), heartbeat, local=local)}
 
 
 def load_welcomed(folder: Path, welcome: Mapping[str, Any], changes: Choices) -> LoraModel:
     """Return the same model as the run's process has, with this worker's own device and `changes`."""
     choices = changes.over(from_plain(Choices, welcome["choices"]))
-    device, dtype = start_with(choices)
-    cap_memory(device, welcome["memory_share"])
+    device, dtype = start_with(choices, welcome["memory_share"])
     lora = LoraConfig(**welcome["lora"])
     return load_model(folder, lora, method=welcome["method"], dtype=dtype, device=device, choices=choices)
 

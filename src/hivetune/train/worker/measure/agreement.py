@@ -70,7 +70,11 @@ def right_choices(
         evidence = {**asdict(off), **evidence}
         if not graphs:
             return Choices(agreement=evidence)
-        replayed = difference(replayed_answer(load(REPLAYED), documents), plain)
+        model = load(REPLAYED)
+        for _ in range(USES_BEFORE if model.graphs is not None else 0):  # a model that does not replay computes anyway
+            model.backward(documents, 1.0)
+        model.grad_N.zero_()
+        replayed = difference(answer(model, documents), plain)
         return Choices(graphs=replayed.is_rounding, agreement={**evidence, "graphs": asdict(replayed)})
     plain_off = difference(answer(load(PLAIN_KERNELS), documents), plain)
     text = f"the fast path was {off.loss:.2g} nats a token and {off.gradient:.0%} of the gradient off"
@@ -108,14 +112,6 @@ def answer(model: LoraModel, documents: Sequence[Document]) -> Computed:
     gradients = same_views(model.grad_N, model.adapter)
     grad_N = torch.cat([gradients[name].flatten().to("cpu", torch.float64) for name in sorted(gradients)])
     return Computed(nll_B, grad_N, model.dtype)
-
-
-def replayed_answer(model: LoraModel, documents: Sequence[Document]) -> Computed:
-    """Return `answer` by replayed work, of a model that replays; else as the model computes anyway."""
-    for _ in range(USES_BEFORE if model.graphs is not None else 0):
-        model.backward(documents, 1.0)
-    model.grad_N.zero_()
-    return answer(model, documents)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hivetune.errors import HivetuneError
+from hivetune.train.worker.model.protocol import LoraModel
 
 # Whole numbers up to here are exact: 8, 11 and 24 bits of significand.
 EXACT = {torch.bfloat16: 1 << 8, torch.float16: 1 << 11, torch.float32: 1 << 24, torch.float64: 1 << 53}
@@ -98,6 +99,12 @@ def must_pass(
             hint="if it happens again, the card, its driver or a library is broken; device: cpu avoids it",
         )
     return time.perf_counter() - started
+
+
+def check_model(model: LoraModel) -> tuple[int, float]:
+    """Test products at the model's own shapes. Return how many, and the seconds. Raises as `must_pass`."""
+    products = shapes_of(model.adapter, TOKENS)
+    return len(products), must_pass(products, dtype=model.dtype, device=model.device, multiply=model.product)
 
 
 def _test(

@@ -126,7 +126,7 @@ def _loss(inputs: _Inputs, sizes: Sizes) -> Compute:
     There are no more than LOSS_ROWS, since the truth of each costs a pass over the vocabulary.
     """
     spec, ops = sizes.spec, inputs.backend.ops
-    rows = _loss_rows(sizes)
+    rows = min(max(1, sizes.tokens // 2), chunk_rows(spec.vocab), LOSS_ROWS)
     before_CV = inputs("logits", rows, spec.vocab)
     target_C = (torch.arange(rows) * 7919 % spec.vocab).to(before_CV.device)
     count_C = (torch.arange(rows) % 3).to(before_CV.device, wide_of(before_CV.dtype))
@@ -229,10 +229,6 @@ PARTS: Mapping[str, Callable[[_Inputs, Sizes], Compute]] = {
 }
 # How often a layer of a step has each; "loss" and "optimizer": once a step, for as many layers as there are.
 A_LAYER = {"norm": 2, "rotation": 1, "gate": 1, "adapter": 4, "attention": 1}
-
-
-def _loss_rows(sizes: Sizes) -> int:
-    return min(max(1, sizes.tokens // 2), chunk_rows(sizes.spec.vocab), LOSS_ROWS)
 
 
 def layout_of(tokens: int) -> Layout:

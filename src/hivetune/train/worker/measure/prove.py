@@ -19,7 +19,7 @@ from hivetune.models.architecture import Architecture, parse_architecture
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Prove
 from hivetune.run.choices import Choices
-from hivetune.train.worker.device import cap_memory, complete, start_with
+from hivetune.train.worker.device import complete, start_with
 from hivetune.train.worker.measure.canary import Product, cut_outputs, wrong_products
 from hivetune.train.worker.measure.parts import A_LAYER, PARTS, Compute, Sizes, make, reference
 from hivetune.train.worker.measure.rates import best_s
@@ -101,8 +101,7 @@ def main(
 ) -> dict[str, Any]:
     """Prove the backends of `task`. `backend_for`: tests put broken backends in."""
     settled = complete(task.choices.device or "auto", task.choices.dtype or "auto", task.choices)
-    device, dtype = start_with(settled)
-    cap_memory(device, MEMORY_SHARE)
+    device, dtype = start_with(settled, MEMORY_SHARE)
     heartbeat.beat(Beat.PREPARING)
     backend, kernels = backend_for(settled, device, dtype)
     architecture = parse_architecture(task.model, "the job's model")

@@ -71,7 +71,7 @@ def forward_layer(walk: Walk, index: int, x_TD: Tensor, delta_TD: Tensor | None,
     lse_TH = walk.buffer(f"lse.{slot}", tokens, spec.heads, wide=True)
     walk.attention.forward(qkv_TW, out_TN, lse_TH, spec.layers[index].window)
     x_SD, out_SN = _select(walk, index, saved_x_TD, out_TN)
-    rows, drop = len(x_SD), walk.drop_of(index, after_attention=True)
+    rows, drop = len(x_SD), walk.drop_of(index)
     o_SW = walk.buffer("o", rows, layer.o.width)
     project(walk.ops, layer.o, out_SN, o_SW, drop, adapter=walk.adapter)
     s_o_SR = _keep_ranks(walk, f"s_o.{slot}", layer.o, o_SW)  # the next layer writes over "o"
@@ -139,7 +139,7 @@ def _backward_mlp(walk: Walk, index: int, saved: Saved, dx_SD: Tensor) -> None:
     or "y".
     """
     spec, layer, ops, rows = walk.spec, walk.weights.layers[index], walk.ops, len(dx_SD)
-    mlp, drop = layer.mlp, walk.drop_of(index, after_attention=True)
+    mlp, drop = layer.mlp, walk.drop_of(index)
     dy_SD, y_SD = walk.buffer("dy", rows, spec.hidden), walk.buffer("y", rows, spec.hidden)
     if isinstance(mlp, ExpertMlps):
         ddown_SD = walk.buffer("ddown", rows, spec.hidden)
@@ -174,7 +174,7 @@ def _backward_o(walk: Walk, index: int, saved: Saved, dx_SD: Tensor) -> tuple[Te
     ops.adapt_backward(do_SW, layer.o)
     ops.up_gradient(do_SW, saved.s_o_SR, layer.o, walk.up_scale)
     dout_SN = walk.buffer("dout", rows, spec.q_width)
-    drop = walk.drop_of(index, after_attention=True)
+    drop = walk.drop_of(index)
     input_gradient(ops, layer.o, do_SW, dout_SN, drop)
     # The last layer's o saw the selected rows only; the others' gradient of attention's output is 0.
     picked = walk.is_last(index) and walk.batch.rows_R is not None

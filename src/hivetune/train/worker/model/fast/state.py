@@ -134,9 +134,7 @@ class Walk:
     def is_last(self, index: int) -> bool:
         return index == len(self.weights.layers) - 1
 
-    def drop_of(self, index: int, *, after_attention: bool) -> Drop | None:
-        """Return dropout of the rows that a product of layer `index` sees: all T, or the S after attention."""
+    def drop_of(self, index: int) -> Drop | None:
+        """Return dropout of the S rows that a product of layer `index` sees after attention."""
         rows_R = self.batch.rows_R
-        if self.drop is None or not after_attention or rows_R is None or not self.is_last(index):
-            return self.drop
-        return self.drop.of(rows_R)
+        return self.drop if self.drop is None or rows_R is None or not self.is_last(index) else self.drop.of(rows_R)
