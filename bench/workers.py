@@ -39,7 +39,7 @@ from hivetune.train.supervise.workers import Workers
 from hivetune.train.worker.device import complete, start_with
 from hivetune.train.worker.exchange.exchange import Crew, LocalCrew, Packs
 from hivetune.train.worker.exchange.group import GroupCrew, open_store
-from hivetune.train.worker.exchange.trust import OWN, class_of, hello
+from hivetune.train.worker.exchange.trust import OWN, hello
 from hivetune.train.worker.model.adapter import begin
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document, LoraModel
@@ -136,8 +136,7 @@ def beside(
             model,
             open_store(workers.meeting),
             local=True,
-            mine=hello(OWN, folder),
-            kernels=class_of(model),
+            mine=hello(OWN, folder, model),
             welcome={
                 "lora": lora.model_dump(mode="json"),
                 "method": "lora",

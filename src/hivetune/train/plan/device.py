@@ -93,11 +93,8 @@ def device_of_machine(machine: Machine, profile: Profile, setting: str = "auto")
         )
     card = machine.cards[index]
     entry = similar_card(card.name, card.architecture, card.memory_bytes)
-    device = (
-        Device(card.name, card.kind, card.memory_bytes, card.free_bytes, {}) if entry is None else _published(entry)
-    )
     device = replace(
-        device,
+        Device("", "", 0, 0, {}) if entry is None else _published(entry),
         name=card.name,
         kind=card.kind,
         memory_bytes=card.memory_bytes,

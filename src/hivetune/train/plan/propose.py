@@ -1,12 +1,10 @@
 """The proposal of `hivetune init`: settings for some rows on this machine, which train as they are."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.database import database_path, open_database
 from hivetune.config import MAX_TOKENS_A_ROW, RunConfig, parse_config
 from hivetune.data.intake.files import find_sources
 from hivetune.data.intake.places import check_storable
@@ -14,7 +12,7 @@ from hivetune.data.prepare.prepare import check
 from hivetune.errors import UsageError
 from hivetune.models.prepared import PACKAGED, prepared_names
 from hivetune.records import Progress, silent
-from hivetune.train.plan.run import Planned, checked_rows, plan_run
+from hivetune.train.plan.run import Planned, checked_rows, plan_run, stored_rows
 
 MULTIPLE = 64  # token counts are padded to multiples of it
 SHORTEST = 256  # one question and answer; shorter rows save no memory that matters beside the model
@@ -34,7 +32,7 @@ def first_settings(rows: Sequence[str] | None, model: str | None, overrides: Seq
 
     Raises UsageError if there are no rows.
     """
-    if not rows and not _store_has_rows():
+    if not rows and not stored_rows().rows:
         raise UsageError(
             "no rows are named and the store is empty",
             hint="name a file: hivetune init rows.jsonl; or collect interactions first: hivetune collect",
@@ -43,7 +41,11 @@ def first_settings(rows: Sequence[str] | None, model: str | None, overrides: Seq
     for name in paths:
         check_storable(name)
     find_sources(paths)
-    tree = {"model": model or _model_at_hand(), "data": {"path": paths if len(paths) > 1 else paths[0]}}
+    # At hand is the model that was prepared last on this machine, else the one that comes as a package.
+    tree = {
+        "model": model or next(iter((*prepared_names(), *PACKAGED))),
+        "data": {"path": paths if len(paths) > 1 else paths[0]},
+    }
     return parse_config(tree, "command line", overrides)
 
 
@@ -78,18 +80,6 @@ def propose(settings: RunConfig, folder: Path | None, progress: Progress = silen
         report = {**second.document, "lengths": report["lengths"]}
         planned = _plan(settings, report)
     return Proposal(settings, report, planned)
-
-
-def _store_has_rows() -> bool:
-    if not database_path().exists():
-        return False
-    with closing(open_database()) as database:
-        return database.execute("SELECT 1 FROM interactions LIMIT 1").fetchone() is not None
-
-
-def _model_at_hand() -> str:
-    """Return the model that was prepared last on this machine, else the one that comes as a package."""
-    return next(iter((*prepared_names(), *PACKAGED)))
 
 
 def _with_length(settings: RunConfig, tokens: int) -> RunConfig:

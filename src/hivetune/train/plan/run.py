@@ -96,7 +96,7 @@ def _sources_of(data: DataConfig) -> _Sources:
 def refuse_missing(data: DataConfig) -> None:
     """Raise UsageError when `data.path` names nothing that exists, or files without a row."""
     sources = _sources_of(data)
-    if sources.piped or sources.size_bytes or (sources.stored and _stored().rows):
+    if sources.piped or sources.size_bytes or (sources.stored and stored_rows().rows):
         return
     fault = f"{sources.files[0]} is empty" if sources.files else "the store is empty"
     raise UsageError(fault, hint="to plan without rows, state how many there will be: --rows N --tokens N")
@@ -113,7 +113,7 @@ def rows_to_train(config: RunConfig, model_folder: Path | None) -> CountedRows:
     with contextlib.suppress(UsageError, MachineNotFit, DoesNotFit, OSError):
         sources = _sources_of(data)
         few = not sources.piped and sources.size_bytes <= CHECKED_BYTES
-        if model_folder is not None and few and (not sources.stored or _stored().rows <= CHECKED_ROWS):
+        if model_folder is not None and few and (not sources.stored or stored_rows().rows <= CHECKED_ROWS):
             checked = check(data, model_folder=model_folder, max_length=config.max_length, learn=config.learn)
             if checked.document["splits"]["train"]:
                 return checked_rows(checked.document)
@@ -135,7 +135,7 @@ def count_rows(data: DataConfig) -> CountedRows:
             return _assumed("standard input and pipes are read once, by the training itself")
         total_bytes = sources.size_bytes
         part = (_count if total_bytes <= COUNTED_BYTES else _first_part)(sources.files, data)
-        stored = _stored() if sources.stored else _Part(0, 0, 0)
+        stored = stored_rows() if sources.stored else _Part(0, 0, 0)
     except (UsageError, MachineNotFit) as error:
         return _assumed(error.message)
     except OSError as error:
@@ -154,7 +154,7 @@ def _assumed(reason: str) -> CountedRows:
     return CountedRows(ASSUMED_ROWS, ASSUMED_TOKENS, f"{ASSUMED_ROWS:,} rows assumed: {reason}")
 
 
-def _stored() -> _Part:
+def stored_rows() -> _Part:
     """Return the rows of the store."""
     path = database_path()
     if not path.exists():

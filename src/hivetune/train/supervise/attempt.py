@@ -7,7 +7,6 @@ from pathlib import Path
 from hivetune.base.journal import read_journal
 from hivetune.process.launch import Launch, launch_child
 from hivetune.process.protocol import Beat, Outcome
-from hivetune.run import checkpoints
 from hivetune.run.choices import Choices, read_resolved
 from hivetune.run.folder import METRICS
 from hivetune.train.supervise.diagnose import Diagnosis
@@ -55,14 +54,6 @@ def worker_effects(run: Path, rungs: Sequence[str]) -> tuple[dict[str, str | Non
     settled = read_resolved(run)[1].environment or {}
     changed, choices = effects_of(rungs)
     return {**settled, **changed}, choices
-
-
-def newest_step(run: Path) -> int:
-    """Return the step of the newest checkpoint whose sizes are right, 0 without one.
-
-    The worker verifies every byte when it starts.
-    """
-    return checkpoints.newest_good(run).step
 
 
 def step_of_death(run: Path, pid: int) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from hivetune.base.journal import read_journal
 from hivetune.process.limits import FixedLimits, Limits
 from hivetune.process.parent import run_task
-from hivetune.process.protocol import Item, Outcome, Replay
+from hivetune.process.protocol import Item, Replay
 from hivetune.run.folder import ISOLATION, ITEMS
 from hivetune.train.supervise.attempt import worker_effects
 from hivetune.train.supervise.ladder import Culprit
@@ -146,21 +146,16 @@ def replay_in_children(
         shutil.rmtree(folder, ignore_errors=True)
         environment, choices = worker_effects(run, (*rungs, *OTHER_RUNGS) if other else rungs)
         task = Replay(run, model, snapshot, folder / ITEMS, tuple(items), choices)
-        ending = ending_of(run_task(task, folder, module=module, limits=limits(), environment=environment), folder)
+        outcome = run_task(task, folder, module=module, limits=limits(), environment=environment)
+        events = list(read_journal(folder / ITEMS))
         shutil.rmtree(folder, ignore_errors=True)
-        return ending
+        finite = tuple(event["finite"] for event in events if event["event"] == "item")
+        if outcome.status == "done":
+            return Ending(finite)
+        text = f"{outcome.error.type}: {outcome.error.message}" if outcome.error else outcome.ending()
+        return Ending(finite, text, started=bool(events))
 
     return replay
-
-
-def ending_of(outcome: Outcome, folder: Path) -> Ending:
-    """Return the ending by what the child wrote before it."""
-    events = list(read_journal(folder / ITEMS))
-    finite = tuple(event["finite"] for event in events if event["event"] == "item")
-    if outcome.status == "done":
-        return Ending(finite)
-    text = f"{outcome.error.type}: {outcome.error.message}" if outcome.error else outcome.ending()
-    return Ending(finite, text, started=bool(events))
 
 
 def within(findings: Findings, quarantined: int, most: int) -> Findings:

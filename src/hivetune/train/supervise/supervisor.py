@@ -35,7 +35,7 @@ from hivetune.run.folder import EVENTS, METRICS, SALVAGE
 from hivetune.run.standby import Standby, persist
 from hivetune.run.status import hold_run, quarantined
 from hivetune.train.plan.steps import Amendment, append_amendment, max_quarantined, read_plan
-from hivetune.train.supervise.attempt import Ended, Terms, last_step, newest_step, step_of_death, worker_effects
+from hivetune.train.supervise.attempt import Ended, Terms, last_step, step_of_death, worker_effects
 from hivetune.train.supervise.diagnose import diagnose, evidence_of
 from hivetune.train.supervise.history import (
     drift,
@@ -184,7 +184,7 @@ class _Supervisor:
             if problems:
                 raise UsageError(f"{kind} of {self.run} changed since the run began: {folder}/{problems[0]}", hint=hint)
         cluster = cluster_of(self.config)
-        if cluster is not None and not newest_step(self.run):
+        if cluster is not None and not checkpoints.newest_good(self.run).step:
             ask_cluster(cluster)  # a run that has begun goes on without it
         reserve, free = _reserve_bytes(self.run), disk_free_bytes(self.run)
         if free < reserve and not checkpoints.reclaim(self.run):
@@ -235,7 +235,9 @@ class _Supervisor:
                 self.start_s[self.rungs] = limits.start_s
             self.state_to_disk()
             seconds = time.monotonic() - started
-            ended = Ended(outcome, step_of_death(self.run, pid), newest_step(self.run), child.last_beat, seconds)
+            ended = Ended(
+                outcome, step_of_death(self.run, pid), checkpoints.newest_good(self.run).step, child.last_beat, seconds
+            )
             self.journal_end(ended)
             if outcome.status in ("done", "stopped") or (self.stop.count and outcome.status != "failed"):
                 return ended
@@ -351,7 +353,7 @@ class _Supervisor:
         failure = Failure(
             fault=ended.diagnosis.fault.id,
             step=ended.step,
-            durable=newest_step(self.run),
+            durable=checkpoints.newest_good(self.run).step,
             quarantined=quarantined(self.run),
             rungs=self.rungs,
             tried=self.tried,
@@ -448,7 +450,7 @@ class _Supervisor:
         return ("cuda" if self.machine.cards else "cpu") if device == "auto" else device
 
     def _stopped(self, result: Mapping[str, Any]) -> RunOutcome:
-        step = newest_step(self.run)
+        step = checkpoints.newest_good(self.run).step
         error = Stopped(
             f"stopped at step {step}; everything up to it is saved",
             signal_number=self.stop.number,

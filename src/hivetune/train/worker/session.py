@@ -20,7 +20,6 @@ from hivetune.base.typed import from_plain
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.errors import DataRefused, HivetuneError, UsageError
-from hivetune.models.architecture import read_architecture
 from hivetune.models.prepared import DESCRIPTION
 from hivetune.process.child import Heartbeat, read_ranks
 from hivetune.process.protocol import Beat, Train
@@ -316,7 +315,7 @@ def finish(session: Session, progress: LoopState) -> dict[str, Any]:
         "peak_memory_bytes": peak_memory_bytes(session.model.device),
         "prediction": compare_with_prediction(
             session.folder,
-            read_architecture(session.model_folder),
+            session.model_folder,
             session.model,
             session.plan,
             session.snapshot,

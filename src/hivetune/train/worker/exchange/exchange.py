@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,23 +81,14 @@ class Whole:
         pass
 
 
-class Crew(Protocol):
-    """The processes that compute a round."""
-
-    def run(self, works: Sequence[Work], step: int, sum_N: Tensor) -> list[WorkResult]:
-        """Return the numbers of each work's result, and add the gradients' integers to `sum_N`."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class LocalCrew:
-    """A crew of this process alone, which computes the works in order."""
+    """A crew of this process alone."""
 
     def __init__(self, model: LoraModel):
         self._model = model
 
     def run(self, works: Sequence[Work], step: int, sum_N: Tensor) -> list[WorkResult]:
+        """Compute the works in order. Return the numbers of each one's result, and add their integers to `sum_N`."""
         results = []
         for work in works:
             results.append(compute(self._model, work))
@@ -107,6 +98,10 @@ class LocalCrew:
 
     def close(self) -> None:
         pass
+
+
+Crew = LocalCrew | GroupCrew | RayCrew
+"""The processes that compute a round."""
 
 
 class Packs:

@@ -170,7 +170,7 @@ def is_measured(step: int) -> bool:
 
 def compare_with_prediction(
     run: Path,
-    architecture: Architecture,
+    model_folder: Path,
     model: LoraModel,
     plan: Plan,
     snapshot: Snapshot,
@@ -181,7 +181,7 @@ def compare_with_prediction(
     if choices.prediction is None or choices.budget_tokens is None or choices.recompute is None:
         return None
     prediction = Prediction(**choices.prediction)
-    setup = _setup_of(config, architecture, choices, model.device.type)
+    setup = _setup_of(config, read_architecture(model_folder), choices, model.device.type)
     setup = replace(setup, recompute=choices.recompute, path=model.path, streamed=model.num_streamed)
     timed = []
     steps = [entry for entry in metrics if entry["event"] == "step" and entry["loss"] is not None]

@@ -145,7 +145,7 @@ class TorchOps:
             y_TW[:, : group.outputs] += group.bias_N
         for member in group.adapted if adapter else ():
             start = group.outputs + member.rank_at
-            up_RN = bound(member.scaled_up_RN)
+            up_RN = member.scaled_up_RN
             y_TW[:, member.start : member.stop].addmm_(left_factor(y_TW[:, start : start + len(up_RN)]), up_RN)
 
     def adapt_backward(self, dy_TW: Tensor, group: Group) -> None:
@@ -153,20 +153,20 @@ class TorchOps:
         dy_TW[:, group.outputs + group.ranks :].zero_()
         for member in group.adapted:
             start = group.outputs + member.rank_at
-            up_RN = bound(member.scaled_up_RN)
+            up_RN = member.scaled_up_RN
             mm(dy_TW[:, member.start : member.stop], up_RN.t(), dy_TW[:, start : start + len(up_RN)])
 
     def up_gradient(self, dy_TW: Tensor, s_TR: Tensor, group: Group, scale: float) -> None:
         """Add scale * dY^T S to dB of each member."""
         for member in group.adapted:
-            d_up_NR = bound(member.d_up_NR)
-            s = s_TR[:, member.rank_at : member.rank_at + len(bound(member.scaled_up_RN))]
+            d_up_NR = member.d_up_NR
+            s = s_TR[:, member.rank_at : member.rank_at + len(member.scaled_up_RN)]
             product_NR = self._wide_product(dy_TW[:, member.start : member.stop].t(), s)
             d_up_NR.add_(product_NR[:, : d_up_NR.shape[1]], alpha=scale)
 
     def down_gradient(self, ds_TR: Tensor, x_TK: Tensor, group: Group, scale: float) -> None:
         """Add scale * dS^T X to dA of all members at once."""
-        if group.d_downs_RK is not None:
+        if group.adapted:
             product_RK = self._wide_product(ds_TR[:, : group.ranks].t(), x_TK)
             d_downs_mRK, product_mRK = (
                 t.unflatten(0, (len(group.adapted), -1)) for t in (group.d_downs_RK, product_RK)
@@ -240,12 +240,6 @@ def has_wide_products(dtype: torch.dtype, device: torch.device) -> bool:
     return True
 
 
-def bound(tensor: Tensor | None) -> Tensor:
-    """Return the tensor of a bound member: those in `Group.adapted` are (matrices.bind_adapter)."""
-    assert tensor is not None
-    return tensor
-
-
 # One merged matrix with its adapters, forward and backward: one large product each, the rest is thin.
 #
 #     weight' = [W; A]     forward   [Y | S] = X weight'^T,  then  Y += S B'^T             B' = scale * B
@@ -288,7 +282,6 @@ def down_gradient(ops: TorchOps, group: Group, dy_TW: Tensor, x_TK: Tensor, scal
         ops.down_gradient(dy_TW[:, group.outputs :], x_TK, group, scale)
         return
     for member in group.adapted:
-        assert member.d_down_RK is not None
         ds_TR = dy_TW[:, _ranks(group, member)]
         d_down_RK = drop.workspace.take("d_down", ds_TR.shape[1], x_TK.shape[1], dtype=x_TK.dtype)
         ops.rowwise(_across, ds_TR, _dropped(ops, x_TK, drop, member), out=d_down_RK)
@@ -311,7 +304,6 @@ def _dropped(ops: TorchOps, x_TK: Tensor, drop: Drop, member: Member) -> Tensor:
 
 
 def _ranks(group: Group, member: Member) -> slice:
-    assert member.scaled_up_RN is not None
     start = group.outputs + member.rank_at
     return slice(start, start + len(member.scaled_up_RN))
 

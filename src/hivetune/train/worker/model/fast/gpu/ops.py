@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hivetune.train.plan.layout import Layout
 from hivetune.train.worker.model.fast.gpu import attend, row_kernels
-from hivetune.train.worker.model.fast.ops import Drop, TorchOps, bound, drop_below
+from hivetune.train.worker.model.fast.ops import Drop, TorchOps, drop_below
 from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.tables import few_of
 from hivetune.train.worker.model.fast.weights.matrices import Group, Member
@@ -107,7 +107,7 @@ class TritonOps(TorchOps):
 
     def up_gradient(self, dy_TW: Tensor, s_TR: Tensor, group: Group, scale: float) -> None:
         for member in group.adapted:
-            d_up_NR = bound(member.d_up_NR)
+            d_up_NR = member.d_up_NR
             dy_TN, s = dy_TW[:, member.start : member.stop], s_TR[:, member.rank_at :]
             row_kernels.sum_up[(triton.cdiv(member.size, COLUMNS),)](
                 dy_TN, dy_TN.stride(0), s, s.stride(0), d_up_NR, len(dy_TW), member.size, d_up_NR.shape[1], scale,
@@ -115,7 +115,7 @@ class TritonOps(TorchOps):
             )  # fmt: skip
 
     def down_gradient(self, ds_TR: Tensor, x_TK: Tensor, group: Group, scale: float) -> None:
-        if group.d_downs_RK is None:
+        if not group.adapted:
             return
         members, inputs = len(group.adapted), x_TK.shape[1]
         rank = len(group.d_downs_RK) // members
@@ -149,8 +149,12 @@ class TritonOps(TorchOps):
         )  # fmt: skip
 
     def _tiles(self, member: Member) -> dict[str, int]:
-        columns = len(bound(member.scaled_up_RN))
-        return {"RANKS": _padded(columns), "ROWS": ROWS, "COLUMNS": COLUMNS, "num_warps": self._warps(BLOCK_THREADS)}
+        return {
+            "RANKS": _padded(len(member.scaled_up_RN)),
+            "ROWS": ROWS,
+            "COLUMNS": COLUMNS,
+            "num_warps": self._warps(BLOCK_THREADS),
+        }
 
     def _warps(self, threads: int) -> int:
         return threads // self.wave
@@ -251,7 +255,7 @@ def _channels(spec: ModelSpec) -> int:
 
 def _thin(y_TW: Tensor, group: Group, member: Member) -> tuple[Any, ...]:
     """Return arguments of the products with `scaled_up_RN`, whose rows may be more than the rank: zeros behind."""
-    up_RN = bound(member.scaled_up_RN)
+    up_RN = member.scaled_up_RN
     at = group.outputs + member.rank_at
     return (y_TW, y_TW.stride(0), up_RN, len(y_TW), member.start, member.size, at, len(up_RN))
 

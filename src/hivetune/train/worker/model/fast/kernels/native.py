@@ -209,7 +209,6 @@ class NativeOps(TorchOps):
             return self._members[id(group)][1]
         arguments = (MemberArguments * len(group.adapted))()
         for entry, member in zip(arguments, group.adapted, strict=True):
-            assert member.scaled_up_RN is not None and member.d_down_RK is not None and member.d_up_NR is not None
             entry.start, entry.size, entry.rank_at = member.start, member.size, member.rank_at
             entry.rank, entry.up = len(member.scaled_up_RN), member.scaled_up_RN.data_ptr()
             entry.d_down, entry.d_up = member.d_down_RK.data_ptr(), member.d_up_NR.data_ptr()

@@ -19,6 +19,8 @@ from hivetune.train.worker.model.memory import padded_zeros
 
 # Makes a call of torch with these arguments (TorchOps.do).
 Do = Callable[..., None]
+# In the place of the tensors that `bind_adapter` gives to what has an adapter.
+UNBOUND = torch.empty(0)
 
 
 @dataclass
@@ -35,11 +37,11 @@ class Member:
     start: int
     size: int
     rank_at: int = 0
-    down_RK: Tensor | None = None
-    up_NR: Tensor | None = None
-    d_down_RK: Tensor | None = None
-    d_up_NR: Tensor | None = None
-    scaled_up_RN: Tensor | None = None
+    down_RK: Tensor = UNBOUND
+    up_NR: Tensor = UNBOUND
+    d_down_RK: Tensor = UNBOUND
+    d_up_NR: Tensor = UNBOUND
+    scaled_up_RN: Tensor = UNBOUND
     salt: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,7 +64,7 @@ class Group:
     bias_N: Tensor | None
     outputs: int
     adapted: tuple[Member, ...] = ()
-    d_downs_RK: Tensor | None = None
+    d_downs_RK: Tensor = UNBOUND
     """The gradients of the A's of all members as one matrix."""
 
     @property
@@ -78,19 +80,17 @@ class Group:
         if self.adapted:
             do(self.weight_NRK[self.outputs :].zero_)
         for member in self.adapted:
-            assert member.down_RK is not None
             do(self.weight_NRK[self.outputs + member.rank_at :][: len(member.down_RK)].copy_, member.down_RK)
 
     def refresh_ups(self, scaling: float, do: Do) -> None:
         """Copy scale * B^T of the masters to the buffers of the thin products."""
         for member in self.adapted:
-            assert member.up_NR is not None and member.scaled_up_RN is not None
             do(_scale, member.up_NR.t(), scaling, member.scaled_up_RN[: member.up_NR.shape[1]])
 
     @property
     def ranks(self) -> int:
         """Return how many rank columns are in use; the rest up to `width` is padding and stays zero."""
-        return sum(member.scaled_up_RN.shape[0] for member in self.adapted if member.scaled_up_RN is not None)
+        return sum(len(member.scaled_up_RN) for member in self.adapted)
 
 
 @dataclass
@@ -107,18 +107,18 @@ class Stack:
 
     A is [E * R, K], B is [N, R * E]. The products of expert e read and write part e of the tensors here, by `groups`.
     weight_EWK: base rows, then A's. scaled_up_ERN: scale * B^T. d_up_ENR: dB of each expert on its own, of the layer at
-    hand: layers share it. The others are views of the master and of the gradient. All are None without adapters.
+    hand: layers share it. The others are views of the master and of the gradient. All are empty without adapters.
     """
 
     name: str
     weight_EWK: Tensor
     outputs: int
     groups: tuple[Group, ...]
-    scaled_up_ERN: Tensor | None = None
-    d_up_ENR: Tensor | None = None
-    down_ERK: Tensor | None = None
-    up_NRE: Tensor | None = None
-    d_up_NRE: Tensor | None = None
+    scaled_up_ERN: Tensor = UNBOUND
+    d_up_ENR: Tensor = UNBOUND
+    down_ERK: Tensor = UNBOUND
+    up_NRE: Tensor = UNBOUND
+    d_up_NRE: Tensor = UNBOUND
 
     @property
     def adapted(self) -> bool:
@@ -126,19 +126,19 @@ class Stack:
 
     def refresh_downs(self, do: Do) -> None:
         """Copy A of the masters to the rows below the base's; rows of padding become zero."""
-        if self.down_ERK is not None:
+        if self.adapted:
             rank = self.down_ERK.shape[1]
             do(self.weight_EWK[:, self.outputs + rank :].zero_)
             do(self.weight_EWK[:, self.outputs : self.outputs + rank].copy_, self.down_ERK)
 
     def refresh_ups(self, scaling: float, do: Do) -> None:
-        if self.up_NRE is not None and self.scaled_up_ERN is not None:
+        if self.adapted:
             do(_scale, self.up_NRE.permute(2, 1, 0), scaling, self.scaled_up_ERN[:, : self.up_NRE.shape[1]])
 
     def collect(self) -> None:
         """Add dB of all experts to the gradient, where it lies otherwise; then it is zero again for the next layer."""
-        if self.d_up_NRE is not None and self.d_up_ENR is not None:
-            self.d_up_NRE += self.d_up_ENR.permute(1, 2, 0)
+        if self.adapted:
+            self.d_up_NRE.add_(self.d_up_ENR.permute(1, 2, 0))
             self.d_up_ENR.zero_()
 
 
