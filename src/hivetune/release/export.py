@@ -153,7 +153,13 @@ def _write(
     work.mkdir(parents=True)
     try:
         if identity["to"] == "adapter":
-            _write_adapter(source, work)
+            shutil.copyfile(source.adapter / ADAPTER, work / ADAPTER)
+            base, revision = _portable_base(source.model)
+            config = read_json(source.adapter / ADAPTER_CONFIG)
+            write_json(work / ADAPTER_CONFIG, {**config, "base_model_name_or_path": base, "revision": revision})
+            for name in TOKENIZER_FILES:
+                if (source.model / name).exists():
+                    shutil.copyfile(source.model / name, work / name)
         elif identity["to"] == "merged":
             merged = Merge(source.model, source.adapter, task / "merged", str(identity.get("dtype", "source")))
             run_task(merged, task, on_beat=lambda beat: progress(0, None)).check("merging")
@@ -170,16 +176,6 @@ def _write(
     finally:
         shutil.rmtree(work, ignore_errors=True)
         shutil.rmtree(task, ignore_errors=True)
-
-
-def _write_adapter(source: Source, work: Path) -> None:
-    shutil.copyfile(source.adapter / ADAPTER, work / ADAPTER)
-    base, revision = _portable_base(source.model)
-    config = read_json(source.adapter / ADAPTER_CONFIG)
-    write_json(work / ADAPTER_CONFIG, {**config, "base_model_name_or_path": base, "revision": revision})
-    for name in TOKENIZER_FILES:
-        if (source.model / name).exists():
-            shutil.copyfile(source.model / name, work / name)
 
 
 def _write_gguf(source: Source, work: Path, task: Path, recipe: Recipe | None, to: str, progress: Progress) -> None:

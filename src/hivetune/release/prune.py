@@ -56,7 +56,14 @@ def find_unused(database: sqlite3.Connection) -> list[Unused]:
 def delete(database: sqlite3.Connection, unused: Unused) -> None:
     """Delete one of `find_unused`. Raises Busy when a process holds its run, UsageError when it came into use."""
     if unused.what == "checkpoints":
-        _delete_checkpoints(unused.path)
+        run = unused.path.parent
+        with hold_run(run):
+            manifest = read_json(run / MANIFEST)
+            remaining = {name: entry for name, entry in manifest["files"].items() if not name.startswith(f"{FOLDER}/")}
+            note_and_free(
+                lambda: write_json(run / MANIFEST, manifest | {"files": remaining}),
+                lambda: shutil.rmtree(unused.path),
+            )
     elif unused.what == "release":
         registry.prune(database, registry.find(database, "@".join(unused.path.parts[-2:])))
     elif unused.what == "snapshot":
@@ -95,17 +102,6 @@ def _checkpoints(runs: list[RunStatus]) -> Iterator[Unused]:
         folder = status.run / FOLDER
         if status.state == "done" and folder.is_dir():
             yield Unused("checkpoints", folder, size_of(folder), f"{status.run.name} is finished")
-
-
-def _delete_checkpoints(folder: Path) -> None:
-    run = folder.parent
-    with hold_run(run):
-        manifest = read_json(run / MANIFEST)
-        remaining = {name: entry for name, entry in manifest["files"].items() if not name.startswith(f"{FOLDER}/")}
-        note_and_free(
-            lambda: write_json(run / MANIFEST, manifest | {"files": remaining}),
-            lambda: shutil.rmtree(folder),
-        )
 
 
 def _snapshots(database: sqlite3.Connection, runs: list[RunStatus]) -> Iterator[Unused]:

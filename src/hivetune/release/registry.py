@@ -130,23 +130,17 @@ def _files_of(run: Path, adapter_sha256: str) -> dict[str, Path]:
             raise HivetuneError(
                 f"{folder} is damaged: {problems[0]}", hint=f"export it again: hivetune export {quoted(run)}"
             )
-        _check_proof(folder)
+        proof = read_sealed(folder / PROOF) if (folder / PROOF).is_file() else {}  # an export without one is taken
+        if proof.get("manifest_sha256") == sha256_file(folder / MANIFEST) and not proof["holds"]:
+            raise HivetuneError(
+                f"{folder} differs from the trained model: {proof['problems'][0]}",
+                hint=f"delete the folder, or export it again: see {folder / PROOF}",
+            )
         for root, _, names in os.walk(folder):
             for name in names:
                 path = Path(root) / name
                 files[str(Path(EXPORTED) / folder.name / path.relative_to(folder))] = path
     return files
-
-
-def _check_proof(export: Path) -> None:
-    """Raise HivetuneError for an export whose proof failed. One without a proof is taken."""
-    path = export / PROOF
-    proof = read_sealed(path) if path.is_file() else {}
-    if proof.get("manifest_sha256") == sha256_file(export / MANIFEST) and not proof["holds"]:
-        raise HivetuneError(
-            f"{export} differs from the trained model: {proof['problems'][0]}",
-            hint=f"delete the folder, or export it again: see {path}",
-        )
 
 
 Alias = Literal["champion", "candidate", "previous"]
@@ -294,12 +288,10 @@ def releases(database: sqlite3.Connection, name: str | None = None) -> list[Rele
     rows = database.execute(
         f"SELECT {columns}, pruned FROM releases WHERE ?1 IS NULL OR name = ?1 ORDER BY name, version", (name,)
     )
-    all_releases = []
-    for row in rows:
-        fields = dict(zip((*columns.split(", "), "pruned"), row, strict=True))
-        fields |= {"proof": json.loads(fields["proof"]), "pruned": bool(fields["pruned"])}
-        all_releases.append(Release(**fields, aliases=tuple(aliases.get((fields["name"], fields["version"]), ()))))
-    return all_releases
+    return [
+        Release(*(*row[:8], json.loads(row[8]), *row[9:11], bool(row[11]), tuple(aliases.get(row[:2], ()))))
+        for row in rows
+    ]
 
 
 def promote(database: sqlite3.Connection, reference: str, *, by: str, reason: str = "", force: bool = False) -> Release:
@@ -390,10 +382,7 @@ def history(database: sqlite3.Connection, name: str) -> list[Move]:
         "SELECT alias, version, previous, time, by, reason, forced FROM alias_history WHERE name = ? ORDER BY number",
         (name,),
     )
-    return [
-        Move(alias, version, previous, moved, who, reason, bool(forced))
-        for alias, version, previous, moved, who, reason, forced in rows
-    ]
+    return [Move(*(*row[:6], bool(row[6]))) for row in rows]
 
 
 def desired(database: sqlite3.Connection) -> dict[str, int]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, sha256_file
-from hivetune.data.snapshot import Snapshot, open_snapshot
+from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import UsageError
 from hivetune.llama.backend import Backend, ServerSettings, open_backend
 from hivetune.records import Progress
@@ -300,9 +300,17 @@ def trained_prompt(name: str, run: Path | None, agent: str | None = None) -> Tra
 
     None where the rows are gone, or `name` is a file. Raises UsageError for an agent that no row has.
     """
-    snapshot = load_run(run).snapshot if run is not None else _snapshot_of_release(name)
-    if snapshot is None:
-        return None
+    if run is not None:
+        snapshot = load_run(run).snapshot
+    else:
+        release = None if Path(name).expanduser().exists() else _release(name)
+        if release is None:
+            return None
+        with closing(open_database()) as database:
+            folder = snapshot_folder(database, release.snapshot)
+        if folder is None:
+            return None
+        snapshot = open_snapshot(folder)
     infos = [snapshot.info(row) for row in snapshot.rows("train")[:MAX_ROWS]]
     if agent is not None:
         agents = sorted({info.agent for info in infos if info.agent})
@@ -314,14 +322,6 @@ def trained_prompt(name: str, run: Path | None, agent: str | None = None) -> Tra
     prompts = Counter(next((m.content for m in info.messages if m.role == "system"), None) for info in infos)
     ((text, rows),) = prompts.most_common(1)
     return TrainedPrompt(text, rows, len(infos))
-
-
-def _snapshot_of_release(name: str) -> Snapshot | None:
-    if Path(name).expanduser().exists() or (release := _release(name)) is None:
-        return None
-    with closing(open_database()) as database:
-        folder = snapshot_folder(database, release.snapshot)
-    return None if folder is None else open_snapshot(folder)
 
 
 def _release(name: str) -> Release | None:

@@ -34,7 +34,12 @@ def register_run(folder: Path, name: str) -> tuple[Release, bool]:
     """
     run = load_run(folder)
     require_adapter(folder)
-    proof = {**_prove(run), "generation": _generation(folder)}
+    # The settings that the release is judged with, which the gateway adds to a request without them. Evaluations are
+    # greedy. `system`: the prompt of most rows, which the chat page sends.
+    trained, generation = trained_prompt("", folder), dict(GREEDY)
+    if trained is not None and trained.text is not None and 2 * trained.rows > trained.looked_at:
+        generation["system"] = trained.text
+    proof = {**_prove(run), "generation": generation}
     with closing(open_database()) as database:
         return register(database, run.folder, name, _manifest(run, proof), by=who())
 
@@ -50,20 +55,17 @@ def who() -> str:
 def explain_release(database: sqlite3.Connection, reference: str) -> dict[str, Any]:
     """Return the origin and the evidence of a release, for `why NAME@VERSION`. Raises UsageError, HivetuneError."""
     release = find(database, reference)
+    stored = ("created", "run", "model", "model_sha256", "adapter_sha256")
     document: dict[str, Any] = {
         "release": release.label,
         "aliases": list(release.aliases),
-        "created": release.created,
-        "run": release.run,
-        "model": release.model,
-        "model_sha256": release.model_sha256,
-        "adapter_sha256": release.adapter_sha256,
+        **{key: getattr(release, key) for key in stored},
         "withdrawn": release.withdrawn or None,
         "pruned": release.pruned,
         "forgotten_rows": forgotten_rows(database, release.snapshot),
         "proof": dict(release.proof),
         "history": [
-            {"alias": move.alias, "time": move.time, "by": move.by, "reason": move.reason, "forced": move.forced}
+            {key: getattr(move, key) for key in ("alias", "time", "by", "reason", "forced")}
             for move in history(database, release.name)
             if release.version == move.version
         ],
@@ -96,14 +98,6 @@ def _prove(run: Run) -> dict[str, Any]:
         return {"export": proof, "answers": {SERVED_QUANT: answers}}
     except (UsageError, MachineNotFit) as error:
         return {"unserved": error.message}
-
-
-def _generation(folder: Path) -> dict[str, Any]:
-    """Return the settings that the release is judged with, which the gateway adds to a request without them.
-    Evaluations are greedy. `system`: the prompt of most rows, which the chat page sends."""
-    trained = trained_prompt("", folder)
-    usual = trained is not None and trained.text is not None and 2 * trained.rows > trained.looked_at
-    return {**GREEDY, **({"system": trained.text} if trained is not None and usual else {})}
 
 
 def _manifest(run: Run, proof: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,10 @@ import contextlib
 import json
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import resources
 from typing import Any, TypeVar
 
@@ -76,7 +78,7 @@ class Gateway:
     capture: Capture | None = None
     metrics: Metrics = field(default_factory=Metrics)
     failed: Callable[[BaseException], None] = lambda error: None
-    _open: dict[str, int] = field(default_factory=dict)
+    _open: Counter[str] = field(default_factory=Counter)
     _answering: Answering = field(default_factory=Answering)
     _sessions: Sessions = field(default_factory=Sessions)
 
@@ -118,11 +120,11 @@ class Gateway:
     async def complete(self, request: Request) -> Response:
         """Answer a chat or a completion: check its fields, wait for a slot, and pass the answer on."""
         client = request.scope["client_name"] or ""
-        if sum(self._open.values()) >= MAX_OPEN or self._open.get(client, 0) >= MAX_OPEN_PER_CLIENT:
+        if self._open.total() >= MAX_OPEN or self._open[client] >= MAX_OPEN_PER_CLIENT:
             raise TooMany("too many requests are open")
-        self._open[client] = self._open.get(client, 0) + 1
+        self._open[client] += 1
         async with contextlib.AsyncExitStack() as stack:
-            stack.callback(self._close, client)
+            stack.callback(self._open.subtract, (client,))
             stack.enter_context(self._answering)
             fields = ChatFields if request.url.path == CHAT else TextFields
             raw = await _raw_body(request)
@@ -159,28 +161,26 @@ class Gateway:
         body = exchange.body
         choice = chosen(self.keeper, self._sessions, exchange.client, exchange.request.headers, body)
         exchange.reason = choice.reason
+        asker = Asker(exchange.client, exchange.session or exchange.id)
+        # The release is recorded before its answer, so that an early failure counts against it too.
+        routed = partial(setattr, exchange, "label")
         upstream = await stack.enter_async_context(
-            ask(self.keeper, path, body, exchange.asker, pick=choice.model, routed=exchange.routed)
+            ask(self.keeper, path, body, asker, pick=choice.model, routed=routed)
         )
         self.metrics.routed(choice)
         exchange.upstream = upstream
         if body.get("stream") is True:
             return upstream
         document = exchange.labelled(await upstream.document())
-        await exchange.ended(document)
+        choices = document.get("choices") or [{}]
+        message = choices[0].get("message") or {"role": "assistant", "content": choices[0].get("text") or ""}
+        await exchange.count(message, document)
         return document
-
-    def _close(self, client: str) -> None:
-        self._open[client] -= 1
-        if not self._open[client]:
-            del self._open[client]
 
     async def feedback(self, request: Request) -> Response:
         """Join `{"id", "rating": "up|down", "correction"?, "reason"?}` to a captured answer."""
-        fields, client = (
-            checked_fields(FeedbackFields, _document(await _raw_body(request))),
-            request.scope["client_name"] or "",
-        )
+        fields = checked_fields(FeedbackFields, _document(await _raw_body(request)))
+        client = request.scope["client_name"] or ""
         if fields.keys() <= {"id", "reason"}:
             raise UsageError('feedback needs a "rating" or a "correction"')
         if self.capture is None:
@@ -191,7 +191,7 @@ class Gateway:
             raise unknown_answer(answer)
         label = recent[0] if recent is not None else await asyncio.to_thread(self.find_answer, answer, client)
         entry = Feedback(answer, label, client, rating, fields.get("correction"), fields.get("reason"))
-        if not self.capture.put(entry):
+        if self.capture.put(entry) is None:
             raise MachineNotFit("feedback can't be stored now", hint="try again later; /health says what is wrong")
         if rating == "down":
             self.watch.complained(label, answer, client)
@@ -223,12 +223,8 @@ class Gateway:
         if request.scope["client_name"] is not None:
             document |= {"champions": dict(self.keeper.routes.champions), "problems": self.keeper.problems}
             if self.capture is not None:
-                document["capture"] = {
-                    "captured": self.capture.captured,
-                    "waiting": self.capture.waiting,
-                    "left_out": self.capture.left_out,
-                    "problem": self.capture.problem,
-                }
+                names = ("captured", "waiting", "left_out", "problem")
+                document["capture"] = {name: getattr(self.capture, name) for name in names}
         return JSONResponse(document, 200 if self.keeper.ready else 503)
 
 
@@ -253,7 +249,12 @@ class _Stream(StreamingResponse):
 async def _unless_disconnected(request: Request, answer: Coroutine[Any, Any, _Answer]) -> _Answer | None:
     """Return the answer, or None when the client went away first. Then the model server is told to stop too."""
     answering = asyncio.ensure_future(answer)
-    going = asyncio.ensure_future(_disconnected(request))
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    going = asyncio.ensure_future(disconnected())
     try:
         await asyncio.wait({answering, going}, return_when=asyncio.FIRST_COMPLETED)
         return await answering if answering.done() else None
@@ -261,11 +262,6 @@ async def _unless_disconnected(request: Request, answer: Coroutine[Any, Any, _An
         for task in (answering, going):
             task.cancel()
         await asyncio.wait({answering, going})  # so that what they hold is given back before anything else is
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 @dataclass
@@ -287,11 +283,6 @@ class _Exchange:
         return self.request.scope["client_name"] or ""
 
     @property
-    def asker(self) -> Asker:
-        """Return the owner of a request. A session belongs to the client that named it."""
-        return Asker(self.client, self.session or self.id)
-
-    @property
     def session(self) -> str | None:
         """Return the session that the client names, else OpenAI's `user`."""
         return session_of(self.request.headers, self.body) or self.body.get("user")
@@ -301,10 +292,6 @@ class _Exchange:
         """Return the release and why it was chosen. A header holds ASCII only, and a client may have named an agent."""
         captured = {CAPTURED_HEADER: self.captured} if self.captured else {}
         return {RELEASE_HEADER: self.label, REASON_HEADER: ascii(self.reason)[1:-1], **captured}
-
-    def routed(self, label: str) -> None:
-        """Record the release before its answer, so that an early failure counts against it too."""
-        self.label = label
 
     def labelled(self, document: dict[str, Any]) -> dict[str, Any]:
         """Return the model server's document under the names that clients know."""
@@ -333,22 +320,17 @@ class _Exchange:
         except (asyncio.CancelledError, GeneratorExit):
             self.gateway.metrics.vanished(self.label)
             raise
-        await self._count(message, last)  # before the client is told: whoever saw the end finds it captured
+        await self.count(message, last)  # before the client is told: whoever saw the end finds it captured
         if self.captured == "later":
             yield b": hivetune-captured: later\n\n"  # a comment, as HTML's standard of event streams has them
         yield b"data: [DONE]\n\n"
-
-    async def ended(self, document: Mapping[str, Any]) -> None:
-        choices = document.get("choices") or [{}]
-        message = choices[0].get("message") or {"role": "assistant", "content": choices[0].get("text") or ""}
-        await self._count(message, document)
 
     def failed(self, *, broken: bool = False) -> None:
         self.gateway.metrics.failed(self.label, broken=broken)
         if self.label:
             self.gateway.watch.answered(self.label, self.client, error=True)
 
-    async def _count(self, message: Mapping[str, Any], document: Mapping[str, Any]) -> None:
+    async def count(self, message: Mapping[str, Any], document: Mapping[str, Any]) -> None:
         """Count, watch and capture an answer. `document` holds its `usage` and `timings`."""
         assert self.upstream is not None
         now = time.monotonic()
@@ -418,15 +400,11 @@ def _own_error(request: Request, error: Exception) -> Response:
     if isinstance(error, Refused):
         return _refusal(error.status, error.message)
     message = f"{error.message}; {error.hint}" if error.hint else error.message
-    later = {"Retry-After": str(RETRY_AFTER_S)}
-    if isinstance(error, TooMany | MachineNotFit):
-        return _refusal(429 if isinstance(error, TooMany) else 503, message, later)
     if isinstance(error, FieldRefused):
         return JSONResponse(error_body(400, message, param=error.field), 400)
-    if isinstance(error, UsageError):
-        status = 410 if isinstance(error, Withdrawn) else 404 if isinstance(error, NotThere) else 400
-        return _refusal(status, message)
-    return _refusal(502, message)
+    statuses = {TooMany: 429, MachineNotFit: 503, Withdrawn: 410, NotThere: 404, UsageError: 400}
+    status = next((status for kind, status in statuses.items() if isinstance(error, kind)), 502)
+    return _refusal(status, message, {"Retry-After": str(RETRY_AFTER_S)} if status in (429, 503) else None)
 
 
 def _not_served(request: Request, error: Exception) -> Response:
@@ -480,7 +458,7 @@ async def _file(request: Request) -> Response:
 async def _login(request: Request) -> Response:
     """Exchange the token in the Authorization header for a cookie that no script can read."""
     if request.scope["client_name"] is None:
-        return JSONResponse(error_body(401, "this token is not known; hivetune clients --new NAME makes one"), 401)
+        return _refusal(401, "this token is not known; hivetune clients --new NAME makes one")
     token = token_of({"authorization": request.headers.get("authorization", "")}) or request.cookies.get(COOKIE, "")
     response = JSONResponse({"client": request.scope["client_name"]})
     response.set_cookie(COOKIE, token, httponly=True, samesite="strict", path="/")

@@ -93,28 +93,25 @@ class Capture:
     def waiting(self) -> int:
         return self._queue.qsize() + self._in_hand
 
-    def put(self, entry: CapturedAnswer | Feedback) -> bool:
-        """Queue an entry and return whether there was room. Never waits."""
-        return self._put(_Waiting(entry))
-
-    async def keep(self, entry: CapturedAnswer) -> bool:
-        """Return whether the answer is durable. Waits at most `KEEP_WAIT_S`, and not at all while nothing can be
-        written."""
+    def put(self, entry: CapturedAnswer | Feedback) -> "Future[bool] | None":
+        """Queue an entry; return whether it is durable, later, or None where there was no room. Never waits."""
         waiting = _Waiting(entry)
-        if not self._put(waiting) or self.problem:
-            return False
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(KEEP_WAIT_S):
-                return await asyncio.shield(asyncio.wrap_future(waiting.durable))
-        return False
-
-    def _put(self, waiting: _Waiting) -> bool:
         try:
             self._queue.put_nowait(waiting)
         except queue.Full:
             self.left_out += 1
+            return None
+        return waiting.durable
+
+    async def keep(self, entry: CapturedAnswer) -> bool:
+        """Return whether the answer is durable. Waits at most `KEEP_WAIT_S`, and not while nothing can be written."""
+        durable = self.put(entry)
+        if durable is None or self.problem:
             return False
-        return True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KEEP_WAIT_S):
+                return await asyncio.shield(asyncio.wrap_future(durable))
+        return False
 
     def close(self) -> None:
         """Write the queue again, then end. The rest is counted as left out."""
@@ -186,8 +183,7 @@ def unknown_answer(answer: str) -> NotThere:
 
 
 def label_of(database: sqlite3.Connection, answer: str, client: str) -> str:
-    """Return the release that gave a captured answer. Raises NotThere for an unknown id and for another client's
-    answer."""
+    """Return the release that gave a captured answer. Raises NotThere for an unknown id or another client's answer."""
     row = database.execute(
         "SELECT source, json_extract(row, '$.client') FROM interactions WHERE id = ?", (answer,)
     ).fetchone()

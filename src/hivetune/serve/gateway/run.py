@@ -100,7 +100,11 @@ def run_gateway(
             failures.append(failure)
             servers[0].should_exit = True
 
-        gateway = Gateway(keeper, watch, _find_answer, Capture() if settings.capture else None, Metrics(beside), end)
+        def find_answer(answer: str, client: str) -> str:
+            with closing(open_database()) as database:
+                return label_of(database, answer, client)
+
+        gateway = Gateway(keeper, watch, find_answer, Capture() if settings.capture else None, Metrics(beside), end)
         config = uvicorn.Config(
             guarded(gateway, settings, port, additions_for(settings, add, lambda: servers[0].should_exit)),
             log_level="warning",
@@ -199,10 +203,9 @@ def placed(state: DesiredState, card: str) -> DesiredState:
     """Put each deployment on the card, or on the CPU while a run trains on that card."""
     if not card:
         return state
-    busy_card = card if training_on(card) else ""
-    device = "cpu" if busy_card else card
-    deployments = tuple(replace(deployment, device=device) for deployment in state.deployments)
-    return replace(state, deployments=deployments, taken=busy_card)
+    taken = training_on(card)
+    deployments = tuple(replace(each, device="cpu" if taken else card) for each in state.deployments)
+    return replace(state, deployments=deployments, taken=card if taken else "")
 
 
 def _roll_back(label: str, reason: str) -> None:
@@ -211,21 +214,14 @@ def _roll_back(label: str, reason: str) -> None:
         rollback(database, label, by="gateway", reason=reason)
 
 
-def _find_answer(answer: str, client: str) -> str:
-    with closing(open_database()) as database:
-        return label_of(database, answer, client)
-
-
 def _has_room() -> bool:
-    """Return whether a second model server may stay: while a quarter of the memory is free. The weights themselves are
-    mapped."""
+    """Return whether a second model server may stay: while a quarter of the memory is free. Its weights are mapped."""
     memory = psutil.virtual_memory()
     return bool(memory.available > memory.total / 4)
 
 
 def listen_on(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises Busy when the port is taken, UsageError for an address that is not of this
-    machine."""
+    """Return a listening socket. Raises Busy when the port is taken, UsageError for another machine's address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With the protocol named: asyncio turns Nagle's delay off only then, and without, small answers took 40 ms more.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -157,7 +157,10 @@ async def ask(
                 if attempt == TRIES - 1:
                     raise Broken(f"the model server is lost: {type(error).__name__}") from None
                 if not isinstance(error, BackendRetired):
-                    await _until_dead(live)
+                    for _ in range(round(DEATH_NOTICED_S / _POLL_S)):
+                        if live.dead or live.retired:
+                            break
+                        await asyncio.sleep(_POLL_S)
                 continue
             yield Upstream(response, live, sent_s, running, prompted)
             return
@@ -235,13 +238,6 @@ def joined_calls(deltas: list[Any]) -> list[dict[str, Any]]:
     except (AttributeError, TypeError, ValueError):
         raise Broken("the model server's tool calls are not those of the OpenAI API") from None
     return [calls[index] for index in sorted(calls)]
-
-
-async def _until_dead(live: LiveBackend) -> None:
-    for _ in range(round(DEATH_NOTICED_S / _POLL_S)):
-        if live.dead or live.retired:
-            return
-        await asyncio.sleep(_POLL_S)
 
 
 def _refusal(status: int, raw: bytes) -> HivetuneError:

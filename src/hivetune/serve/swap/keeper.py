@@ -41,14 +41,6 @@ class _Retry:
 
 
 @dataclass
-class _Starting:
-    """A deployment that a thread is starting."""
-
-    deployment: Deployment
-    live: "asyncio.Future[LiveBackend]"
-
-
-@dataclass
 class Keeper:
     """The model servers of a gateway and the routes to them. All methods but `Start` and `Read` run in one event
     loop."""
@@ -67,7 +59,8 @@ class Keeper:
     unread: str = ""
     _old: list[tuple[LiveBackend, float]] = field(default_factory=list)
     _lost: dict[str, Deployment] = field(default_factory=dict)  # died, and is started again: requests wait for it
-    _starting: dict[str, _Starting] = field(default_factory=dict)
+    # What a thread starts now, by model.
+    _starting: "dict[str, tuple[Deployment, asyncio.Future[LiveBackend]]]" = field(default_factory=dict)
     _retries: dict[Deployment, _Retry] = field(default_factory=dict)
     _closing: "set[asyncio.Task[None]]" = field(default_factory=set)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -81,8 +74,8 @@ class Keeper:
                     await self.look()
                     await asyncio.sleep(_POLL_S)
         finally:
-            for starting in self._starting.values():
-                starting.live.cancel()
+            for _, starting in self._starting.values():
+                starting.cancel()
             lives = [*self.lives.values(), *(live for live, _ in self._old)]
             await asyncio.gather(*(live.close() for live in lives), *self._closing)
 
@@ -101,10 +94,8 @@ class Keeper:
             self._put_aside(self.lives.pop(model))
         self._lost = {model: lost for model, lost in self._lost.items() if model in models}
         self._retries = {d: retry for d, retry in self._retries.items() if d in self.wanted.deployments}
-        for model in [
-            model for model, starting in self._starting.items() if model not in models and starting.live.done()
-        ]:
-            unwanted = self._starting.pop(model).live
+        for model in [m for m, (_, starting) in self._starting.items() if m not in models and starting.done()]:
+            _, unwanted = self._starting.pop(model)
             if unwanted.exception() is None:
                 self._put_aside(unwanted.result())
         self._set_routes()
@@ -162,7 +153,7 @@ class Keeper:
             return
         retry = self._retries.get(deployment)
         if retry is None or time.monotonic() >= retry.at_s:
-            self._starting[deployment.model] = _Starting(deployment, _in_thread(self.start, deployment))
+            self._starting[deployment.model] = deployment, _in_thread(self.start, deployment)
 
     def _must_yield(self, live: LiveBackend) -> bool:
         """Return whether a run trains on its card. It may finish its answers, then the card is the trainer's."""
@@ -170,21 +161,20 @@ class Keeper:
 
     def _take_started(self, deployment: Deployment) -> None:
         """Switch to the server that was started for this model, if it is ready and still wanted."""
-        starting = self._starting.get(deployment.model)
-        if starting is None or not starting.live.done():
+        if deployment.model not in self._starting or not self._starting[deployment.model][1].done():
             return
-        del self._starting[deployment.model]
+        started, live = self._starting.pop(deployment.model)
         try:
-            green = starting.live.result()
+            green = live.result()
         except (HivetuneError, sqlite3.Error, OSError) as error:
-            retry = self._retries.get(starting.deployment)
+            retry = self._retries.get(started)
             wait_s = FIRST_RETRY_S if retry is None else min(2 * retry.wait_s, MAX_RETRY_S)
             if wait_s > PATIENCE_S:
                 self._lost.pop(deployment.model, None)
-            self._retries[starting.deployment] = _Retry(time.monotonic() + wait_s, wait_s, str(error))
+            self._retries[started] = _Retry(time.monotonic() + wait_s, wait_s, str(error))
             return
         self._retries = {d: retry for d, retry in self._retries.items() if d.model != deployment.model}
-        if starting.deployment == deployment:
+        if started == deployment:
             self._switch(green)
         else:
             self._put_aside(green)  # what is wanted changed meanwhile

@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -103,8 +104,11 @@ class Turns:
         while self._waiting and self.num_running < self.num_slots:
             if self.num_running == 0:
                 self._begin_turn(now_s)
-            elif self.key not in self._waiting or self._is_overdue(now_s):
-                break  # the turn ends when its last request does
+            else:
+                others = [queue[0] for key, queue in self._waiting.items() if key != self.key]
+                overdue = any(now_s - ticket.arrived_s > self.longest_wait_s for ticket in others)
+                if self.key not in self._waiting or overdue:
+                    break  # the turn ends when its last request does
             admitted = self._admit(now_s)
             if not admitted:
                 break  # only long ones of clients that have their share
@@ -118,11 +122,6 @@ class Turns:
         else:
             self.key = min(arrived, key=lambda key: arrived[key])
         self._turns[self.key] = max(self._turns.values(), default=0) + 1
-
-    def _is_overdue(self, now_s: float) -> bool:
-        return any(
-            now_s - queue[0].arrived_s > self.longest_wait_s for key, queue in self._waiting.items() if key != self.key
-        )
 
     def _admit(self, now_s: float) -> list[Ticket]:
         queue = self._waiting[self.key]
@@ -145,7 +144,7 @@ class Turns:
             if ticket is None:
                 break
             queue.remove(ticket)
-            slot = self._choose(ticket)
+            slot = min((slot for slot in self._slots if slot.ticket is None), key=partial(_rank, ticket))
             self._uses += 1
             ticket.slot, ticket.warm = slot.number, slot.client == ticket.client
             slot.key, slot.session, slot.client = ticket.key, ticket.session, ticket.client
@@ -158,12 +157,11 @@ class Turns:
             del self._waiting[self.key]
         return admitted
 
-    def _choose(self, ticket: Ticket) -> _Slot:
-        def rank(slot: _Slot) -> tuple[bool, bool, int]:
-            same_key = slot.key == ticket.key
-            return not (same_key and slot.session == ticket.session), not same_key and slot.used > 0, slot.used
 
-        return min((slot for slot in self._slots if slot.ticket is None), key=rank)
+def _rank(ticket: Ticket, slot: _Slot) -> tuple[bool, bool, int]:
+    """Order slots for a ticket: its session's, then one of its adapter, an unused one, the one used longest ago."""
+    same_key = slot.key == ticket.key
+    return not (same_key and slot.session == ticket.session), not same_key and slot.used > 0, slot.used
 
 
 _MAX_WAIT_S = 2.0
@@ -229,7 +227,11 @@ class LiveBackend:
             if self.client.is_closed:
                 raise BackendRetired
             cached = ticket.warm or not self.private_cache
-            yield {"id_slot": ticket.slot, "lora": self._scales(label), "cache_prompt": cached}
+            # The scale of every adapter: an empty list would mean the server's own scales, not the base.
+            scales = [
+                {"id": number, "scale": float(name == label)} for number, name in enumerate(self.deployment.labels)
+            ]
+            yield {"id_slot": ticket.slot, "lora": scales, "cache_prompt": cached}
         finally:
             self._starts.pop(ticket, None)
             self.turns.leave(ticket)
@@ -272,8 +274,3 @@ class LiveBackend:
             start = self._starts[ticket]
             if not start.done():
                 start.set_result(None)
-
-    def _scales(self, label: str | None) -> list[dict[str, Any]]:
-        """Return the scale of every adapter by its id: an empty list would mean the server's own scales, not the
-        base."""
-        return [{"id": number, "scale": float(name == label)} for number, name in enumerate(self.deployment.labels)]

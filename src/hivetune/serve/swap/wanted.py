@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import sqlite3
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +28,16 @@ MAX_RELEASES = 8  # of a name: each adapter costs memory, and only the newest ar
 
 @dataclass(frozen=True)
 class ServedRelease:
-    """A release that can be loaded: its label NAME@VERSION and its adapter as a GGUF file, which llama.cpp keeps in
-    memory."""
+    """A release that can be loaded: its label NAME@VERSION and its adapter as a GGUF file."""
 
     label: str
     adapter: Path
-    size_bytes: int = 0
+    size_bytes: int = 0  # which llama.cpp keeps in memory
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """The content of one model server: a base model, by name and the hash of its prepared folder, and its adapters by
-    id."""
+    """The content of one model server: a base, by name and hash of its prepared folder, and its adapters by id."""
 
     model: str
     model_sha256: str
@@ -149,13 +147,19 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Chec
         candidate = next((release for release in usable if "candidate" in release.aliases), None)
         if candidate is not None:
             candidates[name] = candidate.label
-    deployments = tuple(
-        Deployment(model, sha256, tuple(sorted(loaded, key=lambda release: release.label)))
-        for (model, sha256), loaded in sorted(served.items())
+    return DesiredState(
+        tuple(
+            Deployment(model, sha256, tuple(sorted(loaded, key=lambda release: release.label)))
+            for (model, sha256), loaded in sorted(served.items())
+        ),
+        champions,
+        candidates,
+        tuple(problems),
+        experts=experts,
+        family={expert: shared for shared, names in family.items() for expert in names},
+        generation=generation,
+        withdrawn=withdrawn,
     )
-    shared_of = {expert: shared for shared, names in family.items() for expert in names}
-    state = DesiredState(deployments, champions, candidates, tuple(problems), experts=experts, family=shared_of)
-    return replace(state, generation=generation, withdrawn=withdrawn)
 
 
 def _of_another_base(database: sqlite3.Connection, family: Mapping[str, Sequence[str]]) -> dict[str, str]:
@@ -178,8 +182,7 @@ def _of_another_base(database: sqlite3.Connection, family: Mapping[str, Sequence
 
 
 def load_release(release: Release, checks: Checks | None = None) -> ServedRelease:
-    """Return the release's adapter as a GGUF file. Raises HivetuneError when it is damaged, UsageError when it has
-    none."""
+    """Return the release's adapter as GGUF. Raises HivetuneError when it is damaged, UsageError when it has none."""
     (checks or Checks()).check(release)
     files = sorted((release.folder / EXPORTED / ADAPTER_EXPORT).glob("*.gguf"))
     if not files:

@@ -15,13 +15,13 @@ import statistics
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from hivetune.base.database import transaction
 from hivetune.errors import HivetuneError
 from hivetune.release.registry import Move, Release, history, releases
 
-_KINDS = ("errors", "slow", "complaints")
 FLOORS = {"errors": 0.02, "slow": 0.10, "complaints": 0.02}
 FAULTS = {"errors": "failed", "slow": "took more than twice as long a token", "complaints": "were complained about"}
 SLOW_FACTOR = 2.0
@@ -147,12 +147,9 @@ class Watch:
 
     def load(self) -> None:
         """Read the counts that an earlier gateway left."""
-        database = self.open_database()
-        try:
+        with closing(self.open_database()) as database:
             for release, *counts in database.execute("SELECT release, answers, errors, slow, complaints FROM served"):
                 self.tallies[release] = ReleaseCounts(*counts)
-        finally:
-            database.close()
 
     def save_now_and_then(self, now_s: float) -> None:
         """Save the counts at most every `SAVE_EVERY_S`, for the loop that watches from another process. `now_s`:
@@ -164,12 +161,8 @@ class Watch:
 
     def save(self) -> None:
         counts = [(name, t.answers, t.errors, t.slow, t.complaints) for name, t in list(self.tallies.items())]
-        database = self.open_database()
-        try:
-            with transaction(database):
-                database.executemany("INSERT OR REPLACE INTO served VALUES (?, ?, ?, ?, ?)", counts)
-        finally:
-            database.close()
+        with closing(self.open_database()) as database, transaction(database):
+            database.executemany("INSERT OR REPLACE INTO served VALUES (?, ?, ?, ?, ?)", counts)
 
     def champions(self, now: Mapping[str, str], previous: Mapping[str, str]) -> None:
         """Take note of the present champions. `previous`: for each label to watch, the release before it."""
@@ -185,7 +178,7 @@ class Watch:
             self._before[label] = before
             counts = self.tallies.get(before, ReleaseCounts())
             self._alarms[label] = {
-                kind: Alarm(usual_rate(getattr(counts, kind), counts.answers, FLOORS[kind])) for kind in _KINDS
+                kind: Alarm(usual_rate(getattr(counts, kind), counts.answers, floor)) for kind, floor in FLOORS.items()
             }
             self._by_client[label] = {}
             paces = self._paces.get(before, {}).items()
