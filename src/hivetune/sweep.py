@@ -23,7 +23,7 @@ from hivetune.cluster.carry import Teller, check_carried
 from hivetune.config import RunConfig, override_config
 from hivetune.data.snapshot import Snapshot
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
-from hivetune.judge.evaluate import evaluate_run
+from hivetune.judge.compare import evaluate_run
 from hivetune.judge.gate import judge_run, verdict_document
 from hivetune.judge.statistics import ALPHA, Estimate, by_group, jackknife
 from hivetune.machine.inventory import read_machine

@@ -14,7 +14,7 @@ from hivetune.data.prepare.prepare import check as check_rows
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.data.snapshot import Snapshot
 from hivetune.errors import DoesNotFit
-from hivetune.judge.evaluate import evaluate_run
+from hivetune.judge.compare import evaluate_run
 from hivetune.judge.gate import judge_run
 from hivetune.models.fetch import fetch_model
 from hivetune.process.launch import Launch, launch_child

@@ -17,8 +17,8 @@ from serve.fake_server import fake_server, stream
 
 from hivetune.base.disk import sha256_bytes, sha256_file, write_manifest
 from hivetune.config import override_config
-from hivetune.judge import evaluate, held_out
-from hivetune.judge.evaluate import evaluate_run
+from hivetune.judge import compare, held_out
+from hivetune.judge.compare import evaluate_run
 from hivetune.process.parent import GRACE_S
 from hivetune.release.dry_export import DryExport
 from hivetune.release.gguf import base_gguf
@@ -184,7 +184,7 @@ def test_where_llama_cpp_can_not_serve_a_model_the_engine_answers_and_it_is_said
     served = evaluate_run(run, lambda done, total: told.append((done, total)))
     assert told[-1][0] == told[-1][1], "the bar ends at its total"
     assert {total for _, total in told} == {told[-1][1]} and told == sorted(told), "losses and answers are one bar"
-    monkeypatch.setattr(evaluate, "dry_export", lambda run: DryExport(unwritten="unsupported"))
+    monkeypatch.setattr(compare, "dry_export", lambda run: DryExport(unwritten="unsupported"))
     found = evaluate_run(run)
     assert found["answered_by"] == "the engine: unsupported" and found["problems"] == []
     judged = replace(run, config=override_config(run.config, ["eval.judge=base", "eval.frozen=[helpdesk]"]))

@@ -10,10 +10,17 @@ from contextlib import closing
 import pytest
 
 from hivetune.base.database import open_database, transaction
-from hivetune.cycle.watch import MIN_BEFORE, SeenAnswer, Service, read_service, regression_reason
 from hivetune.release.registry import Move
 from hivetune.serve.gateway.capture import CapturedAnswer, Feedback, store_entries
-from hivetune.serve.swap.watch import ReleaseCounts, predecessor
+from hivetune.serve.swap.watch import (
+    MIN_BEFORE,
+    ReleaseCounts,
+    SeenAnswer,
+    Service,
+    predecessor,
+    read_service,
+    regression_reason,
+)
 
 KINDS = ("errors", "slow", "complaints")
 RATES = {"errors": 0.01, "slow": 0.03, "complaints": 0.02, "refused": 0.03}

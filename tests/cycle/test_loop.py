@@ -14,8 +14,7 @@ from hivetune.base.database import open_database
 from hivetune.base.journal import read_journal
 from hivetune.base.sealed import read_sealed
 from hivetune.config import load_config
-from hivetune.cycle.acts.context import ActContext
-from hivetune.cycle.acts.run import replay_training
+from hivetune.cycle.acts.run import ActContext, replay_training
 from hivetune.cycle.decide import Observation, OpenCycle, Permission
 from hivetune.cycle.ledger import REPLAY, cycles_of
 from hivetune.cycle.observe import read_replay

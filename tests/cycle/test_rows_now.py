@@ -13,9 +13,8 @@ import hivetune.cycle.acts.run
 import hivetune.cycle.pool
 from hivetune.base.database import open_database, transaction
 from hivetune.config import RunConfig, load_config, parse_config
-from hivetune.cycle.acts.context import ActContext
 from hivetune.cycle.acts.release import close_cycle
-from hivetune.cycle.acts.run import open_cycle_of
+from hivetune.cycle.acts.run import ActContext, open_cycle_of
 from hivetune.cycle.decide import STATIONS, OpenCycle
 from hivetune.cycle.ledger import CycleRow, begin_cycle, end_cycle, open_cycle
 from hivetune.cycle.observe import champion_of, settings_then

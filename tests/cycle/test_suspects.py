@@ -12,7 +12,7 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, write_json
 from hivetune.base.sealed import write_sealed
 from hivetune.config import CycleConfig, RunConfig
-from hivetune.cycle.acts.context import ActContext
+from hivetune.cycle.acts.run import ActContext
 from hivetune.cycle.decide import STATIONS, CycleEnd, FailedAct, OpenCycle
 from hivetune.cycle.ledger import GATE, CycleRow, begin_cycle, suspect_rows
 from hivetune.cycle.observe import did_harm, read_replay

@@ -14,7 +14,7 @@ from hivetune.base.disk import lock, write_manifest
 from hivetune.data.identity import identity_of
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import Busy, HivetuneError, UsageError
-from hivetune.judge.evaluate import evaluate_run
+from hivetune.judge.compare import evaluate_run
 from hivetune.judge.gate import judge_run
 from hivetune.llama.backend import ServerSettings, check_files
 from hivetune.release.export import export_run

@@ -66,13 +66,15 @@ def judge_cycle(contests: Comparisons, config: GateConfig) -> CycleVerdict:
     A held-out row on which a rival's loss is not finite is left out and counted. Otherwise one such row would stop
     every later candidate.
     """
-    broken = _not_finite(contests)
-    contests = replace(
-        contests,
-        base=_without(contests.base, broken),
-        champion=None if contests.champion is None else _without(contests.champion, broken),
-        best=None if contests.best is None else _without(contests.best, broken),
-    )
+    rivals = {name: getattr(contests, name) for name in ("base", "champion", "best")}
+    documents = [document for document in rivals.values() if document is not None]
+    broken = {row["id"] for document in documents for row in document["rows"] if row["base"] == "not finite"}
+    usable: dict[str, Any] = {
+        name: {**document, "rows": [row for row in document["rows"] if row["id"] not in broken]}
+        for name, document in rivals.items()
+        if document is not None
+    }
+    contests = replace(contests, **usable)
     against_base = config.model_copy(update={"look": contests.look if contests.champion is None else None})
     parts: dict[Rival, Verdict] = {"base": judge(contests.base, against_base)}
     if contests.champion is not None:
@@ -98,16 +100,6 @@ def judge_cycle(contests: Comparisons, config: GateConfig) -> CycleVerdict:
         kl_to_base=(contests.base.get("kl_to_base") or {}).get("nats_per_token"),
         decisive=decisive,
     )
-
-
-def _not_finite(contests: Comparisons) -> frozenset[str]:
-    """Return the ids of the rows on which a rival's loss is not finite."""
-    documents = [document for document in (contests.base, contests.champion, contests.best) if document is not None]
-    return frozenset(row["id"] for document in documents for row in document["rows"] if row["base"] == "not finite")
-
-
-def _without(evaluation: Evaluation, ids: Collection[str]) -> Evaluation:
-    return {**evaluation, "rows": [row for row in evaluation["rows"] if row["id"] not in ids]}
 
 
 def _against(rival: Rival, reason: str) -> str:
@@ -147,13 +139,8 @@ def _against_best(evaluation: Evaluation, contests: Comparisons, config: GateCon
     of another base is judged by its answers, on all rows.
     """
     if _of_another_base(evaluation):
-        unlike_loss = {
-            "loss_gain": None,
-            "success_gain": -config.tolerance,
-            "latency_ratio": None,
-            "memory_ratio": None,
-        }
-        return judge(evaluation, config.model_copy(update=unlike_loss))
+        no_loss = {"loss_gain": None, "latency_ratio": None, "memory_ratio": None}
+        return judge(evaluation, config.model_copy(update={**no_loss, "success_gain": -config.tolerance}))
     answers = judge(evaluation, config.model_copy(update=NOTHING_REQUIRED))
     lost = tuple(reason for reason in answers.reasons[: answers.decisive] if "significantly worse" in reason)
     earlier = [row for row in evaluation["rows"] if row["id"] in contests.known]
@@ -166,9 +153,8 @@ def _against_best(evaluation: Evaluation, contests: Comparisons, config: GateCon
 
 def _of_earlier_rows(gain: Estimate | str, tolerance: float) -> Verdict:
     if isinstance(gain, str):
-        return Verdict(
-            "abort" if "not finite" in gain else "not-enough-evidence", (f"earlier rows: {gain}",), (), decisive=1
-        )
+        name: VerdictName = "abort" if "not finite" in gain else "not-enough-evidence"
+        return Verdict(name, (f"earlier rows: {gain}",), (), decisive=1)
     metric = Metric("earlier_loss", None, None, -gain.value, None, gain.units, tolerance, None, True)
     if gain.ci95 is None:
         reason = f"earlier rows: {gain.units} are too few for an interval"
@@ -177,11 +163,12 @@ def _of_earlier_rows(gain: Estimate | str, tolerance: float) -> Verdict:
     metric = replace(metric, ci95=(-high, -low), passed=low > -tolerance)
     fact = f"earlier rows: gain {gain.value:.4g}, 95 % interval {low:.4g} to {high:.4g}"
     if high < -tolerance:
-        return Verdict("abort", (f"{fact}: worse by more than the tolerance {tolerance:g}",), (metric,), decisive=1)
-    if low <= -tolerance:
-        reason = f"{fact}: not shown to be within the tolerance {tolerance:g}"
-        return Verdict("not-enough-evidence", (reason,), (metric,), decisive=1)
-    return Verdict("deploy", (f"{fact}, within the tolerance {tolerance:g}",), (metric,), decisive=1)
+        name, reason = "abort", f"{fact}: worse by more than the tolerance {tolerance:g}"
+    elif low <= -tolerance:
+        name, reason = "not-enough-evidence", f"{fact}: not shown to be within the tolerance {tolerance:g}"
+    else:
+        name, reason = "deploy", f"{fact}, within the tolerance {tolerance:g}"
+    return Verdict(name, (reason,), (metric,), decisive=1)
 
 
 def replay_gain(rows: Sequence[Mapping[str, Any]]) -> tuple[bool, str]:

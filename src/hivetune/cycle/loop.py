@@ -17,7 +17,6 @@ from hivetune.base.disk import FULL_DISK, lock
 from hivetune.base.journal import Journal
 from hivetune.base.typed import to_plain
 from hivetune.config import RunConfig
-from hivetune.cycle.acts.context import ActContext, Requests, SliceEnded
 from hivetune.cycle.acts.release import (
     close_cycle,
     end_watch,
@@ -29,12 +28,14 @@ from hivetune.cycle.acts.release import (
     wait_until_loaded,
 )
 from hivetune.cycle.acts.run import (
+    ActContext,
+    Requests,
+    SliceEnded,
     evaluate_beside,
     judge_candidate,
     look_for_experts,
     make_run,
     open_cycle_of,
-    open_rebuild,
     replay_training,
     train_slice,
 )
@@ -90,7 +91,11 @@ class Loop:
     def step(self) -> Action:
         """Look once, decide once, and do the act that was decided. Raises what stopped the process, nothing else."""
         self._collect()
-        self._report_clocks()
+        clocks = read_clocks()
+        for text in clock_changes(self._clocks, clocks) if self._clocks is not None else ():
+            self.journal.append("clock", words=text)
+            self.listener.say(text)
+        self._clocks = clocks
         in_use = self._in_use()
         now = self.clock()
         observed = observe(self.config, self.name, self.known, now, in_use)
@@ -254,13 +259,6 @@ class Loop:
         except (HivetuneError, OSError) as error:
             self._report_once("collect", f"nothing is collected: {str(error).partition(chr(10))[0]}")
 
-    def _report_clocks(self) -> None:
-        clocks = read_clocks()
-        for text in clock_changes(self._clocks, clocks) if self._clocks is not None else ():
-            self.journal.append("clock", words=text)
-            self.listener.say(text)
-        self._clocks = clocks
-
     def _in_use(self) -> InUse | None:
         """Return who else uses the machine, or None where the settings say that nobody else counts."""
         if self.config.cycle.yield_to == "nothing":
@@ -308,7 +306,7 @@ ACTS: Mapping[ActionKind, Callable[[ActContext], str]] = {
     "roll_back": return_to_previous,
     "experts": look_for_experts,
     "open": open_cycle_of,
-    "rebuild": open_rebuild,
+    "rebuild": partial(open_cycle_of, opened_for="rebuild"),
     "snapshot": make_run,
     "train": train_slice,
     "evaluate": evaluate_beside,

@@ -32,7 +32,6 @@ from hivetune.cycle.ledger import (
     suspect_rows,
 )
 from hivetune.cycle.pool import LookCache, cycle_id, read_rows_now
-from hivetune.cycle.watch import read_service, regression_reason
 from hivetune.cycle.window import InUse, allowed_now, local_zone, parse_window
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.models.prepared import folder_for
@@ -41,7 +40,7 @@ from hivetune.routing.choose import not_looked_at
 from hivetune.run.choices import read_resolved
 from hivetune.run.folder import ADAPTER, CONFIG, EVALUATION, EXPORTS, RECORD, adapter_hash, read_record
 from hivetune.serve.swap.wanted import ADAPTER_EXPORT, loaded_labels, wanted
-from hivetune.serve.swap.watch import ReleaseCounts, watched_pair
+from hivetune.serve.swap.watch import ReleaseCounts, read_service, regression_reason, watched_pair
 
 
 def observe(config: RunConfig, name: str, known: LookCache, now: float, in_use: InUse | None = None) -> Observation:

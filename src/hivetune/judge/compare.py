@@ -1,7 +1,7 @@
-"""The station `compare`: two sides answer the same prompts, and one document of eval.json's form says how they did.
+"""The stations `eval` and `compare`: two sides answer the same prompts, and one document says how they did.
 
 The prompts are a run's held-out rows, or the rows of any file that `data check` reads. The first side is `base` in the
-document, the second `tuned`. The answers come from answers.py.
+document, the second `tuned`. The answers come from answers.py, or of `eval` from the engine.
 """
 
 import hashlib
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import home, lock
+from hivetune.base.journal import read_journal
+from hivetune.base.sealed import write_sealed
 from hivetune.checkers.find import Checking, row_checker
 from hivetune.config import EvalConfig
 from hivetune.data.prepare.understand import example_of, rows_of_files
@@ -22,7 +24,7 @@ from hivetune.data.read import content_id
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.dialect import template_message
 from hivetune.data.snapshot import RowInfo
-from hivetune.errors import DataRefused, UsageError
+from hivetune.errors import DataRefused, DoesNotFit, UsageError
 from hivetune.judge.answers import (
     TIMES,
     Prompt,
@@ -38,21 +40,30 @@ from hivetune.judge.answers import (
 )
 from hivetune.judge.artefacts import Artefact, check_memory, find_artefact, open_artefact
 from hivetune.judge.frozen import frozen_prompts
+from hivetune.judge.gate import judge, verdict_document
 from hivetune.judge.held_out import (
     EMPTY_ANSWER,
+    NO_ANSWERS,
     SIDES,
     add_answer,
     choose_prompts,
     compared_losses,
+    evaluation_document,
     evidence_groups,
     noise_fields,
+    num_losses,
     plan_evaluation,
+    scored,
 )
+from hivetune.judge.page import write_evaluation_page
 from hivetune.judge.preferences import judged
 from hivetune.llama.backend import CONTEXT_TOKENS, Backend, ServerSettings
 from hivetune.llama.prompts import prompt_of
+from hivetune.models.sides import BASELINE
 from hivetune.records import Example, Progress, silent
+from hivetune.release.dry_export import dry_export
 from hivetune.release.gguf import SERVED_QUANT
+from hivetune.run.folder import EVALUATION, adapter_hash, require_adapter
 from hivetune.train.open import Run, check_eval
 
 
@@ -358,3 +369,62 @@ def _token_times(answers: Sequence[Mapping[str, Any]]) -> list[float]:
         by_side[name] = [seconds / middle if seconds else 0.0 for seconds in times]
     pairs = itertools.zip_longest(*by_side.values(), fillvalue=0.0)
     return [sum(pair) / sum(seconds > 0 for seconds in pair) for pair in pairs if any(pair)]
+
+
+def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
+    """Evaluate baseline and tuned model on the held-out test rows; write `eval.json` and its page.
+
+    Raises UsageError when nothing was trained. Both answer as they are served, by llama.cpp. Where it is not installed
+    or can't serve this model, the base is the baseline and the engine answers; `answered_by` says which, and why.
+    Raises what `compare_pair` does.
+    """
+    require_adapter(run.folder)
+    facts = {
+        "run": str(run.folder),
+        "model": run.config.model,
+        "adapter_sha256": adapter_hash(run.folder),
+        "nearest": run.snapshot.manifest.get("nearest"),  # how near test rows are to training rows
+    }
+    if run.config.eval.baseline == BASELINE:
+        evaluation = _beside_base(run, facts, progress)
+    else:
+        evaluation = _as_served(run, facts, progress)
+    write_sealed(run.folder / EVALUATION, evaluation)
+    metrics = verdict_document(judge(evaluation, run.config.gate))["metrics"]
+    write_evaluation_page(run.folder, evaluation, {"metrics": metrics})
+    return evaluation
+
+
+def _beside_base(run: Run, facts: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """Evaluate by llama.cpp where it can serve the model, else by the engine: one model in memory, and no GGUF."""
+    reason, settings = dry_export(run).problem, run.config.eval
+    if not reason:
+        try:
+            return _as_served(run, facts, progress)
+        except DoesNotFit as error:
+            reason = error.message
+    names = [name for name, value in (("eval.judge", settings.judge), ("eval.frozen", settings.frozen)) if value]
+    unused = f"; {' and '.join(names)}: not asked, since that needs llama.cpp" if names else ""
+    _, generate = plan_evaluation(run.snapshot, settings)
+    scores, result = scored(run, run.folder, generate, progress)
+    facts = {**facts, "answered_by": f"the engine: {reason}{unused}", "rank": result.get("rank")}
+    return evaluation_document(run.snapshot, settings, read_journal(scores), result, facts)
+
+
+def _as_served(run: Run, facts: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    settings = run.config.eval
+    if settings.baseline == BASELINE:
+        # Losses first: the files for llama.cpp are one core's work, and so is the import of torch.
+        def make_files() -> None:
+            for side in (settings.baseline, str(run.folder)):
+                find_artefact(side, run, SERVED_QUANT)
+
+        answers = num_answers(run, settings, settings.baseline, str(run.folder))
+        scored(run, run.folder, NO_ANSWERS, continued(progress, after=answers), make_files)
+        progress = continued(progress, before=num_losses(run))
+    document = compare_pair(settings.baseline, str(run.folder), settings, run=run, progress=progress).document
+    result: Mapping[str, Any] = {}
+    if "loss" not in document["not_compared"]:
+        _, result = scored(run, run.folder, NO_ANSWERS, silent)  # found: the comparison has computed it
+    measured = {key: result.get(key) for key in ("rank", "kl_to_base")}
+    return {**document, **facts, **measured, "answered_by": f"llama.cpp, {document['quant']}"}

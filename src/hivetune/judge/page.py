@@ -86,31 +86,44 @@ def comparison_page(document: Mapping[str, Any], judged: Mapping[str, Any]) -> s
 def comparison_body(document: Mapping[str, Any], judged: Mapping[str, Any]) -> str:
     """Return the page below its title, for pages with a frame and page.css of their own."""
     frozen, preferences = document.get("frozen") or (), document.get("preferences")
+    seconds = [[answer[side].get("seconds") for side in SIDES] for answer in document["answers"]]
+    num_answers = len(document["answers"])
+    more = f" The first {MAX_ANSWERS} of {num_answers} are shown; the file beside this page has all."
     return render(
         _BODY,
         d={"frozen": frozen, "problems": document["problems"]},
         judged={"reasons": judged.get("reasons"), "advice": judged.get("advice")},
         labels=_labels(document),
         metrics=[_metric(m) for m in judged["metrics"] if m["base"] is not None or m["tuned"] is not None],
-        metrics_note=_metrics_note(document),
+        metrics_note="Bars: the difference with its 95 % interval around zero, each metric on its own scale."
+        + "".join(f" {m} is not compared: {why}." for m, why in (document.get("not_compared") or {}).items()),
         curve=_curve(judged.get("curve") or {}),
         frozen=list(_frozen(frozen)),
         lost=[row for row in frozen if _is_lost(row)][:MAX_LOST],
         preferences=_preferences(preferences) if preferences else "",
-        times=_bars(
+        times=_bars([tuned - base for base, tuned in seconds if base is not None and tuned is not None]),
+        losses=_bars(
             [
-                _difference(answer["base"].get("seconds"), answer["tuned"].get("seconds"))
-                for answer in document["answers"]
+                (row["tuned"] - row["base"]) / row["tokens"]
+                for row in document["rows"]
+                if row["tokens"] and all(isinstance(row[side], int | float) for side in SIDES)
             ]
         ),
-        losses=_bars([_loss_difference(row) for row in document["rows"]]),
         agents=_parts(document, "agent"),
         categories=_parts(document, "category"),
         sessions=_parts(document, "group"),
         sessions_note=f"The {SESSIONS_SHOWN} that gained least.",
-        costs=list(_costs(document)),
-        answers=[(_change(answer), answer) for answer in sorted(document["answers"], key=_rank)[:MAX_ANSWERS]],
-        answers_note=_answers_note(len(document["answers"])),
+        costs=[
+            (name, *(_value(key, document[side].get(key)) for side in SIDES))
+            for key, name in COSTS.items()
+            if any(document[side].get(key) is not None for side in SIDES)
+        ],
+        answers=[
+            ({0: "lost", 1: "gained"}.get(_rank(answer), ""), answer)
+            for answer in sorted(document["answers"], key=_rank)[:MAX_ANSWERS]
+        ],
+        answers_note="Those that only A answers rightly come first, then those that only B does."
+        + more * (num_answers > MAX_ANSWERS),
         interval_width=_INTERVAL_WIDTH,
         bar_width=_BAR_WIDTH,
     )
@@ -134,11 +147,6 @@ def _metric(metric: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _metrics_note(document: Mapping[str, Any]) -> str:
-    missing = "".join(f" {m} is not compared: {reason}." for m, reason in (document.get("not_compared") or {}).items())
-    return f"Bars: the difference with its 95 % interval around zero, each metric on its own scale.{missing}"
-
-
 def _interval_plot(metric: Mapping[str, Any]) -> dict[str, str]:
     difference, (low, high) = metric["difference"], metric["ci95"]
     widest = max(abs(low), abs(high), abs(difference)) or 1.0
@@ -157,18 +165,9 @@ def _direction(name: str, low: float, high: float) -> str:
     return "better" if (low > 0) == (name in HIGHER_IS_BETTER) else "worse"
 
 
-def _difference(base: float | None, tuned: float | None) -> float | None:
-    return None if base is None or tuned is None else tuned - base
-
-
-def _loss_difference(row: Mapping[str, Any]) -> float | None:
-    usable = row["tokens"] and all(isinstance(row[side], int | float) for side in SIDES)
-    return (row["tuned"] - row["base"]) / row["tokens"] if usable else None
-
-
-def _bars(values: Sequence[float | None]) -> dict[str, Any] | None:
+def _bars(values: Sequence[float]) -> dict[str, Any] | None:
     """Return one bar a row, from the best to the worst, around zero; less is better."""
-    differences = sorted(value for value in values if value is not None)
+    differences = sorted(values)
     if len(differences) < 2:
         return None
     ordered = differences[:: math.ceil(len(differences) / MAX_BARS)]
@@ -216,25 +215,9 @@ def _part(line: Mapping[str, Any], part: str, most: float) -> dict[str, Any]:
     }
 
 
-def _costs(document: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    for key, name in COSTS.items():
-        base, tuned = (document[side].get(key) for side in SIDES)
-        if base is not None or tuned is not None:
-            yield name, _value(key, base), _value(key, tuned)
-
-
-def _answers_note(total: int) -> str:
-    more = f" The first {MAX_ANSWERS} of {total} are shown; the file beside this page has all." * (total > MAX_ANSWERS)
-    return f"Those that only A answers rightly come first, then those that only B does.{more}"
-
-
 def _rank(answer: Mapping[str, Any]) -> int:
     ranks = {(True, False): 0, (False, True): 1, (False, False): 2}
     return ranks.get((answer["base"]["success"], answer["tuned"]["success"]), 3)
-
-
-def _change(answer: Mapping[str, Any]) -> str:
-    return {0: "lost", 1: "gained"}.get(_rank(answer), "")
 
 
 def _value(name: str, value: float | None) -> str:

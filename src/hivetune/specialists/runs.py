@@ -16,7 +16,7 @@ from hivetune.base.typed import to_plain
 from hivetune.config import RunConfig
 from hivetune.data.leave_out import write_leave_out
 from hivetune.errors import HivetuneError, Stopped
-from hivetune.judge.evaluate import evaluate_run
+from hivetune.judge.compare import evaluate_run
 from hivetune.judge.gate import judge_run
 from hivetune.judge.statistics import Estimate
 from hivetune.machine.inventory import read_machine

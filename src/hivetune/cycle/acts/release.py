@@ -6,8 +6,7 @@ from pathlib import Path
 
 from hivetune.base.database import open_database
 from hivetune.base.sealed import write_sealed
-from hivetune.cycle.acts.context import ActContext, ends_with_window
-from hivetune.cycle.acts.run import innocent_rows, rows_of
+from hivetune.cycle.acts.run import ActContext, ends_with_window, innocent_rows, rows_of
 from hivetune.cycle.decide import ending
 from hivetune.cycle.ledger import REPLAY, WATCHED, end_cycle
 from hivetune.cycle.observe import did_harm, read_replay, release_of

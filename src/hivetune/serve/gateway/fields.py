@@ -214,7 +214,10 @@ def checked_fields(fields: type[_Fields], body: Mapping[str, Any]) -> dict[str, 
         wrong = max(error.errors(include_url=False, include_input=False), key=lambda problem: len(problem["loc"]))
         unknown = wrong["type"] == "extra_forbidden"
         reason = "no field of this API" if unknown else wrong["msg"].removeprefix("Value error, ")
-        raise FieldRefused(_path(wrong["loc"]), reason) from None
+        # A path such as `messages[0].content`, without the names of the types that pydantic tried.
+        parts = [part for part in wrong["loc"] if isinstance(part, int) or not _GENERIC.match(part)]
+        path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
+        raise FieldRefused(path.lstrip("."), reason) from None
     sent = checked.model_dump(exclude_none=True, exclude_unset=True, by_alias=True)
     for number, turn in enumerate(sent.get("messages", ())):
         if "content" not in turn and not turn.get("tool_calls"):
@@ -233,9 +236,3 @@ def upstream_fields(sent: Mapping[str, Any], *, takes_tools: bool) -> dict[str, 
     if "max_completion_tokens" in forwarded:
         forwarded["max_tokens"] = forwarded.pop("max_completion_tokens")
     return forwarded
-
-
-def _path(location: tuple[int | str, ...]) -> str:
-    """Return a path such as `messages[0].content`, without the names of the types that pydantic tried."""
-    parts = [part for part in location if isinstance(part, int) or not _GENERIC.match(part)]
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")

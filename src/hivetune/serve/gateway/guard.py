@@ -67,7 +67,16 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        answered = _with_headers(send, _request_id(headers))
+        # The client's own id, if it is safe in a header and a log.
+        sent = headers.get("x-request-id", "")
+        request_id = sent if _REQUEST_ID.fullmatch(sent) else secrets.token_hex(16)
+
+        async def answered(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = (b"x-request-id", request_id.encode())
+                message["headers"] = [*message.get("headers", []), *HEADERS, own]
+            await send(message)
+
         refusal = _smuggled(scope["headers"]) or self._refusal(scope, headers)
         if refusal is not None:
             await _refuse(receive, answered, *refusal)
@@ -108,12 +117,6 @@ def _smuggled(headers: Sequence[tuple[bytes, bytes]]) -> tuple[int, str, str] | 
     if b"content-length" in names and b"transfer-encoding" in names:
         return 400, "a request has a content-length or a transfer-encoding, not both", ""
     return None
-
-
-def _request_id(headers: Mapping[str, str]) -> bytes:
-    """Return the client's own request id if it is safe in a header and a log, else a new one."""
-    sent = headers.get("x-request-id", "")
-    return (sent if _REQUEST_ID.fullmatch(sent) else secrets.token_hex(16)).encode()
 
 
 class TooLarge(Exception):
@@ -163,15 +166,6 @@ def _limited(receive: Receive, limit_bytes: int) -> Receive:
         return message
 
     return limited
-
-
-def _with_headers(send: Send, request_id: bytes) -> Send:
-    async def with_headers(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", []), *HEADERS, (b"x-request-id", request_id)]
-        await send(message)
-
-    return with_headers
 
 
 # A silent connection costs a file descriptor; a thousand of them once kept every other client out.
