@@ -102,10 +102,7 @@ def learn(
 
 
 def beside(run: Run, rival: Run, progress: Progress = silent) -> dict[str, Any]:
-    """Return the evaluation of `run` with `rival` as its baseline.
-
-    The engine answers for both, so that nothing but their adapters differs.
-    """
+    """Return the evaluation of `run` beside `rival`, its baseline. The engine answers for both of them."""
     _, generate = plan_evaluation(run.snapshot, run.config.eval)
     lines: list[Mapping[str, Any]] = []
     outcome: dict[str, Any] = {}

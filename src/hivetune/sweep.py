@@ -59,10 +59,7 @@ class Variant:
 
 
 def make_variants(config: RunConfig, over: Sequence[str]) -> list[Variant]:
-    """Return a variant for each combination of `over` (`a.b=c,d`). Raises UsageError.
-
-    A comma in brackets or quotes belongs to its value.
-    """
+    """Return a variant for each combination of `over` (`a.b=c,d`; brackets and quotes hold commas)."""
     if not over:
         raise UsageError("a sweep needs settings to try", hint="for example --over learning_rate=1e-4,2e-4 lora.r=8,16")
     axes = []
@@ -188,16 +185,8 @@ class Entrant:
         return len(self.run.plan.steps)
 
 
-@dataclass(frozen=True)
-class _Devices:
-    """The devices that train side by side: `places` as the queue has them, here or on the cluster at `cluster`."""
-
-    places: Sequence[Mapping[str, str]]
-    cluster: str | None = None
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        return () if self.cluster is None else ("--on", self.cluster)
+# The devices that train side by side, as the queue has them.
+_Places = Sequence[Mapping[str, str]]
 
 
 def run_sweep(
@@ -231,18 +220,13 @@ def run_sweep(
         reason_of = {line["run"]: line["why"] for line in lines if line["state"] == "stopped"}
         for entrant in entrants:  # those that were stopped before this process began
             entrant.stopped = reason_of.get(str(entrant.run.folder), "")
-        machine = read_machine(folder=folder)
-        devices = _Devices(slots_of(config, machine)) if cluster is None else _Devices(_offered(cluster), cluster)
-        tell(f"{len(entrants)} runs, {len(devices.places)} at a time")
-        _race(folder, entrants, devices, tell, progress)
+        if cluster is None:
+            places: _Places = slots_of(config, read_machine(folder=folder))
+        elif not (places := [{}] * ask_cluster(cluster).devices):
+            raise MachineNotFit(f"the cluster at {cluster} offers no device", hint="see: hivetune cluster status")
+        tell(f"{len(entrants)} runs, {len(places)} at a time")
+        _race(folder, entrants, places, cluster, tell, progress)
         return _finish(folder, entrants, keep, tell)
-
-
-def _offered(cluster: str) -> list[dict[str, str]]:
-    count = ask_cluster(cluster).devices
-    if not count:
-        raise MachineNotFit(f"the cluster at {cluster} offers no device", hint="see: hivetune cluster status")
-    return [{}] * count
 
 
 def _open(variant: Variant, name: str, number: int) -> Entrant:
@@ -255,21 +239,25 @@ def _open(variant: Variant, name: str, number: int) -> Entrant:
     return Entrant(variant, run)
 
 
-def _race(folder: Path, entrants: Sequence[Entrant], devices: _Devices, tell: Teller, progress: Progress) -> None:
+def _race(
+    folder: Path, entrants: Sequence[Entrant], places: _Places, cluster: str | None, tell: Teller, progress: Progress
+) -> None:
     one_snapshot = len({entrant.run.snapshot.hash for entrant in entrants}) == 1
     if not one_snapshot:
         tell("the settings change which rows are held out: no run is stopped early")
     for share in (*(LOOK_SHARES if one_snapshot else ()), None):
         if share is not None and sum(entrant.racing for entrant in entrants) < 2:
             continue  # nobody is left to be compared with
-        _forward([entrant for entrant in entrants if entrant.racing], share, devices, progress)
+        _forward([entrant for entrant in entrants if entrant.racing], share, places, cluster, progress)
         _note_failures(entrants, tell)
         if share is not None:
             _stop_losers(entrants, share, tell)
         _write(folder, entrants, "racing")
 
 
-def _forward(entrants: Sequence[Entrant], share: float | None, devices: _Devices, progress: Progress) -> None:
+def _forward(
+    entrants: Sequence[Entrant], share: float | None, places: _Places, cluster: str | None, progress: Progress
+) -> None:
     """Bring all entrants to their first validation at `share` of the steps or later. None: to their end."""
     total = sum(entrant.steps for entrant in entrants)
 
@@ -281,12 +269,12 @@ def _forward(entrants: Sequence[Entrant], share: float | None, devices: _Devices
         for entrant in entrants
         if not _reached(entrant, share)
     ]
-    codes = run_queue(queue, devices.places, look, devices.options)
-    if devices.cluster is not None and any(codes.values()):
-        own_address(devices.cluster)  # without its head a cluster ends whoever spoke to it: no run has failed
+    codes = run_queue(queue, places, look, () if cluster is None else ("--on", cluster))
+    if cluster is not None and any(codes.values()):
+        own_address(cluster)  # without its head a cluster ends whoever spoke to it: no run has failed
     for entrant in entrants:
         code = codes.get(entrant.run.folder, 0)
-        if devices.cluster is not None and code == MachineNotFit.exit_code:
+        if cluster is not None and code == MachineNotFit.exit_code:
             # Why no device of the cluster continues with it: the last error of its process, without the hint.
             text = (entrant.run.folder / SUPERVISOR_LOG).read_text(encoding="utf-8", errors="replace")
             error = f"\n{text}".rpartition("\nhivetune: ")[2].partition("\nhint: ")[0].strip()

@@ -18,9 +18,8 @@ from hivetune.cycle.window import (
     allowed_now,
     clock_changes,
     is_served,
-    next_slot,
     parse_window,
-    slot_at,
+    slots_around,
 )
 from hivetune.errors import UsageError
 
@@ -48,12 +47,12 @@ def told(slot: Slot | None, zone: ZoneInfo = BERLIN) -> list[str] | None:
     ],
 )
 def test_hours_across_midnight(now: str, slot: list[str] | None) -> None:
-    assert told(slot_at(NIGHT, at(now), BERLIN)) == slot
+    assert told(slots_around(NIGHT, at(now), BERLIN)[0]) == slot
 
 
 def test_a_night_with_a_changing_clock_is_an_hour_shorter_or_longer() -> None:
-    spring = slot_at(NIGHT, at("2026-03-29 01:00"), BERLIN)
-    autumn = slot_at(NIGHT, at("2026-10-25 01:00"), BERLIN)
+    spring = slots_around(NIGHT, at("2026-03-29 01:00"), BERLIN)[0]
+    autumn = slots_around(NIGHT, at("2026-10-25 01:00"), BERLIN)[0]
     assert spring is not None and spring.end_s - spring.start_s == 7 * 3600
     assert autumn is not None and autumn.end_s - autumn.start_s == 9 * 3600
 
@@ -63,8 +62,8 @@ def test_cron_in_spring_and_autumn_fires_once() -> None:
     window = parse_window("30 2 * * *")
     for day, starts in (("2026-03-29", ["03-29 03:00"]), ("2026-10-25", ["10-25 02:30"])):
         noon = at(f"{day} 12:00")
-        assert told(slot_at(window, noon, BERLIN)) is not None
-        seen = {told(slot_at(window, noon - 60 * minutes, BERLIN))[0] for minutes in range(0, 720, 5)}  # type: ignore[index]
+        assert told(slots_around(window, noon, BERLIN)[0]) is not None
+        seen = {told(slots_around(window, noon - 60 * minutes, BERLIN)[0])[0] for minutes in range(0, 720, 5)}  # type: ignore[index]
         assert sorted(start for start in seen if start.startswith(day[5:])) == starts
 
 
@@ -72,7 +71,7 @@ def test_slots_that_were_missed_coalesce() -> None:
     """The machine was off for three nights: the newest slot is due, and once it is served, none."""
     window = parse_window("0 22 * * *")
     now = at("2026-06-14 09:00")
-    slot = slot_at(window, now, BERLIN)
+    slot = slots_around(window, now, BERLIN)[0]
     assert told(slot) == ["06-13 22:00", "06-14 22:00"]
     assert slot is not None
     assert not is_served(slot, at("2026-06-10 22:00"), now)
@@ -83,9 +82,9 @@ def test_a_clock_that_was_set_back_serves_nothing_twice_and_blocks_nothing() -> 
     """A cycle was opened while the clock said 2030."""
     window = parse_window("0 22 * * *")
     served, now = at("2030-01-01 22:00"), at("2026-06-14 09:00")
-    slot = slot_at(window, now, BERLIN)
+    slot = slots_around(window, now, BERLIN)[0]
     assert slot is not None and is_served(slot, served, now)
-    following = next_slot(window, now, BERLIN)
+    following = slots_around(window, now, BERLIN)[1]
     assert not is_served(following, min(served, now), following.start_s)
 
 
@@ -100,20 +99,20 @@ def test_slots_hold_their_moment_and_follow_each_other(
     window: Daily | Cron | None, day: datetime, zone: ZoneInfo
 ) -> None:
     now = day.replace(tzinfo=UTC).timestamp()
-    slot, following = slot_at(window, now, zone), next_slot(window, now, zone)
+    slot, following = slots_around(window, now, zone)
     assert now < following.start_s < following.end_s
     if slot is not None:
         assert slot.start_s <= now < slot.end_s <= following.start_s
-        assert slot_at(window, slot.start_s, zone) == slot
-        assert slot_at(window, slot.end_s - 1, zone) == slot
-    assert slot_at(window, following.start_s, zone) == following
+        assert slots_around(window, slot.start_s, zone)[0] == slot
+        assert slots_around(window, slot.end_s - 1, zone)[0] == slot
+    assert slots_around(window, following.start_s, zone)[0] == following
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(["2026-03-28", "2026-10-24"]), st.sampled_from(["22:00-06:00", "02:30-05:00", "30 2 * * *"]))
 def test_a_clock_that_only_goes_on_meets_each_slot_once(day: str, text: str) -> None:
     window, start = parse_window(text), at(f"{day} 00:00")
-    slots = [slot_at(window, start + 600 * step, BERLIN) for step in range(3 * 24 * 6)]
+    slots = [slots_around(window, start + 600 * step, BERLIN)[0] for step in range(3 * 24 * 6)]
     changes = [after for before, after in pairwise(slots) if after is not None and after != before]
     assert len(changes) == len(set(changes))
 

@@ -172,8 +172,7 @@ def _of_earlier_rows(gain: Estimate | str, tolerance: float) -> Verdict:
 
 
 def replay_gain(rows: Sequence[Mapping[str, Any]]) -> tuple[bool, str]:
-    """Return whether a training without the new rows (`base`) is better than the candidate (`tuned`) on these rows, and
-    the measurements."""
+    """Return whether a training without the new rows (`base`) beats the candidate (`tuned`), and what was measured."""
     gain = _gain(rows)
     if isinstance(gain, str) or gain.ci95 is None:
         why = gain if isinstance(gain, str) else f"{gain.units} older rows are too few for an interval"

@@ -91,8 +91,7 @@ def open_cycle(database: sqlite3.Connection, name: str) -> CycleRow | None:
 
 
 def begin_cycle(database: sqlite3.Connection, cycle: CycleRow) -> bool:
-    """Open a cycle and return whether that changed anything. A failed one is opened again, any other closed one stays
-    closed."""
+    """Open a cycle; return whether that changed anything. A failed one is opened again, another stays closed."""
     with transaction(database):
         row = database.execute("SELECT closed, ending FROM cycles WHERE id = ?", (cycle.id,)).fetchone()
         if row is None:

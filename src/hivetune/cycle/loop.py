@@ -127,8 +127,7 @@ class Loop:
             self._sleep(wait_s)
 
     def _act(self, observed: Observation, action: Action, now: float) -> None:
-        """Write the intent, act, write the outcome. A failure is an outcome. The death of this process leaves an intent
-        alone."""
+        """Write the intent, act, write the outcome. A failure is an outcome; a death leaves the intent alone."""
         cycle = observed.open.id if observed.open else None
         with closing(open_database()) as database:
             number = begin_act(database, self.name, cycle, action.kind, now)

@@ -60,8 +60,7 @@ class Sent:
 
 
 def send_notice(notice: Notice, settings: NotifyConfig) -> list[Sent]:
-    """Send a notice in every way that the settings name. Never raises for a way that fails, and takes at most
-    SEND_TIMEOUT_S for each."""
+    """Send a notice in every way that is set. Never raises for one that fails; each takes at most SEND_TIMEOUT_S."""
     sent = []
     if settings.command:
         sent.append(Sent("command", _run_command(settings.command, notice)))

@@ -44,8 +44,7 @@ from hivetune.serve.swap.watch import ReleaseCounts, read_service, regression_re
 
 
 def observe(config: RunConfig, name: str, known: LookCache, now: float, in_use: InUse | None = None) -> Observation:
-    """Return everything that a decision rests on. Raises Busy and DoesNotFit where hive.db can't be read or written
-    now."""
+    """Return everything that a decision rests on. Raises Busy and DoesNotFit where hive.db can't be used now."""
     settings, folder = config.cycle, loop_folder(name)
     with closing(open_database()) as database:
         cycles, acts = cycles_of(database, name), acts_of(database, name)

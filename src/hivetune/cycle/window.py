@@ -99,28 +99,18 @@ def _not_a_window(text: str, reason: str = "") -> UsageError:
     )
 
 
-def slot_at(window: Window, now_s: float, zone: tzinfo) -> Slot | None:
-    """Return the slot at `now_s`, or None. For a cron expression it is the newest one, even if it began long ago."""
+def slots_around(window: Window, now_s: float, zone: tzinfo) -> tuple[Slot | None, Slot]:
+    """Return the slot at `now_s`, or None, and the first that begins after it.
+
+    Of a cron expression the slot at `now_s` is the newest one, even if it began long ago.
+    """
     now = datetime.fromtimestamp(now_s, zone)
-    if isinstance(window, Cron):
-        return _cron_slots(window, now)[0]
-    whole = Daily(0, 24 * 60) if window is None else window
-    days = (_slot_of_day(whole, now, shift) for shift in (-1, 0))
-    return next((slot for slot in days if slot.start_s <= now_s < slot.end_s), None)
-
-
-def next_slot(window: Window, now_s: float, zone: tzinfo) -> Slot:
-    """Return the first slot that begins after `now_s`."""
-    now = datetime.fromtimestamp(now_s, zone)
-    if isinstance(window, Cron):
-        return _cron_slots(window, now)[1]
-    whole = Daily(0, 24 * 60) if window is None else window
-    return next(slot for shift in (0, 1, 2) if (slot := _slot_of_day(whole, now, shift)).start_s > now_s)
-
-
-def _cron_slots(window: Cron, now: datetime) -> tuple[Slot, Slot]:
-    """Return the slot at `now` and the next one. It begins to look some hours before, since cronsim counts in local
-    time, of which an hour comes twice in autumn."""
+    if not isinstance(window, Cron):
+        daily = Daily(0, 24 * 60) if window is None else window
+        days = [_slot_of_day(daily, now, shift) for shift in (-1, 0, 1, 2)]
+        present = next((slot for slot in days[:2] if slot.start_s <= now_s < slot.end_s), None)
+        return present, next(slot for slot in days[1:] if slot.start_s > now_s)
+    # From some hours before, since cronsim counts in local time, of which an hour comes twice in autumn.
     first = next(CronSim(window.expression, now - _TWICE, reverse=True))
     starts, moments = [first.timestamp()], CronSim(window.expression, first)
     while len(starts) < 3 or starts[-2] <= now.timestamp():
@@ -132,8 +122,7 @@ def _cron_slots(window: Cron, now: datetime) -> tuple[Slot, Slot]:
 
 
 def _slot_of_day(window: Daily, now: datetime, shift: int) -> Slot:
-    """Return the slot of a day. A local time that daylight saving skips counts as usual; of a repeated one the first
-    counts."""
+    """Return the slot of a day. A time that daylight saving skips counts as usual; of a repeated one the first does."""
     day = now.replace(hour=0, minute=0, second=0, microsecond=0, fold=0) + timedelta(days=shift)
     ends = day + timedelta(days=window.end <= window.start or window.end == 24 * 60)
     moments = ((day, window.start), (ends, window.end % (24 * 60)))
@@ -166,7 +155,7 @@ def allowed_now(
     machine count.
     """
     window = None if asked else window
-    slot, coming = slot_at(window, now_s, zone), next_slot(window, now_s, zone)
+    slot, coming = slots_around(window, now_s, zone)
     if slot is None or (isinstance(window, Cron) and is_served(slot, opened_s, now_s)):
         return Permission(False, None, coming.start_s, f"the window opens at {_moment(coming.start_s, now_s, zone)}")
     use = None if asked or in_use is None else _used_by(in_use)
@@ -221,8 +210,7 @@ def read_clocks() -> Clocks:
 
 
 def local_zone() -> tzinfo:
-    """Return the time zone of this machine, with its clock changes. A rule in POSIX's form ("CET-1CEST") gives the
-    offset of today."""
+    """Return this machine's time zone with its clock changes; of a rule in POSIX's form (CET-1CEST) today's offset."""
     name = os.environ.get("TZ", "").removeprefix(":")
     if not name and not _LOCALTIME.exists():
         return UTC

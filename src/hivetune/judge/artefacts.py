@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import psutil
 
@@ -15,8 +14,8 @@ from hivetune.base.disk import MANIFEST, read_json, sha256_file
 from hivetune.base.paths import quoted
 from hivetune.base.yaml_file import read_yaml
 from hivetune.errors import DoesNotFit, UsageError
-from hivetune.llama.ask import Endpoint, TimedAnswer
-from hivetune.llama.backend import ServerSettings, open_backend
+from hivetune.llama.ask import Endpoint
+from hivetune.llama.backend import Backend, ServerSettings, open_backend
 from hivetune.models.gguf_header import adapter_problem, read_header
 from hivetune.models.sides import SideKind, parse_side, read_figures
 from hivetune.process.still import moving_s
@@ -32,12 +31,8 @@ from hivetune.train.open import Run, load_run
 BESIDE_FILE_BYTES = 512 << 20
 
 
-class Answerer(Protocol):
-    """A model that answers: a llama.cpp server or an endpoint. Raises Unanswered where another try may help."""
-
-    def timed(
-        self, messages: Sequence[Mapping[str, Any]], *, max_tokens: int, tools: Sequence[Mapping[str, Any]] = ()
-    ) -> TimedAnswer: ...
+# A model that answers (`timed`). Raises Unanswered where another try may help.
+Answerer = Backend | Endpoint
 
 
 @dataclass(frozen=True)

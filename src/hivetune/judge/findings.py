@@ -101,10 +101,7 @@ def titled(name: str) -> str:
 
 
 def passed_text(metric: Mapping[str, Any]) -> str:
-    """Return `passed` of a metric of gate.json in a word.
-
-    A metric that more rows would decide has not failed: it is open.
-    """
+    """Return `passed` of a metric of gate.json in a word. One that more rows would decide is open, and not failed."""
     if metric["passed"] is None:
         return "reported"
     return "yes" if metric["passed"] else "no" if metric.get("needed") is None else "open"
@@ -190,10 +187,7 @@ def ratio_finding(
 def _outcomes(
     metric: Metric, ci95: Interval | None, threshold: float | None, needed: int
 ) -> Callable[[FindingOutcome, str], Finding]:
-    """Return a function that makes the findings of one metric, which differ in outcome and reason only.
-
-    `needed`: rows that would decide.
-    """
+    """Return a function that makes one metric's findings from outcome and reason. `needed`: rows that would decide."""
 
     def make(outcome: FindingOutcome, reason: str) -> Finding:
         passed = None if outcome == "reported" else outcome == "passed"
@@ -309,10 +303,7 @@ LOOKED_AT_CHARS = 160
 
 
 def is_refusal(answer: str) -> bool:
-    """Return whether an answer begins as refusals do.
-
-    A heuristic: its errors are the same on both sides of a comparison.
-    """
+    """Return whether an answer begins as refusals do: a heuristic, which errs alike on both sides of a comparison."""
     return bool(_REFUSAL.search(answer[:LOOKED_AT_CHARS]))
 
 

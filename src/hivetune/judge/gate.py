@@ -393,10 +393,7 @@ def _all_finite(values: Iterable[float]) -> bool:
 
 
 def judge_run(run: Run) -> Verdict:
-    """Judge `eval.json` by the config's thresholds and write `gate.json`.
-
-    Raises UsageError without an evaluation.
-    """
+    """Judge `eval.json` by the config's thresholds and write `gate.json`. Raises UsageError without an evaluation."""
     path = run.folder / EVALUATION
     evaluation = read_evaluation(path) if path.exists() else None
     if evaluation is None or evaluation.get("adapter_sha256") != adapter_hash(run.folder):

@@ -19,10 +19,7 @@ EVALUATION_PAGE = "eval.html"
 
 
 def write_evaluation_page(run: Path, evaluation: Mapping[str, Any], judged: Mapping[str, Any]) -> Path:
-    """Write `RUN/eval.html`.
-
-    `judged`: metrics and, after the gate, the verdict.
-    """
+    """Write `RUN/eval.html`. `judged`: metrics and, after the gate, the verdict."""
     base, tuned = evaluation["base"], evaluation["tuned"]
     model = spoken_name(evaluation["model"]) if "model" in evaluation else "the model"  # of an older version
     tuned = {**tuned, "label": f"{model} tuned in {run.name}"}

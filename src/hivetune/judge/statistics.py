@@ -216,9 +216,7 @@ def paired_proportions(
 
 
 def proportion(values: Sequence[bool], groups: Sequence[Hashable] | None = None) -> Estimate:
-    """Return a share with Wilson's interval (1927), which does not collapse at 0 and 1. `groups` as in
-    `paired_proportions`.
-    """
+    """Return a share with Wilson's interval (1927), which does not collapse at 0 and 1. `groups`: as for pairs."""
     if not values:
         return Estimate(math.nan, None, 0, math.nan)
     share = sum(values) / len(values)
@@ -266,9 +264,7 @@ def mcnemar_p(gained: int, lost: int) -> float:
 
 
 def rows_needed(estimate: Estimate, effect: float) -> int | None:
-    """Return the units at which an effect of this size is seen with 80 % power at 95 %; None without a measured
-    spread.
-    """
+    """Return the units that show an effect of this size with 80 % power at 95 %; None without a measured spread."""
     if effect <= 0 or not math.isfinite(estimate.unit_sd):
         return None
     z = NormalDist().inv_cdf(0.975) + NormalDist().inv_cdf(0.8)
@@ -281,9 +277,7 @@ def rows_needed(estimate: Estimate, effect: float) -> int | None:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return the p values adjusted for their number, in their order (Holm 1979): each may be compared with alpha
-    alone.
-    """
+    """Return the p values adjusted for their number (Holm 1979), in their order: alpha holds for each alone."""
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))

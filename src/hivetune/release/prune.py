@@ -39,8 +39,7 @@ class Unused:
 
 
 def find_unused(database: sqlite3.Connection) -> list[Unused]:
-    """Return files that can be deleted without losing a run, a release, or anything that can't be made again. Deletes
-    nothing."""
+    """Return files that can be deleted without losing anything that can't be made again. Deletes nothing."""
     runs = list(known_runs(database))
     everything = [
         *_checkpoints(runs),
@@ -80,10 +79,7 @@ def delete(database: sqlite3.Connection, unused: Unused) -> None:
 
 
 def remove_run(database: sqlite3.Connection, run: Path) -> int:
-    """Delete a run's folder and its row; releases of it stay whole. Returns the bytes freed.
-
-    Raises Busy while a process holds it.
-    """
+    """Delete a run's folder and row; return the bytes freed. Its releases stay whole. Raises Busy while it is held."""
     with hold_run(run):
         size_bytes = size_of(run)
         aside = run.with_name(f".{run.name}.{os.getpid()}.tmp")  # a kill half-way leaves no half run

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, sha256_file
@@ -47,20 +46,12 @@ class Voice:
     adapter: Path | None = None
 
 
-class Speaks(Protocol):
-    """Streams answers to messages in the API's form, as llama.backend.Backend does."""
-
-    def stream(
-        self, messages: Sequence[Mapping[str, Any]], *, max_tokens: int, temperature: float, adapter: int | None
-    ) -> Iterator[str]: ...
-
-
 @dataclass
 class Chat:
     """One side's messages in the API's form. `system` stays first through `/new`. `adapter`: its number on the model
     server, None for the scales that the server was started with."""
 
-    backend: Speaks
+    backend: Backend
     system: str | None = None
     max_tokens: int = 1024
     temperature: float = 0.0
@@ -83,8 +74,7 @@ class Chat:
         return None
 
     def say(self, text: str, temperature: float | None = None) -> Iterator[str]:
-        """Yield the pieces of the answer to `text`. The beginning of an interrupted answer is kept, with its
-        question."""
+        """Yield the pieces of the answer to `text`. The beginning of an interrupted answer is kept."""
         self.messages.append({"role": "user", "content": text})
         pieces: list[str] = []
         drawn = self.temperature if temperature is None else temperature

@@ -136,8 +136,7 @@ class Slice:
         return still
 
     def _ends(self) -> int:
-        """Return 1 early enough that the step at hand and its checkpoint still fit, and 2 when the window is over
-        anyway."""
+        """Return 1 to end while the step at hand and its checkpoint still fit, and 2 when the window is over."""
         if time.monotonic() - self._looked >= LOOK_EVERY_S:
             self._looked = time.monotonic()
             self._now = self.allowed()
@@ -245,8 +244,7 @@ def slice_of(context: ActContext, run: Run, left_kwh: float | None = None) -> st
 
 
 def evaluate_beside(context: ActContext) -> str:
-    """Evaluate the run against the base on its held-out rows, and against the champion and the best ever on the same
-    rows."""
+    """Evaluate the run against the base, the champion and the best ever, on the same held-out rows."""
     cycle, run = context.cycle(), context.run()
     report = ends_with_window(context, "scoring and answering")
     evaluate_run(run, report)
@@ -300,8 +298,7 @@ def judge_candidate(context: ActContext) -> str:
 
 
 def look_for_experts(context: ActContext) -> str:
-    """Look for specialists as `hivetune experts CONFIG --train` does, within the window. Finished work is kept when it
-    ends."""
+    """Look for specialists as `hivetune experts CONFIG --train` does, within the window. Finished work is kept."""
     slice_ = Slice(context.allowed, context.config.cycle.yield_to == "serving")
 
     def between() -> None:
@@ -418,8 +415,7 @@ def _is_of_base(champion: Release, config: RunConfig) -> bool:
 
 
 def trained_in_a_row(folder: Path) -> int:
-    """Return how many trainings in a row, up to this adapter's, started from an adapter. MAX_IN_A_ROW if one of them is
-    missing."""
+    """Return how many trainings up to this adapter's each began from an adapter. MAX_IN_A_ROW if one is missing."""
     for count in range(MAX_IN_A_ROW):
         if not (folder / CONFIG).is_file():
             break

@@ -208,8 +208,7 @@ class Gateway:
         return JSONResponse(self._model(name))
 
     def _model(self, name: str) -> dict[str, Any]:
-        """Describe a model. `defaults`: its generation settings, and the system prompt that most of its rows were
-        trained with."""
+        """Describe a model. `defaults`: its generation settings, and the system prompt of most of its rows."""
         defaults = dict(self.keeper.wanted.generation.get(self.keeper.routes.champions.get(name, name), GREEDY))
         return {"id": name, "object": "model", "created": 0, "owned_by": "hivetune", "defaults": defaults}
 

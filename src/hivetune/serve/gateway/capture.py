@@ -67,12 +67,8 @@ class Feedback:
     reason: str | None = None
 
 
-@dataclass
-class _Waiting:
-    """An entry that waits to be stored. `durable` becomes True when it is stored, False when it never will be."""
-
-    entry: CapturedAnswer | Feedback
-    durable: "Future[bool]" = field(default_factory=Future)
+# An entry that waits to be stored. Its future becomes True when it is, False when it never will be.
+_Waiting = tuple[CapturedAnswer | Feedback, "Future[bool]"]
 
 
 class Capture:
@@ -95,13 +91,13 @@ class Capture:
 
     def put(self, entry: CapturedAnswer | Feedback) -> "Future[bool] | None":
         """Queue an entry; return whether it is durable, later, or None where there was no room. Never waits."""
-        waiting = _Waiting(entry)
+        durable: Future[bool] = Future()
         try:
-            self._queue.put_nowait(waiting)
+            self._queue.put_nowait((entry, durable))
         except queue.Full:
             self.left_out += 1
             return None
-        return waiting.durable
+        return durable
 
     async def keep(self, entry: CapturedAnswer) -> bool:
         """Return whether the answer is durable. Waits at most `KEEP_WAIT_S`, and not while nothing can be written."""
@@ -140,19 +136,20 @@ class Capture:
     def _store(self, database: sqlite3.Connection, entries: list[_Waiting]) -> None:
         """Store `entries` and remove them one by one, so that a retry counts nothing twice. An entry that can't become
         a row is left out alone and holds up nothing behind it."""
-        if not any(isinstance(waiting.entry, Feedback) for waiting in entries):
+        if not any(isinstance(entry, Feedback) for entry, _ in entries):
             with contextlib.suppress(*_UNSTORABLE):
-                self.captured += store_entries(database, [waiting.entry for waiting in entries])
-                for waiting in entries:
-                    waiting.durable.set_result(True)
+                self.captured += store_entries(database, [entry for entry, _ in entries])
+                for _, durable in entries:
+                    durable.set_result(True)
                 entries.clear()
         while entries:
+            entry, durable = entries[0]
             try:
-                self.captured += store_entries(database, [entries[0].entry])
-                entries[0].durable.set_result(True)
+                self.captured += store_entries(database, [entry])
+                durable.set_result(True)
             except _UNSTORABLE:
                 self.left_out += 1
-                entries[0].durable.set_result(False)
+                durable.set_result(False)
             del entries[0]
 
     def _gather(self) -> list[_Waiting]:

@@ -24,8 +24,7 @@ class Client:
 
 
 def make_client(database: sqlite3.Connection, name: str) -> str:
-    """Make and return a token for `name`. It is shown once and stored as a hash. Raises UsageError for a name that is
-    taken."""
+    """Make a token for `name`, shown once and stored as a hash. Raises UsageError for a name that is taken."""
     if not name or not name.isprintable():
         raise UsageError(f"{name!r} can't be the name of a client", hint="use printable characters")
     token = _PREFIX + secrets.token_urlsafe(32)

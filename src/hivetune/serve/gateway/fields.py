@@ -140,8 +140,7 @@ class _StreamOptions(_Fields):
 
 
 class _Common(_Fields):
-    """The fields that chat and completions share. `n`, `store` and `service_tier` accept only the value that changes
-    nothing."""
+    """The fields that chat and completions share. `n`, `store` and `service_tier` accept what changes nothing."""
 
     model: Name | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None

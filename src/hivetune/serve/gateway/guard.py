@@ -214,8 +214,7 @@ def limited_protocol(head_s: float = HEAD_S, max_silent: int = MAX_SILENT) -> ty
 
 
 def raise_file_limit() -> None:
-    """Raise the limit of open files to what this process may have. Many systems begin with 1,024, that many
-    connections."""
+    """Raise the limit of open files: many systems begin with 1,024, that many connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:

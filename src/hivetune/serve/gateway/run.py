@@ -123,8 +123,7 @@ def run_gateway(
 
 
 def guarded(gateway: Gateway, settings: GatewaySettings, port: int, additions: Sequence[Addition] = ()) -> ASGIApp:
-    """Return the gateway with its page and the additions, behind the guard. One connection to hive.db checks all
-    tokens."""
+    """Return the gateway with page and additions behind the guard. One connection to hive.db checks all tokens."""
     app = gateway.app()
     app.router.routes += [*page_routes(), *(route for added in additions for route in added.routes)]
     database = sqlite3.connect(database_path(), check_same_thread=False)

@@ -253,8 +253,7 @@ def _refusal(status: int, raw: bytes) -> HivetuneError:
 
 
 def _checked(document: Any, part: str) -> dict[str, Any]:
-    """Return the answer if its choices have the expected types. `part`: `message`, or `delta` in a stream. Raises
-    Broken."""
+    """Return the answer if its choices have the expected types, else raise Broken. `part`: `message` or `delta`."""
     try:
         choices = document.get("choices", [])
         messages = [choice.get(part) or {} for choice in choices]
@@ -290,8 +289,7 @@ SESSION_S = 3600.0  # since its last request: a session that comes back the next
 
 @dataclass
 class Sessions:
-    """The release that answered each session of a client, by the name that was asked for. The oldest is forgotten
-    first."""
+    """The release that answered each session of a client, by the name asked for. The oldest is forgotten first."""
 
     _answered: OrderedDict[tuple[str, str], tuple[str, float]] = field(default_factory=OrderedDict)
 

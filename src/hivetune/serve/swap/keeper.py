@@ -42,8 +42,7 @@ class _Retry:
 
 @dataclass
 class Keeper:
-    """The model servers of a gateway and the routes to them. All methods but `Start` and `Read` run in one event
-    loop."""
+    """The model servers of a gateway and the routes to them. All but `Start` and `Read` run in one event loop."""
 
     read: Read
     start: Start

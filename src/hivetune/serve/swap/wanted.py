@@ -93,8 +93,7 @@ class Checks:
 
 
 def _identities(folder: Path) -> list[tuple[str, int, int]]:
-    """Return what changes whenever a file of the folder does. Raises FileNotFoundError when one disappears
-    meanwhile."""
+    """Return what changes whenever a file of the folder does. Raises FileNotFoundError when one disappears."""
     files = ((path, path.stat()) for path in sorted(folder.rglob("*")))
     # The time of the inode too: nobody can set that back.
     return [(str(path), status.st_size, status.st_mtime_ns + status.st_ctime_ns) for path, status in files]

@@ -159,8 +159,7 @@ class Watch:
                 self.tallies[release] = ReleaseCounts(*counts)
 
     def save_now_and_then(self, now_s: float) -> None:
-        """Save the counts at most every `SAVE_EVERY_S`, for the loop that watches from another process. `now_s`:
-        monotonic."""
+        """Save the counts at most every `SAVE_EVERY_S`, for the cycle's look at them. `now_s`: monotonic."""
         answers = sum(tally.answers + tally.complaints for tally in list(self.tallies.values()))
         if answers != self._saved[1] and now_s - self._saved[0] >= SAVE_EVERY_S:
             self.save()
@@ -203,8 +202,7 @@ class Watch:
         tokens: int = 0,
         traffic: Hashable = None,
     ) -> None:
-        """Count an answer. `seconds`: for its `tokens` alone, without the prompt. `traffic`: what else the machine did
-        meanwhile."""
+        """Count an answer. `seconds`: of its `tokens`, without the prompt. `traffic`: what else the machine did."""
         slow = False
         if tokens >= MIN_TOKENS and not self.busy():
             pace = seconds / tokens
@@ -214,8 +212,7 @@ class Watch:
         self._add(label, client, answers=True, errors=error, slow=slow, complaints=False)
 
     def complained(self, label: str, answer: str, client: str = "") -> None:
-        """Count a thumb down for `answer` once, even if it is sent again. The answer first counted as good, so this is
-        one more observation."""
+        """Count a thumb down for `answer` once. It counted as good before, so this is one more observation."""
         if answer in self._complained:
             return
         self._complained[answer] = None
@@ -352,8 +349,7 @@ def _first_raised(usual: float, bad: Iterable[bool]) -> Alarm | None:
 
 
 def _read_answer(stored: str) -> SeenAnswer | None:
-    """Read a stored answer. None for a tool call, which has no text, and for a damaged row. A corrected answer counts
-    as it was given."""
+    """Read a stored answer as it was given. None for a tool call, which has no text, and for a damaged row."""
     try:
         row = json.loads(stored)
     except ValueError:
