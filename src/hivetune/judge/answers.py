@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -283,13 +283,3 @@ def _unfinished(side: StoredAnswers, prompts: Iterable[Prompt], error: HivetuneE
     count = len(keys & side.answers.keys())
     hint = f"{count} of {len(keys)} answers are kept; the same command continues"
     return type(error)(error.message, hint=f"{error.hint}; {hint}" if error.hint else hint)
-
-
-def with_times(
-    answers: Mapping[str, PromptAnswer], times: Mapping[str, tuple[float, float | None]]
-) -> dict[str, PromptAnswer]:
-    """Return the answers, with times where the prompt was timed."""
-    timed = {
-        key: replace(answers[key], seconds=seconds, first_token_s=first) for key, (seconds, first) in times.items()
-    }
-    return {**answers, **timed}

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ from hivetune.judge.answers import (
     others_share_of,
     stored_side,
     time_in_turns,
-    with_times,
 )
 from hivetune.judge.artefacts import Artefact, check_memory, find_artefact, open_artefact
 from hivetune.judge.frozen import frozen_prompts
@@ -51,7 +50,6 @@ from hivetune.judge.held_out import (
     evaluation_document,
     evidence_groups,
     noise_fields,
-    num_losses,
     plan_evaluation,
     scored,
 )
@@ -131,11 +129,7 @@ def _prompt(info: RowInfo, group: str, checker: Mapping[str, Any] | None) -> Pro
 
 COMPARISONS = "comparisons"
 ANOTHER_SIDE = "name another run, release, GGUF file or endpoint"
-
-
 MIN_TIMED_TOKENS = 8
-
-
 COSTS = ("peak_memory_bytes", "cold_start_s")
 
 
@@ -168,8 +162,7 @@ def compare_pair(
     quant: str = SERVED_QUANT,
     progress: Progress = silent,
 ) -> Comparison:
-    """Compare both sides on the held-out rows of `run`, or on `rows`. The first is `base` in the document, the other
-    `tuned`.
+    """Compare both sides on the held-out rows of `run`, or on `rows`. The first is `base`, the second `tuned`.
 
     Raises UsageError for sides that are not there, damaged or the same; HivetuneError when one fails half-way: its
     answers are kept and not asked again.
@@ -206,11 +199,6 @@ def compare_pair(
     progress = continued(progress, total)
     document = comparison_document(prompts, answered[0], answered[1], compared_losses(run, sides, progress), facts)
     return Comparison({**document, **judged(document, settings, run, quant, progress)}, folder)
-
-
-def num_answers(run: Run, settings: EvalConfig, first: str, second: str) -> int:
-    """Return the number of answers in `compare_pair`'s progress, for two sides that answer."""
-    return _num_answers(prompts_of_run(run, settings) + frozen_prompts(settings, (first, second)), settings, 2)
 
 
 def _num_answers(prompts: Sequence[Prompt], settings: EvalConfig, num_sides: int) -> int:
@@ -256,7 +244,9 @@ def _answer(
                 answered.append(SideAnswers(side.label, side.kind, {}, {}, side.figures))
             else:
                 stored, times_of_side = next(measured)
-                answers = with_times(stored.answers, times_of_side)
+                answers = dict(stored.answers)
+                for key, (seconds, first_token_s) in times_of_side.items():
+                    answers[key] = replace(answers[key], seconds=seconds, first_token_s=first_token_s)
                 answered.append(SideAnswers(side.label, side.kind, answers, stored.served))
         return answered
 
@@ -419,9 +409,10 @@ def _as_served(run: Run, facts: dict[str, Any], progress: Progress) -> dict[str,
             for side in (settings.baseline, str(run.folder)):
                 find_artefact(side, run, SERVED_QUANT)
 
-        answers = num_answers(run, settings, settings.baseline, str(run.folder))
+        prompts = prompts_of_run(run, settings) + frozen_prompts(settings, (settings.baseline, str(run.folder)))
+        answers = _num_answers(prompts, settings, 2)
         scored(run, run.folder, NO_ANSWERS, continued(progress, after=answers), make_files)
-        progress = continued(progress, before=num_losses(run))
+        progress = continued(progress, before=2 * len(run.snapshot.rows("test")))  # the losses of base and adapter
     document = compare_pair(settings.baseline, str(run.folder), settings, run=run, progress=progress).document
     result: Mapping[str, Any] = {}
     if "loss" not in document["not_compared"]:

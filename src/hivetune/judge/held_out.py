@@ -298,11 +298,6 @@ def scored(
         return path, read_json(folder / WHOLE)
 
 
-def num_losses(run: Run) -> int:
-    """Return the number of rows in `scored`'s progress for a base and its adapter."""
-    return 2 * len(run.snapshot.rows("test"))
-
-
 def _copy_losses(source: Path, target: Path) -> None:
     """Copy the lines of the base that `target` does not have yet."""
     lines = [line for line in read_journal(source) if line["event"] == "loss" and line["model"] == "base"]

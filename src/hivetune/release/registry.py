@@ -88,12 +88,6 @@ def copy_run(run: Path, target: Path, facts: dict[str, Any], *, disk: Disk = DIS
     remove(old)
 
 
-def is_outdated(release: Path, run: Path, adapter_sha256: str) -> bool:
-    """Return whether the run has files of this adapter that are newer than its registration, such as an export.
-    Raises as `copy_run`."""
-    return not all((release / name).is_file() for name in _files_of(run, adapter_sha256))
-
-
 def remove(folder: Path) -> int:
     """Delete a release's folder, read-only files included; return the bytes that it freed."""
     if not folder.exists():
@@ -233,8 +227,10 @@ def register(
         same_adapter = (r for r in reversed(earlier) if (r.adapter_sha256, r.model_sha256) == hashes)
         twin = next((r for r in same_adapter if not r.pruned), None)
         same = twin is not None and twin.verdict == facts["verdict"] and not problems_once(twin.folder)
-        if twin is not None and same and not is_outdated(twin.folder, run, twin.adapter_sha256):
-            return twin, False
+        if twin is not None and same:
+            files = _files_of(run, twin.adapter_sha256)  # some may be newer than the registration, such as an export
+            if all((twin.folder / name).is_file() for name in files):
+                return twin, False
         version = twin.version if twin is not None else max((r.version for r in earlier), default=0) + 1
         manifest = {"name": name, "version": version, **facts}
         copy_run(run, home() / "releases" / name / str(version), manifest, disk=disk)
