@@ -5,16 +5,15 @@ since a name means the same in every row of a file; a value is looked at only un
 """
 
 import re
-import tomllib
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal
 
 from hivetune.data.pieces.fields import (
     AGENT,
     CATEGORY,
     FEEDBACK,
+    NAMES,
     NESTED,
     OWN_ID,
     SESSION,
@@ -30,11 +29,9 @@ from hivetune.records import Message, Role
 
 Kind = Literal["note", "media", "content", "choice", "unknown"]
 
-_NAMES: dict[str, Any] = tomllib.loads((Path(__file__).parent / "columns.toml").read_text(encoding="utf-8"))
-
 
 def _names(*parts: str) -> tuple[str, ...]:
-    return tuple(name for part in parts for name in _NAMES[part])
+    return tuple(name for part in parts for name in NAMES[part])
 
 
 SYSTEM, TOOLS, QUESTIONS, REPLIES = _names("system"), _names("tools"), _names("question"), _names("answer")
@@ -43,8 +40,8 @@ CONTEXT, THOUGHTS, TURNS, LABELS = _names("context"), _names("thoughts"), _names
 FACTS = (*SESSION, *USER, *AGENT, *CATEGORY, *TIME, *SUCCESS, *FEEDBACK, *OWN_ID, *NESTED)
 MEDIA = frozenset(_names("media"))
 CONTENT = frozenset((*SYSTEM, *QUESTIONS, *ANSWERED, *CONTEXT, *THOUGHTS, *TURNS, *_names("content")))
-SPEAKERS: dict[Role, list[str]] = _NAMES["speakers"]
-OUTCOMES: list[dict[str, list[str]]] = _NAMES["outcome"]
+SPEAKERS: dict[Role, list[str]] = NAMES["speakers"]
+OUTCOMES: list[dict[str, list[str]]] = NAMES["outcome"]
 NOTES = frozenset((*FACTS, *_names("note"), *(name for one in OUTCOMES for name in one["names"])))
 TRUE_ANSWERS = frozenset(_names("true_answer"))
 _OR_ANSWER = "correct"  # an outcome, or the answer that was right

@@ -13,10 +13,6 @@ from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 
 
-def recognise(row: Row) -> bool:
-    return isinstance(row["chunked_prompt"], dict)
-
-
 def rows(row: Row) -> Conversation:
     messages, cut = chat_messages(listed(row["chunked_prompt"].get("chunks")), _turn)
     return finish_chat("ai-studio", [*read_system(parsed(row.get("system_instruction"))), *messages], 0, cut)
@@ -32,4 +28,4 @@ def _turn(chunk: Any) -> list[Message]:
     return messages
 
 
-FORMAT = Format("ai-studio", recognise, rows, needs=names("chunked_prompt"))
+FORMAT = Format("ai-studio", lambda row: isinstance(row["chunked_prompt"], dict), rows, needs=names("chunked_prompt"))

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.format import Format, Lines
 from hivetune.data.pieces.logs import PlacedRow, conversation
 
 _STARTED = re.compile(r"# aider chat started at (\S+ \S+)\s*\Z")
@@ -25,10 +25,6 @@ _THOUGHTS = re.compile(
 )
 _COMMAND = re.compile(r"/(\w[\w-]*)\s*")
 _ASKS = ("ask", "code", "architect", "chat-mode", "context", "help")  # commands whose rest is a question
-
-
-def recognise(head: Head) -> bool:
-    return head.data.lstrip().startswith(b"# aider chat started at ")
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
@@ -98,4 +94,4 @@ def _cleaned(role: str, text: str) -> dict[str, Any]:
     return {"role": role, "content": text[match.end() :].strip(), "reasoning_content": thoughts}
 
 
-FORMAT = Format("aider", recognise, rows, "file")
+FORMAT = Format("aider", lambda head: head.data.lstrip().startswith(b"# aider chat started at "), rows, "file")

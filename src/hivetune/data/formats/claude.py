@@ -31,10 +31,6 @@ _LANGUAGES = {
 }
 
 
-def recognise(row: Row) -> bool:
-    return True
-
-
 def rows(row: Row) -> Conversation:
     turns = objects(row["chat_messages"])
     if turns is None:
@@ -144,4 +140,4 @@ def _split(parts: list[Any]) -> list[Any]:
     return blocks
 
 
-FORMAT = Format("claude", recognise, rows, needs=frozenset(("chat_messages",)))
+FORMAT = Format("claude", lambda row: True, rows, needs=frozenset(("chat_messages",)))

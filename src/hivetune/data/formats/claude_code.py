@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.format import Format, Lines
 from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, path_to, trees
 from hivetune.data.pieces.said import Row, listed, names, objects, one_of
 from hivetune.data.reasons import RowRefused
@@ -78,10 +78,6 @@ def is_line(row: Row) -> bool:
     if "type" not in row and "message" in row and len(row) > 1 and _COPIED.issuperset(row):
         return _role(row) is not None
     return row.get("type") in _OTHER_TYPES and ("sessionId" in row or "snapshot" in row)
-
-
-def recognise(head: Head) -> bool:
-    return any(map(is_line, head.events))
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
@@ -289,7 +285,7 @@ def _shared_rows(row: Row) -> Iterator[Row]:
     return (json.loads(text) for _, text in rows(iter(enumerate(lines, 1))) if isinstance(text, str))
 
 
-FORMAT = Format("claude-code", recognise, rows, "file")
+FORMAT = Format("claude-code", lambda head: any(map(is_line, head.events)), rows, "file")
 SHARED_FORMAT = Format(
     "claude-code-loglines", lambda row: objects(row["loglines"]) is not None, _shared_rows, "batch", names("loglines")
 )

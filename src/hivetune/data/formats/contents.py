@@ -11,14 +11,10 @@ from hivetune.data.pieces.session import BESIDE, ordered_conversation
 from hivetune.data.pieces.turns import read_messages
 
 
-def recognise(row: Row) -> bool:
-    return "contents" in row
-
-
 def rows(row: Row) -> Conversation:
     messages = read_messages(parsed(row["contents"]), parsed(one_of(row, "system_instruction", *SYSTEM)))
     return ordered_conversation("contents", messages, read_tools(tools_of(row)))
 
 
 _READ = frozenset((*SYSTEM, *TOOLS, "contents", "system_instruction"))
-FORMAT = Format("contents", recognise, rows, "record", names("contents"), 21, _READ, BESIDE)
+FORMAT = Format("contents", lambda row: "contents" in row, rows, "record", names("contents"), 21, _READ, BESIDE)

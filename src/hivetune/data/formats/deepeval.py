@@ -14,10 +14,6 @@ _SPANS = ("llmSpans", "llm_spans")
 _FIELDS = (*SHARED, "uuid", "startTime", "input", "output", "model")
 
 
-def recognise(record: Row) -> bool:
-    return objects(one_of(record, *_SPANS)) is not None
-
-
 def rows(record: Row) -> Iterator[Row]:
     for span in one_of(record, *_SPANS):
         fields = {name: span[name] for name in _FIELDS if name in span}
@@ -28,4 +24,6 @@ def rows(record: Row) -> Iterator[Row]:
         yield {**fields, "type": "GENERATION", "level": "ERROR" if failed else "DEFAULT"}
 
 
-FORMAT = Format("deepeval", recognise, rows, "batch", frozenset(_SPANS), rank=12)
+FORMAT = Format(
+    "deepeval", lambda record: objects(one_of(record, *_SPANS)) is not None, rows, "batch", frozenset(_SPANS), rank=12
+)

@@ -9,10 +9,6 @@ from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Row, listed, names
 
 
-def recognise(record: Row) -> bool:
-    return any(rows(record))
-
-
 def rows(record: Row) -> Iterator[Row]:
     """Yield the choice that lm-eval calls correct, after the text before all choices."""
     args = record.get("arguments")
@@ -27,4 +23,4 @@ def rows(record: Row) -> Iterator[Row]:
         yield {"prompt": pairs[0][0], "completion": pairs[number][1].strip()}
 
 
-FORMAT = Format("lm-eval", recognise, rows, "batch", names("filtered_resps"))
+FORMAT = Format("lm-eval", lambda record: any(rows(record)), rows, "batch", names("filtered_resps"))

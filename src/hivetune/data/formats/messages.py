@@ -18,10 +18,6 @@ from hivetune.data.pieces.turns import THOUGHT_KEYS, read_messages
 _MAX_REPEATED = 200  # characters of what a question says of its answer
 
 
-def recognise(row: Row) -> bool:
-    return "messages" in row
-
-
 def rows(row: Row) -> Conversation:
     messages = read_messages(parsed(row["messages"]), system_of(row))
     answer = first_of(row, ("response", *REPLIES, *TEXT_ANSWERS))
@@ -46,4 +42,4 @@ def _repeats(row: Row, column: str, question: str) -> bool:
 
 
 _READ = frozenset((*SYSTEM, *TOOLS, "messages", "tool_config"))
-FORMAT = Format("messages", recognise, rows, "record", names("messages"), 20, _READ, BESIDE)
+FORMAT = Format("messages", lambda row: "messages" in row, rows, "record", names("messages"), 20, _READ, BESIDE)

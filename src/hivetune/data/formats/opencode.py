@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
-from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.format import Format, Lines
 from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation
 from hivetune.data.pieces.said import Conversation, Row, listed, names, objects, one_of
 from hivetune.data.pieces.session import is_lone_thought
@@ -34,10 +34,6 @@ _RESULT = re.compile(r"\n\*\*(?:Output|Error):\*\*\n```\n")
 _RESULT_ENDS = "\n```"
 _HIDDEN = {"role": "assistant", "content": [{"type": "tool that was exported without its input"}]}  # refused as it is
 _THOUGHT = "_Thinking:_"
-
-
-def recognise(head: Head) -> bool:
-    return _HEAD.match(head.data) is not None
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
@@ -149,5 +145,5 @@ def _steps(parts: list[dict[str, Any]]) -> list[Message]:
     return messages
 
 
-FORMAT = Format("opencode", recognise, rows, "file")
+FORMAT = Format("opencode", lambda head: _HEAD.match(head.data) is not None, rows, "file")
 EXPORT_FORMAT = Format("opencode-export", _is_export, _exported, needs=names("info"))

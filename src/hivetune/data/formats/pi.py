@@ -7,7 +7,7 @@ https://github.com/badlogic/pi-mono/blob/main/packages/coding-agent/docs/session
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.format import Format, Lines
 from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, path_to, session_rows, trees
 
 _ROLES = ("user", "assistant", "toolResult", "bashExecution", "custom", "hookMessage")
@@ -23,10 +23,6 @@ def is_line(event: Mapping[str, Any]) -> bool:
     if event.get("type") != "message" or not isinstance(message, dict) or "timestamp" not in event:
         return False
     return message.get("role") in _ROLES and ("parentId" in event or isinstance(message.get("timestamp"), int))
-
-
-def recognise(head: Head) -> bool:
-    return any(map(is_line, head.events))
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
@@ -108,4 +104,4 @@ def _turns(event: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 
 
-FORMAT = Format("pi", recognise, rows, "file")
+FORMAT = Format("pi", lambda head: any(map(is_line, head.events)), rows, "file")

@@ -25,10 +25,6 @@ _TURN_MARKS = (
 _SPEAKER = re.compile(r"\A\s*[^\W\d][\w .-]{0,30}:(\s?)")  # "Amanda: I baked cookies."
 
 
-def recognise(row: Row) -> bool:
-    return _list_column(row) is not None
-
-
 def rows(row: Row) -> Conversation:
     column = _list_column(row)
     assert column is not None
@@ -59,4 +55,4 @@ def _list_column(row: Row) -> str | None:
 
 
 _NEEDS, _READ = frozenset((*LISTS, "paragraph")), frozenset((*SYSTEM, *TOOLS))
-FORMAT = Format("sharegpt", recognise, rows, "record", _NEEDS, 22, _READ, BESIDE)
+FORMAT = Format("sharegpt", lambda row: _list_column(row) is not None, rows, "record", _NEEDS, 22, _READ, BESIDE)

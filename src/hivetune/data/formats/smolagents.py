@@ -60,13 +60,9 @@ def _acted(step: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"role": "assistant", "content": output, "tool_calls": calls}, *results]
 
 
-def recognise(row: Row) -> bool:
-    return are_steps(listed(row["steps"]))
-
-
 def rows(row: Row) -> Conversation:
     messages, changed = in_order(read_messages(turns_of(row["steps"]), None))
     return Conversation("smolagents", messages, changed=changed)
 
 
-FORMAT = Format("smolagents", recognise, rows, needs=names("steps"))
+FORMAT = Format("smolagents", lambda row: are_steps(listed(row["steps"])), rows, needs=names("steps"))

@@ -8,16 +8,11 @@ from typing import Any
 
 from hivetune.data.columns import looks_like_content
 from hivetune.data.pieces.answers import ENDS
-from hivetune.data.pieces.fields import NESTED, extract, plain_name
+from hivetune.data.pieces.fields import NESTED, extract, names_of, plain_name
 from hivetune.records import Message
 
-# Columns in which logs say why something failed. `reason` is what a person said of a thumbs down.
-_CAUSE_COLUMNS = frozenset(
-    (
-        *("error", "error_type", "error_message", "error_code", "exception", "exception_type", "failure", "traceback"),
-        *("failure_reason", "failure_type", "reason", "feedback_reason", "status", "status_message", "stderr", "cause"),
-    )
-)
+# Columns in which logs say why something failed, and those of a call's error.
+_CAUSE_COLUMNS, _ERRORS = map(frozenset, names_of("cause", "error"))
 _OUTSIDE = re.compile(
     r"\btime[ds]?[ _-]?out\b|timeout|deadline[ _]exceeded"
     r"|\bconnection[ _]?(?:reset|refused|error|aborted|closed|lost)|\bECONN\w+|\bE(?:TIMEDOUT|PIPE|AI_AGAIN|NOTFOUND)\b"
@@ -28,19 +23,11 @@ _OUTSIDE = re.compile(
     re.IGNORECASE,
 )
 _IS_MESSAGE = re.compile(r"\W*(?:error|exception|fatal|failed|failure|traceback|warning)\b", re.IGNORECASE)
-_ERRORS = frozenset(("error", "error_message", "error_type", "exception"))  # of a call, as logs name it
 _IS_ERROR = re.compile(r"(?:[\w.]*[a-z](?:Error|Exception)|[a-z]+(?:_[a-z]+)*_error)(?::|\(|\Z)")
 _JSON_BEGIN = re.compile(r"(\s*(?:```(?:json)?\s*)?)[{\[]\s*[\"{\[]")
 _LOOKED_AT_CHARS, MAX_MESSAGE_CHARS = 2000, 300
-# How many tokens a log counted in an answer.
-_COUNTS = frozenset(
-    (
-        *("completion_tokens", "output_tokens", "generated_tokens", "answer_tokens", "response_tokens", "new_tokens"),
-        *("tok_count", "token_count", "num_tokens", "n_tokens", "tokens_generated", "eval_count", "tokens"),
-        *("num_output_tokens", "num_generated_tokens", "num_completion_tokens", "output_token_count"),
-    )
-)
-_COUNTED_IN = ("usage", "metrics", "stats", "timings")
+# How many tokens a log counted in an answer, and in which objects such a count may stand.
+_COUNTS, _COUNTED_IN = map(frozenset, names_of("count", "counted_in"))
 _MIN_LIMIT, _MAX_COUNT_DIGITS = 16, 10
 
 

@@ -2,48 +2,27 @@
 
 import math
 import re
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-# As plain_name writes them: sessionId, "Session ID", session.id and session-id are all session_id.
-SESSION = (
-    *("session_id", "session", "conversation_id", "thread_id", "chat_id", "chat_session_id", "conv_id", "dialog_id"),
-    *("dialogue_id", "conversation_uuid", "session_uuid", "conversation_hash", "gen_ai_conversation_id", "thread"),
-    "trace_id",
-)
-USER = (
-    *("user_id", "username", "user_name", "user", "end_user", "end_user_id", "enduser_id", "customer_id", "member_id"),
-    *("user_uuid", "account_id", "uid", "hashed_ip"),
-)
-AGENT = ("agent", "agent_name", "agent_id")
-CATEGORY = ("category", "domain", "task_type", "topic", "intent", "tool_used", "tool")
-TIME = (
-    *("timestamp", "time", "created_at", "created", "ts", "date", "datetime", "create_time", "created_time"),
-    *("start_time", "started_at", "start_time_unix_nano", "timestamp_utc", "sent_at", "created_timestamp", "when"),
-)
-SUCCESS = (  # only 0, 1 and words say so (as_success)
-    *("success", "succeeded", "passed", "resolved", "solved", "is_solved", "is_correct", "is_success", "reward"),
-    *("annotation", "verdict", "correctness"),
-)
-WRONG = ("hallucination", "hallucinated", "is_hallucination", "has_hallucination", "is_wrong", "is_incorrect")
-FAILED = ("failed_checks", "failed_assertions", "failed_criteria", "failed_rules")  # by name, those an answer failed
-NONE_FAILED = ("", "[]", "{}", "none", "null", "nan", "-", "n/a")
-TRUE_SHARES = ("true", "truthful", "truthfulness", "correctness")  # 0 to 1: how far an answer is true
-_JUDGES = ("judge", "judgement", "judgment", "grader", "verdict")  # of an answer, as an object: {"correct": false}
-FEEDBACK = ("feedback", "user_feedback", "human_feedback", "rating", "user_rating", "score", "thumbs", "thumb")
-OWN_ID = ("interaction_id", "event_id", "id", "uuid")
-NESTED = ("metadata", "meta", "extra", "attributes", "context", "request", "request_body", "body", "info")
-ANSWER_OF_USER = frozenset(("assistant", "bot", "gpt", "ai"))  # beside one of these, `user` is what was said
-INNER_ID = ("id", "_id", "$oid", "uuid", "name")  # of a session or user that is an object
+# The names of all columns and some of their values: a table, read once.
+NAMES: dict[str, Any] = tomllib.loads((Path(__file__).parent.parent / "columns.toml").read_text(encoding="utf-8"))
 
-YES = frozenset(("true", "yes", "1", "success", "succeeded", "ok", "passed", "correct"))
-NO = frozenset(("false", "no", "0", "failure", "failed", "error", "incorrect", "wrong"))
-LIKED = frozenset(("up", "thumbs_up", "thumbsup", "like", "liked", "good", "positive", "+1", "👍"))
-DISLIKED = frozenset(("down", "thumbs_down", "thumbsdown", "dislike", "disliked", "bad", "negative", "-1", "👎"))
 
+def names_of(*parts: str) -> Iterator[tuple[str, ...]]:
+    """Yield the names that logs use for each of these facts."""
+    return (tuple(NAMES["fact"][part]) for part in parts)
+
+
+SESSION, USER, AGENT, CATEGORY, TIME = names_of("session", "user", "agent", "category", "time")
+SUCCESS, FEEDBACK, OWN_ID, NESTED, INNER_ID = names_of("success", "feedback", "own_id", "nested", "inner_id")
+WRONG, FAILED, NONE_FAILED, TRUE_SHARES, _JUDGES = names_of("wrong", "failed", "none_failed", "true_share", "judge")
+ANSWER_OF_USER, YES, NO, LIKED, DISLIKED = map(frozenset, names_of("answer_of_user", "yes", "no", "liked", "disliked"))
 # Powers of ten between the units that clocks are written in; today is 1.8e9 seconds.
 LARGEST_SECONDS = 1e11
 
