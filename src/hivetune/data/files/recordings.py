@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hivetune.data.formats.http_recording import text_of_bytes
-from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow, TextSource
+from hivetune.data.pieces.format import MAX_ROW_CHARS, PlacedRow, TextSource
 from hivetune.data.reasons import RowRefused
 
 _CHUNKED = re.compile(rb"^transfer-encoding: chunked", re.I | re.M)

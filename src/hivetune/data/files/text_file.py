@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow, TextSource
+from hivetune.data.pieces.format import MAX_ROW_CHARS, PlacedRow, TextSource
 from hivetune.data.pieces.rendered import is_marked
 from hivetune.data.pieces.transcripts import part_of, role_of, turns_in_text
 from hivetune.data.reasons import RowRefused

@@ -13,8 +13,7 @@ from functools import cache, lru_cache
 from importlib.metadata import entry_points
 from typing import cast
 
-from hivetune.data.pieces.format import Format, Head, Lines
-from hivetune.data.pieces.logs import PlacedRow
+from hivetune.data.pieces.format import Format, Head, Lines, PlacedRow
 from hivetune.data.pieces.said import Conversation, Row
 from hivetune.errors import UsageError
 

@@ -5,9 +5,9 @@ https://ai.google.dev/gemini-api/docs/ai-studio-quickstart
 
 from typing import Any
 
-from hivetune.data.pieces.branches import NotLearned, chat_messages, finish_chat
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, names, one_of, parsed
+from hivetune.data.pieces.session import NotLearned, chat_messages, finish_chat
 from hivetune.data.pieces.turns import read_system, read_turn
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message

@@ -5,8 +5,8 @@ https://www.harborframework.com/docs/agents/trajectory-format
 
 from typing import Any
 
-from hivetune.data.pieces.calls import read_tools
 from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.parts import read_tools
 from hivetune.data.pieces.said import Conversation, Row, names, objects, one_of
 from hivetune.data.pieces.turns import in_order, read_messages
 

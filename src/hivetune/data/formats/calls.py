@@ -7,8 +7,8 @@ import itertools
 from typing import Any
 
 from hivetune.data.columns import QUESTIONS, SYSTEM, TOOLS, system_of, tools_of
-from hivetune.data.pieces.calls import read_call, read_tools
 from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.parts import read_call, read_tools
 from hivetune.data.pieces.said import Conversation, Row, first_of, objects, parsed, text_of
 from hivetune.data.pieces.turns import read_system
 from hivetune.records import Message

@@ -7,10 +7,10 @@ https://help.openai.com/en/articles/7260999-how-do-i-export-my-chatgpt-history-a
 from collections.abc import Mapping
 from typing import Any
 
-from hivetune.data.pieces.branches import NotLearned, branch_nodes, chat_messages, finish_chat
-from hivetune.data.pieces.calls import plain_call
 from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.parts import plain_call
 from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, names, one_of, parsed
+from hivetune.data.pieces.session import NotLearned, branch_nodes, chat_messages, finish_chat
 from hivetune.data.pieces.turns import read_turn
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message

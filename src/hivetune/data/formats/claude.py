@@ -9,10 +9,10 @@ https://support.claude.com/en/articles/9450526-how-can-i-export-my-claude-data
 from collections.abc import Mapping
 from typing import Any
 
-from hivetune.data.pieces.branches import NotLearned, branch, chat_messages, finish_chat
-from hivetune.data.pieces.calls import result_text
 from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.parts import result_text
 from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, objects, one_of
+from hivetune.data.pieces.session import NotLearned, branch, chat_messages, finish_chat
 from hivetune.data.pieces.turns import read_turn
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message

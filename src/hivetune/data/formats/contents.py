@@ -4,8 +4,8 @@ https://cloud.google.com/vertex-ai/generative-ai/docs/models/gemini-supervised-t
 """
 
 from hivetune.data.columns import SYSTEM, TOOLS, tools_of
-from hivetune.data.pieces.calls import read_tools
 from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.parts import read_tools
 from hivetune.data.pieces.said import Conversation, Row, names, one_of, parsed
 from hivetune.data.pieces.session import BESIDE, ordered_conversation
 from hivetune.data.pieces.turns import read_messages

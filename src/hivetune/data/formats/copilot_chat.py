@@ -9,9 +9,9 @@ https://code.visualstudio.com/docs/copilot/chat/copilot-chat (Chat: Export Chat)
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hivetune.data.pieces.branches import NotLearned, chat_messages, finish_chat
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, objects, one_of, text_of
+from hivetune.data.pieces.session import NotLearned, chat_messages, finish_chat
 from hivetune.data.pieces.turns import read_turn
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message

@@ -6,9 +6,9 @@ https://chat.deepseek.com (Settings, Data, Export data)
 
 from typing import Any
 
-from hivetune.data.pieces.branches import NotLearned, branch_nodes, chat_messages, finish_chat
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, objects, one_of
+from hivetune.data.pieces.session import NotLearned, branch_nodes, chat_messages, finish_chat
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 

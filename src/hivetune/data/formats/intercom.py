@@ -6,8 +6,8 @@ https://developers.intercom.com/docs/references/rest-api/api.intercom.io/convers
 from typing import Any
 
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.markup import desk_conversation
 from hivetune.data.pieces.said import Conversation, Row, names, objects, one_of
+from hivetune.data.pieces.session import desk_conversation
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Role
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from hivetune.data.columns import REPLIES, SYSTEM, TOOLS, system_of
 from hivetune.data.pieces.answers import read_answer
-from hivetune.data.pieces.calls import read_tools
 from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.parts import read_tools
 from hivetune.data.pieces.said import Conversation, Row, first_of, names, one_of, parsed
 from hivetune.data.pieces.session import BESIDE, TEXT_ANSWERS, ordered_conversation
 from hivetune.data.pieces.turns import THOUGHT_KEYS, read_messages

@@ -7,10 +7,10 @@ https://docs.openwebui.com/features/chat-features/ and https://docs.openwebui.co
 from collections.abc import Iterator
 from typing import Any
 
-from hivetune.data.pieces.branches import NotLearned, branch, chat_messages, finish_chat
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.parts import split_thoughts
 from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, names, one_of
+from hivetune.data.pieces.session import NotLearned, branch, chat_messages, finish_chat
 from hivetune.data.pieces.turns import read_system, read_turn
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hivetune.data.pieces.answers import read_answer, read_request
-from hivetune.data.pieces.calls import read_tools
 from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.parts import read_tools
 from hivetune.data.pieces.said import Conversation, Row, Tools, first_of, listed, names, objects, one_of, parsed
 from hivetune.data.pieces.spans import INPUTS, OUTPUTS, attributes, decoded, read_step
 from hivetune.data.pieces.turns import in_order, read_messages, read_system

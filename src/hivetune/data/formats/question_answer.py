@@ -24,9 +24,9 @@ from hivetune.data.columns import (
     thoughts_of,
     tools_of,
 )
-from hivetune.data.pieces.calls import calls_in_text, read_tools
 from hivetune.data.pieces.fields import plain_name
 from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.parts import calls_in_text, read_tools
 from hivetune.data.pieces.rendered import (
     goes_on,
     is_rendered,

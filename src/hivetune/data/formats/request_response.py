@@ -16,8 +16,8 @@ from hivetune.data.pieces.answers import (
     read_answer,
     read_request,
 )
-from hivetune.data.pieces.calls import read_tools
 from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.parts import read_tools
 from hivetune.data.pieces.said import Conversation, Row, is_json_text, listed, objects, one_of, parsed
 from hivetune.data.pieces.session import BESIDE, TEXT_ANSWERS, ordered_conversation
 from hivetune.data.pieces.spans import joined

@@ -8,8 +8,8 @@ https://llamafactory.readthedocs.io/en/latest/getting_started/data_preparation.h
 import re
 
 from hivetune.data.columns import SYSTEM, TOOLS, system_of, tools_of
-from hivetune.data.pieces.calls import read_tools
 from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.parts import read_tools
 from hivetune.data.pieces.said import Conversation, Row, all_texts, objects, parsed
 from hivetune.data.pieces.session import BESIDE, ordered_conversation
 from hivetune.data.pieces.turns import read_messages

@@ -3,9 +3,9 @@
 https://github.com/oobabooga/text-generation-webui/wiki/01-%E2%80%90-Chat-Tab
 """
 
-from hivetune.data.pieces.branches import finish_chat
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Conversation, Row, all_texts, listed, names
+from hivetune.data.pieces.session import finish_chat
 from hivetune.data.pieces.turns import read_turn
 from hivetune.records import Message
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from hivetune.data.pieces.calls import calls_in_text, read_call, read_tools
+from hivetune.data.pieces.parts import calls_in_text, read_call, read_tools
 from hivetune.data.pieces.rendered import prompt_turns, turns_of
 from hivetune.data.pieces.said import Tools, all_texts, listed, objects, one_of, parsed
 from hivetune.data.pieces.streams import DATA_KEY, pieces_in, refuse_guarded, starts_events, whole_response

@@ -6,8 +6,8 @@ from typing import Any
 
 from hivetune.data.columns import column_kind, looks_like_content
 from hivetune.data.pieces.answers import is_response, read_answer, read_request
-from hivetune.data.pieces.calls import read_tools
 from hivetune.data.pieces.fields import plain_name
+from hivetune.data.pieces.parts import read_tools
 from hivetune.data.pieces.said import Conversation, Row, first_of, listed, objects, one_of, parsed
 from hivetune.data.pieces.turns import ROLES, in_order
 from hivetune.data.reasons import RowRefused

@@ -5,15 +5,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hivetune.data.pieces.calls import calls_as_text, calls_in_text, read_call, result_text
 from hivetune.data.pieces.parts import (
     TurnContent,
     are_calls,
+    calls_as_text,
+    calls_in_text,
     has_results,
     parts_in,
     plain_parts,
     question_and_answer,
+    read_call,
     read_content,
+    result_text,
 )
 from hivetune.data.pieces.said import NOT_HELD, names, objects, one_of, parsed, text_of
 from hivetune.data.reasons import RowRefused

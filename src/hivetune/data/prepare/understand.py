@@ -17,8 +17,8 @@ from hivetune.data.intake.files import Chunk, Inputs, plan_inputs
 from hivetune.data.judged.failures import cut_length, most_tokens_in
 from hivetune.data.mapping import ROWS, maps_content
 from hivetune.data.pieces.fields import plain_name
-from hivetune.data.pieces.markup import without_markup
 from hivetune.data.pieces.said import Conversation, Row, is_json_text, parsed, texts_in
+from hivetune.data.pieces.session import without_markup
 from hivetune.data.read import NOT_KNOWN, RawRow, parse_row, read_example, read_rows
 from hivetune.data.reasons import RowRefused
 from hivetune.data.suggest import Suggestion, suggest

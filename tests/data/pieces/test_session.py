@@ -1,6 +1,6 @@
 """Messages in HTML, as help desks keep them."""
 
-from hivetune.data.pieces.markup import without_markup
+from hivetune.data.pieces.session import without_markup
 
 
 def test_text_with_signs_that_are_no_tags_stays() -> None:
