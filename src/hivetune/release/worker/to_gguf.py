@@ -7,7 +7,6 @@ the model's name, the tokens, the ends of an answer, the first token, the templa
 
 import errno
 import json
-import logging
 import math
 import os
 import re
@@ -78,8 +77,6 @@ def stage(model: Path, parent: Path, converter: Path) -> Iterator[Path]:
     The converter's failures become UsageError, MachineNotFit for a missing package, or OSError.
     """
     sys.path.insert(0, str(converter))
-    os.environ.setdefault("TQDM_DISABLE", "1")
-    logging.basicConfig(level=logging.WARNING)
     folder = parent / ".staged"
     shutil.rmtree(folder, ignore_errors=True)
     try:
