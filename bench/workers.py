@@ -33,7 +33,7 @@ from hivetune.base.journal import Journal
 from hivetune.base.typed import to_plain
 from hivetune.config import LoraConfig
 from hivetune.machine.inventory import describe_machine, read_machine
-from hivetune.process.limits import FixedLimits
+from hivetune.process.parent import FixedLimits
 from hivetune.train.plan.layout import pack_tokens
 from hivetune.train.supervise.workers import Workers
 from hivetune.train.worker.device import complete, start_with

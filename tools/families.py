@@ -135,7 +135,7 @@ def _build(kind: str, folder: Path, row: dict[str, Any]) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from hivetune.errors import UsageError
-    from hivetune.models.worker.kind import check_kind
+    from hivetune.models.worker.strict import check_kind
 
     config = AutoConfig.for_model(kind)
     try:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from hivetune.errors import UsageError
-from hivetune.models.targets import match_targets, peft_targets
+from hivetune.models.architecture import match_targets, peft_targets
 
 PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")
 NAMES = [f"model.layers.{layer}.{name}" for layer in range(12) for name in PROJECTIONS] + ["lm_head"]

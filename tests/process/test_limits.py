@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hivetune.config import SuperviseConfig
-from hivetune.process.limits import LearnedLimits
+from hivetune.process.parent import LearnedLimits
 from hivetune.process.protocol import Beat
 from hivetune.train.worker.device import cap_memory
 

@@ -11,8 +11,7 @@ import pytest
 from tiny_child import Play
 
 from hivetune.errors import DoesNotFit, HivetuneError
-from hivetune.process.limits import FixedLimits
-from hivetune.process.parent import GRACE_S, run_task, see_off, start_child
+from hivetune.process.parent import GRACE_S, FixedLimits, run_task, see_off, start_child
 from hivetune.process.protocol import Beat, Outcome, Train
 
 TINY = str(Path(__file__).with_name("tiny_child.py"))

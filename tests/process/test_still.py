@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from tiny_child import Play
 
-from hivetune.process.limits import FixedLimits
-from hivetune.process.parent import Child, start_child
+from hivetune.process.parent import Child, FixedLimits, start_child
 from hivetune.process.protocol import Beat
 from hivetune.process.still import moving_s, stands_still, yielding
 

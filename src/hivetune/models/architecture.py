@@ -1,4 +1,4 @@
-"""The sizes of a model: its linear layers, its parameters, and what a rank adds to them. Needs no torch and no weights.
+"""The linear layers of a model: their sizes, which of them get an adapter, and PEFT's names of it. Needs no torch.
 
 Families that families.py lists are counted from config.json by formula. For every other model, and for those with
 experts, the preparation counts the modules that transformers builds (models/worker/linears.py) and writes them into
@@ -7,7 +7,8 @@ and `exact` is False.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,86 @@ from hivetune.base.private import read_bounded
 from hivetune.errors import UsageError
 from hivetune.models.families import FAMILIES, HEAD_NORMS, OTHER_NAMES, Family, Width
 from hivetune.models.prepared import DESCRIPTION
-from hivetune.models.targets import ALL_LINEAR, match_targets
+
+ALL_LINEAR = "all-linear"
+PLAIN_NAME = re.compile(r"[\w.]+")
+
+
+def match_targets(names: Iterable[str], targets: str | Sequence[str], *, head: str | None) -> list[str]:
+    """Return the linear modules among `names` that get an adapter, in their order.
+
+    wanted: "all-linear" (every linear module but `head`, the output embedding), a list of names (a whole module name,
+    or its end after a dot), or a regular expression that matches the whole module name. A single plain name means a
+    list of it. Source: PEFT, `LoraConfig.target_modules` and `check_target_module_exists`.
+
+    Raises UsageError for a name or pattern that matches no module, for an empty list, an invalid pattern, and for
+    `head`. The message names the modules that exist.
+    """
+    names = list(names)
+    if is_all_linear(targets):
+        return [name for name in names if name != head]
+    chosen = find_targets(names, targets)
+    if isinstance(targets, str) and not PLAIN_NAME.fullmatch(targets):
+        unknown = [] if chosen else [targets]
+    else:
+        ends = [targets] if isinstance(targets, str) else list(targets)
+        unknown = [end for end in ends if not any(_ends_with(name, end) for name in names)]
+    if unknown or not chosen:
+        existing = sorted({name.rpartition(".")[2] for name in names if name != head})
+        fault = f"no linear module matches {', '.join(map(repr, unknown))}" if unknown else "the list is empty"
+        raise UsageError(f"lora.target_modules: {fault}", hint=f"use {ALL_LINEAR}, or some of: {', '.join(existing)}")
+    if head in chosen:
+        raise UsageError(
+            f"lora.target_modules: {head} is the output embedding; an adapter on it is unsupported",
+            hint=f"leave it out, or use {ALL_LINEAR}",
+        )
+    return chosen
+
+
+def find_targets(names: Sequence[str], targets: str | Sequence[str]) -> list[str]:
+    """Return the modules that are meant, maybe none, without the refusals of `match_targets`."""
+    if is_all_linear(targets):
+        return list(names)
+    if isinstance(targets, str) and not PLAIN_NAME.fullmatch(targets):
+        try:
+            return [name for name in names if re.fullmatch(targets, name)]
+        except re.error as error:
+            raise UsageError(
+                f"lora.target_modules: {targets!r} is not a regular expression: {error}",
+                hint="use all-linear, a list of names such as [q_proj, v_proj], or a pattern such as .*_proj",
+            ) from None
+    ends = [targets] if isinstance(targets, str) else list(targets)
+    return [name for name in names if any(_ends_with(name, end) for end in ends)]
+
+
+def is_all_linear(targets: str | Sequence[str]) -> bool:
+    """Return whether all linear modules are meant. PEFT takes the word in any case."""
+    return isinstance(targets, str) and targets.lower() == ALL_LINEAR
+
+
+def peft_targets(adapted: Iterable[str], targets: str | Sequence[str]) -> str | list[str]:
+    """Return `target_modules` of an adapter_config.json, so that PEFT puts the adapters on the same modules as
+    `adapted`.
+
+    "all-linear" is written out as names: other programs (vLLM, llama.cpp's converter) read names only.
+    """
+    if is_all_linear(targets):
+        return sorted({named_end(name) for name in adapted})
+    if isinstance(targets, str):
+        return [targets] if PLAIN_NAME.fullmatch(targets) else targets
+    return list(targets)
+
+
+def _ends_with(name: str, end: str) -> bool:
+    return name == end or name.endswith("." + end)
+
+
+def named_end(name: str) -> str:
+    """Return the end of a module name that is more than a number (`ffn.0` in `h.1.ffn.0`)."""
+    parts = name.split(".")
+    start = next((index for index in reversed(range(len(parts))) if not parts[index].isdigit()), 0)
+    return ".".join(parts[start:])
+
 
 OUTPUT_EMBEDDING = "lm_head"
 # Far above any real model (126 in Llama 3.1 405B), far below what a made-up config would cost to count.
@@ -189,10 +269,8 @@ def read_architecture(path: Path) -> Architecture:
 
 def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
     """Return the architecture in plain values. Raises as `read_architecture`."""
-    if (
-        isinstance(config.get("text_config"), dict) and "hidden_size" not in config
-    ):  # image-and-text models: the language part is what is trained
-        config = config["text_config"]
+    if isinstance(config.get("text_config"), dict) and "hidden_size" not in config:
+        config = config["text_config"]  # of an image-and-text model the language part is trained
     kind = str(config.get("model_type", ""))
     family = FAMILIES.get(kind, Family())
     guessed = not has_formula(kind)
@@ -215,6 +293,9 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
     # Norms of heads have the size of a head or of all, others that of the stream; one more is before the logits.
     of_heads = {"q": widths["q"], "k": widths["kv"]} if family.wide_norms else dict.fromkeys(HEAD_NORMS, head_size)
     norms = layers * sum(of_heads.get(name, hidden) for name in family.norms) + hidden
+    attention_bias, mlp_bias = bool(config.get("attention_bias", False)), bool(config.get("mlp_bias", False))
+    qkv_bias = family.qkv_bias or attention_bias
+    biases = {"qkv": qkv_bias, "attention": attention_bias, "mlp": mlp_bias, "never": False}
     return Architecture(
         family=kind or "unknown",
         layers=layers,
@@ -226,20 +307,59 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
         vocabulary=number("vocab_size"),
         tied=bool(config.get("tie_word_embeddings", family.tied)),
         norm_parameters=norms,
-        linears=_linears(family, widths, config),
+        linears=tuple(
+            Linear(part.name, widths[part.inputs], sum(widths[width] for width in part.outputs), biases[part.bias])
+            for part in family.projections
+        ),
         exact=not guessed,
     )
 
 
-def _linears(family: Family, widths: Mapping[Width, int], config: Mapping[str, Any]) -> tuple[Linear, ...]:
-    attention_bias = bool(config.get("attention_bias", False))
-    biases = {
-        "qkv": family.qkv_bias or attention_bias,
-        "attention": attention_bias,
-        "mlp": bool(config.get("mlp_bias", False)),
-        "never": False,
-    }
-    return tuple(
-        Linear(part.name, widths[part.inputs], sum(widths[width] for width in part.outputs), biases[part.bias])
-        for part in family.projections
-    )
+PREFIX = "base_model.model."
+A_WEIGHT = ".lora_A.weight"
+# Tensors of fused experts, in the model's order; the first of them that a model has goes in, the last comes out.
+EXPERT_TENSORS = ("gate_up_proj", "up_proj", "down_proj")
+
+
+def parameter_names(module: str) -> tuple[str, str]:
+    """Return PEFT's names of A [R, I] and B [O, R] of a linear module."""
+    return f"{PREFIX}{module}.lora_A.weight", f"{PREFIX}{module}.lora_B.weight"
+
+
+def names_of(linears: Sequence[Linear]) -> list[tuple[str, str]]:
+    """Return `parameter_names` of each module. PEFT wraps the module that holds the tensors of experts once for each
+    adapted one: the last of them has the module's own name, the one before `base_layer` below it."""
+    last = {_holder(linear): linear.name for linear in linears if linear.experts > 1}
+    names = []
+    for linear in linears:
+        module = linear.name
+        if linear.experts > 1:
+            module = _holder(linear) if last[_holder(linear)] == linear.name else f"{_holder(linear)}.base_layer"
+        names.append(parameter_names(module))
+    return names
+
+
+def expert_tensors(shapes: Mapping[str, Sequence[int]], rank: int, targets: str | Sequence[str]) -> dict[str, str]:
+    """Return the adapted tensor of each adapter on experts, by the module in PEFT's names.
+
+    An adapter on experts has more rows than its rank. PEFT's names don't tell the tensors apart, their shapes do.
+    """
+    halves = {name.removeprefix(PREFIX).removesuffix(A_WEIGHT): a for name, a in shapes.items() if A_WEIGHT in name}
+    tensors = {}
+    for module, a_shape in halves.items():
+        if a_shape[0] == rank:
+            continue
+        holder = module.removesuffix(".base_layer")
+        inner = f"{holder}.base_layer"
+        if inner not in halves:  # one tensor alone, by the words of the setting
+            tensors[module] = find_targets([f"{holder}.{part}" for part in EXPERT_TENSORS], targets)[-1]
+        elif module == holder:
+            tensors[module] = f"{holder}.down_proj"
+        else:
+            gated = shapes[f"{PREFIX}{inner}.lora_B.weight"][0] == 2 * halves[holder][1]
+            tensors[module] = f"{holder}.{'gate_up_proj' if gated else 'up_proj'}"
+    return tensors
+
+
+def _holder(linear: Linear) -> str:
+    return linear.name.rpartition(".")[0]

@@ -33,15 +33,10 @@ def fetch_model(name: str, progress: Progress = silent) -> Path:
             folder.with_name(f".{folder.name}.task"),
             on_beat=lambda beat: progress(next(beats), None),
         )
-    finally:
-        _remove_left_over(folder)
+    finally:  # removes unfinished copies whose task was killed (models/worker/prepare_model.py names them)
+        for path in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
+            owner = path.name.removeprefix(f".{folder.name}.").removesuffix(".tmp")
+            if owner.isdigit() and not psutil.pid_exists(int(owner)):
+                shutil.rmtree(path, ignore_errors=True)
     outcome.check(f"preparing {name}")
     return folder
-
-
-def _remove_left_over(folder: Path) -> None:
-    """Remove unfinished copies of `folder` whose task was killed (models/worker/prepare_model.py names them)."""
-    for path in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
-        owner = path.name.removeprefix(f".{folder.name}.").removesuffix(".tmp")
-        if owner.isdigit() and not psutil.pid_exists(int(owner)):
-            shutil.rmtree(path, ignore_errors=True)

@@ -153,35 +153,26 @@ class _Reader:
             end = max(end, offset + _tensor_bytes(name, kind, shapes[name]))
             if end > MAX_SIZE_BYTES:
                 raise ValueError(f"{name} ends at {end:,}")
-        self._check_end(alignment, end)
+        begin = -(-self.file.tell() // alignment) * alignment  # of the tensors, after the header
+        if end and begin + end > self.size_bytes:
+            raise ValueError(f"it is truncated: {self.size_bytes:,} of at least {begin + end:,} bytes")
         return Header(values, shapes)
-
-    def _check_end(self, alignment: int, tensors_end: int) -> None:
-        """Raise ValueError where the tensors, which begin after the header at a multiple of the alignment, end after
-        the file."""
-        begin = -(-self.file.tell() // alignment) * alignment
-        if tensors_end and begin + tensors_end > self.size_bytes:
-            raise ValueError(f"it is truncated: {self.size_bytes:,} of at least {begin + tensors_end:,} bytes")
 
     def _value(self, kind: int, *, keep: bool = False) -> Any:
         if kind == STRING:
             return self._string()
         if kind == ARRAY:
             element, count = self._scalar(UINT32), self._scalar(UINT64)
-            if keep and count <= MAX_ENTRIES and (element == STRING or element in SCALARS):
-                return self._array(element, count)
-            self._skip(element, count)
-            return count
+            if not keep or count > MAX_ENTRIES or not (element == STRING or element in SCALARS):
+                self._skip(element, count)
+                return count
+            if element == STRING:
+                return [self._take(self._length()).decode("utf-8", "replace") for _ in range(count)]
+            layout = f"<{count}{SCALARS[element][1]}"
+            if struct.calcsize(layout) > self.size_bytes:
+                raise ValueError("it is truncated")
+            return list(struct.unpack(layout, self._take(struct.calcsize(layout))))
         return self._scalar(kind)
-
-    def _array(self, kind: int, count: int) -> list[Any]:
-        if kind == STRING:
-            return [self._take(self._length()).decode("utf-8", "replace") for _ in range(count)]
-        layout = SCALARS[kind]
-        size_bytes = struct.calcsize(layout)
-        if count * size_bytes > self.size_bytes:
-            raise ValueError("it is truncated")
-        return list(struct.unpack(f"<{count}{layout[1]}", self._take(count * size_bytes)))
 
     def _skip(self, kind: int, count: int) -> None:
         if count > MAX_ENTRIES:

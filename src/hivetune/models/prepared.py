@@ -6,7 +6,7 @@ models/worker/prepare_model.py writes them; everything else only reads them.
 import difflib
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -125,17 +125,8 @@ def read_prepared(folder: Path) -> Prepared:
     """Return the record of a prepared folder. Raises UsageError for a folder that prepare_model did not write."""
     try:
         described: dict[str, Any] = read_json(folder / DESCRIPTION)
-        return Prepared(
-            folder=folder,
-            name=described["name"],
-            kind=described["kind"],
-            source=described["source"],
-            revision=described["revision"],
-            eos_ids=tuple(described["eos_ids"]),
-            pad_id=described["pad_id"],
-            bos_id=described["bos_id"],
-            template_sha256=described["template_sha256"],
-        )
+        values = {part.name: described[part.name] for part in fields(Prepared) if part.name != "folder"}
+        return Prepared(folder, **{**values, "eos_ids": tuple(values["eos_ids"])})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{folder} is not a prepared model folder: {error}", hint="prepare it with: hivetune fetch MODEL"

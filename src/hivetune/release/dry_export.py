@@ -16,9 +16,8 @@ from pathlib import Path
 from hivetune.base.disk import MANIFEST, home, read_json, scratch_folder, write_json
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, MachineNotFit, UsageError
 from hivetune.llama.backend import ServerSettings, find_engine, open_backend
-from hivetune.models.architecture import Linear, read_architecture
+from hivetune.models.architecture import Linear, named_end, read_architecture
 from hivetune.models.prepared import DESCRIPTION
-from hivetune.models.targets import named_end
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import DryGguf, Passage
 from hivetune.release.gguf import Converter, find_converter, server_name, untested_pair

@@ -21,7 +21,7 @@ from hivetune.base.journal import Journal, read_journal
 from hivetune.config import parse_config
 from hivetune.errors import UsageError
 from hivetune.machine.inventory import Card, Machine
-from hivetune.process.limits import FixedLimits
+from hivetune.process.parent import FixedLimits
 from hivetune.process.protocol import Meeting
 from hivetune.run.choices import Choices, write_resolved
 from hivetune.train.supervise.workers import Workers, devices_beside

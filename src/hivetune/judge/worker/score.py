@@ -20,7 +20,7 @@ from hivetune.base.journal import DAMAGED, Journal, read_journal
 from hivetune.config import LoraConfig
 from hivetune.data.snapshot import open_snapshot
 from hivetune.judge.worker.sides import Scoring, Side, SideName, StoredScores, in_turns
-from hivetune.models.peft_names import A_WEIGHT
+from hivetune.models.architecture import A_WEIGHT
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Score
 from hivetune.run.choices import Choices, read_resolved

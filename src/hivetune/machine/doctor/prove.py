@@ -25,8 +25,7 @@ from hivetune.machine.inventory import Card, CardKind, Machine
 from hivetune.machine.knowledge.cards import known_model
 from hivetune.machine.profile import WORTH_IT, Profile, Proof, ProvenSet, read_profile, write_profile
 from hivetune.models.prepared import find_prepared
-from hivetune.process.limits import FixedLimits
-from hivetune.process.parent import run_task
+from hivetune.process.parent import FixedLimits, run_task
 from hivetune.process.protocol import ChildError, MeasureRates, Outcome, Prove
 from hivetune.records import Progress, silent
 from hivetune.run.choices import Choices

@@ -6,7 +6,6 @@ rule is set here, and an unknown one is refused: other token ids would be traine
 """
 
 import importlib.util
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +76,17 @@ def take_gguf(file: Path, work: Path) -> None:
         tokenizer.backend_tokenizer.pre_tokenizer = _splitter(str(settings.get("tokenizer.ggml.pre", "")), file)
     elif settings.get("tokenizer.ggml.model") != "llama":
         raise UsageError(f"{file}: unsupported tokenizer {settings.get('tokenizer.ggml.model')!r}")
+    # Without the second name of a tied tensor (the output embedding), which transformers ties again by the config.
+    tensors = model.state_dict()
+    first: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        first.setdefault(tensor.data_ptr(), name)
+    distinct = {name: tensors[name].contiguous() for name in first.values()}
     del model.config.quantization_config  # of the file, not of what is saved
     model.config.architectures = [type(model).__name__]  # vLLM and TRL choose the class by it; GGUF does not carry it
     model.config.save_pretrained(work)
     model.generation_config.save_pretrained(work)
-    safetensors.torch.save_file(_distinct(model.state_dict()), work / WEIGHTS, metadata={"format": "pt"})
+    safetensors.torch.save_file(distinct, work / WEIGHTS, metadata={"format": "pt"})
     tokenizer.save_pretrained(work)
     if settings.get("tokenizer.chat_template"):
         (work / TEMPLATE).write_text(settings["tokenizer.chat_template"], encoding="utf-8")
@@ -95,15 +100,6 @@ def _tokenizer_class(model_type: str) -> Any:
     return tokenizer_class_from_name(TOKENIZER_MAPPING_NAMES.get(model_type) or "PreTrainedTokenizerFast")
 
 
-def _distinct(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tensors without the second name of a tied one (the output embedding), which transformers ties again
-    by the config."""
-    first: dict[int, str] = {}
-    for name, tensor in tensors.items():
-        first.setdefault(tensor.data_ptr(), name)
-    return {name: tensors[name].contiguous() for name in first.values()}
-
-
 def _splitter(pre: str, file: Path) -> Any:
     from tokenizers import Regex, pre_tokenizers
 
@@ -113,10 +109,10 @@ def _splitter(pre: str, file: Path) -> Any:
             f"{file}: unsupported pre-tokenizer {pre or '(not named)'}",
             hint="use the model's Hub id or folder instead",
         )
+    by_own_rule = split in ("whole", "digits")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=by_own_rule)
     if split == "whole":
-        return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if split == "digits":
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
-    splitter = pre_tokenizers.Split(Regex(split), behavior="isolated")
-    return pre_tokenizers.Sequence([splitter, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        return to_bytes
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    splitter = digits if split == "digits" else pre_tokenizers.Split(Regex(split), behavior="isolated")
+    return pre_tokenizers.Sequence([splitter, to_bytes])

@@ -9,8 +9,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from hivetune.config import LoraConfig
-from hivetune.models.architecture import USUAL_HEAD, Linear
-from hivetune.models.targets import match_targets
+from hivetune.models.architecture import USUAL_HEAD, Linear, match_targets
 
 # PEFT takes these names in an adapter for the experts of a fused tensor, whatever module they are of, and loads nothing
 # else under them (peft/utils/transformers_weight_conversion.py).
@@ -116,7 +115,8 @@ def count_sizes(module: nn.Module) -> dict[str, Any]:
     device."""
     config = module.config.get_text_config()
     met = next((value for name in ACTIVE_EXPERTS if (value := _number(config, name, 0))), None)
-    modules = [_with_active(linear, met) for linear in find_linears(module, LoraConfig())]
+    linears = find_linears(module, LoraConfig())
+    modules = [replace(each, active=min(met or each.experts, each.experts)) for each in linears]
     adapted = {linear.name for linear in modules}
     head = module.get_output_embeddings()
     others = [
@@ -142,10 +142,6 @@ def count_sizes(module: nn.Module) -> dict[str, Any]:
         "counted": sum(parameter.numel() for parameter in module.parameters()),
         "other_weights": sum(linear.weights for linear in others),
     }
-
-
-def _with_active(linear: Linear, met: int | None) -> Linear:
-    return replace(linear, active=min(met or linear.experts, linear.experts))
 
 
 def _number(config: Any, name: str, default: int) -> int:

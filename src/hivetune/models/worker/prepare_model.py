@@ -33,9 +33,8 @@ from hivetune.models.prepared import (
     kind_of,
     without_part,
 )
-from hivetune.models.worker.check_weights import check_tied, check_weights
 from hivetune.models.worker.hub import download
-from hivetune.models.worker.weights import NOT_WHOLE, open_weights
+from hivetune.models.worker.weights import NOT_WHOLE, check_tied, check_weights, open_weights
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, PrepareModel
 
@@ -122,22 +121,18 @@ def _check(work: Path, name: str, *, text_part: bool) -> dict[str, Any]:
     """Return the model's sizes. Raises UsageError where tensors, vocabulary or template are not what the folder
     claims."""
     # transformers and torch take seconds: after the network and the template have had their say.
-    from hivetune.models.worker.strict import check_against_config, read_config
+    from hivetune.models.worker.strict import check_against_config, check_kind, read_config, take_text_part
 
     config = read_config(work, name)
     if text_part:
-        from hivetune.models.worker.kind import take_text_part
-
         take_text_part(work, config, name)
     else:
-        from hivetune.models.worker.kind import check_kind
-
         check_kind(config, name)
     check_weights(work, name)
-    checked = check_against_config(work, name)
-    check_tied(work, checked.tied, name)
-    check_vocabulary(work, checked.sizes["vocabulary"], name)
-    return checked.sizes
+    tied, sizes = check_against_config(work, name)
+    check_tied(work, tied, name)
+    check_vocabulary(work, sizes["vocabulary"], name)
+    return sizes
 
 
 def _take_folder(folder: Path, work: Path, name: str) -> None:
@@ -192,8 +187,7 @@ def weight_files(folder: Path, name: str) -> list[str]:
 
 def check_no_remote_code(folder: Path, config: dict[str, Any], name: str) -> None:
     """Raise UsageError for a model that needs its own Python code."""
-    tokenizer = folder / "tokenizer_config.json"
-    if any("auto_map" in some for some in [config, _read_object(tokenizer, name) if tokenizer.is_file() else {}]):
+    if any("auto_map" in some for some in (config, _read_settings(folder / "tokenizer_config.json", name))):
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
         if config.get("model_type") not in CONFIG_MAPPING_NAMES:
@@ -237,9 +231,7 @@ def _settle_template(work: Path, name: str) -> str:
     """Write the model's chat template to its own file; return its SHA-256."""
     path = work / TEMPLATE
     if not path.is_file():
-        settings = (
-            _read_object(work / "tokenizer_config.json", name) if (work / "tokenizer_config.json").is_file() else {}
-        )
+        settings = _read_settings(work / "tokenizer_config.json", name)
         template = named_templates(settings.get("chat_template")).get("default", "")
         if not template.strip():
             raise UsageError(
@@ -255,12 +247,16 @@ def _special_ids(work: Path, name: str) -> dict[str, Any]:
     first tokens."""
     ids_by_kind: dict[str, list[int]] = {"eos": [], "pad": [], "bos": []}
     for file in ("generation_config.json", "config.json"):
-        settings = _read_object(work / file, name) if (work / file).is_file() else {}
+        settings = _read_settings(work / file, name)
         for kind, ids in ids_by_kind.items():
-            ids += _token_ids(settings.get(f"{kind}_token_id"), f"model {name}: {file}: {kind}_token_id")
+            value = settings.get(f"{kind}_token_id")  # a number, a list of them, or nothing
+            numbers = value if isinstance(value, list) else [] if value is None else [value]
+            if any(isinstance(number, bool) or not isinstance(number, int) for number in numbers):
+                raise UsageError(f"model {name}: {file}: {kind}_token_id is {value!r}, not a token id")
+            ids += [number for number in numbers if number >= 0]  # Llama 1 has -1
     added = _added_tokens(work, name)
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
-        names = _read_object(work / file, name) if (work / file).is_file() else {}
+        names = _read_settings(work / file, name)
         for kind, ids in ids_by_kind.items():
             token = names.get(f"{kind}_token")
             token = token.get("content") if isinstance(token, dict) else token
@@ -270,15 +266,6 @@ def _special_ids(work: Path, name: str) -> dict[str, Any]:
         "pad_id": ids_by_kind["pad"][0] if ids_by_kind["pad"] else None,
         "bos_id": ids_by_kind["bos"][0] if ids_by_kind["bos"] else None,
     }
-
-
-def _token_ids(value: Any, where: str) -> list[int]:
-    """Return the ids of a setting that is a number, a list of them, or nothing (-1 in Llama 1). Raises UsageError
-    for another."""
-    values = value if isinstance(value, list) else [] if value is None else [value]
-    if any(isinstance(number, bool) or not isinstance(number, int) for number in values):
-        raise UsageError(f"{where} is {value!r}, not a token id")
-    return [number for number in values if number >= 0]
 
 
 def _added_tokens(work: Path, name: str) -> dict[str, int]:
@@ -291,6 +278,11 @@ def _added_tokens(work: Path, name: str) -> dict[str, int]:
             f"model {name}: tokenizer.json is not a tokenizer: {str(error)[:200]}", hint=NOT_WHOLE
         ) from None
     return {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens") or []}
+
+
+def _read_settings(path: Path, name: str) -> dict[str, Any]:
+    """Return the object of a file that a model may lack."""
+    return _read_object(path, name) if path.is_file() else {}
 
 
 def _read_object(path: Path, name: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from hivetune.base.disk import MANIFEST, read_json, write_json, write_manifest
 from hivetune.config import LoraConfig
 from hivetune.errors import UsageError
-from hivetune.models.peft_names import A_WEIGHT, PREFIX, expert_tensors
+from hivetune.models.architecture import A_WEIGHT, PREFIX, expert_tensors
 from hivetune.models.prepared import DESCRIPTION, NAMED_TEMPLATES, WEIGHTS, WEIGHTS_INDEX
 from hivetune.models.worker.linears import is_fused
 from hivetune.models.worker.weights import open_weights

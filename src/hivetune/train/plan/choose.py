@@ -13,8 +13,7 @@ from typing import Any
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.knowledge.cards import known_model
 from hivetune.machine.profile import WORTH_IT
-from hivetune.models.architecture import Architecture, parse_architecture
-from hivetune.models.targets import ALL_LINEAR
+from hivetune.models.architecture import ALL_LINEAR, Architecture, parse_architecture
 from hivetune.run.checkpoints import MEAN_TIME_BETWEEN_FAULTS_S, checkpoint_interval_s
 from hivetune.run.choices import Choices
 from hivetune.train.plan.device import MARGIN, Device

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from hivetune.models.architecture import Architecture
-from hivetune.models.targets import ALL_LINEAR
+from hivetune.models.architecture import ALL_LINEAR, Architecture
 from hivetune.train.plan.device import Device
 from hivetune.train.plan.layout import compiles_products
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hivetune.base.journal import read_journal
-from hivetune.process.limits import FixedLimits, Limits
-from hivetune.process.parent import run_task
+from hivetune.process.parent import FixedLimits, Limits, run_task
 from hivetune.process.protocol import Item, Replay
 from hivetune.run.folder import ISOLATION, ITEMS
 from hivetune.train.supervise.attempt import worker_effects

@@ -25,8 +25,7 @@ from hivetune.machine.inventory import Machine, disk_free_bytes, read_machine
 from hivetune.machine.telemetry import any_hot, sample
 from hivetune.machine.traces import KernelLog, oom_kills, settle_kernel
 from hivetune.process.cluster import ask_cluster, cluster_of
-from hivetune.process.limits import LearnedLimits
-from hivetune.process.parent import Child, run_task, start_child
+from hivetune.process.parent import Child, LearnedLimits, run_task, start_child
 from hivetune.process.protocol import Beat, Outcome, Salvage, Train
 from hivetune.process.stop import StopRequest
 from hivetune.run import checkpoints

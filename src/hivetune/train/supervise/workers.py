@@ -19,8 +19,7 @@ from hivetune.errors import UsageError
 from hivetune.machine.inventory import Machine, cpu_workers
 from hivetune.machine.telemetry import process_tree
 from hivetune.process.cluster import cluster_of
-from hivetune.process.limits import Limits
-from hivetune.process.parent import Child, start_child
+from hivetune.process.parent import Child, Limits, start_child
 from hivetune.process.protocol import ComputePacks, Meeting, Outcome
 from hivetune.run.choices import NO_CHOICES, Choices, read_resolved
 from hivetune.run.folder import WORKERS

@@ -15,9 +15,7 @@ from torch import Tensor
 from hivetune.base.disk import read_json, write_atomic, write_json
 from hivetune.config import LoraConfig
 from hivetune.errors import UsageError
-from hivetune.models.architecture import Linear
-from hivetune.models.peft_names import A_WEIGHT, PREFIX, expert_tensors, names_of
-from hivetune.models.targets import ALL_LINEAR, peft_targets
+from hivetune.models.architecture import A_WEIGHT, ALL_LINEAR, PREFIX, Linear, expert_tensors, names_of, peft_targets
 from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG
 
 

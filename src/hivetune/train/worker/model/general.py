@@ -26,7 +26,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hivetune.config import LoraConfig
 from hivetune.errors import UsageError
-from hivetune.models.peft_names import names_of
+from hivetune.models.architecture import names_of
 from hivetune.models.worker.linears import expert_parameters, find_linears
 from hivetune.models.worker.strict import refuse_invented
 from hivetune.run.choices import NO_CHOICES, Choices

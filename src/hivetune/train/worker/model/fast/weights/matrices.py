@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from hivetune.config import LoraConfig
-from hivetune.models.architecture import Linear
-from hivetune.models.peft_names import names_of, parameter_names
+from hivetune.models.architecture import Linear, names_of, parameter_names
 from hivetune.train.worker.model.fast.weights.stream import LayerStream
 from hivetune.train.worker.model.memory import padded_zeros
 

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from hivetune.config import LoraConfig
-from hivetune.models.architecture import OUTPUT_EMBEDDING, Linear
+from hivetune.models.architecture import OUTPUT_EMBEDDING, Linear, match_targets
 from hivetune.models.families import Width
-from hivetune.models.targets import match_targets
 from hivetune.run.choices import Choices
 from hivetune.train.plan.memory import STREAM_BUFFERS
 from hivetune.train.worker.model.fast.spec import ModelSpec, NotFast
