@@ -3,14 +3,12 @@
 The kernel kills it together with the actor PID that started it: nobody would fetch what it computes after that.
 """
 
-import ctypes
 import os
-import signal
 import sys
 from pathlib import Path
 
-from hivetune.process.child import PR_SET_PDEATHSIG
 from hivetune.process.detach import resume_command
+from hivetune.process.sandbox import die_with_parent
 
 GUEST = "hivetune.cluster.guest"
 # Exporters look at the run where it is at home.
@@ -18,8 +16,7 @@ _NO_REPORT = ("--set", "report_to=[]")
 
 
 def main(run: str, agent: str) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
     if os.getppid() == int(agent):  # else it died before the kernel was told
         command = [*resume_command(Path(run)), *_NO_REPORT]
         os.execv(command[0], command)

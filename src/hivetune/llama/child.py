@@ -7,7 +7,6 @@ orphan keeps a socket and gigabytes.
 """
 
 import contextlib
-import ctypes
 import http.client
 import json
 import os
@@ -22,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.private import keep_private
-from hivetune.process.sandbox import DEVICES, SYSTEM, confine, named_environment
+from hivetune.process.sandbox import DEVICES, SYSTEM, confine, die_with_parent, named_environment
 
-_PR_SET_PDEATHSIG = 1
 _POLL_S = 0.05
 _GRACE_S = 5.0
 HEALTH_TIMEOUT_S = 1.0
@@ -47,7 +45,7 @@ def main() -> None:
     keep_private()
     settings: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
     if settings["dies_with_parent"]:  # also while it stands still, when it would not see stdin close
-        _die_with_parent()
+        die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is the parent's to handle
     if settings["program"] is None:
         _run_xllamacpp(settings)
@@ -143,7 +141,7 @@ def _run_program(settings: dict[str, Any]) -> None:
         command.append("--no-warmup")
 
     def prepare() -> None:
-        _die_with_parent()
+        die_with_parent()
         _confine(settings)
 
     process = subprocess.Popen(
@@ -164,11 +162,6 @@ def _run_program(settings: dict[str, Any]) -> None:
         time.sleep(_POLL_S)
     code = process.wait()
     sys.exit(code if code >= 0 else 128 - code)  # a signal as shells report it
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 if __name__ == "__main__":

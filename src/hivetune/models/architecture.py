@@ -19,6 +19,9 @@ from hivetune.errors import UsageError
 from hivetune.models.families import FAMILIES, HEAD_NORMS, OTHER_NAMES, Family, Width
 from hivetune.models.prepared import DESCRIPTION
 
+# The one matcher of `lora.target_modules`, as PEFT understands the setting: the plan, both implementations of the model
+# and the adapter's files use it, so what one accepts the others accept.
+
 ALL_LINEAR = "all-linear"
 PLAIN_NAME = re.compile(r"[\w.]+")
 

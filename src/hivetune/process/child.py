@@ -6,7 +6,6 @@ torch, so that the guards are set before torch is loaded.
 """
 
 import contextlib
-import ctypes
 import faulthandler
 import importlib
 import json
@@ -36,9 +35,9 @@ from hivetune.process.protocol import (
     Envelope,
     read_task,
 )
+from hivetune.process.sandbox import die_with_parent
 from hivetune.run.folder import OUTCOME, RANKS
 
-PR_SET_PDEATHSIG = 1
 # When memory runs out the kernel kills the process with the highest score: the worker, never the desktop.
 OOM_SCORE = 500
 EXIT_ORPHANED = 70
@@ -84,8 +83,8 @@ def guard() -> None:
     """
     keep_private()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    die_with_parent()
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
             file.write(str(OOM_SCORE))
     faulthandler.enable()
@@ -98,7 +97,9 @@ def wait_for_task(handle: int, imported: str) -> tuple[str, str]:
     The open files that process/launch.py sends get their numbers, also standard output and error. End the process when
     the other end closes.
     """
-    reserved = _reserve_handles()
+    reserved = [os.open(os.devnull, os.O_RDONLY)]  # so that no import opens a file at a number below RESERVED_HANDLES
+    while reserved[-1] < RESERVED_HANDLES:
+        reserved.append(os.open(os.devnull, os.O_RDONLY))
     with contextlib.suppress(Exception):  # the task's own module raises it again, where it is reported
         importlib.import_module(imported)
     with socket.socket(fileno=handle) as parent:
@@ -112,14 +113,6 @@ def wait_for_task(handle: int, imported: str) -> tuple[str, str]:
     for number in set(reserved) - set(message["handles"]):
         os.close(number)
     return message["module"], message["task"]
-
-
-def _reserve_handles() -> list[int]:
-    """Occupy the numbers below RESERVED_HANDLES, so that no import opens a file there."""
-    opened = [os.open(os.devnull, os.O_RDONLY)]
-    while opened[-1] < RESERVED_HANDLES:
-        opened.append(os.open(os.devnull, os.O_RDONLY))
-    return opened
 
 
 def limit_memory(limit_bytes: int | None) -> None:
@@ -212,14 +205,11 @@ def report_failure(folder: Path, error: BaseException) -> int:
     text = "".join(traceback.format_exception(error))
     with contextlib.suppress(OSError):  # the log may be on the full disk
         print(text, file=sys.stderr, flush=True)  # noqa: T201 (standard error is the task's log)
-    code = error.exit_code if isinstance(error, HivetuneError) else 1
-    described = {
-        "type": type(error).__name__,
-        "message": error.message if isinstance(error, HivetuneError) else str(error),
-        "hint": error.hint if isinstance(error, HivetuneError) else "",
-        "exit_code": code,
-        "traceback": text,
-    }
+    message, hint, code = str(error), "", 1
+    if isinstance(error, HivetuneError):
+        message, hint, code = error.message, error.hint, error.exit_code
+    kind = type(error).__name__
+    described = {"type": kind, "message": message, "hint": hint, "exit_code": code, "traceback": text}
     try:
         write_json(folder / OUTCOME, {"schema": 1, "status": "failed", "error": described})
     except OSError as problem:
@@ -243,7 +233,7 @@ def _end(code: int) -> NoReturn:
 def _end_when_orphaned(handle: int) -> None:
     """End this process when nobody can read the pipe any more, because the supervisor is gone.
 
-    PR_SET_PDEATHSIG does the same on Linux, unless the parent died before it was set.
+    `die_with_parent` does the same on Linux, unless the parent died before it was set.
     """
     watch = select.poll()
     watch.register(handle, 0)

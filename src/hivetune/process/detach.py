@@ -17,20 +17,20 @@ from hivetune.errors import Busy, UsageError
 from hivetune.run.folder import SUPERVISOR_LOG
 
 
-def cycle_command(config: Path, overrides: Sequence[str] = ()) -> list[str]:
-    return [sys.executable, "-m", "hivetune", "cycle", str(config.resolve()), *_changed(overrides)]
+def hivetune_command(*words: str, overrides: Sequence[str] = ()) -> list[str]:
+    """Return a command of this installation, with `--set` for each override."""
+    changed = [word for override in overrides for word in ("--set", override)]
+    return [sys.executable, "-m", "hivetune", *words, *changed]
 
 
 def resume_command(run: Path, overrides: Sequence[str] = ()) -> list[str]:
-    return [sys.executable, "-m", "hivetune", "resume", str(run), *_changed(overrides)]
+    return hivetune_command("resume", str(run), overrides=overrides)
 
 
-def _changed(overrides: Sequence[str]) -> list[str]:
-    return [word for override in overrides for word in ("--set", override)]
-
-
-def report_command(run: Path, target: str) -> list[str]:
-    return [sys.executable, "-m", "hivetune", "report", str(run), "--to", target, "--follow"]
+def _start_apart(command: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
+    """Start a command in its own session, with its output at the end of `log`."""
+    with open(open_plain(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
 
 
 def start_detached(run: Path, overrides: Sequence[str] = ()) -> int:
@@ -43,15 +43,7 @@ def start_detached(run: Path, overrides: Sequence[str] = ()) -> int:
     holder = lock_holder(run)
     if holder is not None:
         raise Busy(f"{run} is already running in process {holder.pid}", hint=f"follow it: hivetune watch {quoted(run)}")
-    with open(open_plain(run / SUPERVISOR_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
-        process = subprocess.Popen(
-            resume_command(run, overrides),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    return process.pid
+    return _start_apart(resume_command(run, overrides), run / SUPERVISOR_LOG).pid
 
 
 def systemd_unit(run: Path, overrides: Sequence[str] = ()) -> str:
@@ -69,12 +61,13 @@ def cycle_unit(config: Path, overrides: Sequence[str] = ()) -> str:
     It ends only for what a person has to change: the config, or another running loop.
     """
     where = f"WorkingDirectory={Path.cwd()}\n"
-    return _unit(f"Hivetune cycle of {config.name}", cycle_command(config, overrides), "2 4 75", where)
+    command = hivetune_command("cycle", str(config.resolve()), overrides=overrides)
+    return _unit(f"Hivetune cycle of {config.name}", command, "2 4 75", where)
 
 
 def serve_unit(arguments: Sequence[str]) -> str:
     """Return a user unit that runs `hivetune serve` with these arguments; a wrong argument ends it for good."""
-    return _unit("Hivetune gateway", [sys.executable, "-m", "hivetune", "serve", *arguments], "2 4")
+    return _unit("Hivetune gateway", hivetune_command("serve", *arguments), "2 4")
 
 
 def _unit(description: str, command: list[str], final_codes: str, more: str = "") -> str:
@@ -145,8 +138,5 @@ def start_exporter(run: Path, target: str) -> _Process:
     """Start an exporter in its own session, with its output in `reports/RUN-TARGET.log` of the home. Raise OSError."""
     folder = home() / "reports"
     make_folder(folder)
-    path = folder / f"{run.name}-{target}.log"
-    with open(open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
-        return subprocess.Popen(
-            report_command(run, target), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
+    command = hivetune_command("report", str(run), "--to", target, "--follow")
+    return _start_apart(command, folder / f"{run.name}-{target}.log")

@@ -40,21 +40,21 @@ Launch = Callable[[str, str, IO[bytes], Sequence[int], Mapping[str, str | None]]
 
 
 def launch_child(
-    module: str,
-    task_file: str,
-    log: IO[bytes],
-    handles: Sequence[int],
-    environment: Mapping[str, str | None],
-    *,
-    python: str | None = None,
+    module: str, task_file: str, log: IO[bytes], handles: Sequence[int], environment: Mapping[str, str | None]
 ) -> "subprocess.Popen[bytes]":
     """Start `python -m hivetune.process MODULE TASK.json` in its own session; `handles` keep their numbers."""
+    return _start([module, task_file], log, handles, child_environment(environment))
+
+
+def _start(
+    arguments: Sequence[str], log: IO[bytes], handles: Sequence[int], environment: Mapping[str, str]
+) -> "subprocess.Popen[bytes]":
     process = subprocess.Popen(
-        [python or sys.executable, "-m", "hivetune.process", module, task_file],
+        [sys.executable, "-m", "hivetune.process", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        env=child_environment(environment),
+        env=environment,
         pass_fds=tuple(handles),
         start_new_session=True,
         cwd=start_folder(),
@@ -108,17 +108,8 @@ class Ahead:
         self._socket, theirs = socket.socketpair()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the child is used or ended)
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "hivetune.process", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                env=self._environment,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-                cwd=start_folder(),
-            )
-        join_standstill(self._process)
+            number = theirs.fileno()
+            self._process = _start([str(number)], self._output, [number], self._environment)
 
     def launch(
         self, module: str, task_file: str, log: IO[bytes], handles: Sequence[int], environment: Mapping[str, str | None]
@@ -142,19 +133,17 @@ class Ahead:
         except BrokenPipeError:  # it ended just now
             self.close()
             return launch_child(module, task_file, log, handles, environment)
-        self._process = None
         self._release()
         return process
 
     def close(self) -> None:
         """End the waiting child, if there is one."""
-        if self._process is None:
-            return
-        self._process.kill()
-        self._process.wait()
-        self._process = None
-        self._release()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._release()
 
     def _release(self) -> None:
+        self._process = None
         self._socket.close()
         self._output.close()

@@ -90,7 +90,10 @@ class LearnedLimits:
 
     def allowed_s(self) -> float:
         if self._last in LOADING or not self._started:
-            return self._allowed_start_s()
+            if self.usual_start_s is None:
+                return self.settings.start_timeout_s
+            learned_s = max(self.settings.hang_floor_s, self.settings.hang_factor * self.usual_start_s)
+            return min(self.settings.start_timeout_s, learned_s)
         if self._last is Beat.VALIDATING:
             return self.settings.evaluate_timeout_s
         if self._last is Beat.SAVING:
@@ -107,12 +110,6 @@ class LearnedLimits:
         if not self._steps:
             return 0.0
         return sorted(self._steps)[math.ceil(QUANTILE * len(self._steps)) - 1]
-
-    def _allowed_start_s(self) -> float:
-        if self.usual_start_s is None:
-            return self.settings.start_timeout_s
-        learned_s = max(self.settings.hang_floor_s, self.settings.hang_factor * self.usual_start_s)
-        return min(self.settings.start_timeout_s, learned_s)
 
 
 _BEATS = {beat.value[0]: beat for beat in Beat}
@@ -228,12 +225,17 @@ class Child:
         """Close the pipe and return how it ended."""
         code = self.process.returncode
         os.close(self.pipe)
-        document = _read_outcome(self.folder)
+        document: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):  # it died before it wrote one
+            document = read_json(self.folder / OUTCOME)
         status: Status = document.pop("status", "died")
-        error = document.pop("error", None)
+        told = document.pop("error", None)
+        error = ChildError(**told) if told else None
         document.pop("schema", None)
-        if code == EXIT_FULL_DISK and not error:
+        if code == EXIT_FULL_DISK and error is None:
             status = "failed"
+            problem = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder / OUTCOME))
+            error = ChildError("OSError", str(problem), "", 1, "")
         if code != 0 and status in ("done", "stopped"):
             status = "died"  # it died after it had written its outcome, which proves nothing
         return Outcome(
@@ -243,7 +245,7 @@ class Child:
             seconds=moving_s() - self.started,
             result=document,
             stderr_tail=_tail(self.folder / WORKER_LOG, self.log_start_bytes),
-            error=_error(error, code, self.folder),
+            error=error,
             beat=self.last_beat,
             state=state,
             survived=survived,
@@ -274,12 +276,16 @@ def start_child(
     """
     make_folder(folder)
     (folder / OUTCOME).unlink(missing_ok=True)
-    log_start_bytes = _prepare_log(folder / WORKER_LOG)
+    log = folder / WORKER_LOG
+    log_start_bytes = log.stat().st_size if log.exists() else 0  # where this child's lines begin
+    if log_start_bytes > LOG_LIMIT_BYTES:
+        log.replace(log.with_name(WORKER_LOG + ".1"))
+        log_start_bytes = 0
     reader, writer = os.pipe()
     try:
         path = write_task(task, folder, heartbeat_fd=writer, memory_limit_bytes=memory_limit_bytes)
-        with open(open_plain(folder / WORKER_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
-            process = start(module or ENTRIES[type(task)], str(path), log, (writer, *pass_fds), environment or {})
+        with open(open_plain(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
+            process = start(module or ENTRIES[type(task)], str(path), file, (writer, *pass_fds), environment or {})
     except BaseException:
         os.close(reader)
         raise
@@ -296,20 +302,11 @@ def run_task(
     limits: Limits | None = None,
     environment: Mapping[str, str | None] | None = None,
     on_beat: Callable[[Beat], None] = lambda beat: None,
-    pass_fds: Sequence[int] = (),
     memory_limit_bytes: int | None = None,
 ) -> Outcome:
     """Run one task to its end and return its outcome, as `start_child` and `see_off` do."""
-    child = start_child(
-        task,
-        folder,
-        module=module,
-        limits=limits,
-        environment=environment,
-        pass_fds=pass_fds,
-        memory_limit_bytes=memory_limit_bytes,
-    )
-    return see_off(child, on_beat)
+    settings: dict[str, Any] = {"module": module, "limits": limits, "environment": environment}
+    return see_off(start_child(task, folder, memory_limit_bytes=memory_limit_bytes, **settings), on_beat)
 
 
 def count_items(progress: Progress, total: int | None, count: int = 0) -> Callable[[Beat], None]:
@@ -348,34 +345,9 @@ def see_off(
     return child.outcome()
 
 
-def _prepare_log(path: Path) -> int:
-    """Return where this child's lines begin; a large log is renamed first."""
-    size = path.stat().st_size if path.exists() else 0
-    if size <= LOG_LIMIT_BYTES:
-        return size
-    path.replace(path.with_name(WORKER_LOG + ".1"))
-    return 0
-
-
 def _tail(path: Path, start_bytes: int) -> str:
     if not path.exists():
         return ""
     with open(open_plain(path), "rb") as file:
         file.seek(max(start_bytes, path.stat().st_size - _TAIL_BYTES))
         return file.read().decode("utf-8", "replace")
-
-
-def _error(error: Mapping[str, Any] | None, code: int | None, folder: Path) -> ChildError | None:
-    if error:
-        return ChildError(**error)
-    if code != EXIT_FULL_DISK:
-        return None
-    problem = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / OUTCOME))
-    return ChildError("OSError", str(problem), "", 1, "")
-
-
-def _read_outcome(folder: Path) -> dict[str, Any]:
-    try:
-        return read_json(folder / OUTCOME)
-    except (OSError, ValueError):
-        return {}

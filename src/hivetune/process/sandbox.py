@@ -12,6 +12,7 @@ import errno
 import os
 import platform
 import resource
+import signal
 import struct
 import sys
 from collections.abc import Iterable, Mapping
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every machine
 _VERSION, _PATH_BENEATH = 1, 1
@@ -102,7 +104,19 @@ def confine(
         resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    return Protection(_limit_files(libc, readable, writable, read_all), _filter_calls(libc, may_execute))
+    files = _limit_files(libc, readable, writable, read_all)
+    program, filtered = call_filter(may_execute=may_execute), False
+    if program is not None:
+        buffer = ctypes.create_string_buffer(program, len(program))
+        head = struct.pack("<HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
+        filtered = libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, head, 0, 0) == 0
+    return Protection(files, filtered)
+
+
+def die_with_parent() -> None:
+    """Let the kernel kill this process when the thread that started it ends; it reaches even one that stands still."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _landlock_version() -> int:
@@ -148,15 +162,6 @@ def _allow(libc: ctypes.CDLL, rules: int, path: str | Path, allowed: int) -> Non
             libc.syscall(_ADD_RULE, rules, ctypes.c_int(_PATH_BENEATH), rule, ctypes.c_uint32(0))
     finally:
         os.close(descriptor)
-
-
-def _filter_calls(libc: ctypes.CDLL, may_execute: bool) -> bool:
-    program = call_filter(may_execute=may_execute)
-    if program is None:
-        return False
-    buffer = ctypes.create_string_buffer(program, len(program))
-    head = struct.pack("<HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
-    return int(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, head, 0, 0)) == 0
 
 
 def call_filter(*, may_execute: bool, any_socket: bool = False, machine: str = platform.machine()) -> bytes | None:
