@@ -16,10 +16,7 @@ import sys
 
 from hivetune.base.paths import real_path
 from hivetune.checkers.limited import MEMORY_BYTES, OUTPUT_BYTES, TooSlow, base_python, run_limited, run_sandboxed
-from hivetune.checkers.words import (
-    MAX_CHECKED_CHARS,
-    Arguments,
-)
+from hivetune.checkers.words import MAX_CHECKED_CHARS, Arguments
 from hivetune.errors import MachineNotFit, UsageError
 
 FUNCTION_TIMEOUT_S, MAX_FUNCTION_TIMEOUT_S = 10.0, 300.0

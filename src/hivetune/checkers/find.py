@@ -33,12 +33,15 @@ ROW_FIELDS = ("prompt", "reference", "agent", "category", "source")  # what a fu
 _NO_CODE = "rows come from elsewhere, so they can't name code to run"
 
 
+Kinds = Mapping[str, tuple[type | tuple[type, ...], bool]]
+
+
 @dataclass(frozen=True)
 class Checker:
     """`arguments` name: (type, required). `test` gets the answer and the arguments."""
 
     test: Callable[[str, Arguments], bool]
-    arguments: Mapping[str, tuple[type | tuple[type, ...], bool]]
+    arguments: Kinds
 
 
 @dataclass
@@ -109,30 +112,24 @@ def find_checker(checker: Arguments, where: str = "checker") -> Checker:
                 f"{where}: '{name}' has no argument '{key}'",
                 hint=f"did you mean '{near[0]}'?" if near else f"it takes: {', '.join(sorted(allowed))}",
             )
+    where = f"{where}: '{name}'"
     for key, (kind, required) in allowed.items():
-        _check_argument(checker, key, kind, required, f"{where}: '{name}'")
+        if key not in checker:
+            if required:
+                raise UsageError(f"{where} needs '{key}'")
+            continue
+        value = checker[key]
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise UsageError(f"{where}: '{key}' has the wrong type: {value!r}")
+        if isinstance(value, list) and (not value or not all(isinstance(item, str) and item for item in value)):
+            raise UsageError(f"{where}: '{key}' must list at least one text, none of them empty")
+        if key == "pattern":
+            check_pattern(str(value), where)
     return checker_found
 
 
-def _check_argument(checker: Arguments, key: str, kind: type | tuple[type, ...], required: bool, where: str) -> None:
-    if key not in checker:
-        if required:
-            raise UsageError(f"{where} needs '{key}'")
-        return
-    value = checker[key]
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise UsageError(f"{where}: '{key}' has the wrong type: {value!r}")
-    if isinstance(value, list) and (not value or not all(isinstance(item, str) and item for item in value)):
-        raise UsageError(f"{where}: '{key}' must list at least one text, none of them empty")
-    if key == "pattern":
-        check_pattern(str(value), where)
-
-
-_WORDS: dict[str, tuple[type | tuple[type, ...], bool]] = {
-    "ignore_case": (bool, False),
-    "whole_words": (bool, False),
-}
-_CASE: dict[str, tuple[type | tuple[type, ...], bool]] = {"ignore_case": (bool, False)}
+_CASE: Kinds = {"ignore_case": (bool, False)}
+_WORDS: Kinds = {**_CASE, "whole_words": (bool, False)}
 
 CHECKERS: Mapping[str, Checker] = {
     "contains_any": Checker(contains_any, {"any": (list, True), **_WORDS}),
@@ -148,12 +145,7 @@ CHECKERS: Mapping[str, Checker] = {
     "shell_parses": Checker(shell_parses, {}),
     "function": Checker(
         function,
-        {
-            "file": (str, True),
-            "function": (str, False),
-            "timeout_s": ((int, float), False),
-            "memory_mb": (int, False),
-        },
+        {"file": (str, True), "function": (str, False), "timeout_s": ((int, float), False), "memory_mb": (int, False)},
     ),
     "number_close": Checker(number_close, {"value": ((int, float), True), "tolerance": ((int, float), False)}),
     "not_empty": Checker(not_empty, {}),

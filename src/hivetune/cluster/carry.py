@@ -86,12 +86,21 @@ def carry_run(run: Run, address: str, tell: Teller) -> dict[str, Any]:
     check_carried(run)
     with ExitStack() as resources:
         resources.enter_context(hold_run(run.folder))
-        _clear(run.folder)
+        # The leftovers of an earlier process that was killed while it sent this run.
+        for path in run.folder.parent.glob(f".{glob.escape(run.folder.name)}.*.tmp"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
         ray = connect_ray(address)
         stop = resources.enter_context(StopRequest())  # Ray has taken the signals for itself
         code = _Carrier(run, address, ray, stop, resources, tell).finish()
-    if code:
-        raise _error(run.folder, code, stop.number)
+    if code > 128:
+        hint = f"to continue: hivetune resume {quoted(run.folder)}"
+        raise Stopped("stopped; everything up to its last step is saved", signal_number=stop.number, hint=hint)
+    if code:  # the error that `hivetune resume` would have raised here
+        hint = f"see the log: hivetune logs {quoted(run.folder)}; then: hivetune resume {quoted(run.folder)}"
+        raise _ERRORS.get(code, HivetuneError)(_reason(run.folder, code), hint=hint)
     return {**run.record["result"], "already_done": False}
 
 
@@ -116,7 +125,11 @@ class _Carrier:
             actor, node, host = None, _ANY, ""
             try:
                 actor, node = self._place()
-                host, device = self._ask(actor.admit.remote(self._guest()))
+                config, choices = read_resolved(self._run.folder)
+                kind = (choices.device or config.device).partition(":")[0]
+                model = self._run.model.resolve()
+                guest = Guest(self._run.folder.name, config.model, model, sha256_file(model / MANIFEST), kind)
+                host, device = self._ask(actor.admit.remote(guest))
                 self._deliver(actor)
                 self._tell(f"{self._run.folder.name} continues on {host}, {device}")
                 code = self._accompany(actor, host)
@@ -133,25 +146,16 @@ class _Carrier:
                 self._give_up(node, f"{host}: {error}" if host else str(error))
             finally:
                 if actor is not None:
-                    self._dismiss(actor)
+                    with suppress(_Lost, _Refused, Stopped):
+                        self._ask(actor.leave.remote())
+                    self._ray.kill(actor)
         return 128 + (self._stop.number or 15)
-
-    def _dismiss(self, actor: Any) -> None:
-        with suppress(_Lost, _Refused, Stopped):
-            self._ask(actor.leave.remote())
-        self._ray.kill(actor)
 
     def _give_up(self, node: str, reason: str) -> None:
         self._given_up[node] = reason
         self._tell(f"given up for {self._run.folder.name}: {reason}")
         if node == _ANY:
             self._no_machine_left()
-
-    def _guest(self) -> Guest:
-        config, choices = read_resolved(self._run.folder)
-        model = self._run.model
-        device = (choices.device or config.device).partition(":")[0]
-        return Guest(self._run.folder.name, config.model, model.resolve(), sha256_file(model / MANIFEST), device)
 
     def _place(self) -> tuple[Any, str]:
         """Wait for a free device of a machine that was not given up; return the actor and Ray's name of the machine.
@@ -226,17 +230,13 @@ class _Carrier:
             if self._stop.count and not stopping:
                 stopping = True
                 self._ask(actor.pause.remote())
-            if not stopping and time.monotonic() >= home_at:
-                home_at = time.monotonic() + max(HOME_EVERY_S, self._visit_home(actor) / HOME_SHARE)
+            if not stopping and time.monotonic() >= home_at:  # the whole run as it is now, while it continues there
+                began = time.monotonic()
+                packed = self._ask(actor.gather.remote())
+                if packed is not None:
+                    self._with_room(functools.partial(self._fetch, actor, packed))
+                home_at = time.monotonic() + max(HOME_EVERY_S, (time.monotonic() - began) / HOME_SHARE)
             time.sleep(FOLLOW_EVERY_S)
-
-    def _visit_home(self, actor: Any) -> float:
-        """Copy the whole run back as it is now, while it continues there; return how many seconds that took."""
-        began = time.monotonic()
-        packed = self._ask(actor.gather.remote())
-        if packed is not None:
-            self._with_room(functools.partial(self._fetch, actor, packed))
-        return time.monotonic() - began
 
     def _with_room(self, write: Callable[[], object]) -> bool:
         """Call `write`, and return whether the disk had room for it. The first time without room is reported."""
@@ -320,26 +320,7 @@ def _follow(run: Path, growth: Growth) -> None:
             file.write(growth.data)
 
 
-def _clear(run: Path) -> None:
-    """Delete the leftovers of an earlier process that was killed while it sent this run."""
-    for path in run.parent.glob(f".{glob.escape(run.name)}.*.tmp"):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
-
-
 def _reason(run: Path, code: int) -> str:
     """Return why the run's supervisor ended, by its journal."""
     ends = [entry for entry in read_journal(run / EVENTS) if entry["event"] == "supervisor_ended"]
     return (ends[-1].get("why") if ends else "") or f"its process ended with exit code {code}"
-
-
-def _error(run: Path, code: int, signal_number: int | None) -> HivetuneError:
-    """Return the error that `hivetune resume` would have raised here."""
-    if code > 128:
-        hint = f"to continue: hivetune resume {quoted(run)}"
-        return Stopped("stopped; everything up to its last step is saved", signal_number=signal_number, hint=hint)
-    return _ERRORS.get(code, HivetuneError)(
-        _reason(run, code), hint=f"see the log: hivetune logs {quoted(run)}; then: hivetune resume {quoted(run)}"
-    )

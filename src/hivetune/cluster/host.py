@@ -72,22 +72,15 @@ class News:
     code: int | None
 
 
-@dataclass(frozen=True)
-class _Room:
-    """The resources of a run on this machine."""
-
-    folder: Path
-    model: Path
-    python: str
-    environment: Mapping[str, str]
-
-
 class RunHost:
     """The host of a run; it holds a device until its process ends. Call `admit`, `receive` for all data, `begin`; then
     look and fetch.
     """
 
-    _room: _Room
+    _folder: Path
+    _model: Path
+    _python: str
+    _environment: Mapping[str, str]
     _process: "subprocess.Popen[bytes]"
 
     def __init__(self) -> None:
@@ -115,34 +108,34 @@ class RunHost:
         model = find_model(guest.model, guest.model_folder, guest.model_hash, host)
         guests = home() / "cluster" / "runs"
         _clear(guests)
-        folder = guests / f"{guest.name}-{secrets.token_hex(4)}"
-        self._resources.callback(shutil.rmtree, folder)
-        self._resources.enter_context(lock(folder))
-        self._room = _Room(folder, model, membership.python, _environment(membership, device))
+        self._folder = guests / f"{guest.name}-{secrets.token_hex(4)}"
+        self._resources.callback(shutil.rmtree, self._folder)
+        self._resources.enter_context(lock(self._folder))
+        self._model, self._python, self._environment = model, membership.python, _environment(membership, device)
         return host, device
 
     def receive(self, piece: bytes) -> None:
         """Store the next piece of the parcel."""
-        with open(open_plain(self._room.folder / _IN, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
+        with open(open_plain(self._folder / _IN, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
             file.write(piece)
 
     def begin(self) -> None:
         """Unpack the received run and continue it. Raises ValueError, OSError, UsageError for a damaged run."""
-        room, target = self._room, self._room.folder / _CARRIED
-        unpack(room.folder / _IN, target)
-        (room.folder / _IN).unlink()
-        update_record(target / RUN, model=str(room.model), snapshot=str(target / SNAPSHOT))
+        target = self._folder / _CARRIED
+        unpack(self._folder / _IN, target)
+        (self._folder / _IN).unlink()
+        update_record(target / RUN, model=str(self._model), snapshot=str(target / SNAPSHOT))
         for name in FOLLOWED:
             while self._grown(name) is not None:
                 pass
-        with open(open_plain(room.folder / _LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
+        with open(open_plain(self._folder / _LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
             self._process = subprocess.Popen(
-                [room.python, "-m", GUEST, str(target / RUN), str(os.getpid())],
+                [self._python, "-m", GUEST, str(target / RUN), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env=dict(room.environment),
+                env=dict(self._environment),
             )
         self._resources.callback(self._end)
 
@@ -150,7 +143,7 @@ class RunHost:
         """Return the news of the run. Its exit code comes last, when nothing else is left."""
         code = self._process.poll()  # first: what it wrote before its end is read below
         growth = tuple(grown for name in FOLLOWED if (grown := self._grown(name)) is not None)
-        with open(self._room.folder / _LOG, "rb") as file:
+        with open(self._folder / _LOG, "rb") as file:
             file.seek(self._output_bytes)
             output = file.read(CARRIED_BYTES)
         self._output_bytes += len(output)
@@ -163,12 +156,12 @@ class RunHost:
 
     def gather(self) -> int | None:
         """Pack the run as it is now and return the parcel's size in bytes; None when the run changed meanwhile."""
-        run, ended = self._room.folder / _CARRIED / RUN, self._process.poll() is not None
+        run, ended = self._folder / _CARRIED / RUN, self._process.poll() is not None
         if ended:
             self._end()
         before = (run / CONFIG).read_bytes()
         try:
-            size_bytes = pack({RUN: run}, self._room.folder / _OUT, leave_out=(f"{RUN}/{SUPERVISOR_LOG}",))
+            size_bytes = pack({RUN: run}, self._folder / _OUT, leave_out=(f"{RUN}/{SUPERVISOR_LOG}",))
         except FileNotFoundError:  # an older checkpoint made room for a newer one
             if ended:
                 raise
@@ -177,7 +170,7 @@ class RunHost:
 
     def give(self, offset: int) -> bytes:
         """Return the piece of the packed run at `offset`."""
-        with open(self._room.folder / _OUT, "rb") as file:
+        with open(self._folder / _OUT, "rb") as file:
             file.seek(offset)
             return file.read(CARRIED_BYTES)
 
@@ -192,7 +185,7 @@ class RunHost:
         self._process.wait()
 
     def _grown(self, name: str) -> Growth | None:
-        path, position = self._room.folder / _CARRIED / RUN / name, self._positions.get(name, JournalPlace())
+        path, position = self._folder / _CARRIED / RUN / name, self._positions.get(name, JournalPlace())
         followed = read_after(path, position)
         if followed.place == position:
             return None

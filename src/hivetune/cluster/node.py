@@ -40,7 +40,7 @@ from hivetune.machine.cluster import (
     view_cluster,
     write_membership,
 )
-from hivetune.machine.inventory import Machine, read_machine
+from hivetune.machine.inventory import read_machine
 from hivetune.process.cluster import ClusterView, own_address
 
 PORT = 6479
@@ -103,15 +103,21 @@ def start_node(joining: Joining) -> tuple[Membership, tuple[str, ...]]:
         need_token()
         address, own, options = joining.join, own_address(joining.join), ["--address", joining.join]
     end_node()
-    extra = {} if joining.redis is None else _redis_environment(joining.redis)
-    extra = {**ray_environment(address), **extra}
+    shown, redis_options = ("", []) if joining.redis is None else redis_for_ray(joining.redis)
+    extra = ray_environment(address)
+    if shown:  # the same name after a restart of the head, another one for another home
+        extra |= {"RAY_REDIS_ADDRESS": shown, "RAY_external_storage_namespace": f"hivetune-{mark_of_home()}"}
+    resources = {DEVICE: len(devices)} if devices else {}
+    share = int(OBJECT_STORE_SHARE * machine.memory_bytes)
+    store_bytes = min(max(share, MIN_OBJECT_STORE_BYTES), MAX_OBJECT_STORE_BYTES)
+    options += ["--node-ip-address", own, "--num-cpus", "0", "--num-gpus", "0", "--resources", json.dumps(resources)]
+    options += ["--object-store-memory", str(store_bytes), "--temp-dir", str(_ray_folder()), "--disable-usage-stats"]
+    options += ["--include-log-monitor", "false", *redis_options]
     try:
-        options += [*_node_options(own, len(devices), machine), *_redis_options(joining.redis)]
         _ray_start(python, options, extra)
     except BaseException:  # what has started already would run for ever
         end_node()
         raise
-    shown = "" if joining.redis is None else redis_for_ray(joining.redis)[0]
     membership = Membership(address, joining.join is None, python, devices, shown)
     write_membership(membership)
     return membership, warnings
@@ -168,29 +174,6 @@ def _checked_python(python: str | None) -> str:
         extra = "cluster" if missing == ["ray"] else "train"
         raise UsageError(f"--python {python}: {lacks}", hint=f"{install_command(extra)} in that environment")
     return str(path.absolute())
-
-
-def _node_options(own: str, devices: int, machine: Machine) -> list[str]:
-    resources = {DEVICE: devices} if devices else {}
-    share = int(OBJECT_STORE_SHARE * machine.memory_bytes)
-    store_bytes = min(max(share, MIN_OBJECT_STORE_BYTES), MAX_OBJECT_STORE_BYTES)
-    return [
-        *("--node-ip-address", own, "--num-cpus", "0", "--num-gpus", "0", "--resources", json.dumps(resources)),
-        *("--object-store-memory", str(store_bytes), "--temp-dir", str(_ray_folder()), "--disable-usage-stats"),
-        *("--include-log-monitor", "false"),
-    ]
-
-
-def _redis_options(redis: str | None) -> list[str]:
-    return [] if redis is None else redis_for_ray(redis)[1]
-
-
-def _redis_environment(redis: str) -> dict[str, str]:
-    # The same name after a restart of the head, another one for another home.
-    return {
-        "RAY_REDIS_ADDRESS": redis_for_ray(redis)[0],
-        "RAY_external_storage_namespace": f"hivetune-{mark_of_home()}",
-    }
 
 
 def mark_of_home() -> str:
@@ -257,7 +240,7 @@ def check_redis(url: str) -> tuple[str, ...]:
     try:
         client = connect(server)
         info = dict(client.info())
-        shards = _shards(str(client.execute_command("CLUSTER", "INFO"))) if info["cluster_enabled"] else 1
+        cluster = str(client.execute_command("CLUSTER", "INFO")) if info["cluster_enabled"] else "cluster_size:1"
     except HivetuneError:
         raise
     except (load_redis().exceptions.RedisError, OSError) as error:
@@ -265,13 +248,8 @@ def check_redis(url: str) -> tuple[str, ...]:
         if isinstance(explained, HivetuneError):
             raise explained from None
         raise UsageError(f"{server.shown} does not answer: {error}", hint="check --redis redis://HOST:PORT") from None
-    return judge_redis(server.shown, info, shards)
-
-
-def _shards(info: str) -> int:
-    """Return the number of shards in the text of CLUSTER INFO."""
-    match = re.search(r"cluster_size:(\d+)", info)
-    return int(match[1]) if match else 0
+    shards = re.search(r"cluster_size:(\d+)", cluster)
+    return judge_redis(server.shown, info, int(shards[1]) if shards else 0)
 
 
 def judge_redis(shown: str, info: Mapping[str, Any], shards: int) -> tuple[str, ...]:

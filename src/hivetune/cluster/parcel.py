@@ -64,7 +64,9 @@ def unpack(parcel: Path, target: Path) -> None:
                 os.mkdir(target, 0o700)
                 try:
                     archive.extractall(target, members, filter="data")
-                    _sync(target)
+                    for folder, _, files in os.walk(target):
+                        for path in (*(Path(folder, name) for name in files), Path(folder)):
+                            DISK.sync(path)
                 except BaseException:
                     shutil.rmtree(target, ignore_errors=True)
                     raise
@@ -84,23 +86,12 @@ def _digest(file: IO[bytes], size_bytes: int = -1) -> bytes:
 def _check(members: Sequence[tarfile.TarInfo]) -> None:
     """Raise ValueError unless the parcel holds nothing but ordinary files below folders of its own."""
     for member in members:
-        ordinary = member.type == tarfile.REGTYPE and not member.issparse()
-        if not ordinary or "\\" in member.name or not all(_is_own(part) for part in member.name.split("/")):
+        ordinary = member.type == tarfile.REGTYPE and not member.issparse() and "\\" not in member.name
+        parts = member.name.split("/")  # none of them empty, `.`, `..` or hidden, and each one that a disk takes
+        if not ordinary or not all(part and part[0] != "." and len(os.fsencode(part)) <= 255 for part in parts):
             raise ValueError(f"the parcel names a file that is not its own: {member.name[:100]!r}")
     if len(members) > MAX_FILES or len({member.name for member in members}) < len(members):
         raise ValueError(f"the parcel names {len(members)} files, too many or one of them twice")
-
-
-def _is_own(part: str) -> bool:
-    """Return whether a name is neither empty, nor `.` or `..`, nor hidden, and one that a disk takes."""
-    return bool(part) and not part.startswith(".") and len(os.fsencode(part)) <= 255
-
-
-def _sync(target: Path) -> None:
-    for folder, _, files in os.walk(target):
-        for name in files:
-            DISK.sync(Path(folder, name))
-        DISK.sync(Path(folder))
 
 
 def _visible(folder: Path) -> Iterator[Path]:

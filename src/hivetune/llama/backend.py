@@ -207,7 +207,6 @@ class Backend:
         max_tokens: int = 256,
         temperature: float = 0.0,
         logprobs: bool = False,
-        tools: Sequence[Mapping[str, Any]] = (),
         adapter: int | None = None,
     ) -> Answer:
         """Return one answer to a chat. `logprobs`: also (token id, log-probability) of each token, the ending one
@@ -216,8 +215,6 @@ class Backend:
         request = self._chat_request(messages, max_tokens, temperature, adapter)
         if logprobs:
             request |= {"logprobs": True, "top_logprobs": 1}
-        if tools:
-            request["tools"] = list(tools)
         started = time.monotonic()
         document = self.request("/v1/chat/completions", request)
         seconds = time.monotonic() - started

@@ -129,7 +129,11 @@ def find_model(model: str, folder: Path, model_hash: str, host: str) -> Path:
 
     Raises MachineNotFit.
     """
-    if _is_model(folder, model_hash):
+
+    def is_model(there: Path) -> bool:
+        return (there / MANIFEST).exists() and sha256_file(there / MANIFEST) == model_hash
+
+    if is_model(folder):
         return folder
     hint = f"prepare it there: hivetune fetch {model}"
     try:
@@ -138,14 +142,9 @@ def find_model(model: str, folder: Path, model_hash: str, host: str) -> Path:
         prepared = None
     if prepared is None:
         raise MachineNotFit(f"{host} does not have the model {model}", hint=hint)
-    if not _is_model(prepared.folder, model_hash):
+    if not is_model(prepared.folder):
         raise MachineNotFit(f"the model {model} of {host} has other bytes than the run's", hint=hint)
     return prepared.folder
-
-
-def _is_model(folder: Path, model_hash: str) -> bool:
-    manifest = folder / MANIFEST
-    return manifest.exists() and sha256_file(manifest) == model_hash
 
 
 # The custom resource of a machine, one for each device that it offers: Ray's own table of cards does not know all.

@@ -7,13 +7,14 @@ card, torch or core count has another fingerprint, so a profile is never stale.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hivetune.base.disk import home, read_json, write_json
 from hivetune.base.typed import from_plain, to_plain
 
 _SCHEMA = 1
-_DTYPES, _PRODUCTS = "dtypes", "products"
+# What `dtype: auto` is on a device, and what multiplies matrices on "DEVICE DTYPE".
+Decision = Literal["dtypes", "products"]
 # The speed-up that makes half precision worth its rounding, or another backend worth the change. On CPUs with native
 # bf16 it is 1.7 to 2.3 times faster, without it 40 to 500 times slower (pytorch/pytorch#146508).
 WORTH_IT = 1.25
@@ -62,25 +63,12 @@ class Profile:
         best = {dtype: max(rate, best_before.get(dtype, 0.0)) for dtype, rate in rates.items()}
         return replace(self, rates={**self.rates, device: best})
 
-    def decided_dtype(self, device: str) -> str | None:
-        """Return what `dtype: auto` is on this device, None if it was never decided."""
-        return self._decided(_DTYPES, device)
-
-    def with_dtype(self, device: str, dtype: str) -> "Profile":
-        return self._with_decided(_DTYPES, device, dtype)
-
-    def decided_products(self, device: str, dtype: str) -> str | None:
-        """Return what multiplies matrices of this dtype on this device, None if it was never decided."""
-        return self._decided(_PRODUCTS, f"{device} {dtype}")
-
-    def with_products(self, device: str, dtype: str, products: str) -> "Profile":
-        return self._with_decided(_PRODUCTS, f"{device} {dtype}", products)
-
-    def _decided(self, topic: str, device: str) -> str | None:
+    def decided(self, topic: Decision, device: str) -> str | None:
+        """Return what was decided for this device, None if it never was."""
         decided = self.choices.get(topic)
         return decided.get(device) if isinstance(decided, dict) else None
 
-    def _with_decided(self, topic: str, device: str, value: str) -> "Profile":
+    def with_decided(self, topic: Decision, device: str, value: str) -> "Profile":
         return replace(self, choices={**self.choices, topic: {**self.choices.get(topic, {}), device: value}})
 
     def proof(self, device: str) -> Proof | None:
@@ -92,7 +80,7 @@ class Profile:
 
     def with_proof(self, device: str, proof: Proof) -> "Profile":
         proven = replace(self, proofs={**self.proofs, device: to_plain(proof)})
-        return proven if proof.dtype is None else proven.with_dtype(device, proof.dtype)
+        return proven if proof.dtype is None else proven.with_decided("dtypes", device, proof.dtype)
 
     def right_rates(self, device: str) -> Mapping[str, float] | None:
         """Return the rates of a device without precisions that no backend computed right, None if never measured."""

@@ -205,7 +205,7 @@ def test_the_profile_keeps_what_was_proven() -> None:
     write_profile(with_proven(Profile("abc"), proven))
     profile = read_profile("abc")
     assert profile.proof("cpu") == proven.proof and profile.proof("cuda:0") is None
-    assert profile.other_rates["cpu"] == {"bandwidth": 2e10} and profile.decided_dtype("cpu") == "bfloat16"
+    assert profile.other_rates["cpu"] == {"bandwidth": 2e10} and profile.decided("dtypes", "cpu") == "bfloat16"
 
 
 def test_a_precision_in_which_nothing_was_right_is_not_reckoned_with() -> None:

@@ -17,7 +17,7 @@ def test_two_measurements_around_the_tie_choose_one_precision(monkeypatch: pytes
     monkeypatch.setattr(device, "product_rates", lambda place: rates)
     first = device.complete("cpu", "auto", NO_CHOICES).dtype
     assert first == "bfloat16"
-    write_profile(read_profile(read_machine().fingerprint).with_dtype("cpu", first))  # as the probe does
+    write_profile(read_profile(read_machine().fingerprint).with_decided("dtypes", "cpu", first))  # as the probe does
     rates["bfloat16"] = 1.2
     assert device.complete("cpu", "auto", NO_CHOICES).dtype == "bfloat16"
     rates["bfloat16"] = 0.3

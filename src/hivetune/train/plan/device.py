@@ -135,7 +135,7 @@ def _with_measured(device: Device, profile: Profile) -> Device:
     if measured is not None:
         note = "" if device.kind == "cpu" else device.note
         device = replace(device, rates=measured, measured=True, source="GEMMs measured on this machine", note=note)
-    device = replace(device, decided_dtype=profile.decided_dtype(device.torch_name))
+    device = replace(device, decided_dtype=profile.decided("dtypes", device.torch_name))
     if device.kind == "cpu":
         return device
     others = profile.other_rates.get(device.torch_name, {})

@@ -68,7 +68,7 @@ def complete(device: str, dtype: str, choices: Choices) -> Choices:
         choices = replace(choices, dtype=precision)
         choices = choices.over(proven_choices(checked, precision, profile))
         if precision in ("float32", "bfloat16") and checked.type == "cpu" and choices.products is None:
-            decided = profile.decided_products(name, precision)
+            decided = profile.decided("products", f"{name} {precision}")
             choices = replace(choices, products=chosen_products(decided, DTYPES[precision]))
         if checked.type == "cpu" and choices.kernels is None:
             choices = with_kernels(choices, DTYPES[precision])
@@ -110,7 +110,7 @@ def chosen_dtype(device: torch.device, profile: Profile) -> str:
     Near a tie the earlier decision on this machine stands; the probe writes it down.
     """
     name = device_name(device)
-    return auto_dtype(profile.right_rates(name) or product_rates(device), profile.decided_dtype(name))
+    return auto_dtype(profile.right_rates(name) or product_rates(device), profile.decided("dtypes", name))
 
 
 def device_name(device: torch.device) -> str:

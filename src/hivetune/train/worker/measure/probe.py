@@ -152,9 +152,9 @@ def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
     prediction = _predict(chosen, work, snapshot, measured, rate)
     settled = replace(_with(settled, chosen), prediction=asdict(prediction))
     if config.dtype == "auto":
-        profile = profile.with_dtype(name, dtype)
+        profile = profile.with_decided("dtypes", name, dtype)
     if settled.products is not None:
-        profile = profile.with_products(name, dtype, settled.products)
+        profile = profile.with_decided("products", f"{name} {dtype}", settled.products)
     # What the plan reads, and what a later probe needs to skip measuring.
     write_profile(profile.with_probe(probe_key(setup), {**measured.to_plain(), "held": measured_under}))
     if run:
