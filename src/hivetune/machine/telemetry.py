@@ -173,11 +173,7 @@ def _read_rapl(root: Path) -> dict[str, tuple[float, float]]:
     """Return the counters of whole packages; `intel-rapl:0:1` is a part of one. AMD's zones have the same names."""
     counters = {}
     for zone in sorted((root / "sys/class/powercap").glob("intel-rapl:*")):
-        if zone.name.count(":") != 1:
-            continue
-        try:
-            value, end = (int((zone / name).read_text()) for name in ("energy_uj", "max_energy_range_uj"))
-        except (OSError, ValueError):
-            continue
-        counters[zone.name] = value / 1e6, end / 1e6
+        value, end = (whole_number(zone / name) for name in ("energy_uj", "max_energy_range_uj"))
+        if zone.name.count(":") == 1 and value is not None and end is not None:
+            counters[zone.name] = value / 1e6, end / 1e6
     return counters

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from hivetune.base.kernel import system_text
+
 KMSG = Path("dev/kmsg")
 LINE_LIMIT = 200
 RELEVANT = re.compile(
@@ -33,7 +35,8 @@ class KernelLog:
 
     def lines(self, pid: int) -> list[str]:
         """Return the new relevant lines that are not about another process than `pid`."""
-        return [line for line in self._read() if RELEVANT.search(line) and _concerns(line, pid)][-LINE_LIMIT:]
+        relevant = ((line, OF_PROCESS.search(line)) for line in self._read() if RELEVANT.search(line))
+        return [line for line, of in relevant if of is None or int(of[1] or of[2]) == pid][-LINE_LIMIT:]
 
     def close(self) -> None:
         if self._handle is not None:
@@ -56,28 +59,14 @@ class KernelLog:
 
 def oom_kills(root: Path = Path("/")) -> int:
     """Return the number of out-of-memory kills, of the machine plus our cgroups; only differences mean something."""
-    total = _count(root / "proc/vmstat", "oom_kill")
-    with contextlib.suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text(encoding="ascii").splitlines():
-            if line.startswith("0::"):
-                total += _count(root / "sys/fs/cgroup" / line[3:].strip("/") / "memory.events", "oom_kill")
-    return total
+    counts = [root / "proc/vmstat"]
+    for line in system_text(root / "proc/self/cgroup").splitlines():
+        if line.startswith("0::"):
+            counts.append(root / "sys/fs/cgroup" / line[3:].strip("/") / "memory.events")
+    found = (re.search(r"^oom_kill (\d+)$", system_text(path), re.MULTILINE) for path in counts)
+    return sum(int(count[1]) for count in found if count)
 
 
 def settle_kernel(seconds: float = 0.05) -> None:
     """Wait until the kernel has written its lines, which it does just after a death."""
     time.sleep(seconds)
-
-
-def _concerns(line: str, pid: int) -> bool:
-    match = OF_PROCESS.search(line)
-    return match is None or int(match[1] or match[2]) == pid
-
-
-def _count(path: Path, key: str) -> int:
-    with contextlib.suppress(OSError):
-        for line in path.read_text(encoding="ascii", errors="replace").splitlines():
-            name, _, value = line.partition(" ")
-            if name == key and value.strip().isdigit():
-                return int(value)
-    return 0

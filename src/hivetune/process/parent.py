@@ -77,19 +77,19 @@ class LearnedLimits:
     start_s: float = 0.0
     _steps: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))
     _last: Beat = Beat.STARTING
-    _started: bool = False
+    started: bool = False
 
     def beat(self, beat: Beat, elapsed_s: float) -> None:
-        if not self._started:
+        if not self.started:
             self.start_s += elapsed_s
         if beat is Beat.ITEM:
             if self._last in (Beat.ITEM, Beat.WAITING):
                 self._steps.append(elapsed_s)
-            self._started = True
+            self.started = True
         self._last = beat
 
     def allowed_s(self) -> float:
-        if self._last in LOADING or not self._started:
+        if self._last in LOADING or not self.started:
             if self.usual_start_s is None:
                 return self.settings.start_timeout_s
             learned_s = max(self.settings.hang_floor_s, self.settings.hang_factor * self.usual_start_s)
@@ -99,10 +99,6 @@ class LearnedLimits:
         if self._last is Beat.SAVING:
             return self.settings.save_timeout_s
         return max(self.settings.hang_floor_s, self.settings.hang_factor * self.usual_s)
-
-    @property
-    def started(self) -> bool:
-        return self._started
 
     @property
     def usual_s(self) -> float:

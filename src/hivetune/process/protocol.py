@@ -333,13 +333,11 @@ class ChildError:
 
 
 _ERRORS: dict[int, type[errors.HivetuneError]] = {
-    2: errors.UsageError,
-    3: errors.DataRefused,
-    4: errors.MachineNotFit,
-    5: errors.DoesNotFit,
-    6: errors.NotDeployed,
-    7: errors.RecoveryExhausted,
-    75: errors.Busy,
+    kind.exit_code: kind
+    for kind in (
+        *(errors.UsageError, errors.DataRefused, errors.MachineNotFit, errors.DoesNotFit),
+        *(errors.NotDeployed, errors.RecoveryExhausted, errors.Busy),
+    )
 }
 
 

@@ -158,14 +158,11 @@ def _supported(draft: Draft, source: Cited, *, strict: bool) -> str | None:
         answer_words = words_in(plain)
         if sum(word in terms for word in answer_words) < SUPPORTED_SHARE * len(answer_words):
             return "unsupported"
-        if strict and any(word not in terms and _is_name(word, plain) for word in answer_words):
-            return "unsupported"
+        for word in answer_words if strict else ():  # a name is written in code, in capitals, or with a digit
+            is_name = any(map(str.isdigit, word)) or f"`{word}`" in plain or word.upper() in plain.split()
+            if is_name and word not in terms:
+                return "unsupported"
     return None
-
-
-def _is_name(word: str, text: str) -> bool:
-    """Return whether a word is written as a name: in code, in capitals, or with a digit."""
-    return any(character.isdigit() for character in word) or f"`{word}`" in text or word.upper() in text.split()
 
 
 # Nothing is run, and equal code is parsed once.

@@ -21,7 +21,7 @@ import yaml
 
 from hivetune.base.disk import write_atomic
 from hivetune.llama.backend import Backend
-from hivetune.synth.sources.docstrings import documented
+from hivetune.synth.sources.docstrings import documented, modules_below
 from hivetune.train.open import Run
 
 NUM_PROMPTS = 3
@@ -138,34 +138,29 @@ def _interactions() -> Iterator[dict[str, Any]]:
                 "duration": round(0.4 + len(answer) / 100, 2),
                 "session": f"{item.name.split('.')[0]}-{number}",
             }
-            facts = _facts(item, answer)
-            if facts:
+            # A good answer names one of these exceptions, parameters and types.
+            named = set(re.findall(r"\w+", answer)) & set(re.findall(r"\w+", item.text) + list(item.parameters))
+            named &= EXCEPTIONS | TYPES | {p for p in item.parameters if len(p) > 2}
+            if facts := sorted(named - set(re.findall(r"\w+", item.name))):
                 row["checker"] = {"name": "contains_any", "any": facts, "must_end": True}
             yield row
 
 
 def _documented() -> Iterator[Documented]:
     """Yield the public documented functions and classes of the standard library, in the order of the files."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root).with_suffix("").parts
-        if any(part in SKIPPED or (part.startswith("_") and part != "__init__") for part in parts):
-            continue
+    for module, path in modules_below(Path(sysconfig.get_paths()["stdlib"]), skipped=SKIPPED):
         try:
             tree = ast.parse(path.read_text(encoding="utf-8"))
         except (SyntaxError, UnicodeDecodeError):
             continue  # a deliberately broken file of the library's own tests
-        for name, node in documented(tree, ".".join(part for part in parts if part != "__init__")):
-            yield _described(name, node)
-
-
-def _described(name: str, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> Documented:
-    text = ast.get_docstring(node) or ""
-    if isinstance(node, ast.ClassDef):
-        return Documented(name, None, (), text)
-    names = [argument.arg for argument in node.args.posonlyargs + node.args.args + node.args.kwonlyargs]
-    parameters = tuple(argument for argument in names if argument not in ("self", "cls"))
-    return Documented(name, f"{name}({', '.join(parameters)})", parameters, text)
+        for name, node in documented(tree, module):
+            text = ast.get_docstring(node) or ""
+            if isinstance(node, ast.ClassDef):
+                yield Documented(name, None, (), text)
+                continue
+            names = [argument.arg for argument in node.args.posonlyargs + node.args.args + node.args.kwonlyargs]
+            parameters = tuple(argument for argument in names if argument not in ("self", "cls"))
+            yield Documented(name, f"{name}({', '.join(parameters)})", parameters, text)
 
 
 def _opening(text: str) -> str | None:
@@ -178,8 +173,7 @@ def _call(item: Documented) -> str | None:
     opening = _opening(item.text)
     if item.signature is None or opening is None or not item.parameters:
         return None
-    sentence = re.split(r"(?<=[.!?]) ", opening)[0]
-    return f"{item.signature}\n{sentence}"
+    return f"{item.signature}\n{re.split(r'(?<=[.!?]) ', opening)[0]}"
 
 
 def _warning(text: str) -> str | None:
@@ -187,13 +181,6 @@ def _warning(text: str) -> str | None:
     sentences = re.split(r"(?<=[.!?])\s+", " ".join(text.split()))
     named = [s for s in sentences if EXCEPTIONS & set(re.findall(r"\w+", s)) and s.endswith(".")]
     return " ".join(named[:2]) or None
-
-
-def _facts(item: Documented, answer: str) -> list[str]:
-    """Return exceptions, parameters and types that the answer names: a good answer names one of them."""
-    named = set(re.findall(r"\w+", answer)) & set(re.findall(r"\w+", item.text) + list(item.parameters))
-    in_name = set(re.findall(r"\w+", item.name))
-    return sorted((named & (EXCEPTIONS | TYPES | {p for p in item.parameters if len(p) > 2})) - in_name)
 
 
 def _damaged(kind: int, row: dict[str, Any]) -> list[str]:

@@ -18,7 +18,7 @@ from hivetune.synth.sources.page import words_in
 
 MEASURED_ROWS = 2000  # for the diversity: it falls with the number of words, so it is taken at a stated one
 MEASURED_WORDS = 20_000
-_MAX_SHOWN = 12
+_MAX_SHOWN, _MAX_COMPARED = 12, 400
 _BODY = Path(__file__).with_name("report_body.html")
 
 
@@ -79,28 +79,28 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def _texts_by(row: Mapping[str, Any], role: str) -> str:
-    return "\n".join(message["content"] for message in row["messages"] if message["role"] == role)
-
-
 def diversity(path: Path) -> dict[str, Any]:
     """Return distinct-n of questions and answers at a stated number of words, and the similarity of rows to their
     nearest.
 
     Distinct-n: different sequences of n words, divided by all (Li et al. 2016, arXiv 1510.03055).
     """
-    questions: list[str] = []
-    answers: list[str] = []
-    for row in islice(read_lines(path), MEASURED_ROWS):
-        questions.append(_texts_by(row, "user"))
-        answers.append(_texts_by(row, "assistant"))
+    rows = [row["messages"] for row in islice(read_lines(path), MEASURED_ROWS)]
+    questions, answers = (
+        ["\n".join(message["content"] for message in messages if message["role"] == role) for messages in rows]
+        for role in ("user", "assistant")
+    )
     document: dict[str, Any] = {}
     for name, texts in (("questions", questions), ("answers", answers)):
         measured = list(islice((word for text in texts for word in plain_words(text)), MEASURED_WORDS))
         document[name] = {"words": len(measured), **{f"distinct_{n}": distinct(measured, n) for n in (1, 2, 3)}}
-    document["self_similarity"] = _self_similarity(
-        [f"{question} {answer}" for question, answer in zip(questions, answers, strict=True)]
-    )
+    rows_of_words = [frozenset(words_in(f"{q} {a}")) for q, a in zip(questions, answers, strict=True)][:_MAX_COMPARED]
+    nearest = [
+        max((len(a & b) / max(1, len(a | b)) for j, b in enumerate(rows_of_words) if j != i), default=0.0)
+        for i, a in enumerate(rows_of_words)
+    ]
+    # The mean Jaccard similarity of a row's words to the nearest other row.
+    document["self_similarity"] = round(sum(nearest) / max(1, len(nearest)), 4)
     return document
 
 
@@ -113,15 +113,6 @@ def distinct(words: Sequence[str], n: int) -> float:
     """Return the share of sequences of `n` words that are different, 0 to 1."""
     sequences = list(zip(*(words[i:] for i in range(n)), strict=False))
     return round(len(set(sequences)) / len(sequences), 4) if sequences else 0.0
-
-
-def _self_similarity(texts: Sequence[str], most: int = 400) -> float:
-    """Return the mean Jaccard similarity of a row's words to the nearest other row, over at most `most` rows."""
-    sets = [frozenset(words_in(text)) for text in texts[:most]]
-    if len(sets) < 2:
-        return 0.0
-    nearest = [max(len(a & b) / max(1, len(a | b)) for j, b in enumerate(sets) if j != i) for i, a in enumerate(sets)]
-    return round(sum(nearest) / len(nearest), 4)
 
 
 def rows_to_look_at(path: Path, seed: int) -> list[dict[str, Any]]:

@@ -23,11 +23,8 @@ def known_model(name: str) -> Mapping[str, Any] | None:
 
 def known_card(name: str) -> Mapping[str, Any]:
     """Return a card by its name, an alias, or its driver's name. Raise UsageError for an unknown one."""
-    cards = read_knowledge("cards.yaml")
-    sought = name.lower().strip()
-    for listed, card in cards.items():
-        if sought in (listed.lower(), *(alias.lower() for alias in card.get("aliases", []))):
-            return {"name": listed, **card}
+    if card := _find_card(name):
+        return card
     near = difflib.get_close_matches(name, known_cards(), 1, cutoff=0.3)
     hint = f"did you mean {near[0]}? " if near else ""
     raise UsageError(f"unknown card {name!r}", hint=f"{hint}known: {', '.join(known_cards())}")
@@ -35,13 +32,20 @@ def known_card(name: str) -> Mapping[str, Any]:
 
 def similar_card(name: str, architecture: str, memory_bytes: int) -> Mapping[str, Any] | None:
     """Return the entry of a card of this machine: by name, else the same chip with memory within 15 %."""
-    try:
-        return known_card(name)
-    except UsageError:
-        for listed, card in read_knowledge("cards.yaml").items():
-            same_memory = abs(card["memory_gb"] * 1e9 / max(memory_bytes, 1) - 1) < 0.15
-            if architecture and card.get("gfx") == architecture and same_memory:
-                return {"name": listed, **card}
+    if found := _find_card(name):
+        return found
+    for listed, card in read_knowledge("cards.yaml").items():
+        same_memory = abs(card["memory_gb"] * 1e9 / max(memory_bytes, 1) - 1) < 0.15
+        if architecture and card.get("gfx") == architecture and same_memory:
+            return {"name": listed, **card}
+    return None
+
+
+def _find_card(name: str) -> Mapping[str, Any] | None:
+    sought = name.lower().strip()
+    for listed, card in read_knowledge("cards.yaml").items():
+        if sought in (listed.lower(), *(alias.lower() for alias in card.get("aliases", []))):
+            return {"name": listed, **card}
     return None
 
 

@@ -4,7 +4,7 @@ import ast
 import re
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from hivetune.synth.sources.page import DocEntry, DocPage, DocPassage, NotUnderstood
@@ -22,16 +22,16 @@ def module_files(name: str) -> list[tuple[str, Path]]:
         if base.with_suffix(".py").is_file():
             return [(name, base.with_suffix(".py"))]
         if (base / "__init__.py").is_file():
-            return list(_below(base, name))
+            return list(modules_below(base, name))
     return []
 
 
-def _below(base: Path, name: str) -> Iterator[tuple[str, Path]]:
+def modules_below(base: Path, *prefix: str, skipped: Collection[str] = _SKIPPED) -> Iterator[tuple[str, Path]]:
+    """Yield (dotted name, file) of the public modules below a folder, without parts that are `skipped`."""
     for path in sorted(base.rglob("*.py")):
         parts = path.relative_to(base).with_suffix("").parts
-        if any(part in _SKIPPED or (part.startswith("_") and part != "__init__") for part in parts):
-            continue
-        yield ".".join((name, *(part for part in parts if part != "__init__"))), path
+        if not any(part in skipped or (part.startswith("_") and part != "__init__") for part in parts):
+            yield ".".join((*prefix, *(part for part in parts if part != "__init__"))), path
 
 
 def read_module(module: str, path: Path) -> DocPage:
@@ -47,11 +47,10 @@ def read_module(module: str, path: Path) -> DocPage:
         raise NotUnderstood(f"does not parse: {error}") from None
     entries, texts = [], []
     for name, node in documented(tree, module):
-        docstring = ast.get_docstring(node) or ""
-        texts.append(f"{_usage(name, node)}\n{docstring}")
-        prose = _prose(docstring)
-        if prose:
-            entries.append(DocEntry("function", (name,), _usage(name, node), prose, module))
+        docstring, usage = ast.get_docstring(node) or "", _usage(name, node)
+        texts.append(f"{usage}\n{docstring}")
+        if prose := _prose(docstring):
+            entries.append(DocEntry("function", (name,), usage, prose, module))
     module_text = _tidy(ast.get_docstring(tree) or "")
     first = module_text.split("\n\n")[0]
     passages = (DocPassage(module, module_text),) if len(module_text) >= 80 else ()
@@ -80,14 +79,10 @@ def _usage(name: str, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDe
     """Return the call as it is written: name(a, b=1)."""
     if isinstance(node, ast.ClassDef):
         return f"class {name}"
-    arguments = node.args
-    if arguments.posonlyargs or arguments.args:
-        first = (arguments.posonlyargs or arguments.args)[0].arg
-        shown = ast.unparse(arguments)
-        if first in ("self", "cls"):
-            shown = re.sub(rf"^{first}(?::[^,]*)?(?:, /)?(?:, |$)", "", shown)
-    else:
-        shown = ast.unparse(arguments)
+    shown = ast.unparse(node.args)
+    first = next((argument.arg for argument in node.args.posonlyargs or node.args.args), "")
+    if first in ("self", "cls"):
+        shown = re.sub(rf"^{first}(?::[^,]*)?(?:, /)?(?:, |$)", "", shown)
     return f"{name}({shown})"
 
 
@@ -100,7 +95,7 @@ def _prose(docstring: str) -> str:
             break
         if re.match(r"\s*(>>>|\.\. |[-*] |:param|@param|Args?:|Parameters?:|Returns?:|Example)", lines[0]):
             break
-        if any(line.startswith("    ") for line in lines[:1]):
+        if lines[0].startswith("    "):
             break
         paragraphs.append(" ".join(paragraph.split()))
     return "\n\n".join(paragraphs)
