@@ -15,9 +15,12 @@ from typing import Any
 from hivetune.synth.words import word_list
 
 OPENER_SHARE = 0.3
-# What a row teaches; packs weigh them by these names.
-DRAFT_KINDS = ("meaning", "which", "command", "mistake", "explain", "compare", "follow-up", "unsaid",
-         "purpose", "concept", "call", "fact")  # fmt: skip
+# What a row teaches, and its weight where a pack says nothing: what people ask most, first.
+KIND_WEIGHTS: Mapping[str, float] = {
+    "meaning": 4, "which": 4, "command": 4, "mistake": 1.5, "explain": 2, "compare": 1,
+    "follow-up": 2, "unsaid": 1, "purpose": 1, "concept": 2, "call": 4, "fact": 4,
+}  # fmt: skip
+DRAFT_KINDS = tuple(KIND_WEIGHTS)
 
 
 @dataclass(frozen=True, slots=True)

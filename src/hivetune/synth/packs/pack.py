@@ -9,14 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.errors import UsageError
-from hivetune.synth.make.draft import DRAFT_KINDS
+from hivetune.synth.make.draft import DRAFT_KINDS, KIND_WEIGHTS
 from hivetune.synth.sources.places import Library
 
-# Weights of the kinds where a pack says nothing: what people ask most, first.
-KIND_WEIGHTS: Mapping[str, float] = {
-    "meaning": 4, "which": 4, "command": 4, "mistake": 1.5, "explain": 2, "compare": 1,
-    "follow-up": 2, "unsaid": 1, "purpose": 1, "concept": 2, "call": 4, "fact": 4,
-}  # fmt: skip
 _LISTS = ("pages", "documents", "modules", "help")
 PACK_KEYS = ("category", "title", "install", "weight", *_LISTS, "kinds", "fact")
 _FACT_KEYS = ("question", "answer", "source")
