@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hivetune.checkers.code import shell_parses
+from hivetune.checkers.words import shell_parses
 from hivetune.synth.checks import is_plain_command, parses
 
 WORDS = st.one_of(

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hivetune.checkers.code import function, python_parses, python_passes, shell_parses
 from hivetune.checkers.words import (
     Arguments,
     check_pattern,
@@ -18,11 +17,15 @@ from hivetune.checkers.words import (
     contains_any,
     contains_none,
     exact,
+    function,
     json_schema,
     json_valid,
     not_empty,
     number_close,
+    python_parses,
+    python_passes,
     regex,
+    shell_parses,
     shorter_than,
     starts_with,
 )
@@ -70,7 +73,7 @@ class Checking:
 def row_checker(checker: Arguments | None, otherwise: Arguments | None) -> Arguments | None:
     """Return a row's own checker, else the config's.
 
-    Code that a row names is left out: see code.py.
+    Code that a row names is left out: see words.py.
     """
     if checker is None:
         return otherwise

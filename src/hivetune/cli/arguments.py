@@ -25,8 +25,7 @@ from hivetune.data.intake.files import names_rows
 from hivetune.data.intake.places import check_storable
 from hivetune.data.mapping import check_columns, parse_columns
 from hivetune.errors import MachineNotFit, UsageError
-from hivetune.models.fetch import fetch_model
-from hivetune.models.prepared import PACKAGED, prepared_names, read_prepared
+from hivetune.models.prepared import PACKAGED, fetch_model, prepared_names, read_prepared
 from hivetune.release.gguf import FETCH_NAME, fetch_converter
 from hivetune.release.registry import releases
 from hivetune.run.status import LAST, known_runs

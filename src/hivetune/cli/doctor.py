@@ -13,9 +13,16 @@ from hivetune.base.private import open_plain
 from hivetune.cli.output import emit, progress, say, show
 from hivetune.config import load_config
 from hivetune.errors import MachineNotFit, UsageError
-from hivetune.machine.doctor.findings import Judgement, advised_variables, as_shell, judge_machine, proven_environment
+from hivetune.machine.doctor.findings import (
+    OVERRIDE,
+    Demand,
+    Judgement,
+    advised_variables,
+    as_shell,
+    judge_machine,
+    proven_environment,
+)
 from hivetune.machine.doctor.look import Look, look
-from hivetune.machine.doctor.observe import OVERRIDE, Demand
 from hivetune.machine.doctor.prove import ProvenDevice, prove_look
 from hivetune.machine.doctor.report import (
     facts_as_text,

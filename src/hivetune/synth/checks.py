@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from hivetune.checkers.code import python_parses, shell_parses
+from hivetune.checkers.words import python_parses, shell_parses
 from hivetune.synth.make.draft import Draft
 from hivetune.synth.sources.page import DocPage, options_in, words_in
 from hivetune.synth.words import word_list

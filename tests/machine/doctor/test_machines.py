@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from machines import GIB, IVY_BRIDGE, Fake, Gpu, seen
 
-from hivetune.machine.doctor.findings import WORST_FIRST, advised_variables, judge_machine, proven_environment
-from hivetune.machine.doctor.observe import Demand
+from hivetune.machine.doctor.findings import WORST_FIRST, Demand, advised_variables, judge_machine, proven_environment
 from hivetune.machine.doctor.prove import LEAVE_HIPBLASLT
 from hivetune.machine.doctor.report import facts_as_text, findings_as_text
 from hivetune.machine.inventory import Card

@@ -20,9 +20,8 @@ from hivetune.dashboard.overview import CycleLoop, overview
 from hivetune.dashboard.page import Page, PageRequest
 from hivetune.dashboard.watched import Watcher, run_id
 from hivetune.errors import NotThere, UsageError
-from hivetune.machine.doctor.findings import judge_machine
+from hivetune.machine.doctor.findings import Demand, judge_machine
 from hivetune.machine.doctor.look import Surroundings, look
-from hivetune.machine.doctor.observe import Demand
 from hivetune.machine.doctor.report import facts_as_text, of_this_account
 from hivetune.machine.telemetry import sample
 from hivetune.release.registry import Release, releases

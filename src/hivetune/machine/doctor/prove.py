@@ -18,9 +18,8 @@ from hivetune.base.disk import home, read_json
 from hivetune.base.journal import read_journal
 from hivetune.config import RunConfig
 from hivetune.errors import UsageError
-from hivetune.machine.doctor.findings import advised_variables, visible_cards
+from hivetune.machine.doctor.findings import advised_variables, cards_in_question, visible_cards
 from hivetune.machine.doctor.look import Look
-from hivetune.machine.doctor.observe import cards_in_question
 from hivetune.machine.inventory import Card, CardKind, Machine
 from hivetune.machine.knowledge.cards import known_model
 from hivetune.machine.profile import WORTH_IT, Profile, Proof, ProvenSet, read_profile, write_profile

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.units import size
-from hivetune.machine.doctor.findings import Judgement, MachineFinding, worst_first
+from hivetune.machine.doctor.findings import CPU_BF16, Judgement, MachineFinding, worst_first
 from hivetune.machine.doctor.look import Look, SeenCard, describe_look
-from hivetune.machine.doctor.observe import CPU_BF16
 from hivetune.machine.doctor.prove import ProvenDevice, SetResult
 from hivetune.machine.profile import Proof
 from hivetune.process.sandbox import available

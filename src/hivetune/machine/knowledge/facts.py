@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 CONFIDENCE = ("vendor", "source code", "measured", "report", "anecdote")
-# The observations that facts may name; machine/doctor/observe.py makes them.
+# The observations that facts may name; machine/doctor/findings.py makes them.
 OBSERVATIONS = frozenset(
     {"gfx", "capability", "vendor", "build", "torch", "rocm", "cuda", "kernel", "python", "python_fits", "driver"}
     | {"firmware_package", "transformers", "bitsandbytes", "jinja2", "redis", "cpu_bf16", "dtype", "qlora", "access"}
