@@ -160,13 +160,12 @@ def rivals_of(database: sqlite3.Connection, name: str) -> Rivals:
 def forgotten_behind(database: sqlite3.Connection, name: str, folder: Path, snapshot: str) -> int:
     """Return at least how many forgotten rows the weights of a run or release have seen: its own rows, and those of the
     adapters that it was trained from."""
-    by_folder = {str(release.folder): release for release in releases(database, name)}
+    by_folder: dict[str | None, Release] = {str(release.folder): release for release in releases(database, name)}
     count = forgotten_rows(database, snapshot)
-    start = read_resolved(folder)[0].lora.start if (folder / CONFIG).is_file() else None
-    while start in by_folder:
+    while (folder / CONFIG).is_file() and (start := read_resolved(folder)[0].lora.start) in by_folder:
         before = by_folder.pop(start)
         count += forgotten_rows(database, before.snapshot)
-        start = read_resolved(before.folder)[0].lora.start if (before.folder / CONFIG).is_file() else None
+        folder = before.folder
     return count
 
 

@@ -240,8 +240,10 @@ def time_in_turns(
                 times_of[prompt.key] = measured
                 timed = True
             on_answer()
-        if timed:
-            journal.append("sitting", others_share=others_share(before, cpu_seconds()))
+        if timed:  # the share of all cores that other programs used meanwhile
+            passed, used, own_s = (late - early for early, late in zip(before, cpu_seconds(), strict=True))
+            share = max(0.0, used - own_s) / ((psutil.cpu_count() or 1) * passed) if passed > 0 else 0.0
+            journal.append("sitting", others_share=round(min(1.0, share), 3))
     return [
         {prompt.key: (times_of[prompt.key][side][0], times_of[prompt.key][side][1]) for prompt in prompts}
         for side in range(len(sides))
@@ -268,13 +270,6 @@ def own_seconds() -> float:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it ended meanwhile
             total += sum(process.cpu_times()[:4])  # user, system, and those of children that have ended
     return total
-
-
-def others_share(before: tuple[float, float, float], after: tuple[float, float, float]) -> float:
-    """Return the share of all cores that other programs used between two calls to `cpu_seconds`."""
-    passed, used, own_s = (late - early for early, late in zip(before, after, strict=True))
-    cores = psutil.cpu_count() or 1
-    return round(min(1.0, max(0.0, used - own_s) / (cores * passed)), 3) if passed > 0 else 0.0
 
 
 def _unfinished(side: StoredAnswers, prompts: Iterable[Prompt], error: HivetuneError) -> HivetuneError:

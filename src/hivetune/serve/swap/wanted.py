@@ -165,19 +165,18 @@ def _of_another_base(database: sqlite3.Connection, family: Mapping[str, Sequence
     """Return, in words, the specialists whose champion has another base than their shared release."""
     wants = desired(database)
     bases = {
-        (release.name, release.version): (release.model, release.model_sha256)
+        name: (release.model, release.model_sha256)
         for shared, experts in family.items()
         for name in (shared, *experts)
         for release in releases(database, name)
+        if release.version == wants.get(name, 0)
     }
-    strangers = {}
-    for shared, experts in family.items():
-        base = bases.get((shared, wants.get(shared, 0)))
-        for expert in experts:
-            shared_base = bases.get((expert, wants.get(expert, 0)))
-            if base is not None and shared_base is not None and shared_base != base:
-                strangers[expert] = f"{expert} is of another base than {shared}, which answers instead"
-    return strangers
+    return {
+        expert: f"{expert} is of another base than {shared}, which answers instead"
+        for shared, experts in family.items()
+        for expert in experts
+        if shared in bases and bases.get(expert, bases[shared]) != bases[shared]
+    }
 
 
 def load_release(release: Release, checks: Checks | None = None) -> ServedRelease:
