@@ -17,28 +17,8 @@ from hivetune.base.disk import FULL_DISK, lock
 from hivetune.base.journal import Journal
 from hivetune.base.typed import to_plain
 from hivetune.config import RunConfig
-from hivetune.cycle.acts.release import (
-    close_cycle,
-    end_watch,
-    export_adapter,
-    promote_candidate,
-    register_candidate,
-    restore_champion,
-    return_to_previous,
-    wait_until_loaded,
-)
-from hivetune.cycle.acts.run import (
-    ActContext,
-    Requests,
-    SliceEnded,
-    evaluate_beside,
-    judge_candidate,
-    look_for_experts,
-    make_run,
-    open_cycle_of,
-    replay_training,
-    train_slice,
-)
+from hivetune.cycle.acts import release as release_acts
+from hivetune.cycle.acts import run as run_acts
 from hivetune.cycle.decide import HEAVY, LOOK_AGAIN_S, STATIONS, Action, ActionKind, Observation, Permission, decide
 from hivetune.cycle.ledger import JOURNAL, NOW, PAUSED, begin_act, cycles_of, end_act, loop_folder, settle_interrupted
 from hivetune.cycle.notify import Notice, NoticeKind, send_notice
@@ -134,7 +114,7 @@ class Loop:
         self.journal.append("intent", number=number, cycle=cycle, action=action.kind)
         self.journal.sync()
         self.listener.say(f"{action.kind.replace('_', ' ')}: {action.reason}")
-        context = ActContext(
+        context = run_acts.ActContext(
             self.config,
             self.name,
             observed,
@@ -151,7 +131,7 @@ class Loop:
             self._sent.clear()
         except Stopped:
             raise
-        except SliceEnded as error:
+        except run_acts.SliceEnded as error:
             text, outcome = error.message, "paused" if action.kind in ("train", "experts", "replay") else "failed"
         except (HivetuneError, OSError, sqlite3.OperationalError) as error:
             text, outcome = str(error).partition("\n")[0], "failed"
@@ -300,27 +280,27 @@ def release_name(config: RunConfig) -> str:
     return check_release_name(config.cycle.name)
 
 
-ACTS: Mapping[ActionKind, Callable[[ActContext], str]] = {
-    "restore": restore_champion,
-    "roll_back": return_to_previous,
-    "experts": look_for_experts,
-    "open": open_cycle_of,
-    "rebuild": partial(open_cycle_of, opened_for="rebuild"),
-    "snapshot": make_run,
-    "train": train_slice,
-    "evaluate": evaluate_beside,
-    "gate": judge_candidate,
-    "export": export_adapter,
-    "register": register_candidate,
-    "warm": wait_until_loaded,
-    "promote": promote_candidate,
-    "watch": end_watch,
-    "replay": replay_training,
-    "close": close_cycle,
+ACTS: Mapping[ActionKind, Callable[[run_acts.ActContext], str]] = {
+    "restore": release_acts.restore_champion,
+    "roll_back": release_acts.return_to_previous,
+    "experts": run_acts.look_for_experts,
+    "open": run_acts.open_cycle_of,
+    "rebuild": partial(run_acts.open_cycle_of, opened_for="rebuild"),
+    "snapshot": run_acts.make_run,
+    "train": run_acts.train_slice,
+    "evaluate": run_acts.evaluate_beside,
+    "gate": run_acts.judge_candidate,
+    "export": release_acts.export_adapter,
+    "register": release_acts.register_candidate,
+    "warm": release_acts.wait_until_loaded,
+    "promote": release_acts.promote_candidate,
+    "watch": release_acts.end_watch,
+    "replay": run_acts.replay_training,
+    "close": release_acts.close_cycle,
 }
 
 
-def act(action: Action, context: ActContext) -> str:
+def act(action: Action, context: run_acts.ActContext) -> str:
     """Do an action and return its outcome in words. Raises SliceEnded, and HivetuneError and OSError for failures.
 
     Long work stands still for requests. For training the supervisor does that, since it knows that the silence is no
@@ -330,7 +310,7 @@ def act(action: Action, context: ActContext) -> str:
         return ACTS[action.kind](context)
     began_s, moved_s = time.monotonic(), moving_s()
     try:
-        with yielding(Requests()):
+        with yielding(run_acts.Requests()):
             return ACTS[action.kind](context)
     finally:
         stood_still_s = (time.monotonic() - began_s) - (moving_s() - moved_s)

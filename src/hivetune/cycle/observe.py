@@ -13,24 +13,8 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, home, sha256_file
 from hivetune.base.sealed import read_sealed
 from hivetune.config import RunConfig, parse_config
+from hivetune.cycle import ledger
 from hivetune.cycle.decide import STATIONS, Observation, OpenCycle, Permission, Station
-from hivetune.cycle.ledger import (
-    AGAINST_BEST,
-    AGAINST_CHAMPION,
-    GATE,
-    NOW,
-    PAUSED,
-    REPLAYED,
-    WATCHED,
-    Act,
-    CycleRow,
-    acts_of,
-    cycles_of,
-    failed_in_a_row,
-    last_failure,
-    loop_folder,
-    suspect_rows,
-)
 from hivetune.cycle.pool import LookCache, cycle_id, read_rows_now
 from hivetune.cycle.window import InUse, allowed_now, local_zone, parse_window
 from hivetune.errors import HivetuneError, UsageError
@@ -45,9 +29,9 @@ from hivetune.serve.swap.watch import ReleaseCounts, read_service, regression_re
 
 def observe(config: RunConfig, name: str, known: LookCache, now: float, in_use: InUse | None = None) -> Observation:
     """Return everything that a decision rests on. Raises Busy and DoesNotFit where hive.db can't be used now."""
-    settings, folder = config.cycle, loop_folder(name)
+    settings, folder = config.cycle, ledger.loop_folder(name)
     with closing(open_database()) as database:
-        cycles, acts = cycles_of(database, name), acts_of(database, name)
+        cycles, acts = ledger.cycles_of(database, name), ledger.acts_of(database, name)
         champion = champion_of(database, name)
         wants = desired(database).get(name)
         served, problem = None, ""
@@ -55,16 +39,16 @@ def observe(config: RunConfig, name: str, known: LookCache, now: float, in_use: 
             state = wanted(database, (name,), known.checks)
             served, problem = state.champions.get(name), "; ".join(state.problems)
         opened = next((cycle for cycle in cycles if cycle.closed is None), None)
-        requested = (folder / NOW).exists()
+        requested = (folder / ledger.NOW).exists()
         label = None if wants is None else f"{name}@{wants}"
         common = Observation(
-            paused=(folder / PAUSED).exists(),
+            paused=(folder / ledger.PAUSED).exists(),
             desired=label,
             served=served,
             problem=problem,
             watch_failed=_watch_failed(database, name, settings.watch.hours, now),
             asked=requested,
-            failed=last_failure(acts, opened.id if opened and served == label else None),
+            failed=ledger.last_failure(acts, opened.id if opened and served == label else None),
         )
         if served != label:  # it comes first, whatever else is there; and what is damaged can't be read
             return common
@@ -77,8 +61,8 @@ def observe(config: RunConfig, name: str, known: LookCache, now: float, in_use: 
             return replace(common, open=seen, allowed=allowed_at(config, now, in_use, left=left, asked=by_person))
         forgotten = forgotten_behind(database, name, champion.folder, champion.snapshot) if champion is not None else 0
         rows = read_rows_now(config, database, name, champion, known)
-        suspect = suspect_rows(database, name)
-    times, failed_at = failed_in_a_row(cycles)
+        suspect = ledger.suspect_rows(database, name)
+    times, failed_at = ledger.failed_in_a_row(cycles)
     identity = cycle_id(rows.snapshot, suspect, config, champion) if rows.snapshot is not None else ""
     before = next((cycle for cycle in cycles if cycle.id == identity), None)
     newest = max((cycle.opened for cycle in cycles), default=None)
@@ -143,7 +127,7 @@ def rivals_of(database: sqlite3.Connection, name: str) -> Rivals:
     champion = champion_of(database, name)
     if champion is None:
         return Rivals()
-    for cycle in reversed(cycles_of(database, name)):
+    for cycle in reversed(ledger.cycles_of(database, name)):
         release = release_of(database, cycle)
         if release is None or release.withdrawn or release.pruned or cycle.end != "promoted":
             continue
@@ -169,18 +153,18 @@ def forgotten_behind(database: sqlite3.Connection, name: str, folder: Path, snap
     return count
 
 
-def release_of(database: sqlite3.Connection, cycle: CycleRow) -> Release | None:
+def release_of(database: sqlite3.Connection, cycle: ledger.CycleRow) -> Release | None:
     """Return the release that was registered from a cycle's run."""
     run = cycle.run.resolve()  # a release may be known by a name of the home that led through a link
     return next((release for release in releases(database, cycle.name) if Path(release.run).resolve() == run), None)
 
 
-def settings_then(cycle: CycleRow) -> RunConfig:
+def settings_then(cycle: ledger.CycleRow) -> RunConfig:
     """Return the config that a cycle was opened with. A later change counts for the next cycle."""
     return parse_config(cycle.config, f"cycle {cycle.id}")
 
 
-def spent(acts: Iterable[Act]) -> tuple[float, float]:
+def spent(acts: Iterable[ledger.Act]) -> tuple[float, float]:
     """Return hours and kWh of training in these acts."""
     slices = [act.details for act in acts if act.kind in ("train", "replay")]
     return sum(details.get("hours", 0.0) for details in slices), sum(details.get("kwh", 0.0) for details in slices)
@@ -200,7 +184,9 @@ def allowed_at(
     return allowed_now(window, now, local_zone(), opened_s=newest, left_hours=left, in_use=in_use, asked=asked)
 
 
-def _artefacts(database: sqlite3.Connection, cycle: CycleRow, rivals: Rivals, used: tuple[float, float]) -> OpenCycle:
+def _artefacts(
+    database: sqlite3.Connection, cycle: ledger.CycleRow, rivals: Rivals, used: tuple[float, float]
+) -> OpenCycle:
     """Return the stations of an open cycle whose artefact exists."""
     release = release_of(database, cycle)
     stations: set[Station] = set()
@@ -223,7 +209,7 @@ def _artefacts(database: sqlite3.Connection, cycle: CycleRow, rivals: Rivals, us
         if gate.get("rivals") == list(rivals.labels):  # judged against those of now
             passed = bool(gate["passed"])
             stations.add("gate")
-    if (cycle.folder / WATCHED).exists():
+    if (cycle.folder / ledger.WATCHED).exists():
         stations.add("watch")
     withdrawn = release.withdrawn if release is not None else ""
     return OpenCycle(
@@ -240,7 +226,7 @@ def _artefacts(database: sqlite3.Connection, cycle: CycleRow, rivals: Rivals, us
     )
 
 
-def _of_run(cycle: CycleRow, rivals: Rivals) -> set[Station]:
+def _of_run(cycle: ledger.CycleRow, rivals: Rivals) -> set[Station]:
     """Return the stations whose artefacts the run's folder has, up to the first gap."""
     run = cycle.run
     if not (run / RECORD).exists() or not Path(read_record(run).get("snapshot", "")).is_dir():
@@ -253,7 +239,7 @@ def _of_run(cycle: CycleRow, rivals: Rivals) -> set[Station]:
     except HivetuneError:  # damaged after it was trained: training again makes the same one
         return stations
     stations.add("train")
-    beside = ((rivals.champion, AGAINST_CHAMPION), (rivals.best, AGAINST_BEST))
+    beside = ((rivals.champion, ledger.AGAINST_CHAMPION), (rivals.best, ledger.AGAINST_BEST))
     if _sealed(run / EVALUATION).get("adapter_sha256") == adapter and all(
         rival is None or is_evaluation_of(cycle.folder / file, adapter, rival) for rival, file in beside
     ):
@@ -272,17 +258,17 @@ def is_evaluation_of(path: Path, adapter: str, rival: Release) -> bool:
 
 def looks_at(database: sqlite3.Connection, name: str, rivals: Rivals) -> int:
     """Return how many candidates of closed cycles were judged against this champion, whichever they began under."""
-    gates = [gate_of(cycle) for cycle in cycles_of(database, name) if cycle.closed is not None]
+    gates = [gate_of(cycle) for cycle in ledger.cycles_of(database, name) if cycle.closed is not None]
     champion = [] if rivals.champion is None else [rivals.champion.label]
     return sum("rivals" in gate and gate["rivals"][:1] == champion for gate in gates)
 
 
-def gate_of(cycle: CycleRow) -> dict[str, Any]:
+def gate_of(cycle: ledger.CycleRow) -> dict[str, Any]:
     """Return the gate's document, or {} before it."""
-    return _sealed(cycle.folder / GATE)
+    return _sealed(cycle.folder / ledger.GATE)
 
 
-def did_harm(cycle: CycleRow, passed: bool | None, withdrawn: str) -> bool:
+def did_harm(cycle: ledger.CycleRow, passed: bool | None, withdrawn: str) -> bool:
     """Return whether the model was shown to be worse than the champion: in service, or beyond the tolerance on rows
     that are older than it. A model that was merely not better, or lacks evidence, is no proof against its rows."""
     against_best = gate_of(cycle).get("parts", {}).get("best", {})
@@ -290,9 +276,9 @@ def did_harm(cycle: CycleRow, passed: bool | None, withdrawn: str) -> bool:
     return cycle.champion is not None and (bool(withdrawn) or aborted)
 
 
-def read_replay(cycle: CycleRow) -> dict[str, Any]:
+def read_replay(cycle: ledger.CycleRow) -> dict[str, Any]:
     """Return what a training without the cycle's new rows showed of its present candidate, or {} before it."""
-    document = _sealed(cycle.folder / REPLAYED)
+    document = _sealed(cycle.folder / ledger.REPLAYED)
     return document if document.get("adapter_sha256") == gate_of(cycle).get("adapter_sha256") else {}
 
 
@@ -304,7 +290,7 @@ def _sealed(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _void(database: sqlite3.Connection, cycle: CycleRow) -> str:
+def _void(database: sqlite3.Connection, cycle: ledger.CycleRow) -> str:
     """Return why an open cycle must not continue, or ""."""
     if not (cycle.run / RECORD).exists():
         return ""

@@ -23,23 +23,9 @@ from hivetune.base.private import make_folder
 from hivetune.base.sealed import write_sealed
 from hivetune.base.units import number
 from hivetune.config import RunConfig
+from hivetune.cycle import ledger
 from hivetune.cycle.decide import Observation, OpenedFor, Permission
 from hivetune.cycle.gate import Comparisons, judge_cycle, replay_gain
-from hivetune.cycle.ledger import (
-    AGAINST_BEST,
-    AGAINST_CHAMPION,
-    GATE,
-    LEFT_OUT,
-    NOW,
-    REPLAY,
-    REPLAYED,
-    RUN,
-    CycleRow,
-    begin_cycle,
-    loop_folder,
-    open_cycle,
-    suspect_rows,
-)
 from hivetune.cycle.observe import champion_of, gate_of, is_evaluation_of, looks_at, rivals_of, settings_then
 from hivetune.cycle.pool import (
     MAX_IN_A_ROW,
@@ -174,10 +160,10 @@ class ActContext:
     progress: Callable[[str], Progress] = lambda label: silent
     details: dict[str, Any] = field(default_factory=dict)
 
-    def cycle(self) -> CycleRow:
+    def cycle(self) -> ledger.CycleRow:
         """Return the open cycle."""
         with closing(open_database()) as database:
-            cycle = open_cycle(database, self.name)
+            cycle = ledger.open_cycle(database, self.name)
         assert cycle is not None, "decided for an open cycle"
         return cycle
 
@@ -250,7 +236,7 @@ def evaluate_beside(context: ActContext) -> str:
     evaluate_run(run, report)
     with closing(open_database()) as database:
         rivals = rivals_of(database, context.name)
-    for rival, file in ((rivals.champion, AGAINST_CHAMPION), (rivals.best, AGAINST_BEST)):
+    for rival, file in ((rivals.champion, ledger.AGAINST_CHAMPION), (rivals.best, ledger.AGAINST_BEST)):
         if rival is None or is_evaluation_of(cycle.folder / file, adapter_hash(run.folder), rival):
             continue
         result = compare_pair(rival.label, str(run.folder), run.config.eval, run=run, progress=report)
@@ -268,8 +254,8 @@ def judge_candidate(context: ActContext) -> str:
         looks = looks_at(database, context.name, rivals)
     contests = Comparisons(
         base=read_evaluation(run.folder / EVALUATION),
-        champion=read_evaluation(cycle.folder / AGAINST_CHAMPION) if rivals.champion is not None else None,
-        best=read_evaluation(cycle.folder / AGAINST_BEST) if rivals.best is not None else None,
+        champion=read_evaluation(cycle.folder / ledger.AGAINST_CHAMPION) if rivals.champion is not None else None,
+        best=read_evaluation(cycle.folder / ledger.AGAINST_BEST) if rivals.best is not None else None,
         known=earlier,
         look=1 + looks,
     )
@@ -293,7 +279,7 @@ def judge_candidate(context: ActContext) -> str:
         "kl_to_base": verdict.kl_to_base,
         "parts": {rival: verdict_document(part) for rival, part in verdict.parts.items()},
     }
-    write_sealed(cycle.folder / GATE, document)
+    write_sealed(cycle.folder / ledger.GATE, document)
     return f"{verdict.verdict}: {'; '.join(reasons[:decisive])}"
 
 
@@ -323,11 +309,11 @@ def look_for_experts(context: ActContext) -> str:
 def open_cycle_of(context: ActContext, opened_for: OpenedFor = "rows") -> str:
     """Open a cycle by naming the rows to choose from. The same rows, settings and champion are the same cycle."""
     pool = pool_of(context.config)
-    request = loop_folder(context.name) / NOW
+    request = ledger.loop_folder(context.name) / ledger.NOW
     with closing(open_database()) as database:
         champion = champion_of(database, context.name)
-        cycle = CycleRow(
-            id=cycle_id(pool, suspect_rows(database, context.name), context.config, champion),
+        cycle = ledger.CycleRow(
+            id=cycle_id(pool, ledger.suspect_rows(database, context.name), context.config, champion),
             name=context.name,
             opened=context.now,
             opened_for="request" if request.exists() and opened_for == "rows" else opened_for,
@@ -336,7 +322,7 @@ def open_cycle_of(context: ActContext, opened_for: OpenedFor = "rows") -> str:
             champion=None if champion is None else champion.label,
         )
         make_folder(cycle.folder)
-        new = begin_cycle(database, cycle)
+        new = ledger.begin_cycle(database, cycle)
     request.unlink(missing_ok=True)
     return f"cycle {cycle.id} is open" if new else f"cycle {cycle.id} was there before"
 
@@ -379,7 +365,7 @@ def run_without(
 ) -> Run:
     """Make the run in `folder` without the rows `left_out`, id -> reason. Raises HivetuneError when others than `ids`
     arrived meanwhile."""
-    file = folder.parent / (LEFT_OUT if folder.name == RUN else f"{folder.name}-{LEFT_OUT}")
+    file = folder.parent / (ledger.LEFT_OUT if folder.name == ledger.RUN else f"{folder.name}-{ledger.LEFT_OUT}")
     write_leave_out(file, left_out)
     if folder.exists() and not (folder / RECORD).exists():
         shutil.rmtree(folder)  # killed before it was a run
@@ -427,7 +413,7 @@ def trained_in_a_row(folder: Path) -> int:
 
 
 def _scores(
-    config: RunConfig, cycle: CycleRow, champion: Release, rows: Sequence[PoolRow], settings: ChoiceSettings
+    config: RunConfig, cycle: ledger.CycleRow, champion: Release, rows: Sequence[PoolRow], settings: ChoiceSettings
 ) -> dict[str, float]:
     """Score each old row by the champion, in nats per token, so that forgotten rows are trained again first."""
     views = {
@@ -464,7 +450,7 @@ def replay_training(context: ActContext) -> str:
     with closing(open_database()) as database:
         champion, innocent = _champion_then(database, cycle), innocent_rows(database, cycle)
     trained = rows_of(cycle)
-    begun = (cycle.folder / REPLAY / RECORD).exists()
+    begun = (cycle.folder / ledger.REPLAY / RECORD).exists()
     problem = _replay_problem(cycle, champion, trained, innocent)
     opened, settings = context.observed.open, context.config.cycle
     assert opened is not None
@@ -473,7 +459,7 @@ def replay_training(context: ActContext) -> str:
         problem = problem or "the budget has no room for a second training, without them"
     shown = {"better": False, "words": problem} if problem else _compared(context, trained & innocent, innocent)
     facts = {"schema": 1, "adapter_sha256": gate_of(cycle).get("adapter_sha256")}
-    write_sealed(cycle.folder / REPLAYED, {**facts, **shown})
+    write_sealed(cycle.folder / ledger.REPLAYED, {**facts, **shown})
     return str(shown["words"])
 
 
@@ -497,7 +483,7 @@ def _compared(context: ActContext, ids: Set[str], known: Set[str]) -> dict[str, 
 def _replay_run(context: ActContext, run: Run, ids: Set[str]) -> Run:
     """Return the run on the rows `ids`; train it if there is none."""
     cycle = context.cycle()
-    folder = cycle.folder / REPLAY
+    folder = cycle.folder / ledger.REPLAY
     if (folder / RECORD).exists():
         return load_run(folder)
     config = settings_then(cycle)
@@ -506,7 +492,7 @@ def _replay_run(context: ActContext, run: Run, ids: Set[str]) -> Run:
     return run_without(context, config, folder, dict.fromkeys(others, "suspect"), ids)
 
 
-def _replay_problem(cycle: CycleRow, champion: Release | None, trained: Set[str], innocent: Set[str]) -> str:
+def _replay_problem(cycle: ledger.CycleRow, champion: Release | None, trained: Set[str], innocent: Set[str]) -> str:
     """Return another possible cause of the cycle's worse model than its new rows, or "".
 
     `trained`: rows of the cycle. `innocent`: those that the champion was made with.
@@ -529,17 +515,17 @@ def _replay_problem(cycle: CycleRow, champion: Release | None, trained: Set[str]
     return "" if trained - innocent else "it had no new rows"
 
 
-def innocent_rows(database: sqlite3.Connection, cycle: CycleRow) -> frozenset[str]:
+def innocent_rows(database: sqlite3.Connection, cycle: ledger.CycleRow) -> frozenset[str]:
     """Return the ids of the rows behind the champion that the cycle was opened with."""
     champion = _champion_then(database, cycle)
     return frozenset() if champion is None else rows_behind(database, champion)
 
 
-def _champion_then(database: sqlite3.Connection, cycle: CycleRow) -> Release | None:
+def _champion_then(database: sqlite3.Connection, cycle: ledger.CycleRow) -> Release | None:
     return next((release for release in releases(database, cycle.name) if release.label == cycle.champion), None)
 
 
-def rows_of(cycle: CycleRow) -> frozenset[str]:
+def rows_of(cycle: ledger.CycleRow) -> frozenset[str]:
     """Return the ids of the rows that the run trained on or held out, or all rows of its pool where the run is gone."""
     try:
         return frozenset(row.id for row in open_snapshot(Path(read_record(cycle.run)["snapshot"])).pool())
