@@ -4,24 +4,13 @@ A row is read only if each part of it that looks like content is found again in 
 since a name means the same in every row of a file; a value is looked at only under a name that nobody knows.
 """
 
+import itertools
 import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
-from hivetune.data.pieces.fields import (
-    AGENT,
-    CATEGORY,
-    FEEDBACK,
-    NAMES,
-    NESTED,
-    OWN_ID,
-    SESSION,
-    SUCCESS,
-    TIME,
-    USER,
-    plain_name,
-)
+from hivetune.data.pieces.fields import NAMES, names_of, plain_name
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Conversation, Row, first_of, names, parsed, texts_in
 from hivetune.data.reasons import RowRefused
@@ -37,7 +26,8 @@ def _names(*parts: str) -> tuple[str, ...]:
 SYSTEM, TOOLS, QUESTIONS, REPLIES = _names("system"), _names("tools"), _names("question"), _names("answer")
 ANSWERED = _names("answer", "expected_answer")
 CONTEXT, THOUGHTS, TURNS, LABELS = _names("context"), _names("thoughts"), _names("turns"), _names("class")
-FACTS = (*SESSION, *USER, *AGENT, *CATEGORY, *TIME, *SUCCESS, *FEEDBACK, *OWN_ID, *NESTED)
+_FACTS = ("session", "user", "agent", "category", "time", "success", "feedback", "own_id", "nested")
+FACTS = tuple(itertools.chain.from_iterable(names_of(*_FACTS)))
 MEDIA = frozenset(_names("media"))
 CONTENT = frozenset((*SYSTEM, *QUESTIONS, *ANSWERED, *CONTEXT, *THOUGHTS, *TURNS, *_names("content")))
 SPEAKERS: dict[Role, list[str]] = NAMES["speakers"]

@@ -2,10 +2,10 @@
 
 import re
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from hivetune.data.columns import QUESTIONS, leaves_out, plain_row, unexplained
-from hivetune.data.formats import read_record, record_format
+from hivetune.data.formats import record_format
 from hivetune.data.formats.callback_log import event_in
 from hivetune.data.pieces.rendered import spoken_turns
 from hivetune.data.pieces.said import Conversation, Row, objects, one_of
@@ -43,7 +43,7 @@ def read_conversation(row: Row, *, mapped: bool = False) -> Conversation:
         return read_session(row)
     layout = record_format(row)
     if layout is not None and layout.rank == 0:
-        return read_record(layout, row)
+        return cast(Conversation, layout.rows(row))
     if (sides := preference_columns(row)) is not None:
         fact = f"{sides[0]} and {sides[1]} are for preference training"
         raise RowRefused("preference-row", f"{fact}: learn: [sft, pairs], or --columns {_preferred(row, sides[0])}")
@@ -51,7 +51,7 @@ def read_conversation(row: Row, *, mapped: bool = False) -> Conversation:
         _refuse_single_message(row)
     if layout is None:
         raise _unknown(row)
-    conversation = read_record(layout, row)
+    conversation: Conversation = layout.rows(row)
     for message in conversation.messages:  # data sets for other models point to an image, a sound or a film
         if message.role == "user" and "<" in message.content and (tag := _MEDIA_TAG.search(message.content)):
             raise RowRefused("unsupported-content", f"the text holds {tag.group()[:40]!r}: only text can be learned")

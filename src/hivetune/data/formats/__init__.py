@@ -11,10 +11,9 @@ import re
 from collections.abc import Iterator
 from functools import cache, lru_cache
 from importlib.metadata import entry_points
-from typing import cast
 
 from hivetune.data.pieces.format import Format, Head, Lines, PlacedRow
-from hivetune.data.pieces.said import Conversation, Row
+from hivetune.data.pieces.said import Row
 from hivetune.errors import UsageError
 
 
@@ -38,7 +37,7 @@ def format_of_file(head: Head) -> Format | None:
 def file_rows(name: str, lines: Lines) -> Iterator[PlacedRow]:
     """Yield the records of a file of the format `name`, each with the line where it begins."""
     form = next(candidate for candidate in _of_unit("file") if candidate.name == name)
-    return cast(Iterator[PlacedRow], form.rows(lines))
+    yield from form.rows(lines)
 
 
 def is_file_format(name: str) -> bool:
@@ -66,18 +65,13 @@ def rows_inside(payload: bytes) -> list[bytes] | None:
         return None
     for form in _candidates("batch", tuple(record)):
         if form.recognise(record):
-            return [json.dumps(row).encode() for row in cast(Iterator[Row], form.rows(record))] or None
+            return [json.dumps(row).encode() for row in form.rows(record)] or None
     return None
 
 
 def record_format(record: Row) -> Format | None:
     """Return the format of a record whose names are in snake_case."""
     return next((form for form in _candidates("record", tuple(record)) if form.recognise(record)), None)
-
-
-def read_record(form: Format, record: Row) -> Conversation:
-    """Return the conversation of a record of this format. Raise RowRefused."""
-    return cast(Conversation, form.rows(record))
 
 
 @cache

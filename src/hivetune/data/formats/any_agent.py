@@ -46,27 +46,21 @@ def _turns(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if not turns:
             return []
         if _is_answered(span):
-            turn = _answer(span[_RESPONSE], index)
-            waiting = list(turn.get("tool_calls", ()))
-            turns.append(turn)
+            # A text, or a list of calls, which have no ids there.
+            output, calls = span[_RESPONSE], objects(parsed(span[_RESPONSE]))
+            are_calls = calls is not None and all("tool.name" in call for call in calls)
+            waiting = [
+                {"id": f"call_{index}_{number}", "name": call["tool.name"], "arguments": call.get("tool.args")}
+                for number, call in enumerate(calls or () if are_calls else ())
+            ]
+            called = {"content": "", "tool_calls": [*waiting]} if waiting else {"content": output}
+            turns.append({"role": "assistant", **called})
         elif span[_KIND] == _TOOL:
             call = next((pending for pending in waiting if pending["name"] == span.get("gen_ai.tool.name")), None)
             if call is not None:
                 waiting.remove(call)
                 turns.append({"role": "tool", "content": str(span.get(_RESPONSE, "")), "tool_call_id": call["id"]})
     return turns
-
-
-def _answer(output: str, index: int) -> dict[str, Any]:
-    """Return a text, or a list of calls, which have no ids there."""
-    calls = objects(parsed(output))
-    if calls is None or not all("tool.name" in call for call in calls):
-        return {"role": "assistant", "content": output}
-    tool_calls = [
-        {"id": f"call_{index}_{number}", "name": call["tool.name"], "arguments": call.get("tool.args")}
-        for number, call in enumerate(calls)
-    ]
-    return {"role": "assistant", "content": "", "tool_calls": tool_calls}
 
 
 FORMAT = Format("any-agent", recognise, rows, "batch", frozenset(("spans", "trace", "data")))

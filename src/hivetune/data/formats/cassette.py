@@ -69,8 +69,8 @@ def _row(text: str, key: str) -> str | RowRefused:
             if depth > _MAX_DEPTH:
                 raise ValueError("nested too deep")
         # A body in bytes is written as text, a time as it stands there.
-        plain = lambda value: text_of_bytes(value) if isinstance(value, bytes) else str(value)  # noqa: E731
-        return json.dumps({key: yaml.load(text, Loader=loader)}, default=plain)
+        call = {key: yaml.load(text, Loader=loader)}
+        return json.dumps(call, default=lambda value: text_of_bytes(value) if isinstance(value, bytes) else str(value))
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         return RowRefused("broken-file", " ".join(f"a call that is no YAML: {error}".split()))
 

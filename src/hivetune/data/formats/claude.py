@@ -94,21 +94,18 @@ def _worked(parts: list[dict[str, Any]], kinds: Mapping[str, str]) -> list[Messa
             content, calls, results = [], 0, []
         written = _document(part, kinds) if kind == "tool_use" else None
         calls += kind == "tool_use" and written is None
-        if kind != "end":
-            _append(content, part if written is None else {"type": "text", "text": written, "apart": True})
+        if kind == "end":
+            break
+        part = part if written is None else {"type": "text", "text": written, "apart": True}
+        before = content[-1] if content and content[-1].get("type") == "text" == part.get("type") else {}
+        if before.get("apart") or (before and part.get("apart")):  # a document is a paragraph of its own
+            paragraphs = (str(before.get("text")).rstrip(), str(part.get("text")).strip())
+            content[-1] = {**part, "text": "\n\n".join(filter(None, paragraphs))}
+        else:
+            content.append(part)
     if not messages or messages[-1].role != "assistant":
         raise unheld
     return messages
-
-
-def _append(content: list[dict[str, Any]], part: dict[str, Any]) -> None:
-    """Add a part of an answer; a document is a paragraph of its own."""
-    before = content[-1] if content and content[-1].get("type") == "text" == part.get("type") else None
-    if before is not None and (before.get("apart") or part.get("apart")):
-        texts = (str(before.get("text")).rstrip(), str(part.get("text")).strip())
-        content[-1] = {**part, "text": "\n\n".join(text for text in texts if text)}
-    else:
-        content.append(part)
 
 
 def _document(part: Any, kinds: Mapping[str, str]) -> str | None:

@@ -16,7 +16,7 @@ def recognise(record: Row) -> bool:
 
 def rows(record: Row) -> Iterator[Row]:
     for talk in objects(record.get("conversations")) or [dict(record)]:
-        said = [r for response in objects(talk["responses"]) or [] if (r := one_of(response, "response")) is not None]
+        said = [r for given in objects(talk["responses"]) or [] if isinstance(r := one_of(given, "response"), dict)]
         turns = [{"role": str(one_of(r, "sender")).lower(), "content": one_of(r, "message")} for r in said]
         yield {"session_id": talk["conversation"].get("id"), "messages": turns}
 

@@ -47,8 +47,8 @@ def rows(record: Row) -> Iterator[Row]:
         asks = isinstance(body, dict) and is_request(body) and not _EMBEDS.search(str(one_of(request, "uri", "url")))
         # A token count, a stored file and a page are no answers.
         told = parsed(answer)
-        page = isinstance(told, str) and _PAGE.match(told)
-        if not asks or not told or not answer or page or (isinstance(told, dict) and not says_answer(told)):
+        page = isinstance(told, str) and (not told or _PAGE.match(told))
+        if not asks or not answer or page or (isinstance(told, dict) and not says_answer(told)):
             yield {**columns, "run_type": "http", "inputs": None, "outputs": None}
             continue
         status = one_of(response, "status_code", "code", "status")

@@ -49,20 +49,16 @@ def recognise(row: Row) -> bool:
     if name is None:
         return any(column in row for column in _TABLE_COLUMNS)
     value = parsed(row[name])
-    if not isinstance(value, dict | list) or (name == "tags" and not _are_attributes(value)):
+    if not isinstance(value, dict | list):
         return False
+    if name == "tags":  # the attributes of a span; elsewhere tags describe a row
+        pairs, dotted = objects(value), isinstance(value, dict) and any("." in key for key in value)
+        if not (all("key" in pair and "value" in pair for pair in pairs) if pairs else dotted):
+            return False
     if first_of(row, INPUTS) and first_of(row, OUTPUTS):
         return False  # a step that says beside its attributes what came in and out
     is_span = any(key in row for key in _SPAN_COLUMNS)
     return is_span or any(key.startswith(("gen_ai.", "llm.")) for key in attributes(value))
-
-
-def _are_attributes(tags: Any) -> bool:
-    """Return whether tags are the attributes of a span; elsewhere they describe a row."""
-    pairs = objects(tags)
-    if pairs is not None:
-        return all("key" in pair and "value" in pair for pair in pairs)
-    return isinstance(tags, dict) and any("." in key for key in tags)
 
 
 def rows(row: Row) -> Conversation:
@@ -204,7 +200,12 @@ def _from_events(events: list[dict[str, Any]]) -> tuple[list[Message], list[Mess
     answered: list[Message] = []
     for event in events:
         kind = str(one_of(event, "name", "event.name"))
-        fields = _event_fields(event)
+        # A message stands in its event, in the attributes (some programs write all of it as one text), or in the body.
+        fields = {key: value for key, value in event.items() if key not in ("name", "event.name", "attributes", "body")}
+        fields |= attributes(event.get("attributes"))
+        if (content := fields.pop("gen_ai.event.content", None)) is not None:
+            fields |= whole if isinstance(whole := parsed(content), dict) else {"content": content}
+        fields |= event["body"] if isinstance(event.get("body"), dict) else {}
         role = kind.removeprefix("gen_ai.").removesuffix(".message")
         if kind.startswith("gen_ai.") and role in _EVENT_ROLES:
             prompt += read_messages([{**fields, "role": role, "content": parsed(fields.get("content"))}], None)
@@ -213,19 +214,6 @@ def _from_events(events: list[dict[str, Any]]) -> tuple[list[Message], list[Mess
             fields["message"] = message if isinstance(message, dict) else {"content": message}
             answered += read_answer({"choices": [fields]})[0]
     return (prompt, answered) if answered or any(message.role == "assistant" for message in prompt) else ([], [])
-
-
-def _event_fields(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the message of an event: in itself, in its attributes (some programs write all of it as one text), or in
-    its body.
-    """
-    fields = {key: value for key, value in event.items() if key not in ("name", "event.name", "attributes", "body")}
-    fields |= attributes(event.get("attributes"))
-    content = fields.pop("gen_ai.event.content", None)
-    whole = parsed(content)
-    if content is not None:
-        fields |= whole if isinstance(whole, dict) else {"content": content}
-    return fields | (event["body"] if isinstance(event.get("body"), dict) else {})
 
 
 def _turns(flat: Mapping[str, Any], role: str, columns: tuple[str, ...]) -> list[dict[str, Any]] | None:

@@ -6,7 +6,7 @@ https://www.promptfoo.dev/docs/configuration/outputs/
 
 import json
 from collections.abc import Iterator
-from datetime import date
+from operator import methodcaller
 from typing import Any
 
 from hivetune.data.pieces.format import Format
@@ -18,9 +18,9 @@ YAML_TURNS = "- role:"
 def recognise(record: Row) -> bool:
     """Return whether each result holds the prompt as it was sent, and what came back."""
     results = _results(record)
-    if not isinstance(results, list) or not all("vars" in r and ("response" in r or "error" in r) for r in results):
+    if not isinstance(results, list) or not all(isinstance(one_of(one_of(r, "prompt"), "raw"), str) for r in results):
         return False
-    return bool(results) and all(isinstance(one_of(one_of(r, "prompt"), "raw"), str) for r in results)
+    return bool(results) and all("vars" in r and ("response" in r or "error" in r) for r in results)
 
 
 def rows(record: Row) -> Iterator[Row]:
@@ -57,9 +57,10 @@ def _turns_in_yaml(raw: str) -> Any:
 
     try:
         refers = any(isinstance(token, yaml.AliasToken) for token in yaml.scan(raw))
-        # Of the values that JSON lacks only a date is a text; others raise TypeError.
-        return json.loads(json.dumps([{"role": None}] if refers else yaml.safe_load(raw), default=date.isoformat))
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError):  # as of a date that no calendar has
+        # Of the values that JSON lacks only a date is a text.
+        written = methodcaller("isoformat")
+        return json.loads(json.dumps([{"role": None}] if refers else yaml.safe_load(raw), default=written))
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError):  # as of a date that no calendar has
         return [{"role": None}]
 
 

@@ -27,24 +27,8 @@ from hivetune.data.columns import (
 from hivetune.data.pieces.fields import plain_name
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.parts import calls_in_text, read_tools
-from hivetune.data.pieces.rendered import (
-    goes_on,
-    is_rendered,
-    prompt_turns,
-    turns_of,
-    without_end,
-    without_header,
-)
-from hivetune.data.pieces.said import (
-    Conversation,
-    Row,
-    all_texts,
-    first_of,
-    names,
-    objects,
-    parsed,
-    text_of,
-)
+from hivetune.data.pieces.rendered import goes_on, is_rendered, prompt_turns, turns_of, without_end, without_header
+from hivetune.data.pieces.said import Conversation, Row, all_texts, first_of, names, objects, parsed, text_of
 from hivetune.data.pieces.turns import ROLE_KEYS, in_order, read_messages, read_system
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message

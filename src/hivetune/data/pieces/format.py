@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
-from hivetune.data.pieces.said import Conversation, Row
+from hivetune.data.pieces.said import Row
 from hivetune.data.reasons import RowRefused
 
 MAX_KEPT_CHARS = 64 << 20  # of one session, in memory
@@ -166,7 +166,7 @@ class Format(NamedTuple):
 
     name: str
     recognise: Callable[..., bool]
-    rows: Callable[..., Conversation | Iterator[Row] | Iterator[PlacedRow]]
+    rows: Callable[..., Any]
     unit: Literal["record", "batch", "file"] = "record"
     needs: frozenset[str] = frozenset()
     rank: int = 0

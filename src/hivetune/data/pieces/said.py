@@ -96,25 +96,19 @@ def parsed(value: Any) -> Any:
     """Return the list or object in a text of JSON or Python syntax, as in CSV, Parquet and logs; any other value
     unchanged.
     """
-    if isinstance(value, str) and is_json_text(value):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return _python_object(value)
-    return value
-
-
-def _python_object(text: str) -> Any:
-    """Return a list or an object that was written by Python's `str`: its strings have single quotes."""
-    if len(text) > MAX_PYTHON_CHARS or not _PYTHON.match(text):
-        return text
+    if not isinstance(value, str) or not is_json_text(value):
+        return value
     try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        if len(value) > MAX_PYTHON_CHARS or not _PYTHON.match(value):
+            return value
+    try:  # as Python's `str` writes it: strings have single quotes
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of backslashes that no escape begins with
-            value = ast.literal_eval(text)
-        return json.loads(json.dumps(value))
+            return json.loads(json.dumps(ast.literal_eval(value)))
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        return text
+        return value
 
 
 def text_of(value: Any, column: str) -> str:

@@ -120,7 +120,7 @@ def json_lines(text: str) -> StreamPieces:
 
 def _joiner(items: StreamPieces) -> _Joiner | None:
     """Return the function that joins these pieces; None if they are not pieces of a stream."""
-    kinds = {item.get("type") for item in items}
+    kinds = [item.get("type") for item in items]
     choices = [objects(item.get("choices")) or [{}] for item in items]
     # AI21's pieces on Bedrock lack the object's name.
     if any(i.get("object") == "chat.completion.chunk" or "delta" in c[0] for i, c in zip(items, choices, strict=True)):
@@ -133,7 +133,7 @@ def _joiner(items: StreamPieces) -> _Joiner | None:
         if "message-start" in kinds:
             return _cohere
         if "completion" in kinds:  # the API of Anthropic before messages
-            return _completions("completion", "stop_reason") if kinds <= {"completion", "ping"} else None
+            return _completions("completion", "stop_reason") if {"completion", "ping"}.issuperset(kinds) else None
         of_responses = all(str(kind).startswith("response.") or kind in ("error", "keepalive") for kind in kinds)
         return _responses if of_responses else None
     if all(isinstance(item.get("event_type"), str) and "is_finished" in item for item in items):

@@ -1,5 +1,6 @@
 """A list of turns, as each provider and framework writes them, to messages in an order that templates know."""
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -284,7 +285,12 @@ def in_order(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[st
     if last is None:
         raise RowRefused("no-answer")
     changed = ["trailing-turns"] if last + 1 < len(messages) else []
-    turns = _observed(messages[: last + 1])
+    turns = list(messages[: last + 1])
+    for i, (before, message) in enumerate(itertools.pairwise(messages[: last + 1]), 1):
+        # What came of an action that an answer's text holds (ReAct) is a user's: a tool's has a call.
+        answered = message.role == "tool" and before.role == "assistant" and not before.tool_calls
+        if answered and _ACTED.search(before.content):
+            turns[i] = replace(message, role="user")
     start = next(i for i, message in enumerate(turns) if message.role != "system")
     if turns[start].role == "tool":
         raise RowRefused("earlier-turns-missing", "the conversation begins with a tool's result: log all of its turns")
@@ -303,19 +309,6 @@ def in_order(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[st
     if len(merged) < len(turns):
         changed.append("merged-turns")
     return tuple(merged), tuple(changed)
-
-
-def _observed(messages: Sequence[Message]) -> list[Message]:
-    """Return messages in which what came of an action that an answer's text holds (ReAct) is a user's: a tool's has a
-    call.
-    """
-    read: list[Message] = []
-    for index, message in enumerate(messages):
-        before = messages[index - 1] if index and message.role == "tool" else None
-        acted = before is not None and before.role == "assistant" and not before.tool_calls
-        acted = acted and before is not None and _ACTED.search(before.content) is not None
-        read.append(replace(message, role="user") if acted else message)
-    return read
 
 
 def _belongs(first: Message, second: Message) -> bool:
