@@ -20,6 +20,7 @@ from hivetune.data.intake.files import find_sources
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.errors import Busy
 from hivetune.learn import learn as learn_in_stages
+from hivetune.process.forkserver import forking
 from hivetune.process.launch import Ahead
 from hivetune.release.dry_export import DryExport, dry_export
 from hivetune.run.choices import read_resolved
@@ -207,7 +208,7 @@ def learn(
         with Ahead() as ahead:
             return measure_and_train(run, ahead)
 
-    with progress("comparing the stages", "items") as comparing:
+    with progress("comparing the stages", "items") as comparing, forking():
         document = learn_in_stages(loaded, name, train=train, say=say, comparing=comparing)
     show_stages(document)
     emit(document)

@@ -1,6 +1,7 @@
 """`python -m hivetune.process MODULE TASK.json`: run a module with the guards set before torch is imported.
 
 With the number of a socket instead it is a child that was started ahead: it imports and then waits for module and task.
+With `fork` and the number of a socket it is a fork server: each of its forks gets a module and a task.
 A module that can't be imported, for example without torch, still writes its `outcome.json`.
 """
 
@@ -10,7 +11,8 @@ import sys
 from pathlib import Path
 
 from hivetune.process.child import guard, missing_package, report_failure, wait_for_task
-from hivetune.process.protocol import read_task
+from hivetune.process.forkserver import serve_forks
+from hivetune.process.protocol import FORK, read_task
 
 # It imports torch and the engine: all but 0.03 s of the 1.7 s of imports of a probe or training worker.
 IMPORTED_AHEAD = "hivetune.train.worker.exchange.exchange"
@@ -32,4 +34,8 @@ def launch(module: str, task_file: str) -> None:
 
 if __name__ == "__main__":
     guard()
-    launch(*(sys.argv[1:] if len(sys.argv) > 2 else wait_for_task(int(sys.argv[1]), IMPORTED_AHEAD)))
+    first, *rest = sys.argv[1:]
+    if first == FORK:
+        launch(*serve_forks(int(*rest)))
+    else:
+        launch(*((first, *rest) if rest else wait_for_task(int(first), IMPORTED_AHEAD)))

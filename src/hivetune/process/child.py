@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -41,7 +41,7 @@ from hivetune.run.folder import OUTCOME, RANKS
 # When memory runs out the kernel kills the process with the highest score: the worker, never the desktop.
 OOM_SCORE = 500
 EXIT_ORPHANED = 70
-_MESSAGE_BYTES = 65_536
+MESSAGE_BYTES = 65_536
 _RANKS_HINT = "start it with torchrun; else: unset WORLD_SIZE RANK"
 
 
@@ -97,22 +97,33 @@ def wait_for_task(handle: int, imported: str) -> tuple[str, str]:
     The open files that process/launch.py sends get their numbers, also standard output and error. End the process when
     the other end closes.
     """
-    reserved = [os.open(os.devnull, os.O_RDONLY)]  # so that no import opens a file at a number below RESERVED_HANDLES
-    while reserved[-1] < RESERVED_HANDLES:
-        reserved.append(os.open(os.devnull, os.O_RDONLY))
+    reserved = reserve_handles()
     with contextlib.suppress(Exception):  # the task's own module raises it again, where it is reported
         importlib.import_module(imported)
     with socket.socket(fileno=handle) as parent:
-        sent, files, _, _ = socket.recv_fds(parent, _MESSAGE_BYTES, RESERVED_HANDLES)
+        sent, files, _, _ = socket.recv_fds(parent, MESSAGE_BYTES, RESERVED_HANDLES)
     if not sent:
         os._exit(0)
     message = json.loads(sent)
-    for file, number in zip(files, message["handles"], strict=True):
+    take_handles(files, message["handles"], reserved)
+    return message["module"], message["task"]
+
+
+def reserve_handles() -> list[int]:
+    """Occupy the numbers below RESERVED_HANDLES, so that no import opens a file there."""
+    opened = [os.open(os.devnull, os.O_RDONLY)]
+    while opened[-1] < RESERVED_HANDLES:
+        opened.append(os.open(os.devnull, os.O_RDONLY))
+    return opened
+
+
+def take_handles(files: Sequence[int], numbers: Sequence[int], reserved: Sequence[int]) -> None:
+    """Give the files that were received the numbers that they have in the parent, and free what was reserved."""
+    for file, number in zip(files, numbers, strict=True):
         os.dup2(file, number)
         os.close(file)
-    for number in set(reserved) - set(message["handles"]):
+    for number in set(reserved) - set(numbers):
         os.close(number)
-    return message["module"], message["task"]
 
 
 def limit_memory(limit_bytes: int | None) -> None:

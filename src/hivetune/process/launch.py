@@ -19,7 +19,7 @@ import psutil
 
 from hivetune.base.disk import home
 from hivetune.process.protocol import RESERVED_HANDLES
-from hivetune.process.still import join_standstill
+from hivetune.process.still import Process, join_standstill
 
 ENVIRONMENT = {
     # Idle OpenMP threads that spin long make a step five times slower on busy cores. Threads that sleep at once make it
@@ -29,26 +29,38 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    # Its threads would start when numpy is imported, and only a process without threads can fork (forkserver.py).
+    # Workers compute with torch.
+    "OPENBLAS_NUM_THREADS": "1",
     "PYTHONUNBUFFERED": "1",
     "PYTHONFAULTHANDLER": "1",
 }
 # A waiting child takes 240 MB with torch, and the parent needs room to read rows.
 MIN_AVAILABLE_BYTES = 1 << 30
 
-Launch = Callable[[str, str, IO[bytes], Sequence[int], Mapping[str, str | None]], "subprocess.Popen[bytes]"]
+Launch = Callable[[str, str, IO[bytes], Sequence[int], Mapping[str, str | None]], Process]
 """A function such as `launch_child`: module, task file, log, handles, changes of the environment."""
+
+# The fork server, while one is open (forkserver.py). It returns None for a child that it can't fork.
+FORKS: list[Callable[[str, str, IO[bytes], Sequence[int], Mapping[str, str | None]], Process | None]] = []
 
 
 def launch_child(
     module: str, task_file: str, log: IO[bytes], handles: Sequence[int], environment: Mapping[str, str | None]
-) -> "subprocess.Popen[bytes]":
-    """Start `python -m hivetune.process MODULE TASK.json` in its own session; `handles` keep their numbers."""
-    return _start([module, task_file], log, handles, child_environment(environment))
+) -> Process:
+    """Start `python -m hivetune.process MODULE TASK.json` in its own session; `handles` keep their numbers.
+
+    Where a fork server is open, the child is one of its forks.
+    """
+    if FORKS and (forked := FORKS[-1](module, task_file, log, handles, environment)) is not None:
+        return forked
+    return start_python([module, task_file], log, handles, child_environment(environment))
 
 
-def _start(
-    arguments: Sequence[str], log: IO[bytes], handles: Sequence[int], environment: Mapping[str, str]
+def start_python(
+    arguments: Sequence[str], log: int | IO[bytes], handles: Sequence[int], environment: Mapping[str, str]
 ) -> "subprocess.Popen[bytes]":
+    """Start `python -m hivetune.process ARGUMENTS`, which stands still with this process's children."""
     process = subprocess.Popen(
         [sys.executable, "-m", "hivetune.process", *arguments],
         stdin=subprocess.DEVNULL,
@@ -101,19 +113,22 @@ class Ahead:
         self.close()
 
     def start(self) -> None:
-        """Start a child unless one waits or memory is short, from a thread that lives as long as the child."""
-        if self._process is not None or psutil.virtual_memory().available < MIN_AVAILABLE_BYTES:
+        """Start a child from a thread that lives as long as the child.
+
+        None is started while one waits, where memory is short, or where a fork server imports only once.
+        """
+        if self._process is not None or FORKS or psutil.virtual_memory().available < MIN_AVAILABLE_BYTES:
             return
         self._environment = child_environment({})
         self._socket, theirs = socket.socketpair()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the child is used or ended)
         with theirs:
             number = theirs.fileno()
-            self._process = _start([str(number)], self._output, [number], self._environment)
+            self._process = start_python([str(number)], self._output, [number], self._environment)
 
     def launch(
         self, module: str, task_file: str, log: IO[bytes], handles: Sequence[int], environment: Mapping[str, str | None]
-    ) -> "subprocess.Popen[bytes]":
+    ) -> Process:
         """Give the task to the waiting child, or start another one, as `launch_child` does.
 
         The waiting child must have the same environment, because libraries read variables when they are loaded.

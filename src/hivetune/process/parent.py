@@ -22,7 +22,7 @@ from hivetune.base.private import make_folder, open_plain
 from hivetune.config import SuperviseConfig
 from hivetune.process.launch import Launch, launch_child
 from hivetune.process.protocol import ENTRIES, EXIT_FULL_DISK, Beat, ChildError, Outcome, Status, write_task
-from hivetune.process.still import moving_s
+from hivetune.process.still import Process, moving_s
 from hivetune.records import Progress
 from hivetune.run.folder import OUTCOME, WORKER_LOG
 
@@ -128,7 +128,7 @@ class Child:
     `worked`: it has finished an item. `still`: it was paused, which is not a hang.
     """
 
-    process: "subprocess.Popen[bytes]"
+    process: Process
     folder: Path
     limits: Limits
     pipe: int

@@ -21,6 +21,8 @@ from hivetune.run.folder import TASK
 EXIT_FULL_DISK = 73
 # A waiting child keeps the file numbers below free, since files have the same number as in the parent.
 RESERVED_HANDLES = 64
+# `python -m hivetune.process fork SOCKET` is a fork server.
+FORK = "fork"
 
 Status = Literal["done", "stopped", "failed", "hung", "died"]
 

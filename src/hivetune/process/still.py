@@ -7,15 +7,29 @@ the group reaches its own children.
 import contextlib
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 STILL_LOOK_S = 0.25
 
+
+class Process(Protocol):
+    """A process as `subprocess.Popen` knows one: `returncode` is None until `poll` or `wait` has seen its end."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int, /) -> None: ...
+
+
 _guard = threading.Lock()
-_leaders: "list[subprocess.Popen[bytes]]" = []
+_leaders: list[Process] = []
 _since: float | None = None  # when the pause began, None while they run
 _stood_s = 0.0  # the sum of earlier pauses
 
@@ -30,7 +44,7 @@ def stands_still() -> bool:
     return _since is not None
 
 
-def join_standstill(leader: "subprocess.Popen[bytes]") -> None:
+def join_standstill(leader: Process) -> None:
     """Pause this child, the leader of its session, with the others."""
     with _guard:
         _leaders[:] = [process for process in _leaders if process.poll() is None]
@@ -75,7 +89,7 @@ def _turn(still: bool) -> None:
         _since = now if still else None
 
 
-def _signal(leader: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
+def _signal(leader: Process, number: signal.Signals) -> None:
     """Signal a child's group. Its number can't belong to another process before it was waited for."""
     if leader.poll() is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

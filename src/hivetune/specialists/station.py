@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hivetune.base.database import open_database
 from hivetune.config import RunConfig
+from hivetune.process.forkserver import forking
 from hivetune.release.registry import retire
 from hivetune.routing.choose import note_looked_at
 from hivetune.routing.domains import RowDomain
@@ -39,7 +40,8 @@ class Specialists:
 def propose_specialists(config: RunConfig, attended: Attended = ALONE) -> Specialists:
     """Decide which domains would get a specialist, and why; nothing that is served changes."""
     survey = read_survey(config, attended.bar("reading the rows"))
-    steps = tuple(propose_domains(survey, attended))
+    with forking():
+        steps = tuple(propose_domains(survey, attended))
     return Specialists(survey, steps, problems=tuple(serving(survey)[1]), suggested=suggest_domains(survey))
 
 
@@ -49,12 +51,14 @@ def train_specialists(config: RunConfig, attended: Attended = ALONE) -> Speciali
     Killed anywhere, the same call continues. Raises the errors of surveys, runs and evaluations.
     """
     survey = read_survey(config, attended.bar("reading the rows"))
-    changes = review(survey, attended)  # before: a domain whose expert retires now may get a new one
-    born = [step for step in propose_domains(survey, attended) if step.step == "born"]
-    make_specialists(survey, [step.domain for step in born if step.parent == survey.shared.adapter_sha256], attended)
-    changes += review(survey, attended) if born else []
-    attended.between()
-    routed = make_routes(survey, attended)
+    with forking():
+        changes = review(survey, attended)  # before: a domain whose expert retires now may get a new one
+        born = [step for step in propose_domains(survey, attended) if step.step == "born"]
+        due = [step.domain for step in born if step.parent == survey.shared.adapter_sha256]
+        make_specialists(survey, due, attended)
+        changes += review(survey, attended) if born else []
+        attended.between()
+        routed = make_routes(survey, attended)
     costs = measure_costs(survey, attended)
     note_looked_at(survey.shared)
     with closing(open_database()) as database:

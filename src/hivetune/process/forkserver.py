@@ -1,0 +1,238 @@
+"""A fork server: a process that imports torch once, and forks a child for each task of a command with many.
+
+An import takes 1.3 s of processor time, with transformers 3.7 s, and a task on a small model may take 0.3 s. A fork is
+what `python -m hivetune.process MODULE TASK.json` is, a process of its own with its session, guards, heartbeat, log and
+limits: its fault, kill or full memory ends no other one. A fork is safe only in a process with one thread. So the
+server computes nothing, and forks nothing once it has two. It dies with the process that started it, as its forks do.
+"""
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, NoReturn
+
+import psutil
+
+from hivetune.process import launch
+from hivetune.process.child import MESSAGE_BYTES, guard, reserve_handles, take_handles
+from hivetune.process.protocol import FORK, RESERVED_HANDLES
+from hivetune.process.still import join_standstill
+
+# The first fork waits for imports, about 30 s from a cold disk. Later the child is started without the server.
+FORK_TIMEOUT_S = 120.0
+END_TIMEOUT_S = 10.0
+_MAX_NAP_S = 0.05
+_BEGIN = b"b"
+
+
+@contextlib.contextmanager
+def forking() -> Iterator[None]:
+    """Fork the children that are launched within the block from one server, which is started for the first of them."""
+    if launch.FORKS or sys.platform != "linux":  # Apple's libraries can't be used after a fork
+        yield
+        return
+    server = _Server()
+    launch.FORKS.append(server.fork)
+    try:
+        yield
+    finally:
+        launch.FORKS.clear()
+        server.close()
+
+
+class _Fork:
+    """A fork as its task's parent sees it: as `subprocess.Popen`, though it is the server's child."""
+
+    def __init__(self, pid: int, end: socket.socket) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._end, self._lock = end, threading.Lock()
+        end.setblocking(False)
+
+    def poll(self) -> int | None:
+        with self._lock, contextlib.suppress(BlockingIOError):
+            if self.returncode is None:
+                try:
+                    word = self._end.recv(MESSAGE_BYTES)
+                except ConnectionResetError:
+                    word = b""
+                self.returncode = int(word or -signal.SIGKILL)  # without a word the server has died
+                self._end.close()  # until now the server kept the number from other processes
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline, nap_s = time.monotonic() + (timeout or 0.0), 0.001
+        while (code := self.poll()) is None:
+            if timeout is not None and time.monotonic() >= deadline:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(nap_s)
+            nap_s = min(2 * nap_s, _MAX_NAP_S)
+        return code
+
+    def send_signal(self, sig: int, /) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+
+class _Server:
+    """The server as its parent sees it."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._usable = True
+
+    def fork(
+        self, module: str, task_file: str, log: IO[bytes], handles: Sequence[int], environment: Mapping[str, str | None]
+    ) -> _Fork | None:
+        """Return a fork for a task, or None: after a failure, where memory is short, or for another environment, since
+        libraries read variables when they are loaded."""
+        variables = launch.child_environment(environment)
+        if self._process is None and self._usable:
+            if threading.get_ident() != self._thread:  # the kernel would end the server with this thread
+                return None
+            self._usable = psutil.virtual_memory().available >= launch.MIN_AVAILABLE_BYTES
+            if self._usable:
+                # What its imports say is said again, in a log, when one of them fails in a fork.
+                self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                with theirs:
+                    number = theirs.fileno()
+                    self._process = launch.start_python([FORK, str(number)], subprocess.DEVNULL, [number], variables)
+                self._variables = variables
+        if not self._usable or variables != self._variables or max(handles) >= RESERVED_HANDLES:
+            return None
+        message = json.dumps({"module": module, "task": task_file, "handles": [1, 2, *handles]})
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.settimeout(FORK_TIMEOUT_S)
+        try:
+            with theirs:
+                files = [theirs.fileno(), log.fileno(), log.fileno(), *handles]
+                socket.send_fds(self._requests, [message.encode()], files)
+            if pid := int(ours.recv(MESSAGE_BYTES) or 0):
+                ours.send(_BEGIN)
+        except (BrokenPipeError, ConnectionResetError, TimeoutError):
+            pid = 0
+        if not pid:
+            ours.close()  # so a fork that comes late ends: never two children for one task
+            self._usable = False
+            return None
+        process = _Fork(pid, ours)
+        join_standstill(process)
+        return process
+
+    def close(self) -> None:
+        """End the server, and with it what it has forked."""
+        if self._process is None:
+            return
+        self._requests.close()
+        try:
+            self._process.wait(END_TIMEOUT_S)  # its own end counts its forks' processor time as this process's
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def serve_forks(handle: int) -> tuple[str, str]:
+    """Fork for each request at the socket `handle`; return module and task file in each fork.
+
+    A task's module is imported before its fork, so that the next one has it too. End when the other end closes.
+    """
+    server, reserved = os.getpid(), reserve_handles()
+    os.close(os.pidfd_open(server))  # a kernel before Linux 5.3 ends the server here
+    requests = socket.socket(fileno=handle)
+    running: dict[int, tuple[int, socket.socket]] = {}  # handle of a process: its number, and where its end is told
+    ended: dict[int, tuple[int, socket.socket]] = {}  # handle of that socket: the same
+    watch = select.poll()
+    watch.register(requests, select.POLLIN)
+    while True:
+        for number, _ in watch.poll():
+            if number in running:
+                pid, told = running.pop(number)
+                _tell_end(pid, told)
+                ended[told.fileno()] = pid, told
+                watch.unregister(number)
+                watch.register(told, 0)
+                os.close(number)
+            elif number in ended:  # the parent has closed its end, so it signals this number no more
+                pid, told = ended.pop(number)
+                watch.unregister(number)
+                told.close()
+                os.waitpid(pid, 0)
+            else:
+                sent, files, _, _ = socket.recv_fds(requests, MESSAGE_BYTES, RESERVED_HANDLES)
+                if not sent:
+                    _end(ended)
+                message = json.loads(sent)
+                told = socket.socket(fileno=files[0])
+                if not running:  # an import that ends the server would end them too
+                    _import(message["module"])
+                forked = _fork()
+                if forked == 0:
+                    for process in running:
+                        os.close(process)
+                    for _, other in (*running.values(), *ended.values()):
+                        other.close()
+                    requests.close()
+                    os.setsid()
+                    take_handles(files[1:], message["handles"], reserved)
+                    guard()
+                    if os.getppid() != server or not _may_begin(told):
+                        os._exit(1)
+                    sys.modules.pop(message["module"], None)  # it runs as __main__
+                    return message["module"], message["task"]
+                for file in files[1:]:
+                    os.close(file)
+                if forked is None:
+                    told.close()
+                else:
+                    process = os.pidfd_open(forked)
+                    running[process] = forked, told
+                    watch.register(process, select.POLLIN)
+
+
+def _import(module: str) -> None:
+    with contextlib.suppress(Exception):  # the task's own module raises it again, where it is reported
+        if not module.endswith(".py"):
+            importlib.import_module(module)
+
+
+def _fork() -> int | None:
+    """Return the number of a new fork, 0 in it, or None if there is none."""
+    gc.freeze()  # a collection in a fork would copy what it shares with the server
+    try:
+        return os.fork() if len(os.listdir("/proc/self/task")) == 1 else None
+    except OSError:
+        return None
+
+
+def _may_begin(told: socket.socket) -> bool:
+    """Tell the parent this fork's number, and return whether it still waited for it."""
+    with told, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        told.send(str(os.getpid()).encode())
+        return told.recv(1) == _BEGIN
+    return False
+
+
+def _tell_end(pid: int, told: socket.socket) -> None:
+    """Tell the parent the exit code of a fork, negative for a signal, and leave the fork a zombie."""
+    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert ended is not None
+    code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        told.send(str(code).encode())
+
+
+def _end(ended: Mapping[int, tuple[int, socket.socket]]) -> NoReturn:
+    for pid, _ in ended.values():
+        os.waitpid(pid, 0)
+    os._exit(0)
