@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.disk import home, write_json
+from hivetune.base.disk import home, read_json, write_json
 from hivetune.base.journal import read_journal
 from hivetune.base.paths import real_path
 from hivetune.config import GateConfig, RunConfig
 from hivetune.data.identity import settings_of
-from hivetune.data.prepare.prepare import read_report
+from hivetune.data.snapshot import REPORT
 from hivetune.errors import UsageError
 from hivetune.judge.gate import Evaluation, judge, verdict_document
 from hivetune.judge.held_out import SIDES, evaluation_document, plan_evaluation, scored
@@ -56,7 +56,7 @@ def learn(
     document: dict[str, Any] = {
         "schema": 1,
         "folder": str(root),
-        "learned_from": read_report(first.snapshot.folder)["learn"],
+        "learned_from": read_json(first.snapshot.folder / REPORT)["learn"],
         "stage1": train(first),
         "stage2": None,
         "longer": None,

@@ -19,7 +19,7 @@ from hivetune.cycle.pool import (
     needs_scores,
     new_groups,
 )
-from hivetune.data.leave_out import LEAVE_OUT
+from hivetune.data.fates import LEAVE_OUT
 from hivetune.data.snapshot import PoolRow
 
 

@@ -21,8 +21,7 @@ from hivetune.config import (
     override_config,
     parse_config,
 )
-from hivetune.data.intake.files import names_rows
-from hivetune.data.intake.places import check_storable
+from hivetune.data.intake.files import check_storable, names_rows
 from hivetune.data.mapping import check_columns, parse_columns
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.models.prepared import PACKAGED, fetch_model, prepared_names, read_prepared

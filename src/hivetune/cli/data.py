@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import file_to_write
+from hivetune.base.disk import file_to_write, read_json
 from hivetune.base.paths import spelled
 from hivetune.cli.arguments import ColumnsOption, model_folder, show_suggestion
 from hivetune.cli.output import AFTER_ROWS, MODE, emit, progress, say, show, table
@@ -17,13 +17,12 @@ from hivetune.data.forget import ForgetKind, Forgotten
 from hivetune.data.forget import forget as run_forget
 from hivetune.data.intake.files import find_sources
 from hivetune.data.mapping import parse_columns
-from hivetune.data.prepare.clean import duplicates_path, quarantine_path
+from hivetune.data.prepare.clean import beside
 from hivetune.data.prepare.prepare import check as check_rows
 from hivetune.data.prepare.prepare import prepare as prepare_rows
-from hivetune.data.prepare.prepare import read_report
 from hivetune.data.prepare.report import duplicate_kinds, secrets_first
 from hivetune.data.reasons import REASONS
-from hivetune.data.snapshot import REPORT_PAGE
+from hivetune.data.snapshot import REPORT, REPORT_PAGE
 from hivetune.errors import DataRefused, UsageError
 
 SHOWN_PROBLEMS = 10
@@ -57,7 +56,7 @@ def check(
 ) -> None:
     """Report problems of rows with their places. Exits with 3 if too many are rejected or none is usable."""
     settings = _settings(sources, model, config, columns, max_length, overrides)
-    written = (clean, quarantine_path(clean), duplicates_path(clean), html) if clean is not None else (html,)
+    written = (html,) if clean is None else (clean, beside(clean, "quarantine"), beside(clean, "duplicates"), html)
     for path in (path for path in written if path is not None):
         file_to_write(path, find_sources(settings.data.path))
     folder = _model_folder(settings.model) if settings.model != NO_MODEL else None
@@ -73,9 +72,9 @@ def check(
         )
     show_report(checked.document)
     if clean is not None:
-        show(f"passed: {spelled(clean)}   rejected, to fix and read again: {spelled(quarantine_path(clean))}")
+        show(f"passed: {spelled(clean)}   rejected, to fix and read again: {spelled(beside(clean, 'quarantine'))}")
         if checked.document["duplicates"]:
-            show(f"duplicates, each with the row that is kept: {spelled(duplicates_path(clean))}")
+            show(f"duplicates, each with the row that is kept: {spelled(beside(clean, 'duplicates'))}")
     if html is not None:
         show(f"report: {spelled(html)}")
     emit(checked.document)  # also when the data is refused
@@ -101,7 +100,7 @@ def prepare(
         raise UsageError("no model given", hint="give --model M or --config CONFIG")
     with progress("preparing", "rows", AFTER_ROWS) as report:
         snapshot = prepare_rows(settings, _model_folder(settings.model), out, report)
-    document = read_report(snapshot.folder)
+    document = read_json(snapshot.folder / REPORT)
     show_report(document)
     show(f"snapshot: {snapshot.folder}\nreport:   {snapshot.folder / REPORT_PAGE}")
     emit({**document, "snapshot": str(snapshot.folder), "hash": snapshot.hash})

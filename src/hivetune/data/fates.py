@@ -1,54 +1,71 @@
 """The decision on each row, one byte a row, made in prepare/decide.py. Everything else about a row is in the result
-of its chunk.
+of its chunk. The file behind `data.leave_out` has decisions of others: hashes of rows to set aside, with reasons.
 """
 
+import json
 import sqlite3
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hivetune.data.leave_out import LEAVE_OUT
+from hivetune.base.disk import write_atomic
+from hivetune.data.reasons import REASONS
+from hivetune.errors import UsageError
 
-# The decisions; the first three are the splits in the order of SPLITS, and from LEFT_OUT on come those of leave_out.
-(
-    TRAIN,
-    VALIDATION,
-    TEST,
-    DUPLICATE,
-    BEGINNING,
-    NEAR_DUPLICATE,
-    REFUSED,
-    QUOTA_SOURCE,
-    QUOTA_SESSION,
-    BALANCE,
-    FROZEN_QUESTION,
-    FOR_STAGE_2,
-    BAD_HELD_OUT,
-    CONTRADICTORY,
-    QUOTA_USER,
-    NOT_LEARNED,
-    SYNTHETIC_SHARE,
-    LEFT_OUT,
-) = range(18)
+# The reasons that the file may name; each has its entry in REASONS.
+LEAVE_OUT = (
+    "own-share",
+    "own-evidence",
+    "user-share",
+    "source-share",
+    "general-share",
+    "next-cycle",
+    "not-replayed",
+    "suspect",
+    "other-domain",
+)
+assert set(LEAVE_OUT) <= REASONS.keys()
+
+
+def write_leave_out(path: Path, named: Mapping[str, str]) -> None:
+    """Write a file from `named`, id of a row -> reason. It is sorted, so that equal choices are equal bytes."""
+    lines = [json.dumps({"id": identity, "reason": reason}) + "\n" for identity, reason in sorted(named.items())]
+    write_atomic(path, "".join(lines).encode())
+
+
+def read_leave_out(path: Path) -> dict[str, str]:
+    """Return id of a row -> reason. Raises UsageError naming the first line of another form."""
+    named = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"data.leave_out: {path} can't be read: {error}", hint="correct the setting") from None
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = json.loads(line)
+            named[str(entry["id"])] = LEAVE_OUT[LEAVE_OUT.index(entry["reason"])]
+        except (ValueError, KeyError, TypeError):
+            raise UsageError(
+                f'{path}:{number}: not a line of the form {{"id": ..., "reason": ...}}',
+                hint=f"reasons: {', '.join(LEAVE_OUT)}",
+            ) from None
+    return named
+
+
+# The decisions; the first three are the splits in the order of SPLITS.
+TRAIN, VALIDATION, TEST, DUPLICATE, BEGINNING, NEAR_DUPLICATE, REFUSED = range(7)
 DUPLICATES = {DUPLICATE: "exact", BEGINNING: "beginning", NEAR_DUPLICATE: "near"}
-SET_ASIDE = {
-    QUOTA_SOURCE: "quota-source",
-    QUOTA_SESSION: "quota-session",
-    BALANCE: "balance",
-    FROZEN_QUESTION: "frozen-question",
-    FOR_STAGE_2: "for-stage-2",
-    BAD_HELD_OUT: "bad-held-out",
-    CONTRADICTORY: "contradictory",
-    QUOTA_USER: "quota-user",
-    NOT_LEARNED: "not-learned",
-    SYNTHETIC_SHARE: "synthetic-share",
-}
-SET_ASIDE |= {LEFT_OUT + number: reason for number, reason in enumerate(LEAVE_OUT)}
+# All other decisions set a row aside, each for a reason. Their numbers are part of a snapshot's hash.
+_REASONS = (
+    *("quota-source", "quota-session", "balance", "frozen-question", "for-stage-2", "bad-held-out", "contradictory"),
+    *("quota-user", "not-learned", "synthetic-share", *LEAVE_OUT),
+)
+SET_ASIDE = dict(enumerate(_REASONS, REFUSED + 1))
 FATES = {reason: fate for fate, reason in SET_ASIDE.items()}
 NO_VALUE = "-"  # the agent or category of rows that have none
 

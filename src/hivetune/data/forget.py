@@ -82,8 +82,13 @@ def forget(database: sqlite3.Connection, kind: ForgetKind, value: str) -> Forgot
         for table, column in (("interactions", "id"), ("feedback", "answer")):
             database.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(identity,) for identity, _, _ in rows])
         _bury(database, kind, value, rows, contents, raws)
-    unchecked = _record_taints(database, kind, value, rows)
-    wins = _remove_wins(kind, value, rows)
+    is_forgotten, wins = _forgotten_test(kind, value, rows), 0
+    unchecked = _record_taints(database, kind, value, is_forgotten)
+    for name in names_with_wins():
+        for win in wins_of(name):
+            if is_forgotten(win.source, win.session, win.user, win.interaction_id):
+                drop_win(name, win.key)
+                wins += 1
     if database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:  # the log still holds the old pages
         raise Busy(
             "the rows are removed, but another process still reads their database pages",
@@ -93,6 +98,7 @@ def forget(database: sqlite3.Connection, kind: ForgetKind, value: str) -> Forgot
 
 
 _Rows = list[tuple[str, str, str]]  # id, content id, source
+_IsForgotten = Callable[[str, str | None, str | None, str | None], bool]
 
 
 def _contents_at(source: str) -> set[str]:
@@ -185,7 +191,9 @@ def _bury(
     database.executemany("INSERT OR IGNORE INTO forgotten VALUES (?, ?, ?)", [(*stone, now) for stone in stones])
 
 
-def _record_taints(database: sqlite3.Connection, kind: ForgetKind, value: str, forgotten: _Rows) -> tuple[str, ...]:
+def _record_taints(
+    database: sqlite3.Connection, kind: ForgetKind, value: str, is_forgotten: _IsForgotten
+) -> tuple[str, ...]:
     """Record the tainted snapshots, since the ids exist nowhere else afterwards. Return the missing ones."""
     unchecked = []
     for snapshot, path in database.execute("SELECT hash, path FROM snapshots ORDER BY created").fetchall():
@@ -193,7 +201,7 @@ def _record_taints(database: sqlite3.Connection, kind: ForgetKind, value: str, f
         if not rows_file.is_file():
             unchecked.append(path)
             continue
-        count = _count_rows(rows_file, kind, value, forgotten)
+        count = _count_rows(rows_file, is_forgotten)
         if count:
             with transaction(database):
                 database.execute(
@@ -204,12 +212,11 @@ def _record_taints(database: sqlite3.Connection, kind: ForgetKind, value: str, f
     return tuple(unchecked)
 
 
-def _count_rows(rows_file: Path, kind: ForgetKind, value: str, forgotten: _Rows) -> int:
+def _count_rows(rows_file: Path, is_forgotten: _IsForgotten) -> int:
     """Return the number of a snapshot's forgotten rows, by interaction id and by the snapshot's own columns.
 
     Rows that were left out as duplicates count too, since their text is in the snapshot's folder.
     """
-    is_forgotten = _forgotten_test(kind, value, forgotten)
     snapshot = sqlite3.connect(f"file:{urllib.parse.quote(str(rows_file))}?mode=ro&immutable=1", uri=True)
     with contextlib.closing(snapshot):
         rows = snapshot.execute("SELECT source, session, user, interaction_id FROM rows")
@@ -224,9 +231,6 @@ def _count_rows(rows_file: Path, kind: ForgetKind, value: str, forgotten: _Rows)
     return count
 
 
-_IsForgotten = Callable[[str, str | None, str | None, str | None], bool]
-
-
 def _forgotten_test(kind: ForgetKind, value: str, rows: _Rows) -> _IsForgotten:
     """Return the test of a row's source, session, user and interaction id."""
     ids = {identity for identity, _, _ in rows}
@@ -239,17 +243,6 @@ def _forgotten_test(kind: ForgetKind, value: str, rows: _Rows) -> _IsForgotten:
         return kind in ("source", "row") and not sources.isdisjoint(_all_names(source, kind))
 
     return is_forgotten
-
-
-def _remove_wins(kind: ForgetKind, value: str, forgotten: _Rows) -> int:
-    """Remove the past wins made from the forgotten rows and return their number."""
-    is_forgotten, removed = _forgotten_test(kind, value, forgotten), 0
-    for name in names_with_wins():
-        for win in wins_of(name):
-            if is_forgotten(win.source, win.session, win.user, win.interaction_id):
-                drop_win(name, win.key)
-                removed += 1
-    return removed
 
 
 def _all_names(source: str, kind: ForgetKind) -> list[str]:

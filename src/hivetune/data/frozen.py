@@ -24,7 +24,7 @@ from hivetune.data.reasons import RowRefused
 from hivetune.data.render.dialect import template_message
 from hivetune.data.snapshot import RowInfo, messages_from, messages_json
 from hivetune.errors import DataRefused, UsageError
-from hivetune.records import Message
+from hivetune.records import Example, Message
 
 Origin = Literal["win", "own", "general"]
 FROZEN = "frozen"
@@ -138,39 +138,23 @@ def own_questions(entries: Sequence[str], checker: Mapping[str, Any] | None) -> 
                 f"eval.frozen: {example.source} has no checker, so its answers cannot be judged",
                 hint="give the row a `checker`, or set eval.checker",
             )
-        prompt, reference = _split(example.messages)
-        questions.append(
-            FrozenQuestion(
-                "own",
-                example.source,
-                prompt,
-                example.checker or checker,
-                example.tools,
-                reference,
-                example.agent,
-                example.category,
-            )
-        )
+        questions.append(_question("own", example, example.checker or checker))
     return questions
 
 
 def win_of(info: RowInfo, checker: Mapping[str, Any], release: str) -> FrozenQuestion:
     """Return a held-out row as a win: its checker accepted the answer of `release`."""
-    prompt, reference = _split(info.messages)
-    return FrozenQuestion(
-        "win",
-        info.source,
-        prompt,
-        checker,
-        info.tools,
-        reference,
-        info.agent,
-        info.category,
-        release,
-        info.interaction_id,
-        info.session,
-        info.user,
-    )
+    owner = {"interaction_id": info.interaction_id, "session": info.session, "user": info.user}
+    return _question("win", info, checker, release=release, **owner)
+
+
+def _question(
+    origin: Origin, row: Example | RowInfo, checker: Mapping[str, Any] | None, **of_win: str | None
+) -> FrozenQuestion:
+    """Return the messages of a row before its last answer as a question, and that answer as its reference."""
+    last = max((i for i, message in enumerate(row.messages) if message.role == "assistant"), default=None)
+    prompt, reference = row.messages[:last], None if last is None else row.messages[last].content
+    return FrozenQuestion(origin, row.source, prompt, checker, row.tools, reference, row.agent, row.category, **of_win)
 
 
 def frozen_hashes(own_files: Sequence[str] = ()) -> frozenset[int]:
@@ -182,18 +166,11 @@ def frozen_hashes(own_files: Sequence[str] = ()) -> frozenset[int]:
     wins = [win for name in names_with_wins() for win in wins_of(name)]
     # A checker is not needed to keep a row out.
     own_rows = own_questions(own_files, {"name": "not_empty"})
-    return frozenset(_marks(frozen.messages) for frozen in (*wins, *own_rows, *general_questions()))
-
-
-def _marks(messages: Sequence[Message]) -> int:
-    turns = [message for message in messages if message.role != "system"]
-    return group_hash(f"question:{question(messages)}") if len(turns) == 1 else read_hash(messages)
-
-
-def _split(messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], str | None]:
-    """Return the messages before the last answer, and that answer."""
-    last = max((i for i, message in enumerate(messages) if message.role == "assistant"), default=len(messages))
-    return messages[:last], messages[last].content if last < len(messages) else None
+    hashes = set()
+    for messages in (frozen.messages for frozen in (*wins, *own_rows, *general_questions())):
+        turns = [message for message in messages if message.role != "system"]
+        hashes.add(group_hash(f"question:{question(messages)}") if len(turns) == 1 else read_hash(messages))
+    return frozenset(hashes)
 
 
 def _document(q: FrozenQuestion) -> dict[str, Any]:

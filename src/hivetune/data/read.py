@@ -5,9 +5,10 @@ import re
 import sqlite3
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any
 
 from hivetune.base.database import SEALED_COLUMNS, row_seal
 from hivetune.data.columns import CHOICE, outcome_of
@@ -41,7 +42,7 @@ from hivetune.data.pieces.streams import refuse_pieces
 from hivetune.data.pieces.transcripts import turns_in_text
 from hivetune.data.pieces.turns import is_conversation
 from hivetune.data.reasons import RowRefused, not_utf8
-from hivetune.records import Example, Message
+from hivetune.records import Example, Message, Rendered
 
 BOM = b"\xef\xbb\xbf"
 WRITTEN_MARKS = ("\\ufeff", "\\uFEFF")
@@ -90,7 +91,8 @@ def _inner_rows(raw: RawRow, path: str) -> Iterator[RawRow]:
     """
     inside = None
     if raw.problem is None and path:
-        inside = _at_path(raw.payload, path)
+        with suppress(ValueError, RecursionError):  # it is no JSON
+            inside = [json.dumps(row).encode() for row in rows_at(json.loads(raw.payload), path)] or None
     elif raw.problem is None and may_hold_rows(raw.payload):
         inside = rows_inside(raw.payload)
     if inside is None:
@@ -98,15 +100,6 @@ def _inner_rows(raw: RawRow, path: str) -> Iterator[RawRow]:
     else:
         for payload in inside:
             yield replace(raw, payload=payload)
-
-
-def _at_path(payload: bytes, path: str) -> list[bytes] | None:
-    """Return the rows of a record at a path; None where it is not JSON, or nothing is there."""
-    try:
-        rows = rows_at(json.loads(payload), path)
-    except (ValueError, RecursionError):
-        return None
-    return [json.dumps(row).encode() for row in rows] or None
 
 
 def _line_rows(chunk: Chunk) -> Iterator[RawRow]:
@@ -121,7 +114,13 @@ def _line_rows(chunk: Chunk) -> Iterator[RawRow]:
         if number == 1 and chunk.kind == "lines":
             line = line.removeprefix(BOM).strip()
         if chunk.kind == "numbered":
-            yield _numbered(chunk, line)
+            place, mark, text = line.split(b"\t", 2)
+            source = f"{chunk.name}:{place.decode()}"
+            if mark == b"r":
+                yield RawRow(source, text, chunk=chunk)
+            else:
+                reason, _, hint = text.decode("utf-8", "replace").partition(":")
+                yield RawRow(source, b"", RowRefused(reason, hint))
         elif line:
             problem = _truncated(line) if chunk.last and line_end < 0 else None
             yield RawRow(f"{chunk.name}:{number}", line, problem, chunk=chunk)
@@ -142,19 +141,10 @@ def _truncated(line: bytes) -> RowRefused | None:
     return None
 
 
-def _numbered(chunk: Chunk, line: bytes) -> RawRow:
-    number, mark, text = line.split(b"\t", 2)
-    source = f"{chunk.name}:{number.decode()}"
-    if mark == b"r":
-        return RawRow(source, text, chunk=chunk)
-    reason, _, hint = text.decode("utf-8", "replace").partition(":")
-    return RawRow(source, b"", RowRefused(reason, hint))
-
-
 def _store_rows(chunk: Chunk) -> Iterator[RawRow]:
-    database = sqlite3.connect(f"file:{chunk.path}?mode=ro", uri=True)
-    try:
-        database.text_factory = _text
+    with closing(sqlite3.connect(f"file:{chunk.path}?mode=ro", uri=True)) as database:
+        # Invalid UTF-8, as from a flipped bit, refuses only its row.
+        database.text_factory = lambda content: content.decode("utf-8", "backslashreplace")
         query = f"SELECT {', '.join(SEALED_COLUMNS)}, seal FROM interactions WHERE rowid >= ? AND rowid < ?"
         for *values, seal in database.execute(query + " ORDER BY rowid", (chunk.start, chunk.end)):
             row = dict(zip(SEALED_COLUMNS, values, strict=True))
@@ -164,13 +154,6 @@ def _store_rows(chunk: Chunk) -> Iterator[RawRow]:
                 continue
             stored = {name: row[name] for name in STORE_COLUMNS if row[name] is not None}
             yield RawRow(source, str(row["row"]).encode("utf-8", "surrogatepass"), None, row["id"], stored)
-    finally:
-        database.close()
-
-
-def _text(content: bytes) -> str:
-    """Return the text of a column of the store. Invalid UTF-8, as from a flipped bit, refuses only this row."""
-    return content.decode("utf-8", "backslashreplace")
 
 
 def _refuse_constant(name: str) -> None:
@@ -256,17 +239,28 @@ def _not_text(payload: bytes, error: UnicodeDecodeError) -> RowRefused:
     return RowRefused("lone-surrogate")
 
 
-class ReadRow(NamedTuple):
-    """A row as an Example, without its id: redaction may still change its text. `changed`: reasons of severity warn."""
+Note = tuple[str, str]  # a reason for a change, and what was changed where
 
+
+@dataclass(slots=True)
+class ExaminedRow:
+    """A row as an Example, to which each stage of its preparation adds its results (prepare/stages.py).
+
+    The example has no id before redaction, which may still change its text. `changed`: reasons of severity warn.
+    `failed_outside`: what failed besides a bad answer, in the row's own words. `views` is empty without a model.
+    """
+
+    raw: RawRow
     layout: str
     example: Example
     changed: tuple[str, ...]
     failed_outside: str = ""
-    """What failed besides the answer, in the row's own words. Only of a bad answer."""
+    notes: tuple[Note, ...] = ()
+    views: tuple[Rendered, ...] = ()
+    worse: Rendered | None = None
 
 
-def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False) -> ReadRow:
+def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False) -> ExaminedRow:
     """Return one row, by its layout. `pairs`: a better and a worse answer are read too. Raise RowRefused with the
     reason.
     """
@@ -285,7 +279,11 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     mapped, two, judged = maps_content(columns), None, without_reasons(row)
     try:
         two = read_corrected(judged, mapped=mapped) or (read_preference(judged) if pairs else None)
-        conversation = two.conversation if two else _conversation(judged, mapped=mapped)
+        if two is not None:
+            conversation = two.conversation
+        else:
+            conversation = without_ends(read_conversation(judged, mapped=mapped))
+            conversation = conversation if mapped else _with_system_of_text(judged, conversation)
     except RowRefused as refused:
         if columns and refused.reason == "unknown-layout":
             raise missing_column(_parsed_row(text), columns) or refused from None
@@ -299,7 +297,7 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     _refuse_answer(row, example.messages, raw.chunk)
     example = _judged(example, two)
     outside = outside_cause(row, example.messages[-1].content) if example.lesson == "failure" else ""
-    return ReadRow(conversation.layout, example, (*changed, *conversation.changed), outside)
+    return ExaminedRow(raw, conversation.layout, example, (*changed, *conversation.changed), outside)
 
 
 def _refuse_answer(row: Row, messages: Sequence[Message], chunk: Chunk | None) -> None:
@@ -314,11 +312,6 @@ def _refuse_answer(row: Row, messages: Sequence[Message], chunk: Chunk | None) -
         raise RowRefused("cut-off-answer", "an answer in JSON that breaks off")
     if len(messages) == 2 and len(answer) < _MAX_NUMBER_CHARS and all(_NUMBER.fullmatch(m.content) for m in messages):
         raise RowRefused("unknown-layout", "two numbers: nothing says what is asked")
-
-
-def _conversation(row: Row, *, mapped: bool) -> Conversation:
-    conversation = without_ends(read_conversation(row, mapped=mapped))
-    return conversation if mapped else _with_system_of_text(row, conversation)
 
 
 def _with_system_of_text(row: Row, chat: Conversation) -> Conversation:
@@ -383,7 +376,9 @@ def _example(source: str, row: Row, conversation: Conversation, stored: Mapping[
         success = row["result"]
     if success is None and call_failed(row, conversation.messages):
         success = False
-    checker = row.get("checker")
+    checker, synthesis = row.get("checker"), row.get("synth")  # the latter of `data synth`
+    # What the gateway captured (serve/gateway/capture.py); other data may have a column `client`, too.
+    captured = "answered_by" in row or "rejected_answer" in row
     return Example(
         id="",
         source=source,
@@ -398,40 +393,25 @@ def _example(source: str, row: Row, conversation: Conversation, stored: Mapping[
         feedback=stored.get("feedback", fields.feedback),
         checker=checker if isinstance(checker, dict) else None,
         untrusted=conversation.untrusted or row.get("untrusted") is True or row.get("origin") in UNTRUSTED_ORIGINS,
-        maker=_maker_of(row),
+        maker=str(synthesis.get("maker") or "unknown") if isinstance(synthesis, dict) else None,
         answered_by=row["answered_by"] if isinstance(row.get("answered_by"), str) else None,
-        client=_client(row),
+        client=row["client"] if captured and isinstance(row.get("client"), str) else None,
     )
 
 
-def _client(row: Row) -> str | None:
-    """Return the client of a row that the gateway captured (serve/gateway/capture.py); other data may have such
-    a column.
-    """
-    captured = "answered_by" in row or "rejected_answer" in row
-    return row["client"] if captured and isinstance(row.get("client"), str) else None
-
-
 def _kto_label(row: Row) -> bool | None:
-    """Return whether an answer is a good one; a class that is true or false is the answer itself."""
-    for name in KTO_LABELS:
-        if name in row and (_is_truth(row[name]) or _is_of_an_answer(row, name)):
-            return as_success(row[name])
-    return None
-
-
-def _is_of_an_answer(row: Row, name: str) -> bool:
-    """Return whether a 0 or 1 stands beside a question and one of its answers, of which it says that it is right:
-    choices among which it may be a number stand in a list.
+    """Return whether an answer is a good one: a label that is true or false, or such a word, as in CSV, or a 0 or 1
+    beside a question and one of its answers. Other labels are classes, which are the answer itself.
     """
-    if not {"question", "answer"} <= row.keys() or str(row[name]) not in ("0", "1"):
-        return False
-    return not any(isinstance(value, list | dict) or CHOICE.match(key) for key, value in row.items())
-
-
-def _is_truth(value: Any) -> bool:
-    """Return whether a value is true or false, or such a word, as in CSV. Other labels are classes."""
-    return isinstance(value, bool) or (isinstance(value, str) and value.strip().lower() in ("true", "false"))
+    for name in KTO_LABELS:
+        label = row.get(name)
+        if isinstance(label, bool) or (isinstance(label, str) and label.strip().lower() in ("true", "false")):
+            return as_success(label)
+        is_mark = str(label) in ("0", "1") and {"question", "answer"} <= row.keys()
+        # Choices among which it may be a number stand in a list.
+        if is_mark and not any(isinstance(value, list | dict) or CHOICE.match(key) for key, value in row.items()):
+            return as_success(label)
+    return None
 
 
 def content_id(messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...] = ()) -> str:
@@ -458,9 +438,3 @@ def judged_hash(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]])
     return int(
         content_id(tuple(m if m.weight == 1 else replace(m, weight=1.0) for m in messages), tuple(tools))[:16], 16
     )
-
-
-def _maker_of(row: Mapping[str, Any]) -> str | None:
-    """Return the maker of a row of `data synth`; None for other rows."""
-    synthesis = row.get("synth")
-    return str(synthesis.get("maker") or "unknown") if isinstance(synthesis, dict) else None

@@ -37,376 +37,306 @@ def not_utf8(byte: int, before: str) -> RowRefused:
     return RowRefused("bad-utf8", f"byte 0x{byte:02X} after {context!r}: the text may be {name}; {remedy}")
 
 
-REASONS: dict[str, Reason] = {
+# (meaning, hint) of each reason. The row is broken:
+_REJECT = {
     # The bytes and the JSON
-    "bad-utf8": Reason("reject", "the line is not UTF-8 text", "save the file as UTF-8"),
-    "nul-byte": Reason(
-        "reject",
+    "bad-utf8": ("the line is not UTF-8 text", "save the file as UTF-8"),
+    "nul-byte": (
         "the line holds a NUL byte: part of the file is lost, or it is binary",
         "restore the file or delete the line",
     ),
-    "bad-json": Reason("reject", "the line is not JSON", "correct the JSON of this line"),
-    "truncated-line": Reason(
-        "reject", "the last line is incomplete: its writer died or is still writing", "complete or delete the last line"
+    "bad-json": ("the line is not JSON", "correct the JSON of this line"),
+    "truncated-line": (
+        "the last line is incomplete: its writer died or is still writing",
+        "complete or delete the last line",
     ),
-    "too-deep": Reason("reject", "the JSON is nested too deeply", "flatten the row"),
-    "line-too-large": Reason("reject", "the row is larger than 16 MiB", "split the row"),
-    "broken-file": Reason(
-        "reject",
+    "too-deep": ("the JSON is nested too deeply", "flatten the row"),
+    "line-too-large": ("the row is larger than 16 MiB", "split the row"),
+    "broken-file": (
         "the rest of the file is unreadable: damaged compression, CSV, JSON array or Parquet",
         "restore the file",
     ),
-    "damaged-row": Reason(
-        "reject",
+    "damaged-row": (
         "a row of the store was changed by the disk or another program",
         "restore hive.db from a copy, or collect the row again",
     ),
-    "not-an-object": Reason(
-        "reject", "the row is JSON, but not an object", 'write each row as {"prompt": ..., "completion": ...}'
-    ),
-    "csv-columns": Reason(
-        "reject", "the row has more or fewer fields than the header", "quote fields that hold commas or line breaks"
-    ),
-    "csv-quote": Reason(
-        "reject",
+    "not-an-object": ("the row is JSON, but not an object", 'write each row as {"prompt": ..., "completion": ...}'),
+    "csv-columns": ("the row has more or fewer fields than the header", "quote fields that hold commas or line breaks"),
+    "csv-quote": (
         "a quote is not closed, or is closed within a field",
         'close it; inside a quoted field write two quotes ("") for one',
     ),
     # The shape of the row
-    "unread-column": Reason(
-        "reject",
+    "unread-column": (
         "equal questions have different answers, and only an unread column tells them apart",
         "name the column in the mapping, or leave it out: --columns prompt=...,completion=...",
     ),
-    "unknown-layout": Reason(
-        "reject",
+    "unknown-layout": (
         "the columns are unknown",
         "map your columns, for example --columns prompt=my_question,completion=my_answer",
     ),
-    "unexplained-column": Reason(
-        "reject",
+    "unexplained-column": (
         "a column looks like content, but the layout has no place for it",
         "name the columns to learn from, for example --columns prompt=my_question,completion=my_answer",
     ),
-    "one-message": Reason(
-        "reject",
+    "one-message": (
         "the row is one message of a conversation",
         "join the messages of each conversation to one row with a list `messages`",
     ),
-    "rendered-text": Reason(
-        "reject",
+    "rendered-text": (
         "the text is a conversation with a template's marks: its questions would be learned too",
         "give the turns as a list `messages`; to learn the whole text: --columns text=text",
     ),
-    "session-line": Reason(
-        "reject",
+    "session-line": (
         "the row is one line of a coding agent's session; the other lines are missing",
         "give the session's own file",
     ),
-    "earlier-turns-missing": Reason(
-        "reject",
+    "earlier-turns-missing": (
         "the record continues a conversation that only the provider has",
         "log the whole conversation: previous_response_id names turns that the row lacks",
     ),
-    "wrong-type": Reason("reject", "a field has the wrong type", "make it a string"),
-    "no-messages": Reason("reject", "the list of messages is empty", "give at least one question and its answer"),
-    "who-answers": Reason(
-        "reject",
+    "wrong-type": ("a field has the wrong type", "make it a string"),
+    "no-messages": ("the list of messages is empty", "give at least one question and its answer"),
+    "who-answers": (
         "several people speak, and none is named as the assistant",
         "name who answers: --columns assistant=NAME",
     ),
-    "unknown-role": Reason(
-        "reject", "a message's role is not system, user, assistant or tool", "rename the role to one of these four"
-    ),
-    "role-order": Reason(
-        "reject",
+    "unknown-role": ("a message's role is not system, user, assistant or tool", "rename the role to one of these four"),
+    "role-order": (
         "the order of the roles is wrong",
         "system first, then user and assistant in turn; a tool answer only after a tool call",
     ),
-    "no-answer": Reason(
-        "reject", "the row has no assistant message to learn from", "add the answer, or leave the row out"
+    "no-answer": ("the row has no assistant message to learn from", "add the answer, or leave the row out"),
+    "unsupported-content": ("the content is not text: image, audio, file", "keep the text parts only"),
+    "bad-tool-call": (
+        "a tool call has no name, or its arguments are not a JSON object",
+        "write arguments as an object",
     ),
-    "unsupported-content": Reason("reject", "the content is not text: image, audio, file", "keep the text parts only"),
-    "bad-tool-call": Reason(
-        "reject", "a tool call has no name, or its arguments are not a JSON object", "write arguments as an object"
-    ),
-    "bad-weight": Reason("reject", "a message's weight is neither 0 nor 1", "1: learn from it, 0: only read it"),
-    "preference-row": Reason(
-        "reject",
+    "bad-weight": ("a message's weight is neither 0 nor 1", "1: learn from it, 0: only read it"),
+    "preference-row": (
         "chosen/rejected pairs are for preference training",
         "set learn: [sft, pairs], or map completion to the chosen column",
     ),
-    "equal-pair": Reason("reject", "the better and the worse answer are the same", "correct or delete the row"),
-    "pair-differs": Reason(
-        "reject",
+    "equal-pair": ("the better and the worse answer are the same", "correct or delete the row"),
+    "pair-differs": (
         "the better and the worse answer differ in their question, or are not one turn each",
         "make the turns before both answers equal",
     ),
     # The text
-    "lone-surrogate": Reason(
-        "reject",
+    "lone-surrogate": (
         "the text holds half a character (a lone surrogate)",
         "cut the text between characters; it was mostly an emoji",
     ),
-    "mojibake": Reason("reject", "UTF-8 text was read as Windows-1252 (Ã© for é)", "read the source again as UTF-8"),
-    "replacement-character": Reason(
-        "reject", "the text holds U+FFFD: bytes were lost at decoding", "decode the source again"
-    ),
-    "empty-question": Reason("reject", "the question has no text", "fill it in or delete the row"),
-    "empty-answer": Reason("reject", "the answer has no text", "fill it in or delete the row"),
-    "placeholder-answer": Reason(
-        "reject",
+    "mojibake": ("UTF-8 text was read as Windows-1252 (Ã© for é)", "read the source again as UTF-8"),
+    "replacement-character": ("the text holds U+FFFD: bytes were lost at decoding", "decode the source again"),
+    "empty-question": ("the question has no text", "fill it in or delete the row"),
+    "empty-answer": ("the answer has no text", "fill it in or delete the row"),
+    "placeholder-answer": (
         "the answer is a placeholder (TBD, n/a, #REF!, [deleted]), an API error or an empty form",
         "write the answer or delete the row",
     ),
-    "answer-is-question": Reason("reject", "the answer repeats the question, or its end", "write a real answer"),
-    "repeated-loop": Reason("reject", "the answer repeats itself without end", "cut the answer before it repeats"),
-    "control-token": Reason(
-        "reject",
+    "answer-is-question": ("the answer repeats the question, or its end", "write a real answer"),
+    "repeated-loop": ("the answer repeats itself without end", "cut the answer before it repeats"),
+    "control-token": (
         "the text holds a control token of the model, which would end or fake a turn",
         "delete the token from the text",
     ),
-    "secret": Reason(
-        "reject",
+    "secret": (
         "the row holds a password, key or token, and data.on_private.secrets is reject",
         "remove it and revoke it",
     ),
-    "personal": Reason(
-        "reject",
+    "personal": (
         "the row holds personal data, and data.on_private.personal is reject",
         "remove it, or set data.on_private.personal: redact",
     ),
     # The template, the tokens and the mask (need a model)
-    "template-error": Reason(
-        "reject", "the model's chat template can't render the row", "see the message; often the order of the roles"
+    "template-error": (
+        "the model's chat template can't render the row",
+        "see the message; often the order of the roles",
     ),
-    "template-limit": Reason(
-        "reject",
+    "template-limit": (
         "the chat template needs too much time or memory for this row",
         "use the template that belongs to the model",
     ),
-    "not-in-template": Reason(
-        "reject",
+    "not-in-template": (
         "the template drops a tool call, a tool, reasoning or a system prompt of the row",
         "use a model whose template keeps it, or set data.do_not_train: [tools] or [reasoning]",
     ),
-    "part-not-found": Reason(
-        "reject", "the template rewrites a part of the row", "see the message; write the part as the template does"
+    "part-not-found": (
+        "the template rewrites a part of the row",
+        "see the message; write the part as the template does",
     ),
-    "mask-disagreement": Reason(
-        "reject",
+    "mask-disagreement": (
         "two independent methods find different trained tokens",
         "remove text that looks like the template's own markers",
     ),
-    "border-in-token": Reason(
-        "reject",
+    "border-in-token": (
         "one token holds the end of the prompt and the start of the answer",
         "remove the white space at the start of answers, or move it to the end of the questions",
     ),
-    "no-trained-token": Reason("reject", "no token of the row would be trained", "give one answer the weight 1"),
-    "end-not-trained": Reason(
-        "reject", "the answer has no end token: the model would never learn to stop", "use the model's own template"
+    "no-trained-token": ("no token of the row would be trained", "give one answer the weight 1"),
+    "end-not-trained": (
+        "the answer has no end token: the model would never learn to stop",
+        "use the model's own template",
     ),
-    "pad-trained": Reason("reject", "the padding token would be trained", "delete the token from the text"),
-    "too-long": Reason(
-        "reject",
+    "pad-trained": ("the padding token would be trained", "delete the token from the text"),
+    "too-long": (
         "the row has more tokens than max_length",
         "raise max_length, or set data.on_overlong: cut_turns or cut",
     ),
-    "too-long-characters": Reason(
-        "reject", "the row has more characters than any usual max_length (checked without a model)", "split the row"
+    "too-long-characters": (
+        "the row has more characters than any usual max_length (checked without a model)",
+        "split the row",
     ),
-    "too-slow": Reason(
-        "reject", "checking the row took more than 20 s of processor time", "split the row, or look at its content"
-    ),
+    "too-slow": ("checking the row took more than 20 s of processor time", "split the row, or look at its content"),
+}
+# The row is intact, but left out by a setting:
+_SET_ASIDE = {
     # By policy
-    "filtered": Reason("set_aside", "the row does not match `where` in data.columns", "nothing to do"),
-    "failed": Reason(
-        "set_aside", "the row's success is false", "set learn: [sft, failures] to learn from it as a bad answer"
-    ),
-    "disliked": Reason(
-        "set_aside", "the row's feedback is negative", "set learn: [sft, failures] to learn from it as a bad answer"
-    ),
-    "failed-outside": Reason(
-        "set_aside",
+    "filtered": ("the row does not match `where` in data.columns", "nothing to do"),
+    "failed": ("the row's success is false", "set learn: [sft, failures] to learn from it as a bad answer"),
+    "disliked": ("the row's feedback is negative", "set learn: [sft, failures] to learn from it as a bad answer"),
+    "failed-outside": (
         "a time-out, a tool or the network failed: the answer teaches nothing",
         "nothing to do; the row's error or reason has the cause",
     ),
-    "not-learned": Reason("set_aside", "the setting learn does not name this kind of row", "see learn in the config"),
-    "for-stage-2": Reason(
-        "set_aside", "only stage 2 learns from a bad answer", "run both stages: hivetune learn CONFIG"
-    ),
-    "bad-held-out": Reason("set_aside", "a bad answer belongs to a group in validation or test", "nothing to do"),
-    "contradictory": Reason(
-        "set_aside",
+    "not-learned": ("the setting learn does not name this kind of row", "see learn in the config"),
+    "for-stage-2": ("only stage 2 learns from a bad answer", "run both stages: hivetune learn CONFIG"),
+    "bad-held-out": ("a bad answer belongs to a group in validation or test", "nothing to do"),
+    "contradictory": (
         "the same answer is called good in one row and bad in another",
         "decide which is right and delete the other",
     ),
-    "quota-user": Reason("set_aside", "its user has more bad answers than data.quotas.user", "raise data.quotas.user"),
-    "cut-off-answer": Reason(
-        "set_aside",
+    "quota-user": ("its user has more bad answers than data.quotas.user", "raise data.quotas.user"),
+    "cut-off-answer": (
         "the answer was cut at a length limit: its end would be learned as one",
         "raise the limit where the answers are made",
     ),
-    "no-question": Reason("set_aside", "nobody asks in this piece of a session", "give the session's beginning too"),
-    "broken-line": Reason(
-        "set_aside", "a line of a session is not JSON", "nothing to do; the rest of the session is read"
-    ),
-    "not-a-model-call": Reason(
-        "set_aside", "a step of a trace is not a model's answer (a tool, a retriever, a chain)", "nothing to do"
-    ),
-    "not-held": Reason("set_aside", "the row needs an image, a file or a tool that its log lacks", "nothing to do"),
-    "own-answer": Reason(
-        "set_aside",
+    "no-question": ("nobody asks in this piece of a session", "give the session's beginning too"),
+    "broken-line": ("a line of a session is not JSON", "nothing to do; the rest of the session is read"),
+    "not-a-model-call": ("a step of a trace is not a model's answer (a tool, a retriever, a chain)", "nothing to do"),
+    "not-held": ("the row needs an image, a file or a tool that its log lacks", "nothing to do"),
+    "own-answer": (
         "a release gave the answer, and nobody approved it",
         "rate it (POST /v1/feedback), or set data.also_train: [own_answers]",
     ),
-    "untrusted": Reason(
-        "set_aside", "the text to learn came from a tool or a web page", "to train it, set data.also_train: [untrusted]"
-    ),
-    "forgotten": Reason(
-        "set_aside", "its user, session, source or row was forgotten", "nothing to do; hivetune data forget excludes it"
-    ),
-    "frozen-question": Reason(
-        "set_aside",
+    "untrusted": ("the text to learn came from a tool or a web page", "to train it, set data.also_train: [untrusted]"),
+    "forgotten": ("its user, session, source or row was forgotten", "nothing to do; hivetune data forget excludes it"),
+    "frozen-question": (
         "the row asks a frozen question, which judges releases and is never trained",
         "nothing to do; list them: hivetune registry frozen NAME",
     ),
-    "quota-source": Reason("set_aside", "the source has more rows than data.quotas.source", "raise the quota"),
-    "quota-session": Reason("set_aside", "the session has more rows than data.quotas.session", "raise the quota"),
-    "only-tool-calls": Reason(
-        "set_aside",
+    "quota-source": ("the source has more rows than data.quotas.source", "raise the quota"),
+    "quota-session": ("the session has more rows than data.quotas.session", "raise the quota"),
+    "only-tool-calls": (
         "without tool calls the row has no answer (data.do_not_train: [tools])",
         "use a model whose template has tools, and train them",
     ),
-    "synthetic-share": Reason(
-        "set_aside",
+    "synthetic-share": (
         "the share of synthetic rows is above data.quotas.synthetic",
         "collect more rows of your own, or raise the share",
     ),
-    "balance": Reason("set_aside", "its agent or category has more rows than the others", "set data.balance: none"),
+    "balance": ("its agent or category has more rows than the others", "set data.balance: none"),
     # By a cycle's choice of rows, through data.leave_out
-    "own-share": Reason(
-        "set_aside",
+    "own-share": (
         "answers of releases would be more than 25 % of the trained tokens",
         "correct some of them (POST /v1/feedback): corrections count as a person's answers",
     ),
-    "own-evidence": Reason("set_aside", "a release gave the answer, so it can't judge a release", "correct it"),
-    "user-share": Reason(
-        "set_aside",
+    "own-evidence": ("a release gave the answer, so it can't judge a release", "correct it"),
+    "user-share": (
         "its user would have more than 30 % of the tokens",
         "nothing to do; the share grows with other users' rows",
     ),
-    "source-share": Reason(
-        "set_aside",
+    "source-share": (
         "its source would have more than 30 % of the tokens",
         "nothing to do; the share grows with other sources",
     ),
-    "general-share": Reason("set_aside", "general rows would be more than 5 % of the tokens", "nothing to do"),
-    "next-cycle": Reason(
-        "set_aside",
+    "general-share": ("general rows would be more than 5 % of the tokens", "nothing to do"),
+    "next-cycle": (
         "the training budget is too small for this new row; the next cycle sees it again",
         "raise cycle.budget.hours",
     ),
-    "not-replayed": Reason(
-        "set_aside",
+    "not-replayed": (
         "the training budget is too small for this old row; the champion scores it well",
         "raise cycle.budget.hours or cycle.mix.replay",
     ),
-    "suspect": Reason(
-        "set_aside",
+    "suspect": (
         "a cycle's model was worse with these new rows, and better without them",
         "look at them; if they are right: hivetune cycle admit NAME",
     ),
-    "other-domain": Reason("set_aside", "a specialist learns its own domain and few rows of others", "nothing to do"),
-    # Used, but changed; always counted
-    "merged-turns": Reason("warn", "consecutive turns of one role were joined with an empty line", "nothing to do"),
-    "turns-from-text": Reason(
-        "warn", "speakers or template marks in a text were read as turns, or removed from its ends", "nothing to do"
+    "other-domain": ("a specialist learns its own domain and few rows of others", "nothing to do"),
+}
+# The row is used, but changed; always counted:
+_WARN = {
+    "merged-turns": ("consecutive turns of one role were joined with an empty line", "nothing to do"),
+    "turns-from-text": (
+        "speakers or template marks in a text were read as turns, or removed from its ends",
+        "nothing to do",
     ),
-    "leading-answer": Reason("warn", "turns before the first question were removed", "nothing to do"),
-    "trailing-turns": Reason("warn", "turns after the last answer were removed", "add the answer, if there is one"),
-    "lone-thought": Reason("warn", "thoughts without an answer were removed", "nothing to do"),
-    "nul-in-result": Reason("warn", "NUL characters in a tool's result were replaced by U+FFFD", "nothing to do"),
-    "source-marks": Reason("warn", "marks of sources that the log lacks were removed", "nothing to do"),
-    "ends-before-media": Reason(
-        "warn", "the conversation ends before an image, file or tool that its log lacks", "nothing to do"
-    ),
-    "other-answers": Reason(
-        "warn", "the question has several answers: the first is learned", "keep the answer that you want"
-    ),
-    "json-answer": Reason("warn", "an answer that is an object was written as JSON text", "nothing to do"),
-    "small-edit": Reason(
-        "warn",
+    "leading-answer": ("turns before the first question were removed", "nothing to do"),
+    "trailing-turns": ("turns after the last answer were removed", "add the answer, if there is one"),
+    "lone-thought": ("thoughts without an answer were removed", "nothing to do"),
+    "nul-in-result": ("NUL characters in a tool's result were replaced by U+FFFD", "nothing to do"),
+    "source-marks": ("marks of sources that the log lacks were removed", "nothing to do"),
+    "ends-before-media": ("the conversation ends before an image, file or tool that its log lacks", "nothing to do"),
+    "other-answers": ("the question has several answers: the first is learned", "keep the answer that you want"),
+    "json-answer": ("an answer that is an object was written as JSON text", "nothing to do"),
+    "small-edit": (
         "the two answers differ in less than a tenth of their words: only the better is learned",
         "nothing to do; such a pair would make both less likely",
     ),
-    "label-answer": Reason(
-        "warn",
+    "label-answer": (
         "an answer such as None or n/a was kept: it is one of the few classes of its file",
         "delete the row if it is not an answer",
     ),
-    "worse-left-out": Reason(
-        "warn", "the worse answer is unusable; only the better is learned", "see the reason behind it"
-    ),
-    "left-out-columns": Reason(
-        "warn",
+    "worse-left-out": ("the worse answer is unusable; only the better is learned", "see the reason behind it"),
+    "left-out-columns": (
         "columns about the answer are not learned: a rationale, an explanation, tests, a note",
         "nothing to do; --columns chooses others",
     ),
-    "other-branches": Reason("warn", "abandoned retries and edits were removed", "nothing to do"),
-    "program-notes": Reason(
-        "warn", "errors, commands and notes of the coding agent itself were removed", "nothing to do"
-    ),
-    "call-without-result": Reason(
-        "warn",
+    "other-branches": ("abandoned retries and edits were removed", "nothing to do"),
+    "program-notes": ("errors, commands and notes of the coding agent itself were removed", "nothing to do"),
+    "call-without-result": (
         "the log lacks the result of a tool call: it was left empty",
         "leave the row out if its answers repeat the results",
     ),
-    "result-without-call": Reason("warn", "results of tool calls that the log lacks were removed", "nothing to do"),
-    "internal-notes": Reason("warn", "internal notes of a help desk were removed", "nothing to do"),
-    "markup": Reason("warn", "HTML of a help desk's messages was read as text", "nothing to do"),
-    "tools-left-out": Reason(
-        "warn",
+    "result-without-call": ("results of tool calls that the log lacks were removed", "nothing to do"),
+    "internal-notes": ("internal notes of a help desk were removed", "nothing to do"),
+    "markup": ("HTML of a help desk's messages was read as text", "nothing to do"),
+    "tools-left-out": (
         "tool calls and results were removed: each question keeps the text after its last call",
         "to keep them, use a model whose template has tools, and data.do_not_train without tools",
     ),
-    "reasoning-left-out": Reason(
-        "warn",
+    "reasoning-left-out": (
         "the reasoning before an answer was removed",
         "to keep it, use a model whose template has reasoning, and data.do_not_train without reasoning",
     ),
-    "redacted-secret": Reason("warn", "a secret was replaced by [SECRET]", "revoke it: it was in a log"),
-    "redacted-personal": Reason(
-        "warn", "personal data was replaced by a placeholder", "to keep it, set data.on_private.personal: keep"
+    "redacted-secret": ("a secret was replaced by [SECRET]", "revoke it: it was in a log"),
+    "redacted-personal": (
+        "personal data was replaced by a placeholder",
+        "to keep it, set data.on_private.personal: keep",
     ),
-    "cut": Reason(
-        "warn", "the end was cut at max_length; the end of the last answer is not trained", "raise max_length"
+    "cut": ("the end was cut at max_length; the end of the last answer is not trained", "raise max_length"),
+    "cut-turns": ("the last turns were removed to fit max_length", "raise max_length"),
+    "decoded-windows-1252": ("the row was not UTF-8 and was read as Windows-1252", "save the file as UTF-8"),
+    "byte-order-mark": (
+        "a byte order mark (U+FEFF) inside the file was removed",
+        "nothing to do; files were joined or pasted",
     ),
-    "cut-turns": Reason("warn", "the last turns were removed to fit max_length", "raise max_length"),
-    "decoded-windows-1252": Reason(
-        "warn", "the row was not UTF-8 and was read as Windows-1252", "save the file as UTF-8"
-    ),
-    "byte-order-mark": Reason(
-        "warn", "a byte order mark (U+FEFF) inside the file was removed", "nothing to do; files were joined or pasted"
-    ),
-    "turn-by-turn": Reason(
-        "warn",
+    "turn-by-turn": (
         "the template rewrites earlier turns: each answer is trained with the prompt of a server",
         "nothing to do; the row counts once, with the tokens of all its answers",
     ),
-    "empty-thought": Reason(
-        "warn",
+    "empty-thought": (
         "the template writes a thought before the answer, and the row has none: it is empty",
         "add reasoning to the row, or use a model that does not think",
     ),
-    "tool-call-ids": Reason(
-        "warn",
+    "tool-call-ids": (
         "ids of tool calls were missing or in another form than the template's: they were made",
         "give each call an id in the form of the model",
     ),
 }
-
-
-def severity_of(reason: str) -> Severity:
-    return REASONS[reason].severity
+_BY_SEVERITY: dict[Severity, dict[str, tuple[str, str]]] = {"reject": _REJECT, "set_aside": _SET_ASIDE, "warn": _WARN}
+REASONS = {
+    name: Reason(severity, *texts) for severity, reasons in _BY_SEVERITY.items() for name, texts in reasons.items()
+}

@@ -16,7 +16,7 @@ import json
 import mmap
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -167,8 +167,8 @@ class Snapshot:
             return []
         with _reported_damage(self.folder):
             return [
-                BadAnswer(*fields)
-                for fields in self._database.execute(
+                BadAnswer(*values)
+                for values in self._database.execute(
                     "SELECT row, id, length, trained, lesson, better FROM rows WHERE split = ? ORDER BY row", (BAD,)
                 )
             ]
@@ -181,39 +181,19 @@ class Snapshot:
                 " group_concat(row) FROM rows WHERE split != ? GROUP BY row - view ORDER BY row - view",
                 (BAD,),
             )
-            for *fields, numbers in rows:
-                fields.append(tuple(sorted(map(int, numbers.split(",")))))
-                yield PoolRow(*fields)
+            for *values, numbers in rows:
+                yield PoolRow(*(*values, tuple(sorted(map(int, numbers.split(","))))))
 
     def info(self, row: int) -> RowInfo:
         """Return one row. Raises IndexError if there is no such row."""
+        names = ", ".join(field.name for field in fields(RowInfo))
         with _reported_damage(self.folder):
-            return self._info(row)
-
-    def _info(self, row: int) -> RowInfo:
-        fields = self._database.execute(
-            "SELECT id, interaction_id, source, split, agent, category, session, time, messages, tools, checker,"
-            " user FROM rows WHERE row = ?",
-            (row,),
-        ).fetchone()
-        if fields is None:
-            raise IndexError(f"{self.folder} has {self.num_rows} rows, not a row {row}")
-        identity, interaction, source, split, agent, category, session, moment, messages, tools, checker, user = fields
-        return RowInfo(
-            row=row,
-            id=identity,
-            interaction_id=interaction,
-            source=source,
-            split=split,
-            agent=agent,
-            category=category,
-            session=session,
-            time=moment,
-            messages=messages_from(messages),
-            tools=tuple(json.loads(tools)) if tools else (),
-            checker=json.loads(checker) if checker else None,
-            user=user,
-        )
+            values = self._database.execute(f"SELECT {names} FROM rows WHERE row = ?", (row,)).fetchone()
+            if values is None:
+                raise IndexError(f"{self.folder} has {self.num_rows} rows, not a row {row}")
+            *plain, messages, tools, checker, user = values
+            plain += [messages_from(messages), tuple(json.loads(tools)) if tools else ()]
+            return RowInfo(*(*plain, json.loads(checker) if checker else None, user))
 
     @cached_property
     def _database(self) -> sqlite3.Connection:

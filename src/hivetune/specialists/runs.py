@@ -14,7 +14,7 @@ from hivetune.base.journal import read_journal
 from hivetune.base.sealed import read_sealed
 from hivetune.base.typed import to_plain
 from hivetune.config import RunConfig
-from hivetune.data.leave_out import write_leave_out
+from hivetune.data.fates import write_leave_out
 from hivetune.errors import HivetuneError, Stopped
 from hivetune.judge.compare import evaluate_run
 from hivetune.judge.gate import judge_run

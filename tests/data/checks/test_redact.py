@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from hivetune.data.checks.redact.apply import NOT_TEXT, PERSONAL, SECRETS, apply_policy, redact_value
-from hivetune.data.checks.redact.rules import redact_text
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Example, Message
 
@@ -67,7 +66,7 @@ NOT_PEOPLE = [
 
 @pytest.mark.parametrize("name", FOUND)
 def test_secrets_are_replaced(name: str) -> None:
-    cleaned = redact_text(f"before {FOUND[name]} after", SECRETS)
+    cleaned = redact_value(f"before {FOUND[name]} after", SECRETS)
     assert f"[SECRET:{name}]" in cleaned
     assert cleaned.startswith("before ")
     assert cleaned.endswith(" after")
@@ -76,17 +75,17 @@ def test_secrets_are_replaced(name: str) -> None:
 
 @pytest.mark.parametrize("text", NOT_FOUND)
 def test_ordinary_text_is_no_secret(text: str) -> None:
-    assert redact_text(text, SECRETS) == text
+    assert redact_value(text, SECRETS) == text
 
 
 @pytest.mark.parametrize("placeholder", PEOPLE)
 def test_personal_data_is_replaced(placeholder: str) -> None:
-    assert placeholder in redact_text(PEOPLE[placeholder], PERSONAL)
+    assert placeholder in redact_value(PEOPLE[placeholder], PERSONAL)
 
 
 @pytest.mark.parametrize("text", NOT_PEOPLE)
 def test_numbers_without_a_checksum_are_left(text: str) -> None:
-    assert redact_text(text, PERSONAL) == text
+    assert redact_value(text, PERSONAL) == text
 
 
 def test_no_false_alarm_in_400_pages_of_documentation() -> None:

@@ -12,14 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hivetune.data.checks.redact import personal, rules, secrets, values
+from hivetune.data.checks.redact import personal, rules, secrets
 from hivetune.data.checks.redact.apply import PERSONAL, SECRETS
 from hivetune.data.checks.redact.rules import Find, Rule, RuleSet, redact_text
 
 ALL_RULES = (*SECRETS.rules, *PERSONAL.rules)
-HELPERS = [
-    p for module in (personal, rules, secrets, values) for p in vars(module).values() if isinstance(p, re.Pattern)
-]
+HELPERS = [p for module in (personal, rules, secrets) for p in vars(module).values() if isinstance(p, re.Pattern)]
 
 
 def repeats(pattern: Any, outer: int = 1) -> Iterator[tuple[int, bool]]:

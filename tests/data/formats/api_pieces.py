@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hivetune.data.prepare.understand import rows_of_files
-from hivetune.data.read import RawRow, ReadRow, read_example
+from hivetune.data.read import ExaminedRow, RawRow, read_example
 from hivetune.data.reasons import RowRefused
 
 Q, A = "Where do I park my bike?", "Behind the library."
@@ -17,7 +17,7 @@ ASKED = {"messages": [{"role": "user", "content": Q}]}
 PLAIN = [("user", Q), ("assistant", A)]
 
 
-def row(record: dict[str, Any]) -> ReadRow:
+def row(record: dict[str, Any]) -> ExaminedRow:
     return read_example(RawRow("f:1", json.dumps(record).encode()), {})
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.data.intake.files import plan_inputs
-from hivetune.data.read import ReadRow, read_example, read_rows
+from hivetune.data.read import ExaminedRow, read_example, read_rows
 from hivetune.data.reasons import RowRefused
 
 
-def read(path: Path, tmp_path: Path) -> dict[str, ReadRow | str]:
+def read(path: Path, tmp_path: Path) -> dict[str, ExaminedRow | str]:
     """Each row of a file by its place: what was read, or the reason why not."""
-    found: dict[str, ReadRow | str] = {}
+    found: dict[str, ExaminedRow | str] = {}
     spill = tmp_path / "spill"
     spill.mkdir(exist_ok=True)
     for chunk in plan_inputs(str(path), spill).chunks:
@@ -25,8 +25,8 @@ def read(path: Path, tmp_path: Path) -> dict[str, ReadRow | str]:
     return found
 
 
-def said(row: ReadRow | str) -> list[tuple[str, str]]:
-    assert isinstance(row, ReadRow), row
+def said(row: ExaminedRow | str) -> list[tuple[str, str]]:
+    assert isinstance(row, ExaminedRow), row
     return [(m.role, m.content) for m in row.example.messages]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from session_files import read, said, write
 
-from hivetune.data.read import ReadRow
+from hivetune.data.read import ExaminedRow
 
 
 def test_a_log_of_an_agent_whose_parts_stand_as_text(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_a_log_of_an_agent_whose_parts_stand_as_text(tmp_path: Path) -> None:
     ]
     (row,) = read(write(tmp_path / "log.jsonl", lines), tmp_path).values()
     assert said(row) == [("user", "List it."), ("assistant", "Yes."), ("tool", "no"), ("assistant", "It fails.")]
-    assert isinstance(row, ReadRow)
+    assert isinstance(row, ExaminedRow)
     assert row.example.messages[1].tool_calls[0]["function"]["name"] == "shell"
 
 
@@ -51,7 +51,7 @@ def test_events_of_an_agent_whose_answers_hold_their_calls(tmp_path: Path) -> No
         *(("user", "What is in the file a.py?"), ("assistant", ""), ("tool", "x = 1")),
         ("assistant", "It sets x to one."),
     ]
-    assert isinstance(row, ReadRow)
+    assert isinstance(row, ExaminedRow)
     assert [m.tool_call_id for m in row.example.messages if m.role == "tool"] == ["t1"]
     assert row.changed == ("program-notes",)
 
@@ -82,7 +82,7 @@ def test_activities_that_are_no_messages(tmp_path: Path) -> None:
         line("event", "user", "def app(): this is the file"),
         line("message", "bot", "It is there now."),
     ]
-    assert not any(isinstance(row, ReadRow) for row in read(write(tmp_path / "a.jsonl", lines), tmp_path).values())
+    assert not any(isinstance(row, ExaminedRow) for row in read(write(tmp_path / "a.jsonl", lines), tmp_path).values())
 
 
 def test_what_a_program_shows_is_no_text_to_learn(tmp_path: Path) -> None:

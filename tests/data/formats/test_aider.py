@@ -4,7 +4,7 @@ from pathlib import Path
 
 from session_files import read, said, write
 
-from hivetune.data.read import ReadRow
+from hivetune.data.read import ExaminedRow
 
 HISTORY = """
 # aider chat started at 2025-01-02 10:00:00
@@ -61,7 +61,7 @@ def test_sessions_of_aider(tmp_path: Path) -> None:
         ("user", "why two?\nreally two"),
         ("assistant", "Because one calls the other."),
     ]
-    assert isinstance(rows["2"], ReadRow)
+    assert isinstance(rows["2"], ExaminedRow)
     assert (rows["2"].layout, rows["2"].changed) == ("aider", ("program-notes",))
     assert rows["40"] == "no-answer"
 
@@ -110,7 +110,7 @@ Am I
 
 def test_thoughts_are_no_part_of_an_answer(tmp_path: Path) -> None:
     row = read(write(tmp_path / ".aider.chat.history.md", [THOUGHT]), tmp_path)["2"]
-    assert isinstance(row, ReadRow)
+    assert isinstance(row, ExaminedRow)
     assert [(m.content, m.reasoning) for m in row.example.messages if m.role == "assistant"] == [
         ("They need each other.", "One calls\n\nthe other."),
         ("Two are enough.", "There is no third."),

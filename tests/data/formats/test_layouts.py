@@ -93,7 +93,7 @@ def test_layouts(name: str) -> None:
 
 
 def read(row: dict[str, Any], **columns: str) -> Example:
-    return read_example(RawRow("f:1", json.dumps(row).encode()), columns)[1]
+    return read_example(RawRow("f:1", json.dumps(row).encode()), columns).example
 
 
 def test_arguments_of_calls_become_objects() -> None:

@@ -48,9 +48,9 @@ def test_a_batch_adds_up(database: sqlite3.Connection) -> None:
 
 
 def test_rows_and_cursor_are_one_transaction(database: sqlite3.Connection) -> None:
-    commit_batch(database, Batch("log", [delivery(1)], (), Cursor("k", None, "1")))
+    commit_batch(database, Batch("log", [delivery(1)], Cursor("k", None, "1")))
     with pytest.raises(Busy):
-        commit_batch(database, Batch("log", [delivery(2)], (), Cursor("k", None, "2")))
+        commit_batch(database, Batch("log", [delivery(2)], Cursor("k", None, "2")))
     assert database.execute("SELECT count(*) FROM interactions").fetchone() == (1,)
     assert database.execute("SELECT position FROM cursors").fetchall() == [("1",)]
     assert not database.in_transaction

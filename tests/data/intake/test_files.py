@@ -18,8 +18,7 @@ from data.conftest import chat
 from hivetune.config import DataConfig
 from hivetune.data.files import kinds
 from hivetune.data.intake import files
-from hivetune.data.intake.files import find_sources, plan_inputs
-from hivetune.data.intake.places import matching_files
+from hivetune.data.intake.files import find_sources, matching_files, plan_inputs
 from hivetune.data.prepare.prepare import check, report_full_disk
 from hivetune.data.prepare.understand import suggested_for
 from hivetune.data.read import parse_row, read_rows

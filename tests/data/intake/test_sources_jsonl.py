@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hivetune.base.database import open_database
 from hivetune.data.intake.interactions import commit_batch
-from hivetune.data.intake.sources import generations, jsonl
+from hivetune.data.intake.sources import jsonl, rotation
 from hivetune.data.intake.sources.jsonl import JsonlReader
 from hivetune.errors import Busy, UsageError
 
@@ -262,7 +262,7 @@ def test_logs_that_are_renamed_while_somebody_looks_are_read_once(
 
         return stepping
 
-    looks = ((generations, "scan"), (generations, "holds"), (generations, "_stat"), (jsonl, "open_unpacked"))
+    looks = ((rotation, "scan"), (rotation, "holds"), (rotation, "_stat"), (jsonl, "open_unpacked"))
     with monkeypatch.context() as patched:
         for module, name in looks:
             patched.setattr(module, name, rotate_now_and_then(getattr(module, name)))

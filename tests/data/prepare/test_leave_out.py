@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from hivetune.base.disk import read_json
 from hivetune.config import DataConfig, RunConfig
-from hivetune.data.leave_out import LEAVE_OUT, read_leave_out, write_leave_out
-from hivetune.data.prepare.prepare import prepare, read_report
+from hivetune.data.fates import LEAVE_OUT, read_leave_out, write_leave_out
+from hivetune.data.prepare.prepare import prepare
+from hivetune.data.snapshot import REPORT
 from hivetune.errors import UsageError
 
 
@@ -38,7 +40,7 @@ def test_named_rows_are_set_aside_and_all_others_stay(
     accounting = snapshot.manifest["accounting"]
     assert accounting["set_aside"] == {reason: list(named.values()).count(reason) for reason in LEAVE_OUT}
     assert accounting["rows_in"] == 60 == accounting["trained"] + accounting["held_out"] + 20
-    told = [one for one in read_report(snapshot.folder)["problems"] if one["reason"] in LEAVE_OUT]
+    told = [one for one in read_json(snapshot.folder / REPORT)["problems"] if one["reason"] in LEAVE_OUT]
     assert {one["source"] for one in told} == {whole[identity].source for identity in named}
 
 

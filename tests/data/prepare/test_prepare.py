@@ -25,7 +25,7 @@ from hivetune.data.intake import files
 from hivetune.data.intake.interactions import tombstone
 from hivetune.data.prepare import prepare as module
 from hivetune.data.prepare import work as chunk_work
-from hivetune.data.prepare.clean import quarantine_path
+from hivetune.data.prepare.clean import beside
 from hivetune.data.prepare.prepare import check, prepare
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.snapshot import open_snapshot
@@ -300,7 +300,7 @@ def test_clean_and_quarantine_go_round(tmp_path: Path, chatml: Path) -> None:
     assert (clean.rows_in, clean.usable) == (first.usable, first.usable)
     assert clean.document["changed"] == {}
     assert b"jane" not in out.read_bytes()
-    quarantine = quarantine_path(out)
+    quarantine = beside(out, "quarantine")
     entries = [json.loads(line) for line in quarantine.read_text().splitlines()]
     assert [(e["source"], e["reason"]) for e in entries] == [(f"{path}:{n}", r) for n, r in reasons.items()]
     again = check(DataConfig(path=str(quarantine)), model_folder=chatml, clean=tmp_path / "second.jsonl")

@@ -40,8 +40,8 @@ from hivetune.cycle.pool import (
     pool_of,
     rows_behind,
 )
+from hivetune.data.fates import write_leave_out
 from hivetune.data.identity import differing_settings
-from hivetune.data.leave_out import write_leave_out
 from hivetune.data.snapshot import PoolRow, open_snapshot
 from hivetune.errors import HivetuneError, Stopped, UsageError
 from hivetune.judge.artefacts import Artefact

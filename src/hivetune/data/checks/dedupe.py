@@ -9,8 +9,9 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 from zlib import crc32
 
 from rensa import RMinHash
@@ -46,6 +47,7 @@ class Table:
         self._resize(1024)
 
     def _resize(self, size: int) -> None:
+        """Empty the table, with room for `size` keys."""
         self._size, self._used = size, 0
         self._keys = array("Q", bytes(8 * size))
         self._values = array("I", bytes(4 * size))
@@ -60,7 +62,11 @@ class Table:
         self._values[slot] = value
         self._used += 1
         if self._used * 3 > self._size * 2:
-            self._grow()
+            keys, values = self._keys, self._values
+            self._resize(self._size * 2)
+            for old, number in zip(keys, values, strict=True):
+                if old:
+                    self.put(old, number)
         return None
 
     def get(self, key: int) -> int | None:
@@ -76,13 +82,6 @@ class Table:
         while (stored := keys[slot]) != 0 and stored != key:
             slot = (slot + 1) & mask
         return slot
-
-    def _grow(self) -> None:
-        keys, values = self._keys, self._values
-        self._resize(self._size * 2)
-        for key, value in zip(keys, values, strict=True):
-            if key:
-                self.put(key, value)
 
 
 def sketch(messages: Sequence[Message]) -> bytes:
@@ -104,12 +103,11 @@ def _joined(words: Sequence[str], front: str) -> list[str]:
     return [f"{front}{a} {b} {c}" for a, b, c in zip(words, words[1:], words[2:], strict=False)]
 
 
-@dataclass(frozen=True, slots=True)
-class Near:
+class Near(NamedTuple):
     """The result: `copies` are (row, row that is kept instead, similarity), `leaks` are pairs that stay together."""
 
-    copies: list[tuple[int, int, float]] = field(default_factory=list)
-    leaks: list[Pair] = field(default_factory=list)
+    copies: list[tuple[int, int, float]]
+    leaks: list[Pair]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +134,9 @@ def near_copies(sketches: memoryview, threshold: float, rows: Rows, skipped: byt
                 search.take(bucket)
         for row, other_row in search.pairs():
             similarity = compare(rows.lesson(row), rows.lesson(other_row), search.shared(row, other_row))
-            if similarity.is_copy(threshold):
+            if similarity.same and similarity.share >= threshold:
                 copies.append((row, other_row, similarity.share))
-            if similarity.is_leak(LEAK_THRESHOLD):
+            if similarity.share >= LEAK_THRESHOLD:
                 leaks.append((row, other_row))
     return Near(_drop(copies, rows.rank), leaks)
 
@@ -147,7 +145,7 @@ class _Search:
     """The candidates, and the crowds: sets of many rows that share a text."""
 
     def __init__(self, sketches: memoryview, rows: Rows):
-        self._sketches, self._keys, self._values = sketches, sketches.cast("I"), sketches.cast("H")
+        self._keys, self._values = sketches.cast("I"), sketches.cast("H")
         self._rows = rows
         num_rows = len(sketches) // SKETCH_BYTES
         self._num_slots = min(MAX_SLOTS, 1 << (16 * num_rows).bit_length())
@@ -156,7 +154,7 @@ class _Search:
         self._crowds: list[list[int]] = []  # a sample of each
         self._sizes: list[int] = []
         self._common = lru_cache(maxsize=64)(self._common_values)
-        self._shared = lru_cache(maxsize=64)(self._shared_triples)
+        self._shared = lru_cache(maxsize=64)(lambda crowd: shared_triples(map(rows.lesson, self._crowds[crowd])))
 
     def close(self) -> None:
         """Release the views, so that the mapped file can be closed."""
@@ -233,20 +231,17 @@ class _Search:
             self._sizes.append(size)
 
     def _is_likely(self, row: int, other_row: int) -> bool:
-        if _num_equal(self._bytes_of(row), self._bytes_of(other_row)) < (LEAK_THRESHOLD - SLACK) * NUM_PERM:
+        first, second = self._row_values(row), self._row_values(other_row)
+        if _num_equal(first, second) < (LEAK_THRESHOLD - SLACK) * NUM_PERM:
             return False
         crowd = self._crowd_of[row]
         if crowd == NOBODY or crowd != self._crowd_of[other_row]:
             return True
         if self._rows.question(row) == self._rows.question(other_row):
             return True
-        values = zip(self._row_values(row), self._row_values(other_row), self._common(crowd), strict=True)
+        values = zip(first, second, self._common(crowd), strict=True)
         equal = [x == y for x, y, common in values if x != common or y != common]
         return sum(equal) >= CROWD_ESTIMATE * len(equal)
-
-    def _bytes_of(self, row: int) -> memoryview:
-        start = row * SKETCH_BYTES + KEY_BYTES
-        return self._sketches[start : start + 2 * NUM_PERM]
 
     def _row_values(self, row: int) -> memoryview:
         start = (row * SKETCH_BYTES + KEY_BYTES) // 2
@@ -257,9 +252,6 @@ class _Search:
         rows = [self._row_values(row) for row in self._crowds[crowd]]
         most = (Counter(values).most_common(1)[0] for values in zip(*rows, strict=True))
         return [value if 2 * count > len(rows) else -1 for value, count in most]
-
-    def _shared_triples(self, crowd: int) -> frozenset[Triple]:
-        return shared_triples(self._rows.lesson(row) for row in self._crowds[crowd])
 
 
 def _num_equal(a: memoryview, b: memoryview) -> int:

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from hivetune.records import Message
 
@@ -33,31 +33,15 @@ class Lesson:
     numbers: tuple[str, ...]  # sorted
 
 
-@dataclass(frozen=True, slots=True)
-class Similarity:
-    """The Jaccard similarity of two rows' word triples (0 to 1), and whether they differ only in a few words.
+class Similarity(NamedTuple):
+    """The Jaccard `share` of two rows' word triples (0 to 1), and whether they differ only in a few words (`same`).
 
-    `question` is the lower similarity of the system prompts and of the other text that is read: one question about two
-    documents in system prompts is two lessons.
+    `share` is the lowest of the system prompts, of the other text that is read, and of the answers: one question about
+    two documents in system prompts is two lessons. Rows that are the `same` have equal numbers and calls, too.
     """
 
-    question: float
-    learned: float
-    small_edits: bool
-    same_facts: bool  # the same numbers and the same calls
-
-    def is_copy(self, threshold: float) -> bool:
-        """Return whether one of the two rows can be removed without losing a lesson."""
-        return self.small_edits and self.same_facts and min(self.question, self.learned) >= threshold
-
-    def is_leak(self, threshold: float) -> bool:
-        """Return whether a model that was trained on one of the two rows has seen the other."""
-        return min(self.question, self.learned) >= threshold
-
-    @property
-    def share(self) -> float:
-        """The lower similarity of question and answer."""
-        return min(self.question, self.learned)
+    share: float
+    same: bool
 
 
 def lesson_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Lesson:
@@ -106,13 +90,11 @@ def compare(a: Lesson, b: Lesson, shared: frozenset[Triple] = frozenset()) -> Si
     )
     answers = triples_of(a.learned), triples_of(b.learned)
     edits = max(_longest_edit(*questions), _longest_edit(*answers))
-    similarity = _jaccard(*questions)
+    share = min(_jaccard(*questions), _jaccard(*answers))
     if a.context != b.context:
         contexts = triples_of(a.context), triples_of(b.context)
-        similarity, edits = min(similarity, _jaccard(*contexts)), max(edits, _longest_edit(*contexts))
-    return Similarity(
-        similarity, _jaccard(*answers), edits <= MAX_EDIT_TRIPLES, a.calls == b.calls and a.numbers == b.numbers
-    )
+        share, edits = min(share, _jaccard(*contexts)), max(edits, _longest_edit(*contexts))
+    return Similarity(share, edits <= MAX_EDIT_TRIPLES and a.calls == b.calls and a.numbers == b.numbers)
 
 
 def lesson_hashes(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> array:  # type: ignore[type-arg]

@@ -9,7 +9,6 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from hivetune.data.pieces.said import names, parsed
 from hivetune.data.reasons import RowRefused
@@ -28,6 +27,7 @@ def _compiled(text: str | Sequence[str]) -> re.Pattern[str]:
 
 _PATTERNS = {name: _compiled(text) for name, text in _DOCUMENT["patterns"].items()}
 _LABELS, _WORDS = frozenset(_DOCUMENT["words"]["labels"]), frozenset(_DOCUMENT["words"]["others"])
+_SHOWN_CHARS = 40
 MAX_CHARS = 400  # longer answers are no placeholders, except for those that begin so
 _LONG_STARTS = ("lorem ipsum", "<!doctype html", "event:", "data:")  # the last two: raw events of a stream
 _MAX_OPEN_CHARS = 200  # a longer question may quote a template
@@ -42,13 +42,6 @@ _SHORT_SHARE = 0.9
 _LABEL_CHARS, _LABEL_WORDS = 40, 4
 
 
-class Placeholder(NamedTuple):
-    """A placeholder; `may_be_label` says whether it could be the name of a class."""
-
-    shown: str
-    may_be_label: bool
-
-
 def refuse_placeholder(messages: Sequence[Message], few_labels: Callable[[], bool]) -> tuple[str, ...]:
     """Return the warnings of a row, or raise RowRefused("placeholder-answer").
 
@@ -60,23 +53,23 @@ def refuse_placeholder(messages: Sequence[Message], few_labels: Callable[[], boo
             continue
         if (slot := _never_filled_in(message.content, messages[:number])) is not None:
             raise RowRefused("placeholder-answer", f"{slot} was never filled in")
-        placeholder = placeholder_in(message.content, [m.content for m in messages[:number] if m.role != "tool"])
-        if placeholder is None:
+        may_be_label = placeholder_in(message.content, [m.content for m in messages[:number] if m.role != "tool"])
+        if may_be_label is None:
             continue
-        if not (placeholder.may_be_label and few_labels()):
+        if not (may_be_label and few_labels()):
             where = f" of message {number + 1}" if number + 1 < len(messages) else ""
-            raise RowRefused(
-                "placeholder-answer",
-                f"{placeholder.shown!r} stands in the place of the answer{where}",
-            )
+            hint = f"{message.content.strip()[:_SHOWN_CHARS]!r} stands in the place of the answer{where}"
+            raise RowRefused("placeholder-answer", hint)
         warnings = ("label-answer",)
     return warnings
 
 
 def _never_filled_in(answer: str, before: Sequence[Message]) -> str | None:
     """Return the part of a template that is left in an answer or its question, or None."""
-    if _has_unnamed_speaker(answer, before):
-        return "{{name}} or {{author}} in the answer"
+    if "{{" in answer and not any(sign in answer for sign in ("{%", "```", "<")):  # no code
+        about_templates = any(_PATTERNS["of_templates"].search(message.content) for message in before)
+        if _PATTERNS["unnamed_speaker"].search(answer) and not about_templates:
+            return "{{name}} or {{author}} in the answer"
     prompt = before[-1].content if before and before[-1].role == "user" else ""
     may_be_open = "[" in prompt and len(prompt) <= _MAX_OPEN_CHARS
     if may_be_open and (slot := _PATTERNS["open_place"].search(prompt)) and not _PATTERNS["of_brackets"].search(prompt):
@@ -96,34 +89,27 @@ def _is_empty_form(answer: str, before: Sequence[Message]) -> bool:
     return not any(_is_named(label, [message.content for message in before]) for label in empty)
 
 
-def _has_unnamed_speaker(answer: str, before: Sequence[Message]) -> bool:
-    """Return whether a slot for the speaker or its maker was never filled in."""
-    is_code = any(sign in answer for sign in ("{%", "```", "<"))
-    if "{{" not in answer or is_code or not _PATTERNS["unnamed_speaker"].search(answer):
-        return False
-    return not any(_PATTERNS["of_templates"].search(message.content) for message in before)
-
-
-def placeholder_in(answer: str, before: Iterable[str]) -> Placeholder | None:
-    """Return the placeholder that an answer is, or None. `before` has the texts of the prompt."""
+def placeholder_in(answer: str, before: Iterable[str]) -> bool | None:
+    """Return None for an answer; for a placeholder, return whether it could be the name of a class. `before` has the
+    texts of the prompt.
+    """
     text = answer.strip()
     if _is_shown_instead(text, before):
-        return Placeholder(text[:40], False)
+        return False
     if len(text) > MAX_CHARS and not text[:40].lower().startswith(_LONG_STARTS):
         return None
     plain = " ".join(text.casefold().split())
     plain = plain.lstrip(_SIGNS) or plain
-    shown = text[:40]
     bare = plain.rstrip(".!") or plain
     if plain in _LABELS or bare in _LABELS:
-        return None if _is_named(bare, before) else Placeholder(shown, True)
+        return None if _is_named(bare, before) else True
     if (may_be_label := _left_to_fill(plain, before)) is not None:
-        return Placeholder(shown, may_be_label)
+        return may_be_label
     if _is_missing(text, plain):
-        return None if _is_named(bare.split(" dolor")[0], before) else Placeholder(shown, False)
+        return None if _is_named(bare.split(" dolor")[0], before) else False
     if _PATTERNS["no_model"].fullmatch(plain):
-        return None if any(_PATTERNS["model"].search(p) for p in list(before)[-1:]) else Placeholder(shown, False)
-    return Placeholder(shown, False) if _is_error(text, plain, before) else None
+        return None if any(_PATTERNS["model"].search(p) for p in list(before)[-1:]) else False
+    return False if _is_error(text, plain, before) else None
 
 
 def _is_shown_instead(text: str, before: Iterable[str]) -> bool:

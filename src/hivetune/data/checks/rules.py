@@ -223,14 +223,12 @@ def _is_requested(question: str, answer: str) -> bool:
             continue
         for text in (answer, answer.strip() + "\n", answer.strip() + " "):
             size, rest = divmod(len(text), int(number))
-            if not rest and text == text[:size] * int(number) and not _repeats(text[:size].strip()):
+            piece = text[:size].strip()
+            # A piece that is itself a repetition: 240 repetitions are not 20 repetitions of twelve.
+            repeats = any((piece + gap + piece).find(piece, 1) <= len(piece) for gap in (" ", "\n"))
+            if not rest and text == text[:size] * int(number) and not repeats:
                 return True
     return False
-
-
-def _repeats(piece: str) -> bool:
-    """Return whether a piece is itself a repetition: 240 repetitions are not 20 repetitions of twelve."""
-    return any((piece + gap + piece).find(piece, 1) <= len(piece) for gap in (" ", "\n"))
 
 
 def _middle_comes_again(text: str) -> bool:

@@ -7,7 +7,7 @@ answer without a question are rows of their own, and the checks say what they la
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,10 +20,9 @@ _HEAD_BYTES = 256 << 10
 
 def batch_side(path: str, form: str) -> BatchSide | None:
     """Return which side of a batch a JSONL file is, by its first line; None: no batch, or both sides in one file."""
-    kind, _, packed = form.partition(".")
-    if kind != "jsonl":
+    if form.partition(".")[0] != "jsonl":
         return None
-    head = open_bytes(path, f".{packed}" if packed else "").read(_HEAD_BYTES)[0]
+    head = open_bytes(path, form).read(_HEAD_BYTES)[0]
     try:
         row = json.loads(head.split(b"\n", 1)[0])
     except (ValueError, RecursionError):
@@ -48,19 +47,14 @@ def join_batches(sides: Sequence[tuple[str, str, BatchSide, str]]) -> None:
             _index(database, path, form, side)
         for path, form, side, out in sides:
             with open(out, "w", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
-                for number, row, text in _lines(path, form):
+                for number, row, text in events(text_lines(open_bytes(path, form))):
                     line = text if row is None else _joined(database, row, side)
                     if line is not None:
                         file.write(f"{number}\tr\t{line}\n")
 
 
-def _lines(path: str, form: str) -> Iterator[tuple[int, dict[str, Any] | None, str]]:
-    packed = form.partition(".")[2]
-    yield from events(text_lines(open_bytes(path, f".{packed}" if packed else "")))
-
-
 def _index(database: sqlite3.Connection, path: str, form: str, side: BatchSide) -> None:
-    for _, row, _ in _lines(path, form):
+    for _, row, _ in events(text_lines(open_bytes(path, form))):
         identity = None if row is None else _id_of(row)
         if row is None or identity is None:
             continue

@@ -26,7 +26,9 @@ _CR = "\udc0d"
 
 
 class _Form(NamedTuple):
-    """The way in which the fields of a record are separated. `spaced`: a space follows each delimiter."""
+    """The way in which the fields of a record are separated. `spaced`: a space follows each delimiter of the header, so
+    that it is not part of the names and values.
+    """
 
     delimiter: str
     spaced: bool
@@ -80,16 +82,17 @@ def csv_rows(source: TextSource, delimiter: str | None) -> Iterator[PlacedRow]:
             lines.give_back(lines.taken[size:])
         elif fields and header is None:
             header = fields
-        elif header is not None and _is_row(fields, header if named else []):
-            yield _csv_row(number, header, fields, form)
+        elif header is not None and any(fields) and not (named and fields == header):
+            # No blank line, no separators alone, and not the header again, as in joined files.
+            if len(fields) > len(header) and form.delimiter == "," and not form.spaced:
+                fields = _joined(fields)
+            if len(fields) == len(header):
+                yield number, dict(zip(header, fields, strict=True))
+            else:
+                yield number, RowRefused("csv-columns", f"{len(fields)} fields, the header has {len(header)}")
         number += min(size, len(lines.taken))
     if source.problem:
         yield number, RowRefused("broken-file", source.problem)
-
-
-def _is_row(fields: list[str], header: list[str]) -> bool:
-    """Return whether fields are a row: not a blank line, separators alone, or the header again, as in joined files."""
-    return any(fields) and fields != header
 
 
 def _or_by_tabs(fields: list[str] | None, lines: _Lines, form: _Form, header: list[str]) -> list[str] | None:
@@ -117,7 +120,8 @@ def _beginning(lines: _Lines, delimiter: str | None) -> tuple[int, _Form, list[s
     top = list(islice(lines, _TOP_LINES))
     title, delimiter = _title(top, delimiter)
     lines.give_back(top[title:])
-    form = _Form(delimiter, _has_spaces(top[title : title + 1], delimiter))
+    first = "".join(top[title : title + 1])
+    form = _Form(delimiter, first.count(delimiter) == first.count(f"{delimiter} ") > 0)
     return title, form, _names_of_rows(lines, form)
 
 
@@ -136,18 +140,14 @@ def _names_of_rows(lines: _Lines, form: _Form) -> list[str] | None:
     return names_without_header(records) if records else None
 
 
-def _has_spaces(first: Sequence[str], delimiter: str) -> bool:
-    """Return whether a space follows each delimiter of the header, so that it is not part of the names and values."""
-    return bool(first) and first[0].count(delimiter) == first[0].count(f"{delimiter} ") > 0
-
-
 def _title(top: list[str], delimiter: str | None) -> tuple[int, str]:
     """Return (lines above the header, delimiter). Sheets often begin with a title, a date, an empty line: one cell
     each.
     """
     usual = delimiter or max(_DELIMITERS, key="".join(top[:1]).count)
     for mark in (usual,) if delimiter or usual in "".join(top[:1]) else _DELIMITERS:
-        cells = [_cells(line, mark) for line in top]
+        # A line that is longer than any row has no fields.
+        cells = [next(csv.reader([line], delimiter=mark), []) if len(line) <= MAX_ROW_CHARS else [] for line in top]
         filled = [sum(bool(cell.strip()) for cell in line) for line in cells]
         number = next((number for number, count in enumerate(filled) if count > 1), 0)
         above = all(len(line) <= 1 or len(line) == len(cells[number]) for line in cells[:number])
@@ -157,24 +157,11 @@ def _title(top: list[str], delimiter: str | None) -> tuple[int, str]:
     return 0, usual
 
 
-def _cells(line: str, delimiter: str) -> list[str]:
-    """Return the fields of one line; none of a line that is longer than any row."""
-    return next(csv.reader([line], delimiter=delimiter), []) if len(line) <= MAX_ROW_CHARS else []
-
-
 def _are_names(cells: list[str]) -> bool:
     """Return whether these are the names of a table's columns, and not the pieces of a sentence with commas."""
     named = [cell for cell in cells if cell.strip()]
     short = all(len(cell) <= _MAX_NAME_CHARS and not cell[0].isspace() for cell in named)
     return len(cells) >= _MIN_COLUMNS and len(set(named)) == len(named) and short
-
-
-def _csv_row(line_number: int, header: list[str], fields: list[str], form: _Form) -> PlacedRow:
-    if len(fields) > len(header) and form.delimiter == "," and not form.spaced:
-        fields = _joined(fields)
-    if len(fields) != len(header):
-        return line_number, RowRefused("csv-columns", f"{len(fields)} fields, the header has {len(header)}")
-    return line_number, dict(zip(header, fields, strict=True))
 
 
 def _joined(fields: list[str]) -> list[str]:
@@ -232,8 +219,7 @@ def _broken(lines: list[str], line_number: int, delimiter: str, columns: int) ->
 
 
 # Whether the first line of a table names its columns, decided on the first lines of a file; and names for the columns
-# of a table without such a line: `question` and `answer` for two columns of sentences, `text` and `label` for
-# sentences
+# of a table without such a line: `question` and `answer` for two columns of sentences, `text` and `label` for sentences
 # with one of few words, else `column_1`, `column_2` ...
 
 HEAD_RECORDS = 30  # records of a table
@@ -303,16 +289,11 @@ def _names(columns: Sequence[Sequence[str]]) -> list[str]:
     classes = [i for i in distinct if i not in prose and _are_classes(columns[i])]
     if len(distinct) == 2 and len(prose) == 2:
         called[prose[0]], called[prose[1]] = "question", "answer"
-    elif len(columns) > _MIN_CHOICES + 1 and _are_letters(columns[-1], len(columns) - 2) and 0 in prose:
-        called = ["question", *_LETTERS[: len(columns) - 2], "answer"]
+    elif len(columns) > _MIN_CHOICES + 1 and set(columns[-1]) <= set(_LETTERS[: len(columns) - 2]) and 0 in prose:
+        called = ["question", *_LETTERS[: len(columns) - 2], "answer"]  # the letters of choices, as in MMLU's tables
     elif len(distinct) == 2 and len(prose) == len(classes) == 1:
         called[prose[0]], called[classes[0]] = "text", "label"
     return called
-
-
-def _are_letters(column: Sequence[str], choices: int) -> bool:
-    """Return whether a column has the letters of that many choices, as in MMLU's tables."""
-    return set(column) <= set(_LETTERS[:choices])
 
 
 def _are_classes(column: Sequence[str]) -> bool:

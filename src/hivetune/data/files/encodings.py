@@ -100,13 +100,6 @@ class Transcoded:
         return chunk, self._problem if self._ended and not self._rest else None
 
 
-def ends_lines_with_cr(head: bytes) -> bool:
-    """Return whether the lines of a beginning end with carriage returns alone, as old programs of the Macintosh left
-    them.
-    """
-    return b"\r" in head and b"\n" not in head and b"\r" in head.rstrip()
-
-
 class WithLineFeeds:
     """A stream in UTF-8 with line feeds for carriage returns."""
 
@@ -128,11 +121,9 @@ def latin_text(payload: bytes) -> str | None:
             return None
     except UnicodeDecodeError:
         return None
-    words = (word for word in _WORD.findall(text) if not word.isascii())
-    return text if all(_is_latin(word) for word in words) else None
-
-
-def _is_latin(word: str) -> bool:
-    """Return whether a word is Latin: it has a few letters beyond ASCII, a Cyrillic or Greek one has nothing else."""
-    foreign = sum(not c.isascii() for c in word)
-    return len(word) > 1 and foreign <= len(word) / 2
+    for word in _WORD.findall(text):
+        # A Latin word has a few letters beyond ASCII, a Cyrillic or Greek one nothing else.
+        foreign = sum(not c.isascii() for c in word)
+        if foreign and (len(word) == 1 or foreign > len(word) / 2):
+            return None
+    return text

@@ -161,13 +161,10 @@ def _is_conversation(element: Any) -> bool:
         name = plain_name(key)
         if name in ("mapping", "chat") and isinstance(value, dict) and (name == "mapping" or _is_conversation(value)):
             return True
-        if name in _TALK and isinstance(value, list) and value and all(map(_is_turn, value)):
+        turns = value if name in _TALK and isinstance(value, list) else []
+        if turns and all(isinstance(turn, dict) and not _SPEAKERS.isdisjoint(turn) for turn in turns):
             return True
     return False
-
-
-def _is_turn(value: Any) -> bool:
-    return isinstance(value, dict) and not _SPEAKERS.isdisjoint(value)
 
 
 def _may_be_rows(value: Any) -> bool:

@@ -15,14 +15,14 @@ import os
 import re
 import zlib
 from collections.abc import Iterator
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from hivetune.base.paths import install_command, path_hint, spelled
 from hivetune.data.files.csv_table import csv_rows, has_header
 from hivetune.data.files.encodings import (
+    ByteSource,
     Transcoded,
     WithLineFeeds,
-    ends_lines_with_cr,
     legacy_encoding,
     wide_encoding,
 )
@@ -35,8 +35,7 @@ from hivetune.data.files.message_log import (
     message_rows,
     message_shape,
 )
-from hivetune.data.files.recordings import httprr_rows
-from hivetune.data.files.text_file import RENDERED, TEXT_FORMS, is_rendered_file, text_form, text_rows
+from hivetune.data.files.text_file import RENDERED, TEXT_FORMS, httprr_rows, is_rendered_file, text_form, text_rows
 from hivetune.data.formats import file_rows, format_of_file, is_file_format
 from hivetune.data.formats.http_recording import HTTPRR_HEAD
 from hivetune.data.formats.inspect_ai import eval_rows, is_eval_file
@@ -52,11 +51,6 @@ ALWAYS_UNPACKED_BYTES = 64 << 20
 ENCODED_FORMAT = re.compile(r"\.as=([a-z0-9_-]+)")
 CR_FORMAT = ".cr"  # lines end with carriage returns alone
 _SAMPLE_BYTES = 1 << 20  # in which the encoding of a text shows
-
-
-class ByteStream(Protocol):
-    def read(self, size: int) -> tuple[bytes, str | None]:
-        """Return at most `size` bytes, and the problem at the end of the readable part."""
 
 
 class _Stream:
@@ -167,7 +161,11 @@ def file_format(path: str, name: str, encoding: str | None = None) -> str:
     """
     lower = name.lower()
     if encoding is not None:
-        _refuse_unknown_encoding(encoding)
+        try:
+            codecs.lookup(encoding)
+        except LookupError:
+            message = f"data.encoding: there is no encoding {encoding!r}"
+            raise UsageError(message, hint="for example cp1252, koi8-r") from None
     try:
         with open(path, "rb") as file:
             head = file.read(HEAD_BYTES)
@@ -194,17 +192,11 @@ def file_format(path: str, name: str, encoding: str | None = None) -> str:
         form = text_form(_lines_of(head), table=lower.endswith(".tsv"))
         if form is not None:
             return form + compression
-    elif (written := _written_form(_lines_of(head))) is not None:
-        return written + compression
+    elif is_rendered_file(_lines_of(head)):  # whatever its name
+        return RENDERED + compression
+    elif _lines_of(head).startswith(HTTPRR_HEAD):
+        return "httprr" + compression
     return ("json" if _is_json_document(head, not lower.endswith((".jsonl", ".ndjson"))) else "jsonl") + compression
-
-
-def _refuse_unknown_encoding(encoding: str) -> None:
-    try:
-        codecs.lookup(encoding)
-    except LookupError:
-        message = f"data.encoding: there is no encoding {encoding!r}"
-        raise UsageError(message, hint="for example cp1252, koi8-r") from None
 
 
 def _written_as(path: str, head: bytes, compression: str, encoding: str | None) -> str:
@@ -213,14 +205,8 @@ def _written_as(path: str, head: bytes, compression: str, encoding: str | None) 
     if encoding := encoding or wide_encoding(head) or legacy_encoding(sample):
         compression = f".as={encoding}{compression}"
         sample = open_bytes(path, compression).read(_SAMPLE_BYTES)[0]
-    return CR_FORMAT + compression if ends_lines_with_cr(sample) else compression
-
-
-def _written_form(head: str) -> str | None:
-    """Return the form of text written by a template or a recorder of calls, independent of the file's name."""
-    if is_rendered_file(head):
-        return RENDERED
-    return "httprr" if head.startswith(HTTPRR_HEAD) else None
+    # Old programs of the Macintosh end lines with carriage returns alone.
+    return CR_FORMAT + compression if b"\n" not in sample and b"\r" in sample.rstrip() else compression
 
 
 def _lines_of(head: bytes) -> str:
@@ -234,44 +220,36 @@ def _is_json_document(head: bytes, spread: bool) -> bool:
     text = head.removeprefix(codecs.BOM_UTF8).lstrip()
     first, line_break, rest = text.partition(b"\n")
     if text.startswith(b"["):
-        return not (rest.strip() and _is_whole(first))  # a list alone on the first line is a line of JSONL, no file
+        try:
+            json.loads(first)
+        except (ValueError, RecursionError):
+            return True
+        return not rest.strip()  # else a list alone on the first line is a line of JSONL, no file
     indented = rest[:1] in (b" ", b"\t") and rest.lstrip(b" \t\r\n")[:1] in (b'"', b"{", b"[")  # whatever its name
     begun = first.rstrip() in (b"{", b"") or (first.startswith(b"{") and first.rstrip()[-1:] in b"{[,:")
     return (spread or indented) and bool(line_break) and begun
 
 
-def _is_whole(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def open_bytes(path: str, form: str) -> ByteStream:
+def open_bytes(path: str, form: str) -> ByteSource:
     """Return the bytes of a file of format `form`, decompressed, as UTF-8, its lines ending with line feeds.
 
     Raise MachineNotFit when a package is missing.
     """
-    encoded = ENCODED_FORMAT.search(form)
-    stream = _decompressed(path, form)
-    text: ByteStream = Transcoded(stream, encoded.group(1)) if encoded else stream
-    return WithLineFeeds(text) if CR_FORMAT in form else text
-
-
-def _decompressed(path: str, form: str) -> ByteStream:
+    file: Any = open(path, "rb")  # noqa: SIM115
+    errors: tuple[type[Exception], ...] = (OSError,)
+    most_bytes = None
+    if form.endswith((".gz", ".zst")):
+        most_bytes = max(ALWAYS_UNPACKED_BYTES, MAX_RATIO * os.path.getsize(path))
     if form.endswith(".gz"):
-        unpacked: Any = gzip.open(path, "rb")  # noqa: SIM115
-        return _Stream(unpacked, (OSError, EOFError, zlib.error), _most_unpacked(path))
-    if form.endswith(".zst"):
+        file, errors = gzip.open(file, "rb"), (OSError, EOFError, zlib.error)  # noqa: SIM115
+    elif form.endswith(".zst"):
         zstandard = _package("zstandard", "zst")
-        reader = zstandard.ZstdDecompressor().stream_reader(open(path, "rb"), read_across_frames=True)  # noqa: SIM115
-        return _Stream(reader, (zstandard.ZstdError, OSError, lzma.LZMAError), _most_unpacked(path))
-    return _Stream(open(path, "rb"), (OSError,))
-
-
-def _most_unpacked(path: str) -> int:
-    return max(ALWAYS_UNPACKED_BYTES, MAX_RATIO * os.path.getsize(path))
+        file = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+        errors = (zstandard.ZstdError, OSError, lzma.LZMAError)
+    stream: ByteSource = _Stream(file, errors, most_bytes)
+    if encoded := ENCODED_FORMAT.search(form):
+        stream = Transcoded(stream, encoded.group(1))
+    return WithLineFeeds(stream) if CR_FORMAT in form else stream
 
 
 def share_before_damage(path: str) -> float | None:
@@ -294,7 +272,7 @@ def share_before_damage(path: str) -> float | None:
     return None
 
 
-def text_lines(stream: ByteStream, damage: list[PlacedRow] | None = None) -> Iterator[tuple[int, str]]:
+def text_lines(stream: ByteSource, damage: list[PlacedRow] | None = None) -> Iterator[tuple[int, str]]:
     """Yield (line number, line) of a text, without its line break; bytes that are no UTF-8 become lone surrogates.
 
     `damage` gets a row with the reason if the text ends early.
@@ -335,7 +313,7 @@ def lacks_header(path: str, form: str) -> bool:
 class _Text:
     """Text of a byte stream; bytes that are not UTF-8 become lone surrogates, which the checks refuse."""
 
-    def __init__(self, stream: ByteStream):
+    def __init__(self, stream: ByteSource):
         self._stream = stream
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
         self.ended = False
@@ -431,17 +409,16 @@ _TABLES = (".csv", ".tsv", ".parquet")
 
 def session_format(path: str, name: str, form: str) -> str:
     """Return `form`, or the format of a log (`is_session`), with .gz or .zst if packed."""
-    kind, _, packed = form.partition(".")
+    kind = form.partition(".")[0]
     if kind not in ("jsonl", "json") or name.lower().endswith(_TABLES):
         return form
-    suffix = f".{packed}" if packed else ""
-    head = open_bytes(path, suffix).read(_HEAD_BYTES)[0]
+    head = open_bytes(path, form).read(_HEAD_BYTES)[0]
     session = _agent(head, name) if kind == "jsonl" else None
     if session is None and not begins_with_json(head):
-        head = open_bytes(path, suffix).read(_SERVER_HEAD_BYTES)[0]
+        head = open_bytes(path, form).read(_SERVER_HEAD_BYTES)[0]
         printed = format_of_file(Head(name, head, ()))
         session = printed.name if printed is not None else None
-    return session + suffix if session else form
+    return session + form.removeprefix(kind) if session else form
 
 
 def _agent(head: bytes, name: str) -> str | None:
@@ -478,20 +455,18 @@ def _is_message_log(head: bytes, name: str) -> bool:
         except (ValueError, RecursionError):
             event = None
         events.append(event if isinstance(event, dict) else None)
-        if len(events) == MIN_MESSAGES and not all(map(_may_be_event, events[1:])):
+        if len(events) == MIN_MESSAGES and not all(
+            event is None or is_event_like(event) or "source" in event for event in events[1:]
+        ):
             return False
     return message_shape(events, name, whole=whole) is not None
 
 
-def _may_be_event(event: dict[str, Any] | None) -> bool:
-    return event is None or is_event_like(event) or "source" in event
-
-
 def convert_session(path: str, name: str, form: str, out: str) -> None:
     """Write the conversations of a log called `name` to `out` as numbered lines. A place is its first line."""
-    kind, _, packed = form.partition(".")
+    kind = form.partition(".")[0]
     damage: list[PlacedRow] = []
-    lines = text_lines(open_bytes(path, f".{packed}" if packed else ""), damage)
+    lines = text_lines(open_bytes(path, form), damage)
     rows = message_rows(lines, name) if kind == _MESSAGES else file_rows(kind, lines)
     write_rows(itertools.chain(rows, damage), out)
 

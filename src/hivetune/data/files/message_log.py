@@ -75,14 +75,6 @@ _Numbered = tuple[int, MessageLine]
 Event = tuple[int, dict[str, Any] | None, str]  # line, object or None, the line itself
 
 
-def message_shape(sample: Iterable[dict[str, Any] | None], name: str, *, whole: bool) -> MessageShape | None:
-    """Return how the messages of a log called `name` are written, by its first events; None for another kind of log."""
-    events = list(sample)
-    objects = [event for event in events if event is not None]
-    talk = bool(_TALK & set(re.split(r"[\W_\d]+", os.path.basename(name).partition(".")[0].lower())))
-    return messages_shape(objects, whole=whole, talk=talk) if 2 * len(objects) >= len(events) else None
-
-
 def message_rows(lines: Iterator[tuple[int, str]], name: str) -> Iterator[PlacedRow]:
     """Yield one row for each session of a log in JSON Lines."""
     yield from _conversations(*_begun(events(lines)), name) or ()
@@ -156,18 +148,11 @@ def _numbered(lines: Iterable[str]) -> Iterator[Event]:
             event = json.loads(text) if mark == "r" else None
         except (ValueError, RecursionError):
             event = None
-        spoken = _only_text(event)
-        if spoken is not None:
-            event = {"speaker": spoken[0], "text": spoken[1]}
+        if isinstance(event, dict) and len(event) == 1:  # maybe nothing but a text under a party's name
+            speaker, spoken = next(iter(event.items()))
+            if isinstance(spoken, str) and role_of(speaker) in ("user", "assistant", "system"):
+                event = {"speaker": speaker, "text": spoken}
         yield int(number), event if isinstance(event, dict) else None, text
-
-
-def _only_text(event: Any) -> tuple[str, str] | None:
-    """Return (speaker, text) of an object with nothing but a text under a party's name."""
-    if not isinstance(event, dict) or len(event) != 1:
-        return None
-    name, text = next(iter(event.items()))
-    return (name, text) if isinstance(text, str) and role_of(name) in ("user", "assistant", "system") else None
 
 
 def _joined(events: Iterable[Event], shape: MessageShape) -> Iterator[PlacedRow]:
@@ -220,10 +205,13 @@ def _row(session: str, lines: list[_Numbered]) -> Iterator[PlacedRow]:
 # take turns in it.
 
 
-def messages_shape(events: Sequence[Mapping[str, Any]], *, whole: bool, talk: bool = False) -> MessageShape | None:
-    """Return how the messages of a file are written; None where its rows are none. `whole`: `events` are all rows of
-    the file; `talk`: its name says that it is a conversation.
+def message_shape(sample: Sequence[Mapping[str, Any] | None], name: str, *, whole: bool) -> MessageShape | None:
+    """Return how the messages of a log called `name` are written, by its first events; None for another kind of log.
+    `whole`: the sample is all of it.
     """
+    events = [event for event in sample if event is not None]
+    if 2 * len(events) < len(sample):
+        return None
     flats = [_flat(event) for event in events]
     if len(flats) > MIN_MESSAGES and not _has_both(flats[0]) and _has_both(flats[1]):
         flats = flats[1:]  # a line about the log
@@ -242,7 +230,14 @@ def messages_shape(events: Sequence[Mapping[str, Any]], *, whole: bool, talk: bo
     if _begin_with_system(roles):
         return shape._replace(begins=True)
     parts = any(isinstance(flat.get(content), list) or flat.get("tool_calls") for flat in flats)  # no example has them
-    is_log = talk or time is not None or parts or "tool" in roles or all("data" in event for event in events)
+    words = re.split(r"[\W_\d]+", os.path.basename(name).partition(".")[0].lower())
+    is_log = (
+        not _TALK.isdisjoint(words)
+        or time is not None
+        or parts
+        or "tool" in roles
+        or all("data" in event for event in events)
+    )
     is_log = is_log or are_one_tree(flats)
     return shape if whole and is_log and _takes_turns(roles) else None
 
@@ -260,7 +255,8 @@ def message_in(event: Mapping[str, Any], shape: MessageShape) -> MessageLine | N
     if not text and not beside:
         return None
     order = as_order(flat.get(shape.order)) if shape.order else None
-    return MessageLine(str(session), {"role": role, "content": text, **beside}, order, links_of(event))
+    links = {name: value for name, value in event.items() if plain_name(name) in _LINKS}
+    return MessageLine(str(session), {"role": role, "content": text, **beside}, order, links)
 
 
 def is_event_like(event: Mapping[str, Any]) -> bool:
@@ -364,11 +360,6 @@ def branch_indices(messages: Sequence[Mapping[str, Any]]) -> list[int] | None:
 
 def _plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{plain_name(key): value for key, value in message.items()} for message in messages]
-
-
-def links_of(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ids of a message and of its predecessor, if given."""
-    return {name: value for name, value in message.items() if plain_name(name) in _LINKS}
 
 
 def are_one_tree(messages: Sequence[Mapping[str, Any]]) -> bool:

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from hivetune.base.database import open_database
 from hivetune.data.intake.interactions import Tally, commit_batch
@@ -36,22 +35,21 @@ def collect(
     *,
     follow: bool,
     stop: threading.Event,
-    path: Path | None = None,
     tick: Callable[[Collected], None] = lambda _collected: None,
 ) -> Collected:
-    """Store everything that `readers` have in the database `path` (None: hive.db), with `follow` until `stop` is set.
+    """Store everything that `readers` have in hive.db, with `follow` until `stop` is set.
 
     The calling thread calls `tick` about ten times a second. After `stop` the current batch is still committed and
     acknowledged. The first reader that fails stops all others, and its error is raised: UsageError, MachineNotFit,
     DoesNotFit, Busy, or a bug.
     """
-    open_database(path).close()  # migrates once, before the threads
+    open_database().close()  # migrates once, before the threads
     collected = Collected({reader.name: Tally() for reader in readers})
     failures: list[BaseException] = []
 
     def run(reader: Reader) -> None:
         try:
-            _drain(reader, collected, follow=follow, stop=stop, path=path)
+            _drain(reader, collected, follow=follow, stop=stop)
         except BaseException as error:  # noqa: BLE001 (raised again by the thread that waits)
             failures.append(error)
             stop.set()
@@ -75,8 +73,8 @@ def collect(
     return collected
 
 
-def _drain(reader: Reader, collected: Collected, *, follow: bool, stop: threading.Event, path: Path | None) -> None:
-    database = open_database(path)
+def _drain(reader: Reader, collected: Collected, *, follow: bool, stop: threading.Event) -> None:
+    database = open_database()
     try:
         reader.open(database, follow, stop)
         while not stop.is_set():

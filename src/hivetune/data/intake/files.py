@@ -4,15 +4,18 @@ Plain JSONL is read in place by byte range. Everything else (compressed files, J
 input) is first streamed into lines in a spill folder, each with its place in the original.
 """
 
+import contextlib
+import glob
 import hashlib
 import os
 import re
 import shutil
+import stat
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Literal
 
 from hivetune.base.database import database_path, open_database
 from hivetune.base.paths import quoted, spelled
@@ -29,9 +32,58 @@ from hivetune.data.files.kinds import (
     share_before_damage,
 )
 from hivetune.data.files.message_log import regroup
-from hivetune.data.intake.places import files_below, is_pipe, matching_files
 from hivetune.errors import UsageError
 from hivetune.records import Progress, silent
+
+
+def files_below(folder: str) -> Iterator[str]:
+    """Yield all files below `folder`, also through links, and enter each folder once."""
+    entered: set[tuple[int, int]] = set()
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        status = os.stat(parent)
+        if (status.st_dev, status.st_ino) in entered:
+            folders.clear()
+            continue
+        entered.add((status.st_dev, status.st_ino))
+        folders.sort()
+        for name in files:
+            path = os.path.join(parent, name)
+            if os.path.isfile(path):
+                yield path
+
+
+def matching_files(pattern: str) -> Iterator[str]:
+    """Yield the files that a glob matches, with *, ?, [...] and **. Hidden files match only an explicit point."""
+    start, recursive, behind = pattern.rpartition("**")
+    if not recursive:
+        yield from filter(os.path.isfile, glob.glob(pattern))
+        return
+    for folder in glob.glob(start, recursive=True) if start else (".",):
+        for path in files_below(folder):  # glob's own way through links that form circles doubles at each of them
+            inside = PurePath(os.path.relpath(path, folder))
+            hidden = "/." not in behind and any(part.startswith(".") for part in inside.parts)
+            if inside.match(behind.lstrip("/") or "*") and not hidden:
+                yield os.path.join(start, inside) if folder == start or not start else path
+
+
+def is_storable(path: str) -> bool:
+    """Return whether a name is UTF-8, so that a database, YAML and JSON can hold it."""
+    return path.encode("utf-8", "replace").decode() == path
+
+
+def check_storable(path: str) -> None:
+    """Raise UsageError for a name that a config or the store can't hold."""
+    if not is_storable(path):
+        raise UsageError(f"the name {path!a} is not UTF-8, as settings and the store are", hint="rename it")
+
+
+def is_pipe(path: str) -> bool:
+    """Return whether `path` is a pipe, such as the /dev/fd/63 of a shell's <(command)."""
+    try:
+        return stat.S_ISFIFO(os.stat(path).st_mode)
+    except OSError:
+        return False
+
 
 ChunkKind = Literal["lines", "numbered", "oversize", "store"]
 _SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".eval")
@@ -68,9 +120,6 @@ class Chunk:
     telling: str = ""
     cut_chars: int = 0
     most_tokens: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -170,7 +219,10 @@ def plan_inputs(
         path = name
         if name == "-" or is_pipe(name):
             path = str(spill / f"{number:06d}.piped")
-            _spool(name, path)
+            # Standard input and pipes can be read only once.
+            piped = contextlib.nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb")  # noqa: SIM115
+            with open(path, "wb") as copy, piped as source:
+                shutil.copyfileobj(source, copy, BLOCK_BYTES)
         form = formats[name] = session_format(path, name, file_format(path, name, encoding))
         if form.partition(".")[0] in ("jsonl", "json"):
             refuse_prose(path, name, form)
@@ -198,11 +250,18 @@ def plan_inputs(
 def _converted(path: str, name: str, form: str, spilled: str, chunk_bytes: int) -> tuple[str, list[Chunk]]:
     """Write the rows of a file to `spilled`, and return (format, chunks)."""
     if form.startswith("jsonl."):
-        problem = _decompress(path, form, spilled)
+        stream, problem, block = open_bytes(path, form), None, b"\n"
+        with open(spilled, "wb") as out:
+            while block and not problem:
+                block, problem = stream.read(BLOCK_BYTES)
+                out.write(block)
         chunks = list(_cut(spilled, name, "lines", chunk_bytes, None))
         if problem:
             line = chunks[-1].first + chunks[-1].rows if chunks else 1
-            chunks.append(_problem_chunk(spilled + ".problem", name, line, _lost_rows(path, line - 1, problem)))
+            lost = _lost_rows(path, line - 1, problem)
+            text = "".join(f"{line}\tp\tbroken-file:{message}\n" for message in lost).encode()
+            Path(f"{spilled}.problem").write_bytes(text)
+            chunks.append(Chunk("numbered", f"{spilled}.problem", name, 0, len(text), 1, True, len(lost)))
         return form, chunks
     if is_session(form):
         convert_session(path, name, form, spilled)
@@ -241,38 +300,10 @@ def _is_known(name: str) -> bool:
     return lower.endswith(_SUFFIXES) and not name.startswith(".")
 
 
-def _spool(name: str, path: str) -> None:
-    """Copy standard input or a pipe, which can be read only once, into a file."""
-    with open(path, "wb") as file:
-        if name == "-":
-            shutil.copyfileobj(sys.stdin.buffer, file, BLOCK_BYTES)
-            return
-        with open(name, "rb") as pipe:
-            shutil.copyfileobj(pipe, file, BLOCK_BYTES)
-
-
 def _hash_file(path: str, digest: "hashlib._Hash") -> None:
     with open(path, "rb") as file:
         while block := file.read(BLOCK_BYTES):
             digest.update(block)
-
-
-def _decompress(path: str, form: str, spilled: str) -> str | None:
-    """Copy what can be decompressed, and return the problem, or None."""
-    with open(spilled, "wb") as out:
-        stream = open_bytes(path, form)
-        while True:
-            block, problem = stream.read(BLOCK_BYTES)
-            out.write(block)
-            if problem or not block:
-                return problem
-
-
-def _problem_chunk(path: str, name: str, line: int, problems: Sequence[str]) -> Chunk:
-    """Return a chunk with a row for each problem: the rest after `line` was unreadable."""
-    text = "".join(f"{line}\tp\tbroken-file:{problem}\n" for problem in problems).encode()
-    Path(path).write_bytes(text)
-    return Chunk("numbered", path, name, 0, len(text), 1, True, len(problems))
 
 
 def _lost_rows(path: str, rows: int, problem: str) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from hivetune.base.database import SEALED_COLUMNS, row_seal, transaction
 from hivetune.data.pieces.fields import Fields, extract
+from hivetune.data.reasons import RowRefused
 from hivetune.errors import Busy
 
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.){1,1000}+"')
@@ -26,7 +27,7 @@ KEPT_RAW_BYTES = 4096  # of a refused delivery, to see what it was
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One row from a source.
+    """One row from a source, or the reason why it is none, with its `raw` bytes.
 
     `origin` names the source (file, table or stream), `place` the position in it for people (`file:line`). `key` is a
     position that never repeats, for example with the generation of a rotated file. `id` is set for rows of another
@@ -36,21 +37,10 @@ class Delivery:
     origin: str
     place: str
     key: str
-    row: Mapping[str, Any]
+    row: Mapping[str, Any] | RowRefused
     id: str | None = None
     time: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A delivery that is not a row, with the reason and its raw bytes."""
-
-    origin: str
-    place: str
-    key: str
-    reason: str
-    hint: str
-    raw: bytes
+    raw: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +58,6 @@ class Batch:
 
     source: str
     deliveries: Sequence[Delivery] = ()
-    refusals: Sequence[Refusal] = ()
     cursor: Cursor | None = None
 
 
@@ -104,8 +93,12 @@ def commit_batch(database: sqlite3.Connection, batch: Batch) -> Tally:
     """
     with transaction(database):
         tally = _store_all(database, batch)
-        if batch.cursor:
-            _move_cursor(database, batch.cursor)
+        if cursor := batch.cursor:
+            # It must be where it was, so that two collectors of a source can't skip rows.
+            if read_cursor(database, cursor.key) != cursor.before:
+                message = f"another collector reads {cursor.key.partition(':')[2]}"
+                raise Busy(message, hint="let one process collect from each source")
+            database.execute("INSERT OR REPLACE INTO cursors VALUES (?, ?)", (cursor.key, cursor.after))
         _count(database, batch.source, tally)
     return tally
 
@@ -133,13 +126,6 @@ def iter_refused(database: sqlite3.Connection, *, since: float, limit: int) -> I
 def row_hash(row: Mapping[str, Any]) -> str:
     """Return a hash (32 hex digits) of a row that does not depend on the order of its keys."""
     return _hash(json.dumps(row, sort_keys=True, separators=(",", ":")))
-
-
-def interaction_id(delivery: Delivery, content: str, own_id: str | None) -> str:
-    """Return the id of a delivery, equal for a repeated delivery and for a row with an own id in any place."""
-    if delivery.id:
-        return delivery.id
-    return _hash(f"own\n{content}" if own_id else f"{delivery.key}\n{content}")
 
 
 def tombstone(kind: str, value: str) -> tuple[str, str]:
@@ -191,32 +177,35 @@ def _store_all(database: sqlite3.Connection, batch: Batch) -> Tally:
     tally = Tally()
     forgotten = load_forgotten(database)
     for delivery in batch.deliveries:
-        fields = extract(delivery.row)
-        content = row_hash(delivery.row)
-        identity = interaction_id(delivery, content, fields.own_id)
+        row, names = delivery.row, (delivery.origin, delivery.place)
+        if isinstance(row, RowRefused):
+            if is_forgotten_raw(forgotten, names, delivery.raw):
+                tally.forgotten += 1
+            elif _set_aside(database, delivery, row):
+                tally.refused += 1
+                tally.reasons[row.reason] = tally.reasons.get(row.reason, 0) + 1
+            else:
+                tally.duplicates += 1
+            continue
+        fields, content = extract(row), row_hash(row)
+        # Equal for a repeated delivery, and for a row with an own id in any place.
+        identity = delivery.id or _hash(f"{'own' if fields.own_id else delivery.key}\n{content}")
         who = {"session": fields.session, "user": fields.user, "row": identity, "content": content}
-        if is_forgotten(forgotten, (delivery.origin, delivery.place), **who):
+        if is_forgotten(forgotten, names, **who):
             tally.forgotten += 1
-        elif _store(database, delivery, identity, content, fields):
+        elif _store(database, delivery, row, (identity, content), fields):
             tally.stored += 1
-        else:
-            tally.duplicates += 1
-    for refusal in batch.refusals:
-        if is_forgotten_raw(forgotten, (refusal.origin, refusal.place), refusal.raw):
-            tally.forgotten += 1
-        elif _set_aside(database, refusal):
-            tally.refused += 1
-            tally.reasons[refusal.reason] = tally.reasons.get(refusal.reason, 0) + 1
         else:
             tally.duplicates += 1
     return tally
 
 
-def _store(database: sqlite3.Connection, delivery: Delivery, identity: str, content: str, fields: Fields) -> bool:
+def _store(
+    database: sqlite3.Connection, delivery: Delivery, row: Mapping[str, Any], ids: tuple[str, str], fields: Fields
+) -> bool:
     values = (
-        identity,
-        content,
-        _storable(delivery.place),
+        *ids,
+        storable(delivery.place),
         fields.session,
         fields.user,
         fields.agent,
@@ -224,7 +213,7 @@ def _store(database: sqlite3.Connection, delivery: Delivery, identity: str, cont
         delivery.time if fields.time is None else fields.time,
         fields.success,
         fields.feedback,
-        dump_row(delivery.row),
+        dump_row(row),
     )
     changed = database.execute(
         f"INSERT OR IGNORE INTO interactions ({_COLUMNS}, seal) VALUES ({', '.join('?' * (len(values) + 1))})",
@@ -241,20 +230,11 @@ def change_row(database: sqlite3.Connection, identity: str, row: Mapping[str, An
     database.execute("UPDATE interactions SET seal = ? WHERE id = ?", (row_seal(*values), identity))
 
 
-def _set_aside(database: sqlite3.Connection, refusal: Refusal) -> bool:
-    identity = _hash(f"{refusal.key}\n{hashlib.sha256(refusal.raw).hexdigest()}")
-    source = _storable(refusal.place)
-    values = (identity, source, refusal.reason, refusal.hint, refusal.raw[:KEPT_RAW_BYTES], time.time())
+def _set_aside(database: sqlite3.Connection, delivery: Delivery, refused: RowRefused) -> bool:
+    identity = _hash(f"{delivery.key}\n{hashlib.sha256(delivery.raw).hexdigest()}")
+    source, raw = storable(delivery.place), delivery.raw[:KEPT_RAW_BYTES]
+    values = (identity, source, refused.reason, refused.hint, raw, time.time())
     return database.execute("INSERT OR IGNORE INTO refused VALUES (?, ?, ?, ?, ?, ?)", values).rowcount == 1
-
-
-def _move_cursor(database: sqlite3.Connection, cursor: Cursor) -> None:
-    """Move a cursor if it is still where it was, so that two collectors of a source can't skip rows."""
-    if read_cursor(database, cursor.key) != cursor.before:
-        raise Busy(
-            f"another collector reads {cursor.key.partition(':')[2]}", hint="let one process collect from each source"
-        )
-    database.execute("INSERT OR REPLACE INTO cursors VALUES (?, ?)", (cursor.key, cursor.after))
 
 
 def _count(database: sqlite3.Connection, source: str, tally: Tally) -> None:
@@ -265,18 +245,20 @@ def _count(database: sqlite3.Connection, source: str, tally: Tally) -> None:
         " SET stored = stored + excluded.stored, duplicates = duplicates + excluded.duplicates,"
         " refused = refused + excluded.refused,"
         " forgotten = forgotten + excluded.forgotten",
-        (_storable(source), tally.stored, tally.duplicates, tally.refused, tally.forgotten),
+        (storable(source), tally.stored, tally.duplicates, tally.refused, tally.forgotten),
     )
 
 
 def dump_row(row: Mapping[str, Any]) -> str:
     """Return a row for the column `row`: JSON that is valid UTF-8."""
     text = json.dumps(row, ensure_ascii=False)
-    return text if _storable(text) is text else json.dumps(row)  # escaped, a lone surrogate stays as it was
+    return text if storable(text) is text else json.dumps(row)  # escaped, a lone surrogate stays as it was
 
 
-def _storable(text: str) -> str:
-    """Return `text` with lone surrogates escaped, which are no valid UTF-8; else the same object."""
+def storable(text: str) -> str:
+    """Return `text` with lone surrogates escaped, which SQLite does not accept; else the same object. File names and
+    hints may hold such bytes.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:

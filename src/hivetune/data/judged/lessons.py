@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from hivetune.data.fates import DUPLICATE, FATES, FOR_STAGE_2, NEAR_DUPLICATE, TRAIN, Decisions, Lessons
+from hivetune.data.fates import DUPLICATE, FATES, NEAR_DUPLICATE, TRAIN, Decisions, Lessons
 from hivetune.data.prepare.split import Ties
 from hivetune.data.snapshot import SPLITS
 
@@ -88,7 +88,7 @@ def judge_rows(decisions: Decisions, ties: Ties, order: Sequence[int], learn: "L
         else:
             leave_out(candidate, "not-learned")
     for row in lessons.bad:
-        fate[row] = FOR_STAGE_2
+        fate[row] = FATES["for-stage-2"]
     for row, reason in lessons.set_aside.items():
         fate[row] = FATES[reason]
 

@@ -10,19 +10,14 @@ from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
 from hivetune.data.fates import REFUSED, Decisions
 from hivetune.data.prepare.report import write_dropped
 from hivetune.data.read import QUARANTINE_KEY
-from hivetune.data.reasons import REASONS, severity_of
+from hivetune.data.reasons import REASONS
 from hivetune.data.snapshot import SPLITS
 from hivetune.errors import DoesNotFit
 
 
-def quarantine_path(clean: Path) -> Path:
-    """Return the path of the quarantine: rows.quarantine.jsonl for rows.jsonl."""
-    return clean.with_name(f"{clean.stem}.quarantine{clean.suffix or '.jsonl'}")
-
-
-def duplicates_path(clean: Path) -> Path:
-    """Return the path of the duplicates: rows.duplicates.jsonl for rows.jsonl."""
-    return clean.with_name(f"{clean.stem}.duplicates{clean.suffix or '.jsonl'}")
+def beside(clean: Path, what: str) -> Path:
+    """Return the path of the quarantine or the duplicates: rows.quarantine.jsonl for rows.jsonl."""
+    return clean.with_name(f"{clean.stem}.{what}{clean.suffix or '.jsonl'}")
 
 
 def write_clean(decisions: Decisions, data: DataConfig, out: Path) -> None:
@@ -34,11 +29,17 @@ def write_clean(decisions: Decisions, data: DataConfig, out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
         with (
-            write_whole(quarantine_path(out)) as quarantine,
-            write_whole(duplicates_path(out)) as dropped,
+            write_whole(beside(out, "quarantine")) as quarantine,
+            write_whole(beside(out, "duplicates")) as dropped,
             write_whole(out) as clean,
         ):
-            _write_rows(decisions, data, clean, quarantine)
+            query = "SELECT n, source, reason, hint, changed, raw FROM rows JOIN bodies USING (n) ORDER BY n"
+            for row, source, reason, hint, changed, raw in decisions.rows(query):
+                if decisions.fate[row] < len(SPLITS):
+                    clean.write(_redacted(raw, data) if changed and "redacted" in changed else raw)
+                    clean.write(b"\n")
+                elif decisions.fate[row] == REFUSED and REASONS[reason].severity == "reject":
+                    _quarantine(quarantine, source, reason, hint, raw)
             write_dropped(decisions, dropped)
     except OSError as error:
         if error.errno not in FULL_DISK:
@@ -47,16 +48,6 @@ def write_clean(decisions: Decisions, data: DataConfig, out: Path) -> None:
             f"{out} cannot be written: {error.strerror}; no file of this name was made or changed",
             hint="make room, or write to another disk",
         ) from None
-
-
-def _write_rows(decisions: Decisions, data: DataConfig, clean: IO[bytes], quarantine: IO[bytes]) -> None:
-    query = "SELECT n, source, reason, hint, changed, raw FROM rows JOIN bodies USING (n) ORDER BY n"
-    for row, source, reason, hint, changed, raw in decisions.rows(query):
-        if decisions.fate[row] < len(SPLITS):
-            clean.write(_redacted(raw, data) if changed and "redacted" in changed else raw)
-            clean.write(b"\n")
-        elif decisions.fate[row] == REFUSED and severity_of(reason) == "reject":
-            _quarantine(quarantine, source, reason, hint, raw)
 
 
 def _redacted(raw: bytes, data: DataConfig) -> bytes:

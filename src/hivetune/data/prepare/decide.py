@@ -3,10 +3,12 @@
 The results of all chunks are read in order. About 60 bytes per row stay in memory, in flat arrays.
 """
 
+import heapq
 import json
 import math
 import mmap
 import shutil
+import statistics
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -14,34 +16,31 @@ from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
+from zlib import crc32
 
 from hivetune.config import DataConfig, LearnConfig
 from hivetune.data.checks.dedupe import Rows, Table, near_copies
-from hivetune.data.checks.lessons import Lesson, lesson_of
+from hivetune.data.checks.lessons import Lesson, lesson_of, texts_of, words_of
 from hivetune.data.fates import (
-    BALANCE,
     BEGINNING,
     DUPLICATE,
     FATES,
-    FROZEN_QUESTION,
     NEAR_DUPLICATE,
     NO_VALUE,
-    QUOTA_SESSION,
-    QUOTA_SOURCE,
     REFUSED,
-    SYNTHETIC_SHARE,
     TRAIN,
     VALIDATION,
     Decisions,
     RowLookup,
     open_result,
+    read_leave_out,
 )
 from hivetune.data.judged.lessons import judge_rows
-from hivetune.data.leave_out import read_leave_out
-from hivetune.data.prepare.nearest import Similar, similar_rows, similarity_report, twins
 from hivetune.data.prepare.split import Ties, sides
 from hivetune.data.snapshot import SPLITS, messages_from
 
+HASHES = ("hash64", "lesson64", "read64", "question64", "session64", "user64")  # of a row, see RESULT_SCHEMA
 CACHED_LESSONS, CACHED_ROW_CHARS = 500, 20_000  # a lesson takes ten times its text, so longer ones are read again
 
 
@@ -53,23 +52,22 @@ def decide_rows(
     `frozen` has the hashes of questions that are never trained (data/frozen.py).
     """
     decisions = Decisions(results)
-    files = _count_rows(decisions)
-    hash64, read, question, session, user = _hashes(decisions, "hash64", "read64", "question64", "session64", "user64")
-    ties = Ties(read, question, session, user, _times(decisions))
+    files, times, (hash64, lesson64, read, question, session, user) = _read_rows(decisions)
+    ties = Ties(read, question, session, user, times)
     for row, texts in decisions.rows("SELECT n, texts64 FROM rows WHERE texts64 IS NOT NULL ORDER BY n"):
         ties.texts.frombytes(texts)
         ties.text_rows.extend([row] * (len(texts) // 8))
     _drop_equal(decisions, hash64, ties.time)
-    _drop_beginnings(decisions)
+    _drop_beginnings(decisions, lesson64)
     for row, changed in decisions.rows("SELECT n, changed FROM rows WHERE changed IS NOT NULL"):
         if decisions.fate[row] == TRAIN:
             decisions.changed.update(changed.split(","))
     leaks = _drop_near(decisions, data.near_duplicates, ties, hash64) if data.near_duplicates > 0 else []
     if data.quota_per_session is not None:
         in_sessions = (row for row in _usable(decisions) if ties.session[row])
-        _limit(decisions, in_sessions, ties.session, hash64, data.quota_per_session, QUOTA_SESSION)
+        _limit(decisions, in_sessions, ties.session, hash64, data.quota_per_session, "quota-session")
     if data.quota_per_source is not None:
-        _limit(decisions, _usable(decisions), files, hash64, data.quota_per_source, QUOTA_SOURCE)
+        _limit(decisions, _usable(decisions), files, hash64, data.quota_per_source, "quota-source")
     _cap_synthetic(decisions, hash64, data.synthetic_share)
 
     rows = array("I", _usable(decisions))
@@ -82,14 +80,10 @@ def decide_rows(
     for row in rows:
         is_frozen = ties.question[row] in frozen or ties.read[row] in frozen
         # A past win itself stays a test row.
-        decisions.fate[row] = FROZEN_QUESTION if is_frozen and split.side[row] <= VALIDATION else split.side[row]
+        is_frozen = is_frozen and split.side[row] <= VALIDATION
+        decisions.fate[row] = FATES["frozen-question"] if is_frozen else split.side[row]
     judge_rows(decisions, ties, hash64, learn)
-    decisions.groups = {
-        "groups": split.groups,
-        "largest": split.largest,
-        "broken_up": split.broken_up,
-        "too_large": split.too_large,
-    }
+    decisions.groups = split.counts
     decisions.nearest = similarity_report(similar, split.side)
     if data.balance != "none":
         # Each label gets as many trained rows as the rarest has. Held-out rows stay, since they are evidence.
@@ -98,7 +92,7 @@ def decide_rows(
         labels = array("I", (numbers.setdefault(value or NO_VALUE, len(numbers)) for _, value in values))
         counts = Counter(labels[row] for row in _usable(decisions))
         if counts:
-            _limit(decisions, _usable(decisions), labels, hash64, min(counts.values()), BALANCE)
+            _limit(decisions, _usable(decisions), labels, hash64, min(counts.values()), "balance")
     if data.leave_out is not None:  # as the last step, so that splits are those of all rows
         named = read_leave_out(Path(data.leave_out))
         for row, identity in decisions.rows("SELECT n, id FROM rows WHERE id IS NOT NULL"):
@@ -107,37 +101,29 @@ def decide_rows(
     return decisions
 
 
-def _count_rows(decisions: Decisions) -> "array[int]":
-    """Count rows by chunk, file, layout and reason, and return the number of each row's file."""
-    files = array("I")
+def _read_rows(decisions: Decisions) -> "tuple[array[int], array[float], list[array[int]]]":
+    """Count rows by chunk, file, layout and reason. Return the number of each row's file, its time, and its HASHES, 0
+    if it has none.
+    """
+    files, times, columns = array("I"), array("d"), [array("q") for _ in HASHES]
     numbers: dict[str, int] = {}
+    hashes = ", ".join(f"ifnull({name}, 0)" for name in HASHES)
     for path in decisions.results:
         decisions.chunk_starts.append(decisions.num_rows)
         with closing(open_result(path)) as database:
-            for source, layout, reason in database.execute("SELECT source, layout, reason FROM rows ORDER BY n"):
+            rows = database.execute(f"SELECT source, layout, reason, time, {hashes} FROM rows ORDER BY n")
+            for source, layout, reason, time, *values in rows:
                 name = source.rpartition(":")[0] or source
+                times.append(math.inf if time is None else time)
+                for column, value in zip(columns, values, strict=True):
+                    column.append(value)
                 files.append(numbers.setdefault(name, len(numbers)))
                 decisions.files.setdefault(name, Counter())[layout or "-"] += 1
                 decisions.fate.append(TRAIN if reason is None else REFUSED)
                 if reason is not None:
                     decisions.reasons[reason] += 1
     decisions.stays = array("I", range(decisions.num_rows))
-    return files
-
-
-def _hashes(decisions: Decisions, *names: str) -> "list[array[int]]":
-    """Return the 64-bit hashes of each row in these columns; 0 if it has none."""
-    columns = [array("q") for _ in names]
-    query = f"SELECT n, {', '.join(f'ifnull({name}, 0)' for name in names)} FROM rows ORDER BY n"
-    for _, *values in decisions.rows(query):
-        for column, value in zip(columns, values, strict=True):
-            column.append(value)
-    return [array("Q", column.tobytes()) for column in columns]  # SQLite has only signed integers
-
-
-def _times(decisions: Decisions) -> "array[float]":
-    rows = decisions.rows("SELECT n, time FROM rows ORDER BY n")
-    return array("d", (math.inf if time is None else time for _, time in rows))
+    return files, times, [array("Q", column.tobytes()) for column in columns]  # SQLite has only signed integers
 
 
 def _usable(decisions: Decisions) -> Iterable[int]:
@@ -160,10 +146,9 @@ def _drop_equal(decisions: Decisions, hash64: Sequence[int], time: Sequence[floa
             decisions.drop(row, stays, DUPLICATE)
 
 
-def _drop_beginnings(decisions: Decisions) -> None:
+def _drop_beginnings(decisions: Decisions, lessons: Sequence[int]) -> None:
     """Drop rows that are the beginning of a longer row, as in a history that grows turn by turn."""
     ends = Table()
-    [lessons] = _hashes(decisions, "lesson64")
     for row in _usable(decisions):
         if lessons[row]:
             ends.put(lessons[row], row)
@@ -217,14 +202,14 @@ def _drop_near(decisions: Decisions, threshold: float, ties: Ties, hash64: Seque
 
 
 def _limit(
-    decisions: Decisions, rows: Iterable[int], group: Sequence[int], order: Sequence[int], quota: int, fate: int
+    decisions: Decisions, rows: Iterable[int], group: Sequence[int], order: Sequence[int], quota: int, reason: str
 ) -> None:
     """Keep at most `quota` of these rows of each group, drawn by their content and not by their place."""
     counts: Counter[int] = Counter()
     for row in sorted(rows, key=order.__getitem__):
         counts[group[row]] += 1
         if counts[group[row]] > quota:
-            decisions.fate[row] = fate
+            decisions.fate[row] = FATES[reason]
 
 
 def _cap_synthetic(decisions: Decisions, order: Sequence[int], share: float) -> None:
@@ -236,5 +221,113 @@ def _cap_synthetic(decisions: Decisions, order: Sequence[int], share: float) -> 
         len(synthetic) if not others or share >= 1 else min(len(synthetic), int(others * share / (1 - share) + 1e-9))
     )
     for row in sorted(synthetic, key=order.__getitem__)[limit:]:
-        decisions.fate[row] = SYNTHETIC_SHARE
+        decisions.fate[row] = FATES["synthetic-share"]
     decisions.synthetic = {"rows": limit, "others": others}
+
+
+# The similarity of held-out rows to training rows by their words, in any order. Two rows are twins if most of their
+# words are equal, where rare words count more: for example names were changed, or a third of the words was replaced.
+# Such pairs share few word triples, by which checks/dedupe.py finds near duplicates.
+
+# If a third of the words is replaced, two rows share half of all their words. Unrelated rows about one subject share
+# less than 0.2.
+TWIN = 0.4
+MIN_WORDS = 8  # shorter rows share their words by chance
+# Rows that are compared, drawn by their content. Measured on Python's documentation: 118 bytes a row of 219 characters,
+# 440 of 2,000, 1,300 of 8,000 and 4,000 of 32,000, so 200,000 training rows take 24 MB to 800 MB.
+MAX_HELD_OUT, MAX_TRAINING = 2000, 200_000
+RAREST, MAX_ROWS, CANDIDATES = 24, 500, 8  # words to search a row by, rows per word, rows that are compared
+WORDS_MASK = (1 << 20) - 1
+TEST = SPLITS.index("test")
+Similar = dict[int, list[tuple[float, int]]]  # held-out row: (similarity, training row), the most similar first
+
+
+def similar_rows(decisions: Decisions, side: bytearray, hash64: Sequence[int]) -> Similar:
+    """Return the most similar training rows of each held-out row (by `side`)."""
+    usable = [row for row, fate in enumerate(decisions.fate) if fate == TRAIN]
+    chosen = set(heapq.nsmallest(MAX_HELD_OUT, (row for row in usable if side[row]), key=hash64.__getitem__))
+    training = [row for row in usable if not side[row]]
+    if len(training) > MAX_TRAINING:
+        training = heapq.nsmallest(MAX_TRAINING, training, key=hash64.__getitem__)
+    chosen.update(training)
+
+    held_out: dict[int, array[int]] = {}
+    rows, starts, all_words = array("I"), array("Q", [0]), array("I")  # of the training rows
+    counts = array("I", bytes(4 * (WORDS_MASK + 1)))  # of rows with a word
+    for row, messages in decisions.rows("SELECT n, messages FROM bodies ORDER BY n"):
+        if row not in chosen:
+            continue
+        question, learned, _ = texts_of(messages_from(messages))
+        words = _numbers(f"{question}\n{learned}")
+        for word in words:
+            counts[word] += 1
+        if len(words) < MIN_WORDS:
+            continue
+        if side[row]:
+            held_out[row] = words
+        else:
+            rows.append(row)
+            all_words.extend(words)
+            starts.append(len(all_words))
+
+    def words_at(index: int) -> "array[int]":
+        return all_words[starts[index] : starts[index + 1]]
+
+    rarest = {
+        row: heapq.nsmallest(RAREST, (w for w in words if 1 < counts[w] <= MAX_ROWS), key=lambda w: (counts[w], w))
+        for row, words in held_out.items()
+    }
+    postings: dict[int, list[int]] = {word: [] for words in rarest.values() for word in words}
+    for index in range(len(rows)):
+        for word in words_at(index):
+            if word in postings:
+                postings[word].append(index)
+    similar = {}
+    for row, words in held_out.items():
+        shared = Counter(index for word in rarest[row] for index in postings[word])
+        likeliest = sorted(shared, key=lambda index: hash64[rows[index]])
+        likeliest.sort(key=shared.__getitem__, reverse=True)  # stable: of equal counts still by content
+        similar[row] = sorted(
+            (
+                (_similarity(set(words), set(words_at(index)), counts, len(chosen)), rows[index])
+                for index in likeliest[:CANDIDATES]
+            ),
+            reverse=True,
+        )
+    return similar
+
+
+def twins(similar: Similar) -> list[tuple[int, int]]:
+    """Return the pairs of a held-out row and a training row that share most of their words."""
+    return [(row, twin) for row, others in similar.items() for share, twin in others if share >= TWIN]
+
+
+def similarity_report(similar: Similar, side: bytearray) -> dict[str, Any] | None:
+    """Return the number of `test_rows`, those `above` the `bound`, and the `median` of their best similarity.
+
+    Return None without test rows.
+    """
+    best = [
+        max((share for share, similar_row in others if not side[similar_row]), default=0.0)
+        for row, others in similar.items()
+        if side[row] == TEST
+    ]
+    if not best:
+        return None
+    above = sum(share >= TWIN for share in best)
+    return {"test_rows": len(best), "above": above, "bound": TWIN, "median": round(statistics.median(best), 3)}
+
+
+def _numbers(text: str) -> "array[int]":
+    words = words_of(text)
+    if isinstance(words, str):  # a script without spaces
+        words = [text[i : i + 3] for i in range(len(text) - 2)]
+    plain = {word.strip(".,;:!?()\"'") for word in words} - {""}
+    return array("I", sorted({crc32(word.encode("utf-8", "surrogatepass")) & WORDS_MASK for word in plain}))
+
+
+def _similarity(a: set[int], b: set[int], counts: Sequence[int], num_rows: int) -> float:
+    """Return the weighted Jaccard similarity; a word's weight is its inverse document frequency."""
+    shared = sum(math.log(num_rows / counts[word]) for word in a & b)
+    either = sum(math.log(num_rows / counts[word]) for word in a | b)
+    return shared / either if either else 0.0

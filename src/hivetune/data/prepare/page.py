@@ -32,7 +32,9 @@ def write_page(path: Path, report: Report, decisions: Decisions, model_folder: P
     """Write the page of a report. Raise OSError if it can't be written."""
     decode = load_renderer(model_folder).decode if model_folder is not None else None
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(report.document, _samples(decisions, decode)), encoding="utf-8", errors="replace")
+    body = report_body(report.document, _samples(decisions, decode))
+    text = whole_page("Data report", body, STYLE, report_title(report.document))
+    path.write_text(text, encoding="utf-8", errors="replace")
 
 
 def _samples(decisions: Decisions, decode: Decode | None) -> list[dict[str, Any]]:
@@ -96,11 +98,6 @@ def _runs(tokens: bytes, mask: bytes, decode: Decode) -> list[tuple[str, bool]]:
     if len(ids) > MAX_TOKENS:
         runs.append((f" ... {len(ids) - MAX_TOKENS:,} more tokens", False))
     return runs
-
-
-def page(document: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> str:
-    """Return the whole page."""
-    return whole_page("Data report", report_body(document, samples), STYLE, report_title(document))
 
 
 def report_title(document: Mapping[str, Any]) -> str:

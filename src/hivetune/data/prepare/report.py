@@ -23,7 +23,7 @@ from hivetune.data.fates import (
     Decisions,
     RowLookup,
 )
-from hivetune.data.reasons import REASONS, severity_of
+from hivetune.data.reasons import REASONS
 from hivetune.data.snapshot import SPLITS
 from hivetune.errors import DataRefused
 
@@ -75,8 +75,8 @@ class Report:
 
 def accounting(decisions: Decisions) -> dict[str, Any]:
     """Return the accounting. Law 1 is asserted: rows_in = usable + duplicates + rejected + set aside."""
-    rejected = {r: n for r, n in sorted(decisions.reasons.items()) if severity_of(r) == "reject"}
-    set_aside = {r: n for r, n in decisions.reasons.items() if severity_of(r) == "set_aside"}
+    rejected = {r: n for r, n in sorted(decisions.reasons.items()) if REASONS[r].severity == "reject"}
+    set_aside = {r: n for r, n in decisions.reasons.items() if REASONS[r].severity == "set_aside"}
     set_aside |= {reason: count for fate, reason in SET_ASIDE.items() if (count := decisions.count(fate))}
     usable, duplicates = decisions.count(*range(len(SPLITS))), decisions.count(*DUPLICATES)
     assert decisions.num_rows == usable + duplicates + sum(rejected.values()) + sum(set_aside.values())
@@ -159,7 +159,8 @@ def _problems(decisions: Decisions) -> Iterator[dict[str, str]]:
     problems = (row for row in rows if decisions.fate[row[0]] == REFUSED or decisions.fate[row[0]] in SET_ASIDE)
     for row, source, reason, hint in islice(problems, MAX_PROBLEMS):
         name = reason or SET_ASIDE[decisions.fate[row]]
-        yield {"source": source, "reason": name, "hint": hint or REASONS[name].hint, "severity": severity_of(name)}
+        known = REASONS[name]
+        yield {"source": source, "reason": name, "hint": hint or known.hint, "severity": known.severity}
 
 
 def _changes(decisions: Decisions) -> Iterator[dict[str, str]]:

@@ -118,15 +118,14 @@ class Ties:
 class Sides:
     """The result: for each input row `side`, an index into SPLITS, and `group`, a row that identifies its group.
 
-    The other fields are numbers for the report.
+    `counts` is for the report: how many groups there are, the size of the largest, and the rows that are broken up, as
+    their session or user is too large to be kept together (data.group_by: auto), or are trained because their group is
+    too large, larger than all that may be held out.
     """
 
     side: bytearray
     group: "array[int]"
-    groups: int  # how many groups there are
-    largest: int
-    broken_up: int  # whose session or user is too large to be kept together (data.group_by: auto)
-    too_large: int  # that are trained because their group is larger than all that may be held out
+    counts: dict[str, int]
 
 
 def sides(
@@ -168,8 +167,13 @@ def sides(
         for row in rows:
             if level == levels[-1] or sizes[roots[row]] <= largest:
                 group[row], level_of[row], fits[row] = roots[row], level, sizes[roots[row]] <= largest
-    counts = _sizes(rows, group)
-    broken_up = sum(counts[group[row]] != sizes[roots[row]] for row in rows)
+    in_group = _sizes(rows, group)
+    counts = {
+        "groups": sum(map(bool, in_group)),
+        "largest": max(in_group, default=0),
+        "broken_up": sum(in_group[group[row]] != sizes[roots[row]] for row in rows),
+        "too_large": len(rows) - sum(fits),
+    }
     side = bytearray(num_rows)
     if data.split == "time":
         _hold_out_newest(side, [row for row in rows if fits[row]], ties.time, group, data, len(rows))
@@ -178,7 +182,7 @@ def sides(
         for row in rows:
             if fits[row]:
                 side[row] = SPLITS.index(split_of(anchors[group[row]], data.validation, data.test))
-    return Sides(side, group, sum(map(bool, counts)), max(counts, default=0), broken_up, len(rows) - sum(fits))
+    return Sides(side, group, counts)
 
 
 class _Groups:

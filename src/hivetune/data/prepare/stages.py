@@ -10,7 +10,7 @@ from hivetune.data.checks.redact.apply import ADVICE, EVERYTHING, PERSONAL, SECR
 from hivetune.data.checks.rules import CHECKS, check_length, check_messages, control_token_check
 from hivetune.data.intake.interactions import is_forgotten, is_forgotten_raw, row_hash
 from hivetune.data.judged.answers import is_small_edit
-from hivetune.data.read import RawRow, ReadRow, content_id, parse_row, read_example
+from hivetune.data.read import ExaminedRow, Note, RawRow, content_id, parse_row, read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.render.renderer import Renderer
@@ -41,31 +41,11 @@ class ChunkJob:
     forgotten: tuple[tuple[str, str], ...] = ()  # (kind, hash) as in hive.db
 
 
-Note = tuple[str, str]  # a reason for a change, and what was changed where
-
-
-@dataclass(slots=True)
-class ExaminedRow:
-    """A row between stages; each stage adds its results.
-
-    `views` is empty without a model. `failed_outside` names what failed besides the answer.
-    """
-
-    raw: RawRow
-    example: Example
-    layout: str
-    failed_outside: str
-    changed: list[str]
-    notes: tuple[Note, ...] = ()
-    views: tuple[Rendered, ...] = ()
-    worse: Rendered | None = None
-
-
 class Stages:
     """The stages of one job. Each raises RowRefused. `few_labels` says whether rows of the file share few answers."""
 
     def __init__(self, job: ChunkJob):
-        self._job = job
+        self.job = job
         self._renderer: Renderer | None = load_renderer(Path(job.model_folder)) if job.model_folder else None
         if self._renderer is None:
             self._checks = (check_length, *CHECKS)  # before the other checks read the text
@@ -76,27 +56,28 @@ class Stages:
 
     def read(self, raw: RawRow) -> ExaminedRow:
         """Return the row as an Example of the right form."""
-        job = self._job
+        job = self.job
         name = raw.source.rpartition(":")[0]
         names = name, os.path.realpath(name)
         try:
-            read = _leave_parts_out(read_example(raw, job.columns, pairs="pairs" in job.learn), job)
+            row = read_example(raw, job.columns, pairs="pairs" in job.learn)
+            _leave_parts_out(row, job)
         except RowRefused:
             if is_forgotten_raw(self._forgotten, names, raw.payload):
                 raise RowRefused("forgotten") from None
             raise
         if self._forgotten:  # the store has removed such rows, but files may still hold them
             content = row_hash(parse_row(raw.payload))
-            who = {"session": read.example.session, "user": read.example.user, "row": raw.source, "content": content}
+            who = {"session": row.example.session, "user": row.example.user, "row": raw.source, "content": content}
             if is_forgotten(self._forgotten, names, **who):
                 raise RowRefused("forgotten")
-        example, shortened = self._fit_by_chars(read.example)
-        check_messages(example.messages, self._checks)
-        return ExaminedRow(raw, example, read.layout, read.failed_outside, [*read.changed, *shortened])
+        self._fit_by_chars(row)
+        check_messages(row.example.messages, self._checks)
+        return row
 
     def clean(self, row: ExaminedRow) -> ExaminedRow:
         """Redact secrets and personal data, apply the policies, and add the system prompt."""
-        job = self._job
+        job = self.job
         example, notes = self._redacted(row.example)
         example = replace(example, id=content_id(example.messages, example.tools))
         example = _apply_policies(example, job, row.failed_outside)
@@ -114,13 +95,13 @@ class Stages:
         """Render the row as tokens, if there is a model."""
         example, more, row.worse = self._with_worse(row.example)
         row.notes += more
-        row.changed += dict.fromkeys(reason for reason, _ in row.notes)
+        changed = [*row.changed, *dict.fromkeys(reason for reason, _ in row.notes)]
         if self._renderer is not None:
-            example, row.views = self._fitted(self._renderer, example, row.changed)
-            row.changed = list(dict.fromkeys(row.changed))
+            example, row.views = self._fitted(self._renderer, example, changed)
+            changed = list(dict.fromkeys(changed))
             if example.lesson != "sft":
                 row.views = row.views[-1:]  # only the last answer was judged
-        row.example = example
+        row.example, row.changed = example, tuple(changed)
         return row
 
     def _with_worse(self, example: Example) -> tuple[Example, tuple[Note, ...], Rendered | None]:
@@ -143,36 +124,38 @@ class Stages:
         """Return the row after redaction, and the replaced texts with their places. Raise RowRefused if a policy
         rejects it.
         """
-        if "keep" not in (self._job.on_secret, self._job.on_personal) and holds_nothing(example, EVERYTHING):
+        if "keep" not in (self.job.on_secret, self.job.on_personal) and holds_nothing(example, EVERYTHING):
             return example, ()
         notes: list[Note] = []
-        policies = (("secret", SECRETS, self._job.on_secret), ("personal", PERSONAL, self._job.on_personal))
+        policies = (("secret", SECRETS, self.job.on_secret), ("personal", PERSONAL, self.job.on_personal))
         for kind, rules, policy in policies:
             example, finds = apply_policy(example, rules, policy, kind)
             if finds:
                 notes.append((f"redacted-{kind}", f"{', '.join(finds)}; {ADVICE[kind]}"))
         return example, tuple(notes)
 
-    def _fit_by_chars(self, example: Example) -> tuple[Example, list[str]]:
+    def _fit_by_chars(self, row: ExaminedRow) -> None:
         """Refuse a row that can't fit whatever its tokens are, or remove its last turns, before its text is read.
 
         Raise TooLong unless `on_overlong` allows removing turns. "cut" needs the tokens and comes later.
         """
-        if self._renderer is None or self._job.on_overlong == "cut":
-            return example, []
-        limit, size, messages = self._job.max_length, num_chars(example.messages), example.messages
+        if self._renderer is None or self.job.on_overlong == "cut":
+            return
+        messages = row.example.messages
+        limit, size = self.job.max_length, num_chars(messages)
         if size <= limit * SURE_CHARS or size <= limit * self._renderer.longest_token_chars:
-            return example, []
+            return
         longest = limit * self._renderer.longest_token_chars
-        while self._job.on_overlong == "cut_turns" and messages and num_chars(messages) > longest:
+        while self.job.on_overlong == "cut_turns" and messages and num_chars(messages) > longest:
             messages = _without_last_turn(messages)
         if num_chars(messages) > longest or not messages:
             raise TooLong(None, limit, f"{size:,} characters are more than {limit:,} tokens can hold")
-        return replace(example, messages=messages), ["cut-turns"]
+        row.example = replace(row.example, messages=messages)
+        row.changed += ("cut-turns",)
 
     def _fitted(self, renderer: Renderer, example: Example, changed: list[str]) -> tuple[Example, tuple[Rendered, ...]]:
         """Return the row and its views of at most max_length tokens, and append to `changed`. Raise RowRefused."""
-        limit, policy = self._job.max_length, self._job.on_overlong
+        limit, policy = self.job.max_length, self.job.on_overlong
         views, notes = renderer.render_and_note(example)
         length = _longest(views)
         if length > limit and policy == "cut_turns":
@@ -247,12 +230,12 @@ def is_vouched(example: Example) -> bool:
     return example.success is True or liked or example.lesson in ("correction", "pair")
 
 
-def _leave_parts_out(read: ReadRow, job: ChunkJob) -> ReadRow:
+def _leave_parts_out(row: ExaminedRow, job: ChunkJob) -> None:
     """Remove tool calls and reasoning by data.on_tools and data.on_reasoning. Raise RowRefused if no answer stays."""
-    example, changed = read.example, list(read.changed)
+    example = row.example
     if job.on_reasoning == "leave_out" and any(m.reasoning for m in example.messages):
         example = replace(example, messages=tuple(replace(m, reasoning=None) for m in example.messages))
-        changed.append("reasoning-left-out")
+        row.changed += ("reasoning-left-out",)
     if job.on_tools == "leave_out" and (example.tools or any(map(_uses_tools, example.messages))):
         messages = tuple(_plain_turns(example.messages))
         last = example.messages[-1]
@@ -262,8 +245,8 @@ def _leave_parts_out(read: ReadRow, job: ChunkJob) -> ReadRow:
             raise RowRefused("only-tool-calls")
         worse = None if example.worse is not None and example.worse.tool_calls else example.worse
         example = replace(example, messages=messages, tools=(), worse=worse)
-        changed.append("tools-left-out")
-    return read._replace(example=example, changed=tuple(changed))
+        row.changed += ("tools-left-out",)
+    row.example = example
 
 
 def _plain_turns(messages: Sequence[Message]) -> Iterator[Message]:

@@ -26,11 +26,12 @@ from hivetune.base.kernel import usable_cores
 from hivetune.data.checks.dedupe import sketch
 from hivetune.data.checks.lessons import lesson_hashes
 from hivetune.data.intake.files import Chunk
+from hivetune.data.intake.interactions import storable
 from hivetune.data.judged.answers import with_worse
 from hivetune.data.prepare.split import group_hash, text_hashes, tie_hashes
-from hivetune.data.prepare.stages import ChunkJob, ExaminedRow, Stages, TooLong, is_vouched, num_chars
+from hivetune.data.prepare.stages import ChunkJob, Stages, TooLong, is_vouched, num_chars
 from hivetune.data.prepare.understand import shares_few_labels
-from hivetune.data.read import RawRow, judged_hash, read_rows
+from hivetune.data.read import ExaminedRow, RawRow, judged_hash, read_rows
 from hivetune.data.reasons import RowRefused
 from hivetune.data.snapshot import messages_json
 from hivetune.data.time_limit import Limit, many_time_limits, row_time_limit
@@ -68,12 +69,8 @@ BAD_MARK = 0x5F0BAD5F0BAD5F0B  # makes the hash of a bad answer differ from the 
 
 
 def _insert(database: sqlite3.Connection, table: str, values: dict[str, Any]) -> None:
-    database.execute(_insert_statement(table, tuple(values)), values)
-
-
-@functools.cache
-def _insert_statement(table: str, names: Sequence[str]) -> str:
-    return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)})"
+    marks = ", ".join(f":{name}" for name in values)
+    database.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", values)
 
 
 def _row_values(row: ExaminedRow) -> dict[str, Any]:
@@ -130,11 +127,6 @@ def _json(value: object) -> str | None:
     return json.dumps(value) if value else None
 
 
-def storable(text: str) -> str:
-    """Return `text` without surrogates: file names and hints may hold bytes that SQLite does not accept."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
@@ -147,57 +139,51 @@ LARGE_ROW_BYTES = STAGE_BYTES // STAGE_ROWS
 GC_THRESHOLD = 50_000
 
 
-class Worker:
-    """The examination of rows under one job."""
+def examine(stages: Stages, chunk: Chunk, out: Path, progress: Callable[[int], None]) -> None:
+    """Examine every row of `chunk`, and write `out` and `out`.sketches at once.
 
-    def __init__(self, job: ChunkJob):
-        self._job = job
-        self._stages = Stages(job)
+    `progress` is called with the number of examined rows now and then.
+    """
+    temporary = out.with_name(f".{out.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    stages.few_labels = functools.cache(lambda: shares_few_labels(chunk, stages.job.columns))
+    database = sqlite3.connect(temporary, isolation_level=None)
+    count = 0
+    near = stages.job.near_duplicates > 0
+    sketches = open(f"{temporary}.sketches", "wb") if near else contextlib.nullcontext(None)  # noqa: SIM115
+    with contextlib.closing(database), sketches as sink, many_time_limits():
+        database.executescript(RESULT_SCHEMA)
+        database.execute("BEGIN")
+        for raw, row in _examined(stages, read_rows(chunk)):
+            if isinstance(row, RowRefused):
+                length = row.length if isinstance(row, TooLong) else None
+                refusal = {"source": storable(raw.source), "reason": row.reason, "hint": storable(row.hint)}
+                _insert(database, "rows", {"n": count, **refusal, "length": length})
+                _insert(database, "bodies", {"n": count, "raw": raw.payload})
+            else:
+                _insert(database, "rows", {"n": count, **_row_values(row)})
+                _insert(database, "bodies", {"n": count, **_body_values(row, keep_raw=stages.job.keep_raw)})
+                if sink is not None:
+                    sink.write(sketch(row.example.messages))
+            count += 1
+            if count % STAGE_ROWS == 0 or len(raw.payload) > LARGE_ROW_BYTES:
+                progress(count)
+        database.execute("COMMIT")
+    if near:
+        os.rename(f"{temporary}.sketches", f"{out}.sketches")
+    os.rename(temporary, out)
 
-    def run(self, chunk: Chunk, out: Path, progress: Callable[[int], None]) -> None:
-        """Examine every row of `chunk`, and write `out` and `out`.sketches at once.
 
-        `progress` is called with the number of examined rows now and then.
-        """
-        temporary = out.with_name(f".{out.name}.{os.getpid()}")
-        temporary.unlink(missing_ok=True)
-        self._stages.few_labels = functools.cache(lambda: shares_few_labels(chunk, self._job.columns))
-        database = sqlite3.connect(temporary, isolation_level=None)
-        count = 0
-        near = self._job.near_duplicates > 0
-        sketches = open(f"{temporary}.sketches", "wb") if near else contextlib.nullcontext(None)  # noqa: SIM115
-        with contextlib.closing(database), sketches as sink, many_time_limits():
-            database.executescript(RESULT_SCHEMA)
-            database.execute("BEGIN")
-            for raw, row in self._examined(read_rows(chunk)):
-                if isinstance(row, RowRefused):
-                    length = row.length if isinstance(row, TooLong) else None
-                    refusal = {"source": storable(raw.source), "reason": row.reason, "hint": storable(row.hint)}
-                    _insert(database, "rows", {"n": count, **refusal, "length": length})
-                    _insert(database, "bodies", {"n": count, "raw": raw.payload})
-                else:
-                    _insert(database, "rows", {"n": count, **_row_values(row)})
-                    _insert(database, "bodies", {"n": count, **_body_values(row, keep_raw=self._job.keep_raw)})
-                    if sink is not None:
-                        sink.write(sketch(row.example.messages))
-                count += 1
-                if count % STAGE_ROWS == 0 or len(raw.payload) > LARGE_ROW_BYTES:
-                    progress(count)
-            database.execute("COMMIT")
-        if near:
-            os.rename(f"{temporary}.sketches", f"{out}.sketches")
-        os.rename(temporary, out)
-
-    def _examined(self, rows: Iterable[RawRow]) -> Iterator[tuple[RawRow, ExaminedRow | RowRefused]]:
-        """Yield each row with its examination or its refusal, in order."""
-        for batch in _batches(rows):
-            results: list[Any] = list(batch)
-            limits = [row_time_limit() for _ in batch]
-            for stage in (self._stages.read, self._stages.clean, self._stages.render):
-                for i, row in enumerate(results):
-                    if not isinstance(row, RowRefused):
-                        results[i] = _run_stage(stage, row, limits[i])
-            yield from zip(batch, results, strict=True)
+def _examined(stages: Stages, rows: Iterable[RawRow]) -> Iterator[tuple[RawRow, ExaminedRow | RowRefused]]:
+    """Yield each row with its examination or its refusal, in order."""
+    for batch in _batches(rows):
+        results: list[Any] = list(batch)
+        limits = [row_time_limit() for _ in batch]
+        for stage in (stages.read, stages.clean, stages.render):
+            for i, row in enumerate(results):
+                if not isinstance(row, RowRefused):
+                    results[i] = _run_stage(stage, row, limits[i])
+        yield from zip(batch, results, strict=True)
 
 
 def _run_stage(stage: Callable[[Any], ExaminedRow], row: Any, limit: Limit) -> ExaminedRow | RowRefused:
@@ -254,10 +240,10 @@ def run_chunks(job: ChunkJob, chunks: Sequence[Chunk], folder: Path, progress: P
         progress(num_done + rows, max(total, num_done + rows))
 
     if workers <= 1 or len(todo) <= 1 or sum(chunk.end - chunk.start for _, chunk in todo) < CHILDREN_FROM_BYTES:
-        worker = Worker(job) if todo else None
+        stages = Stages(job) if todo else None
         for out, chunk in todo:
-            assert worker is not None
-            worker.run(chunk, out, report)
+            assert stages is not None
+            examine(stages, chunk, out, report)
             num_done += chunk.rows
             report(0)
         return
@@ -277,7 +263,7 @@ def _run_children(
         lines = [asdict(job)]
         try:
             for out, chunk in waiting:
-                lines.append({"chunk": chunk.to_json(), "out": str(out)})
+                lines.append({"chunk": asdict(chunk), "out": str(out)})
                 with contextlib.suppress(BrokenPipeError):  # it died, which its closed output tells
                     child.stdin.writelines(json.dumps(line) + "\n" for line in lines)
                 lines = []
@@ -288,7 +274,11 @@ def _run_children(
                 else:
                     raise _dead(child, chunk, log)
         finally:
-            _end(child)
+            child.kill()
+            child.wait()
+            for pipe in (child.stdin, child.stdout):
+                with contextlib.suppress(BrokenPipeError):  # bytes that it never read
+                    pipe.close()
 
     with contextlib.ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(workers))
@@ -326,23 +316,15 @@ def _dead(child: "subprocess.Popen[str]", chunk: Chunk, log: IO[bytes]) -> Hivet
     )
 
 
-def _end(child: "subprocess.Popen[str]") -> None:
-    child.kill()
-    child.wait()
-    for pipe in (child.stdin, child.stdout):
-        with contextlib.suppress(BrokenPipeError):  # bytes that it never read
-            pipe.close()  # type: ignore[union-attr]
-
-
 def _serve() -> None:
     """Run as a child: read a job and chunks, and answer on standard output."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # so that what a library prints is not taken for an answer
     gc.set_threshold(GC_THRESHOLD, 20, 20)
-    worker = Worker(ChunkJob(**json.loads(sys.stdin.readline())))
+    stages = Stages(ChunkJob(**json.loads(sys.stdin.readline())))
     for task in map(json.loads, sys.stdin):
         chunk, out = Chunk(**task["chunk"]), Path(task["out"])
-        worker.run(chunk, out, lambda rows: answers.writelines([json.dumps({"so_far": rows}), "\n"]))
+        examine(stages, chunk, out, lambda rows: answers.writelines([json.dumps({"so_far": rows}), "\n"]))
         answers.write(json.dumps({"done": True}) + "\n")
 
 

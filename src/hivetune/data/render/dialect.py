@@ -12,7 +12,7 @@ from hivetune.records import Message
 
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 USER, ANSWER, THOUGHT, CALL, KEY, VALUE = "Xuserprobe", "Xanswerprobe", "Xthought", "Xcall", "Xkey", "Xvalue"
-USER_TURN = {"role": "user", "content": USER}
+USER_TURN = Message("user", USER)
 USUAL_ID, SHORT_ID = "call_0123456789ab", "abcdefghi"
 SHORT_ID_CHARS = 9  # required by Mistral's templates
 _THOUGHT_TAG = r"<((?>[a-z_:]*?think)[a-z_:]*+)>"
@@ -55,10 +55,11 @@ class Dialect:
         if message.tool_calls:
             if self.null_content and not message.content.strip():
                 shown["content"] = None
-            if self.text_arguments:
-                shown["tool_calls"] = [_with_text_arguments(call) for call in message.tool_calls]
+            for i, call in enumerate(message.tool_calls if self.text_arguments else ()):
+                arguments = json.dumps(call["function"].get("arguments", {}), ensure_ascii=False)
+                shown["tool_calls"][i] = {**call, "function": {**call["function"], "arguments": arguments}}
         if self.typed_content and isinstance(shown["content"], str):
-            shown["content"] = _typed(shown["content"])
+            shown["content"] = [{"type": "text", "text": shown["content"]}]
         return shown
 
     def spoken(self, messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -113,65 +114,45 @@ def template_message(message: Message) -> dict[str, Any]:
 
 def find_dialect(template: ChatTemplate) -> Dialect:
     """Find the dialect of a template, which need not know tools or thoughts."""
-    if USER not in _try(template, USER_TURN) and USER in _try(template, {**USER_TURN, "content": _typed(USER)}):
-        return Dialect(typed_content=True)
-    calls = _find_calls(template)
-    reasoning_key = next(
-        (
-            key
-            for key in REASONING_KEYS
-            for answer in (_answer(**{key: THOUGHT}), {**_call(calls, SHORT_ID), key: THOUGHT})
-            if THOUGHT in _try(template, USER_TURN, answer)
-        ),
-        None,
-    )
+    typed = Dialect(typed_content=True)
+    if USER not in _try(template, Dialect(), USER_TURN) and USER in _try(template, typed, USER_TURN):
+        return typed
+    dialect = _find_calls(template)
+    thinking = Message("assistant", ANSWER, reasoning=THOUGHT), replace(_call(SHORT_ID), reasoning=THOUGHT)
+    for key in REASONING_KEYS:
+        with_key = replace(dialect, reasoning_key=key)
+        if any(THOUGHT in _try(template, with_key, USER_TURN, answer) for answer in thinking):
+            return replace(with_key, splits_thoughts=True)
     inline = f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"
-    splits = inline not in _try(template, USER_TURN, _answer(content=inline)) or reasoning_key is not None
-    return Dialect(reasoning_key, splits, *calls)
+    text = _try(template, dialect, USER_TURN, Message("assistant", inline))
+    return replace(dialect, splits_thoughts=inline not in text)
 
 
-def _find_calls(template: ChatTemplate) -> tuple[bool, bool, bool, bool]:
-    """Return (text_arguments, null_content, short_ids, writes_ids)."""
+def _find_calls(template: ChatTemplate) -> Dialect:
+    """Return the dialect of calls: text_arguments, null_content, short_ids and writes_ids."""
     for null_content in (False, True):
         for text_arguments in (False, True):
-            forms = (text_arguments, null_content, False, False)
+            dialect = Dialect(text_arguments=text_arguments, null_content=null_content)
             for identity in (USUAL_ID, SHORT_ID):
-                text = _try(template, USER_TURN, _call(forms, identity))
+                text = _try(template, dialect, USER_TURN, _call(identity))
                 if all(part in text for part in (CALL, KEY, VALUE)):
-                    return (text_arguments, null_content, identity == SHORT_ID, identity in text)
-    return (False, False, False, False)
+                    return replace(dialect, short_ids=identity == SHORT_ID, writes_ids=identity in text)
+    return Dialect()
 
 
-def _try(template: ChatTemplate, *messages: dict[str, Any]) -> str:
+def _call(identity: str) -> Message:
+    call = {"type": "function", "id": identity, "function": {"name": CALL, "arguments": {KEY: VALUE}}}
+    return Message("assistant", "", tool_calls=(call,))
+
+
+def _try(template: ChatTemplate, dialect: Dialect, *messages: Message) -> str:
     """Return the rendered text, or nothing if the template fails. Raise RenderError if it exceeds its limits."""
     try:
-        return template.apply(messages, None, False)
+        return template.apply(dialect.chat(messages), None, False)
     except RenderError as error:
         if error.reason == "template-limit":
             raise
         return ""
-
-
-def _typed(content: str) -> list[dict[str, str]]:
-    return [{"type": "text", "text": content}]
-
-
-def _answer(content: str = ANSWER, **more: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": content, **more}
-
-
-def _call(forms: tuple[bool, ...], identity: str) -> dict[str, Any]:
-    text_arguments, null_content = forms[:2]
-    call = {"type": "function", "id": identity, "function": {"name": CALL, "arguments": {KEY: VALUE}}}
-    content = None if null_content else ""
-    calls = [_with_text_arguments(call) if text_arguments else call]
-    return {"role": "assistant", "content": content, "tool_calls": calls}
-
-
-def _with_text_arguments(call: Any) -> dict[str, Any]:
-    function = call["function"]
-    arguments = json.dumps(function.get("arguments", {}), ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _split_thought(message: Message) -> Message:

@@ -6,7 +6,7 @@ parts in place of the marks. A row is refused if the two differ or a part is mis
 have to write exactly so are trained.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -14,15 +14,12 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from hivetune.data.render.borders import Borders
-from hivetune.data.render.dialect import USER, find_dialect
-from hivetune.data.render.skeleton import Match, Part, Pattern, make_skeleton, mark_of, plain_shape
 from hivetune.data.render.template import ChatTemplate, RenderError
-from hivetune.data.render.views import PROBED_THOUGHT, View, ViewFinder
+from hivetune.data.render.views import PROBED_THOUGHT, Match, Part, Pattern, SpokenTemplate, View, mark_of
 from hivetune.records import Example, Message, Rendered
 
 MAX_HEADER_TOKENS = 64  # between the last control token and an answer; else the whole prompt is compared
 MAX_HEADERS = 256
-MAX_SHAPES = 1024
 _SHOWN_CHARS = 40
 
 
@@ -67,7 +64,9 @@ class Renderer:
         Raise RenderError.
         """
         if len(example.messages) == 1:  # plain text has no roles, so no template
-            return (self._plain_text(example.messages[0].content),), []
+            encoding = self._tokenizer.encode(example.messages[0].content, add_special_tokens=False)
+            tokens = [*self._bos_ids, *encoding.ids, *self.eos_ids[:1]]
+            return (self._finished(tokens, bytearray(b"\1" * len(tokens))),), []
         spoken = self.template_for(example.tools)
         messages, new_ids = spoken.dialect.with_ids(spoken.dialect.spoken(example.messages))
         views, parts = spoken.views(messages, example.tools)
@@ -80,35 +79,33 @@ class Renderer:
             changed.append("tool-call-ids")
         return tuple(self._view(spoken, messages, example.tools, view, parts) for view in views), changed
 
-    def template_for(self, tools: Sequence[Any]) -> "SpokenTemplate":
+    def template_for(self, tools: Sequence[Any]) -> SpokenTemplate:
         """Return the template for rows with these tools."""
         return self._templates["tool_use" if tools and "tool_use" in self._templates else "default"]
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """Return the ids up to the header of the answer. Raise RenderError."""
-        return tuple(self._tokenizer.encode(self._text(messages, tools, True), add_special_tokens=False).ids)
+        text = self.text(messages, tools, for_answer=True)
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """Return the rendered text of a conversation. Raise RenderError."""
-        return self._text(messages, tools, False)
+    def text(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, for_answer: bool = False
+    ) -> str:
+        """Return the rendered text of a conversation, with the header of the next answer if `for_answer`. Raise
+        RenderError.
+        """
+        spoken = self.template_for(tools)
+        messages_with_ids, _ = spoken.dialect.with_ids(spoken.dialect.spoken(messages))
+        return spoken.apply(messages_with_ids, tools, for_answer)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, with special tokens."""
         decoded: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return decoded
 
-    def _text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], for_answer: bool) -> str:
-        spoken = self.template_for(tools)
-        messages_with_ids, _ = spoken.dialect.with_ids(spoken.dialect.spoken(messages))
-        return spoken.apply(messages_with_ids, tools, for_answer)
-
-    def _plain_text(self, text: str) -> Rendered:
-        tokens = [*self._bos_ids, *self._tokenizer.encode(text, add_special_tokens=False).ids, *self.eos_ids[:1]]
-        return self._finished(tokens, bytearray(b"\1" * len(tokens)))  # the first token is never trained
-
     def _view(
         self,
-        spoken: "SpokenTemplate",
+        spoken: SpokenTemplate,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]],
         view: View,
@@ -215,46 +212,6 @@ class Renderer:
         if pad is not None and pad in tokens and any(k for token, k in zip(tokens, mask, strict=True) if token == pad):
             raise RenderError("pad-trained")
         return Rendered(tuple(tokens), bytes(mask))
-
-
-class SpokenTemplate:
-    """One template with its dialect, and the views of the shapes of conversations that were seen."""
-
-    def __init__(
-        self,
-        template: ChatTemplate,
-        ends: Sequence[str],
-        controls: Sequence[str],
-        melts: Callable[[str, int], bool],
-    ):
-        self._template = template
-        self.dialect = find_dialect(template)
-        self._finder = ViewFinder(template, self.dialect, ends, controls, melts)
-        self._views: dict[Any, tuple[View, ...]] = {}
-        self.header = self.apply([Message("user", USER)], (), True).rpartition(USER)[2].strip()
-
-    def apply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], for_answer: bool) -> str:
-        return self._template.apply(self.dialect.chat(messages), list(tools) or None, for_answer)
-
-    def prompt_and_whole(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-        """Return the prompt of the last message, and the text of all messages."""
-        return self._template.prompt_and_whole(self.dialect.chat(messages), list(tools) or None)
-
-    def views(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
-    ) -> tuple[tuple[View, ...], tuple[Part, ...]]:
-        """Return the views of a conversation, and its parts."""
-        plain = plain_shape(messages, tools)
-        if plain is not None and plain[0] in self._views:
-            return self._views[plain[0]], plain[1]
-        skeleton = make_skeleton(messages, tools)
-        key = repr((skeleton.messages, skeleton.tools)) if plain is None else plain[0]
-        views = self._views.get(key)
-        if views is None:
-            views = self._finder.find(skeleton)
-            if len(self._views) < MAX_SHAPES:
-                self._views[key] = views
-        return views, skeleton.parts
 
 
 def _real_text(

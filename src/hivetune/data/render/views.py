@@ -5,16 +5,222 @@ template leaves earlier turns unchanged, one view trains all answers. If it rewr
 system prompt), each answer gets its own view.
 """
 
+import html
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-from hivetune.data.render.dialect import CLOSED_THOUGHT, EMPTY_THOUGHT, OPEN_THOUGHT, Dialect
-from hivetune.data.render.skeleton import MARK, Pattern, Skeleton, argument_keys, mark_of, marks_in
+from hivetune.data.render.dialect import (
+    CLOSED_THOUGHT,
+    EMPTY_THOUGHT,
+    OPEN_THOUGHT,
+    THOUGHT_BEFORE,
+    USER,
+    find_dialect,
+)
 from hivetune.data.render.template import ChatTemplate, RenderError
 from hivetune.records import Message
 
+MARK = re.compile(r"Xq(\d{5})Xq")
+
+
+# The skeleton of a conversation: the messages with a mark in place of each text, to see what a template does. If a mark
+# is missing in the output, the template leaves out that part. Otherwise the row's text must be the skeleton's text with
+# the parts in place of the marks; everything else comes from the template.
+
+
+class Part(NamedTuple):
+    """One text of a row: the number of its message (-1 for the tools), its name in words, and the text."""
+
+    message: int
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Skeleton:
+    """Messages and tools with the mark of part i (see `mark_of`) in place of each text."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...]
+    parts: tuple[Part, ...]
+
+
+def plain_shape(
+    messages: Sequence[Message], tools: Sequence[Any]
+) -> tuple[tuple[tuple[Any, ...], ...], tuple[Part, ...]] | None:
+    """Return the shape of a row that has only texts, and its parts as `make_skeleton` numbers them; else None."""
+    if tools:
+        return None
+    shape, parts = [], []
+    for i, m in enumerate(messages):
+        if m.tool_calls or m.reasoning is not None or (m.role == "assistant" and "</think>" in m.content):
+            return None
+        has_text = bool(m.content.strip())
+        shape.append((m.role, m.weight, m.name, m.tool_call_id, None if has_text else m.content))
+        if has_text:
+            parts.append(Part(i, "content", m.content))
+    return tuple(shape), tuple(parts)
+
+
+def mark_of(number: int) -> str:
+    return f"Xq{number:05d}Xq"
+
+
+def make_skeleton(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Skeleton:
+    """Mark contents, thoughts, function names, texts in arguments, and names and descriptions of tools.
+
+    Keys, numbers and ids stay as they are, and so does white space alone, which templates drop.
+    """
+    parts: list[Part] = []
+
+    def mark(message: int, name: str, value: str) -> str:
+        if not value.strip():
+            return value
+        parts.append(Part(message, name, value))
+        return mark_of(len(parts) - 1)
+
+    def content(message: int, m: Message) -> str:
+        thought_match = THOUGHT_BEFORE.match(m.content) if m.role == "assistant" and "</think>" in m.content else None
+        if thought_match is None:
+            return mark(message, "content", m.content)
+        opening, thought, closing, answer = thought_match.groups()
+        return opening + mark(message, "reasoning", thought) + closing + mark(message, "content", answer)
+
+    def within(message: int, name: str, value: Any) -> Any:
+        if isinstance(value, str):
+            return mark(message, name, value)
+        if isinstance(value, Mapping):
+            return {key: within(message, name, item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [within(message, name, item) for item in value]
+        return value
+
+    new = []
+    for i, m in enumerate(messages):
+        calls = []
+        for call in m.tool_calls:
+            function = {**call["function"], "name": mark(i, "tool call", call["function"]["name"])}
+            function["arguments"] = within(i, "argument of a tool call", function.get("arguments", {}))
+            calls.append({**call, "function": function})
+        new.append(
+            replace(
+                m,
+                content=content(i, m),
+                reasoning=None if m.reasoning is None else mark(i, "reasoning", m.reasoning),
+                tool_calls=tuple(calls),
+            )
+        )
+    marked_tools = []
+    for tool in tools:
+        inner = tool.get("function", tool)
+        names = [key for key in ("name", "description") if isinstance(inner.get(key), str)]
+        texts = {key: mark(-1, "tool", inner[key]) for key in names}
+        marked_tools.append({**tool, "function": {**inner, **texts}} if "function" in tool else {**tool, **texts})
+    return Skeleton(tuple(new), tuple(marked_tools), tuple(parts))
+
+
+def marks_in(text: str) -> set[int]:
+    return {int(number) for number in MARK.findall(text)}
+
+
+def argument_keys(value: Any) -> Iterable[str]:
+    """Yield every key inside of arguments."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield str(key)
+            yield from argument_keys(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from argument_keys(item)
+
+
+class Pattern:
+    """The text of a skeleton, split at its marks: literal, part, literal, ..., literal."""
+
+    def __init__(self, text: str):
+        self.text = text
+        self.literals: list[str] = []
+        self.numbers: list[int] = []
+        self.starts: list[int] = []  # of each literal in `text`
+        position = 0
+        for mark in MARK.finditer(text):
+            self.literals.append(text[position : mark.start()])
+            self.starts.append(position)
+            self.numbers.append(int(mark.group(1)))
+            position = mark.end()
+        self.literals.append(text[position:])
+        self.starts.append(position)
+
+    def match(self, text: str, parts: Sequence[Part]) -> "Match | None":
+        """Match `text` with this pattern and `parts` in their places, as they are or as templates write them."""
+        if not text.startswith(self.literals[0]):
+            return None
+        position = len(self.literals[0])
+        starts, forms = [0], list[str]()
+        for i, number in enumerate(self.numbers):
+            following = self.literals[i + 1]
+            last = i + 1 == len(self.numbers)
+            for form in _forms(parts[number].value if number < len(parts) else mark_of(number)):
+                end = position + len(form)
+                if not text.startswith(form, position) or not text.startswith(following, end):
+                    continue
+                if not last or end + len(following) == len(text):
+                    break
+            else:
+                return Match(self, tuple(starts), tuple(forms), number)
+            forms.append(form)
+            starts.append(end)
+            position = end + len(following)
+        complete = position == len(text)
+        return Match(self, tuple(starts), tuple(forms), None if complete else -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A match: the start of each literal in the real text, and the form of each part there.
+
+    `broken` is None, or the part after which the text differs from the skeleton's (-1: after the last one).
+    """
+
+    pattern: Pattern
+    starts: tuple[int, ...]
+    forms: tuple[str, ...]
+    broken: int | None
+
+    def place(self, position: int) -> int:
+        """Return the place in the real text for a position in a literal of the skeleton."""
+        literal = max(i for i, start in enumerate(self.pattern.starts) if start <= position)
+        return self.starts[literal] + position - self.pattern.starts[literal]
+
+    def fill(self, text: str, parts: Sequence[Part]) -> str:
+        """Return another text with its marks replaced by the parts, as they are written here or in the row."""
+        forms = dict(zip(self.pattern.numbers, self.forms, strict=True))
+
+        def form(match: re.Match[str]) -> str:
+            number = int(match.group(1))
+            return forms[number] if number in forms else parts[number].value.strip("\n")
+
+        return MARK.sub(form, text)
+
+
+def _forms(value: str) -> Iterable[str]:
+    """Yield the forms of a text in templates: unchanged, stripped, or inside of a JSON or Python string."""
+    yield value
+    for signs in (None, "\n"):
+        yield from (value.strip(signs), value.lstrip(signs), value.rstrip(signs))
+    for form in (value, value.strip()):
+        yield json.dumps(form, ensure_ascii=False)[1:-1]
+        yield json.dumps(form)[1:-1]
+        yield repr(form)[1:-1]
+        yield html.escape(form)
+        yield form.replace("'", "\\'")
+
+
 PROBED_THOUGHT = 99_999  # the mark of a thought that the row does not have
+MAX_SHAPES = 1024  # of conversations, whose views are remembered
 COMING = 99_998  # the mark of a message that would come next
 _SHOWN_CHARS = 40
 # Small models whose templates write what others leave out, and the setting that trains without it.
@@ -60,8 +266,8 @@ class View:
         return MARK.match(text, start) is None
 
 
-class ViewFinder:
-    """The search for the views of a skeleton.
+class SpokenTemplate:
+    """One template with its dialect, and the views of the shapes of conversations that were seen.
 
     `ends` are the model's end tokens, `controls` all its control tokens. `melts(text, place)` returns whether one token
     has characters on both sides of a place.
@@ -70,18 +276,42 @@ class ViewFinder:
     def __init__(
         self,
         template: ChatTemplate,
-        dialect: Dialect,
         ends: Sequence[str],
         controls: Sequence[str],
         melts: Callable[[str, int], bool],
     ):
         self._template = template
         self._melts = melts
-        self._dialect = dialect
+        self.dialect = find_dialect(template)
         self._ends = tuple(ends)
         self._controls = tuple(controls)
+        self._views: dict[Any, tuple[View, ...]] = {}
+        self.header = self.apply([Message("user", USER)], (), True).rpartition(USER)[2].strip()
 
-    def find(self, skeleton: Skeleton) -> tuple[View, ...]:
+    def apply(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], for_answer: bool) -> str:
+        return self._template.apply(self.dialect.chat(messages), list(tools) or None, for_answer)
+
+    def prompt_and_whole(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+        """Return the prompt of the last message, and the text of all messages."""
+        return self._template.prompt_and_whole(self.dialect.chat(messages), list(tools) or None)
+
+    def views(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[tuple[View, ...], tuple[Part, ...]]:
+        """Return the views of a conversation, and its parts."""
+        plain = plain_shape(messages, tools)
+        if plain is not None and plain[0] in self._views:
+            return self._views[plain[0]], plain[1]
+        skeleton = make_skeleton(messages, tools)
+        key = repr((skeleton.messages, skeleton.tools)) if plain is None else plain[0]
+        views = self._views.get(key)
+        if views is None:
+            views = self._find(skeleton)
+            if len(self._views) < MAX_SHAPES:
+                self._views[key] = views
+        return views, skeleton.parts
+
+    def _find(self, skeleton: Skeleton) -> tuple[View, ...]:
         """Return the views in the order of their answers.
 
         Raise RenderError: not-in-template, end-not-trained, mask-disagreement, or an error of the template.
@@ -100,7 +330,8 @@ class ViewFinder:
         for i, message in enumerate(skeleton.messages[: trained[-1]] if trained else ()):
             if message.role == "assistant" and i not in trained:  # it must be written too, except for its thoughts
                 own_parts = {n for n, p in enumerate(skeleton.parts) if p.message == i and p.name != "reasoning"}
-                _raise_missing(skeleton, own_parts - marks_in(self._text(skeleton, skeleton.messages[: i + 1])))
+                text = self.apply(skeleton.messages[: i + 1], skeleton.tools, False)
+                _raise_missing(skeleton, own_parts - marks_in(text))
         return tuple(reversed(views))
 
     def _fits(self, view: View, text: str) -> bool:
@@ -112,13 +343,14 @@ class ViewFinder:
     def _view(self, skeleton: Skeleton, last: int) -> View:
         """Return the view of one answer."""
         own_parts = {n for n, part in enumerate(skeleton.parts) if part.message == last}
-        tools = list(skeleton.tools) or None
-        chat = self._dialect.chat(skeleton.messages[: last + 1])
-        prompt = self._template.apply(chat[:-1], tools, True)
-        new = self._template.apply(chat, tools, False)
+        prompt = self.apply(skeleton.messages[:last], skeleton.tools, True)
+        new = self.apply(skeleton.messages[: last + 1], skeleton.tools, False)
         if marks_in(prompt) & own_parts:
             raise RenderError("mask-disagreement", "the prompt holds the answer")
-        if new.startswith(prompt) and not self._inside_thought(skeleton, last, prompt, new):
+        # An answer without a thought may be written into the thought that its prompt opens.
+        opened = OPEN_THOUGHT.search(prompt) if skeleton.messages[last].reasoning is None else None
+        begun = MARK.split(new[len(prompt) :], maxsplit=1)[0]
+        if new.startswith(prompt) and (opened is None or f"</{opened.group(1)}>" in begun):
             view = self._from_prefix(skeleton, last, prompt, new, own_parts)
         else:
             view = self._composed(skeleton, last, prompt, new, own_parts)
@@ -138,18 +370,12 @@ class ViewFinder:
             last, (AnswerSpan(last, len(prompt), end),), Pattern(prompt), Pattern(new), True, tail, False, empty
         )
 
-    def _inside_thought(self, skeleton: Skeleton, last: int, prompt: str, new: str) -> bool:
-        """Return whether an answer without a thought is written into the thought that its prompt opens."""
-        opened = OPEN_THOUGHT.search(prompt)
-        begun = MARK.split(new[len(prompt) :], maxsplit=1)[0]
-        return opened is not None and skeleton.messages[last].reasoning is None and f"</{opened.group(1)}>" not in begun
-
     def _composed(self, skeleton: Skeleton, last: int, prompt: str, new: str, own_parts: set[int]) -> View:
         """Return the view of an answer that the template does not write after its own prompt."""
         message = skeleton.messages[last]
-        if message.reasoning is None and self._dialect.reasoning_key:
+        if message.reasoning is None and self.dialect.reasoning_key:
             thinking = (*skeleton.messages[:last], replace(message, reasoning=mark_of(PROBED_THOUGHT)))
-            thought = self._text(skeleton, thinking)
+            thought = self.apply(thinking, skeleton.tools, False)
             if thought.startswith(prompt + mark_of(PROBED_THOUGHT)):
                 tail = thought[len(prompt) :].replace(mark_of(PROBED_THOUGHT), "")
                 return self._behind(skeleton, last, prompt, thought, tail, thought=True, empty_thought=True)
@@ -173,22 +399,12 @@ class ViewFinder:
             return self._behind(skeleton, last, prompt, new, new[before[0] + len(header) :])
         raise RenderError("mask-disagreement", "the prompt that the template makes does not lead to this answer")
 
-    def _behind(
-        self,
-        skeleton: Skeleton,
-        last: int,
-        prompt: str,
-        rendered: str,
-        tail: str,
-        *,
-        thought: bool = False,
-        empty_thought: bool = False,
-    ) -> View:
+    def _behind(self, skeleton: Skeleton, last: int, prompt: str, rendered: str, tail: str, **thoughts: bool) -> View:
         own_parts = {n for n, part in enumerate(skeleton.parts) if part.message == last}
         end = self._end_in(tail, _last_end(tail, own_parts, 0))
         tail = tail[:end] if end is not None else tail.rstrip("\n") + self._next_end(skeleton, last, own_parts)
         answer = AnswerSpan(last, len(prompt), len(prompt) + len(tail))
-        return View(last, (answer,), Pattern(prompt), Pattern(rendered), False, tail, thought, empty_thought)
+        return View(last, (answer,), Pattern(prompt), Pattern(rendered), False, tail, **thoughts)
 
     def _end_in(self, text: str, start: int) -> int | None:
         """Return the end of the first end token from `start` on, else of the first control token, or None."""
@@ -207,7 +423,7 @@ class ViewFinder:
             following = Message("tool", mark_of(COMING), name=call["function"]["name"], tool_call_id=call.get("id"))
         else:
             following = Message("user", mark_of(COMING))
-        text = self._text(skeleton, (*skeleton.messages[: last + 1], following))
+        text = self.apply((*skeleton.messages[: last + 1], following), skeleton.tools, False)
         between = text[_last_end(text, own_parts, 0) : text.rfind(mark_of(COMING))]
         ends = [(position, -len(t), t) for t in self._ends if (position := between.find(t)) >= 0]
         if not ends:
@@ -234,9 +450,6 @@ class ViewFinder:
         lost = sorted(key for key in keys if key not in answer and key not in unescaped)
         if lost:
             raise RenderError("not-in-template", f"the template leaves out the argument {lost[0][:_SHOWN_CHARS]!r}")
-
-    def _text(self, skeleton: Skeleton, messages: Sequence[Message]) -> str:
-        return self._template.apply(self._dialect.chat(messages), list(skeleton.tools) or None, False)
 
 
 def _raise_missing(skeleton: Skeleton, missing: set[int]) -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.config import MAX_TOKENS_A_ROW, RunConfig, parse_config
-from hivetune.data.intake.files import find_sources
-from hivetune.data.intake.places import check_storable
+from hivetune.data.intake.files import check_storable, find_sources
 from hivetune.data.prepare.prepare import check
 from hivetune.errors import UsageError
 from hivetune.models.prepared import PACKAGED, prepared_names

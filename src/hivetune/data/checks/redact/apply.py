@@ -56,16 +56,10 @@ def holds_nothing(example: Example, rules: RuleSet) -> bool:
 
     Most rows hold nothing. One search for EVERYTHING takes two thirds of the time of a search for each kind.
     """
-    text = _plain_text(example)
-    return text is not None and not rules.find(text)
-
-
-def _plain_text(example: Example) -> str | None:
-    """Return all text of a row; None if it has named values, whose names decide what they are."""
     if example.tools or example.checker:
-        return None
+        return False  # named values, whose names decide what they are
     values = [value for message in example.messages for value in _fields_of(message) if value]
-    return BORDER.join(values) if all([isinstance(value, str) for value in values]) else None
+    return all([isinstance(value, str) for value in values]) and not rules.find(BORDER.join(values))
 
 
 def redact_value(value: Any, rules: RuleSet) -> Any:

@@ -10,11 +10,11 @@ import ipaddress
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hivetune.data.checks.redact.rules import Check, Rule
-from hivetune.data.checks.redact.values import word_list
+from hivetune.data.checks.redact.rules import Check, Rule, word_list
 
 RULES_FILE = Path(__file__).with_name("numbers.toml")
 # First digits and lengths of the card networks (ISO/IEC 7812; their own pages).
@@ -40,12 +40,9 @@ def is_card(text: str, start: int, end: int) -> bool:
     """Return whether the digits are a card's: by Luhn's checksum, the network's prefix and the words in front."""
     shown = text[start:end]
     digits = digits_of(shown)
-    if (
-        not begins(text, start)
-        or len(set(digits)) == 1
-        or not _stdnum("luhn").is_valid(digits)
-        or not CARD_NETWORKS.fullmatch(digits)
-    ):
+    if not begins(text, start) or len(set(digits)) == 1 or not CARD_NETWORKS.fullmatch(digits):
+        return False
+    if not _stdnum("luhn").is_valid(digits):
         return False
     front = text[max(0, start - 40) : start].lower()
     if CARD_WORD.search(front) or len(shown) > len(digits):
@@ -101,6 +98,7 @@ DATE = (
     rf"nd|rd|th)?,? (?:19|20)\d\d|"
     r"(?:19|20)\d\d年\d{1,2}月\d{1,2}日"
 )
+BIRTH_SIGN = re.compile(r"\*\s?(\d{1,2}\.\d{1,2}\.(?:19|20)\d\d)(?!\d)")
 BORN = (
     "dob|d.o.b|date of birth|date_of_birth|dateofbirth|birth date|birthdate|birthday|born|"
     "geboren|geburtsdatum|geb.|né|née|"
@@ -172,23 +170,11 @@ NUMBER_RULES: tuple[Rule, ...] = (
     Rule("card", "card number", "[CARD]", re.compile(CARD, re.ASCII), gate="number", holds=is_card),
     *_rules_from(RULES_FILE),
     named_rule(
-        "number-plate",
-        "number plate",
-        "[NUMBER-PLATE]",
-        "car|vehicle|registration|reg|van|parked|plate",
+        *("number-plate", "number plate", "[NUMBER-PLATE]", "car|vehicle|registration|reg|van|parked|plate"),
         rf"{NO_WORD_BEFORE}([a-z]{{2}}\d\d ?[a-z]{{3}}){NO_WORD_BEHIND}",
         lambda text, start, end: text[start:end].isupper(),
     ),
-    Rule(
-        "birth-date",
-        "date of birth",
-        "[DATE_OF_BIRTH]",
-        re.compile(r"\*\s?(\d{1,2}\.\d{1,2}\.(?:19|20)\d\d)(?!\d)"),
-        ("*",),
-        "number",
-        "at-marker",
-        1,
-    ),
+    Rule("birth-date", "date of birth", "[DATE_OF_BIRTH]", BIRTH_SIGN, ("*",), "number", "at-marker", 1),
     named_rule("birth-date", "date of birth", "[DATE_OF_BIRTH]", BORN, rf"(?<![\w.])({DATE})(?!\d)", None),
 )
 
@@ -311,11 +297,6 @@ def _is_named_phone(text: str, start: int, end: int) -> bool:
     return is_phone(text, start, end) and (not pointed or POINTED_PHONE.fullmatch(text, start, end) is not None)
 
 
-def _phone(form: str, holds: Check) -> Rule:
-    guarded = re.compile(rf"(?:{form}){NO_WORD_BEHIND}(?!-|[.,/:]\w|[ ]\d)")
-    return Rule("phone", "phone number", "[PHONE]", guarded, gate="number", holds=holds)
-
-
 # IP addresses. Private and documentation ranges (RFC 1918, 5737, 3849, 6598) and public resolvers identify no machine.
 # Addresses in private ranges are personal only behind a word that names their owner.
 QUAD = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
@@ -396,44 +377,24 @@ def _is_spoken_email(text: str, start: int, end: int) -> bool:
     return " dot " in value.partition(" at ")[0] or MAIL_PROVIDERS.search(value) is not None
 
 
+_email = partial(Rule, "email", "e-mail address", "[EMAIL]")
+_ip = partial(Rule, "ip", "IP address", "[IP]", gate="address", group=1)
+_phone = partial(Rule, "phone", "phone number", "[PHONE]", gate="number")
 CONTACT_RULES: tuple[Rule, ...] = (
-    Rule("email", "e-mail address", "[EMAIL]", re.compile(EMAIL), ("@", "%40", "(at)", "[at]"), holds=is_email),
-    Rule(
-        "email",
-        "e-mail address",
-        "[EMAIL]",
-        re.compile(SPOKEN_EMAIL),
-        (" dot ",),
-        group=1,
-        folded=True,
-        holds=_is_spoken_email,
-    ),
-    Rule("ip", "IP address", "[IP]", re.compile(IPV4, re.ASCII), gate="address", group=1, holds=is_personal_ipv4),
-    Rule(
-        "ip",
-        "IP address",
-        "[IP]",
-        re.compile(IPV4_BEHIND, re.ASCII),
-        ("@", "//"),
-        "address",
-        group=1,
-        holds=is_personal_ipv4,
-    ),
-    Rule("ip", "IP address", "[IP]", re.compile(IPV6), (":",), "address", group=1, holds=is_personal_ipv6),
+    _email(re.compile(EMAIL), ("@", "%40", "(at)", "[at]"), holds=is_email),
+    _email(re.compile(SPOKEN_EMAIL), (" dot ",), group=1, folded=True, holds=_is_spoken_email),
+    _ip(re.compile(IPV4, re.ASCII), holds=is_personal_ipv4),
+    _ip(re.compile(IPV4_BEHIND, re.ASCII), ("@", "//"), holds=is_personal_ipv4),
+    _ip(re.compile(IPV6), (":",), holds=is_personal_ipv6),
     Rule("mac", "MAC address", "[MAC]", re.compile(MAC), gate="address", holds=is_mac),
 )
 PHONE_RULES: tuple[Rule, ...] = (
-    Rule(
-        "phone",
-        "phone number",
-        "[PHONE]",
-        re.compile(INTERNATIONAL),
-        ("+", "00"),
-        gate="number",
-        holds=is_international,
-    ),
+    _phone(re.compile(INTERNATIONAL), ("+", "00"), holds=is_international),
     *(
-        _phone(form, {"trunk": _is_trunk, "cn": _is_chinese_mobile}.get(country, _is_free_phone))
+        _phone(
+            re.compile(rf"(?:{form}){NO_WORD_BEHIND}(?!-|[.,/:]\w|[ ]\d)"),
+            holds={"trunk": _is_trunk, "cn": _is_chinese_mobile}.get(country, _is_free_phone),
+        )
         for country, form in FREE_FORMS
     ),
     named_rule("phone", "phone number", "[PHONE]", PHONE_WORDS, NAMED_PHONE, _is_named_phone),

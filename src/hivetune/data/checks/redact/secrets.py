@@ -10,11 +10,12 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hivetune.data.checks.redact.rules import Check, Rule
-from hivetune.data.checks.redact.values import (
+from hivetune.data.checks.redact.rules import (
     CODE_SIGNS,
     HEX,
     MIN_LETTERS_ALONE,
+    Check,
+    Rule,
     entropy_bits,
     has_digit_and_letter,
     is_placeholder,
@@ -71,9 +72,9 @@ def _password(text: str, start: int, end: int) -> bool:
     return looks_chosen(value)
 
 
-def _of_value(check: Callable[[str], bool]) -> Check:
+def _of_value(check: Callable[[str], object]) -> Check:
     """Return a check of the value alone."""
-    return lambda text, start, end: check(text[start:end])
+    return lambda text, start, end: bool(check(text[start:end]))
 
 
 def _is_word_of_sentence(value: str) -> bool:
@@ -104,10 +105,6 @@ def _is_aws_secret(value: str) -> bool:
     return mixed and entropy_bits(value) >= 4 and not is_placeholder(value)
 
 
-def _is_hex_or_random(value: str) -> bool:
-    return len(value) >= 32 and (HEX.fullmatch(value) is not None or entropy_bits(value) >= 4) and looks_random(value)
-
-
 _CHECKS: Mapping[str, Check] = {
     "generated": _generated,
     "password": _password,
@@ -120,7 +117,9 @@ _CHECKS: Mapping[str, Check] = {
     "aws_secret": _of_value(_is_aws_secret),
     "url_password": _of_value(lambda value: not is_placeholder(value) and URL_BEGINS.match(value) is None),
     "command_password": _of_value(lambda value: not is_placeholder(value) and len(value) >= 4),
-    "hex_or_random": _of_value(_is_hex_or_random),
+    "hex_or_random": _of_value(
+        lambda value: len(value) >= 32 and looks_random(value) and (HEX.fullmatch(value) or entropy_bits(value) >= 4)
+    ),
 }
 
 

@@ -1,5 +1,6 @@
 """The conversion of a delivery (a line, columns, stream fields) to a row, or to the reason for its refusal."""
 
+import contextlib
 import json
 import sqlite3
 import threading
@@ -7,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from hivetune.data.formats import may_hold_rows, rows_inside
-from hivetune.data.intake.interactions import Batch, Refusal
+from hivetune.data.intake.interactions import Batch
 from hivetune.data.pieces.said import objects
 from hivetune.data.pieces.turns import is_conversation
 from hivetune.data.read import BOM, parse_row
@@ -107,7 +108,10 @@ def from_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
                 value = value.decode()
             except UnicodeDecodeError:
                 raise RowRefused(BINARY, BINARY_HINT) from None
-        row[name] = _unpack(value) if isinstance(value, str) else value
+        if isinstance(value, str) and value.startswith(("{", "[")):
+            with contextlib.suppress(ValueError, RecursionError):  # a text like others
+                value = json.loads(value)
+        row[name] = value
     return row
 
 
@@ -118,16 +122,3 @@ def rename(row: Mapping[str, Any], column_map: Mapping[str, str]) -> dict[str, A
     mapped = {ours: row[theirs] for ours, theirs in column_map.items() if theirs in row}
     used = set(column_map.values())
     return {name: value for name, value in row.items() if name not in used and name not in mapped} | mapped
-
-
-def refused_delivery(origin: str, place: str, key: str, refused: RowRefused, raw: bytes) -> Refusal:
-    return Refusal(origin, place, key, refused.reason, refused.hint, raw)
-
-
-def _unpack(text: str) -> Any:
-    if not text.startswith(("{", "[")):
-        return text
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text

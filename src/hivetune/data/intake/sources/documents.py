@@ -9,8 +9,7 @@ from itertools import islice
 
 from hivetune.base.disk import scratch_folder
 from hivetune.data.intake.files import plan_inputs
-from hivetune.data.intake.interactions import Batch, Cursor, Delivery, Refusal, read_cursor
-from hivetune.data.intake.sources.delivered import refused_delivery
+from hivetune.data.intake.interactions import Batch, Cursor, Delivery, read_cursor
 from hivetune.data.prepare.understand import NO_COLUMNS, examine_files
 from hivetune.data.read import RawRow, parse_row, read_rows
 from hivetune.data.reasons import RowRefused
@@ -52,7 +51,6 @@ class DocumentReader:
                 self._start(self._database)
             return None
         deliveries: list[Delivery] = []
-        refusals: list[Refusal] = []
         for raw in rows:
             key = f"file:{raw.source}" + (f":{self._digest}" if self._path == "-" else "")
             try:
@@ -60,11 +58,11 @@ class DocumentReader:
                     raise raw.problem
                 deliveries.append(Delivery(self._path, raw.source, key, parse_row(raw.payload)))
             except RowRefused as refused:
-                refusals.append(refused_delivery(self._path, raw.source, key, refused, raw.payload))
+                deliveries.append(Delivery(self._path, raw.source, key, refused, raw=raw.payload))
         num_taken = self._num_taken + len(rows)
         text = f"{self._digest} {num_taken}"
         self._next = num_taken, text
-        return Batch(self._path, deliveries, refusals, Cursor(self._key, self._stored, text))
+        return Batch(self._path, deliveries, Cursor(self._key, self._stored, text))
 
     def confirm(self) -> None:
         if self._next:

@@ -5,16 +5,18 @@ import sqlite3
 import threading
 from collections import deque
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from hivetune.base.paths import quoted, spelled
 from hivetune.data.intake.files import MAX_LINE_BYTES
-from hivetune.data.intake.interactions import Batch, Cursor, Delivery, Refusal
-from hivetune.data.intake.sources.delivered import is_complete, refused_delivery, rows_of_line
-from hivetune.data.intake.sources.generations import Generations, Track
+from hivetune.data.intake.interactions import Batch, Cursor, Delivery
+from hivetune.data.intake.sources.delivered import is_complete, rows_of_line
 from hivetune.data.intake.sources.rotation import (
     SAMPLE_BYTES,
+    Generations,
     Moved,
     Position,
+    Track,
     open_unpacked,
     read_before_damage,
     sample_hash,
@@ -36,21 +38,17 @@ class _Lines:
     line: int = 0
     skipping: bool = False
     deliveries: list[Delivery] = field(default_factory=list)
-    refusals: list[Refusal] = field(default_factory=list)
 
-    def take(self, text: bytes) -> None:
+    def take(self, text: bytes, refused: RowRefused | None = None) -> None:
         """Add the rows of one line, or its refusal."""
+        rows: list[dict[str, Any] | RowRefused]
+        try:
+            rows = [refused] if refused else [*rows_of_line(text)]
+        except RowRefused as error:
+            rows = [error]
         origin, number = self.position.origin, self.line + 1
         place, key = f"{origin}:{number}", f"{self.position.key}:{number}"
-        try:
-            self.deliveries += [Delivery(origin, place, key, row) for row in rows_of_line(text)]
-        except RowRefused as refused:
-            self.refuse(refused, text)
-
-    def refuse(self, refused: RowRefused, text: bytes) -> None:
-        origin, number = self.position.origin, self.line + 1
-        key = f"{self.position.key}:{number}"
-        self.refusals.append(refused_delivery(origin, f"{origin}:{number}", key, refused, text))
+        self.deliveries += [Delivery(origin, place, key, row, raw=text) for row in rows]
 
 
 class JsonlReader:
@@ -130,14 +128,19 @@ class JsonlReader:
             return None  # it was truncated, and the next look finds the copy
         body = chunk[before:]
         lines = self._split(position, body, at_end)
-        if at_end and not lines.deliveries and not lines.refusals and (error or lines.consumed < len(body)):
+        if at_end and not lines.deliveries and (error or lines.consumed < len(body)):
             self._rest(track, lines, body[lines.consumed :], error)
             track.read_to_end = track.state
         whole = at_end and lines.consumed == len(body)
         if whole:
             track.read_to_end = track.state
-        after = _advance(position, chunk, before, lines)
-        return self._move(track, replace(after, closed=after.closed or (whole and track.is_over)), lines)
+        after = replace(position, closed=position.closed or (whole and track.is_over))
+        if lines.consumed:
+            read = chunk[: before + lines.consumed]
+            head = position.head if position.offset >= SAMPLE_BYTES else sample_hash(read[:SAMPLE_BYTES])
+            tail, offset = sample_hash(read[-SAMPLE_BYTES:]), position.offset + lines.consumed
+            after = replace(after, offset=offset, line=lines.line, head=head, tail=tail, skipping=lines.skipping)
+        return self._move(track, after, lines)
 
     def _chunk(self, position: Position, before: int) -> tuple[bytes, bool, Exception | None]:
         """Return (`before` old bytes and new ones, whether they are the last, the damage that ended them).
@@ -156,7 +159,7 @@ class JsonlReader:
 
     def _split(self, position: Position, body: bytes, at_end: bool) -> _Lines:
         lines = _Lines(position, line=position.line, skipping=position.skipping)
-        while len(lines.deliveries) + len(lines.refusals) < _BATCH_ROWS:
+        while len(lines.deliveries) < _BATCH_ROWS:
             end = body.find(b"\n", lines.consumed)
             if end < 0:
                 break
@@ -167,17 +170,14 @@ class JsonlReader:
             lines.line += 1
             lines.consumed = end + 1
         if not lines.consumed and body and not at_end:
-            self._oversize(lines, body)
+            # A line of more than MAX_LINE_BYTES is refused once, then skipped to its end.
+            lines.consumed = len(body)
+            if not lines.skipping and body.strip(b"\0"):
+                lines.take(body[:SAMPLE_BYTES], RowRefused("line-too-large"))
+                lines.skipping = True
         elif lines.skipping and at_end:
             lines.consumed = len(body)
         return lines
-
-    def _oversize(self, lines: _Lines, body: bytes) -> None:
-        """Refuse a line of more than MAX_LINE_BYTES once, then skip it to its end."""
-        lines.consumed = len(body)
-        if not lines.skipping and body.strip(b"\0"):
-            lines.refuse(RowRefused("line-too-large"), body[:SAMPLE_BYTES])
-            lines.skipping = True
 
     def _rest(self, track: Track, lines: _Lines, text: bytes, error: Exception | None) -> None:
         """Handle a last line without a line feed: a whole row, an unfinished one, or a torn one."""
@@ -185,14 +185,14 @@ class JsonlReader:
             if track.broken_at == track.state:
                 return
             track.broken_at = track.state
-            lines.refuse(RowRefused("broken-file", f"damaged compression ({error}): restore the file"), b"")
+            lines.take(b"", RowRefused("broken-file", f"damaged compression ({error}): restore the file"))
         elif not text.strip(b"\0 \t\r"):
             return
         elif (not self._follow or track.is_over) and is_complete(text):
             lines.take(text)
             lines.consumed += len(text)
         elif track.is_over:
-            lines.refuse(RowRefused("truncated-line"), text)
+            lines.take(text, RowRefused("truncated-line"))
             lines.consumed += len(text)
         else:
             track.waiting = f"{track.position.origin}:{lines.line + 1}"
@@ -200,19 +200,8 @@ class JsonlReader:
     def _move(self, track: Track, after: Position, lines: _Lines | None = None) -> Batch | None:
         """Return a batch that moves the stored cursor to `after`, None if it is already there."""
         text = after.dump()
-        if text == track.stored and not (lines and lines.refusals):
+        deliveries = lines.deliveries if lines else ()
+        if text == track.stored and not deliveries:
             return None
         self._next = track, after
-        cursor = Cursor(after.key, track.stored, text)
-        return Batch(after.origin, lines.deliveries if lines else (), lines.refusals if lines else (), cursor)
-
-
-def _advance(position: Position, chunk: bytes, before: int, lines: _Lines) -> Position:
-    """Return the position after `lines.consumed` bytes; `chunk` begins `before` bytes before the old position."""
-    if not lines.consumed:
-        return position
-    offset = position.offset + lines.consumed
-    read = chunk[: before + lines.consumed]
-    head = position.head if position.offset >= SAMPLE_BYTES else sample_hash(read[:SAMPLE_BYTES])
-    tail = sample_hash(read[-SAMPLE_BYTES:])
-    return replace(position, offset=offset, line=lines.line, head=head, tail=tail, skipping=lines.skipping)
+        return Batch(after.origin, deliveries, Cursor(after.key, track.stored, text))

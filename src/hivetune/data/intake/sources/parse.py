@@ -7,7 +7,7 @@ import urllib.parse
 from collections.abc import Sequence
 
 from hivetune.data.files.kinds import refuse_foreign
-from hivetune.data.intake.places import check_storable
+from hivetune.data.intake.files import check_storable
 from hivetune.data.intake.sources.delivered import Reader
 from hivetune.data.intake.sources.documents import DocumentReader
 from hivetune.data.intake.sources.jsonl import JsonlReader
@@ -27,7 +27,10 @@ def parse_sources(sources: Sequence[str]) -> list[Reader]:
     readers: list[Reader] = []
     for source in sources:
         if source.startswith("sqlite:"):
-            readers.append(_sqlite(source))
+            path, _, query = source.removeprefix("sqlite:").partition("?")
+            options = _options(query, SQLITE_OPTIONS, source, strict=True)
+            columns = parse_map(options.get("map", ""))
+            readers.append(SqliteReader(path, options.get("table"), columns, options.get("cursor")))
         elif source.startswith(REDIS_SCHEMES):
             readers += _redis(source)
         else:
@@ -69,12 +72,6 @@ def _path(source: str) -> list[Reader]:
     logs = JsonlReader(source)
     documents: list[Reader] = [DocumentReader(path) for path in logs.documents()]
     return [*documents, logs] if logs.has_files() or not documents else documents
-
-
-def _sqlite(source: str) -> Reader:
-    path, _, query = source.removeprefix("sqlite:").partition("?")
-    options = _options(query, SQLITE_OPTIONS, source, strict=True)
-    return SqliteReader(path, options.get("table"), parse_map(options.get("map", "")), options.get("cursor"))
 
 
 def _redis(source: str) -> list[Reader]:

@@ -10,8 +10,12 @@ from hivetune.errors import MachineNotFit, UsageError
 
 SOCKET_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 3.0
-# Temporary errors of a server that starts, fails over or is out of memory; all others are final.
-PASSING = ("LOADING", "READONLY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "MISCONF", "OOM", "UNBLOCKED", "NOREPLICAS")
+# Temporary errors of a server that starts, fails over or is out of memory; all others are final. NOGROUP: the stream
+# was deleted or restored, and the reader makes its group again.
+PASSING = (
+    *("LOADING", "READONLY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "MISCONF", "OOM", "UNBLOCKED", "NOREPLICAS"),
+    "NOGROUP",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,14 @@ def check_eviction(client: Any, server: Server, stream: str) -> None:
     policy = info(client, server, stream, "memory").get("maxmemory_policy", "noeviction")
     if not str(policy).startswith("allkeys-"):
         return
-    host = _address(client, server, stream)
+    parts = urllib.parse.urlsplit(server.url)
+    if server.cluster:
+        node = client.get_node_from_key(stream)
+        host = f"-h {node.host} -p {node.port}"
+    elif parts.scheme == "unix":
+        host = f"-s {parts.path}"
+    else:
+        host = f"-h {parts.hostname or 'localhost'} -p {parts.port or 6379}"
     raise UsageError(
         f"{server.shown} evicts with {policy}: when its memory is full it may delete unread entries",
         hint=f"redis-cli {host} CONFIG SET maxmemory-policy noeviction && redis-cli {host} CONFIG REWRITE",
@@ -136,16 +147,6 @@ def info(client: Any, server: Server, stream: str, section: str) -> dict[str, An
     if not server.cluster:
         return dict(client.info(section))
     return dict(client.info(section, target_nodes=client.get_node_from_key(stream)))
-
-
-def _address(client: Any, server: Server, stream: str) -> str:
-    if server.cluster:
-        node = client.get_node_from_key(stream)
-        return f"-h {node.host} -p {node.port}"
-    parts = urllib.parse.urlsplit(server.url)
-    if parts.scheme == "unix":
-        return f"-s {parts.path}"
-    return f"-h {parts.hostname or 'localhost'} -p {parts.port or 6379}"
 
 
 def _connect_cluster(redis: Any, server: Server, options: dict[str, Any]) -> Any:

@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hivetune.data.intake.interactions import Batch, Delivery, Refusal
+from hivetune.data.intake.interactions import Batch, Delivery
 from hivetune.data.intake.sources.delivered import (
     DELETED,
     DELETED_HINT,
     divided,
     from_columns,
-    refused_delivery,
     rename,
     rows_of_document,
 )
@@ -34,10 +33,11 @@ from hivetune.errors import MachineNotFit
 _BATCH_ROWS = 500
 BLOCK_MS = 1000
 CLAIM_AFTER_S = 60.0  # after this time entries that a consumer has not acknowledged are claimed
-_PATIENCE_S = 60.0
+PATIENCE_S = 60.0
 MIN_DELAY_S, MAX_DELAY_S = 0.1, 5.0
 CHECK_EVERY_S = 10.0
 WRAPPERS = ("data", "json", "payload", "event", "body")
+STORED = "SELECT 1 FROM interactions WHERE source = ? LIMIT 1"
 ENTRY_ID = re.compile(rb"\d{1,20}-\d{1,20}")
 
 
@@ -58,7 +58,6 @@ class RedisReader:
         field: str | None = None,
         column_map: Mapping[str, str] | None = None,
         claim_after_s: float = CLAIM_AFTER_S,
-        patience_s: float = _PATIENCE_S,
     ):
         self.name = f"{server.shown}#{stream}"
         self.poll_s = 0.0  # XREADGROUP waits on the server
@@ -66,7 +65,7 @@ class RedisReader:
         self.waiting: list[str] = []
         self._server, self._stream, self._group, self._consumer = server, stream, group, consumer
         self._field, self._map = field, dict(column_map or {})
-        self._claim_after_s, self._patience_s = claim_after_s, patience_s
+        self._claim_after_s = claim_after_s
         self._client: Any = None
         self._database: sqlite3.Connection | None = None
         self._stop = threading.Event()
@@ -92,17 +91,14 @@ class RedisReader:
             if ids:
                 self._client.xack(self._stream, self._group, *ids)
         except (redis.exceptions.RedisError, redis.exceptions.RedisClusterException, OSError) as error:
-            if not is_passing(error) and not _is_no_group(error):
+            if not is_passing(error):
                 raise explain_redis(error, self._server, self._stream) from error
-            self._drop()
-
-    def close(self) -> None:
-        self._drop()
+            self.close()
 
     def _patiently(self, step: Callable[[], Batch | None]) -> Batch | None:
         """Run `step` with a connection, which is made again with growing pauses whenever it breaks.
 
-        Raise MachineNotFit after `patience_s` without a connection, with `follow` only if there never was one.
+        Raise MachineNotFit after PATIENCE_S without a connection, with `follow` only if there never was one.
         """
         redis = load_redis()
         delay_s, started = MIN_DELAY_S, time.monotonic()
@@ -112,10 +108,10 @@ class RedisReader:
                     self._connect()
                 return step()
             except (redis.exceptions.RedisError, redis.exceptions.RedisClusterException, OSError) as error:
-                self._drop()
-                if not is_passing(error) and not _is_no_group(error):
+                self.close()
+                if not is_passing(error):
                     raise explain_redis(error, self._server, self._stream) from error
-                if time.monotonic() - started > self._patience_s and not (self._follow and self._ever_connected):
+                if time.monotonic() - started > PATIENCE_S and not (self._follow and self._ever_connected):
                     raise MachineNotFit(
                         f"{self._server.shown} cannot be used: {error}", hint="is the server running and reachable?"
                     ) from error
@@ -129,23 +125,19 @@ class RedisReader:
             hosts = dict.fromkeys((*self._server.hosts, *known_hosts(self._client)))
             self._server = replace(self._server, hosts=tuple(hosts))
         check_eviction(self._client, self._server, self._stream)
-        self._create_group()
+        try:
+            self._client.xgroup_create(self._stream, self._group, id="0", mkstream=True)
+        except load_redis().exceptions.ResponseError as error:
+            if not str(error).startswith("BUSYGROUP"):
+                raise
         self._check_stream()
         self._own_pending, self._claim_from = True, b"0-0"
         self._ever_connected = True
 
-    def _drop(self) -> None:
+    def close(self) -> None:
         client, self._client = self._client, None
         if client is not None:
             client.close()
-
-    def _create_group(self) -> None:
-        redis = load_redis()
-        try:
-            self._client.xgroup_create(self._stream, self._group, id="0", mkstream=True)
-        except redis.exceptions.ResponseError as error:
-            if not str(error).startswith("BUSYGROUP"):
-                raise
 
     def _step(self) -> Batch | None:
         """Return own entries from before a crash first, then those of dead consumers, then new ones."""
@@ -164,7 +156,12 @@ class RedisReader:
             self._check_stream()
         batch = self._batch(self._read_group(">", BLOCK_MS if self._follow else None))
         if batch is None and not self._follow:
-            self._note_pending()
+            pending = self._client.xpending(self._stream, self._group)
+            if pending and pending["pending"]:
+                self._note(
+                    f"{pending['pending']} entries are with other consumers; they are taken over when these have been"
+                    f" silent for {self._claim_after_s:.0f} s"
+                )
         return batch
 
     def _read_group(self, after: str, block_ms: int | None) -> list[Any]:
@@ -186,7 +183,8 @@ class RedisReader:
 
     def _batch(self, entries: list[Any]) -> Batch | None:
         deliveries: list[Delivery] = []
-        refusals: list[Refusal] = []
+        if self._database is None:
+            raise ValueError("read before open")
         self._unacknowledged = []
         for entry, fields in entries:
             if entry is None:
@@ -199,22 +197,16 @@ class RedisReader:
             try:
                 rows = [rename(row, self._map) for row in entry_rows(fields, self._field)] if fields else []
             except RowRefused as refused:
-                refusals.append(refused_delivery(self._stream, source, key, refused, repr(fields).encode()))
+                deliveries.append(Delivery(self._stream, source, key, refused, raw=repr(fields).encode()))
                 continue
             moment = int(entry.partition(b"-")[0]) / 1000
             deliveries += [Delivery(self._stream, source, key, row, time=moment) for row in rows]
-            if not rows and not self._is_stored(source):
-                refusals.append(Refusal(self._stream, source, key, DELETED, DELETED_HINT, b""))
+            # A deleted entry may have been stored before a crash prevented its acknowledgement.
+            if not rows and self._database.execute(STORED, (source,)).fetchone() is None:
+                deliveries.append(Delivery(self._stream, source, key, RowRefused(DELETED, DELETED_HINT)))
         if not self._unacknowledged:
             return None
-        return Batch(self.name, deliveries, refusals)
-
-    def _is_stored(self, source: str) -> bool:
-        """Return whether a deleted entry was stored before a crash prevented its acknowledgement."""
-        if self._database is None:
-            raise ValueError("read before open")
-        query = "SELECT 1 FROM interactions WHERE source = ? LIMIT 1"
-        return self._database.execute(query, (source,)).fetchone() is not None
+        return Batch(self.name, deliveries)
 
     def _check_stream(self) -> None:
         """Note settings of the server that may lose entries: no persistence, an expiry, trimming."""
@@ -232,14 +224,6 @@ class RedisReader:
         lost = lag - stream["length"]
         if lost > 0:
             self._note(f"{lost} entries were trimmed from the stream before they were collected: {DELETED_HINT}")
-
-    def _note_pending(self) -> None:
-        pending = self._client.xpending(self._stream, self._group)
-        if pending and pending["pending"]:
-            self._note(
-                f"{pending['pending']} entries are with other consumers; they are taken over when these have been"
-                f" silent for {self._claim_after_s:.0f} s"
-            )
 
     def _note(self, text: str) -> None:
         note = f"{self.name}: {text}"
@@ -264,11 +248,6 @@ def entry_rows(fields: Mapping[bytes, bytes], field: str | None) -> list[dict[st
     if len(row) == 1 and next(iter(row)) in WRAPPERS:
         return rows_of_document(next(iter(fields.values())))
     return divided(row)
-
-
-def _is_no_group(error: Exception) -> bool:
-    """Return whether the group is missing because the stream was deleted or restored; then it is made again."""
-    return str(error).startswith("NOGROUP")
 
 
 def _numbers(entry: bytes) -> tuple[int, int]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hivetune.base.paths import spelled
-from hivetune.data.intake.interactions import Batch, Cursor, Delivery, Refusal, read_cursor
-from hivetune.data.intake.sources.delivered import divided, from_columns, parse_line, refused_delivery, rename
+from hivetune.data.intake.interactions import Batch, Cursor, Delivery, read_cursor
+from hivetune.data.intake.sources.delivered import divided, from_columns, parse_line, rename
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import Busy, UsageError
 
@@ -60,7 +60,12 @@ class SqliteReader:
         return f"sqlite:{self.name}#{self._column or 'rowid'}"
 
     def open(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> None:
-        self._connection = _connect(self._path)
+        if not os.path.isfile(self._path):
+            hint = "give the path of a SQLite file: sqlite:PATH?table=NAME"
+            raise UsageError(f"{spelled(self._path)} does not exist", hint=hint)
+        uri = f"file:{urllib.parse.quote(self._path)}?mode=ro"
+        self._connection = sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None)
+        self._connection.text_factory = _decode
         with self._explained():
             self._check_table()
         self._stored = read_cursor(database, self._key)
@@ -70,28 +75,23 @@ class SqliteReader:
 
     def read(self) -> Batch | None:
         with self._explained():
-            if not self._passing:
-                self._start_again_if_changed()
+            value, ties = self._cursor.value, self._cursor.ties
+            looks_back = not self._passing and self._column is None and bool(ties)
+            # Start again if the last row has changed: rows were deleted, and rowids may be reused. Unchanged rows have
+            # the same ids, so nothing is stored twice.
+            if looks_back and tuple(map(_fingerprint, self._select("= ?", 1, value))) != ties:
+                self._cursor = _Cursor()
             page = self._page()
         self._passing = bool(page)
         if not page:
             return None
-        deliveries: list[Delivery] = []
-        refusals: list[Refusal] = []
-        for cells in page:
-            try:
-                deliveries += self._deliveries(cells)
-            except RowRefused as refused:
-                source = self._name_of(cells)
-                refusals.append(
-                    refused_delivery(self.name, source, source, refused, repr(cells).encode("utf-8", "replace"))
-                )
+        deliveries = [delivery for cells in page for delivery in self._deliveries(cells)]
         value = page[-1]["#cursor"]
         ties = tuple(_fingerprint(cells) for cells in page if cells["#cursor"] == value)
         earlier_ties = self._cursor.ties if value == self._cursor.value else ()
         text = json.dumps({"value": value, "ties": [*earlier_ties, *ties]})
         self._next = _Cursor(value, (*earlier_ties, *ties)), text
-        return Batch(self.name, deliveries, refusals, Cursor(self._key, self._stored, text))
+        return Batch(self.name, deliveries, Cursor(self._key, self._stored, text))
 
     def confirm(self) -> None:
         if self._next:
@@ -130,7 +130,14 @@ class SqliteReader:
                 near = difflib.get_close_matches(column, columns, 1)
                 hint = f"did you mean {near[0]}?" if near else f"its columns: {', '.join(columns)}"
                 raise UsageError(f"{self._table} has no column {column}", hint=hint)
-        self._has_rowid = self._find_rowid()
+        # Views and tables WITHOUT ROWID have none.
+        kind = self._query("SELECT type FROM sqlite_master WHERE name = ?", self._table)[0]["type"]
+        self._has_rowid = kind == "table"
+        if self._has_rowid:
+            try:
+                self._query(f"SELECT rowid FROM {_quote(self._table)} LIMIT 1")
+            except sqlite3.OperationalError:
+                self._has_rowid = False
         if self._column is None and not self._has_rowid:
             raise UsageError(
                 f"{self._table} has no rowid (a view, or WITHOUT ROWID)",
@@ -141,26 +148,6 @@ class SqliteReader:
             unread = self._query(f"SELECT count(*) AS n FROM {_quote(self._table)} WHERE {condition}")[0]["n"]
             if unread:
                 self.notes.append(f"{self.name}: {unread} rows without a usable {self._column} are not read")
-
-    def _find_rowid(self) -> bool:
-        """Return whether the table has a rowid; views and tables WITHOUT ROWID have none."""
-        if self._query("SELECT type FROM sqlite_master WHERE name = ?", self._table)[0]["type"] != "table":
-            return False
-        try:
-            self._query(f"SELECT rowid FROM {_quote(self._table)} LIMIT 1")
-        except sqlite3.OperationalError:
-            return False
-        return True
-
-    def _start_again_if_changed(self) -> None:
-        """Start again if the last row has changed: rows were deleted, and rowids may be reused.
-
-        Unchanged rows have the same ids, so nothing is stored twice.
-        """
-        if self._column is not None or not self._cursor.ties:
-            return
-        if tuple(map(_fingerprint, self._select("= ?", 1, self._cursor.value))) != self._cursor.ties:
-            self._cursor = _Cursor()
 
     def _page(self) -> list[dict[str, Any]]:
         """Return the next rows in the cursor's order. Rows with the same value are on one page."""
@@ -200,25 +187,18 @@ class SqliteReader:
     def _deliveries(self, cells: dict[str, Any]) -> list[Delivery]:
         row_name = self._name_of(cells)
         columns = {name: value for name, value in cells.items() if not name.startswith("#")}
-        if not self._is_own_database:
-            rows = divided(rename(from_columns(columns), self._map))
-            return [Delivery(self.name, row_name, row_name, row) for row in rows]
-        row = parse_line(str(columns["row"]).encode("utf-8", "surrogatepass"))
+        try:
+            if not self._is_own_database:
+                rows = divided(rename(from_columns(columns), self._map))
+                return [Delivery(self.name, row_name, row_name, row) for row in rows]
+            row = parse_line(str(columns["row"]).encode("utf-8", "surrogatepass"))
+        except RowRefused as refused:
+            return [Delivery(self.name, row_name, row_name, refused, raw=repr(cells).encode("utf-8", "replace"))]
         source = str(columns["source"])
         return [Delivery(source.rpartition(":")[0], source, row_name, row, str(columns["id"]))]
 
     def _name_of(self, cells: dict[str, Any]) -> str:
         return f"{self._path}#{self._table}:{cells['#rowid'] if self._has_rowid else cells['#cursor']}"
-
-
-def _connect(path: str) -> sqlite3.Connection:
-    if not os.path.isfile(path):
-        raise UsageError(
-            f"{spelled(path)} does not exist", hint="give the path of a SQLite file: sqlite:PATH?table=NAME"
-        )
-    connection = sqlite3.connect(f"file:{urllib.parse.quote(path)}?mode=ro", uri=True, timeout=30, isolation_level=None)
-    connection.text_factory = _decode
-    return connection
 
 
 def _decode(text: bytes) -> str | bytes:
