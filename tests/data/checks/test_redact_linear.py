@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hivetune.data.checks.redact import personal, rules, secrets
-from hivetune.data.checks.redact.apply import PERSONAL, SECRETS
-from hivetune.data.checks.redact.rules import Find, Rule, RuleSet, redact_text
+from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
+from hivetune.data.checks.redact.rules import Find, Rule, RuleSet
 
 ALL_RULES = (*SECRETS.rules, *PERSONAL.rules)
 HELPERS = [p for module in (personal, rules, secrets) for p in vars(module).values() if isinstance(p, re.Pattern)]
@@ -143,7 +143,7 @@ def test_no_text_fails_and_finds_are_in_order(text: str) -> None:
         finds = one.find(text)
         assert all(0 <= find.start < find.end <= len(text) for find in finds)
         assert all(a.end <= b.start for a, b in itertools.pairwise(finds))
-        redact_text(text, one)
+        redact_value(text, one)
 
 
 def test_of_two_rules_the_earlier_wins_and_the_other_does_not_overlap() -> None:
@@ -151,4 +151,4 @@ def test_of_two_rules_the_earlier_wins_and_the_other_does_not_overlap() -> None:
     second = Rule("second", "second", "[2]", re.compile("ab|cd|e"))
     finds = RuleSet((first, second)).find("abcde")
     assert finds == [Find(1, 3, first), Find(4, 5, second)]
-    assert redact_text("abcde", RuleSet((first, second))) == "a[1]d[2]"
+    assert redact_value("abcde", RuleSet((first, second))) == "a[1]d[2]"

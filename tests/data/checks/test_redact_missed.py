@@ -4,8 +4,7 @@ import base64
 
 import pytest
 
-from hivetune.data.checks.redact.apply import PERSONAL, SECRETS
-from hivetune.data.checks.redact.rules import redact_text
+from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
 
 RANDOM = "7Kq2Lm9Xz4Rt"
 STARTS = ["env", "get", "true", "null", "config", "vault", "false", "none", "settings", "fake", "dummy", "sample"]
@@ -14,7 +13,7 @@ STARTS = ["env", "get", "true", "null", "config", "vault", "false", "none", "set
 @pytest.mark.parametrize("start", [*STARTS, "$", "@", "%", "(", "&", "*", "/", "~"])
 @pytest.mark.parametrize("name", ["password: {}", "DB_PASSWORD={}", "api_key = '{}'", "the password is {}"])
 def test_a_secret_may_begin_with_any_word_or_sign(start: str, name: str) -> None:
-    assert RANDOM not in redact_text(name.format(start + RANDOM), SECRETS)
+    assert RANDOM not in redact_value(name.format(start + RANDOM), SECRETS)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +35,7 @@ def test_a_secret_may_begin_with_any_word_or_sign(start: str, name: str) -> None
 )
 def test_what_stands_for_a_value_stays(value: str) -> None:
     text = f"password: {value}"
-    assert redact_text(text, SECRETS) == text
+    assert redact_value(text, SECRETS) == text
 
 
 AWS = "wJalrXUtnFEMI" + "/K7MDENG/bPxRfiCY" + "9aB2cD3eF4"
@@ -60,7 +59,7 @@ GITHUB = "ghp_" + "aB3dE5fG7hJ9kL2mN4pQ6rS8tV1wX3yZ5bC7"
     ],
 )
 def test_secrets_that_were_missed(text: str, value: str) -> None:
-    assert value not in redact_text(text, SECRETS)
+    assert value not in redact_value(text, SECRETS)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +86,7 @@ def test_secrets_that_were_missed(text: str, value: str) -> None:
     ],
 )
 def test_personal_data_that_was_missed(text: str, value: str) -> None:
-    assert value not in redact_text(text, PERSONAL)
+    assert value not in redact_value(text, PERSONAL)
 
 
 @pytest.mark.parametrize(
@@ -105,4 +104,4 @@ def test_personal_data_that_was_missed(text: str, value: str) -> None:
     ],
 )
 def test_ordinary_text_stays(text: str) -> None:
-    assert redact_text(redact_text(text, SECRETS), PERSONAL) == text
+    assert redact_value(redact_value(text, SECRETS), PERSONAL) == text

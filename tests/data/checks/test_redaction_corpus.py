@@ -46,4 +46,4 @@ def test_a_row_looked_at_in_one_piece_hides_nothing(rules: RuleSet) -> None:
     for text, beside in zip(texts, reversed(texts), strict=True):
         turns = (Message("user", beside), Message("assistant", text), Message("user", beside))
         cleaned, _ = apply_policy(Example("", "rows.jsonl:1", turns), rules, "redact", "secret")
-        assert cleaned.messages[1].content == redact_text(text, rules)
+        assert cleaned.messages[1].content == redact_value(text, rules)

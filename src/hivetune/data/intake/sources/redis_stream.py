@@ -58,6 +58,7 @@ class RedisReader:
         field: str | None = None,
         column_map: Mapping[str, str] | None = None,
         claim_after_s: float = CLAIM_AFTER_S,
+        patience_s: float = PATIENCE_S,
     ):
         self.name = f"{server.shown}#{stream}"
         self.poll_s = 0.0  # XREADGROUP waits on the server
@@ -65,7 +66,7 @@ class RedisReader:
         self.waiting: list[str] = []
         self._server, self._stream, self._group, self._consumer = server, stream, group, consumer
         self._field, self._map = field, dict(column_map or {})
-        self._claim_after_s = claim_after_s
+        self._claim_after_s, self._patience_s = claim_after_s, patience_s
         self._client: Any = None
         self._database: sqlite3.Connection | None = None
         self._stop = threading.Event()
@@ -98,7 +99,7 @@ class RedisReader:
     def _patiently(self, step: Callable[[], Batch | None]) -> Batch | None:
         """Run `step` with a connection, which is made again with growing pauses whenever it breaks.
 
-        Raise MachineNotFit after PATIENCE_S without a connection, with `follow` only if there never was one.
+        Raise MachineNotFit after `patience_s` without a connection, with `follow` only if there never was one.
         """
         redis = load_redis()
         delay_s, started = MIN_DELAY_S, time.monotonic()
@@ -111,7 +112,7 @@ class RedisReader:
                 self.close()
                 if not is_passing(error):
                     raise explain_redis(error, self._server, self._stream) from error
-                if time.monotonic() - started > PATIENCE_S and not (self._follow and self._ever_connected):
+                if time.monotonic() - started > self._patience_s and not (self._follow and self._ever_connected):
                     raise MachineNotFit(
                         f"{self._server.shown} cannot be used: {error}", hint="is the server running and reachable?"
                     ) from error
