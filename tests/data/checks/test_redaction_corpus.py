@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 from redaction_corpus import load, share_found
 
-from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, apply_policy
-from hivetune.data.checks.redact.rules import RuleSet, redact_text
+from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, apply_policy, redact_value
+from hivetune.data.checks.redact.rules import RuleSet
 from hivetune.records import Example, Message
 
 PARTS = ("development", "sealed", "published", "third")
