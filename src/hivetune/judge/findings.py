@@ -14,16 +14,7 @@ from typing import Any, Literal
 
 from hivetune.config import GateConfig
 from hivetune.data.checks.rules import has_loop
-from hivetune.judge.statistics import (
-    MIN_UNITS,
-    Estimate,
-    Interval,
-    by_group,
-    jackknife,
-    paired_proportions,
-    proportion,
-    rows_needed,
-)
+from hivetune.judge import statistics as stats
 from hivetune.records import Metric
 
 FindingOutcome = Literal["passed", "abort", "missed", "undecided", "reported"]
@@ -59,7 +50,7 @@ class Finding:
     metric: Metric
     outcome: FindingOutcome
     reason: str = ""
-    gain95: Interval | None = None
+    gain95: stats.Interval | None = None
 
 
 def refuse_loss(finding: Finding, tolerance: float) -> Finding:
@@ -109,8 +100,8 @@ def passed_text(metric: Mapping[str, Any]) -> str:
 
 def gain_finding(
     metric: Metric,
-    estimate: Estimate,
-    deciding: Estimate,
+    estimate: stats.Estimate,
+    deciding: stats.Estimate,
     threshold: float | None,
     tolerance: float,
 ) -> Finding:
@@ -121,7 +112,7 @@ def gain_finding(
     against a model.
     """
     name, gain = titled(metric.name), deciding.value
-    needed = rows_needed(estimate, max(tolerance, abs(gain - (threshold or 0.0)))) or MIN_UNITS
+    needed = stats.rows_needed(estimate, max(tolerance, abs(gain - (threshold or 0.0)))) or stats.MIN_UNITS
     if deciding.plain is not None and deciding.plain[0] > (threshold or 0.0):  # only their number speaks against it
         needed = max(needed, estimate.units + 1)
     make = _outcomes(metric, estimate.ci95, threshold, math.ceil(needed * metric.n / max(1, estimate.units)))
@@ -147,20 +138,25 @@ def gain_finding(
     return make("missed", f"{fact} straddles {threshold:g} although {units} are enough to see {tolerance:g}")
 
 
-def counted_units(estimate: Estimate, n: int) -> str:
+def counted_units(estimate: stats.Estimate, n: int) -> str:
     """Return the number of units in words: rows, or sessions where some of the `n` rows share one."""
     return f"{estimate.units} {'rows' if estimate.units == n else 'sessions'}"
 
 
 def ratio_finding(
-    metric: Metric, shown_ci: Interval | None, ratio: Estimate, limit: float | None, tolerance: float, busy: str = ""
+    metric: Metric,
+    shown_ci: stats.Interval | None,
+    ratio: stats.Estimate,
+    limit: float | None,
+    tolerance: float,
+    busy: str = "",
 ) -> Finding:
     """Judge a cost, latency or memory: the tuned model may cost at most `limit` times the base.
 
     `busy`: why the machine was no place to measure time, in words. Then an interval that straddles the limit is
     undecided, whatever n is.
     """
-    needed = rows_needed(ratio, max(tolerance, abs(ratio.value - (limit or 0.0)))) or MIN_UNITS
+    needed = stats.rows_needed(ratio, max(tolerance, abs(ratio.value - (limit or 0.0)))) or stats.MIN_UNITS
     answers_needed = math.ceil(needed * metric.n / max(1, ratio.units))
     make = _outcomes(metric, shown_ci, limit, answers_needed)
     if limit is None:
@@ -185,7 +181,7 @@ def ratio_finding(
 
 
 def _outcomes(
-    metric: Metric, ci95: Interval | None, threshold: float | None, needed: int
+    metric: Metric, ci95: stats.Interval | None, threshold: float | None, needed: int
 ) -> Callable[[FindingOutcome, str], Finding]:
     """Return a function that makes one metric's findings from outcome and reason. `needed`: rows that would decide."""
 
@@ -210,12 +206,12 @@ def limit_findings(evaluation: Mapping[str, Any], config: GateConfig) -> list[Fi
         memory = evaluation["tuned"].get("peak_memory_bytes")
         usable = isinstance(memory, int | float) and math.isfinite(memory) and memory > 0
         gb = memory / 1e9 if usable else math.nan  # one number: no interval
-        estimate = Estimate(gb, (gb, gb), 1, math.nan) if usable else None
+        estimate = stats.Estimate(gb, (gb, gb), 1, math.nan) if usable else None
         findings.append(_alone("most_memory_gb", estimate, 1, config.most_memory_gb, config.tolerance))
     return findings
 
 
-def _alone(name: str, estimate: Estimate | None, n: int, limit: float, tolerance: float) -> Finding:
+def _alone(name: str, estimate: stats.Estimate | None, n: int, limit: float, tolerance: float) -> Finding:
     """Judge a value of the tuned model alone: a success may not be below its limit, a cost not above it."""
     least = name == "least_success"
     metric = Metric(name, None, None, None, None, n, limit, False, True)
@@ -237,7 +233,7 @@ def _alone(name: str, estimate: Estimate | None, n: int, limit: float, tolerance
 
 def _bounded(
     metric: Metric,
-    estimate: Estimate,
+    estimate: stats.Estimate,
     effect: float,
     holds: str | Literal[False],
     fails: str | Literal[False],
@@ -247,7 +243,7 @@ def _bounded(
 
     `effect`: what must be seen to decide it.
     """
-    needed, units = rows_needed(estimate, effect) or MIN_UNITS, counted_units(estimate, metric.n)
+    needed, units = stats.rows_needed(estimate, effect) or stats.MIN_UNITS, counted_units(estimate, metric.n)
     if holds:
         return Finding(replace(metric, passed=True), "passed", holds)
     metric = replace(metric, passed=False)
@@ -258,28 +254,30 @@ def _bounded(
     return Finding(metric, "missed", f"{fact} is not shown, although {units} are enough")
 
 
-def alone_share(evaluation: Mapping[str, Any]) -> Estimate | None:
+def alone_share(evaluation: Mapping[str, Any]) -> stats.Estimate | None:
     """Return the share of the tuned model's answers that succeed; None without a checker."""
     values = _values(evaluation, "success")
     if not values:
         return None
-    return proportion([bool(value) for value, _ in values], [group for _, group in values])
+    return stats.proportion([bool(value) for value, _ in values], [group for _, group in values])
 
 
-def alone_mean(evaluation: Mapping[str, Any], key: str) -> Estimate | None:
+def alone_mean(evaluation: Mapping[str, Any], key: str) -> stats.Estimate | None:
     """Return the mean over the tuned model's answers, with an interval over whole groups."""
     values = _values(evaluation, key)
     if not values:
         return None
-    columns = by_group([[float(value) for value, _ in values], [1.0] * len(values)], [group for _, group in values])
-    return jackknife(columns, lambda sums: sums[0] / sums[1], positive=True)
+    columns = stats.by_group(
+        [[float(value) for value, _ in values], [1.0] * len(values)], [group for _, group in values]
+    )
+    return stats.jackknife(columns, lambda sums: sums[0] / sums[1], positive=True)
 
 
-def against(estimate: Estimate, *, minus: float = 0.0, times: float = 1.0) -> Estimate:
+def against(estimate: stats.Estimate, *, minus: float = 0.0, times: float = 1.0) -> stats.Estimate:
     """Return the estimate transformed to `value * times - minus`, to compare it with a recorded figure."""
     interval = estimate.ci95
     shifted = None if interval is None else (interval[0] * times - minus, interval[1] * times - minus)
-    return Estimate(estimate.value * times - minus, shifted, estimate.units, estimate.unit_sd * times)
+    return stats.Estimate(estimate.value * times - minus, shifted, estimate.units, estimate.unit_sd * times)
 
 
 def _values(evaluation: Mapping[str, Any], key: str) -> list[tuple[Any, str]]:
@@ -327,16 +325,16 @@ def _length(pairs: Sequence[tuple[str, str, str]], limit: float | None, toleranc
     """Judge the ratio of all characters, tuned / base, which may leave its threshold in neither direction."""
     base, tuned, groups = zip(*pairs, strict=True)
     lengths = [[float(len(text)) for text in texts] for texts in (base, tuned)]
-    columns = by_group([*lengths, [1.0] * len(pairs)], groups)
+    columns = stats.by_group([*lengths, [1.0] * len(pairs)], groups)
     n, sums, named = len(pairs), [math.fsum(column) for column in columns], titled("length")
-    shown = jackknife(columns, lambda s: (s[1] - s[0]) / s[2])
+    shown = stats.jackknife(columns, lambda s: (s[1] - s[0]) / s[2])
     passed = None if limit is None else False
     metric = Metric("length", sums[0] / n, sums[1] / n, shown.value, shown.ci95, n, limit, passed, limit is not None)
     if limit is None:
         return Finding(metric, "reported")
     if not sums[0] or not sums[1]:
         return Finding(metric, "missed", f"{named}: one side's answers are all empty")
-    ratio = jackknife(columns, lambda s: s[1] / s[0], positive=True)
+    ratio = stats.jackknife(columns, lambda s: s[1] / s[0], positive=True)
     if ratio.ci95 is None:
         return Finding(metric, "undecided", f"{named}: {counted_units(ratio, n)} are too few for an interval")
     low, high = ratio.ci95
@@ -357,7 +355,7 @@ def _share(
 ) -> Finding:
     """Judge how much larger the tuned model's share is."""
     base, tuned = ([test(pair[side]) for pair in pairs] for side in (0, 1))
-    n, rise = len(pairs), paired_proportions(base, tuned, [group for _, _, group in pairs])
+    n, rise = len(pairs), stats.paired_proportions(base, tuned, [group for _, _, group in pairs])
     passed = None if limit is None else False
     metric = Metric(name, sum(base) / n, sum(tuned) / n, rise.value, rise.ci95, n, limit, passed, limit is not None)
     if limit is None:

@@ -19,6 +19,7 @@ from hivetune.base.sealed import read_sealed
 from hivetune.base.typed import to_plain
 from hivetune.config import GateConfig
 from hivetune.errors import HivetuneError, UsageError
+from hivetune.judge import statistics as stats
 from hivetune.judge.advice import advise, contradictory_rows, curve_document, read_curve
 from hivetune.judge.findings import (
     Finding,
@@ -37,24 +38,6 @@ from hivetune.judge.findings import (
 from hivetune.judge.frozen import frozen_findings
 from hivetune.judge.page import write_evaluation_page
 from hivetune.judge.preferences import preference
-from hivetune.judge.statistics import (
-    ALPHA,
-    Columns,
-    Estimate,
-    Interval,
-    alpha_of_look,
-    anytime_interval,
-    by_group,
-    discordant,
-    is_busy,
-    jackknife,
-    loss_difference,
-    loss_estimate,
-    mcnemar_p,
-    merge_groups,
-    paired_proportions,
-    was_busy,
-)
 from hivetune.records import Metric, Verdict, VerdictName
 from hivetune.run.folder import EVALUATION, VERDICT, adapter_hash
 from hivetune.run.status import shortest_name
@@ -168,16 +151,16 @@ def _loss(evaluation: Evaluation, config: GateConfig) -> Finding:
     if isinstance(columns, str):
         return _failed("loss", columns, len(evaluation["rows"]), config.loss_gain)
     base_sum, tuned_sum, tokens = (math.fsum(column) for column in columns)
-    estimate = loss_estimate(columns)
+    estimate = stats.loss_estimate(columns)
     metric = _measured("loss", base_sum / tokens, tuned_sum / tokens, len(evaluation["rows"]))
-    metric = replace(metric, anytime95=anytime_interval(estimate, estimate.units))
-    deciding = loss_estimate(columns, alpha=_alpha(config))
+    metric = replace(metric, anytime95=stats.anytime_interval(estimate, estimate.units))
+    deciding = stats.loss_estimate(columns, alpha=_alpha(config))
     return gain_finding(metric, estimate, deciding.reversed(), config.loss_gain, config.tolerance)
 
 
 def _alpha(config: GateConfig) -> float:
     """Return the level at which a gain is decided: that of the gate's look, where it has several."""
-    return ALPHA if config.look is None else alpha_of_look(config.look)
+    return stats.ALPHA if config.look is None else stats.alpha_of_look(config.look)
 
 
 def _perplexity(evaluation: Evaluation) -> Finding:
@@ -186,7 +169,7 @@ def _perplexity(evaluation: Evaluation) -> Finding:
     n = len(evaluation["rows"])
     if isinstance(columns, str):
         return _failed("perplexity", columns, n)
-    estimate = jackknife(columns, lambda sums: _exp(sums[1] / sums[2]) - _exp(sums[0] / sums[2]))
+    estimate = stats.jackknife(columns, lambda sums: _exp(sums[1] / sums[2]) - _exp(sums[0] / sums[2]))
     base, tuned = (_exp(math.fsum(columns[i]) / math.fsum(columns[2])) for i in (0, 1))
     return _reported("perplexity", base, tuned, n, estimate.ci95)
 
@@ -203,13 +186,13 @@ def _success(evaluation: Evaluation, config: GateConfig) -> Finding:
         return _failed("success", "no held-out row has a checker and both answers", 0, threshold)
     base, tuned = [bool(b) for b, _, _ in pairs], [bool(t) for _, t, _ in pairs]
     groups = [group for _, _, group in pairs]
-    estimate = paired_proportions(base, tuned, groups)
-    deciding = paired_proportions(base, tuned, groups, alpha=_alpha(config))
+    estimate = stats.paired_proportions(base, tuned, groups)
+    deciding = stats.paired_proportions(base, tuned, groups, alpha=_alpha(config))
     n = len(pairs)
     metric = _measured("success", sum(base) / n, sum(tuned) / n, n)
     finding = gain_finding(metric, estimate, deciding, threshold, config.tolerance)
-    gained, lost = discordant(base, tuned)
-    detail = f"; {gained} gained, {lost} lost, McNemar p = {mcnemar_p(gained, lost):.3g}"
+    gained, lost = stats.discordant(base, tuned)
+    detail = f"; {gained} gained, {lost} lost, McNemar p = {stats.mcnemar_p(gained, lost):.3g}"
     return replace(finding, reason=described(finding) + detail, gain95=estimate.ci95)
 
 
@@ -239,7 +222,7 @@ def _ended(evaluation: Evaluation) -> Finding:
         return _failed("ended", "no answers", 0)
     base, tuned = [bool(b) for b, _, _ in pairs], [bool(t) for _, t, _ in pairs]
     n = len(pairs)
-    interval = paired_proportions(base, tuned, [group for _, _, group in pairs]).ci95
+    interval = stats.paired_proportions(base, tuned, [group for _, _, group in pairs]).ci95
     return replace(_reported("ended", sum(base) / n, sum(tuned) / n, n, interval), gain95=interval)
 
 
@@ -260,9 +243,9 @@ def _latency(evaluation: Evaluation, config: GateConfig) -> Finding:
     if not timed or not _all_finite([*base, *tuned]):
         return _failed("latency_s", "not measured", n, limit)
     columns = _by_moment([base, tuned, [1.0] * n], timed)
-    ratio = jackknife(columns, lambda sums: sums[1] / sums[0], positive=True)
+    ratio = stats.jackknife(columns, lambda sums: sums[1] / sums[0], positive=True)
     # The interval of the difference in seconds comes from the same units: mean of tuned - base.
-    shown = jackknife(columns, loss_difference)
+    shown = stats.jackknife(columns, stats.loss_difference)
     metric = _measured("latency_s", sum(columns[0]) / n, sum(columns[1]) / n, n)
     busy = _busy(evaluation)
     finding = ratio_finding(metric, shown.ci95, ratio, limit, config.tolerance, busy)
@@ -275,19 +258,19 @@ def _busy(evaluation: Evaluation) -> str:
     """Return in words what shows that something else ran while answers were timed; empty on a quiet machine."""
     noise, repeats = (_positive(evaluation.get(key)) for key in ("noise", "repeat_noise"))
     share = evaluation.get("others_share")
-    if is_busy(share):
+    if stats.is_busy(share):
         return f"the machine was busy: other programs used {share:.0%} of its cores"
-    if noise is not None and repeats is not None and was_busy(noise, repeats):
+    if noise is not None and repeats is not None and stats.was_busy(noise, repeats):
         return f"the machine was busy: equal work took up to {noise:.2g} x"
     return ""
 
 
-def _by_moment(columns: Columns, timed: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+def _by_moment(columns: stats.Columns, timed: Sequence[Mapping[str, Any]]) -> list[list[float]]:
     """Return the columns summed by session, or by the block in which both models wrote, whichever are fewer."""
     sessions: list[Hashable] = [answer["group"] for answer in timed]
     blocks: list[Hashable] = [answer["base"].get("block") for answer in timed]
     groupings = [sessions] if None in blocks else [sessions, blocks]
-    return min((by_group(columns, groups) for groups in groupings), key=lambda grouped: len(grouped[0]))
+    return min((stats.by_group(columns, groups) for groups in groupings), key=lambda grouped: len(grouped[0]))
 
 
 def _recorded(evaluation: Evaluation, name: str) -> float | None:
@@ -312,7 +295,7 @@ def _speed(evaluation: Evaluation) -> Finding:
         return _failed("tokens_per_second", "not measured in turns", 0)
     columns = [[float(a[side][key]) for a in timed] for side in ("base", "tuned") for key in ("new_tokens", "seconds")]
     sums = [math.fsum(column) for column in columns]
-    interval = jackknife(_by_moment(columns, timed), lambda s: s[2] / s[3] - s[0] / s[1]).ci95
+    interval = stats.jackknife(_by_moment(columns, timed), lambda s: s[2] / s[3] - s[0] / s[1]).ci95
     return _reported("tokens_per_second", sums[0] / sums[1], sums[2] / sums[3], len(timed), interval)
 
 
@@ -323,7 +306,7 @@ def _memory(evaluation: Evaluation, config: GateConfig) -> Finding:
         return _failed("peak_memory_bytes", "not measured", 0, limit)
     metric = _measured("peak_memory_bytes", base, tuned, 1)
     # One number a side has no interval: it passes or it misses, and never aborts.
-    ratio = Estimate(tuned / base, (tuned / base, tuned / base), 1, math.nan)
+    ratio = stats.Estimate(tuned / base, (tuned / base, tuned / base), 1, math.nan)
     finding = ratio_finding(metric, None, ratio, limit, config.tolerance)
     return replace(finding, outcome="missed" if finding.outcome == "abort" else finding.outcome)
 
@@ -340,7 +323,7 @@ def _failed(name: str, reason: str, n: int, threshold: float | None = None) -> F
     return Finding(metric, "abort" if "not finite" in reason else "undecided", f"{titled(name)}: {reason}")
 
 
-def _reported(name: str, base: float | None, tuned: float | None, n: int, ci95: Interval | None) -> Finding:
+def _reported(name: str, base: float | None, tuned: float | None, n: int, ci95: stats.Interval | None) -> Finding:
     if base is None or tuned is None or not _all_finite((base, tuned)):
         return _failed(name, "it was not measured", n)
     interval = ci95 if ci95 is not None and _all_finite(ci95) else None
@@ -365,7 +348,7 @@ def loss_columns(evaluation: Evaluation) -> list[list[float]] | str:
     alike = [
         (n, round(base / n, 3), round(tuned / n, 3)) if n else None for base, tuned, n in zip(*columns, strict=True)
     ]
-    return by_group(columns, merge_groups([row["group"] for row in rows], alike))
+    return stats.by_group(columns, stats.merge_groups([row["group"] for row in rows], alike))
 
 
 def _answer_pairs(evaluation: Evaluation, key: str) -> list[tuple[Any, Any, str]]:
