@@ -129,10 +129,7 @@ LENGTH_RATIOS = (0.8, 1.25)
 
 
 def safeguards(evaluation: Evaluation, good: Collection[int] | None = None) -> list[str]:
-    """Return in words what stage 2 broke on the held-out rows, against the baseline of this evaluation.
-
-    `good`: the rows whose loss counts; None: all of them.
-    """
+    """Return in words what stage 2 broke against the baseline. `good`: rows whose loss counts; None: all of them."""
     broken = []
     held_out_rows = [row for row in evaluation["rows"] if good is None or row["row"] in good]
     rows = [row for row in held_out_rows if all(isinstance(row[side], float) for side in SIDES)]

@@ -152,10 +152,7 @@ def freeze_wins(release: Release) -> int:
 
 
 def _prompt(number: int, question: FrozenQuestion, settings: EvalConfig) -> Prompt:
-    """Return a frozen question as a prompt.
-
-    A function is taken from the config alone: the set in the home must not name code to run.
-    """
+    """Return a frozen question as a prompt. A function is of the config alone: the home must not name code to run."""
     is_function = (question.checker or {}).get("name") == "function"
     return Prompt(
         row=number,

@@ -128,10 +128,7 @@ def _not_finite_field(value: Any, field: str) -> str:
 
 
 def _unchecked(evaluation: Evaluation) -> tuple[str, ...]:
-    """Return the gaps in the evidence for `deploy`.
-
-    A lower loss alone does not say that a single answer is right, and rows that were nearly trained are not evidence.
-    """
+    """Return the gaps in the evidence for `deploy`: no answer was checked, or test rows were nearly trained."""
     reasons: list[str] = []
     if not _answer_pairs(evaluation, "success"):
         reasons.append("no answer was checked: neither the held-out rows nor eval.checker name a checker")

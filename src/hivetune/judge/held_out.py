@@ -38,10 +38,7 @@ EMPTY_ANSWER: Mapping[str, Any] = dict.fromkeys(("answer", "ended", "seconds", "
 
 
 def plan_evaluation(snapshot: Snapshot, config: EvalConfig) -> tuple[tuple[int, ...], Generate]:
-    """Return the rows to score, and the rows to answer.
-
-    Raises UsageError for a broken checker in the config, before anything is loaded.
-    """
+    """Return the rows to score, and the rows to answer. Raises UsageError for a broken checker in the config."""
     check_eval(config)
     rows = snapshot.rows("test")
     chosen = choose_prompts([snapshot.info(row) for row in rows], config.prompts)

@@ -185,10 +185,7 @@ _CLOSE = 1e-6  # a mean that was added up in another order
 
 
 def read_figures_of(results: Mapping[str, Any], samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[TaskFigure]:
-    """Read the figures from the harness's `results` and the rows of each task in `samples`.
-
-    Raises KeyError, TypeError, ValueError for documents of another form.
-    """
+    """Read the harness's `results` and rows of each task. Raises KeyError, TypeError, ValueError for another form."""
     all_figures = []
     for task, figures in results["results"].items():
         better = results.get("higher_is_better", {}).get(task, {})
