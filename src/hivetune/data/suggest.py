@@ -127,7 +127,12 @@ def _candidates(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
     """Yield mappings that a person would try: lists of turns, a question with its answer, and both in lists of rows."""
     yield from _turn_lists(rows)
     columns = _columns(rows)
-    within = list(_within_lists(rows))
+    within: list[dict[str, str]] = []
+    for path in dict.fromkeys(path for row in rows[:SHOWN_ROWS] for path, _ in _lists(row)):
+        inside = [row for record in rows for row in rows_at(record, f"{path}[]") if isinstance(row, dict)]
+        if len(inside) > 1:
+            mappings = itertools.chain(_turn_lists(inside), _pairs(_columns(inside)))
+            within += ({ROWS: f"{path}[]", **mapping} for mapping in itertools.islice(mappings, MAX_SUGGESTIONS))
     is_document = len(rows) == 1 and next(_lists(rows[0]), None) is not None
     if is_document:
         yield from within
@@ -138,14 +143,6 @@ def _candidates(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
         texts = [column for column in columns if not _is_metadata(column)]
         if len(texts) == 1:
             yield {"text": texts[0].path}
-
-
-def _within_lists(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
-    for path in dict.fromkeys(path for row in rows[:SHOWN_ROWS] for path, _ in _lists(row)):
-        inside = [row for record in rows for row in rows_at(record, f"{path}[]") if isinstance(row, dict)]
-        if len(inside) > 1:
-            mappings = itertools.chain(_turn_lists(inside), _pairs(_columns(inside)))
-            yield from ({ROWS: f"{path}[]", **mapping} for mapping in itertools.islice(mappings, MAX_SUGGESTIONS))
 
 
 def _turn_lists(rows: Sequence[Row]) -> Iterator[dict[str, str]]:

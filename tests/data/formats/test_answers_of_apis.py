@@ -393,3 +393,20 @@ def test_a_stream_whose_content_is_parts() -> None:
 def test_a_request_that_rests_on_what_the_provider_keeps() -> None:
     asked = {"contents": [{"role": "user", "parts": [{"text": Q}]}], "cachedContent": "cachedContents/x1"}
     assert refused({"request": asked, "response": {"candidates": [candidate(A)]}}) == "earlier-turns-missing"
+
+
+ODD_RECORDS: list[dict[str, Any]] = [
+    {"hivetune_session": "messages"},
+    {"hivetune_session": "messages", "messages": 1},
+    {"hivetune_session": "messages", "messages": [{"speaker": [1], "content": Q}]},
+    {"request": ASKED, "response": [{"object": "chat.completion.chunk", "choices": [{"delta": "Behind"}]}]},
+    {"request": ASKED, "response": [{"type": "message_start"}, {"index": [0], "delta": {"text": "a"}, "type": "x"}]},
+    {"request": ASKED, "response": [{"contentBlockDelta": {"contentBlockIndex": [0], "delta": "a"}}]},
+    {"messages": [{"bubbleId": "1", "type": [None], "text": Q}]},
+    {"steps": [{"task": Q}, {"step_number": 1, "model_output": ""}, "a note"]},
+]
+
+
+@pytest.mark.parametrize("record", ODD_RECORDS, ids=range(len(ODD_RECORDS)))
+def test_a_record_of_odd_types_is_refused_and_no_crash(record: dict[str, Any]) -> None:
+    assert refused(record)

@@ -116,21 +116,21 @@ def _in_blocks(event: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(message, dict) or not isinstance(parts, list) or "content" in message:
         return event
     kind = "assistant" if message.get("role") == "model" else "user"
-    blocks = [_block_of_part(part) for part in parts if isinstance(part, dict)]
+    blocks: list[dict[str, Any]] = []
+    for part in (part for part in parts if isinstance(part, dict)):
+        call, result = part.get("functionCall"), part.get("functionResponse")
+        if isinstance(call, dict):
+            named = {"id": call.get("id"), "name": call.get("name"), "input": call.get("args")}
+            blocks.append({"type": "tool_use", **named})
+        elif isinstance(result, dict):
+            response = result.get("response")
+            text = response["output"] if isinstance(response, dict) and set(response) == {"output"} else response
+            blocks.append({"type": "tool_result", "tool_use_id": result.get("id"), "content": text})
+        elif part.get("thought") is True:
+            blocks.append({"type": "thinking", "thinking": part.get("text")})
+        else:
+            blocks.append({"type": "text", "text": part["text"]} if isinstance(part.get("text"), str) else part)
     return {**event, "type": kind, "message": {"role": kind, "content": blocks}}
-
-
-def _block_of_part(part: dict[str, Any]) -> dict[str, Any]:
-    call, result = part.get("functionCall"), part.get("functionResponse")
-    if isinstance(call, dict):
-        return {"type": "tool_use", "id": call.get("id"), "name": call.get("name"), "input": call.get("args")}
-    if isinstance(result, dict):
-        response = result.get("response")
-        text = response["output"] if isinstance(response, dict) and set(response) == {"output"} else response
-        return {"type": "tool_result", "tool_use_id": result.get("id"), "content": text}
-    if part.get("thought") is True:
-        return {"type": "thinking", "thinking": part.get("text")}
-    return {"type": "text", "text": part["text"]} if isinstance(part.get("text"), str) else part
 
 
 def _add(session: _Session, number: int, event: dict[str, Any], size: int) -> None:
@@ -191,7 +191,12 @@ def _text(message: Row) -> str:
 def _rows(session: _Session) -> Iterator[PlacedRow]:
     lines = session.lines
     if len(lines) > 1 and not any(line.parent for line in lines.values()):
-        _chain(session)
+        # Copies by other programs have no parents: lines follow in file order, those of subagents apart.
+        before: dict[bool, str | None] = {}
+        for name, line in lines.items():
+            aside = line.event.get("isSidechain") is True
+            begins = line.event.get("isCompactSummary") is True or line.asks_subagent
+            line.parent, before[aside] = None if begins else before.get(aside), name
     for line in lines.values():
         above = lines.get(line.parent or "")
         if above is not None and line.event.get("isMeta") is True and (text := _command_arguments(above)):
@@ -212,17 +217,6 @@ def _command_arguments(line: _Line) -> str:
     text = _text(line.message).lstrip()
     arguments = text.partition("<command-args>")[2].partition("</command-args>")[0]
     return arguments.strip() if text.startswith("<command-") else ""
-
-
-def _chain(session: _Session) -> None:
-    """Chain the lines in file order, for sessions without parents, as in copies by other programs. Subagents get their
-    own chains.
-    """
-    before: dict[bool, str | None] = {}
-    for name, line in session.lines.items():
-        aside = line.event.get("isSidechain") is True
-        begins = line.event.get("isCompactSummary") is True or line.asks_subagent
-        line.parent, before[aside] = None if begins else before.get(aside), name
 
 
 def _row(session: _Session, tree: list[str], spoken: list[str]) -> PlacedRow:

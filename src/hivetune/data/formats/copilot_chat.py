@@ -6,7 +6,7 @@ and `toolCallResults` what its tools gave back: then these are read.
 https://code.visualstudio.com/docs/copilot/chat/copilot-chat (Chat: Export Chat)
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from hivetune.data.pieces.format import Format
@@ -76,20 +76,18 @@ def _worked(rounds: list[dict[str, Any]], results: Any) -> list[Message]:
             if not values or not all(isinstance(value, str) or one_of(value, "node") is not None for value in values):
                 raise RowRefused(NOT_HELD, "a tool's result is not held")
             # Texts, or trees of pieces of text.
-            texts = [v if isinstance(v, str) else "".join(_pieces(v["node"])).strip() for v in values]
+            texts = [v if isinstance(v, str) else _pieces(v["node"]).strip() for v in values]
             messages.append(Message("tool", "\n".join(texts), tool_call_id=called))
     if messages[-1].role != "assistant" or not messages[-1].content.strip():
         raise RowRefused("cut-off-answer", "an agent was stopped before its end")
     return messages
 
 
-def _pieces(node: Any) -> Iterator[str]:
+def _pieces(node: Any) -> str:
     text = one_of(node, "text")
-    if isinstance(text, str):
-        yield "\n" if one_of(node, "lineBreakBefore") is True else ""
-        yield text
-    for child in listed(one_of(node, "children")):
-        yield from _pieces(child)
+    before = "\n" if isinstance(text, str) and one_of(node, "lineBreakBefore") is True else ""
+    said = text if isinstance(text, str) else ""
+    return before + said + "".join(map(_pieces, listed(one_of(node, "children"))))
 
 
 def _text(part: Mapping[str, Any]) -> str:

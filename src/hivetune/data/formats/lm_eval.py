@@ -13,7 +13,7 @@ def rows(record: Row) -> Iterator[Row]:
     """Yield the choice that lm-eval calls correct, after the text before all choices."""
     args = record.get("arguments")
     calls = list(args.values()) if isinstance(args, dict) else listed(args)
-    pairs = [tuple(call.values()) if isinstance(call, dict) else tuple(call) for call in calls if call]
+    pairs = [tuple(call.values() if isinstance(call, dict) else listed(call)) for call in calls if call]
     target = str(record.get("target"))
     number = int(target) if target.isdecimal() and len(target) <= len(str(len(pairs))) else len(pairs)
     if len(pairs) < 2 or number >= len(pairs):

@@ -77,7 +77,18 @@ def _read_pair(
         if before[-1].role == "assistant" and before[-1].content.strip() == str(answer).strip():
             before.pop()  # the prompt is the whole row as a template wrote it
     else:
-        before = [*read_system(system_of(row)), *_history(row.get("history") or row.get("chat_history"))]
+        before = read_system(system_of(row))
+        history = parsed(row.get("history") or row.get("chat_history")) or []
+        if _turns(history):
+            before += read_messages(history, None)
+        elif isinstance(history, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in history):
+            for pair in history:
+                before += [
+                    Message("user", text_of(pair[0], "history")),
+                    Message("assistant", text_of(pair[1], "history")),
+                ]
+        else:
+            raise RowRefused("wrong-type", "history: a list of [question, answer] pairs")
         before.append(Message("user", _question(row, question_column, question, extra)))
     if replies:
         after = read_messages(replies, None)
@@ -156,16 +167,6 @@ def _question(row: Row, column: str, question: Any, extra: tuple[str, ...]) -> s
         return text
     says_nothing = (more == "input" and says_none(value)) or (more in CONTEXT and names_document(value))
     return text if says_nothing else f"{text}\n{value}"
-
-
-def _history(history: Any) -> list[Message]:
-    history = parsed(history) or []
-    if _turns(history):
-        return read_messages(history, None)
-    if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
-        raise RowRefused("wrong-type", "history: a list of [question, answer] pairs")
-    texts = [text_of(text, "history") for pair in history for text in pair]
-    return [Message(("user", "assistant")[i % 2], text) for i, text in enumerate(texts)]
 
 
 def _has_answer(row: Row) -> bool:

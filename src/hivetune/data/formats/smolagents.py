@@ -9,6 +9,7 @@ from typing import Any
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Conversation, Row, listed, names, objects, one_of
 from hivetune.data.pieces.turns import in_order, read_messages
+from hivetune.data.reasons import RowRefused
 
 CODE_TOOL = "python_interpreter"  # smolagents' name for code that stands in the answer itself
 LAST_TOOL = "final_answer"
@@ -25,9 +26,9 @@ def turns_of(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the turns of such a memory. Plans and the answer that the last step repeats are left out."""
     turns: list[dict[str, Any]] = []
     for step in steps:
-        system = step.get("system_prompt") or (
-            step.get("text") if "speaker" in step else None
-        )  # as a line that is read
+        if not isinstance(step, dict):
+            raise RowRefused("wrong-type", "steps: a list of objects")
+        system = step.get("system_prompt") or ("speaker" in step and step.get("text"))  # as a line that is read
         if isinstance(system, str):
             turns.append({"role": "system", "content": system})
         elif isinstance(step.get("task"), str):
@@ -43,20 +44,18 @@ def _acted(step: Mapping[str, Any]) -> list[dict[str, Any]]:
     for call in objects(step.get("tool_calls")) or []:
         function = call["function"] if isinstance(call.get("function"), dict) else call
         calls.append({"id": call.get("id"), **{key: function.get(key) for key in ("name", "arguments")}})
-    last = next((call for call in calls if call["name"] == LAST_TOOL), None)
+    for call in calls:
+        if call["name"] == LAST_TOOL:
+            answer = one_of(call["arguments"], "answer") if isinstance(call["arguments"], dict) else call["arguments"]
+            return [{"role": "assistant", "content": answer if isinstance(answer, str) else output}]
     error = one_of(step.get("error"), "message")
     observations = f"Error:\n{error}" if error else str(step.get("observations") or "")
-    if last is not None:
-        answer = one_of(last["arguments"], "answer") if isinstance(last["arguments"], dict) else last["arguments"]
-        return [{"role": "assistant", "content": answer if isinstance(answer, str) else output}]
     if not calls or any(call["name"] == CODE_TOOL for call in calls):
         spoken = {"role": "assistant", "content": output}
         shown = observations if observations.startswith("Error") else f"Observation:\n{observations}"
         return [spoken] if step.get("is_final_answer") is True else [spoken, {"role": "user", "content": shown}]
-    results = [
-        {"role": "tool", "content": observations if call is calls[-1] else "", "tool_call_id": call["id"]}
-        for call in calls
-    ]
+    results = [{"role": "tool", "content": "", "tool_call_id": call["id"]} for call in calls]
+    results[-1]["content"] = observations
     return [{"role": "assistant", "content": output, "tool_calls": calls}, *results]
 
 

@@ -188,7 +188,21 @@ def read_answer(value: Any) -> Answer:
     if isinstance(value, str | list) and (pieces := pieces_in(value)) is not None:
         value = whole_response(pieces)
     if isinstance(value, list):
-        return _listed(value)
+        if len(value) == 1 and isinstance(value[0], str):
+            return [_text_answer(value[0])], ()
+        outputs = objects(_flat(value))
+        if outputs is None:
+            raise RowRefused("wrong-type", "the response: an object, a list of messages or a text")
+        if isinstance(outputs[0].get("generated_text"), str):
+            return [_text_answer(outputs[0]["generated_text"])], ("other-answers",) if len(outputs) > 1 else ()
+        if all("toolName" in output for output in outputs):  # the AI SDK
+            return [Message("assistant", "", tool_calls=tuple(map(read_call, outputs)))], ()
+        if "message" in outputs[0] and "index" in outputs[0]:
+            return _choices(list(outputs))
+        _refuse_cut(
+            next((end for output in outputs if (end := one_of(output, "finish_reason"))), None)
+        )  # OpenTelemetry
+        return read_messages(outputs, None), ()
     if not isinstance(value, dict):
         raise RowRefused("no-answer", "the response is empty")
     _refuse_failure(value)
@@ -324,22 +338,6 @@ def _generations(generations: list[Any]) -> Answer:
     if isinstance(first.get("text"), str):
         return [_text_answer(first["text"])], changed
     raise RowRefused("no-answer", "the generation holds no message")
-
-
-def _listed(value: list[Any]) -> Answer:
-    if len(value) == 1 and isinstance(value[0], str):
-        return [_text_answer(value[0])], ()
-    items = objects(_flat(value))
-    if items is None:
-        raise RowRefused("wrong-type", "the response: an object, a list of messages or a text")
-    if isinstance(items[0].get("generated_text"), str):
-        return [_text_answer(items[0]["generated_text"])], ("other-answers",) if len(items) > 1 else ()
-    if all("toolName" in item for item in items):  # the AI SDK
-        return [Message("assistant", "", tool_calls=tuple(read_call(item) for item in items))], ()
-    if "message" in items[0] and "index" in items[0]:
-        return _choices(list(items))
-    _refuse_cut(next((reason for item in items if (reason := one_of(item, "finish_reason"))), None))  # OpenTelemetry
-    return read_messages(items, None), ()
 
 
 def is_of_answer(item: dict[str, Any]) -> bool:

@@ -361,17 +361,18 @@ def plain_parts(content: Any) -> Any:
     """Return a content whose parts are Semantic Kernel's, in .NET or in Python, as the parts that are known here."""
     if not any(isinstance(part, dict) and ("$type" in part or "content_type" in part) for part in listed(content)):
         return content
-    return [_kernel_part(part) if isinstance(part, dict) else part for part in content]
-
-
-def _kernel_part(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    part = {key[:1].lower() + key[1:]: value for key, value in item.items()}
-    kind = str(one_of(part, "$type", "content_type")).removesuffix("Content").lower().replace("_", "")
-    names = one_of(part, "pluginName", "plugin_name"), one_of(part, "functionName", "function_name", "name")
-    name = "-".join(filter(None, names))
-    if kind == "functioncall":
-        return {"type": "tool_use", "id": part.get("id"), "name": name, "input": parsed(part.get("arguments"))}
-    if kind == "functionresult":
-        ids = {"tool_use_id": one_of(part, "callId", "id"), "name": name}
-        return {"type": "tool_result", "content": part.get("result"), **ids}
-    return {**part, "type": kind}
+    parts: list[Any] = []
+    for item in content:
+        part = {key[:1].lower() + key[1:]: value for key, value in item.items()} if isinstance(item, dict) else {}
+        kind = str(one_of(part, "$type", "content_type")).removesuffix("Content").lower().replace("_", "")
+        called = one_of(part, "pluginName", "plugin_name"), one_of(part, "functionName", "function_name", "name")
+        if kind == "functioncall":
+            arguments = parsed(part.get("arguments"))
+            named = {"id": part.get("id"), "name": "-".join(filter(None, called)), "input": arguments}
+            parts.append({"type": "tool_use", **named})
+        elif kind == "functionresult":
+            ids = {"tool_use_id": one_of(part, "callId", "id"), "name": "-".join(filter(None, called))}
+            parts.append({"type": "tool_result", "content": part.get("result"), **ids})
+        else:
+            parts.append({**part, "type": kind} if isinstance(item, dict) else item)
+    return parts

@@ -49,6 +49,8 @@ def spoken(name: str, turns: list[tuple[str, Any]], assistant: Any) -> Conversat
 
 def read_session(row: Row) -> Conversation:
     """Return the conversation that a file's format joined from many lines. Raise RowRefused."""
+    if not isinstance(row.get("messages"), list):
+        raise RowRefused("wrong-type", "messages: a list of objects")
     turns, system = _with_roles(row["messages"], row.get(ASSISTANT)), row.get("system")
     cut: tuple[str, ...] = ()
     try:
@@ -78,14 +80,14 @@ def read_session(row: Row) -> Conversation:
             changed["call-without-result"] = None
         messages.append(message)
     ordered, more = in_order(_system_first(messages))
-    return Conversation(name, ordered, changed=(*row.get("left_out", ()), *cut, *changed, *more))
+    return Conversation(name, ordered, changed=(*listed(row.get("left_out")), *cut, *changed, *more))
 
 
 def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
     """Return turns that name a `speaker`, with the role that each has when `assistant` answers: all others ask. The
     name of a speaker stays before what they say where several ask. Raise RowRefused: who-answers.
     """
-    speakers = Counter(turn["speaker"] for turn in turns if isinstance(turn, dict) and "speaker" in turn)
+    speakers = Counter(str(turn["speaker"]) for turn in turns if isinstance(turn, dict) and "speaker" in turn)
     if not speakers:
         return turns
     if assistant not in speakers:
@@ -95,8 +97,8 @@ def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
         )
     with_role: list[Any] = []
     for turn in turns:
-        if "speaker" in turn:
-            speaker, rest = turn["speaker"], {key: value for key, value in turn.items() if key != "speaker"}
+        if isinstance(turn, dict) and "speaker" in turn:
+            speaker, rest = str(turn["speaker"]), {key: value for key, value in turn.items() if key != "speaker"}
             if speaker != assistant and len(speakers) > 2 and isinstance(rest.get("content"), str):
                 rest["content"] = f"{speaker}: {rest['content']}"
             turn = {"role": "assistant" if speaker == assistant else "user", **rest}

@@ -162,6 +162,12 @@ def _text(value: Any) -> str:
     return value or ""
 
 
+def _delta(value: Any) -> dict[str, Any]:
+    if value and not isinstance(value, dict):
+        raise RowRefused("unsupported-content", "a piece of a stream that is no object")
+    return value or {}
+
+
 def _joined(texts: Iterable[Any]) -> str:
     return "".join(map(_text, texts))
 
@@ -212,7 +218,7 @@ def _openai(pieces: StreamPieces) -> Response | None:
     calls: dict[Any, dict[str, Any]] = {}
     end = None
     for choice in _first_choices(pieces):
-        delta = one_of(choice, "delta", "message") or {}
+        delta = _delta(one_of(choice, "delta", "message"))
         end = choice.get("finish_reason") or end
         if isinstance(parts := delta.get("content"), list):  # Mistral thinks in parts of the content
             part = read_content(parts)
@@ -244,9 +250,9 @@ def _add_calls(calls: dict[Any, dict[str, Any]], pieces: Sequence[Mapping[str, A
     number all with 0.
     """
     for piece in pieces:
-        key, call_id = piece.get("index"), piece.get("id")
+        key, call_id = str(piece.get("index")), piece.get("id")
         if key in calls and call_id and calls[key]["id"] not in (None, call_id):
-            key = call_id
+            key = str(call_id)
         function = calls.setdefault(key, {"id": call_id, "function": {"name": "", "arguments": ""}})["function"]
         for name in function:
             part = one_of(piece.get("function"), name)
@@ -257,14 +263,14 @@ def _anthropic(pieces: StreamPieces) -> Response | None:
     blocks: dict[Any, dict[str, Any]] = {}
     end = None
     for piece in pieces:
-        index, delta = piece.get("index"), piece.get("delta")
+        index, delta = str(piece.get("index")), piece.get("delta")
         if isinstance(piece.get("content_block"), dict):
             blocks[index] = {**piece["content_block"]}
         end = one_of(delta, "stop_reason") or end
         for name in _LONG:
             if isinstance(text := one_of(delta, name), str):
                 block = blocks.setdefault(index, {"type": name})
-                block[name] = block.get(name, "") + text
+                block[name] = _text(block.get(name)) + text
         if isinstance(text := one_of(delta, "partial_json"), str) and index in blocks:
             before = blocks[index].get("input")
             blocks[index]["input"] = (before if isinstance(before, str) else "") + text
@@ -326,12 +332,12 @@ def _bedrock(pieces: StreamPieces) -> Response | None:
         end = one_of(piece.get("messageStop"), "stopReason") or end
         begun, step = piece.get("contentBlockStart"), piece.get("contentBlockDelta")
         if isinstance(call := one_of(one_of(begun, "start"), "toolUse"), dict):
-            blocks[one_of(begun, "contentBlockIndex")] = {"toolUse": {"input": "", **call}}
+            blocks[str(one_of(begun, "contentBlockIndex"))] = {"toolUse": {"input": "", **call}}
         if step is None:
             continue
-        block, delta = blocks.setdefault(one_of(step, "contentBlockIndex"), {}), one_of(step, "delta") or {}
-        if isinstance(delta.get("text"), str):
-            block["text"] = block.get("text", "") + delta["text"]
+        block, delta = blocks.setdefault(str(one_of(step, "contentBlockIndex")), {}), _delta(one_of(step, "delta"))
+        if isinstance(text := delta.get("text"), str):
+            block["text"] = block.get("text", "") + text
         if isinstance(thought := one_of(delta.get("reasoningContent"), "text"), str):
             content = block.setdefault("reasoningContent", {"reasoningText": {"text": ""}})
             content["reasoningText"]["text"] += thought

@@ -264,7 +264,7 @@ def _unwrapped(turn: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(kind, str) and kind in _LANGCHAIN and "role" not in turn:
         inner = turn["data"] if isinstance(turn.get("data"), dict) else turn
         return {**inner, "role": _LANGCHAIN[kind]}
-    if "bubbleId" in turn and kind in _CURSOR:
+    if "bubbleId" in turn and isinstance(kind, int) and kind in _CURSOR:
         return {**turn, "role": _CURSOR[kind], "content": turn.get("text")}
     inner = turn.get("message")
     if isinstance(inner, dict) and "role" in inner:
