@@ -17,38 +17,6 @@ from hivetune.base.paths import path_hint, spelled
 from hivetune.base.yaml_file import parse_yaml, read_yaml
 from hivetune.errors import UsageError
 
-MOST_SHOWN_CHARS = 80
-_BRANCHES = ("str", "list[str]", "int")  # of a union, which pydantic names behind the setting
-
-
-def key_of(problem: Mapping[str, Any]) -> str:
-    """The dotted name of the setting that a problem of `ValidationError.errors()` is about."""
-    parts = [str(part) for part in problem["loc"]]
-    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] in _BRANCHES else parts)
-
-
-def refusal_text(problem: Mapping[str, Any], settings: Mapping[str, str]) -> str:
-    """Return one line on a refused setting. `settings`: each setting's dotted name and its meaning."""
-    key, kind = key_of(problem), problem["type"]
-    if kind == "extra_forbidden":
-        near = difflib.get_close_matches(key, settings, 1)
-        near = near or [name for name in settings if name.rpartition(".")[2] == key.rpartition(".")[2]]
-        return f"unknown setting '{key}'" + (f", did you mean '{near[0]}'?" if near else "")
-    if kind == "missing":
-        return f"'{key}' is missing"
-    shown = repr(problem["input"])
-    got = f"got {shown if len(shown) <= MOST_SHOWN_CHARS else shown[:MOST_SHOWN_CHARS] + '...'}"
-    if kind == "model_type":
-        return f"'{key}': it has settings of its own, such as {_first_below(key, settings)}, {got}"
-    if key in settings and (kind == "string_pattern_mismatch" or len(problem["loc"]) > key.count(".") + 1):
-        return f"'{key}': choose one of: {settings[key]}; {got}"
-    return f"'{key}': {problem['msg'].removeprefix('Value error, ')}, {got}"
-
-
-def _first_below(section: str, settings: Mapping[str, str]) -> str:
-    return next((name for name in settings if name.startswith(f"{section}.")), section)
-
-
 MAX_TOKENS_A_ROW = 1 << 24
 ReportTarget = Literal["tensorboard", "mlflow", "trackio", "wandb"]
 
@@ -60,6 +28,11 @@ def _known_workers(value: Any) -> Any:
     raise ValueError("must be auto, a number from 1 to 64, or HOST:PORT of a cluster")
 
 
+def setting(default: Any, meaning: str, **limits: Any) -> Any:
+    """Return a setting with its default, its meaning and pydantic's limits."""
+    return Field(default=default, description=meaning, **limits)
+
+
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
@@ -68,168 +41,140 @@ class DataConfig(Section):
     path: str | list[str] = Field(
         description="files, globs or folders of rows (relative to the config), '-' for standard input, or 'store'"
     )
-    columns: dict[str, str] = Field(
-        default={}, description="map of prompt, completion, ... to the columns of your rows"
+    columns: dict[str, str] = setting({}, "map of prompt, completion, ... to the columns of your rows")
+    encoding: str | None = setting(None, "encoding of all files, such as cp1252; default: detected")
+    max_rejected: float = setting(0.2, "maximum share of rejected rows; with more, the data is refused", ge=0, le=1)
+    validation: float = setting(0.1, "share of rows held out to choose the best step", ge=0, lt=1)
+    test: float = setting(0.1, "share of rows held out for the verdict", ge=0, lt=1)
+    split: Literal["content", "time"] = setting("content", "content: by a hash of the row; time: the newest")
+    group_by: Literal["auto", "session", "user", "none"] = setting(
+        "auto", "rows that stay in one split; auto: small sessions and users"
     )
-    encoding: str | None = Field(default=None, description="encoding of all files, such as cp1252; default: detected")
-    max_rejected: float = Field(
-        default=0.2, ge=0, le=1, description="maximum share of rejected rows; with more, the data is refused"
+    balance: Literal["none", "agent", "category"] = setting(
+        "none", "train the same number of rows of each agent or category"
     )
-    validation: float = Field(default=0.1, ge=0, lt=1, description="share of rows held out to choose the best step")
-    test: float = Field(default=0.1, ge=0, lt=1, description="share of rows held out for the verdict")
-    split: Literal["content", "time"] = Field(
-        default="content", description="content: by a hash of the row; time: the newest"
+    system_prompts: dict[str, str] = setting({}, "system prompt of each agent, for rows without one")
+    on_overlong: Literal["reject", "cut_turns", "cut"] = setting(
+        "reject", "rows longer than max_length: reject them, drop the last turns, or cut tokens"
     )
-    group_by: Literal["auto", "session", "user", "none"] = Field(
-        default="auto", description="rows that stay in one split; auto: small sessions and users"
+    on_failed: Literal["set_aside", "train"] = setting("set_aside", "rows whose success is false")
+    on_untrusted: Literal["set_aside", "train"] = setting("set_aside", "text from tools or web pages")
+    on_own_answers: Literal["set_aside", "train"] = setting("set_aside", "answers of a release that nobody approved")
+    on_tools: Literal["train", "leave_out"] = setting("train", "tool calls and their results")
+    on_reasoning: Literal["train", "leave_out"] = setting("train", "reasoning before an answer")
+    on_secret: Literal["redact", "reject", "keep"] = setting("redact", "keys, tokens, passwords")
+    on_personal: Literal["redact", "reject", "keep"] = setting(
+        "redact", "mail addresses, phone, card and account numbers"
     )
-    balance: Literal["none", "agent", "category"] = Field(
-        default="none", description="train the same number of rows of each agent or category"
-    )
-    system_prompts: dict[str, str] = Field(default={}, description="system prompt of each agent, for rows without one")
-    on_overlong: Literal["reject", "cut_turns", "cut"] = Field(
-        default="reject", description="rows longer than max_length: reject them, drop the last turns, or cut tokens"
-    )
-    on_failed: Literal["set_aside", "train"] = Field(default="set_aside", description="rows whose success is false")
-    on_untrusted: Literal["set_aside", "train"] = Field(default="set_aside", description="text from tools or web pages")
-    on_own_answers: Literal["set_aside", "train"] = Field(
-        default="set_aside", description="answers of a release that nobody approved"
-    )
-    on_tools: Literal["train", "leave_out"] = Field(default="train", description="tool calls and their results")
-    on_reasoning: Literal["train", "leave_out"] = Field(default="train", description="reasoning before an answer")
-    on_secret: Literal["redact", "reject", "keep"] = Field(default="redact", description="keys, tokens, passwords")
-    on_personal: Literal["redact", "reject", "keep"] = Field(
-        default="redact", description="mail addresses, phone, card and account numbers"
-    )
-    near_duplicates: float = Field(
-        default=0.85, ge=0, le=1, description="Jaccard similarity from which rows count as duplicates; 0: off"
-    )
-    quota_per_source: int | None = Field(default=None, gt=0, description="maximum rows from one source")
-    quota_per_session: int | None = Field(default=None, gt=0, description="maximum rows from one session")
-    synthetic_share: float = Field(default=0.5, ge=0, le=1, description="maximum share of synthetic rows")
-    leave_out: str | None = Field(default=None, description="file with row ids to set aside and the reasons")
+    near_duplicates: float = setting(0.85, "Jaccard similarity from which rows count as duplicates; 0: off", ge=0, le=1)
+    quota_per_source: int | None = setting(None, "maximum rows from one source", gt=0)
+    quota_per_session: int | None = setting(None, "maximum rows from one session", gt=0)
+    synthetic_share: float = setting(0.5, "maximum share of synthetic rows", ge=0, le=1)
+    leave_out: str | None = setting(None, "file with row ids to set aside and the reasons")
 
 
 class LearnConfig(Section):
     """Settings for the rows to learn from and the weight of bad answers (docs/learn.md)."""
 
-    use: list[Literal["sft", "corrections", "pairs", "failures"]] = Field(
-        default=["sft", "corrections"],
+    use: list[Literal["sft", "corrections", "pairs", "failures"]] = setting(
+        ["sft", "corrections"],
+        "rows to learn from: sft (good rows), corrections, pairs (a better and a worse answer), failures",
         min_length=1,
-        description="rows to learn from: sft (good rows), corrections, pairs (a better and a worse answer), failures",
     )
-    stage: Literal[1, 2] = Field(default=1, description="2: learn from bad answers too, starting from lora.start")
-    steps: int = Field(default=40, gt=0, description="optimizer steps of stage 2")
-    rate: float = Field(default=0.2, gt=0, le=1, description="learning rate of stage 2, as a share of learning_rate")
-    weight: float = Field(default=0.5, ge=0, le=1, description="maximum weight of a bad row; a good row has 1")
-    beta: float = Field(default=5.0, gt=0, description="a bad row has no effect after about 4 / beta nats")
-    least_bad: int = Field(default=50, gt=0, description="minimum bad rows for a stage 2")
-    quota_per_user: int = Field(default=100, gt=0, description="maximum bad rows from one user")
+    stage: Literal[1, 2] = setting(1, "2: learn from bad answers too, starting from lora.start")
+    steps: int = setting(40, "optimizer steps of stage 2", gt=0)
+    rate: float = setting(0.2, "learning rate of stage 2, as a share of learning_rate", gt=0, le=1)
+    weight: float = setting(0.5, "maximum weight of a bad row; a good row has 1", ge=0, le=1)
+    beta: float = setting(5.0, "a bad row has no effect after about 4 / beta nats", gt=0)
+    least_bad: int = setting(50, "minimum bad rows for a stage 2", gt=0)
+    quota_per_user: int = setting(100, "maximum bad rows from one user", gt=0)
 
 
 class LoraConfig(Section):
-    r: int = Field(default=16, gt=0, le=1 << 16, description="rank: 8 for style and format, 16 to 32 for new skills")
-    alpha: float = Field(default=32, gt=0, description="the update is scaled by alpha / r; usually twice the rank")
-    dropout: float = Field(
-        default=0.0, ge=0, lt=1, description="dropout on the adapter's input; 0.05 to 0.1 for few rows"
+    r: int = setting(16, "rank: 8 for style and format, 16 to 32 for new skills", gt=0, le=1 << 16)
+    alpha: float = setting(32, "the update is scaled by alpha / r; usually twice the rank", gt=0)
+    dropout: float = setting(0.0, "dropout on the adapter's input; 0.05 to 0.1 for few rows", ge=0, lt=1)
+    dropout_per: Literal["token", "row"] = setting(
+        "token", "token: compute shared prefixes once; row: each row has its own mask"
     )
-    dropout_per: Literal["token", "row"] = Field(
-        default="token", description="token: compute shared prefixes once; row: each row has its own mask"
+    target_modules: str | list[str] = setting(
+        "all-linear", "layers: all-linear, names such as q_proj, or a pattern such as '.*_proj'"
     )
-    target_modules: str | list[str] = Field(
-        default="all-linear", description="layers: all-linear, names such as q_proj, or a pattern such as '.*_proj'"
-    )
-    rslora: bool = Field(default=False, description="scale by alpha / sqrt(r) instead; for ranks above 32")
-    start: str | None = Field(default=None, description="start from the adapter in this folder (same base model)")
+    rslora: bool = setting(False, "scale by alpha / sqrt(r) instead; for ranks above 32")
+    start: str | None = setting(None, "start from the adapter in this folder (same base model)")
 
 
 class EvalConfig(Section):
-    prompts: int = Field(default=64, gt=0, description="held-out rows that both models answer")
-    new_tokens: int = Field(default=64, gt=0, description="maximum tokens of an answer")
-    slots: int = Field(default=8, gt=0, le=1024, description="answers generated at the same time")
-    baseline: str = Field(
-        default="base",
+    prompts: int = setting(64, "held-out rows that both models answer", gt=0)
+    new_tokens: int = setting(64, "maximum tokens of an answer", gt=0)
+    slots: int = setting(8, "answers generated at the same time", gt=0, le=1024)
+    baseline: str = setting(
+        "base",
+        "model to compare with: base, NAME@VERSION, a run, a .gguf file, URL#MODEL, or a .yaml file",
         min_length=1,
-        description="model to compare with: base, NAME@VERSION, a run, a .gguf file, URL#MODEL, or a .yaml file",
     )
-    latency_prompts: int = Field(default=50, gt=0, description="prompts answered one at a time, to measure latency")
-    checker: dict[str, Any] | None = Field(default=None, description="checker of answers, for rows without one")
-    judge: str | None = Field(
-        default=None, min_length=1, description="model that compares answers: URL#MODEL, a .gguf file, a release, base"
+    latency_prompts: int = setting(50, "prompts answered one at a time, to measure latency", gt=0)
+    checker: dict[str, Any] | None = setting(None, "checker of answers, for rows without one")
+    judge: str | None = setting(
+        None, "model that compares answers: URL#MODEL, a .gguf file, a release, base", min_length=1
     )
-    frozen: list[str] = Field(
-        default=[], description="releases and files with questions to ask in every evaluation and never train"
-    )
-    general: bool = Field(default=True, description="also ask the general questions that ship with Hivetune")
+    frozen: list[str] = setting([], "releases and files with questions to ask in every evaluation and never train")
+    general: bool = setting(True, "also ask the general questions that ship with Hivetune")
 
 
 class ExportConfig(Section):
-    converter: str | None = Field(
-        default=None,
-        min_length=1,
-        description="folder of a llama.cpp checkout that writes GGUF files; default: fetched",
+    converter: str | None = setting(
+        None, "folder of a llama.cpp checkout that writes GGUF files; default: fetched", min_length=1
     )
 
 
 class GateConfig(Section):
     """Thresholds of the verdict; a metric whose threshold is null is reported, not required."""
 
-    loss_gain: float | None = Field(default=0.0, description="minimum gain in nats per token, as a lower bound")
-    success_gain: float | None = Field(default=None, description="minimum gain in the share of correct answers")
-    latency_ratio: float | None = Field(default=1.5, gt=0, description="maximum time per answer, tuned / base")
-    memory_ratio: float | None = Field(default=1.5, gt=0, description="maximum peak memory, tuned / base")
-    least_success: float | None = Field(default=None, gt=0, le=1, description="minimum share of correct answers")
-    most_latency_s: float | None = Field(default=None, gt=0, description="maximum mean time per answer")
-    most_memory_gb: float | None = Field(default=None, gt=0, description="largest peak memory")
-    preferred_gain: float | None = Field(
-        default=None, ge=-1, le=1, description="minimum gain in the share of answers that eval.judge prefers"
+    loss_gain: float | None = setting(0.0, "minimum gain in nats per token, as a lower bound")
+    success_gain: float | None = setting(None, "minimum gain in the share of correct answers")
+    latency_ratio: float | None = setting(1.5, "maximum time per answer, tuned / base", gt=0)
+    memory_ratio: float | None = setting(1.5, "maximum peak memory, tuned / base", gt=0)
+    least_success: float | None = setting(None, "minimum share of correct answers", gt=0, le=1)
+    most_latency_s: float | None = setting(None, "maximum mean time per answer", gt=0)
+    most_memory_gb: float | None = setting(None, "largest peak memory", gt=0)
+    preferred_gain: float | None = setting(
+        None, "minimum gain in the share of answers that eval.judge prefers", ge=-1, le=1
     )
-    judge_alone: bool = Field(default=False, description="accept these answers as the only evidence")
-    least_kept: float | None = Field(
-        default=0.9, gt=0, le=1, description="minimum share of frozen questions still answered correctly"
+    judge_alone: bool = setting(False, "accept these answers as the only evidence")
+    least_kept: float | None = setting(0.9, "minimum share of frozen questions still answered correctly", gt=0, le=1)
+    least_general: float | None = setting(
+        None, "minimum share of general questions still answered correctly", gt=0, le=1
     )
-    least_general: float | None = Field(
-        default=None, gt=0, le=1, description="minimum share of general questions still answered correctly"
-    )
-    length_drift: float | None = Field(default=None, ge=1, description="maximum factor in the length of answers")
-    more_loops: float | None = Field(default=None, ge=0, le=1, description="maximum rise of repetitive answers")
-    more_refusals: float | None = Field(default=None, ge=0, le=1, description="maximum rise of refusals")
-    look: int | None = Field(
-        default=None, gt=0, description="number of candidates judged against the champion so far; a cycle sets it"
-    )
-    tolerance: float = Field(
-        default=0.02, ge=0, description="how much worse a required metric may be before the verdict is abort"
-    )
+    length_drift: float | None = setting(None, "maximum factor in the length of answers", ge=1)
+    more_loops: float | None = setting(None, "maximum rise of repetitive answers", ge=0, le=1)
+    more_refusals: float | None = setting(None, "maximum rise of refusals", ge=0, le=1)
+    look: int | None = setting(None, "number of candidates judged against the champion so far; a cycle sets it", gt=0)
+    tolerance: float = setting(0.02, "how much worse a required metric may be before the verdict is abort", ge=0)
 
 
 class SuperviseConfig(Section):
-    hang_factor: float = Field(default=5.0, gt=1, description="a step hangs after this many times its usual time")
-    hang_floor_s: float = Field(default=60.0, gt=0, description="a step hangs after this time at the earliest")
-    start_timeout_s: float = Field(
-        default=900.0, gt=0, description="maximum start time: imports, model, first compilation"
+    hang_factor: float = setting(5.0, "a step hangs after this many times its usual time", gt=1)
+    hang_floor_s: float = setting(60.0, "a step hangs after this time at the earliest", gt=0)
+    start_timeout_s: float = setting(900.0, "maximum start time: imports, model, first compilation", gt=0)
+    evaluate_timeout_s: float = setting(1800.0, "maximum time of a validation", gt=0)
+    save_timeout_s: float = setting(600.0, "maximum time to save a checkpoint", gt=0)
+    attempts: int = setting(3, "attempts without progress before giving up", gt=0)
+    backoff_s: float = setting(
+        5.0, "first pause after a device fault; doubled up to 300 s if faults come at different steps", gt=0
     )
-    evaluate_timeout_s: float = Field(default=1800.0, gt=0, description="maximum time of a validation")
-    save_timeout_s: float = Field(default=600.0, gt=0, description="maximum time to save a checkpoint")
-    attempts: int = Field(default=3, gt=0, description="attempts without progress before giving up")
-    backoff_s: float = Field(
-        default=5.0,
-        gt=0,
-        description="first pause after a device fault; doubled up to 300 s if faults come at different steps",
+    memory_share: float = setting(0.9, "maximum share of the device's memory to use", gt=0, le=1)
+    checkpoint_every_s: float | None = setting(
+        None, "seconds between checkpoints; default: from measured costs, by Young's rule", gt=0
     )
-    memory_share: float = Field(default=0.9, gt=0, le=1, description="maximum share of the device's memory to use")
-    checkpoint_every_s: float | None = Field(
-        default=None, gt=0, description="seconds between checkpoints; default: from measured costs, by Young's rule"
+    allow: list[Literal["rank", "sample"]] = setting(
+        [], "changes that recovery may make: rank (halve it), sample (skip rows)"
     )
-    allow: list[Literal["rank", "sample"]] = Field(
-        default=[], description="changes that recovery may make: rank (halve it), sample (skip rows)"
-    )
-    chunk_rows: int | None = Field(
-        default=None, gt=0, description="finish all epochs on this many rows before the next"
-    )
+    chunk_rows: int | None = setting(None, "finish all epochs on this many rows before the next", gt=0)
 
 
 class CycleWatchConfig(Section):
-    hours: float = Field(default=24.0, ge=0, le=24 * 30, description="hours for which a new champion is watched")
+    hours: float = setting(24.0, "hours for which a new champion is watched", ge=0, le=24 * 30)
 
 
 class EmailConfig(Section):
@@ -238,40 +183,34 @@ class EmailConfig(Section):
     host: str = Field(min_length=1, description="mail server")
     port: int = Field(default=587, gt=0, lt=65536)
     security: Literal["starttls", "tls", "none"] = "starttls"
-    user: str | None = Field(default=None, description="user name on the mail server")
-    password_variable: str | None = Field(
-        default=None, min_length=1, description="environment variable that holds the password"
-    )
+    user: str | None = setting(None, "user name on the mail server")
+    password_variable: str | None = setting(None, "environment variable that holds the password", min_length=1)
 
 
 class NotifyConfig(Section):
     """Notices of the cycle; only what is named here leaves the machine."""
 
-    command: list[str] = Field(default=[], description="program and arguments; the notice is the last argument")
-    webhook: str | None = Field(default=None, pattern="^https?://", description="URL that gets the notice as JSON")
-    email: EmailConfig | None = Field(default=None, description="mail: host, sender, to, user, password_variable")
+    command: list[str] = setting([], "program and arguments; the notice is the last argument")
+    webhook: str | None = setting(None, "URL that gets the notice as JSON", pattern="^https?://")
+    email: EmailConfig | None = setting(None, "mail: host, sender, to, user, password_variable")
 
 
 class CycleConfig(Section):
     """The loop that trains, judges and promotes by itself."""
 
-    name: str | None = Field(default=None, description="name of the release; required for a cycle")
-    sources: list[str] = Field(default=[], description="sources to collect first, as for hivetune collect")
-    after_rows: int = Field(default=200, gt=0, description="new groups of rows that start a cycle")
-    window: str | None = Field(
-        default=None, description="hours for long work, such as 22:00-06:00, or a cron line at which it starts"
+    name: str | None = setting(None, "name of the release; required for a cycle")
+    sources: list[str] = setting([], "sources to collect first, as for hivetune collect")
+    after_rows: int = setting(200, "new groups of rows that start a cycle", gt=0)
+    window: str | None = setting(None, "hours for long work, such as 22:00-06:00, or a cron line at which it starts")
+    budget_hours: float | None = setting(None, "maximum hours of training in a cycle", gt=0)
+    budget_kwh: float | None = setting(None, "maximum energy of training in a cycle, in kWh", gt=0)
+    yield_to: Literal["serving", "nothing"] = setting(
+        "serving", "serving: pause long work while requests or other programs use the machine"
     )
-    budget_hours: float | None = Field(default=None, gt=0, description="maximum hours of training in a cycle")
-    budget_kwh: float | None = Field(default=None, gt=0, description="maximum energy of training in a cycle, in kWh")
-    yield_to: Literal["serving", "nothing"] = Field(
-        default="serving", description="serving: pause long work while requests or other programs use the machine"
-    )
-    replay: float = Field(default=0.5, ge=0, le=1, description="minimum share of old tokens if the budget is too small")
-    general: str | None = Field(default=None, description="file of general rows; they get about 5 % of the tokens")
-    start_from: Literal["base", "last"] = Field(
-        default="base", description="last: start each training from the champion's adapter"
-    )
-    promote: Literal["auto", "ask"] = Field(default="auto", description="ask: a person promotes a release that passed")
+    replay: float = setting(0.5, "minimum share of old tokens if the budget is too small", ge=0, le=1)
+    general: str | None = setting(None, "file of general rows; they get about 5 % of the tokens")
+    start_from: Literal["base", "last"] = setting("base", "last: start each training from the champion's adapter")
+    promote: Literal["auto", "ask"] = setting("auto", "ask: a person promotes a release that passed")
     watch: CycleWatchConfig = CycleWatchConfig()
     notify: NotifyConfig = NotifyConfig()
 
@@ -279,11 +218,11 @@ class CycleConfig(Section):
 class ExpertsConfig(Section):
     """Specialists: adapters for single domains, besides the shared one."""
 
-    shared: str | None = Field(default=None, description="release of the shared adapter; default: cycle.name")
-    by: Literal["auto", "agent", "category", "system", "tools"] = Field(
-        default="auto", description="field with the domain; auto: the first one that divides the rows"
+    shared: str | None = setting(None, "release of the shared adapter; default: cycle.name")
+    by: Literal["auto", "agent", "category", "system", "tools"] = setting(
+        "auto", "field with the domain; auto: the first one that divides the rows"
     )
-    auto: bool = Field(default=False, description="after each promotion, look for domains that need a specialist")
+    auto: bool = setting(False, "after each promotion, look for domains that need a specialist")
 
 
 class RunConfig(Section):
@@ -292,42 +231,36 @@ class RunConfig(Section):
     model: str = Field(description="Hub id, folder, GGUF file, or smollm2-135m")
     data: DataConfig
     learn: LearnConfig = LearnConfig()
-    method: Literal["lora", "qlora"] = Field(
-        default="lora", description="qlora: base model in 4 bits; a quarter of the memory, slower, less exact"
+    method: Literal["lora", "qlora"] = setting(
+        "lora", "qlora: base model in 4 bits; a quarter of the memory, slower, less exact"
     )
     lora: LoraConfig = LoraConfig()
-    max_length: int = Field(default=2048, ge=8, le=MAX_TOKENS_A_ROW, description="maximum tokens of a row")
-    batch_size: int = Field(default=16, gt=0, description="examples per optimizer step, the effective batch size")
-    epochs: float = Field(default=3, gt=0, le=100_000, description="passes over the training rows")
-    max_steps: int | None = Field(default=None, gt=0, description="stop after this many optimizer steps")
-    learning_rate: float = Field(
-        default=2e-4, gt=0, description="peak of the schedule; LoRA needs ten times the rate of full fine-tuning"
+    max_length: int = setting(2048, "maximum tokens of a row", ge=8, le=MAX_TOKENS_A_ROW)
+    batch_size: int = setting(16, "examples per optimizer step, the effective batch size", gt=0)
+    epochs: float = setting(3, "passes over the training rows", gt=0, le=100_000)
+    max_steps: int | None = setting(None, "stop after this many optimizer steps", gt=0)
+    learning_rate: float = setting(
+        2e-4, "peak of the schedule; LoRA needs ten times the rate of full fine-tuning", gt=0
     )
-    lr_schedule: Literal["cosine", "linear", "constant"] = Field(
-        default="cosine", description="decay of the learning rate after the warm-up"
+    lr_schedule: Literal["cosine", "linear", "constant"] = setting(
+        "cosine", "decay of the learning rate after the warm-up"
     )
-    warmup: float = Field(default=0.05, ge=0, description="warm-up: below 1 a share of the steps, else their number")
-    weight_decay: float = Field(default=0.0, ge=0, description="decoupled weight decay, as in AdamW")
-    clip: float = Field(default=1.0, ge=0, description="maximum gradient norm; 0: no clipping")
-    validate_rows: int = Field(default=48, gt=0, description="maximum rows of a validation during training")
-    validate_every: int | None = Field(
-        default=None, gt=0, description="steps between validations; default: ten validations a run"
+    warmup: float = setting(0.05, "warm-up: below 1 a share of the steps, else their number", ge=0)
+    weight_decay: float = setting(0.0, "decoupled weight decay, as in AdamW", ge=0)
+    clip: float = setting(1.0, "maximum gradient norm; 0: no clipping", ge=0)
+    validate_rows: int = setting(48, "maximum rows of a validation during training", gt=0)
+    validate_every: int | None = setting(None, "steps between validations; default: ten validations a run", gt=0)
+    patience: int | None = setting(3, "validations without improvement before stopping early; null: never", gt=0)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
+        "auto", "precision; auto: the fastest one, measured"
     )
-    patience: int | None = Field(
-        default=3, gt=0, description="validations without improvement before stopping early; null: never"
+    device: str = setting("auto", "auto, cpu, cuda, cuda:1", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    workers: Annotated[int | str | None, BeforeValidator(_known_workers)] = setting(
+        None, "processes that share each step: a number, auto, or HOST:PORT of a cluster"
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="precision; auto: the fastest one, measured"
-    )
-    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda, cuda:1")
-    workers: Annotated[int | str | None, BeforeValidator(_known_workers)] = Field(
-        default=None, description="processes that share each step: a number, auto, or HOST:PORT of a cluster"
-    )
-    seed: int = Field(default=0, description="seed of row order, first adapter and dropout")
-    output: str | None = Field(default=None, description="folder of the run; default: runs/NAME-HASH in the home")
-    report_to: list[ReportTarget] = Field(
-        default=[], description="send figures during training: tensorboard, mlflow, trackio, wandb"
-    )
+    seed: int = setting(0, "seed of row order, first adapter and dropout")
+    output: str | None = setting(None, "folder of the run; default: runs/NAME-HASH in the home")
+    report_to: list[ReportTarget] = setting([], "send figures during training: tensorboard, mlflow, trackio, wandb")
     eval: EvalConfig = EvalConfig()
     gate: GateConfig = GateConfig()
     export: ExportConfig = ExportConfig()
@@ -639,7 +572,38 @@ def _override(tree: dict[str, Any], override: str, origin: str) -> str:
 
 def _explain(problem: Mapping[str, Any], file: str, origins: Mapping[str, str], meanings: Mapping[str, str]) -> str:
     """Return a problem in words; `origins` maps the dotted name of a setting to the option that set it."""
-    key = key_of(problem)
+    key = _key_of(problem)
     where = next((origin for name, origin in origins.items() if f"{key}.".startswith(f"{name}.")), file)
     where = next((origin for name, origin in origins.items() if name.startswith(f"{key}.")), where)
-    return f"{where}: {refusal_text(problem, meanings)}"
+    return f"{where}: {_refusal_text(problem, meanings)}"
+
+
+# What pydantic refuses, in words for the person who wrote it.
+
+MOST_SHOWN_CHARS = 80
+_BRANCHES = ("str", "list[str]", "int")  # of a union, which pydantic names behind the setting
+
+
+def _key_of(problem: Mapping[str, Any]) -> str:
+    """Return the dotted name of the setting that a problem of `ValidationError.errors()` is about."""
+    parts = [str(part) for part in problem["loc"]]
+    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] in _BRANCHES else parts)
+
+
+def _refusal_text(problem: Mapping[str, Any], settings: Mapping[str, str]) -> str:
+    """Return one line on a refused setting. `settings`: each setting's dotted name and its meaning."""
+    key, kind = _key_of(problem), problem["type"]
+    if kind == "extra_forbidden":
+        near = difflib.get_close_matches(key, settings, 1)
+        near = near or [name for name in settings if name.rpartition(".")[2] == key.rpartition(".")[2]]
+        return f"unknown setting '{key}'" + (f", did you mean '{near[0]}'?" if near else "")
+    if kind == "missing":
+        return f"'{key}' is missing"
+    shown = repr(problem["input"])
+    got = f"got {shown if len(shown) <= MOST_SHOWN_CHARS else shown[:MOST_SHOWN_CHARS] + '...'}"
+    if kind == "model_type":
+        below = next((name for name in settings if name.startswith(f"{key}.")), key)
+        return f"'{key}': it has settings of its own, such as {below}, {got}"
+    if key in settings and (kind == "string_pattern_mismatch" or len(problem["loc"]) > key.count(".") + 1):
+        return f"'{key}': choose one of: {settings[key]}; {got}"
+    return f"'{key}': {problem['msg'].removeprefix('Value error, ')}, {got}"

@@ -39,7 +39,7 @@ def test_help_imports_no_command() -> None:
     finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "Keep going:" in finished.stdout
     loaded = finished.stderr.strip()
-    frame = ["base", "base.private", "base.units", "cli", "cli.main", "cli.output", "errors"]
+    frame = ["base", "base.private", "base.typed", "base.units", "cli", "cli.main", "cli.output", "errors"]
     assert loaded == str(["hivetune", *(f"hivetune.{name}" for name in frame)]), loaded
 
 

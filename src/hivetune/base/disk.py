@@ -27,8 +27,8 @@ from hivetune.base.private import check_own, make_folder, open_plain, read_bound
 from hivetune.errors import Busy, UsageError
 
 MANIFEST = "manifest.json"
-LOCK = ".lock"  # names the process that holds a folder; not part of its manifest
 HASH_CHUNK_BYTES = 1 << 20
+LOCK = ".lock"  # names the process that holds a folder; not part of its manifest
 # The largest JSON files are eval.json and compare.json: 10,000 answers of 4 kB, twice, are 80 MB.
 MAX_JSON_BYTES = 1 << 30
 # `lock_holder` itself holds a free lock for some microseconds, so a lock is tried again before it counts as held.
@@ -176,11 +176,8 @@ def sha256_bytes(data: bytes | memoryview) -> str:
 
 
 def sha256_file(path: Path) -> str:
-    digest = hashlib.sha256()
     with open(open_plain(path, links=True), "rb") as file:
-        while chunk := file.read(HASH_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_manifest(folder: Path, extra: dict[str, Any] | None = None, *, disk: Disk = DISK) -> None:
@@ -284,12 +281,9 @@ def lock_holder(folder: Path) -> LockHolder | None:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             fields = file.read().split()
-            return LockHolder(pid=int(fields[0]), boot_id=fields[1]) if _is_holder(fields) else None
+            if len(fields) == 2 and fields[0].isascii() and fields[0].isdigit():
+                return LockHolder(pid=int(fields[0]), boot_id=fields[1])
     return None
-
-
-def _is_holder(fields: list[str]) -> bool:
-    return len(fields) == 2 and fields[0].isascii() and fields[0].isdigit()
 
 
 @contextlib.contextmanager
@@ -349,7 +343,9 @@ def sha256_once(path: Path) -> str:
     if _identity(after) == identity and time.time_ns() - max(after.st_mtime_ns, after.st_ctime_ns) > SETTLED_NS:
         _hashes[identity] = digest
         if remembered:
-            _write_cache({**_read_cache(), identity: digest})
+            newest = list({**_read_cache(), identity: digest}.items())[-MAX_HASHES:]
+            with contextlib.suppress(OSError):  # without the cache a file is only hashed again
+                write_atomic(home() / CACHE, json.dumps(dict(newest), indent=0).encode())
     return digest
 
 
@@ -376,9 +372,3 @@ def _read_cache() -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return {key: value for key, value in cache.items() if isinstance(value, str) and _HASH.fullmatch(value)}
-
-
-def _write_cache(entries: dict[str, str]) -> None:
-    newest = dict(list(entries.items())[-MAX_HASHES:])
-    with contextlib.suppress(OSError):  # without the cache a file is only hashed again
-        write_atomic(home() / CACHE, json.dumps(newest, indent=0).encode())

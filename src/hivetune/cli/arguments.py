@@ -29,37 +29,37 @@ from hivetune.release.gguf import FETCH_NAME, fetch_converter
 from hivetune.release.registry import releases
 from hivetune.run.status import LAST, known_runs
 
+# Completions; typer keeps those that begin with what was typed.
 
-def complete_run(incomplete: str) -> list[str]:
-    """Return the names of runs that begin with `incomplete`."""
-    return [name for name in (LAST, *(status.run.name for status in known_runs())) if name.startswith(incomplete)]
+
+def complete_run() -> list[str]:
+    """Return the names of runs."""
+    return [LAST, *(status.run.name for status in known_runs())]
 
 
 def complete_setting(incomplete: str) -> list[str]:
     """Return `a.b=` for each setting, and after the equals sign the values of a setting that has few."""
     completions = [f"{name}.{part}=" for name, group in GROUPS.items() if group.listed is None for part in group.parts]
     for setting in known_settings():
-        values = [f"{setting.key}={value}" for value in setting.choices]
         if incomplete.startswith(f"{setting.key}="):
-            completions += values
+            completions += [f"{setting.key}={value}" for value in setting.choices]
         elif setting.key not in GROUPS or GROUPS[setting.key].listed:
             completions.append(f"{setting.key}=")
-    return [word for word in completions if word.startswith(incomplete)]
+    return completions
 
 
-def complete_model(incomplete: str) -> list[str]:
-    """Return the models on this machine that begin with `incomplete`."""
-    return [name for name in dict.fromkeys((*PACKAGED, *prepared_names())) if name.startswith(incomplete)]
+def complete_model() -> list[str]:
+    """Return the models on this machine."""
+    return list(dict.fromkeys((*PACKAGED, *prepared_names())))
 
 
-def complete_release(incomplete: str) -> list[str]:
-    """Return NAME and NAME@VERSION of each release that begins with `incomplete`."""
+def complete_release() -> list[str]:
+    """Return NAME and NAME@VERSION of each release."""
     if not database_path().exists():
         return []
     with closing(open_database()) as database:
         all_releases = releases(database)
-    names = dict.fromkeys(release.name for release in all_releases)
-    return [word for word in (*names, *(release.label for release in all_releases)) if word.startswith(incomplete)]
+    return [*dict.fromkeys(release.name for release in all_releases), *(release.label for release in all_releases)]
 
 
 RunArgument = Annotated[

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hivetune.cli.output import MODE, emit, progress, say, write
+from hivetune.cli.output import MODE, emit, parts, progress, say, write
 from hivetune.errors import UsageError
 from hivetune.llama.backend import Backend, unused_program
 from hivetune.release.export import DEFAULT_QUANT
@@ -58,7 +58,11 @@ def chat(
     if unused := unused_program():
         say(unused)
     with open_voices(voices, threads) as opened:
-        _compare_prompts(run if beside is None else None, opened[0][0])
+        if run is not None and beside is None:
+            try:
+                check_prompts(run, opened[0][0])  # prompts have the token ids that the run was trained with
+            except UsageError as error:  # model or data are missing; chatting works without them
+                say(f"prompts not compared with training: {error.message}")
         sides = [
             Chat(backend, system, max_tokens, temperature, voice.label, adapter)
             for voice, (backend, adapter) in zip(voices, opened, strict=True)
@@ -68,16 +72,6 @@ def chat(
             return
         with _capturing(capture) as captured:
             _converse(Talk(sides, _ask, write, captured, blind))
-
-
-def _compare_prompts(run: Path | None, backend: Backend) -> None:
-    """Check that prompts have the token ids that the run was trained with. A file of no known run is not checked."""
-    if run is None:
-        return
-    try:
-        check_prompts(run, backend)
-    except UsageError as error:  # model or data are missing; chatting works without them
-        say(f"prompts not compared with training: {error.message}")
 
 
 def _system_prompt(name: str, run: Path | None, system: str | None, agent: str | None) -> str | None:
@@ -116,16 +110,8 @@ def _ask_once(sides: Sequence[Chat], opened: Sequence[tuple[Backend, int | None]
         )
         if not MODE.json:
             write(f"[{side.label}]\n{answer.text}\n" if len(sides) > 1 else f"{answer.text}\n")
-        answers.append(
-            {
-                "label": side.label,
-                "answer": answer.text,
-                "ended": answer.ended,
-                "prompt_tokens": answer.prompt_tokens,
-                "new_tokens": answer.new_tokens,
-                "seconds": round(answer.seconds, 3),
-            }
-        )
+        counts = parts(answer, "ended", "prompt_tokens", "new_tokens")
+        answers.append({"label": side.label, "answer": answer.text, **counts, "seconds": round(answer.seconds, 3)})
     return answers[0] if len(answers) == 1 else {"answers": answers}
 
 

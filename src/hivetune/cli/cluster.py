@@ -52,7 +52,7 @@ def up(
         )
     show(f"train one run on it: hivetune train CONFIG --set workers={membership.address}")
     show(f"train one run per device: hivetune sweep CONFIG --over KEY=A,B --on {membership.address}")
-    emit({**asdict(membership), "warnings": list(warnings)})
+    emit({**asdict(membership), "warnings": warnings})
 
 
 def status(address: Annotated[str | None, typer.Argument(metavar="HOST:PORT")] = None) -> None:

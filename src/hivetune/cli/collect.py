@@ -4,6 +4,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from types import FrameType
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ import typer
 
 from hivetune.base.database import database_path, open_database
 from hivetune.base.paths import spelled
-from hivetune.cli.output import MODE, PLAIN_LINE_EVERY_S, emit, say, table
+from hivetune.cli.output import MODE, PLAIN_LINE_EVERY_S, emit, parts, say, table
 from hivetune.data.intake.collect import Collected
 from hivetune.data.intake.collect import collect as run_collect
 from hivetune.data.intake.interactions import Tally, iter_refused
@@ -89,42 +90,25 @@ class _Ticker:
 
 
 def _document(readers: Sequence[Reader], collected: Collected, started: float) -> dict[str, Any]:
-    database = open_database()
-    try:
+    with closing(open_database()) as database:
         rows = database.execute("SELECT count(*) FROM interactions").fetchone()[0]
-        refused = [
-            {"source": source, "reason": reason, "hint": hint}
-            for source, reason, hint in iter_refused(database, since=started, limit=SHOWN_REFUSED)
-        ]
-    finally:
-        database.close()
+        refused = list(iter_refused(database, since=started, limit=SHOWN_REFUSED))
+    sources = [
+        {"source": r.name, **_counts(collected.tallies[r.name]), "waiting": tuple(r.waiting), "notes": tuple(r.notes)}
+        for r in readers
+    ]
     return {
         "event": "done",
         "store": str(database_path()),
         "interactions": rows,
         **_counts(collected.total()),
-        "sources": [
-            {
-                "source": reader.name,
-                **_counts(collected.tallies[reader.name]),
-                "waiting": list(reader.waiting),
-                "notes": list(reader.notes),
-            }
-            for reader in readers
-        ],
-        "refused_rows": refused,
+        "sources": sources,
+        "refused_rows": [dict(zip(("source", "reason", "hint"), row, strict=True)) for row in refused],
     }
 
 
 def _counts(tally: Tally) -> dict[str, Any]:
-    return {
-        "delivered": tally.delivered,
-        "stored": tally.stored,
-        "duplicates": tally.duplicates,
-        "refused": tally.refused,
-        "forgotten": tally.forgotten,
-        "reasons": dict(tally.reasons),
-    }
+    return parts(tally, "delivered", "stored", "duplicates", "refused", "forgotten", "reasons")
 
 
 def _show(document: dict[str, Any]) -> None:

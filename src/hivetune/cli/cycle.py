@@ -11,16 +11,13 @@ import typer
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, lock_holder
-from hivetune.base.private import make_folder
-from hivetune.base.typed import to_plain
 from hivetune.cli.arguments import model_folder
-from hivetune.cli.output import duration, emit, plain_progress, say, show, size, table
+from hivetune.cli.output import duration, emit, parts, plain_progress, say, show, show_unit, size, table
 from hivetune.config import RunConfig, load_config
 from hivetune.cycle.decide import STATIONS, Observation, decide
 from hivetune.cycle.ledger import (
     NOW,
     PAUSED,
-    CycleRow,
     act_text,
     acts_of,
     admit_rows,
@@ -36,7 +33,6 @@ from hivetune.process.detach import cycle_unit
 
 SPOKEN = ("status", "pause", "resume", "now", "admit")
 SHOWN_ACTS = 5
-UNIT = "hivetune-cycle"
 
 
 def cycle(
@@ -65,18 +61,12 @@ def cycle(
         _control(what, name)
         return
     if name is not None:
-        known = ", ".join(SPOKEN)
-        raise UsageError(
-            f"cycle {what} {name}: a config takes no NAME; it has cycle.name",
-            hint=f"give NAME only after one of: {known}",
-        )
+        message = f"cycle {what} {name}: a config takes no NAME; it has cycle.name"
+        raise UsageError(message, hint=f"give NAME only after one of: {', '.join(SPOKEN)}")
     config = load_config(Path(what), overrides or ())
     if unit:
         release_name(config)
-        text = cycle_unit(Path(what), overrides or ())
-        show(text)
-        say(f"save it as ~/.config/systemd/user/{UNIT}.service, then: systemctl --user enable --now {UNIT}")
-        emit({"unit": text})
+        show_unit(cycle_unit(Path(what), overrides or ()), "hivetune-cycle")
     elif dry_run:
         _look(config)
     else:
@@ -89,7 +79,7 @@ def _run(loop: Loop, *, once: bool) -> None:
     action = loop.run(once=once)
     with closing(open_database()) as database:
         cycles, acts = cycles_of(database, loop.name), acts_of(database, loop.name)
-    emit({"name": loop.name, "action": to_plain(action), "cycles": [_document(cycle) for cycle in cycles[-1:]]})
+    emit({"name": loop.name, "action": action, "cycles": [parts(cycle, *_PARTS) for cycle in cycles[-1:]]})
     last = acts[-1] if acts else None
     if last is not None and (last.outcome == "failed" or last.details.get("end") == "failed"):
         codes = [act.details.get("exit_code", 1) for act in acts if act.outcome == "failed" and act.cycle == last.cycle]
@@ -112,7 +102,7 @@ def _look(config: RunConfig) -> None:
     show(f"decision: {action.kind.replace('_', ' ')}: {action.reason}")
     if action.kind == "wait":
         show(f"until: {_moment(action.not_before)}")
-    emit({"name": name, "action": to_plain(action), "observed": to_plain(observed)})
+    emit({"name": name, "action": action, "observed": observed})
 
 
 def observation_lines(state: Observation, after_rows: int) -> Iterator[tuple[str, str]]:
@@ -131,10 +121,6 @@ def observation_lines(state: Observation, after_rows: int) -> Iterator[tuple[str
     if state.disk_needed_bytes:
         yield "disk", f"{size(state.disk_needed_bytes)} needed, {size(state.disk_free_bytes)} free"
     yield "long work", f"{'may continue' if allowed.now else 'waits'}: {allowed.reason}"
-    yield from _more_lines(state)
-
-
-def _more_lines(state: Observation) -> Iterator[tuple[str, str]]:
     failed = state.failed
     last = "" if failed is None else f"{failed.kind.replace('_', ' ')}, {failed.times} in a row: {failed.words}"
     for key, value in (
@@ -153,9 +139,8 @@ def _more_lines(state: Observation) -> Iterator[tuple[str, str]]:
 def _control(word: str, name: str | None) -> None:
     names = [name] if name is not None else sorted(path.name for path in (home() / "cycles").glob("*") if path.is_dir())
     if not names or not all(loop_folder(loop_name).is_dir() for loop_name in names):
-        raise UsageError(
-            f"there is no loop{'' if name is None else ' of ' + name}", hint="start one: hivetune cycle CONFIG"
-        )
+        of_name = "" if name is None else f" of {name}"
+        raise UsageError(f"there is no loop{of_name}", hint="start one: hivetune cycle CONFIG")
     if word == "status":
         emit({"cycles": [_status(loop_name) for loop_name in names]})
         return
@@ -172,13 +157,11 @@ def _control(word: str, name: str | None) -> None:
         (folder / PAUSED).unlink(missing_ok=True)
         show(f"{names[0]} continues")
     else:
-        make_folder(folder)
-        (folder / (PAUSED if word == "pause" else NOW)).touch()
-        state = (
-            "is paused; a running training stops at a checkpoint"
-            if word == "pause"
-            else "starts a cycle as soon as possible"
-        )
+        flag, state = {
+            "pause": (PAUSED, "is paused; a running training stops at a checkpoint"),
+            "now": (NOW, "starts a cycle as soon as possible"),
+        }[word]
+        (folder / flag).touch()
         show(f"{names[0]} {state}")
     emit({"name": names[0], "said": word})
 
@@ -192,8 +175,11 @@ def _status(name: str) -> dict[str, Any]:
     paused = (folder / PAUSED).exists()
     running = f"running in process {holder.pid}" if holder is not None else "not running"
     show(f"{name}: {running}{', paused' if paused else ''}")
-    columns = ("cycle", "opened", "for", "champion then", "ended as", "why")
-    table("", columns, [_line(cycle) for cycle in cycles[-SHOWN_ACTS:]])
+    rows = [
+        (c.id, _moment(c.opened), c.opened_for, c.champion or "-", (c.end or "open").replace("_", " "), c.reason or "-")
+        for c in cycles[-SHOWN_ACTS:]
+    ]
+    table("", ("cycle", "opened", "for", "champion then", "ended as", "why"), rows)
     if suspect:
         show(f"  {suspect} rows are set aside as suspect; to accept them: hivetune cycle admit {name}")
     for act in acts[-SHOWN_ACTS:]:
@@ -203,19 +189,12 @@ def _status(name: str) -> dict[str, Any]:
         "pid": holder.pid if holder is not None else None,
         "paused": paused,
         "suspect_rows": suspect,
-        "cycles": [_document(cycle) for cycle in cycles],
-        "acts": [to_plain(act) for act in acts[-SHOWN_ACTS:]],
+        "cycles": [parts(cycle, *_PARTS) for cycle in cycles],
+        "acts": acts[-SHOWN_ACTS:],
     }
 
 
-def _line(cycle: CycleRow) -> tuple[object, ...]:
-    ended = (cycle.end or "open").replace("_", " ")
-    return (cycle.id, _moment(cycle.opened), cycle.opened_for, cycle.champion or "-", ended, cycle.reason or "-")
-
-
-def _document(cycle: CycleRow) -> dict[str, Any]:
-    fields = ("id", "opened", "opened_for", "champion", "closed", "end", "reason")
-    return {**{field: getattr(cycle, field) for field in fields}, "run": str(cycle.run)}
+_PARTS = ("id", "opened", "opened_for", "champion", "closed", "end", "reason", "run")
 
 
 def _moment(seconds: float) -> str:

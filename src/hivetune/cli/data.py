@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import file_to_write, read_json
 from hivetune.base.paths import spelled
 from hivetune.cli.arguments import ColumnsOption, model_folder, show_suggestion
-from hivetune.cli.output import AFTER_ROWS, MODE, emit, progress, say, show, table
+from hivetune.cli.output import AFTER_ROWS, MODE, emit, parts, progress, say, show, table
 from hivetune.config import RunConfig, load_config, override_config, parse_config
 from hivetune.data.forget import ForgetKind, Forgotten
 from hivetune.data.forget import forget as run_forget
@@ -30,6 +31,7 @@ SHOWN_PAIRS = 3
 _MANY_ALIKE = 3  # rows with the same reason and hint
 _SECRET = "redacted-secret"
 NO_MODEL = "none"
+
 
 Sources = Annotated[
     list[str] | None, typer.Argument(metavar="SRC", help="Files, folders, globs, '-' for standard input, or 'store'.")
@@ -180,14 +182,14 @@ def show_report(document: dict[str, Any]) -> None:
 def learning_text(learned: dict[str, Any]) -> str:
     """Return the report's `learn` as one line; empty if there are only good rows."""
     kinds = ("corrections", "pairs", "retries", "failures")
-    parts = [f"{kind}: {learned[kind]:,}" for kind in kinds if learned[kind]]
-    parts += [
+    lessons = [f"{kind}: {learned[kind]:,}" for kind in kinds if learned[kind]]
+    lessons += [
         f"{count:,} {kind} not used, since learn.use does not name them" for kind, count in learned["not_used"].items()
     ]
-    parts += [f"{count:,} worse answers left out: {reason}" for reason, count in learned["worse_left_out"].items()]
+    lessons += [f"{count:,} worse answers left out: {reason}" for reason, count in learned["worse_left_out"].items()]
     if learned["no_lesson"]:
-        parts.append(f"{learned['no_lesson']:,} failures of a time limit, tool or network, which are not used")
-    return f"lessons besides good rows: {', '.join(parts)}" if parts else ""
+        lessons.append(f"{learned['no_lesson']:,} failures of a time limit, tool or network, which are not used")
+    return f"lessons besides good rows: {', '.join(lessons)}" if lessons else ""
 
 
 def print_problems(problems: Sequence[Mapping[str, str]]) -> int:
@@ -226,8 +228,7 @@ def _show_reading(document: dict[str, Any]) -> None:
         for line in lines:
             show_suggestion(line)
     for name in document.get("no_header", ()):
-        reason = "columns are named by position or content"
-        show(f"{spelled(name)} has no header: {reason}")
+        show(f"{spelled(name)} has no header: columns are named by position or content")
     for name, encoding in document["encodings"].items():
         show(f"{spelled(name)} was read as {encoding.upper()}")
     for name in document.get("carriage_returns", ()):
@@ -238,8 +239,7 @@ def _understood(kind: dict[str, Any]) -> str:
     """Return one line on how the rows of a file are read."""
     at = f", rows at {kind['rows_at']}" if kind["rows_at"] else ""
     shown = (("question", "question"), ("answer", "answer"), ("tools", "tools"), ("not read", "left_out"))
-    parts = [(title, kind[key]) for title, key in shown]
-    texts = "; ".join(f"{title}: {', '.join(paths)}" for title, paths in parts if paths)
+    texts = "; ".join(f"{title}: {', '.join(kind[key])}" for title, key in shown if kind[key])
     return f"read as {kind['layout']}{at}; {texts}"
 
 
@@ -272,53 +272,30 @@ def forget(
     chosen = [(kind, value) for kind, value in options.items() if value]
     if len(chosen) != 1:
         raise UsageError("no row to forget is named", hint="give one of --user, --session, --source, --row")
-    database = open_database()
-    try:
+    with closing(open_database()) as database:
         forgotten = run_forget(database, *chosen[0])
-    finally:
-        database.close()
-    emit(_document(forgotten))
-    _show(forgotten)
-
-
-def _document(forgotten: Forgotten) -> dict[str, Any]:
-    return {
-        "kind": forgotten.kind,
-        "value": forgotten.value,
-        "interactions": forgotten.interactions,
-        "refused": forgotten.refused,
-        "snapshots": [
-            {
-                "hash": taint.snapshot,
-                "path": taint.path,
-                "rows": taint.rows,
-                "runs": list(taint.runs),
-                "releases": list(taint.releases),
-            }
-            for taint in forgotten.taints
-        ],
-        "runs": sorted({run for taint in forgotten.taints for run in taint.runs}),
-        "releases": sorted({release for taint in forgotten.taints for release in taint.releases}),
-        "past_wins": forgotten.past_wins,
-        "unchecked": list(forgotten.unchecked),
-    }
+    taints = forgotten.taints
+    emit(
+        {
+            **parts(forgotten, "kind", "value", "interactions", "refused"),
+            "snapshots": [{"hash": t.snapshot, **parts(t, "path", "rows", "runs", "releases")} for t in taints],
+            "runs": sorted({run for taint in taints for run in taint.runs}),
+            "releases": sorted({release for taint in taints for release in taint.releases}),
+            **parts(forgotten, "past_wins", "unchecked"),
+        }
+    )
+    if not MODE.json:
+        _show(forgotten)
 
 
 def _show(forgotten: Forgotten) -> None:
-    if MODE.json:
-        return
     say(f"{forgotten.kind} {forgotten.value}: {forgotten.interactions:,} interactions deleted, and skipped from now on")
     if forgotten.past_wins:
         say(f"{forgotten.past_wins} past wins made from them were deleted")
     if forgotten.taints:
         rows = [
-            [
-                taint.path or taint.snapshot,
-                taint.rows,
-                "\n".join(taint.runs) or "-",
-                "\n".join(taint.releases) or "-",
-            ]
-            for taint in forgotten.taints
+            (t.path or t.snapshot, t.rows, "\n".join(t.runs) or "-", "\n".join(t.releases) or "-")
+            for t in forgotten.taints
         ]
         table("Tainted", ("snapshot", "rows", "runs", "releases"), rows, numeric=("rows",))
     else:

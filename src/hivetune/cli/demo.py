@@ -58,7 +58,12 @@ def demo(
         summary = measure_and_train(run, ahead)
     show_training(summary)
     _station(4, "evaluation", "base and tuned model on rows that were not used in training")
-    evaluation = _evaluate(run)
+    if (run.folder / EVALUATION).exists():
+        say("already evaluated")
+        evaluation = read_json(run.folder / EVALUATION)
+    else:
+        with progress("scoring and answering", "items") as report:
+            evaluation = walk.evaluate(run, progress=report)
     _station(5, "verdict", "from the thresholds in the config")
     verdict = walk.gate(run)
     show_verdict(verdict)
@@ -67,11 +72,22 @@ def demo(
     say(f"{exported.path}: {size(exported.path.stat().st_size)}")
     with progress("checking the export") as report:
         say(f"checked: {describe_proof(prove_export(run.folder, exported, report))}")
-    answers = _answers(run, evaluation, exported.path)
-    _next_steps(config_path, run.folder, exported.path)
+    with open_backend(exported.path) as backend:
+        answers = ask_some(run, evaluation, backend)
+    show("\nThree held-out prompts:")
+    for answer in answers:
+        show(f"\n  {answer['prompt']}\n    base:  {short(answer['base'])}\n    tuned: {short(answer['tuned'])}")
+    show("\nWhat to do next:")
+    for command, reason in (
+        (f"hivetune chat {exported.path}", "talk to it"),
+        (f"hivetune show {run.folder}", "see the run"),
+        ("hivetune data check YOUR.jsonl --model smollm2-135m", "look at your own rows"),
+        (f"cp {config_path} my.yaml", "change data.path to your own rows, then: hivetune train my.yaml"),
+    ):
+        show(f"  {command}    # {reason}")
     say(f"all of it took {duration(time.monotonic() - started)}")
-    document = verdict_document(verdict)
-    emit({"run": str(run.folder), "train": summary, "gate": document, "gguf": str(exported.path), "answers": answers})
+    gate = verdict_document(verdict)
+    emit({"run": run.folder, "train": summary, "gate": gate, "gguf": exported.path, "answers": answers})
 
 
 def _station(number: int, name: str, text: str) -> None:
@@ -90,38 +106,6 @@ def _show_data(run: Run) -> None:
     reasons = [("rejected", reason, count) for reason, count in rejected.items()]
     reasons += [("set aside", reason, count) for reason, count in set_aside.items()]
     table("", ("what", "reason", "rows"), reasons, numeric=("rows",))
-
-
-def _evaluate(run: Run) -> dict[str, Any]:
-    path = run.folder / EVALUATION
-    if path.exists():
-        say("already evaluated")
-        return read_json(path)
-    with progress("scoring and answering", "items") as report:
-        return walk.evaluate(run, progress=report)
-
-
-def _answers(run: Run, evaluation: dict[str, Any], gguf: Path) -> list[dict[str, str]]:
-    """Show a few answers of the exported file, and return them."""
-    with open_backend(gguf) as backend:
-        shown = ask_some(run, evaluation, backend)
-    show("\nThree held-out prompts:")
-    for answers in shown:
-        show(f"\n  {answers['prompt']}")
-        show(f"    base:  {short(answers['base'])}")
-        show(f"    tuned: {short(answers['tuned'])}")
-    return shown
-
-
-def _next_steps(config: Path, run: Path, gguf: Path) -> None:
-    show("\nWhat to do next:")
-    for command, reason in (
-        (f"hivetune chat {gguf}", "talk to it"),
-        (f"hivetune show {run}", "see the run"),
-        ("hivetune data check YOUR.jsonl --model smollm2-135m", "look at your own rows"),
-        (f"cp {config} my.yaml", "change data.path to your own rows, then: hivetune train my.yaml"),
-    ):
-        show(f"  {command}    # {reason}")
 
 
 HARNESS = Path(hivetune.__file__).resolve().parents[2] / "bench" / "train_step.py"
@@ -180,22 +164,17 @@ def _run(command: list[str], folder: Path) -> int:
 
 
 def _show_set(name: str, lines: list[dict[str, Any]]) -> None:
-    table(
-        name,
-        ("row", "precision", "s/step", "tokens/s", "of the limit", "memory above weights", "1,500 x 3 (projected)"),
-        [
-            (line["row"], line["dtype"], f"void: {'; '.join(line['void'])}", "", "", "", "")
-            if line["void"]
-            else (
-                line["row"],
-                line["dtype"],
+    figures = ("s/step", "tokens/s", "of the limit", "memory above weights")
+    rows = []
+    for line in lines:
+        cells = (f"void: {'; '.join(line['void'])}", "", "", "", "")
+        if not line["void"]:
+            cells = (
                 number(line["step_s"], 2),
                 f"{line['tokens_per_s']:,.0f}",
                 f"{100 * line['share_of_limit']['median']:.0f} %" if "share_of_limit" in line else "-",
                 size(line["peak_above_bytes"]) if "peak_above_bytes" in line else "-",
                 duration(line["job_s"]),
             )
-            for line in lines
-        ],
-        numeric=("s/step", "tokens/s", "of the limit", "memory above weights"),
-    )
+        rows.append((line["row"], line["dtype"], *cells))
+    table(name, ("row", "precision", *figures, "1,500 x 3 (projected)"), rows, numeric=figures)

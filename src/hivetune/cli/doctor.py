@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,19 +9,18 @@ import typer
 
 from hivetune import __version__
 from hivetune.base.private import open_plain
-from hivetune.cli.output import emit, progress, say, show
+from hivetune.cli.output import emit, parts, progress, say, show
 from hivetune.config import load_config
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.machine.doctor.findings import (
     OVERRIDE,
     Demand,
-    Judgement,
     advised_variables,
     as_shell,
     judge_machine,
     proven_environment,
 )
-from hivetune.machine.doctor.look import Look, look
+from hivetune.machine.doctor.look import look
 from hivetune.machine.doctor.prove import ProvenDevice, prove_look
 from hivetune.machine.doctor.report import (
     facts_as_text,
@@ -69,7 +67,15 @@ def doctor(
     job = Demand() if settings is None else Demand(settings.dtype, settings.method)
     facts = look()
     if env:
-        _show_variables(facts, job)
+        proven_here = proven_environment(
+            read_profile(facts.machine.fingerprint), "cuda:0" if facts.cards else "cpu", job.dtype
+        )
+        advised = advised_variables(facts, proven_here)
+        if not advised:
+            say("this machine needs no environment variables")
+        else:
+            show(as_shell(advised))
+        emit({"variables": [parts(variable, "name", "value", "why") for variable in advised]})
         return
     judgement = judge_machine(facts, job)
     proven: tuple[ProvenDevice, ...] = ()
@@ -77,29 +83,14 @@ def doctor(
         with progress("testing that this machine computes correctly") as report:
             proven = prove_look(facts, settings, soak_s=60 * soak, progress=report)
         judgement = with_proof(judgement, proven)
-    _show_report(facts, judgement, proven)
+    redaction = of_this_account()
+    proof = [proof_as_text(proven)] if proven else []
+    texts = [f"hivetune {__version__}\n{facts_as_text(facts)}", *proof, findings_as_text(judgement)]
+    show(redaction.text("\n\n".join(texts)))
+    emit(redaction.document(report_document(facts, judgement) | {"proof": proof_document(proven)}))
     if not judgement.fit:
         worst = judgement.findings[0]
         raise MachineNotFit(f"cannot train here: {worst.title}", hint=worst.mend)
-
-
-def _show_variables(facts: Look, job: Demand) -> None:
-    profile = read_profile(facts.machine.fingerprint)
-    advised = advised_variables(facts, proven_environment(profile, "cuda:0" if facts.cards else "cpu", job.dtype))
-    if not advised:
-        say("this machine needs no environment variables")
-    else:
-        show(as_shell(advised))
-    emit({"variables": [{"name": variable.name, "value": variable.value, "why": variable.why} for variable in advised]})
-
-
-def _show_report(facts: Look, judgement: Judgement, proven: Sequence[ProvenDevice]) -> None:
-    redaction = of_this_account()
-    parts = [f"hivetune {__version__}\n{facts_as_text(facts)}"]
-    parts += [proof_as_text(proven)] if proven else []
-    show(redaction.text("\n\n".join([*parts, findings_as_text(judgement)])))
-    document: dict[str, Any] = redaction.document(report_document(facts, judgement) | {"proof": proof_document(proven)})
-    emit(document)
 
 
 # The end of a long log says how it ended; the supervisor reads as much.
@@ -142,23 +133,19 @@ def _read(source: str) -> str:
 def _document(diagnosis: Diagnosis) -> dict[str, Any]:
     fault = diagnosis.fault
     is_known = fault.id not in LAST_RESORT
+    says = {name: rung.says for name, rung in RUNGS.items()}
+    says["isolate"] = "replay the rows of the step and leave out the one that fails"
     return {
         "known": is_known,
         "fault": fault.id,
-        "domain": fault.domain,
-        "title": fault.title,
-        "cause": fault.cause,
+        **parts(fault, "domain", "title", "cause"),
         "quote": diagnosis.quote,
         "shape": list(diagnosis.shape) if diagnosis.shape else None,
         "retry": fault.retry,
-        "remedies": [{"name": name, "says": _says(name)} for name in (fault.rungs if is_known else ())],
+        "remedies": [{"name": name, "says": says[name]} for name in (fault.rungs if is_known else ())],
         "advice": fault.advice if is_known else UNKNOWN_ADVICE,
         "evidence": list(fault.evidence),
     }
-
-
-def _says(rung: str) -> str:
-    return "replay the rows of the step and leave out the one that fails" if rung == "isolate" else RUNGS[rung].says
 
 
 def _as_text(document: dict[str, Any]) -> str:

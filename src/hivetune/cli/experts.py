@@ -1,6 +1,6 @@
 """The command `experts`: which domains have a specialist (an adapter of their own), which should, and why."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from hivetune.base.database import open_database
-from hivetune.base.typed import to_plain
 from hivetune.cli.arguments import SetOption
-from hivetune.cli.output import emit, moment, plain_progress, say, show, size, table
+from hivetune.cli.output import emit, moment, parts, plain_progress, say, show, size, table
 from hivetune.config import load_config
 from hivetune.errors import UsageError
 from hivetune.records import Progress
@@ -20,7 +19,7 @@ from hivetune.routing.steps import SpecialistStep, newest_steps
 from hivetune.run.folder import ADAPTER
 from hivetune.specialists.costs import AdapterCost, known_costs
 from hivetune.specialists.decide import RoutedDomain
-from hivetune.specialists.routes import Routed, routes_document
+from hivetune.specialists.routes import routes_document
 from hivetune.specialists.station import Specialists, propose_specialists, train_specialists
 from hivetune.specialists.suggest import Suggestions
 from hivetune.specialists.survey import Attended, shared_name
@@ -72,13 +71,24 @@ def _show(outcome: Specialists) -> None:
     if survey.kind is None:
         show("there are no domains: no agent, category, system prompt or tool divides the rows")
     else:
-        _show_steps(outcome.steps, {domain.label: len(survey.rows_of(domain)) for domain in survey.domains})
+        sizes = {domain.label: len(survey.rows_of(domain)) for domain in survey.domains}
+        rows = [
+            (s.domain.label, sizes.get(s.domain.label, "-"), s.step.replace("-", " "), s.specialist, s.reason)
+            for s in outcome.steps
+        ]
+        table("", ("domain", "rows", "state", "specialist", "why"), rows, numeric=("rows",))
     for step in outcome.changes:
         show(f"{step.specialist} {step.step}: {step.reason}")
     if outcome.suggested is not None:
         _show_suggested(outcome.suggested)
-    if outcome.routed is not None:
-        _show_routed(outcome.routed)
+    if (routed := outcome.routed) is not None:
+        show(f"gain over the shared adapter in nats per token, on the test rows ({routed.judged_on}):")
+        for title, domains in (("routed by declared key", routed.by_key), ("routed by text", routed.by_text)):
+            if domains:
+                table(title, ("domain", "rows", "gain", "95 %", "result"), [_routed_line(domain) for domain in domains])
+        for expert in routed.table.router.specialists:
+            if expert.threshold is None:
+                show(f"{expert.name} is reached by name and key only: {expert.why_not}")
     _show_costs(outcome.costs.costs)
     if outcome.costs.problem:
         say(f"cannot measure the cost of the adapters: {outcome.costs.problem}")
@@ -86,20 +96,6 @@ def _show(outcome: Specialists) -> None:
         say(problem)
     if outcome.routed is None and any(step.step == "born" for step in outcome.steps):
         show("next: train them with --train")
-
-
-def _show_steps(steps: Iterable[SpecialistStep], sizes: dict[str, int]) -> None:
-    rows = [
-        (
-            step.domain.label,
-            sizes.get(step.domain.label, "-"),
-            step.step.replace("-", " "),
-            step.specialist,
-            step.reason,
-        )
-        for step in steps
-    ]
-    table("", ("domain", "rows", "state", "specialist", "why"), rows, numeric=("rows",))
 
 
 def _show_suggested(suggested: Suggestions) -> None:
@@ -110,11 +106,7 @@ def _show_suggested(suggested: Suggestions) -> None:
         show(f"{suggested.undeclared} rows declare no domain, and their texts suggest none{fewer}")
         return
     rows = [
-        (
-            cluster.name,
-            len(cluster.texts),
-            ", ".join(f"{word} ({own_count}, {rest})" for word, own_count, rest in cluster.words),
-        )
+        (cluster.name, len(cluster.texts), ", ".join(f"{word} ({own}, {rest})" for word, own, rest in cluster.words))
         for cluster in suggested.clusters
     ]
     title = f"suggestions from the texts of {suggested.undeclared} rows without {suggested.key}"
@@ -124,16 +116,6 @@ def _show_suggested(suggested: Suggestions) -> None:
         f'"{suggested.key}": "NAME" in its rows ({suggested.lines} lists them) and in the metadata of its requests, '
         f"and set experts.by: {suggested.key}"
     )
-
-
-def _show_routed(routed: Routed) -> None:
-    show(f"gain over the shared adapter in nats per token, on the test rows ({routed.judged_on}):")
-    for title, domains in (("routed by declared key", routed.by_key), ("routed by text", routed.by_text)):
-        if domains:
-            table(title, ("domain", "rows", "gain", "95 %", "result"), [_routed_line(domain) for domain in domains])
-    for expert in routed.table.router.specialists:
-        if expert.threshold is None:
-            show(f"{expert.name} is reached by name and key only: {expert.why_not}")
 
 
 def _show_costs(costs: Sequence[AdapterCost]) -> None:
@@ -190,14 +172,8 @@ def _status(shared: str) -> None:
     _show_costs(costs)
     for problem in problems:
         say(problem)
-    emit(
-        {
-            "shared": shared,
-            "experts": [_step(step) for step in steps.values()],
-            "costs": to_plain(costs),
-            "problems": problems,
-        }
-    )
+    experts = [_step(step) for step in steps.values()]
+    emit({"shared": shared, "experts": experts, "costs": costs, "problems": problems})
 
 
 def _document(outcome: Specialists) -> dict[str, Any]:
@@ -211,8 +187,8 @@ def _document(outcome: Specialists) -> dict[str, Any]:
         "experts": [_step(step) for step in outcome.steps],
         "changes": [_step(step) for step in outcome.changes],
         "routes": None if outcome.routed is None else routes_document(outcome.routed),
-        "costs": to_plain(outcome.costs.costs),
-        "problems": list(outcome.problems),
+        "costs": outcome.costs.costs,
+        "problems": outcome.problems,
         "suggested": None if outcome.suggested is None else _suggested(outcome.suggested),
     }
 
@@ -222,16 +198,18 @@ def _suggested(suggested: Suggestions) -> dict[str, Any]:
         {
             "name": cluster.name,
             "rows": len(cluster.texts),
-            "words": [{"word": word, "rows": own_count, "other_rows": rest} for word, own_count, rest in cluster.words],
+            "words": [{"word": word, "rows": own, "other_rows": rest} for word, own, rest in cluster.words],
             "strength": cluster.strength,
         }
         for cluster in suggested.clusters
     ]
-    lines = None if suggested.lines is None else str(suggested.lines)
-    return {"undeclared": suggested.undeclared, "key": suggested.key, "clusters": clusters, "lines": lines}
+    return {**parts(suggested, "undeclared", "key"), "clusters": clusters, "lines": suggested.lines}
 
 
 def _step(step: SpecialistStep) -> dict[str, Any]:
-    document = to_plain(step)
-    document["expert"] = document.pop("specialist")  # the key of --json
-    return {**document, "domain": step.domain.label}
+    # `expert` is the key that --json always had.
+    return {
+        **parts(step, "shared", "step", "reason", "parent", "details", "time"),
+        "domain": step.domain.label,
+        "expert": step.specialist,
+    }

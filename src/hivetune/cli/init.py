@@ -4,11 +4,12 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
+import jinja2
 import typer
 import yaml
 from pydantic import BaseModel
@@ -23,12 +24,10 @@ from hivetune.data.prepare.report import duplicate_kinds
 from hivetune.errors import UsageError
 from hivetune.models.prepared import find_prepared, kind_of
 from hivetune.train.plan.propose import Proposal, first_settings, propose
-from hivetune.train.plan.run import Planned
 
-MOST_NAMED = 6  # agents or categories in a comment
+MOST_NAMED, MOST_OTHERS = 6, 3  # agents or categories in a comment; other models
 # The 95 % interval of a share of 30 answers is +- 18 points wide: about what a tuned model gains.
 FEW_TEST_ROWS = 30
-_WRITTEN = ("model", "data", "max_length", "epochs", "batch_size", "learning_rate", "lora", "gate", "cycle")
 
 
 def init(
@@ -67,56 +66,57 @@ def init(
         proposal = propose(settings, folder, report)
     only_suggested = None if confirmed else mapping
     train = f"hivetune train {quoted(path)}"
-    text = "\n".join(_lines(proposal, shlex.join(sources), train, path, only_suggested)) + "\n"
+    text = _config_text(proposal, shlex.join(sources), train, path, only_suggested)
     write_atomic(path, text.encode())
     show(f"{text}\nwritten: {path}\nnext: {train}")
-    emit({"config": str(path), "settings": proposal.config.model_dump(mode="json", exclude_unset=True)})
+    emit({"config": path, "settings": proposal.config.model_dump(mode="json", exclude_unset=True)})
 
 
-def _lines(
-    proposal: Proposal, sources: str, train: str, path: Path, suggested: Mapping[str, str] | None = None
-) -> Iterator[str]:
-    """Yield the lines of the config; `suggested` is a mapping that nobody has confirmed."""
-    config, report = proposal.config, proposal.report
-    advice = "Confirm data.columns before you train" if suggested else f"Train with it: {train}"
-    yield f"# Written by `hivetune init` from {sources}. {advice}"
-    yield "# List all settings with their defaults: hivetune config"
-    yield ""
-    yield from _model_lines(proposal)
-    yield f"model: {_value(config.model)}"
-    yield ""
-    yield from _row_lines(report, sources)
-    yield "data:"
-    yield f"  path: {_value(_relative_paths(path.parent, config.data.path))}"
-    if suggested is not None:
-        yield "  # The layout of the rows is unknown. If this mapping is right, remove the #:"
-        yield f"  # columns: {_value(dict(suggested))}"
-    yield from _set_lines(config.data, ("path",) if suggested is None else ("path", "columns"), "  ")
-    yield ""
-    yield from _length_lines(report, config.max_length)
-    yield f"max_length: {config.max_length}"
-    yield ""
-    yield "# Passes over the rows, examples per optimizer step, learning rate. The best step is kept."
-    yield f"epochs: {config.epochs:g}"
-    yield f"batch_size: {config.batch_size}"
-    yield f"learning_rate: {config.learning_rate:g}"
-    yield ""
-    yield "# Rank of the adapter: 8 is enough for style and format, 16 to 32 for new skills."
-    yield "lora:"
-    yield f"  r: {config.lora.r}"
-    yield f"  alpha: {config.lora.alpha:g}"
-    yield from _set_lines(config.lora, ("r", "alpha"), "  ")
-    yield ""
-    yield from _gate_lines(report)
-    yield "gate:"
-    yield f"  loss_gain: {_value(config.gate.loss_gain)}"
-    yield from _set_lines(config.gate, ("loss_gain",), "  ")
-    yield ""
-    yield "# The release that `hivetune cycle` trains, judges and promotes."
-    yield "cycle:"
-    yield f"  name: {_value(config.cycle.name or _release_name(path))}"
-    yield from _set_lines(config.cycle, ("name",), "  ")
-    yield from _set_lines(config, _WRITTEN)
+def _config_text(proposal: Proposal, sources: str, train: str, path: Path, suggested: Mapping[str, str] | None) -> str:
+    """Return the commented config; `suggested` is a mapping of columns that nobody has confirmed."""
+    planned, settings = proposal.planned, proposal.config
+    predicted, others = "", []
+    if planned is not None:
+        predicted = f"it does not fit: {planned.why_not}"
+        if (choice := planned.choice) is not None:
+            training = duration(choice.step_s * planned.work.steps)
+            predicted = f"about {training} of training, peak {size(choice.peak.bytes)} (details: hivetune plan)"
+        # One option a model, its first one that fits.
+        fitting = {o.case.model: o for o in reversed(planned.options) if o.fits and o.case.model != settings.model}
+        others = sorted(fitting.values(), key=lambda option: option.peak_bytes)[:MOST_OTHERS]
+    counted = {}
+    for name in ("agents", "categories"):
+        counts = {value: sum(parts.values()) for value, parts in proposal.report[name].items() if value != NO_VALUE}
+        # The name of an agent comes from outside, and a comment is one line.
+        shown = [f"{' '.join(v.split())[:40]} {count:,}" for v, count in Counter(counts).most_common(MOST_NAMED)]
+        more = f" and {len(counts) - MOST_NAMED} more" if len(counts) > MOST_NAMED else ""
+        counted[name] = ", ".join(shown) + more
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    environment.filters |= {
+        "yaml": _value,
+        "size": size,
+        "duration": duration,
+        "quoted": quoted,
+        "count": "{:,}".format,
+    }
+    return environment.get_template("config.jinja").render(
+        config=settings,
+        report=proposal.report,
+        duplicates=duplicate_kinds(proposal.report),
+        planned=planned,
+        predicted=predicted,
+        others=others,
+        counted=counted,
+        few_test_rows=FEW_TEST_ROWS,
+        paths=_relative_paths(path.parent, settings.data.path),
+        release=settings.cycle.name or re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-") or "model",
+        also_set=_also_set,
+        sources=sources,
+        train=train,
+        suggested=suggested,
+    )
 
 
 def _relative_paths(folder: Path, paths: str | list[str]) -> str | list[str]:
@@ -128,82 +128,16 @@ def _relative_paths(folder: Path, paths: str | list[str]) -> str | list[str]:
     return os.path.relpath(paths, folder)
 
 
-def _release_name(path: Path) -> str:
-    """Return a release's name made from the file's name: lower case, digits and hyphens."""
-    return re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-") or "model"
-
-
-def _set_lines(section: BaseModel, written: Collection[str], indent: str = "") -> Iterator[str]:
-    """Yield the settings of --set that are not yet in the config."""
-    for name, value in section.model_dump(mode="json", exclude_unset=True).items():
-        if name not in written:
-            yield f"{indent}{name}: {_value(value)}"
-
-
-def _model_lines(proposal: Proposal) -> Iterator[str]:
-    planned = proposal.planned
-    if planned is None:
-        yield f"# This model is not on this machine yet: hivetune fetch {quoted(proposal.config.model)}"
-        return
-    yield f"# On {planned.device.name}: {_predicted(planned)}"
-    others = {o.case.model: o for o in reversed(planned.options) if o.fits and o.case.model != proposal.config.model}
-    for option in sorted(others.values(), key=lambda option: option.peak_bytes)[:3]:
-        hours = "" if option.hours is None else f", about {duration(option.hours * 3600)}"
-        yield f"# also fits: {option.case.model}, {option.case.length} tokens: peak {size(option.peak_bytes)}{hours}"
-
-
-def _predicted(planned: Planned) -> str:
-    if planned.choice is None:
-        return f"it does not fit: {planned.why_not}"
-    total = planned.choice.step_s * planned.work.steps
-    return f"about {duration(total)} of training, peak {size(planned.choice.peak.bytes)} (details: hivetune plan)"
-
-
-def _row_lines(report: Mapping[str, Any], sources: str) -> Iterator[str]:
-    splits = report["splits"]
-    yield (
-        f"# {report['rows_in']:,} rows: {splits['train']:,} to train, {splits['validation']:,} to choose the best step,"
-        f" {splits['test']:,} to judge"
-    )
-    if report["duplicates"]:
-        yield f"# left out: {report['duplicates']:,} duplicates ({duplicate_kinds(report)})"
-    for name in ("rejected", "set_aside"):
-        for reason, count in report[name].items():
-            yield f"# left out: {count:,} {name.replace('_', ' ')}, {reason} (see them: hivetune data check {sources})"
-    for name in ("agents", "categories"):
-        counts = {value: sum(parts.values()) for value, parts in report[name].items() if value != NO_VALUE}
-        if counts:
-            most = sorted(counts, key=lambda value: -counts[value])[:MOST_NAMED]
-            more = f" and {len(counts) - MOST_NAMED} more" if len(counts) > MOST_NAMED else ""
-            yield f"# {name}: {', '.join(f'{_comment(value)} {counts[value]:,}' for value in most)}{more}"
-
-
-def _length_lines(report: Mapping[str, Any], chosen: int) -> Iterator[str]:
-    lengths = report["lengths"]
-    if lengths["unit"] == "tokens":
-        most, longest = lengths["keeps_99_percent"], lengths["longest_seen"]
-        yield f"# 99 % of the rows have at most {most:,} tokens, the longest {longest:,}."
-        yield "# Longer rows are rejected and counted. Set data.on_overlong to cut them instead."
-    else:
-        yield f"# The rows are not counted in tokens yet, since the model is not here. {chosen:,} is the default."
-
-
-def _gate_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    yield "# `hivetune gate` says deploy if the gain's 95 % interval lies above this, in nats per token."
-    if report["splits"]["test"] < FEW_TEST_ROWS:
-        yield f"# Only {report['splits']['test']} rows are held out for the verdict, which may be not-enough-evidence."
-    yield "# To judge answers too, set eval.checker (docs/evaluate.md) and gate.success_gain."
+def _also_set(section: BaseModel, *written: str) -> list[tuple[str, Any]]:
+    """Return the settings of --set that the template does not write."""
+    values = section.model_dump(mode="json", exclude_unset=True)
+    return [(name, value) for name, value in values.items() if name not in written]
 
 
 def _value(value: object) -> str:
     """Return a YAML value on one line."""
     text: str = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=1 << 20)
     return text.removesuffix("...\n").strip()
-
-
-def _comment(text: str) -> str:
-    """Return `text` on one line, as a comment needs it; the name of an agent comes from outside."""
-    return " ".join(text.split())[:40]
 
 
 def config(
@@ -218,4 +152,4 @@ def config(
     rows = [(setting.key, setting.default.strip('"') or "required", setting.meaning) for setting in settings]
     table("", ("setting", "default", "meaning"), rows)
     keys = [setting.key for setting in settings]
-    emit({"json_schema": document, "keys": keys, "settings": [asdict(setting) for setting in settings]})
+    emit({"json_schema": document, "keys": keys, "settings": settings})

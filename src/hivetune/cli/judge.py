@@ -1,21 +1,30 @@
-"""The commands `eval` (measure base and tuned model on held-out rows) and `gate` (the verdict)."""
+"""The commands that measure models: `eval` (base and tuned model on held-out rows), `gate` (the verdict), `compare`
+(two models on the same rows) and `lm-eval` (models on standard tasks).
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from hivetune import walk
+from hivetune.base.disk import write_json
 from hivetune.base.paths import quoted
 from hivetune.cli.arguments import RunArgument, SetOption
 from hivetune.cli.output import emit, number, progress, say, short, show, size, table
-from hivetune.config import override_config
+from hivetune.config import DataConfig, EvalConfig, GateConfig, RunConfig, override_config
 from hivetune.errors import NotDeployed, UsageError
+from hivetune.judge.compare import compare_pair
 from hivetune.judge.findings import SHARES_OF_ANSWERS, metric_name, passed_text
-from hivetune.judge.gate import verdict_document
+from hivetune.judge.gate import judge, verdict_document
 from hivetune.judge.held_out import by_part
+from hivetune.judge.lm_eval import measure_tasks
+from hivetune.judge.page import write_comparison_page
+from hivetune.models.sides import BASELINE, parse_side
 from hivetune.records import Verdict
+from hivetune.release.gguf import SERVED_QUANT
 from hivetune.run.folder import EVALUATION
 from hivetune.run.status import find_run
 from hivetune.train.open import Run, load_run
@@ -32,7 +41,14 @@ def evaluate(run: RunArgument, overrides: SetOption = None) -> None:
     with progress("scoring and answering", "items") as report:
         evaluation = walk.evaluate(opened, progress=report)
     show_evaluation(evaluation)
-    _show_answers(evaluation["answers"])
+    answers = evaluation["answers"]  # first those where only one of the two succeeded
+    for row in sorted(answers, key=lambda row: row["base"]["success"] == row["tuned"]["success"])[:SHOWN_ANSWERS]:
+        show(f"\n{short(row['prompt'])}", style="bold")
+        for side in ("base", "tuned"):
+            mark = {True: "ok    ", False: "wrong ", None: ""}[row[side]["success"]]
+            show(f"  {side:6}{mark}{short(row[side]['answer'] or '')}")
+    if len(answers) > SHOWN_ANSWERS:
+        show(f"\n{len(answers) - SHOWN_ANSWERS} more, side by side: hivetune runs open RUN")
     show(f"next: hivetune gate {quoted(run)}")
     emit(evaluation)
 
@@ -102,32 +118,13 @@ def print_row_problems(problems: Sequence[Mapping[str, str]], file: str) -> None
 
 
 def _show_parts(part: str, lines: Sequence[Mapping[str, Any]]) -> None:
-    rows = [
-        (
-            line[part] or "-",
-            line["rows"],
-            number(line["base_loss"]),
-            number(line["tuned_loss"]),
-            number(line["p_holm"]),
-            line["answers"],
-            _share(line["base_success"]),
-            _share(line["tuned_success"]),
-        )
-        for line in lines
-    ]
+    rows = []
+    for line in lines:
+        figures = (number(line[key]) for key in ("base_loss", "tuned_loss", "p_holm"))
+        shares = ("-" if line[key] is None else f"{100 * line[key]:.0f} %" for key in ("base_success", "tuned_success"))
+        rows.append((line[part] or "-", line["rows"], *figures, line["answers"], *shares))
     columns = (part, "rows", "loss base", "loss tuned", "p (Holm)", "answers", "success base", "success tuned")
     table("", columns, rows, numeric=columns[1:])
-
-
-def _show_answers(answers: Sequence[Mapping[str, Any]]) -> None:
-    """Show some answers of both models, first those where only one succeeded."""
-    for row in sorted(answers, key=lambda row: row["base"]["success"] == row["tuned"]["success"])[:SHOWN_ANSWERS]:
-        show(f"\n{short(row['prompt'])}", style="bold")
-        for side in ("base", "tuned"):
-            mark = {True: "ok    ", False: "wrong ", None: ""}[row[side]["success"]]
-            show(f"  {side:6}{mark}{short(row[side]['answer'] or '')}")
-    if len(answers) > SHOWN_ANSWERS:
-        show(f"\n{len(answers) - SHOWN_ANSWERS} more, side by side: hivetune runs open RUN")
 
 
 def show_verdict(verdict: Verdict) -> None:
@@ -164,20 +161,26 @@ def _line(metric: Mapping[str, Any]) -> tuple[object, ...]:
     )
 
 
+_THRESHOLDS = {
+    "latency_s": "at most {:g} x",
+    "peak_memory_bytes": "at most {:g} x",
+    "kept": "at least {:.0%}",
+    "kept_general": "at least {:.0%}",
+    "length": "within {:g} x",
+    "loops": "at most {:+g} %",
+    "refusals": "at most {:+g} %",
+}
+
+
 def _threshold(metric: Mapping[str, Any]) -> str:
-    if metric["threshold"] is None:
+    name, threshold = metric["name"], metric["threshold"]
+    if threshold is None:
         return "-"
-    if metric["name"] in ("latency_s", "peak_memory_bytes"):
-        return f"at most {metric['threshold']:g} x"
-    if metric["name"].startswith(("least_", "most_")):
-        return f"at {metric['name'].partition('_')[0]} {metric['threshold']:g}"
-    if metric["name"] in ("kept", "kept_general"):
-        return f"at least {metric['threshold']:.0%}"
-    if metric["name"] == "length":
-        return f"within {metric['threshold']:g} x"
-    if metric["name"] in ("loops", "refusals"):
-        return f"at most {100 * metric['threshold']:+g} %"
-    return f"gain > {metric['threshold']:g}"
+    if name in ("loops", "refusals"):
+        threshold *= 100
+    if name.startswith(("least_", "most_")):
+        return f"at {name.partition('_')[0]} {threshold:g}"
+    return _THRESHOLDS.get(name, "gain > {:g}").format(threshold)
 
 
 def metric_value(name: str, value: float | None, *, sign: bool = False) -> str:
@@ -192,5 +195,156 @@ def metric_value(name: str, value: float | None, *, sign: bool = False) -> str:
     return f"{prefix}{value:.3f}" if abs(value) < 100 else f"{prefix}{value:,.0f}"
 
 
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.0f} %"
+_COMPARISON = "compare.json"
+_SHOWN_ANSWERS = 5
+
+
+SIDE_HELP = "A model: base, NAME@VERSION, a run, a .gguf file, http://HOST:PORT/v1#MODEL, or a .yaml file of figures."
+
+
+def compare_sides(
+    first: Annotated[str, typer.Argument(metavar="A", help=SIDE_HELP)],
+    second: Annotated[
+        str, typer.Argument(metavar="B", help="The other model, in the same forms. Differences are B - A.")
+    ],
+    rows: Annotated[
+        list[str] | None, typer.Option("--rows", metavar="DATA", help="Answer the rows of this file.")
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help="Answer the held-out rows of this run.")
+    ] = None,
+    prompts: Annotated[int | None, typer.Option("--prompts", min=1, help="Number of rows to answer.")] = None,
+    new_tokens: Annotated[int | None, typer.Option("--new-tokens", min=1, help="Maximum tokens of an answer.")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=C", help="Override a setting in eval.*, such as eval.judge=URL#MODEL."),
+    ] = None,
+    quant: Annotated[str, typer.Option("--quant", help="Quantization of the base model that adapters run on.")] = (
+        SERVED_QUANT
+    ),
+) -> None:
+    """Compare two models on the same rows: success, answer times, memory, and loss where both have one.
+
+    Each model answers as it would be served. The rows are those of --rows, else the held-out rows of a run.
+    """
+    named = None if rows else run or _first_run(second, first)
+    if not rows and named is None:
+        raise UsageError(
+            "neither A nor B is a run, so there are no rows to answer", hint="give --rows FILE or --run RUN"
+        )
+    opened = load_run(find_run(named)) if named else None
+    wrong = next((override for override in overrides or () if not override.startswith("eval.")), None)
+    if wrong:
+        raise UsageError(f"--set {wrong}: this command can only change eval.*")
+    changes = {"eval.prompts": prompts, "eval.new_tokens": new_tokens}
+    options = [f"{key}={value}" for key, value in changes.items() if value is not None]
+    # Without a run only the section `eval` of this config is read.
+    rows_alone = RunConfig(model=BASELINE, data=DataConfig(path="-"), eval=EvalConfig(general=False))
+    settings = override_config(opened.config if opened else rows_alone, [*options, *(overrides or ())]).eval
+    with progress("answering", "answers") as report:
+        comparison = compare_pair(first, second, settings, run=opened, rows=rows or (), quant=quant, progress=report)
+    # The measurements and their metrics stay in the folder of the comparison.
+    nothing_required = GateConfig(loss_gain=None, latency_ratio=None, memory_ratio=None, least_kept=None)
+    metrics = verdict_document(judge(comparison.document, nothing_required))["metrics"]
+    document = {**comparison.document, "metrics": metrics}
+    write_json(comparison.folder / _COMPARISON, document)
+    page = write_comparison_page(comparison.folder, document, opened.folder if opened else None)
+    document |= {"folder": str(comparison.folder), "page": str(page)}
+    _show_comparison(document)
+    emit(document)
+
+
+def _first_run(*sides: str) -> str | None:
+    return next((side for side in sides if parse_side(side).kind == "run"), None)
+
+
+def _show_comparison(document: dict[str, Any]) -> None:
+    labels = [document[side]["label"] for side in ("base", "tuned")]
+    show(f"A: {labels[0]}\nB: {labels[1]}")
+    show_metrics(document["metrics"], ("A", "B"))
+    columns = ("side", "answers", "time p50", "p95", "first token p50", "p95", "tokens/s", "cold start", "memory")
+    table("", columns, [_cost_cells(name, document[side]) for name, side in (("A", "base"), ("B", "tuned"))])
+    for metric, reason in document["not_compared"].items():
+        say(f"{metric} not compared: {reason}")
+    if "preferences" in document:
+        given = document["preferences"]
+        unreadable = f", {given['unreadable']} pairs without a readable reply" * bool(given["unreadable"])
+        differ = f"{given['contradictions']} of {given['asked']} pairs differ in reverse order"
+        say(f"judge {given['judge']}: {differ}{unreadable}")
+    refused = document["rows_refused"]
+    if refused:
+        say(f"{sum(refused.values())} rows cannot be answered: {', '.join(f'{r} {n}' for r, n in refused.items())}")
+    print_row_problems(document["problems"], _COMPARISON)
+    # A few answers that only one side got right; without checkers, a few that differ.
+    answers = document["answers"]
+    changed = [answer for answer in answers if answer["base"]["success"] != answer["tuned"]["success"]]
+    changed = changed or [answer for answer in answers if answer["base"]["answer"] != answer["tuned"]["answer"]]
+    if changed:
+        rows = [
+            (short(answer["prompt"]), _marked(answer["base"]), _marked(answer["tuned"]))
+            for answer in changed[:_SHOWN_ANSWERS]
+        ]
+        table(f"{len(changed)} of {len(answers)} answers changed, the first:", ("prompt", "A", "B"), rows)
+    show(f"side by side: {document['page']}\nall of it: {Path(document['folder']) / _COMPARISON}")
+
+
+def _marked(side: Mapping[str, Any]) -> str:
+    return {True: "right: ", False: "wrong: ", None: ""}[side["success"]] + short(side["answer"] or "")
+
+
+def _cost_cells(name: str, side: dict[str, Any]) -> tuple[object, ...]:
+    memory = side.get("peak_memory_bytes")
+    times = ("latency_p50_s", "latency_p95_s", "first_token_p50_s", "first_token_p95_s")
+    return (
+        name,
+        side.get("answers", "recorded"),
+        *(number(side.get(key)) for key in times),
+        number(side.get("tokens_per_second"), 1),
+        number(side.get("cold_start_s"), 2),
+        "-" if memory is None else size(memory),
+    )
+
+
+def lm_eval(
+    first: Annotated[str, typer.Argument(metavar="A", help=SIDE_HELP)],
+    second: Annotated[
+        str | None, typer.Argument(metavar="B", help="The other model, in the same forms. Differences are B - A.")
+    ] = None,
+    task: Annotated[
+        list[str] | None, typer.Option("--task", metavar="NAME", help="A task of the harness; may be repeated.")
+    ] = None,
+    folder: Annotated[Path | None, typer.Option("--task-folder", help="Folder with your own tasks.")] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help="Take the base model of this run for the side `base`.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Use only the first N rows of each task.")] = None,
+    download: Annotated[
+        bool, typer.Option("--download", help="Allow the harness to download the data of its tasks.")
+    ] = False,
+) -> None:
+    """Measure one or two models on tasks of lm-evaluation-harness, with paired intervals.
+
+    Needs the extra `lm-eval`. An endpoint can only do tasks whose answers are generated text.
+    """
+    if not task:
+        raise UsageError("no task given: --task NAME", hint="list all tasks: lm-eval ls tasks")
+    sides = [first] if second is None else [first, second]
+    say("running lm-evaluation-harness; this may take long")
+    # Its base model is the side `base`.
+    named = run or _first_run(*sides)
+    opened = load_run(find_run(named)) if named is not None and BASELINE in sides else None
+    document = measure_tasks(sides, task, run=opened, quant=SERVED_QUANT, folder=folder, limit=limit, download=download)
+    columns = (
+        ("task", "metric", "n", "A") if second is None else ("task", "metric", "n", "A", "B", "B - A", "95 %", "p")
+    )
+    table("", columns, [_figure_cells(figure, two=second is not None) for figure in document["figures"]])
+    emit(document)
+
+
+def _figure_cells(figure: Mapping[str, Any], *, two: bool) -> tuple[object, ...]:
+    begins = (figure["task"], figure["metric"], figure["n"] or "-", number(figure["base"]["value"]))
+    if not two:
+        return begins
+    low_high = "-" if figure["ci95"] is None else " to ".join(number(value) for value in figure["ci95"])
+    values = (number(figure["tuned"]["value"]), number(figure["difference"]), low_high, number(figure["p_holm"]))
+    return (*begins, *values)

@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "plan": ("plan", "plan", "Predict memory, time and disk of a run."),
     "train": ("train", "train", "Train an adapter, or continue its run."),
     "learn": ("training", "learn", "Train on good rows, then on pairs and failures."),
-    "sweep": ("sweep", "sweep", "Train several settings and judge the best run."),
+    "sweep": ("training", "sweep", "Train several settings and judge the best run."),
     "cluster up": ("cluster", "up", "Start a cluster on this machine, or join one."),
     "cluster status": ("cluster", "status", "List the machines and devices of a cluster."),
     "cluster down": ("cluster", "down", "Leave the cluster, or end it from its head."),
@@ -44,9 +44,9 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "resume": ("runs", "resume", "Continue a run that stopped."),
     "eval": ("judge", "evaluate", "Measure base and tuned model on held-out rows."),
     "gate": ("judge", "gate", "Decide whether the tuned model is better."),
-    "compare": ("compare", "compare_sides", "Compare two models on the same rows."),
+    "compare": ("judge", "compare_sides", "Compare two models on the same rows."),
     "bench": ("demo", "bench", "Time a training step on this machine."),
-    "bench lm-eval": ("compare", "lm_eval", "Measure models on tasks of lm-evaluation-harness."),
+    "bench lm-eval": ("judge", "lm_eval", "Measure models on tasks of lm-evaluation-harness."),
     "export": ("release", "export", "Write an adapter, a merged model or a GGUF file."),
     "register": ("release", "register", "Add a run to the registry as a new release."),
     "promote": ("release", "promote", "Make a release the champion of its name."),
@@ -187,9 +187,12 @@ def main() -> None:
     except KeyboardInterrupt:
         _fail(_with_left_behind(Stopped("stopped", signal_number=signal.SIGINT), arguments))
     except typer.TyperException as error:
-        _fail(UsageError(error.format_message(), hint=f"see: {_command_named(arguments)} --help"))
+        name = _command_of(arguments) or next((word for word in arguments[:1] if word in GROUPS), "")
+        _fail(UsageError(error.format_message(), hint=f"see: {f'hivetune {name}'.strip()} --help"))
     except Exception as error:  # noqa: BLE001 (the last handler: it reports the error and keeps the traceback of a bug)
-        _fail(_explain(error))
+        from hivetune.cli.explain import explain  # only now: `--help` loads no database
+
+        _fail(explain(error))
 
 
 def _check_working_directory() -> None:
@@ -242,7 +245,7 @@ def _app(arguments: list[str]) -> typer.Typer:
         parts = name.split()
         body = _load(module, function) if name == current else _unloaded
         if name in GROUPS:
-            groups[name].callback()(body if name == current else _root_of_group)
+            groups[name].callback()(body if name == current else lambda: None)
             continue
         parent = groups[parts[0]] if len(parts) == 2 else app
         help_text_long = body.__doc__ if body is not _unloaded else help_text
@@ -253,10 +256,6 @@ def _app(arguments: list[str]) -> typer.Typer:
 def _command_of(arguments: list[str]) -> str | None:
     """Return the name of the command that `arguments` begin with."""
     return next((name for n in (2, 1) if (name := " ".join(arguments[:n])) in COMMANDS), None)
-
-
-def _root_of_group() -> None:
-    pass
 
 
 def _print_version(wanted: bool) -> None:
@@ -304,18 +303,6 @@ def _with_left_behind(error: Stopped, arguments: list[str]) -> Stopped:
     """Return the error. Without a hint of its own it gets the command's leftovers as its hint."""
     hint = LEFT_BEHIND.get(_command_of(arguments) or "", "")
     return Stopped(error.message, signal_number=error.signal_number, hint=error.hint or hint)
-
-
-def _command_named(arguments: list[str]) -> str:
-    """Return the command, or the group, that the command line begins with."""
-    name = _command_of(arguments) or next((word for word in arguments[:1] if word in GROUPS), "")
-    return f"hivetune {name}".strip()
-
-
-def _explain(error: Exception) -> HivetuneError:
-    from hivetune.cli.explain import explain  # only now: `--help` loads no database
-
-    return explain(error)
 
 
 def _fail(error: HivetuneError) -> None:

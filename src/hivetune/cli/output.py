@@ -23,6 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from hivetune.base.typed import to_plain
 from hivetune.base.units import duration as duration
 from hivetune.base.units import number as number
 from hivetune.base.units import size as size
@@ -109,17 +110,25 @@ def errors_of_stdout() -> Iterator[None]:
         raise
 
 
-def emit(document: dict[str, Any]) -> None:
-    """Print the JSON document of a command on stdout; without `--json` do nothing."""
+def emit(document: Any) -> None:
+    """Print the JSON document of a command on stdout; without `--json` do nothing.
+
+    It may hold whatever `to_plain` knows: frozen dataclasses, paths, tuples.
+    """
     if MODE.json:
         with errors_of_stdout():
             print(as_document(document), flush=True)
 
 
-def as_document(document: dict[str, Any]) -> str:
+def as_document(document: Any) -> str:
     """Return one line of JSON with its `schema`, control characters escaped."""
-    text = json.dumps({"schema": 1, **document}, ensure_ascii=False, allow_nan=False)
+    text = json.dumps({"schema": 1, **to_plain(document)}, ensure_ascii=False, allow_nan=False)
     return OBEYED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def parts(value: object, *names: str) -> dict[str, Any]:
+    """Return these attributes of a value, for a document."""
+    return {name: getattr(value, name) for name in names}
 
 
 def say(text: str = "", style: str = "") -> None:
@@ -159,6 +168,11 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
         for cells in (columns, *rows):
             print(clean("\t".join(" ".join(str(cell).split()) for cell in cells)))  # rich would replace tabs by spaces
         return
+    console.print(grid_of(columns, rows, numeric, title))
+
+
+def grid_of(columns: Sequence[str], rows: Sequence[Sequence[object]], numeric: Sequence[str], title: str = "") -> Table:
+    """Return a table as rich draws it."""
     grid = Table(
         title=Text(clean(title)) if title else None, title_justify="left", title_style="bold", header_style="bold"
     )
@@ -166,7 +180,14 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
         grid.add_column(column, justify="right" if column in numeric else "left", overflow="fold")
     for row in rows:
         grid.add_row(*(Text(clean(str(cell))) for cell in row))
-    console.print(grid)
+    return grid
+
+
+def show_unit(text: str, name: str, **more: Any) -> None:
+    """Show a systemd user unit, and how to install it under a name."""
+    show(text)
+    say(f"save it as ~/.config/systemd/user/{name}.service, then: systemctl --user enable --now {name}")
+    emit({**more, "unit": text})
 
 
 @contextlib.contextmanager

@@ -48,7 +48,8 @@ def plan(
     planned = plan_run(loaded, card=card, cores=cores, memory_gb=memory, rows=rows, tokens=tokens)
     show_plan(planned)
     if planned.choice is not None:
-        return emit(plan_document(planned))
+        emit(plan_document(planned))
+        return
     error = with_advice(DoesNotFit(planned.why_not), planned.options, planned.case)
     say(f"hivetune: {error}")
     error_document = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
@@ -125,18 +126,17 @@ def _streaming_text(choice: Choice, streaming: StreamedFrom) -> str:
 
 
 def _option_cells(option: Option) -> tuple[object, ...]:
-    hours = duration(option.hours * 3600) if option.hours is not None else "-"
-    fits = "yes" if option.fits else "no"
+    case, choice = option.case, option.choice
     return (
-        option.case.model.rpartition("/")[2].removesuffix("-Instruct"),
-        option.case.length,
-        option.case.rank,
-        option.case.precision,
-        f"{option.choice.setup.streamed} layers" if option.choice and option.choice.setup.streamed else "-",
-        fits,
+        case.model.rpartition("/")[2].removesuffix("-Instruct"),
+        case.length,
+        case.rank,
+        case.precision,
+        f"{choice.setup.streamed} layers" if choice and choice.setup.streamed else "-",
+        "yes" if option.fits else "no",
         size(option.least_bytes),
         size(option.peak_bytes) if option.fits else "-",
-        step_time(option.choice.step_s) if option.choice else "-",
-        hours,
+        step_time(choice.step_s) if choice else "-",
+        duration(option.hours * 3600) if option.hours is not None else "-",
         size(option.disk),
     )

@@ -11,8 +11,8 @@ from hivetune.base.database import open_database
 from hivetune.base.paths import quoted
 from hivetune.cli.arguments import ReleaseArgument, RunArgument
 from hivetune.cli.judge import NEXT
-from hivetune.cli.output import emit, moment, progress, say, short, show, size, table
-from hivetune.data.frozen import FrozenQuestion, drop_win, general_questions, names_with_wins, wins_of
+from hivetune.cli.output import emit, moment, parts, progress, say, short, show, size, table
+from hivetune.data.frozen import drop_win, general_questions, names_with_wins, wins_of
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.answers import last_question
 from hivetune.judge.frozen import freeze_wins
@@ -50,18 +50,20 @@ def export(
         else:
             exported = export_run(folder, to, quant=quant or DEFAULT_QUANT, progress=report)
     say(f"{'written' if exported.made else 'exists already'}: {exported.path} ({size(exported.size_bytes)})")
-    document: dict[str, Any] = {
-        "to": exported.to,
-        "path": str(exported.path),
-        "folder": str(exported.folder),
-        "size_bytes": exported.size_bytes,
-        "made": exported.made,
-        "proof": proof or (_proof(folder, exported) if check else None),
-    }
-    if proof := document["proof"]:
+    if check and proof is None:
+        proof = _proof(folder, exported)
+    if proof:
         say(f"checked: {describe_proof(proof)}")
-    show(_next(exported.to, exported.path))
-    emit(document)
+    path = quoted(exported.path)
+    following = {
+        "gguf": f"hivetune chat {path}",
+        "gguf-adapter": f"llama-server --model BASE.gguf --lora {path}",
+        "ollama": f"cd {path} && ollama create NAME -f Modelfile",
+        "adapter": f"PeftModel.from_pretrained(base, {str(exported.path)!r})",
+        "merged": f"vllm serve {path}",
+    }
+    show(f"next: {following[exported.to]}")
+    emit({**parts(exported, "to", "path", "folder", "size_bytes", "made"), "proof": proof})
 
 
 def _proof(run: Path, exported: Exported) -> dict[str, Any] | None:
@@ -74,16 +76,6 @@ def _proof(run: Path, exported: Exported) -> dict[str, Any] | None:
             return None
     with progress("checking the export") as report:
         return prove_export(run, exported, report)
-
-
-def _next(to: str, path: Path) -> str:
-    return {
-        "gguf": f"next: hivetune chat {quoted(path)}",
-        "gguf-adapter": f"next: llama-server --model BASE.gguf --lora {quoted(path)}",
-        "ollama": f"next: cd {quoted(path)} && ollama create NAME -f Modelfile",
-        "adapter": f"next: PeftModel.from_pretrained(base, {str(path)!r})",
-        "merged": f"next: vllm serve {quoted(path)}",
-    }[to]
 
 
 ReasonOption = Annotated[str, typer.Option("--reason", help="Reason, kept in the history.")]
@@ -178,32 +170,20 @@ def retire(name: Annotated[str, typer.Argument(metavar="NAME")], reason: ReasonO
 
 
 def _document(database: sqlite3.Connection, release: Release) -> dict[str, Any]:
+    damaged = None
+    if release.aliases and not release.pruned:
+        try:
+            release.check()
+        except HivetuneError as error:
+            damaged = error.message
     return {
         "release": release.label,
-        "name": release.name,
-        "version": release.version,
-        "aliases": list(release.aliases),
-        "verdict": release.verdict,
-        "model": release.model,
-        "adapter_sha256": release.adapter_sha256,
-        "folder": str(release.folder),
-        "created": release.created,
+        **parts(release, "name", "version", "aliases", "verdict", "model", "adapter_sha256", "folder", "created"),
         "withdrawn": release.withdrawn or None,
         "pruned": release.pruned,
-        "damaged": _damage(release),
+        "damaged": damaged,
         "forgotten_rows": forgotten_rows(database, release.snapshot),
     }
-
-
-def _damage(release: Release) -> str | None:
-    """Return the problem with the files of a release that has an alias, or None."""
-    if release.pruned or not release.aliases:
-        return None
-    try:
-        release.check()
-    except HivetuneError as error:
-        return error.message
-    return None
 
 
 def _line(document: dict[str, Any]) -> tuple[object, ...]:
@@ -247,7 +227,12 @@ def show_frozen(
     if name is None:
         if drop:
             raise UsageError("--drop needs the name of the release", hint="hivetune registry frozen NAME --drop KEY")
-        _show_counts()
+        counts = {each: len(wins_of(each)) for each in names_with_wins()}
+        general = len(general_questions())
+        for each, count in counts.items():
+            show(f"{each}: {count} past wins")
+        show(f"general: {general} questions that ship with Hivetune")
+        emit({"past_wins": counts, "general": general})
         return
     if drop:
         drop_win(name, drop)
@@ -258,30 +243,18 @@ def show_frozen(
             find(database, name)  # raises if there is no such release
         say(f"{name} has no past wins yet; promote a release that was evaluated")
     else:
-        table("", ("key", "question", "won by", "from"), [_question_line(win) for win in wins])
-    emit({"name": name, "questions": [_question_document(win) for win in wins]})
-
-
-def _show_counts() -> None:
-    counts = {name: len(wins_of(name)) for name in names_with_wins()}
-    general = len(general_questions())
-    for name, count in counts.items():
-        show(f"{name}: {count} past wins")
-    show(f"general: {general} questions that ship with Hivetune")
-    emit({"past_wins": counts, "general": general})
-
-
-def _question_line(win: FrozenQuestion) -> tuple[str, ...]:
-    return win.key[:10], short(last_question(win.messages), _SHOWN_CHARS), win.release or "-", win.source
-
-
-def _question_document(win: FrozenQuestion) -> dict[str, Any]:
-    return {
-        "key": win.key,
-        "question": last_question(win.messages),
-        "release": win.release,
-        "source": win.source,
-        "agent": win.agent,
-        "category": win.category,
-        "checker": dict(win.checker or {}),
-    }
+        rows = [
+            (win.key[:10], short(last_question(win.messages), _SHOWN_CHARS), win.release or "-", win.source)
+            for win in wins
+        ]
+        table("", ("key", "question", "won by", "from"), rows)
+    questions = [
+        {
+            "key": win.key,
+            "question": last_question(win.messages),
+            **parts(win, "release", "source", "agent", "category"),
+            "checker": win.checker or {},
+        }
+        for win in wins
+    ]
+    emit({"name": name, "questions": questions})

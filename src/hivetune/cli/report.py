@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -56,7 +55,7 @@ def report(
     for state in reports:
         show(f"{Path(state.run).name}: {state.points} points in {destination.target}, {state.sent} of them sent now")
     show(f"view them: {view_command(destination)}")
-    emit({"reports": [asdict(state) for state in reports]})
+    emit({"reports": reports})
 
 
 def _report_home(run: str, to: str, place: str | None, *, follow: bool) -> None:
@@ -66,7 +65,7 @@ def _report_home(run: str, to: str, place: str | None, *, follow: bool) -> None:
     if to == "grafana":
         write_atomic(path, dashboard().encode())
         show(f"{path}: import it in Grafana (Dashboards, New, Import) and choose your Prometheus")
-        emit({"to": to, "path": str(path)})
+        emit({"to": to, "path": path})
         return
     try:
         from hivetune.dashboard.exporters.prometheus import write_textfile
@@ -74,7 +73,7 @@ def _report_home(run: str, to: str, place: str | None, *, follow: bool) -> None:
         raise MachineNotFit(f"{error.name} is not installed", hint=install_command("serve")) from None
     write_textfile(path)
     show(f"{path}: {f'updated every {WRITE_AGAIN_S:.0f} s until Ctrl-C' if follow else 'written'}")
-    emit({"to": to, "path": str(path)})
+    emit({"to": to, "path": path})
     while follow:
         time.sleep(WRITE_AGAIN_S)
         write_textfile(path)

@@ -9,7 +9,7 @@ import webbrowser
 from collections import deque
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,23 +17,23 @@ import psutil
 import typer
 from rich.console import Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from hivetune.base.database import database_path, open_database
 from hivetune.base.disk import home, lock_holder, size_of
 from hivetune.base.journal import JournalPlace, read_after, read_journal
 from hivetune.base.private import open_plain
+from hivetune.base.typed import to_plain
 from hivetune.cli.arguments import RunArgument
-from hivetune.cli.output import MODE, clean, duration, emit, number, out, say, show, size, table
-from hivetune.cli.training import measure_and_train, show_training
+from hivetune.cli.output import MODE, clean, duration, emit, grid_of, number, out, say, show, show_unit, size, table
+from hivetune.cli.training import measure_and_train, show_training, train_detached
 from hivetune.cluster.carry import carry_run
 from hivetune.config import override_config
 from hivetune.dashboard.exporters.follow import reports_of
 from hivetune.errors import UsageError
 from hivetune.judge.page import newest_page
 from hivetune.machine.telemetry import process_tree, sample
-from hivetune.process.detach import start_detached, systemd_unit
+from hivetune.process.detach import systemd_unit
 from hivetune.process.launch import Ahead
 from hivetune.release.prune import delete, find_unused, remove_run
 from hivetune.run.choices import read_resolved
@@ -67,9 +67,8 @@ def top(
     time.sleep(_FIRST_LOOK_S)
     if once or MODE.json or not out().is_terminal:
         document = _machine_document(_look_at_machine(), before)
-        show(_machine_line(document))
-        for index, card in enumerate(document["cards"]):
-            show(card_line(index, card))
+        for line in _machine_lines(document):
+            show(line)
         table("", _TOP_COLUMNS, [_process_cells(each) for each in document["processes"]], numeric=_TOP_COLUMNS[2:])
         emit(document)
         return
@@ -136,22 +135,20 @@ def _machine_document(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict
         "cores": psutil.cpu_count(),
         "cores_busy": round(now["percent"] / 100 * (psutil.cpu_count() or 1), 2),
         "memory_bytes": memory.total,
-        "available_bytes": now["available_bytes"],
-        "swap_used_bytes": now["swap_used_bytes"],
-        "disk_free_bytes": now["disk_free_bytes"],
-        "load": now["load"],
+        **{name: now[name] for name in ("available_bytes", "swap_used_bytes", "disk_free_bytes", "load")},
         "cards": now.get("cards", []),
         "processes": processes,
     }
 
 
-def _machine_line(document: Mapping[str, Any]) -> str:
+def _machine_lines(document: Mapping[str, Any]) -> list[str]:
     used = document["memory_bytes"] - document["available_bytes"]
-    return (
+    machine = (
         f"{document['cores_busy']:.1f} of {document['cores']} cores busy, load {document['load']:.2f}; "
         f"{size(used)} of {size(document['memory_bytes'])} memory, {size(document['swap_used_bytes'])} swap; "
         f"{size(document['disk_free_bytes'])} of disk free"
     )
+    return [machine, *(card_line(index, card) for index, card in enumerate(document["cards"]))]
 
 
 def _process_cells(process: Mapping[str, Any]) -> tuple[str, ...]:
@@ -160,14 +157,9 @@ def _process_cells(process: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _machine_screen(document: Mapping[str, Any]) -> Group:
-    grid = Table(header_style="bold")
-    for column in _TOP_COLUMNS:
-        grid.add_column(column, justify="right" if column in _TOP_COLUMNS[2:] else "left", overflow="fold")
-    for process in document["processes"]:
-        grid.add_row(*(Text(clean(cell)) for cell in _process_cells(process)))
-    lines = [_machine_line(document), *(card_line(index, card) for index, card in enumerate(document["cards"]))]
-    below = grid if document["processes"] else Text("no process of Hivetune is running")
-    return Group(*(Text(line) for line in lines), below)
+    rows = [_process_cells(process) for process in document["processes"]]
+    below = grid_of(_TOP_COLUMNS, rows, _TOP_COLUMNS[2:]) if rows else Text("no process of Hivetune is running")
+    return Group(*map(Text, _machine_lines(document)), below)
 
 
 TEXT_WIDTH, TEXT_HEIGHT = 48, 10
@@ -209,7 +201,7 @@ def runs() -> None:
         for problem in (status.problem, status.storage_problem):
             if problem:
                 say(f"{status.run.name}: {problem}")
-    emit({"runs": [status.document() for status in statuses]})
+    emit({"runs": statuses})
 
 
 def show_run(run: RunArgument) -> None:
@@ -234,8 +226,7 @@ def show_run(run: RunArgument) -> None:
             sample = entry
         elif entry["event"] == "failure" and sample is not None:
             show(f"{'':19}{_machine_then(sample, entry['time'])}")
-    more = {"choices": choices, "reports": [asdict(report) for report in reports], "events": events}
-    emit({**status.document(), **more})
+    emit({**to_plain(status), "choices": choices, "reports": reports, "events": events})
 
 
 def _choices(folder: Path) -> tuple[dict[str, Any] | None, str]:
@@ -268,7 +259,7 @@ def logs(
                 show(line)
     if not any(documents.values()):
         say("the log is empty")
-    emit({"run": str(folder), "logs": documents})
+    emit({"run": folder, "logs": documents})
 
 
 def stop(run: RunArgument) -> None:
@@ -278,7 +269,7 @@ def stop(run: RunArgument) -> None:
     stopped = stop_run(folder, settings.save_timeout_s + settings.hang_floor_s)
     status = run_status(folder)
     say(status_line(status) if stopped else f"{folder} is not running")
-    emit({**status.document(), "stopped": stopped})
+    emit({**to_plain(status), "stopped": stopped})
 
 
 def resume(
@@ -307,16 +298,10 @@ def resume(
         if not override.startswith(("supervise.", "report_to=")):
             raise UsageError(f"--set {override}: an existing run can only change supervise.* and report_to")
     if unit:
-        text = systemd_unit(folder, overrides or ())
-        show(text)
-        name = f"hivetune-{folder.name}"
-        say(f"save it as ~/.config/systemd/user/{name}.service, then: systemctl --user enable --now {name}")
-        emit({"run": str(folder), "unit": text})
+        show_unit(systemd_unit(folder, overrides or ()), f"hivetune-{folder.name}", run=folder)
         return
     if detach:
-        start_detached(folder, overrides or ())
-        say(f"training in the background\nfollow it: hivetune watch {shortest_name(folder)}")
-        emit({"run": str(folder), "status": "started"})
+        train_detached(folder, overrides or ())
         return
     with Ahead() as ahead:
         ahead.start()
@@ -327,26 +312,20 @@ def resume(
 
 
 def status_line(status: RunStatus) -> str:
-    parts = [f"{status.run.name}: {status.state}", f"step {status.step} of {status.steps}"]
-    if status.loss is not None:
-        parts.append(f"loss {number(status.loss)}")
-    if status.validation_loss is not None:
-        parts.append(f"validation {number(status.validation_loss)}")
-    if status.left_s is not None:
-        parts.append(f"{duration(status.left_s)} left")
-    if status.restarts:
-        parts.append(f"{status.restarts} restarts")
-    if status.quarantined:
-        parts.append(f"{status.quarantined} rows quarantined")
-    if status.damaged_lines:
-        parts.append(f"{status.damaged_lines} damaged journal lines skipped")
-    if status.storage_problem:
-        parts.append(status.storage_problem)
-    if status.problem:
-        parts.append(status.problem)
-    if status.state == "interrupted":
-        parts.append(f"continue it: hivetune resume {shortest_name(status.run)}")
-    return ", ".join(parts)
+    parts = (
+        f"{status.run.name}: {status.state}",
+        f"step {status.step} of {status.steps}",
+        "" if status.loss is None else f"loss {number(status.loss)}",
+        "" if status.validation_loss is None else f"validation {number(status.validation_loss)}",
+        "" if status.left_s is None else f"{duration(status.left_s)} left",
+        f"{status.restarts} restarts" if status.restarts else "",
+        f"{status.quarantined} rows quarantined" if status.quarantined else "",
+        f"{status.damaged_lines} damaged journal lines skipped" if status.damaged_lines else "",
+        status.storage_problem,
+        status.problem,
+        f"continue it: hivetune resume {shortest_name(status.run)}" if status.state == "interrupted" else "",
+    )
+    return ", ".join(part for part in parts if part)
 
 
 def _machine_then(sample: Mapping[str, Any], failed_at: float) -> str:
@@ -434,7 +413,7 @@ def _print_changes(folder: Path) -> None:
         if (status.step, status.state) != last:
             last = (status.step, status.state)
             say(status_line(status))
-            emit(status.document())
+            emit(status)
         if status.state != "running":
             return
         time.sleep(_WATCH_S)
@@ -452,12 +431,10 @@ def rm(
     for folder in folders:
         show(f"{folder}: {size(size_of(folder))}")
     _ask(f"delete {'this run' if len(folders) == 1 else f'these {len(folders)} runs'}", yes=yes)
-    freed = 0
     with closing(open_database()) as database:
-        for folder in folders:
-            freed += remove_run(database, folder)
+        freed = sum(remove_run(database, folder) for folder in folders)
     show(f"{size(freed)} freed")
-    emit({"deleted": [str(folder) for folder in folders], "size_bytes": freed})
+    emit({"deleted": folders, "size_bytes": freed})
 
 
 def prune(yes: YesOption = False) -> None:
@@ -477,8 +454,7 @@ def prune(yes: YesOption = False) -> None:
             for entry in unused:
                 delete(database, entry)
             show(f"{size(total)} freed")
-    listed = [{"what": e.what, "path": str(e.path), "size_bytes": e.size_bytes, "why": e.why} for e in unused]
-    emit({"pruned": yes, "size_bytes": total, "unused": listed})
+    emit({"pruned": yes, "size_bytes": total, "unused": unused})
 
 
 def _ask(question: str, *, yes: bool) -> None:
@@ -503,7 +479,7 @@ def open_page(
     show(str(page))
     if not MODE.json and (not _has_screen() or not webbrowser.open(page.as_uri())):
         say("cannot start a browser here; open the file yourself")
-    emit({"page": str(page)})
+    emit({"page": page})
 
 
 def _has_screen() -> bool:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import typer
 
 from hivetune.base.database import open_database
-from hivetune.cli.output import emit, moment, say, show, table
+from hivetune.cli.output import emit, moment, say, show, show_unit, table
 from hivetune.dashboard.access import BELOW, dashboard_token
 from hivetune.dashboard.app import dashboard_addition
 from hivetune.dashboard.exporters.prometheus import HomeCollector
@@ -27,7 +27,6 @@ from hivetune.serve.gateway.run import GatewaySettings, is_loopback, refuse_open
 from hivetune.serve.swap.wanted import wanted
 
 DEFAULT_CLIENT = "default"
-UNIT = "hivetune-serve"
 
 
 def serve(
@@ -63,10 +62,7 @@ def serve(
     if card and not re.fullmatch(r"cuda(:\d+)?", card):
         raise UsageError(f"--card {card}: not a card", hint="give cuda:0 or cuda:1; list all: hivetune doctor")
     if unit:
-        text = serve_unit([word for word in sys.argv[2:] if word not in ("--unit", "--json")])
-        show(text)
-        say(f"save it as ~/.config/systemd/user/{UNIT}.service, then: systemctl --user enable --now {UNIT}")
-        emit({"unit": text})
+        show_unit(serve_unit([word for word in sys.argv[2:] if word not in ("--unit", "--json")]), "hivetune-serve")
         return
     settings = GatewaySettings(
         names=tuple(names or ()),
@@ -84,7 +80,8 @@ def serve(
     )
     with closing(open_database()) as database:
         refuse_open(settings, len(_clients_with_tokens(database)))
-    if not names and not _is_promoted():
+        is_promoted = bool(desired(database))
+    if not names and not is_promoted:
         say("no champion to serve yet; make one: hivetune register RUN --as NAME, then hivetune promote NAME@1")
     if unused := unused_program():
         say(unused)
@@ -95,22 +92,10 @@ def _clients_with_tokens(database: Connection) -> list[Client]:
     return [client for client in clients(database) if client.revoked is None]
 
 
-def _first_token() -> str | None:
-    """Return a new token, or None if there are clients already.
-
-    It is made once the gateway listens, since a gateway that fails to start would never show it.
-    """
-    with closing(open_database()) as database:
-        return None if _clients_with_tokens(database) else make_client(database, DEFAULT_CLIENT)
-
-
-def _is_promoted() -> bool:
-    with closing(open_database()) as database:
-        return bool(desired(database))
-
-
 def _tell(url: str) -> None:
-    token = _first_token()
+    with closing(open_database()) as database:
+        # Made once the gateway listens, since a gateway that fails to start would never show it.
+        token = None if _clients_with_tokens(database) else make_client(database, DEFAULT_CLIENT)
     show(f"listening on {url}/v1")
     if is_loopback(urlsplit(url).hostname or ""):
         show(f"dashboard: {url}{BELOW}/login?token={dashboard_token()}")
@@ -143,14 +128,7 @@ def show_clients(
     if new is None and revoke is None:
         rows = [(client.name, moment(client.created), moment(client.revoked)) for client in all_clients]
         table("", ("client", "created", "revoked"), rows)
-    emit(
-        {
-            "token": token,
-            "clients": [
-                {"name": client.name, "created": client.created, "revoked": client.revoked} for client in all_clients
-            ],
-        }
-    )
+    emit({"token": token, "clients": all_clients})
 
 
 def route_request(
@@ -173,24 +151,20 @@ def route_request(
     shared = name or (next(iter(all_families)) if len(all_families) == 1 else None)
     if shared is None or shared not in all_families:
         named = f"; families: {', '.join(all_families)}" if all_families else ""
-        message = (
-            f"{shared} has no specialists"
-            if shared
-            else "several releases have specialists"
-            if all_families
-            else "there are no specialists"
-        )
+        message = "several releases have specialists" if all_families else "there are no specialists"
+        if shared:
+            message = f"{shared} has no specialists"
         raise UsageError(
             f"{message}{named}", hint="train some: hivetune experts CONFIG --train; or choose a release: --name NAME"
         )
     with closing(open_database()) as database:
-        desired = wanted(database, [shared])  # as the gateway sees it: adapters that cannot be loaded are left out
-    for problem in desired.problems:
+        served = wanted(database, [shared])  # as the gateway sees it: adapters that cannot be loaded are left out
+    for problem in served.problems:
         say(problem)
-    if shared not in desired.experts:
+    if shared not in served.experts:
         raise UsageError(f"cannot read the router of {shared}", hint="make it again: hivetune experts CONFIG --train")
     request_text = sys.stdin.read() if text == "-" else text
     question = Asking(shared, declared_keys(agent, category, system, ()), request_text)
-    choice = choose(desired.experts, desired.family, question, desired.champions)
+    choice = choose(served.experts, served.family, question, served.champions)
     show(f"{choice.model}: {choice.reason}")
-    emit({"name": choice.model, "by": choice.by, "reason": choice.reason, "problems": list(desired.problems)})
+    emit({"name": choice.model, "by": choice.by, "reason": choice.reason, "problems": served.problems})

@@ -17,6 +17,7 @@ from hivetune.synth.sources.places import Library
 
 _SHOWN_ROWS = 3
 
+
 What = Annotated[
     list[str] | None,
     typer.Argument(

@@ -5,8 +5,7 @@ from typing import Annotated
 import typer
 
 from hivetune.cli.arguments import ColumnsOption, ConfigArgument, ModelOption, SetOption, read_settings
-from hivetune.cli.output import emit, say, show
-from hivetune.process.detach import start_detached
+from hivetune.cli.output import emit, show
 from hivetune.process.launch import Ahead
 from hivetune.run.status import shortest_name
 
@@ -30,17 +29,12 @@ def train(
     with Ahead() as ahead:
         if not detach:
             ahead.start()
-        from hivetune.cli.training import (
-            measure_and_train,
-            open_configured,
-            show_training,
-        )  # beside that child's imports
+        # While that child imports, this process does.
+        from hivetune.cli.training import measure_and_train, open_configured, show_training, train_detached
 
         run = open_configured(loaded, name)
         if detach:
-            start_detached(run.folder)
-            say(f"training in the background\nfollow it: hivetune watch {shortest_name(run.folder)}")
-            emit({"run": str(run.folder), "status": "started"})
+            train_detached(run.folder)
             return
         summary = measure_and_train(run, ahead)
     show_training(summary)

@@ -1,31 +1,43 @@
-"""The commands `learn` and `verify-resume`, and what all commands that train share."""
+"""The commands `learn`, `verify-resume` and `sweep` (several settings of one config, of which the best is judged), and
+what all commands that train share.
+"""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from hivetune import walk
 from hivetune.base.disk import home, scratch_folder
 from hivetune.base.paths import install_command
-from hivetune.cli.arguments import ColumnsOption, ConfigArgument, ModelOption, SetOption, model_folder, read_settings
+from hivetune.cli.arguments import (
+    ColumnsOption,
+    ConfigArgument,
+    ModelOption,
+    SetOption,
+    complete_setting,
+    model_folder,
+    read_settings,
+)
 from hivetune.cli.data import learning_text
 from hivetune.cli.judge import show_metrics
-from hivetune.cli.output import AFTER_ROWS, duration, emit, number, progress, say, show, size, table
+from hivetune.cli.output import AFTER_ROWS, duration, emit, number, parts, progress, say, show, size, table
 from hivetune.config import RunConfig
 from hivetune.dashboard.exporters.follow import exporter_problem
 from hivetune.data.intake.files import find_sources
 from hivetune.data.prepare.prepare import prepare_data
-from hivetune.errors import Busy
+from hivetune.errors import Busy, NotDeployed, UsageError
 from hivetune.learn import learn as learn_in_stages
+from hivetune.process.detach import start_detached
 from hivetune.process.forkserver import forking
 from hivetune.process.launch import Ahead
 from hivetune.release.dry_export import DryExport, dry_export
 from hivetune.run.choices import read_resolved
 from hivetune.run.folder import LOSS_CURVE
 from hivetune.run.status import newest_losses, shortest_name
+from hivetune.sweep import CURVES, run_sweep
 from hivetune.train.open import Run
 from hivetune.train.start import open_run, train_run
 from hivetune.train.supervise.attempt import Terms
@@ -55,6 +67,13 @@ def _waiting() -> Callable[[Busy], None]:
         time.sleep(WAIT_S)
 
     return wait
+
+
+def train_detached(run: Path, overrides: Sequence[str] = ()) -> None:
+    """Train a run in the background."""
+    start_detached(run, overrides)
+    say(f"training in the background\nfollow it: hivetune watch {shortest_name(run)}")
+    emit({"run": run, "status": "started"})
 
 
 def measure_and_train(run: Run, ahead: Ahead) -> dict[str, Any]:
@@ -106,32 +125,18 @@ def show_training(summary: dict[str, Any]) -> None:
     """Show the result of a run."""
     if summary["already_done"]:
         say(f"{summary['run']} is already finished; nothing was trained")
-    rows = summary["rows"]
-    speed = summary["tokens_per_second"]
-    table(
-        "",
-        ("steps", "loss first", "loss last", "best at step", "tokens/s", "peak memory", "restarts", "time"),
-        [
-            (
-                summary["steps"],
-                number(summary["loss_first"]),
-                number(summary["loss_last"]),
-                summary["adapter_step"],
-                number(speed, 0),
-                size(summary["peak_memory_bytes"]),
-                summary["restarts"],
-                duration(summary["train_seconds"]),
-            )
-        ],
-    )
+    losses = (number(summary["loss_first"]), number(summary["loss_last"]))
+    speed, memory = number(summary["tokens_per_second"], 0), size(summary["peak_memory_bytes"])
+    ends = (summary["restarts"], duration(summary["train_seconds"]))
+    columns = ("steps", "loss first", "loss last", "best at step", "tokens/s", "peak memory", "restarts", "time")
+    table("", columns, [(summary["steps"], *losses, summary["adapter_step"], speed, memory, *ends)])
     if summary.get("dtype"):  # older versions did not record it
         by = f", {summary['kernels']} kernels" if summary.get("kernels") and summary["path"] == "fast" else ""
         say(f"computed in {summary['dtype']} on {summary['device']}, {summary['path']} path{by}")
-    parts = [f"{name.replace('_', ' ')} {count}" for name, count in rows.items() if isinstance(count, int)]
-    parts += [
-        f"{name.replace('_', ' ')} {sum(counts.values())}" for name, counts in rows.items() if isinstance(counts, dict)
-    ]
-    say("rows: " + ", ".join(parts))
+    rows = summary["rows"]
+    counts = {name: count for name, count in rows.items() if isinstance(count, int)}
+    counts |= {name: sum(reasons.values()) for name, reasons in rows.items() if isinstance(reasons, dict)}
+    say("rows: " + ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items()))
     if summary.get("storage_problem"):
         say(f"disk: {summary['storage_problem']}")
     for row in summary["quarantined"]:
@@ -157,31 +162,18 @@ def verify_resume(
     # The folder of temporary files may be too small for two runs with checkpoints.
     with scratch_folder(home() / "verify") as folder, progress("training", "steps") as report:
         verified = verify(loaded, folder_of_model, snapshot, folder, report)
-    table(
-        "",
-        ("file", "equal", "largest difference"),
-        [
-            (file.file, "bit for bit" if file.identical else "no", "" if file.difference is None else file.difference)
-            for file in verified.files
-        ],
-    )
+    rows = [
+        (file.file, "bit for bit" if file.identical else "no", "" if file.difference is None else file.difference)
+        for file in verified.files
+    ]
+    table("", ("file", "equal", "largest difference"), rows)
     say(
         f"{verified.steps} steps on {verified.device}, killed {verified.kills} times, "
         f"resumed from step {', '.join(map(str, verified.resumed_from))}; {duration(verified.seconds)}"
     )
-    document = {
-        "identical": verified.identical,
-        "passed": verified.passed,
-        "steps": verified.steps,
-        "kills": verified.kills,
-        "resumed_from": list(verified.resumed_from),
-        "device": verified.device,
-        "files": [
-            {"file": file.file, "identical": file.identical, "difference": file.difference} for file in verified.files
-        ],
-        "seconds": verified.seconds,
-    }
-    emit(document)
+    files = [parts(file, "file", "identical", "difference") for file in verified.files]
+    facts = parts(verified, "identical", "passed", "steps", "kills", "resumed_from", "device")
+    emit({**facts, "files": files, "seconds": verified.seconds})
     if not verified.passed:
         say("hivetune: the killed run has other weights than the undisturbed one")
         say("hint: run it again; if they differ again, report it with the output of --json")
@@ -232,3 +224,76 @@ def show_stages(document: dict[str, Any]) -> None:
         show(f"  {reason}")
     show(f"ships: {document['ships']}", style="bold green")
     show(f"next: hivetune eval {shortest_name(Path(document['run']))}")
+
+
+KEEP = ("all", "best")
+
+
+def sweep(
+    config: ConfigArgument,
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=A,B", help="More settings to try, as in --over.")
+    ] = None,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--over", metavar="KEY=A,B", help="Train once per value of this setting.", autocompletion=complete_setting
+        ),
+    ] = None,
+    keep: Annotated[
+        str, typer.Option("--keep", metavar="all|best", help="Keep all runs, or delete all but the best.")
+    ] = "all",
+    on: Annotated[
+        str | None, typer.Option("--on", metavar="HOST:PORT", help="Use all devices of this cluster.")
+    ] = None,
+    model: ModelOption = None,
+    columns: ColumnsOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Train every combination of settings, one per device, and judge the best on the test rows.
+
+    A run is stopped early once it is measurably worse than the best. Exits with 6 unless the verdict is deploy.
+    """
+    if keep not in KEEP:
+        raise UsageError(f"--keep {keep}: must be all or best")
+    loaded, name = read_settings(config, model, overrides or [], columns)
+    with progress("training", "steps") as report:
+        document = run_sweep(
+            loaded, name, [*(over or []), *(more or [])], "best" if keep == "best" else "all", say, report, on
+        )
+    show_sweep(document)
+    emit(document)
+    if document["verdict"]["verdict"] != "deploy":
+        raise typer.Exit(NotDeployed.exit_code)  # no error: the document above is the answer
+
+
+def show_sweep(document: dict[str, Any]) -> None:
+    if document["already_done"]:
+        say(f"{document['sweep']} is already finished; nothing was trained")
+    rows = [
+        (
+            " ".join(line["settings"]),
+            line["state"],
+            f"{line['steps']} of {line['steps_planned']}",
+            number(line["validation_loss"]),
+            _above(line["above_best"]),
+            ", ".join(line.get("machines", ())),  # older versions did not record it
+            line["why"],
+        )
+        for line in document["runs"]
+    ]
+    columns = ("settings", "state", "steps", "validation loss", "above the best", "machine", "why")
+    table("", columns, rows, numeric=("steps", "validation loss", "above the best"))
+    best, verdict = document["runs"][0], document["verdict"]
+    show(f"best: {document['best']}, verdict on the test rows: {verdict['verdict']}")
+    for reason in verdict["reasons"]:
+        show(f"  {reason}")
+    say(f"curves: {Path(document['sweep']) / CURVES}")
+    show(f"next: hivetune export {best['run']} --to gguf" if verdict["verdict"] == "deploy" else f"run: {best['run']}")
+
+
+def _above(estimate: dict[str, Any] | None) -> str:
+    if estimate is None:
+        return ""
+    interval = estimate["ci95"]
+    return number(estimate["value"]) + (f" ({number(interval[0])} to {number(interval[1])})" if interval else "")

@@ -14,7 +14,6 @@ from contextlib import closing
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -69,6 +68,8 @@ _FILES = {
     "page.css": (_PACKAGE / "judge" / "page.css", "text/css"),
     "report.css": (_PACKAGE / "data" / "prepare" / "page.css", "text/css"),
 }
+# Errors that are pages in plain words; any other is a bug.
+_REFUSALS: tuple[type[Exception], ...] = (HivetuneError, OSError, sqlite3.Error)
 MAX_FORM_BYTES = 64 << 10
 FORM_TIMEOUT_S = 30.0
 
@@ -93,7 +94,8 @@ class _Dashboard:
             *(Route(path, partial(self._act, *form), methods=["GET", "POST"]) for path, form in FORMS.items()),
             *(Route(path, partial(self._page, make)) for path, make in PAGES.items()),
         ]
-        return Starlette(routes=routes, exception_handlers={HTTPException: _http_error, Exception: _bug})
+        handlers = {HTTPException: _http_error, Exception: _bug, **dict.fromkeys(_REFUSALS, _refusal)}
+        return Starlette(routes=routes, exception_handlers=handlers)
 
     async def _page(self, make: MakePage, request: Request) -> Response:
         page_request = _page_request(request)
@@ -102,28 +104,14 @@ class _Dashboard:
             have = request.headers.get("last-event-id") or request.query_params.get("have", "")
             address = urllib.parse.urlencode({"path": page_request.path, **page_request.query})
             return StreamingResponse(self.pages.follow(address, parts, have), media_type="text/event-stream")
-        try:
-            page, parts = await self._in_thread(self._render, make, page_request)
-        except (HivetuneError, OSError, sqlite3.Error) as error:
-            return _refusal(page_request, error)
-        return HTMLResponse(whole(page, page_request, digest=digest_of(parts)))
+        page, live_parts = await self.pages.now(lambda: _rendered(make(self.watcher, page_request)))
+        return HTMLResponse(whole(page, page_request, digest=digest_of(live_parts)))
 
     async def _act(self, confirm: MakePage, do: MakePage, request: Request) -> Response:
-        page_request = _page_request(request)
-        try:
-            if request.method == "GET":
-                page = await self._in_thread(confirm, self.watcher, page_request)
-            else:
-                page_request = _page_request(request, await _form(request))
-                _check_form(page_request)
-                page = await self._in_thread(do, self.watcher, page_request)
-        except (HivetuneError, OSError, sqlite3.Error) as error:
-            return _refusal(page_request, error)
+        form = None if request.method == "GET" else await _checked_form(request)
+        page_request = _page_request(request, form)
+        page = await self.pages.now(partial(confirm if form is None else do, self.watcher, page_request))
         return HTMLResponse(whole(page, page_request))
-
-    def _render(self, make: MakePage, page_request: PageRequest) -> tuple[Page, Mapping[str, str]]:
-        page = make(self.watcher, page_request)
-        return page, parts_of(page) if page.live else {}
 
     def _parts(self, make: MakePage, page_request: PageRequest) -> Mapping[str, str]:
         """Return the parts of a page for a stream. A part that can't be shown is replaced by the reason, and tried
@@ -131,11 +119,12 @@ class _Dashboard:
         """
         try:
             return parts_of(make(self.watcher, page_request))
-        except (HivetuneError, OSError, sqlite3.Error) as error:
+        except _REFUSALS as error:
             return parts_of(Page("error.html", "", {"message": _error_text(error)[0], "hint": ""}))
 
-    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return await self.pages.now(partial(function, *arguments))
+
+def _rendered(page: Page) -> tuple[Page, Mapping[str, str]]:
+    return page, parts_of(page) if page.live else {}
 
 
 def _page_request(request: Request, form: Mapping[str, str] | None = None) -> PageRequest:
@@ -162,9 +151,12 @@ async def _form(request: Request) -> dict[str, str]:
     return {name: values[-1] for name, values in fields.items()}
 
 
-def _check_form(page_request: PageRequest) -> None:
-    if not is_form_token(page_request.path, page_request.form.get("token", "")):
+async def _checked_form(request: Request) -> dict[str, str]:
+    """Return the fields of a form of this dashboard."""
+    form = await _form(request)
+    if not is_form_token(_page_request(request).path, form.get("token", "")):
         raise _Forged("this form is not from this dashboard, or is an old one", hint="open the page again")
+    return form
 
 
 class _Forged(HivetuneError):
@@ -175,10 +167,7 @@ async def _login(request: Request) -> Response:
     """Exchange the token, from a form or from the address that the terminal shows, for a cookie that no script can
     read."""
     page_request = _page_request(request)
-    try:
-        sent = await _form(request) if request.method == "POST" else page_request.query
-    except UsageError as error:
-        return _refusal(page_request, error, signed_in=False)
+    sent = await _form(request) if request.method == "POST" else page_request.query
     token = sent.get("token", "").strip()
     if is_token(token):
         response: Response = RedirectResponse(f"{BELOW}/", 303)
@@ -189,11 +178,7 @@ async def _login(request: Request) -> Response:
 
 
 async def _logout(request: Request) -> Response:
-    page_request = _page_request(request)
-    try:
-        _check_form(_page_request(request, await _form(request)))
-    except (_Forged, UsageError) as error:
-        return _refusal(page_request, error)
+    await _checked_form(request)
     response = RedirectResponse(f"{BELOW}/login", 303)
     response.delete_cookie(COOKIE_NAME, path=BELOW, httponly=True, samesite="strict")
     return response
@@ -204,11 +189,16 @@ async def _static(name: str, request: Request) -> Response:
     return Response(path.read_bytes(), media_type=f"{kind}; charset=utf-8")
 
 
-def _refusal(page_request: PageRequest, error: Exception, *, signed_in: bool = True) -> Response:
+def _error_page(request: Request, title: str, status: int, message: str, hint: str = "") -> Response:
+    page_request = _page_request(request)
+    page = Page("error.html", title, {"message": message, "hint": hint})
+    return HTMLResponse(whole(page, page_request, signed_in=page_request.path != "/login"), status)
+
+
+async def _refusal(request: Request, error: Exception) -> Response:
     message, status = _error_text(error)
-    values = {"message": message, "hint": error.hint if isinstance(error, HivetuneError) else ""}
-    page = Page("error.html", HTTPStatus(status).phrase, values)
-    return HTMLResponse(whole(page, page_request, signed_in=signed_in), status)
+    hint = error.hint if isinstance(error, HivetuneError) else ""
+    return _error_page(request, HTTPStatus(status).phrase, status, message, hint)
 
 
 def _error_text(error: Exception) -> tuple[str, int]:
@@ -230,14 +220,12 @@ def _error_text(error: Exception) -> tuple[str, int]:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     messages = {404: "there is no such page", 405: f"{request.method} is not allowed here"}
-    values = {"message": messages.get(error.status_code, error.detail), "hint": ""}
-    page = Page("error.html", HTTPStatus(error.status_code).phrase, values)
-    return HTMLResponse(whole(page, _page_request(request)), error.status_code)
+    status = error.status_code
+    return _error_page(request, HTTPStatus(status).phrase, status, messages.get(status, error.detail))
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    values = {"message": "an unexpected error; the log of the server has it", "hint": ""}
-    return HTMLResponse(whole(Page("error.html", "Error", values), _page_request(request)), 500)
+    return _error_page(request, "Error", 500, "an unexpected error; the log of the server has it")
 
 
 HOST = "127.0.0.1"

@@ -15,9 +15,11 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from hivetune.base.disk import sha256_bytes
 
+_T = TypeVar("_T")
 SHARE = 0.002
 MIN_AGE_S, MAX_AGE_S = 1.0, 5.0
 _LOOK_S = 1.0
@@ -55,13 +57,16 @@ class LivePages:
         self._rendered: dict[str, RenderedPage] = {}
         self._streams: list[Stream] = []
 
-    async def now(self, make: Callable[[], Mapping[str, str]]) -> Mapping[str, str]:
-        """Return the parts of a page, made now."""
+    async def now(self, make: Callable[[], _T]) -> _T:
+        """Return what `make` returns, in the thread of the pages."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, make)
 
     async def follow(self, address: str, make: Callable[[], Mapping[str, str]], have: str) -> AsyncGenerator[bytes]:
         """Yield what changed on a page since the hash `have`, until the server ends or the stream must give way."""
-        stream = self._open(address)
+        for oldest in self._streams[: max(0, len(self._streams) + 1 - MAX_STREAMS)]:
+            oldest.over = True
+        stream = Stream(address)
+        self._streams.append(stream)
         sent: Mapping[str, str] = {}
         beat_at = 0.0
         try:
@@ -82,13 +87,6 @@ class LivePages:
             self._streams.remove(stream)
             if all(followed.address != address for followed in self._streams):
                 self._rendered.pop(address, None)
-
-    def _open(self, address: str) -> Stream:
-        for oldest in self._streams[: max(0, len(self._streams) + 1 - MAX_STREAMS)]:
-            oldest.over = True
-        stream = Stream(address)
-        self._streams.append(stream)
-        return stream
 
     async def _current(self, address: str, make: Callable[[], Mapping[str, str]]) -> RenderedPage:
         page = self._rendered.get(address)

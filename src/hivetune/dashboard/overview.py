@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from hivetune.base.database import database_path, open_database
 from hivetune.base.disk import home, lock_holder
 from hivetune.base.paths import quoted
 from hivetune.base.sealed import read_sealed
+from hivetune.base.typed import to_plain
 from hivetune.cycle.ledger import PAUSED, act_text, acts_of, cycles_of, suspect_rows
 from hivetune.errors import UsageError
 from hivetune.release.registry import Release, forgotten_rows, releases
@@ -57,16 +58,8 @@ class Overview:
 
     def document(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        return {
-            "running": [status.document() for status in self.running],
-            "recent": [status.document() for status in self.recent],
-            "champions": [{"release": r.label, "model": r.model, "verdict": r.verdict} for r in self.champions],
-            "gateway_pid": self.gateway_pid,
-            "loops": [asdict(loop) for loop in self.loops],
-            "interactions": self.interactions,
-            "needs": [asdict(step) for step in self.needs],
-            "next": [asdict(step) for step in self.next],
-        }
+        champions = [{"release": r.label, "model": r.model, "verdict": r.verdict} for r in self.champions]
+        return {**to_plain(self), "champions": champions}
 
 
 def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:

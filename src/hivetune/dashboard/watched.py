@@ -21,7 +21,7 @@ from hivetune.errors import HivetuneError, UsageError
 from hivetune.models.architecture import read_architecture
 from hivetune.run.choices import read_resolved
 from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, PLAN, RECORD, read_record
-from hivetune.run.status import RunStatus, RunTally, event_text, status_of
+from hivetune.run.status import RunStatus, RunTally, damaged_status, event_text, status_of
 from hivetune.train.plan.layout import shares_prefixes, trim_document
 from hivetune.train.plan.memory import setup_of
 from hivetune.train.plan.speed import Prediction, micro_batch_shapes
@@ -81,20 +81,16 @@ class Series:
             self.buckets[-1].join(point)
             return
         self.buckets.append(point)
-        if len(self.buckets) > MAX_BUCKETS:
-            self._halve()
+        if len(self.buckets) > MAX_BUCKETS:  # join each two neighbours; an odd last one is filled further
+            joined = self.buckets[::2]
+            for bucket, later in zip(joined, self.buckets[1::2], strict=False):
+                bucket.join(later)
+            self.buckets, self._width = joined, self._width * 2
 
     def step_at(self, time: float) -> int:
         """Return the newest step at that time, 0 before the first."""
         number = bisect_right(self.buckets, time, key=lambda bucket: bucket.time)
         return self.buckets[number - 1].step if number else 0
-
-    def _halve(self) -> None:
-        """Join each two neighbours. An odd last one stays as it is and is filled further."""
-        joined = self.buckets[::2]
-        for bucket, later in zip(joined, self.buckets[1::2], strict=False):
-            bucket.join(later)
-        self.buckets, self._width = joined, self._width * 2
 
 
 MAX_EVENTS = 200
@@ -253,8 +249,7 @@ class Watcher:
             except UsageError:  # deleted by a person
                 self._runs.pop(identity)
             except OSError as error:
-                problem = f"{error.filename}: {error.strerror}"
-                readings.append((identity, run, RunStatus(path, path.name, "damaged", 0, 0, problem=problem)))
+                readings.append((identity, run, damaged_status(path, f"{error.filename}: {error.strerror}")))
         return sorted(readings, key=lambda entry: entry[2].created, reverse=True)
 
     def run(self, identity: str) -> WatchedRun | None:

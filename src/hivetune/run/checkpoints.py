@@ -13,7 +13,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hivetune.base.disk import DISK, FULL_DISK, MANIFEST, Disk, manifest_problems, read_json, sha256_bytes, size_of
 
@@ -72,7 +71,8 @@ def commit(run: Path, step: int, files: Files, *, disk: Disk = DISK) -> Path:
     if files.keys() != _FILES:
         raise ValueError(f"a checkpoint has the files {sorted(_FILES)}, not {sorted(files)}")
     parent, target = run / FOLDER, folder_of(run, step)
-    manifest = _manifest(step, files)
+    named = {name: {"size_bytes": len(data), "sha256": sha256_bytes(data)} for name, data in sorted(files.items())}
+    manifest = {"schema": 1, "step": step, "files": named}
     if target.exists() and not problems_of(target) and read_json(target / MANIFEST) == manifest:
         return target
     if not parent.exists():
@@ -158,11 +158,11 @@ def set_aside_damaged(folder: Path, *, disk: Disk = DISK) -> Path:
         return folder
 
 
-def distrust_after(run: Path, step: int, *, disk: Disk = DISK) -> list[int]:
+def distrust_after(run: Path, step: int) -> list[int]:
     """Set aside the checkpoints after `step` (a failed canary, a rolled back spike), and return their steps."""
     doubtful = [newer for newer in steps(run) if newer > step]
     for newer in reversed(doubtful):
-        set_aside(folder_of(run, newer), "distrusted", disk=disk)
+        set_aside(folder_of(run, newer), "distrusted")
     return doubtful
 
 
@@ -175,8 +175,10 @@ def retain(run: Path, *, keep: int = KEEP_NEWEST, disk: Disk = DISK) -> list[int
     whole = [step for step in steps(run) if _looks_whole(folder_of(run, step))]
     best = {_best_step(folder_of(run, step)) for step in whole[-keep:]}
     removed = [step for step in whole[:-keep] if step not in best]
-    for step in removed:
-        _remove(folder_of(run, step), disk)
+    for step in removed:  # renamed first, so that a half-removed folder does not look like a damaged checkpoint
+        trash = run / FOLDER / f".{step:06d}.tmp"
+        disk.rename(folder_of(run, step), trash)
+        disk.remove(trash)
     for leftover in sorted((run / FOLDER).glob(".*.tmp")) + sorted((run / FOLDER).glob("*.superseded*")):
         disk.remove(leftover)
     return removed
@@ -212,11 +214,6 @@ def checkpoint_interval_s(
     return max(math.sqrt(2 * cost_s * mean_time_between_faults_s), blocking_s / max_blocking)
 
 
-def _manifest(step: int, files: Files) -> dict[str, Any]:
-    named = {name: {"size_bytes": len(data), "sha256": sha256_bytes(data)} for name, data in sorted(files.items())}
-    return {"schema": 1, "step": step, "files": named}
-
-
 def _write_folder(folder: Path, files: Files, disk: Disk) -> None:
     if folder.exists():
         disk.remove(folder)
@@ -245,10 +242,3 @@ def _best_step(folder: Path) -> int | None:
         return None if best is None else int(best["step"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _remove(folder: Path, disk: Disk) -> None:
-    """Rename, then remove, so that a half-removed folder does not look like a damaged checkpoint."""
-    trash = folder.with_name(f".{folder.name}.tmp")
-    disk.rename(folder, trash)
-    disk.remove(trash)

@@ -11,7 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,10 +55,6 @@ class RunStatus:
     damaged_lines: int = 0
     storage_problem: str = ""
     """What the disk refused, in words: it was or is full, or checkpoints could not be written."""
-
-    def document(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {**asdict(self), "run": str(self.run)}
 
 
 @dataclass
@@ -134,7 +130,7 @@ def run_status(run: Path) -> RunStatus:
             tally.add_event(entry)
     except OSError as error:
         if os.path.lexists(run / RECORD):
-            return _damaged(run, f"{error.filename}: {error.strerror}")
+            return damaged_status(run, f"{error.filename}: {error.strerror}")
     return status_of(run, tally)
 
 
@@ -145,12 +141,13 @@ def status_of(run: Path, tally: RunTally) -> RunStatus:
     try:
         return _status(run, tally)
     except UsageError as error:
-        return _damaged(run, error.message)
+        return damaged_status(run, error.message)
     except OSError as error:
-        return _damaged(run, f"{error.filename}: {error.strerror}")
+        return damaged_status(run, f"{error.filename}: {error.strerror}")
 
 
-def _damaged(run: Path, problem: str) -> RunStatus:
+def damaged_status(run: Path, problem: str) -> RunStatus:
+    """Return the status of a run that can't be read."""
     return RunStatus(run, run.name, "damaged", 0, 0, problem=problem)
 
 

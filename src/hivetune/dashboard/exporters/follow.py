@@ -115,10 +115,6 @@ class Exporter:
         self._held: HeldPoints = {}
         self.sent = 0
 
-    @property
-    def num_held(self) -> int:
-        return len(self._held)
-
     def send(self) -> int:
         """Send what the tool lacks and return how many points. Ask a tool first at the first contact, or after an
         error."""
@@ -147,6 +143,18 @@ class Exporter:
         """Forget the tool's content: after an error it must be asked again."""
         self._sink = None
 
+    def write(self, problem: str = "") -> ReportState:
+        """Write the state that `hivetune show` reads."""
+        run, target, place = self._subject.run, self._destination.target, self._destination.place
+        now = round(time.time(), 3)
+        report = ReportState(str(run), target, place, len(self._held), self.sent, problem, now)
+        write_json(_folder(run, self._destination) / _STATE, {"schema": 1, **asdict(report)})
+        return report
+
+    def write_problem(self, error: Exception) -> None:
+        with contextlib.suppress(OSError):  # the home may be what is full: the problem is said by who calls this
+            self.write(_error_text(error))
+
 
 def report_once(run: Path, destination: Destination) -> ReportState:
     """Send all of a run's points now. Raises Busy while another process sends the same report, MachineNotFit when the
@@ -157,9 +165,9 @@ def report_once(run: Path, destination: Destination) -> ReportState:
             exporter.send()
             exporter.finish(run_status(run).state)
         except Exception as error:  # noqa: BLE001 (each tool's library has errors of its own)
-            _write_problem(run, destination, exporter, error)
+            exporter.write_problem(error)
             raise _unreachable(destination, error) from None
-        return _write(run, destination, exporter)
+        return exporter.write()
 
 
 def report_on(
@@ -182,16 +190,16 @@ def report_on(
                 exporter.send()
                 if not running:
                     exporter.finish(run_status(run).state)
-                    return _write(run, destination, exporter)
+                    return exporter.write()
                 if problem or clock() - written >= _WRITE_EVERY_S:
-                    _write(run, destination, exporter)
+                    exporter.write()
                     written = clock()
             except Exception as error:  # noqa: BLE001 (each tool's library has errors of its own)
                 exporter.lose()
                 if _error_text(error) != problem:
                     problem = _error_text(error)
                     say(f"{destination.target} at {destination.place}: {problem}: trying again")
-                    _write_problem(run, destination, exporter, error)
+                    exporter.write_problem(error)
                 if clock() - ended > TRIES_AFTER_END_S:
                     raise _unreachable(destination, error) from None
                 sleep(pause_s)
@@ -218,19 +226,6 @@ def reports_of(run: Path) -> list[ReportState]:
 def _folder(run: Path, destination: Destination) -> Path:
     key = sha256_bytes("\n".join((str(run), destination.target, destination.place)).encode())[:8]
     return home() / "reports" / f"{run.name}-{destination.target}-{key}"
-
-
-def _write(run: Path, destination: Destination, exporter: Exporter, problem: str = "") -> ReportState:
-    """Write the state that `hivetune show` reads."""
-    counts = (exporter.num_held, exporter.sent)
-    report = ReportState(str(run), destination.target, destination.place, *counts, problem, round(time.time(), 3))
-    write_json(_folder(run, destination) / _STATE, {"schema": 1, **asdict(report)})
-    return report
-
-
-def _write_problem(run: Path, destination: Destination, exporter: Exporter, error: Exception) -> None:
-    with contextlib.suppress(OSError):  # the home may be what is full: the problem is said by who calls this
-        _write(run, destination, exporter, _error_text(error))
 
 
 def _unreachable(destination: Destination, error: Exception) -> HivetuneError:

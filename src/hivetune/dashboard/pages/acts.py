@@ -3,7 +3,7 @@ same as the command of that name."""
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from typing import get_args
+from typing import Any, get_args
 
 from hivetune.base.database import open_database
 from hivetune.base.paths import quoted
@@ -14,7 +14,7 @@ from hivetune.dashboard.watched import Watcher
 from hivetune.data.forget import ForgetKind, forget
 from hivetune.errors import UsageError
 from hivetune.judge.frozen import freeze_wins
-from hivetune.release.registry import promote, returns_to, rollback
+from hivetune.release.registry import Release, promote, returns_to, rollback
 from hivetune.run.status import ask_to_stop
 from hivetune.serve.register import who
 
@@ -24,25 +24,23 @@ MAX_REASON_CHARS = 500
 MakePage = Callable[[Watcher, PageRequest], Page]
 
 
-def _ask(
-    request: PageRequest,
-    title: str,
-    says: str,
-    button: str,
-    *,
-    command: str,
-    back: str,
-    reason: bool = False,
-    hidden: Mapping[str, str] | None = None,
-) -> Page:
+def _ask(request: PageRequest, title: str, says: str, button: str, command: str, back: str, **more: Any) -> Page:
     """Return the page that asks for confirmation. `command`: the equal command. `reason`: whether the form has a field
     for one. `hidden`: values that the form carries."""
-    values = {"says": says, "button": button, "command": command, "back": back, "reason": reason}
-    return Page("confirm.html", title, {**values, "hidden": hidden or {}, "path": request.path})
+    values = {"says": says, "button": button, "command": command, "back": back, "reason": False, "hidden": {}}
+    return Page("confirm.html", title, {**values, **more, "path": request.path})
 
 
 def _result_page(title: str, lines: list[str], back: str) -> Page:
     return Page("done.html", title, {"lines": lines, "back": back})
+
+
+def _page_of(release: Release) -> str:
+    return f"/releases/{release.name}/{release.version}"
+
+
+def _reason(request: PageRequest) -> str:
+    return request.form.get("reason", "").strip()[:MAX_REASON_CHARS]
 
 
 def _confirm_promotion(watcher: Watcher, request: PageRequest) -> Page:
@@ -53,20 +51,17 @@ def _confirm_promotion(watcher: Watcher, request: PageRequest) -> Page:
         reason = f"was rolled back ({release.withdrawn})" if release.withdrawn else f"has the verdict {verdict}"
         says = f"It {reason}, so this is refused here; to promote it all the same, use the command with --force."
     command = f"hivetune promote {release.label}"
-    back = f"/releases/{release.name}/{release.version}"
-    return _ask(request, f"Promote {release.label}?", says, "Promote", command=command, back=back, reason=True)
+    return _ask(request, f"Promote {release.label}?", says, "Promote", command, _page_of(release), reason=True)
 
 
 def _promote(watcher: Watcher, request: PageRequest) -> Page:
     release = named_release(request)
     with closing(open_database()) as database:
-        promoted = promote(
-            database, release.label, by=who(), reason=request.form.get("reason", "").strip()[:MAX_REASON_CHARS]
-        )
+        promoted = promote(database, release.label, by=who(), reason=_reason(request))
     frozen = freeze_wins(promoted)
     lines = [f"{promoted.label} is the champion."]
     lines += [f"{frozen} of its right answers are frozen questions now."] if frozen else []
-    return _result_page(f"{promoted.label} is the champion", lines, f"/releases/{promoted.name}/{promoted.version}")
+    return _result_page(f"{promoted.label} is the champion", lines, _page_of(promoted))
 
 
 def _confirm_rollback(watcher: Watcher, request: PageRequest) -> Page:
@@ -79,19 +74,16 @@ def _confirm_rollback(watcher: Watcher, request: PageRequest) -> Page:
         raise UsageError(f"there is no champion before {release.label} to return to")
     says = f"It is withdrawn, and {earlier.label} takes its place: in what the name means, and in what is served."
     command = f"hivetune rollback {release.name}"
-    back = f"/releases/{release.name}/{release.version}"
-    return _ask(request, f"Roll {release.label} back?", says, "Roll back", command=command, back=back, reason=True)
+    return _ask(request, f"Roll {release.label} back?", says, "Roll back", command, _page_of(release), reason=True)
 
 
 def _roll_back(watcher: Watcher, request: PageRequest) -> Page:
     """Roll back only the champion that the page showed: another release may be champion by now."""
     release = named_release(request)
     with closing(open_database()) as database:
-        champion, withdrawn = rollback(
-            database, release.label, by=who(), reason=request.form.get("reason", "").strip()[:MAX_REASON_CHARS]
-        )
+        champion, withdrawn = rollback(database, release.label, by=who(), reason=_reason(request))
     outcome = f"{champion.label} is the champion again; {withdrawn.label} is withdrawn"
-    return _result_page(outcome, [f"{outcome}."], f"/releases/{champion.name}/{champion.version}")
+    return _result_page(outcome, [f"{outcome}."], _page_of(champion))
 
 
 def _confirm_stop(watcher: Watcher, request: PageRequest) -> Page:
@@ -101,8 +93,7 @@ def _confirm_stop(watcher: Watcher, request: PageRequest) -> Page:
         raise UsageError(f"{run.path.name} is not running")
     says = f"It is at step {status.step:,} of {status.steps:,}. It ends after a checkpoint; nothing is lost."
     command = f"hivetune stop {quoted(run.path)}"
-    back = f"/runs/{request.named['run']}"
-    return _ask(request, f"Stop {run.path.name}?", says, "Stop", command=command, back=back)
+    return _ask(request, f"Stop {run.path.name}?", says, "Stop", command, f"/runs/{request.named['run']}")
 
 
 def _stop(watcher: Watcher, request: PageRequest) -> Page:
@@ -124,7 +115,7 @@ def _confirm_forgetting(watcher: Watcher, request: PageRequest) -> Page:
     )
     command = f"hivetune data forget --{kind} {quoted(value)}"
     hidden = {"kind": kind, "value": value}
-    return _ask(request, f"Forget the {kind} {value}?", says, "Forget", command=command, back="/data", hidden=hidden)
+    return _ask(request, f"Forget the {kind} {value}?", says, "Forget", command, "/data", hidden=hidden)
 
 
 def _forget(watcher: Watcher, request: PageRequest) -> Page:
@@ -149,10 +140,6 @@ def _subject(fields: Mapping[str, str]) -> tuple[ForgetKind, str]:
         if kind == fields.get("kind") and (value := fields.get("value", "").strip()):
             return kind, value
     raise UsageError("the form does not say what to forget", hint=f"choose {', '.join(kinds)}, and give its name")
-
-
-def _reason(request: PageRequest) -> str:
-    return request.form.get("reason", "").strip()[:MAX_REASON_CHARS]
 
 
 # For each path the page that asks, and what the posted form does.

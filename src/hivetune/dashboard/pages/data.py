@@ -26,7 +26,7 @@ MAX_SNAPSHOTS = 200
 
 
 def data_page(watcher: Watcher, request: PageRequest) -> Page:
-    values: dict[str, Any] = {"intake": [], "snapshots": [], "interactions": 0, "forgotten": 0, "problem": ""}
+    values: dict[str, Any] = {"intake": [], "snapshots": [], "interactions": 0, "forgotten": 0}
     if database_path().exists():
         with closing(open_database()) as database:
             values["interactions"] = database.execute("SELECT count(*) FROM interactions").fetchone()[0]
@@ -61,7 +61,7 @@ def row_page(watcher: Watcher, request: PageRequest) -> Page:
     """Show a row with its uses: snapshots, runs and releases."""
     sought = request.query.get("place", "").strip()
     uses = list(uses_of_row(sought)) if sought and database_path().exists() else []
-    return Page("row.html", "Where a row went", {"wanted": sought, "uses": uses, "problem": ""})
+    return Page("row.html", "Where a row went", {"wanted": sought, "uses": uses})
 
 
 ROWS_A_PAGE = 50

@@ -4,7 +4,7 @@ with its reason, the outcome and the rows of each cycle, and quality from releas
 import contextlib
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,19 @@ from hivetune.run.page import draw_intervals
 def now_page(watcher: Watcher, request: PageRequest) -> Page:
     runs = watcher.runs()
     home_state = overview([status for _, _, status in runs])
+    measured = sample(None, home() if home().exists() else Path.home())
     values = {
         "found": home_state,
         "running": [(identity, run, status) for identity, run, status in runs if status.state == "running"],
         "recent": [(identity, status) for identity, _, status in runs if status.state != "running"][:5],
         "loops": [shown_loop(loop) for loop in home_state.loops],
-        "problem": "",
-        "device": _device(),
+        # Rounded, so that a page that hardly changed is not sent again.
+        "device": {
+            "available_bytes": round(measured["available_bytes"], -8),
+            "disk_free_bytes": round(measured["disk_free_bytes"], -8),
+            "load": round(measured["load"], 1),
+            "cards": measured.get("cards", ()),
+        },
         "now": time.time(),
     }
     return Page("now.html", "Now", values, live=True)
@@ -54,18 +60,6 @@ def shown_loop(loop: CycleLoop) -> dict[str, Any]:
         "reason": last.get("reason", ""),
         "decided": last.get("now", 0.0),
         "not_before": last.get("not_before", 0.0) if last.get("kind") == "wait" else 0.0,
-    }
-
-
-def _device() -> Mapping[str, Any]:
-    """Return rounded numbers, so that a page that hardly changed is not sent again."""
-    measured = sample(None, home() if home().exists() else Path.home())
-    cards: Sequence[Mapping[str, Any]] = measured.get("cards", ())
-    return {
-        "available_bytes": round(measured["available_bytes"], -8),
-        "disk_free_bytes": round(measured["disk_free_bytes"], -8),
-        "load": round(measured["load"], 1),
-        "cards": cards,
     }
 
 
@@ -93,7 +87,7 @@ _MEASURED = ("loss", "success")
 
 def cycles_page(watcher: Watcher, request: PageRequest) -> Page:
     loops = [shown_loop(loop) for loop in overview([]).loops]
-    return Page("cycles.html", "Cycles", {"loops": loops, "problem": ""}, live=True)
+    return Page("cycles.html", "Cycles", {"loops": loops}, live=True)
 
 
 def loop_page(watcher: Watcher, request: PageRequest) -> Page:
@@ -111,7 +105,6 @@ def loop_page(watcher: Watcher, request: PageRequest) -> Page:
         "acts": list(reversed(acts[-MAX_ACTS:])),
         "cycles": [_described(cycle) for cycle in reversed(cycles)],
         "charts": charts,
-        "problem": "",
     }
     return Page("loop.html", f"Cycle {name}", values, live=True)
 

@@ -33,7 +33,7 @@ def releases_page(watcher: Watcher, request: PageRequest) -> Page:
             shown = [(release, forgotten_rows(database, release.snapshot)) for release in reversed(all_releases)]
             for name in sorted({release.name for release in all_releases}):
                 charts[name] = list(quality_charts(database, name))
-    return Page("releases.html", "Releases", {"releases": shown, "charts": charts, "problem": ""}, live=True)
+    return Page("releases.html", "Releases", {"releases": shown, "charts": charts}, live=True)
 
 
 def release_page(watcher: Watcher, request: PageRequest) -> Page:
@@ -80,7 +80,6 @@ def rows_page(watcher: Watcher, request: PageRequest) -> Page:
         "page": number,
         "pages": max(1, -(-total // ROWS_A_PAGE)),
         "total": total,
-        "problem": "",
     }
     return Page("rows.html", f"Rows of {release.label}", values)
 

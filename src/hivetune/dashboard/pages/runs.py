@@ -27,7 +27,7 @@ LOG_LINES, LOG_BYTES = 40, 16 << 10
 
 
 def runs_page(watcher: Watcher, request: PageRequest) -> Page:
-    values = {"runs": [(identity, status) for identity, _, status in watcher.runs()], "problem": ""}
+    values = {"runs": [(identity, status) for identity, _, status in watcher.runs()]}
     return Page("runs.html", "Runs", values, live=True)
 
 
