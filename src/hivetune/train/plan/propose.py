@@ -11,9 +11,9 @@ from hivetune.data.prepare.prepare import check
 from hivetune.errors import UsageError
 from hivetune.models.prepared import PACKAGED, prepared_names
 from hivetune.records import Progress, silent
+from hivetune.train.plan.choose import BUCKET, rounded_up
 from hivetune.train.plan.run import Planned, checked_rows, plan_run, stored_rows
 
-MULTIPLE = 64  # token counts are padded to multiples of it
 SHORTEST = 256  # one question and answer; shorter rows save no memory that matters beside the model
 
 
@@ -61,7 +61,7 @@ def propose(settings: RunConfig, folder: Path | None, progress: Progress = silen
     first.refuse(settings.data.max_rejected)
     report = first.document
     if folder and not has_length:
-        settings = _with_length(settings, -(-report["lengths"]["keeps_99_percent"] // MULTIPLE) * MULTIPLE)
+        settings = _with_length(settings, rounded_up(report["lengths"]["keeps_99_percent"]))
     planned = _plan(settings, report)
     while not has_length and planned is not None and planned.choice is None and settings.max_length > SHORTEST:
         settings = _with_length(settings, settings.max_length // 2)
@@ -82,7 +82,7 @@ def propose(settings: RunConfig, folder: Path | None, progress: Progress = silen
 
 
 def _with_length(settings: RunConfig, tokens: int) -> RunConfig:
-    return settings.model_copy(update={"max_length": max(MULTIPLE, tokens)})
+    return settings.model_copy(update={"max_length": max(BUCKET, tokens)})
 
 
 def _plan(settings: RunConfig, report: Mapping[str, Any]) -> Planned | None:

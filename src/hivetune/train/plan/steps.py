@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import math
 import struct
-import sys
 from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -294,8 +293,7 @@ def epoch_order(rows: Sequence[PlanRow], seed: int, epoch: int | str) -> list[Pl
 
 def _encode(plan: Plan) -> bytes:
     header = HEADER.pack(PLAN_MAGIC, len(plan.step_ends), len(plan.entry_rows))
-    columns = (array(column.typecode, column) for column in (plan.step_ends, plan.entry_rows, plan.entry_trained))
-    return header + b"".join(_swapped(column).tobytes() for column in columns)
+    return header + b"".join(column.tobytes() for column in (plan.step_ends, plan.entry_rows, plan.entry_trained))
 
 
 def _decode(binary: bytes) -> tuple[array[int], array[int], array[int]]:
@@ -308,15 +306,7 @@ def _decode(binary: bytes) -> tuple[array[int], array[int], array[int]]:
     if len(binary) != HEADER.size + 8 * steps + 8 * entries:
         raise ValueError(f"{len(binary)} bytes do not hold {steps} steps of {entries} rows")
     ends, rows = HEADER.size + 8 * steps, HEADER.size + 8 * steps + 4 * entries
-    parts = array("Q", binary[HEADER.size : ends]), array("I", binary[ends:rows]), array("I", binary[rows:])
-    return _swapped(parts[0]), _swapped(parts[1]), _swapped(parts[2])
-
-
-def _swapped(column: array[int]) -> array[int]:
-    """Return a column between the machine's byte order and the file's, which is little endian."""
-    if sys.byteorder == "big":
-        column.byteswap()
-    return column
+    return array("Q", binary[HEADER.size : ends]), array("I", binary[ends:rows]), array("I", binary[rows:])
 
 
 # Bad rows in a step for each good one. Together they may push half as much as the good rows pull (train/worker).

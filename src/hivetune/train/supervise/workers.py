@@ -24,12 +24,10 @@ from hivetune.process.protocol import ComputePacks, Meeting, Outcome
 from hivetune.run.choices import NO_CHOICES, Choices, read_resolved
 from hivetune.run.folder import WORKERS
 from hivetune.train.supervise.diagnose import REFUSALS, Diagnosis, diagnose, evidence_of
-from hivetune.train.supervise.ladder import RUNGS, effects_of
+from hivetune.train.supervise.ladder import EVERY_LAYER, RUNGS, effects_of
 
 # Ends without a finished pack between them, after which a worker is not started again.
 MAX_ENDS = 3
-# Layers recomputed where a card's memory is too small; the arithmetic stays the same.
-ALL_LAYERS = 10_000
 
 
 def devices_beside(run: Path, model: Path, config: RunConfig, machine: Machine, device: str) -> tuple[str, ...]:
@@ -175,7 +173,7 @@ class Workers:
         """Choose the next rung for this device alone, among those that leave its arithmetic as it is."""
         fault = diagnosis.fault
         if fault.domain == "memory" or fault.id == "device-out-of-memory":
-            worker.changes = Choices(recompute=ALL_LAYERS)
+            worker.changes = Choices(recompute=EVERY_LAYER)  # the arithmetic stays the same
         exact = (name for name in fault.rungs if name in RUNGS and RUNGS[name].exact and name not in worker.rungs)
         if worker.ends > 1 and (rung := next(exact, None)) is not None:
             worker.rungs = (*worker.rungs, rung)

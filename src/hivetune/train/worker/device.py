@@ -64,23 +64,23 @@ def complete(device: str, dtype: str, choices: Choices) -> Choices:
     checked = check_device(name)
     if choices.dtype is None:  # a run that begins
         profile = read_profile(read_machine().fingerprint)
-        precision = chosen_dtype(checked, profile) if dtype == "auto" else dtype
+        precision = dtype
+        if dtype == "auto":  # by the profile's rates, where the doctor or a probe has measured them; else measure now
+            # Near a tie the earlier decision on this machine stands; the probe writes it down.
+            place = device_name(checked)
+            decided = profile.decided("dtypes", place)
+            precision = auto_dtype(profile.right_rates(place) or product_rates(checked), decided)
         choices = replace(choices, dtype=precision)
         choices = choices.over(proven_choices(checked, precision, profile))
         if precision in ("float32", "bfloat16") and checked.type == "cpu" and choices.products is None:
             decided = profile.decided("products", f"{name} {precision}")
             choices = replace(choices, products=chosen_products(decided, DTYPES[precision]))
-        if checked.type == "cpu" and choices.kernels is None:
-            choices = with_kernels(choices, DTYPES[precision])
+        if checked.type == "cpu" and choices.kernels is None:  # the run must not continue with others silently
+            has_kernels = DTYPES[precision] in KERNEL_SUFFIXES
+            reason = missing_kernels_reason() if has_kernels else ""
+            native = has_kernels and not reason
+            choices = replace(choices, kernels="native" if native else "torch", kernels_why=reason or None)
     return replace(choices, device=name, threads=choices.threads or default_threads())
-
-
-def with_kernels(choices: Choices, dtype: torch.dtype) -> Choices:
-    """Return the choices with the kernels of a run that begins on a CPU: it must not continue with others silently."""
-    if dtype not in KERNEL_SUFFIXES:
-        return replace(choices, kernels="torch")
-    reason = missing_kernels_reason()
-    return replace(choices, kernels="torch" if reason else "native", kernels_why=reason or None)
 
 
 def proven_choices(device: torch.device, dtype: str, profile: Profile) -> Choices:
@@ -102,15 +102,6 @@ def proven_choices(device: torch.device, dtype: str, profile: Profile) -> Choice
         f"{dtype} does not compute right on {device_name(device)}: {reason}",
         hint=f"{remedy}or prove the machine again after a change: hivetune doctor",
     )
-
-
-def chosen_dtype(device: torch.device, profile: Profile) -> str:
-    """Return `dtype: auto` by the profile's rates, where the doctor or a probe has measured them; else measure now.
-
-    Near a tie the earlier decision on this machine stands; the probe writes it down.
-    """
-    name = device_name(device)
-    return auto_dtype(profile.right_rates(name) or product_rates(device), profile.decided("dtypes", name))
 
 
 def device_name(device: torch.device) -> str:

@@ -6,22 +6,34 @@ Each finished item is one line of the task's journal, on its way to the disk bef
 from typing import Any
 
 from hivetune.base.journal import Journal
-from hivetune.data.snapshot import Snapshot, open_snapshot
+from hivetune.data.snapshot import open_snapshot
 from hivetune.process.child import Heartbeat, run_child
-from hivetune.process.protocol import Beat, Item, Replay
+from hivetune.process.protocol import Beat, Replay
 from hivetune.run.choices import read_resolved
 from hivetune.train.worker.checkpoint import load_newest_good
 from hivetune.train.worker.device import settle, start_with, with_changes
 from hivetune.train.worker.model.adapter import begin
 from hivetune.train.worker.model.load import load_model
-from hivetune.train.worker.model.protocol import Document, LoraModel, read_documents
+from hivetune.train.worker.model.protocol import LoraModel, read_documents
 from hivetune.train.worker.watch import is_finite_step, padded
 
 
 def main(task: Replay, heartbeat: Heartbeat) -> dict[str, Any]:
-    """Replay the items of `task` on the run's model."""
+    """Replay the items of `task` on the run's model: compute loss and gradient of each item alone.
+
+    Wait for the device after each item, so that a fault belongs to one item.
+    """
     heartbeat.beat(Beat.PREPARING)
-    return replay(task, heartbeat, load_as_saved(task))
+    model, snapshot = load_as_saved(task), open_snapshot(task.snapshot)
+    with Journal(task.journal) as journal:
+        journal.append("ready")
+        for item in task.items:
+            documents = read_documents(snapshot, item.rows)
+            if item.padded:
+                documents = [padded(document) for document in documents]
+            journal.append("item", finite=is_finite_step(model, documents))
+            heartbeat.beat(Beat.ITEM)
+    return {"items": len(task.items)}
 
 
 def load_as_saved(task: Replay) -> LoraModel:
@@ -43,27 +55,6 @@ def load_as_saved(task: Replay) -> LoraModel:
         for name, view in model.adapter.items():
             view.copy_(state.param[name])
     return model
-
-
-def replay(task: Replay, heartbeat: Heartbeat, model: LoraModel) -> dict[str, Any]:
-    """Compute loss and gradient of each item alone.
-
-    Wait for the device after each item, so that a fault belongs to one item.
-    """
-    snapshot = open_snapshot(task.snapshot)
-    finished = 0
-    with Journal(task.journal) as journal:
-        journal.append("ready")
-        for item in task.items:
-            journal.append("item", finite=is_finite_step(model, _documents(snapshot, item)))
-            finished += 1
-            heartbeat.beat(Beat.ITEM)
-    return {"items": finished}
-
-
-def _documents(snapshot: Snapshot, item: Item) -> list[Document]:
-    documents = read_documents(snapshot, item.rows)
-    return [padded(document) for document in documents] if item.padded else documents
 
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from hivetune.train.plan.layout import Layout, TrimmedDocument, make_layout
 from hivetune.train.worker.model.fast.computing import Computing
-from hivetune.train.worker.model.fast.ops import TorchOps, wide_of
+from hivetune.train.worker.model.fast.ops import TorchOps
 from hivetune.train.worker.model.fast.passes import chunk_rows
 from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.weights.matrices import Group, Member
 from hivetune.train.worker.model.fast.weights.read import RANK_COLUMNS_MULTIPLE
-from hivetune.train.worker.model.memory import Workspace
+from hivetune.train.worker.model.memory import Workspace, wide_of
 from hivetune.train.worker.optimizer import AdamW
 
 Compute = Callable[[], tuple[Tensor, ...]]

@@ -32,7 +32,7 @@ from hivetune.models.worker.strict import refuse_invented
 from hivetune.run.choices import NO_CHOICES, Choices
 from hivetune.train.worker.model.adapter import allocate, same_views, scaling
 from hivetune.train.worker.model.fast.weights.image import BLOCK, require_bitsandbytes
-from hivetune.train.worker.model.memory import PADDED_DEVICES, TILE
+from hivetune.train.worker.model.memory import PADDED_DEVICES, TILE, wide_of
 from hivetune.train.worker.model.preference import judged_documents, preference_loss, units
 from hivetune.train.worker.model.protocol import Document, Streamed, halved
 
@@ -178,8 +178,7 @@ class GeneralModel:
         self.halvings, self.multiple = choices.halvings or 0, choices.token_multiple or 1
         self._most_positions = getattr(module.config, "max_position_embeddings", None) or sys.maxsize
         self.adapted = find_linears(module, lora)
-        master_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
-        self.master_N, self.adapter = allocate(self.adapted, lora.r, dtype=master_dtype, device=self.device)
+        self.master_N, self.adapter = allocate(self.adapted, lora.r, dtype=wide_of(self.dtype), device=self.device)
         self.grad_N = torch.zeros_like(self.master_N)
         tile = TILE if self.device.type in PADDED_DEVICES else 1  # no factor may be narrower than a kernel's tile
         self.switch = Switch(scaling(lora), lora.dropout, math.lcm(choices.rank_multiple or 1, tile))
@@ -432,8 +431,7 @@ def _cut_layers(config: PretrainedConfig, first_layers: int) -> None:
 
 def _cross_entropy(logits_MV: Tensor, target_M: Tensor) -> Tensor:
     """Return nll [M] in nats, in fp32 at least."""
-    wide = torch.float64 if logits_MV.dtype == torch.float64 else torch.float32
-    return F.cross_entropy(logits_MV.to(wide), target_M, reduction="none")
+    return F.cross_entropy(logits_MV.to(wide_of(logits_MV.dtype)), target_M, reduction="none")
 
 
 @torch.no_grad()

@@ -13,10 +13,11 @@ Shapes as at the head of layer.py, and E experts, K experts a row, n = S * K row
 import torch
 from torch import Tensor
 
-from hivetune.train.worker.model.fast.ops import Drop, down_gradient, input_gradient, project, wide_of
+from hivetune.train.worker.model.fast.ops import Drop, down_gradient, input_gradient, project
 from hivetune.train.worker.model.fast.spec import Routing
 from hivetune.train.worker.model.fast.state import Dispatch, SavedMlp, Walk
 from hivetune.train.worker.model.fast.weights.matrices import ExpertMlps
+from hivetune.train.worker.model.memory import wide_of
 
 
 def experts_forward(walk: Walk, mlp: ExpertMlps, y_SD: Tensor, slot: str, drop: Drop | None) -> tuple[Tensor, SavedMlp]:

@@ -110,8 +110,5 @@ class Replay:
             torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
         ):
             work()
-
-        def replay() -> None:
-            graph.replay()
-
+        replay: Callable[[], None] = graph.replay
         return replay

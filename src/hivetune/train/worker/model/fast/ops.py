@@ -16,15 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hivetune.train.worker.model.fast.weights.matrices import Group, Member
-from hivetune.train.worker.model.memory import Workspace, left_factor, mm
+from hivetune.train.worker.model.memory import Workspace, left_factor, mm, wide_of
 from hivetune.train.worker.model.products import Multiply
 
 LOW = 0xFFFFFFFF
-
-
-def wide_of(dtype: torch.dtype) -> torch.dtype:
-    """Return the wide dtype of a dtype."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @dataclass(frozen=True)

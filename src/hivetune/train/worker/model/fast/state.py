@@ -10,15 +10,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hivetune.train.worker.model.fast.ops import Drop, TorchOps, wide_of
+from hivetune.train.worker.model.fast.ops import Drop, TorchOps
 from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.tables import BatchTables
 from hivetune.train.worker.model.fast.weights.matrices import Weights
-from hivetune.train.worker.model.memory import Workspace
+from hivetune.train.worker.model.memory import Workspace, wide_of
 
 
 class Attention(Protocol):
-    """Attention of one layout; see attention.TorchAttention for what the buffers hold."""
+    """Attention of one layout; see computing.TorchAttention for what the buffers hold."""
 
     def forward(self, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, window: int | None) -> None: ...
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hivetune.train.plan.layout import Layout, Padding, bucketed
-from hivetune.train.worker.model.fast.ops import wide_of
 from hivetune.train.worker.model.fast.spec import Frequencies, ModelSpec
+from hivetune.train.worker.model.memory import wide_of
 
 MASK_64 = (1 << 64) - 1
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from hivetune.config import LoraConfig
 from hivetune.models.architecture import Linear, names_of, parameter_names
 from hivetune.train.worker.model.fast.weights.stream import LayerStream
-from hivetune.train.worker.model.memory import padded_zeros
+from hivetune.train.worker.model.memory import padded_zeros, wide_of
 
 # Makes a call of torch with these arguments (TorchOps.do).
 Do = Callable[..., None]
@@ -217,7 +217,7 @@ def bind_adapter(
     matrices = [matrix for layer in weights.layers for matrix in layer.matrices]
     groups = [group for matrix in matrices for group in (matrix.groups if isinstance(matrix, Stack) else [matrix])]
     total = sum(lora.r * (group.inputs + member.size) for group in groups for member in group.adapted)
-    flat = _Flat(total, torch.float64 if weights.embedding_VD.dtype == torch.float64 else torch.float32, device)
+    flat = _Flat(total, wide_of(weights.embedding_VD.dtype), device)
     adapter: dict[str, Tensor] = {}
     # Layers share one buffer for dB of their experts' first tensors, and one for the second.
     shared: dict[tuple[int, ...], Tensor] = {}

@@ -20,7 +20,7 @@ from hivetune.train.worker.model.fast.spec import ModelSpec, NotFast
 from hivetune.train.worker.model.fast.weights.image import Checkpoint, LayerImage, PackedImage
 from hivetune.train.worker.model.fast.weights.matrices import ExpertMlps, Group, Layer, Member, Mlp, Stack, Weights
 from hivetune.train.worker.model.fast.weights.stream import LayerStream, device_of, source_for
-from hivetune.train.worker.model.memory import memory_for, slack_values
+from hivetune.train.worker.model.memory import memory_for, slack_values, wide_of
 
 # The rank columns of a merged matrix are padded to a multiple of this: rows stay aligned to 32 bytes in bf16, and
 # matrix products see few widths (rare skinny shapes are behind the best-known crashes of ROCm's libraries).
@@ -125,9 +125,8 @@ class _Reader:
         return self.checkpoint.read(name).to(self.device, self.dtype)
 
     def norm(self, name: str) -> Tensor:
-        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         offset = 1.0 if self.spec.family.norm_plus_one else 0.0
-        return (self.checkpoint.read(f"{name}.weight").to(wide) + offset).to(self.device)
+        return (self.checkpoint.read(f"{name}.weight").to(wide_of(self.dtype)) + offset).to(self.device)
 
     def resident(self, image: LayerImage | PackedImage) -> Tensor:
         """Return the image in memory of its own on the device, rank rows zero."""
