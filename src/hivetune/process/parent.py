@@ -232,6 +232,11 @@ class Child:
             status = "failed"
             problem = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder / OUTCOME))
             error = ChildError("OSError", str(problem), "", 1, "")
+        tail, log = "", self.folder / WORKER_LOG
+        if log.exists():
+            with open(open_plain(log), "rb") as file:
+                file.seek(max(self.log_start_bytes, log.stat().st_size - _TAIL_BYTES))
+                tail = file.read().decode("utf-8", "replace")
         if code != 0 and status in ("done", "stopped"):
             status = "died"  # it died after it had written its outcome, which proves nothing
         return Outcome(
@@ -240,7 +245,7 @@ class Child:
             signal=-code if code is not None and code < 0 else None,
             seconds=moving_s() - self.started,
             result=document,
-            stderr_tail=_tail(self.folder / WORKER_LOG, self.log_start_bytes),
+            stderr_tail=tail,
             error=error,
             beat=self.last_beat,
             state=state,
@@ -339,11 +344,3 @@ def see_off(
         raise
     child.kill()  # also processes that it left in its session
     return child.outcome()
-
-
-def _tail(path: Path, start_bytes: int) -> str:
-    if not path.exists():
-        return ""
-    with open(open_plain(path), "rb") as file:
-        file.seek(max(start_bytes, path.stat().st_size - _TAIL_BYTES))
-        return file.read().decode("utf-8", "replace")

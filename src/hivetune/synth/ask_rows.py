@@ -149,7 +149,14 @@ class _Asking:
 
     def _take(self, batch: Sequence[_Passage], pool: ThreadPoolExecutor) -> None:
         """Ask for one batch; replies come in any order, and are taken in the order of the passages."""
-        prompts = [self._prompt(passage) for passage in batch]
+        prompts = []
+        for p in batch:
+            page = self._page(p.source)
+            draw = random.Random(f"{self._settings.seed} {page.label} {p.number}")
+            messages = request(page, *self._text(p, page), draw)
+            prompts.append(
+                Prompt(p.number, page.label, page.label, None, p.category, page.label, messages, (), None, "", None)
+            )
         self.asked_now += sum(prompt.key not in self._stored.answers for prompt in prompts)
         for passage, prompt, reply in zip(batch, prompts, pool.map(self._reply, prompts), strict=True):
             self.tokens += sum(len(message["content"]) for message in prompt.messages) // CHARS_PER_TOKEN
@@ -168,12 +175,6 @@ class _Asking:
             self.tokens += tokens
             if self._is_needed(passage.category):
                 self._use(passage, text)
-
-    def _prompt(self, p: _Passage) -> Prompt:
-        page = self._page(p.source)
-        section, text = self._text(p, page)
-        messages = request(page, section, text, random.Random(f"{self._settings.seed} {page.label} {p.number}"))
-        return Prompt(p.number, page.label, page.label, None, p.category, page.label, messages, (), None, "", None)
 
     def _text(self, passage: _Passage, page: DocPage) -> tuple[str, str]:
         return next(itertools.islice(passages_of(page), passage.number, None))

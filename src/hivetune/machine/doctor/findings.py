@@ -36,7 +36,7 @@ def cards_in_question(look: Look) -> tuple[SeenCard, ...]:
     return tuple(sorted(mine or large, key=lambda card: card.number))
 
 
-def of_machine(look: Look, demand: Demand) -> dict[str, Any]:
+def of_machine(look: Look, demand: Demand = Demand()) -> dict[str, Any]:
     """Return the observations that are the same for all cards; a missing one matches no fact."""
     software, host, torch = look.software, look.host, look.software.torch
     cards = cards_in_question(look)
@@ -81,7 +81,7 @@ def of_machine(look: Look, demand: Demand) -> dict[str, Any]:
     return {name: value for name, value in {**observed, **packages}.items() if value is not None}
 
 
-def of_card(look: Look, demand: Demand, card: SeenCard) -> dict[str, Any]:
+def of_card(look: Look, card: SeenCard, demand: Demand = Demand()) -> dict[str, Any]:
     """Return the observations of the machine and one card."""
     observed = {**of_machine(look, demand), **_of_chip(card)}
     observed |= {"access": card.access, "card_hot": card.hot}
@@ -108,7 +108,8 @@ def _of_build(look: Look, card: SeenCard) -> dict[str, Any]:
     torch, gfx = look.software.torch, card.card.architecture
     observed: dict[str, Any] = {}
     text = look.variables.get(OVERRIDE, "")
-    override, needed = _as_gfx(text), _needed_override(gfx)
+    chip = first_fact("chip", {"gfx": gfx})
+    override, needed = _as_gfx(text), _as_gfx(chip.more.get("needs_override", "")) if chip else ""
     if text and not override:
         observed["override"] = "malformed"
     elif override:
@@ -118,12 +119,6 @@ def _of_build(look: Look, card: SeenCard) -> dict[str, Any]:
     if torch.kind == "rocm" and torch.kernels:
         observed["kernels"] = "there" if (needed or gfx) in torch.kernels else "missing"
     return observed
-
-
-def _needed_override(gfx: str) -> str:
-    """Return the architecture that this card must be overridden to, or an empty text."""
-    chip = first_fact("chip", {"gfx": gfx})
-    return _as_gfx(chip.more.get("needs_override", "")) if chip else ""
 
 
 def _as_gfx(version: str) -> str:
@@ -235,7 +230,7 @@ class Judgement:
 def judge_machine(look: Look, demand: Demand = Demand()) -> Judgement:
     """Return the findings of the knowledge files about this machine and job."""
     whole = of_machine(look, demand)
-    seen = [(card, of_card(look, demand, card)) for card in cards_in_question(look)]
+    seen = [(card, of_card(look, card, demand)) for card in cards_in_question(look)]
     chosen = choose_install([observed for _, observed in seen], look.software.python)
     install = chosen.command if chosen else ""
     possible = _machine_faults()
@@ -298,9 +293,8 @@ def _of_variables(look: Look, whole: Mapping[str, Any]) -> Iterable[MachineFindi
     for fact in facts("variable"):
         name = fact.more["name"]
         value = look.variables.get(name, "")
-        if value in ("", "0") or not is_met(fact.when, whole):
-            continue
-        if fact.more["verdict"] not in ("diagnosis", "no-op"):
+        useless = fact.more["verdict"] in ("diagnosis", "no-op") and value not in ("", "0")
+        if not useless or not is_met(fact.when, whole):
             continue
         slows = fact.more["verdict"] == "diagnosis"
         yield MachineFinding(
@@ -332,9 +326,9 @@ def visible_cards(look: Look) -> dict[str, str]:
     """Return the variables that hide unusable cards, if other cards work; else none."""
     cards = cards_in_question(look)
     possible = [fact for fact in _machine_faults() if fact.more["severity"] == "fatal"]
-    whole = of_machine(look, Demand())
+    whole = of_machine(look)
     fatal = [fact for fact in possible if not is_met(fact.when, whole)]
-    good = [card for card in cards if not any(is_met(fact.when, of_card(look, Demand(), card)) for fact in fatal)]
+    good = [card for card in cards if not any(is_met(fact.when, of_card(look, card)) for fact in fatal)]
     if not good or len(good) == len(cards):
         return {}
     numbers = ",".join(str(card.number) for card in good)
@@ -373,7 +367,7 @@ def advised_variables(
     `proven` has the variables of the fastest correct set in the machine's profile, which outrank advice; None if
     nothing was proven. With `keep_set` the user's own values stay unless they are known to do harm.
     """
-    observed = [of_card(look, Demand(), card) for card in cards_in_question(look)] or [of_machine(look, Demand())]
+    observed = [of_card(look, card) for card in cards_in_question(look)] or [of_machine(look)]
     # Variables that are set and harm one of the cards.
     chosen = {
         name: Variable(name, None, f"{fact.more['title']}: {fact.says}", fact)

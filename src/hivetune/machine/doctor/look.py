@@ -76,7 +76,11 @@ def read_software(root: Path, site: Sequence[str] | None, environment: Mapping[s
     """Read the versions from package metadata, with `site` None those of this Python."""
     packages = {name: found.version for name in PACKAGES if (found := _distribution(name, site))}
     rocm = {name: version for name, version in packages.items() if ROCM_PACKAGES.match(name)}
-    rocm |= _rocm_libraries(site)
+    # The packages of card families, such as rocm-sdk-libraries-gfx120X-all.
+    base = _distribution("rocm-sdk-core", site) or _distribution("torch", site)
+    for path in sorted(Path(str(base.locate_file(""))).glob("rocm_sdk_libraries_*.dist-info")) if base else []:
+        name, _, version = path.name.removesuffix(".dist-info").rpartition("-")
+        rocm[name.replace("_", "-")] = version
     opt = {path: system_text(path / ".info/version").partition("-")[0] for path in sorted((root / "opt").glob("rocm*"))}
     system = {path: version for path, version in opt.items() if version}
     libraries = [root / part.lstrip("/") for part in environment.get("LD_LIBRARY_PATH", "").split(":") if part]
@@ -96,17 +100,6 @@ def read_software(root: Path, site: Sequence[str] | None, environment: Mapping[s
 
 def _distribution(name: str, site: Sequence[str] | None) -> metadata.Distribution | None:
     return next(iter(metadata.Distribution.discover(name=name, path=sys.path if site is None else list(site))), None)
-
-
-def _rocm_libraries(site: Sequence[str] | None) -> dict[str, str]:
-    """Return the packages of card families, such as rocm-sdk-libraries-gfx120X-all."""
-    libraries = {}
-    base = _distribution("rocm-sdk-core", site) or _distribution("torch", site)
-    folder = Path(str(base.locate_file(""))) if base else None
-    for path in sorted(folder.glob("rocm_sdk_libraries_*.dist-info")) if folder else []:
-        name, _, version = path.name.removesuffix(".dist-info").rpartition("-")
-        libraries[name.replace("_", "-")] = version
-    return libraries
 
 
 def _torch(site: Sequence[str] | None) -> TorchBuild:

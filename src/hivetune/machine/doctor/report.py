@@ -144,9 +144,8 @@ def _torch(look: Look) -> str:
     if torch.kind == "none":
         return "not installed"
     built = {"cpu": "processors", "cuda": f"CUDA {torch.cuda}", "rocm": f"ROCm {torch.rocm}", "none": ""}[torch.kind]
-    return f"{torch.version}, built for {built}" + (
-        f", matrix kernels for {' '.join(torch.kernels)}" if torch.kernels else ""
-    )
+    kernels = f", matrix kernels for {' '.join(torch.kernels)}" if torch.kernels else ""
+    return f"{torch.version}, built for {built}{kernels}"
 
 
 def _rocm(look: Look) -> str:
@@ -244,7 +243,10 @@ def proof_as_text(proven: Sequence[ProvenDevice]) -> str:
     lines = []
     for device in proven:
         lines += [f"{'rates':<13} {device.device}: {_rates(device)}"] if device.gemm else []
-        lines += [f"{'proof':<13} {_judged(result)}" for result in device.judged]
+        for result in device.judged:
+            ended = f"right in {result.calls:,} calls, parts of a step {result.step_s:.3g} s"
+            ended = ended if result.is_right else f"{result.status}, {result.why}"
+            lines.append(f"{'proof':<13} {result.of.name}: {ended}")
         if device.proof is not None and device.proof.dtype is not None:
             winner = device.proof.best[device.proof.dtype]
             changed = ", ".join(f"{name} {value}" for name, value in {**winner.choices, **winner.environment}.items())
@@ -269,10 +271,7 @@ def proof_document(proven: Sequence[ProvenDevice]) -> list[dict[str, Any]]:
             "sets": [
                 {
                     "name": result.of.name,
-                    "status": result.status,
-                    "why": result.why,
-                    "calls": result.calls,
-                    "step_s": result.step_s,
+                    **{part: getattr(result, part) for part in ("status", "why", "calls", "step_s")},
                 }
                 for result in device.judged
             ],
@@ -287,9 +286,3 @@ def _rates(device: ProvenDevice) -> str:
     parts += [f"{title} {device.other[name] / 1e9:.1f} GB/s" for name, title in units.items() if name in device.other]
     parts += [f"a launch {1e6 * device.other['launch_s']:.1f} us"] if "launch_s" in device.other else []
     return ", ".join(parts)
-
-
-def _judged(result: SetResult) -> str:
-    if result.is_right:
-        return f"{result.of.name}: right in {result.calls:,} calls, parts of a step {result.step_s:.3g} s"
-    return f"{result.of.name}: {result.status}, {result.why}"

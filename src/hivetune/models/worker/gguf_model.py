@@ -50,12 +50,13 @@ def take_gguf(file: Path, work: Path) -> None:
     import safetensors.torch
     import torch
     import transformers
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
 
     try:
         config = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
-        tokenizer = _tokenizer_class(config.model_type).from_pretrained(
-            file.parent, gguf_file=file.name, local_files_only=True
-        )
+        # The class that AutoTokenizer chooses by the config. AutoTokenizer would read 100,000 words again: 3 s.
+        of_kind = tokenizer_class_from_name(TOKENIZER_MAPPING_NAMES.get(config.model_type) or "PreTrainedTokenizerFast")
+        tokenizer = of_kind.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
         model, loading_info = transformers.AutoModelForCausalLM.from_pretrained(
             file.parent,
             config=config,
@@ -90,14 +91,6 @@ def take_gguf(file: Path, work: Path) -> None:
     tokenizer.save_pretrained(work)
     if settings.get("tokenizer.chat_template"):
         (work / TEMPLATE).write_text(settings["tokenizer.chat_template"], encoding="utf-8")
-
-
-def _tokenizer_class(model_type: str) -> Any:
-    """Return the class that transformers' AutoTokenizer chooses by the config. AutoTokenizer would read 100,000
-    words again: 3 s."""
-    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
-
-    return tokenizer_class_from_name(TOKENIZER_MAPPING_NAMES.get(model_type) or "PreTrainedTokenizerFast")
 
 
 def _splitter(pre: str, file: Path) -> Any:

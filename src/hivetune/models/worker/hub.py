@@ -57,7 +57,12 @@ def download(name: str, *, offline: bool) -> tuple[str, str, Path]:
                 f"model {name} is not in the cache, and HF_HUB_OFFLINE is set", hint="unset it, or give a folder"
             ) from error
         return repository, folder.name, folder
-    _check_endpoint(constants.ENDPOINT, with_token="authorization" in build_hf_headers())
+    address = urlsplit(constants.ENDPOINT)
+    if "authorization" in build_hf_headers() and address.scheme != "https" and address.hostname not in _LOOPBACK:
+        raise UsageError(
+            f"HF_ENDPOINT is {constants.ENDPOINT}: without https others can read your token",
+            hint="use https, or do without the token: unset HF_TOKEN, HF_HUB_DISABLE_IMPLICIT_TOKEN=1",
+        )
     info = _ask(name, repository, revision or None)
     files = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
     if not any(file.endswith(".safetensors") for file in files):
@@ -71,16 +76,6 @@ def download(name: str, *, offline: bool) -> tuple[str, str, Path]:
     except (OSError, ValueError) as error:
         raise _explain(name, error) from error
     return repository, folder.name, folder
-
-
-def _check_endpoint(endpoint: str, *, with_token: bool) -> None:
-    """Raise UsageError where the token would travel without encryption."""
-    address = urlsplit(endpoint)
-    if with_token and address.scheme != "https" and address.hostname not in _LOOPBACK:
-        raise UsageError(
-            f"HF_ENDPOINT is {endpoint}: without https others can read your token",
-            hint="use https, or do without the token: unset HF_TOKEN, HF_HUB_DISABLE_IMPLICIT_TOKEN=1",
-        )
 
 
 def _ask(name: str, repository: str, revision: str | None) -> Any:

@@ -198,14 +198,10 @@ def _names(kind: EntryKind, term: str) -> tuple[str, ...]:
     elif kind == "directive":
         names = _DIRECTIVE.findall(term)
     elif kind == "command":
-        names = [_command_words(part) for part in term.split(", ")]
+        # `ip addr add` of `ip addr add IFADDR dev IFNAME`: words up to the first that is a placeholder
+        names = [" ".join([*takewhile(_COMMAND.fullmatch, part.split())][:3]) for part in term.split(", ")]
     elif kind == "status":
         names = [match[0]] if (match := _STATUS.match(term)) else []
     else:
         names = [part.strip() for part in term.split(", ")]
     return tuple(dict.fromkeys(name for name in names if name))
-
-
-def _command_words(term: str) -> str:
-    """Return `ip addr add` of `ip addr add IFADDR dev IFNAME`: words up to the first that is a placeholder."""
-    return " ".join(list(takewhile(_COMMAND.fullmatch, term.split()))[:3])
