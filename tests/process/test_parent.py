@@ -131,7 +131,7 @@ def test_memory_beyond_the_limit_is_an_error_that_is_told(tmp_path: Path) -> Non
 
 def test_files_are_passed_under_their_numbers(tmp_path: Path) -> None:
     reader, writer = os.pipe()
-    run_task(Play("write", handle=writer), tmp_path, module=TINY, pass_fds=[writer])
+    see_off(start_child(Play("write", handle=writer), tmp_path, module=TINY, pass_fds=[writer]))
     assert os.read(reader, 10) == b"hello"
 
 
