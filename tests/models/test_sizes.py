@@ -58,7 +58,7 @@ def test_a_model_without_a_formula_is_counted(
     monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "home"))
     source = write_kind(tiny_source, tmp_path / "model", kind)
     guessed = plan_run(config_of(source), memory_gb=16, cores=2)
-    assert not guessed.architecture.exact and guessed.choice is not None
+    assert not guessed.setup.architecture.exact and guessed.choice is not None
     assert guessed.choice.peak.error == 0.5
     prepare_model(str(source), folder_for(str(source)))
     found = read_architecture(folder_for(str(source)))
