@@ -102,16 +102,11 @@ def general_questions() -> list[FrozenQuestion]:
     """Return short questions with checkers, which any larger instruction model answers."""
     with open(GENERAL_FILE, encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
-    return [
-        FrozenQuestion(
-            "general",
-            f"general question {number} of Hivetune",
-            (Message("user", row["question"]),),
-            row["checker"],
-            category=row["category"],
-        )
-        for number, row in enumerate(rows, 1)
-    ]
+    questions = []
+    for number, row in enumerate(rows, 1):
+        source, messages = f"general question {number} of Hivetune", (Message("user", row["question"]),)
+        questions.append(FrozenQuestion("general", source, messages, row["checker"], category=row["category"]))
+    return questions
 
 
 def is_name(entry: str) -> bool:

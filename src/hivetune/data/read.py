@@ -179,20 +179,16 @@ def row_text(payload: bytes) -> tuple[str, tuple[str, ...]]:
     try:
         text = payload.decode()
     except UnicodeDecodeError as error:
-        latin = latin_text(_original(payload))
+        try:  # in converted files each invalid byte is a lone surrogate
+            original = payload.decode("utf-8", "surrogatepass").encode("utf-8", "surrogateescape")
+        except UnicodeError:
+            original = payload
+        latin = latin_text(original)
         if latin is None:
             raise _not_text(payload, error) from None
         text, changed = latin, ("decoded-windows-1252",)
     marked = BYTE_ORDER_MARK in text or WRITTEN_MARKS[0] in text or WRITTEN_MARKS[1] in text
     return text.removeprefix(BYTE_ORDER_MARK), (*changed, "byte-order-mark") if marked else changed
-
-
-def _original(payload: bytes) -> bytes:
-    """Return the original bytes: in converted files each invalid byte is a lone surrogate."""
-    try:
-        return payload.decode("utf-8", "surrogatepass").encode("utf-8", "surrogateescape")
-    except UnicodeError:
-        return payload
 
 
 def _parsed_row(text: str) -> Row:

@@ -351,24 +351,19 @@ class SpokenTemplate:
         opened = OPEN_THOUGHT.search(prompt) if skeleton.messages[last].reasoning is None else None
         begun = MARK.split(new[len(prompt) :], maxsplit=1)[0]
         if new.startswith(prompt) and (opened is None or f"</{opened.group(1)}>" in begun):
-            view = self._from_prefix(skeleton, last, prompt, new, own_parts)
+            end = self._end_in(new, _last_end(new, own_parts, len(prompt)))
+            tail = ""
+            if end is None:
+                tail = self._next_end(skeleton, last, own_parts)
+                new = (new.rstrip("\n") if tail else new) + tail
+                end = len(new)
+            empty = _opens_thought(new[len(prompt) : end], prompt) and skeleton.messages[last].reasoning is None
+            answer = AnswerSpan(last, len(prompt), end)
+            view = View(last, (answer,), Pattern(prompt), Pattern(new), True, tail, False, empty)
         else:
             view = self._composed(skeleton, last, prompt, new, own_parts)
         self._check_parts(skeleton, view, own_parts)
         return view
-
-    def _from_prefix(self, skeleton: Skeleton, last: int, prompt: str, new: str, own_parts: set[int]) -> View:
-        end = self._end_in(new, _last_end(new, own_parts, len(prompt)))
-        tail = ""
-        if end is None:
-            tail = self._next_end(skeleton, last, own_parts)
-            end = len(new.rstrip("\n")) if tail else len(new)
-            new = new[:end] + tail
-            end = len(new)
-        empty = _opens_thought(new[len(prompt) : end], prompt) and skeleton.messages[last].reasoning is None
-        return View(
-            last, (AnswerSpan(last, len(prompt), end),), Pattern(prompt), Pattern(new), True, tail, False, empty
-        )
 
     def _composed(self, skeleton: Skeleton, last: int, prompt: str, new: str, own_parts: set[int]) -> View:
         """Return the view of an answer that the template does not write after its own prompt."""

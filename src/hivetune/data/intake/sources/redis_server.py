@@ -78,11 +78,6 @@ def connect(server: Server) -> Any:
         raise UsageError(f"{server.shown}: {error}", hint="redis://[:PASSWORD@]HOST:PORT/DB?stream=NAME") from None
 
 
-def known_hosts(client: Any) -> tuple[str, ...]:
-    """Return all nodes of a Cluster, any of which can replace the one in the URL."""
-    return tuple(f"{node.host}:{node.port}" for node in client.get_nodes())
-
-
 def is_passing(error: BaseException) -> bool:
     """Return whether the same command may work a moment later."""
     wrong = load_redis().exceptions

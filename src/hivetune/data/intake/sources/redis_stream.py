@@ -24,7 +24,6 @@ from hivetune.data.intake.sources.redis_server import (
     explain_redis,
     info,
     is_passing,
-    known_hosts,
     load_redis,
 )
 from hivetune.data.reasons import RowRefused
@@ -123,8 +122,9 @@ class RedisReader:
     def _connect(self) -> None:
         self._client = connect(self._server)
         if self._server.cluster:
-            hosts = dict.fromkeys((*self._server.hosts, *known_hosts(self._client)))
-            self._server = replace(self._server, hosts=tuple(hosts))
+            # Any node of the Cluster can replace the one in the URL.
+            nodes = [f"{node.host}:{node.port}" for node in self._client.get_nodes()]
+            self._server = replace(self._server, hosts=tuple(dict.fromkeys((*self._server.hosts, *nodes))))
         check_eviction(self._client, self._server, self._stream)
         try:
             self._client.xgroup_create(self._stream, self._group, id="0", mkstream=True)
