@@ -19,8 +19,6 @@ import psutil
 from hivetune.base.disk import home, problems_once, read_json
 from hivetune.base.paths import real_path
 from hivetune.errors import UsageError
-from hivetune.process.parent import run_task
-from hivetune.process.protocol import PrepareModel
 from hivetune.records import Progress, silent
 
 DESCRIPTION = "hivetune.json"
@@ -154,6 +152,10 @@ def fetch_model(name: str, progress: Progress = silent) -> Path:
     prepared = find_prepared(name)
     if prepared is not None:
         return prepared.folder
+    # Not above: pydantic, which they import, would take 0.3 s at the start of each data worker, which renders rows.
+    from hivetune.process.parent import run_task
+    from hivetune.process.protocol import PrepareModel
+
     folder = folder_for(name)
     beats = itertools.count(1)
     try:
