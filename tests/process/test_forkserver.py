@@ -70,7 +70,7 @@ def test_every_end_of_a_task_is_told_as_it_is_of_a_new_process(tmp_path: Path) -
     saved = stop_at_work(Train(tmp_path, tmp_path, tmp_path), tmp_path)
     assert (saved.status, saved.result) == ("stopped", {"saved": True})
     reader, writer = os.pipe()
-    run_task(Play("write", handle=writer), tmp_path, module=TINY, pass_fds=[writer])
+    see_off(start_child(Play("write", handle=writer), tmp_path, module=TINY, pass_fds=[writer]))
     os.close(writer)
     assert os.read(reader, 10) == b"hello" and os.read(reader, 1) == b""  # nobody holds what was passed
     (server,) = started()
