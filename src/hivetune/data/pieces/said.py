@@ -4,7 +4,7 @@ import ast
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeGuard
 
@@ -13,7 +13,6 @@ from hivetune.records import Message
 
 Row = Mapping[str, Any]
 NOT_HELD = "not-held"  # why a turn is refused whose image, file or tool a log does not hold
-NO_TEXT = (NOT_HELD, "unsupported-content")  # why a conversation ends before a turn
 BYTE_ORDER_MARK = "\ufeff"
 MAX_PYTHON_CHARS = 1 << 20
 MAX_VALUES = 200  # looked at inside one list or object
@@ -121,24 +120,6 @@ def text_of(value: Any, column: str) -> str:
         kind = {bool: "true or false", dict: "an object", list: "a list"}[type(value)]
         raise RowRefused("wrong-type", f"{column}: a string, not {kind}")
     return str(value)
-
-
-def before_media(
-    turns: Sequence[Any], read: Callable[[Any], list[Message]]
-) -> tuple[list[list[Message]], tuple[str, ...]]:
-    """Return (messages of each turn up to the first that holds what is not a text, reasons of severity warn): what
-    follows rests on what nobody can read. Raise RowRefused where nothing is learned before it.
-    """
-    messages: list[list[Message]] = []
-    for turn in turns:
-        try:
-            messages.append(read(turn))
-        except RowRefused as refused:
-            learned = any(m.role == "assistant" and m.weight for read_before in messages for m in read_before)
-            if refused.reason not in NO_TEXT or not learned:
-                raise
-            return messages, ("ends-before-media",)
-    return messages, ()
 
 
 def first_of(row: Row, names: tuple[str, ...]) -> str | None:

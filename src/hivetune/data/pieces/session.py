@@ -14,18 +14,7 @@ from typing import Any
 
 from hivetune.data.pieces.fields import as_time
 from hivetune.data.pieces.format import path_to
-from hivetune.data.pieces.said import (
-    NO_TEXT,
-    NOT_HELD,
-    Conversation,
-    Row,
-    Tools,
-    before_media,
-    listed,
-    names,
-    one_of,
-    text_of,
-)
+from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, Tools, listed, names, one_of, text_of
 from hivetune.data.pieces.turns import in_order, read_messages, read_turn
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message, Role
@@ -39,6 +28,9 @@ TEXT_ANSWERS = (
 )
 ASSISTANT = "hivetune_assistant"  # who answers, as the user says (`data.columns: {assistant: NAME}`)
 _MAX_NAMED = 5
+
+
+_NO_TEXT = (NOT_HELD, "unsupported-content")  # why a conversation ends before a turn
 
 
 def spoken(name: str, turns: list[tuple[str, Any]], assistant: Any) -> Conversation:
@@ -56,9 +48,9 @@ def read_session(row: Row) -> Conversation:
     try:
         read = read_messages(turns, system)
     except RowRefused as refused:
-        if refused.reason not in NO_TEXT:
+        if refused.reason not in _NO_TEXT:
             raise
-        read_turns, cut = before_media(turns, read_turn)  # up to the first turn that holds an image or a file
+        read_turns, _, cut = before_media(turns, read_turn)  # up to the first turn that holds an image or a file
         read = read_messages(turns[: len(read_turns)], system)
     name = str(row["hivetune_session"])
     answered = [message for message in read if not is_lone_thought(message, silent=name in _AGENTS)]
@@ -207,20 +199,34 @@ class NotLearned(Exception):
         self.messages = unlearned or [Message("assistant", "", 0)]
 
 
+def before_media(
+    turns: Iterable[Any], read: Callable[[Any], list[Message]]
+) -> tuple[list[list[Message]], list[RowRefused], tuple[str, ...]]:
+    """Return (messages of each turn up to the first that holds what is not a text, why some of them are not learned,
+    reasons of severity warn): what follows rests on what nobody can read. Raise RowRefused where nothing is learned
+    before it.
+    """
+    messages: list[list[Message]] = []
+    refusals: list[RowRefused] = []
+    for turn in turns:
+        try:
+            messages.append(read(turn))
+        except NotLearned as noted:
+            refusals.append(noted.refused)
+            messages.append(noted.messages)
+        except RowRefused as refused:
+            learned = any(m.role == "assistant" and m.weight for read_before in messages for m in read_before)
+            if refused.reason not in _NO_TEXT or not learned:
+                raise
+            return messages, refusals, ("ends-before-media",)
+    return messages, refusals, ()
+
+
 def chat_messages(turns: Iterable[Any], read: Callable[[Any], list[Message]]) -> tuple[list[Message], tuple[str, ...]]:
     """Return (messages, reasons of severity warn) of turns: an answer is read and not learned if it is incomplete, or
     if it used a tool whose results the export lacks. `read` raises NotLearned for such a turn.
     """
-    refusals: list[RowRefused] = []
-
-    def read_or_note(turn: Any) -> list[Message]:
-        try:
-            return read(turn)
-        except NotLearned as noted:
-            refusals.append(noted.refused)
-            return noted.messages
-
-    read_so_far, cut = before_media(list(turns), read_or_note)
+    read_so_far, refusals, cut = before_media(turns, read)
     messages: list[Message] = []
     asks = ("user", "system")
     for is_question, turn in itertools.groupby(itertools.chain.from_iterable(read_so_far), lambda p: p.role in asks):
