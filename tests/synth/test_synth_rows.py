@@ -142,7 +142,7 @@ def test_frozen_questions_are_not_made(
     frozen = tmp_path / "frozen.jsonl"
     frozen.write_text(out.read_text())
     hashes = frozen_hashes([str(frozen)])
-    monkeypatch.setattr("hivetune.synth.maker.frozen_hashes", lambda: hashes)
+    monkeypatch.setattr("hivetune.synth.keep.frozen_hashes", lambda: hashes)
     document = synthesize([hive_pack], places, out, rows=20, seed=0)
     assert document["rejected"]["frozen-question"] >= 15  # those of one turn
 
