@@ -298,9 +298,8 @@ def scratch_folder(below: Path | None = None) -> Iterator[Path]:
     room = temporary_folder("hivetune-scratch") if below is None else below
     with contextlib.ExitStack() as stack:
         with open(open_plain(room / LOCK, os.O_RDWR | os.O_CREAT), "r+b") as lock_file:
-            fcntl.flock(
-                lock_file, fcntl.LOCK_EX
-            )  # waits, so that a new folder is locked before another process looks at it
+            # Waits, so that a new folder is locked before another process looks at it.
+            fcntl.flock(lock_file, fcntl.LOCK_EX)
             for folder in room.iterdir():
                 if folder.is_dir() and lock_holder(folder) is None:
                     shutil.rmtree(folder, ignore_errors=True)

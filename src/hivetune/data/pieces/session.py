@@ -16,7 +16,7 @@ from hivetune.data.pieces.fields import as_time
 from hivetune.data.pieces.format import path_to
 from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, Tools, listed, names, one_of, text_of
 from hivetune.data.pieces.turns import in_order, read_messages, read_turn
-from hivetune.data.reasons import RowRefused
+from hivetune.data.reasons import REASONS, RowRefused
 from hivetune.records import Message, Role
 
 _AGENTS = ("claude-code", "codex", "pi", "antigravity")  # programs that may hide what was thought
@@ -72,7 +72,9 @@ def read_session(row: Row) -> Conversation:
             changed["call-without-result"] = None
         messages.append(message)
     ordered, more = in_order(_system_first(messages))
-    return Conversation(name, ordered, changed=(*listed(row.get("left_out")), *cut, *changed, *more))
+    # A file of others may have such a field too: only reasons are believed.
+    left_out = (reason for reason in listed(row.get("left_out")) if isinstance(reason, str) and reason in REASONS)
+    return Conversation(name, ordered, changed=(*left_out, *cut, *changed, *more))
 
 
 def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
