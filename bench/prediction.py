@@ -18,7 +18,7 @@ import torch
 
 from hivetune.config import RunConfig, parse_config
 from hivetune.machine.inventory import describe_machine, read_machine
-from hivetune.models.prepared import fetch_model
+from hivetune.models.fetch import fetch_model
 from hivetune.synth.demo import SYSTEM_PROMPTS, write_demo_data
 from hivetune.train.probe import probe_run
 from hivetune.train.start import open_run, train_run

@@ -16,7 +16,7 @@ from hivetune.data.snapshot import Snapshot
 from hivetune.errors import DoesNotFit
 from hivetune.judge.compare import evaluate_run
 from hivetune.judge.gate import judge_run
-from hivetune.models.prepared import fetch_model
+from hivetune.models.fetch import fetch_model
 from hivetune.process.launch import Launch, launch_child
 from hivetune.records import Progress, Verdict, silent
 from hivetune.release.export import DEFAULT_QUANT, Exported, export_run

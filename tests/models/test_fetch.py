@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hivetune.models import prepared
+from hivetune.models import fetch
 from hivetune.models.prepared import folder_for
-from hivetune.process import parent
 
 
 def test_what_a_stopped_task_had_made_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +24,7 @@ def test_what_a_stopped_task_had_made_is_removed(tmp_path: Path, monkeypatch: py
             (work / "model.safetensors").write_bytes(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(parent, "run_task", interrupted)
+    monkeypatch.setattr(fetch, "run_task", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        prepared.fetch_model("someone/small")
+        fetch.fetch_model("someone/small")
     assert (dead.exists(), alive.exists()) == (False, True)

@@ -24,7 +24,8 @@ from hivetune.config import (
 from hivetune.data.intake.files import check_storable, names_rows
 from hivetune.data.mapping import check_columns, parse_columns
 from hivetune.errors import MachineNotFit, UsageError
-from hivetune.models.prepared import PACKAGED, fetch_model, prepared_names, read_prepared
+from hivetune.models.fetch import fetch_model
+from hivetune.models.prepared import PACKAGED, prepared_names, read_prepared
 from hivetune.release.gguf import FETCH_NAME, fetch_converter
 from hivetune.release.registry import releases
 from hivetune.run.status import LAST, known_runs

@@ -31,7 +31,7 @@ from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, Stoppe
 from hivetune.judge.answers import own_seconds
 from hivetune.machine.desktop import CoreUse, OtherPrograms, person_idle_s
 from hivetune.machine.telemetry import busy_core_seconds
-from hivetune.models.prepared import fetch_model
+from hivetune.models.fetch import fetch_model
 from hivetune.process.still import moving_s, yielding
 from hivetune.records import Progress, silent
 from hivetune.release.registry import check_release_name

@@ -26,7 +26,8 @@ from hivetune.data.intake.files import find_sources
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.data.snapshot import PoolRow, Snapshot, open_snapshot
 from hivetune.errors import DataRefused, UsageError
-from hivetune.models.prepared import fetch_model, folder_for
+from hivetune.models.fetch import fetch_model
+from hivetune.models.prepared import folder_for
 from hivetune.release.registry import Release, snapshot_folder
 from hivetune.serve.swap.wanted import Checks
 from hivetune.train.plan.run import plan_document, plan_run

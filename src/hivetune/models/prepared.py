@@ -1,25 +1,18 @@
 """Prepared model folders: what a model's name means, where its folder lies, and what `hivetune.json` holds. No torch.
 
-`fetch_model` lets models/worker/prepare_model.py write them; everything else only reads them.
+models/fetch.py lets models/worker/prepare_model.py write them; everything else only reads them.
 """
 
 import difflib
-import glob
 import hashlib
-import itertools
-import os
 import re
-import shutil
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
-
 from hivetune.base.disk import home, problems_once, read_json
 from hivetune.base.paths import real_path
 from hivetune.errors import UsageError
-from hivetune.records import Progress, silent
 
 DESCRIPTION = "hivetune.json"
 # A model's weights, as transformers writes them: one file, or shards and an index that names them.
@@ -138,36 +131,3 @@ def read_prepared(folder: Path) -> Prepared:
         raise UsageError(
             f"{folder} is not a prepared model folder: {error}", hint="prepare it with: hivetune fetch MODEL"
         ) from None
-
-
-# What huggingface_hub takes for yes in HF_HUB_OFFLINE.
-OFFLINE = ("1", "on", "yes", "true")
-
-
-def fetch_model(name: str, progress: Progress = silent) -> Path:
-    """Return the prepared folder of a model (Hub id, folder, GGUF file, smollm2-135m), made on first use.
-
-    Raises UsageError for a name that is not a model, MachineNotFit without the packages or the network that it takes.
-    """
-    prepared = find_prepared(name)
-    if prepared is not None:
-        return prepared.folder
-    # Not above: pydantic, which they import, would take 0.3 s at the start of each data worker, which renders rows.
-    from hivetune.process.parent import run_task
-    from hivetune.process.protocol import PrepareModel
-
-    folder = folder_for(name)
-    beats = itertools.count(1)
-    try:
-        outcome = run_task(
-            PrepareModel(name, folder, offline=os.environ.get("HF_HUB_OFFLINE", "").lower() in OFFLINE),
-            folder.with_name(f".{folder.name}.task"),
-            on_beat=lambda beat: progress(next(beats), None),
-        )
-    finally:  # removes unfinished copies whose task was killed (models/worker/prepare_model.py names them)
-        for path in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
-            owner = path.name.removeprefix(f".{folder.name}.").removesuffix(".tmp")
-            if owner.isdigit() and not psutil.pid_exists(int(owner)):
-                shutil.rmtree(path, ignore_errors=True)
-    outcome.check(f"preparing {name}")
-    return folder

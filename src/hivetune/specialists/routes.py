@@ -13,7 +13,7 @@ from hivetune.base.disk import write_json
 from hivetune.base.typed import to_plain
 from hivetune.data.frozen import general_questions
 from hivetune.errors import HivetuneError, UsageError
-from hivetune.models.prepared import fetch_model
+from hivetune.models.fetch import fetch_model
 from hivetune.records import Progress
 from hivetune.release.gguf import SERVED_QUANT, base_gguf
 from hivetune.release.registry import Release, find

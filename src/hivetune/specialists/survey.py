@@ -17,7 +17,7 @@ from hivetune.config import RunConfig
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.data.snapshot import PoolRow, Snapshot
 from hivetune.errors import UsageError
-from hivetune.models.prepared import fetch_model
+from hivetune.models.fetch import fetch_model
 from hivetune.process.parent import count_items, run_task
 from hivetune.process.protocol import ScoreAdapters
 from hivetune.records import Message, Progress, silent

@@ -16,7 +16,7 @@ from hivetune.config import RunConfig
 from hivetune.data.identity import identity_hash, identity_of, refuse_other
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.errors import Busy, UsageError
-from hivetune.models.prepared import fetch_model
+from hivetune.models.fetch import fetch_model
 from hivetune.process.cluster import cluster_of, own_address
 from hivetune.process.detach import Exporters
 from hivetune.records import Accounting, Progress, silent

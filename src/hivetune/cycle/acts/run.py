@@ -49,7 +49,7 @@ from hivetune.judge.compare import compare_pair, evaluate_run
 from hivetune.judge.gate import read_evaluation, verdict_document
 from hivetune.judge.held_out import compared_losses
 from hivetune.machine.telemetry import Energy, PowerSample, energy_between, sample_power
-from hivetune.models.prepared import fetch_model
+from hivetune.models.fetch import fetch_model
 from hivetune.process.lease import somebody_waits
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Generate, Score
