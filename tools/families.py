@@ -343,9 +343,7 @@ def page(table: Mapping[str, Any]) -> str:
         "",
         "In `q8_0` at least 0.99 of an adapter's effect arrives, of three mixtures of experts less: Mixtral 0.987,",
         "Qwen 3 Next 0.966, Qwen 3.5 0.958. In `f32` all of it arrives. Where two experts are nearly equally likely,",
-        "rounding picks the other one: in 1 to 3 % of the choices of these random models. With the same choices at",
-        "least 0.99 arrives. Routers stay in `f32` in every number type. llama.cpp computes Qwen 3's mixtures with",
-        "`norm_topk_prob`, as all published ones do, whatever the config says.",
+        "rounding picks the other one: in 1 to 3 % of the choices of these random models.",
         "",
     ]
     for path in ("fast", "general"):
