@@ -12,6 +12,7 @@ from hivetune.base.disk import write_json
 from hivetune.models.architecture import read_architecture
 from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Probe
+from hivetune.train.plan import speed
 from hivetune.train.plan.choose import rounded_up, smallest_setup
 from hivetune.train.plan.device import Device
 from hivetune.train.plan.memory import STREAM_BUFFERS, TrainingSetup, predict_peak
@@ -59,7 +60,7 @@ def test_the_same_adapter_whether_streamed_stopped_or_both(tmp_path: Path, model
 def test_a_run_follows_the_plan_that_streams(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe chooses it where the whole model does not fit, measures it, and the run does it."""
     monkeypatch.setitem(rates.CANARY_SHAPE, "cpu", (128, 128, 128))
-    monkeypatch.setattr(probe, "fit_correction", lambda *_: None)  # the tiny model drowns in what torch holds
+    monkeypatch.setattr(speed, "fit_correction", lambda *_: None)  # the tiny model drowns in what torch holds
     make_run(tmp_path, learnable_rows(40), choices={**QUICK, "products": "torch"}, epochs=1)
     run, snapshot = tmp_path / "run", tmp_path / "snapshot"
     architecture = read_architecture(model)
