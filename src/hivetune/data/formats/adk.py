@@ -34,4 +34,4 @@ def rows(row: Row) -> Iterator[Row]:
         yield {"hivetune_session": "adk", "session": case.get("eval_id"), "messages": turns, **left_out}
 
 
-FORMAT = Format("adk", recognise, rows, "batch", names("eval_cases"))
+FORMAT = Format("adk", recognise, rows, "batch", needs=names("eval_cases"))

@@ -30,4 +30,6 @@ def rows(row: Row) -> Conversation:
     return Conversation("agent", (*asked, Message("assistant", text_of(row[output], output))))
 
 
-FORMAT = Format("agent", recognise, rows, "record", frozenset(AGENT), 30, frozenset((*SYSTEM, *TOOLS, *_TASK)))
+FORMAT = Format(
+    "agent", recognise, rows, needs=frozenset(AGENT), rank=30, explains=frozenset((*SYSTEM, *TOOLS, *_TASK))
+)

@@ -63,4 +63,4 @@ def _turns(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return turns
 
 
-FORMAT = Format("any-agent", recognise, rows, "batch", frozenset(("spans", "trace", "data")))
+FORMAT = Format("any-agent", recognise, rows, "batch", needs=frozenset(("spans", "trace", "data")))

@@ -29,4 +29,4 @@ def rows(row: Row) -> Conversation:
 
 
 _BESIDE = names("span_attributes context metadata metrics scores")
-FORMAT = Format("braintrust", recognise, rows, "record", names("span_attributes"), 10, _BESIDE)
+FORMAT = Format("braintrust", recognise, rows, needs=names("span_attributes"), rank=10, explains=_BESIDE)

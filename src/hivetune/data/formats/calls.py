@@ -43,4 +43,4 @@ def _called(row: Row) -> list[dict[str, Any]] | None:
 
 
 _NEEDS = frozenset((*_CALLED, *itertools.chain.from_iterable(_NAMED)))
-FORMAT = Format("calls", recognise, rows, "record", _NEEDS, 23, _NEEDS.union(SYSTEM, TOOLS))
+FORMAT = Format("calls", recognise, rows, needs=_NEEDS, rank=23, explains=_NEEDS.union(SYSTEM, TOOLS))

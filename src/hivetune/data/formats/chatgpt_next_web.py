@@ -19,4 +19,4 @@ def rows(record: Row) -> Iterator[Row]:
         yield {"session_id": session.get("id"), "messages": turns}
 
 
-FORMAT = Format("chatgpt-next-web", recognise, rows, "batch", names("chat-next-store"))
+FORMAT = Format("chatgpt-next-web", recognise, rows, "batch", needs=names("chat-next-store"))

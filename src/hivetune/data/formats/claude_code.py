@@ -280,5 +280,9 @@ def _shared_rows(row: Row) -> Iterator[Row]:
 
 FORMAT = Format("claude-code", lambda head: any(map(is_line, head.events)), rows, "file")
 SHARED_FORMAT = Format(
-    "claude-code-loglines", lambda row: objects(row["loglines"]) is not None, _shared_rows, "batch", names("loglines")
+    "claude-code-loglines",
+    lambda row: objects(row["loglines"]) is not None,
+    _shared_rows,
+    "batch",
+    needs=names("loglines"),
 )

@@ -17,4 +17,12 @@ def rows(row: Row) -> Conversation:
 
 
 _READ = frozenset((*SYSTEM, *TOOLS, "contents", "system_instruction"))
-FORMAT = Format("contents", lambda row: "contents" in row, rows, "record", names("contents"), 21, _READ, BESIDE)
+FORMAT = Format(
+    "contents",
+    lambda row: "contents" in row,
+    rows,
+    needs=names("contents"),
+    rank=21,
+    explains=_READ,
+    beside=BESIDE,
+)

@@ -33,4 +33,4 @@ def rows(row: Row) -> Conversation:
 
 
 _COLUMNS = names("meta attributes")
-FORMAT = Format("datadog", recognise, rows, "record", _COLUMNS, 10, _COLUMNS | names("metrics tags"))
+FORMAT = Format("datadog", recognise, rows, needs=_COLUMNS, rank=10, explains=_COLUMNS | names("metrics tags"))

@@ -25,5 +25,10 @@ def rows(record: Row) -> Iterator[Row]:
 
 
 FORMAT = Format(
-    "deepeval", lambda record: objects(one_of(record, *_SPANS)) is not None, rows, "batch", frozenset(_SPANS), rank=12
+    "deepeval",
+    lambda record: objects(one_of(record, *_SPANS)) is not None,
+    rows,
+    "batch",
+    needs=frozenset(_SPANS),
+    rank=12,
 )

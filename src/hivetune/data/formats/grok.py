@@ -21,4 +21,4 @@ def rows(record: Row) -> Iterator[Row]:
         yield {"session_id": talk["conversation"].get("id"), "messages": turns}
 
 
-FORMAT = Format("grok", recognise, rows, "batch", names("conversations responses"))
+FORMAT = Format("grok", recognise, rows, "batch", needs=names("conversations responses"))

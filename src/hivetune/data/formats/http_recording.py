@@ -135,4 +135,6 @@ def _events_of_amazon(data: bytes) -> str:
     return "\n".join(lines)
 
 
-FORMAT = Format("http-recording", recognise, rows, "batch", frozenset((*_RECORDED_KEYS, "log", "request", _NOCK_KEY)))
+FORMAT = Format(
+    "http-recording", recognise, rows, "batch", needs=frozenset((*_RECORDED_KEYS, "log", "request", _NOCK_KEY))
+)

@@ -91,4 +91,4 @@ def eval_rows(path: str) -> Iterator[PlacedRow]:
             yield number, text if len(text) <= MAX_ROW_CHARS // 2 else too_large
 
 
-FORMAT = Format("inspect", recognise, rows, "batch", names("samples"))
+FORMAT = Format("inspect", recognise, rows, "batch", needs=names("samples"))

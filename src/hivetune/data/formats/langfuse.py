@@ -58,4 +58,4 @@ def _observations_sent(record: Row) -> Iterator[Row]:
 FORMAT = Format(
     "langfuse", _is_observation, _read, needs=names("input"), rank=13, explains=names("metadata model_parameters")
 )
-SENT_FORMAT = Format("langfuse-ingestion", _is_sent, _observations_sent, "batch", names("batch"))
+SENT_FORMAT = Format("langfuse-ingestion", _is_sent, _observations_sent, "batch", needs=names("batch"))

@@ -104,8 +104,8 @@ def _logged_run(run: Row, traces: set[Any]) -> str:
 
 
 FORMAT = Format("langsmith", _is_run, _read, needs=names("inputs"), rank=12, explains=names("extra events serialized"))
-SENT_FORMAT = Format("langsmith-batch", _is_sent, _runs_sent, "batch", names("post"))
+SENT_FORMAT = Format("langsmith-batch", _is_sent, _runs_sent, "batch", needs=names("post"))
 TREE_FORMAT = Format(
-    "langsmith-tree", lambda record: any(_calls_below(record)), _calls_below, "batch", names("child_runs")
+    "langsmith-tree", lambda record: any(_calls_below(record)), _calls_below, "batch", needs=names("child_runs")
 )
 LOG_FORMAT = Format("run-log", lambda head: _are_operations(head.events), _logged_runs, "file", rank=1)

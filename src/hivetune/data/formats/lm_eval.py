@@ -23,4 +23,4 @@ def rows(record: Row) -> Iterator[Row]:
         yield {"prompt": pairs[0][0], "completion": pairs[number][1].strip()}
 
 
-FORMAT = Format("lm-eval", lambda record: any(rows(record)), rows, "batch", names("filtered_resps"))
+FORMAT = Format("lm-eval", lambda record: any(rows(record)), rows, "batch", needs=names("filtered_resps"))

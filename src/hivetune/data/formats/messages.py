@@ -42,4 +42,12 @@ def _repeats(row: Row, column: str, question: str) -> bool:
 
 
 _READ = frozenset((*SYSTEM, *TOOLS, "messages", "tool_config"))
-FORMAT = Format("messages", lambda row: "messages" in row, rows, "record", names("messages"), 20, _READ, BESIDE)
+FORMAT = Format(
+    "messages",
+    lambda row: "messages" in row,
+    rows,
+    needs=names("messages"),
+    rank=20,
+    explains=_READ,
+    beside=BESIDE,
+)

@@ -61,6 +61,6 @@ FEEDBACK_FORMAT = Format(
     lambda record: one_of(one_of(one_of(record, "snapshot"), "chat"), "chat") is not None,
     _rated_chat,
     "batch",
-    names("snapshot"),
+    needs=names("snapshot"),
     rank=10,
 )

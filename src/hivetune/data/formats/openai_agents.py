@@ -22,4 +22,4 @@ def rows(row: Row) -> Conversation:
     return read_step("openai-agents", {key: data.get(key) for key in ("input", "output")}, None, is_call=True)
 
 
-FORMAT = Format("openai-agents", recognise, rows, "record", names("span_data"), 10, names("span_data"))
+FORMAT = Format("openai-agents", recognise, rows, needs=names("span_data"), rank=10, explains=names("span_data"))

@@ -19,4 +19,4 @@ def rows(record: Row) -> Iterator[Row]:
     yield {**record, "data": record["data"][::-1]}
 
 
-FORMAT = Format("openai-thread", recognise, rows, "batch", frozenset(("data",)), rank=10)
+FORMAT = Format("openai-thread", recognise, rows, "batch", needs=frozenset(("data",)), rank=10)

@@ -238,4 +238,4 @@ def _turns(flat: Mapping[str, Any], role: str, columns: tuple[str, ...]) -> list
 
 _BESIDE = names("events resource scope context logs references process message")
 _NEEDS = frozenset((*_ATTRIBUTES, *_TABLE_COLUMNS))
-FORMAT = Format("opentelemetry", recognise, rows, "record", _NEEDS, 11, _BESIDE.union(_ATTRIBUTES))
+FORMAT = Format("opentelemetry", recognise, rows, needs=_NEEDS, rank=11, explains=_BESIDE.union(_ATTRIBUTES))

@@ -43,5 +43,5 @@ def _logs(record: Row) -> Iterator[Row]:
 
 
 _NEEDS = frozenset((*_RESOURCES, *_SCOPES, "trace", "data"))
-FORMAT = Format("otlp-spans", lambda record: any(_spans(record)), _spans, "batch", _NEEDS)
-LOGS_FORMAT = Format("otlp-logs", lambda record: any(_logs(record)), _logs, "batch", frozenset(_RESOURCE_LOGS))
+FORMAT = Format("otlp-spans", lambda record: any(_spans(record)), _spans, "batch", needs=_NEEDS)
+LOGS_FORMAT = Format("otlp-logs", lambda record: any(_logs(record)), _logs, "batch", needs=frozenset(_RESOURCE_LOGS))

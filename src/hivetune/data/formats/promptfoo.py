@@ -64,4 +64,4 @@ def _turns_in_yaml(raw: str) -> Any:
         return [{"role": None}]
 
 
-FORMAT = Format("promptfoo", recognise, rows, "batch", frozenset(("results", "vars")))
+FORMAT = Format("promptfoo", recognise, rows, "batch", needs=frozenset(("results", "vars")))

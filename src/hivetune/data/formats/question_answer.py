@@ -206,8 +206,10 @@ def _key(row: Row) -> Conversation:
 
 _BESIDE = frozenset((*SYSTEM, *TOOLS, "history", "chat_history"))
 _PROMPT, _INSTRUCTION = names("prompt completion"), names("instruction")
-PROMPT_FORMAT = Format("prompt-completion", _has_answer, _prompt, "record", names("prompt"), 24, _BESIDE | _PROMPT)
-ALPACA_FORMAT = Format("alpaca", _has_answer, _alpaca, "record", _INSTRUCTION, 25, _BESIDE | _INSTRUCTION)
-INPUT_FORMAT = Format("input-output", _has_answer, _input, "record", names("input"), 32, _BESIDE)
-FORMAT = Format("question-answer", _is_question, _pair, "record", frozenset(QUESTIONS), 33, _BESIDE)
-KEY_FORMAT = Format("key-value", _are_sentences, _key, "record", names("key"), 34, names("key value"))
+PROMPT_FORMAT = Format(
+    "prompt-completion", _has_answer, _prompt, needs=names("prompt"), rank=24, explains=_BESIDE | _PROMPT
+)
+ALPACA_FORMAT = Format("alpaca", _has_answer, _alpaca, needs=_INSTRUCTION, rank=25, explains=_BESIDE | _INSTRUCTION)
+INPUT_FORMAT = Format("input-output", _has_answer, _input, needs=names("input"), rank=32, explains=_BESIDE)
+FORMAT = Format("question-answer", _is_question, _pair, needs=frozenset(QUESTIONS), rank=33, explains=_BESIDE)
+KEY_FORMAT = Format("key-value", _are_sentences, _key, needs=names("key"), rank=34, explains=names("key value"))

@@ -131,4 +131,4 @@ def _observed_apart(message: Message) -> list[Message]:
 
 _NEEDS = frozenset((*_TEXTS, "choices", "candidates", "completions", "message"))
 _READ = frozenset((*SYSTEM, *TOOLS, "instructions", "request_payload", "response_payload", *_REPEATED_REQUESTS))
-FORMAT = Format("request-response", recognise, rows, "record", _NEEDS, 14, _READ, BESIDE)
+FORMAT = Format("request-response", recognise, rows, needs=_NEEDS, rank=14, explains=_READ, beside=BESIDE)

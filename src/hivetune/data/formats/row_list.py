@@ -47,4 +47,4 @@ def _key(record: Mapping[str, Any]) -> str | None:
     return None
 
 
-FORMAT = Format("row-list", recognise, rows, "batch", frozenset((*_KEYS, "trace")), rank=30)
+FORMAT = Format("row-list", recognise, rows, "batch", needs=frozenset((*_KEYS, "trace")), rank=30)

@@ -18,4 +18,4 @@ def rows(record: Row) -> Iterator[Row]:
         yield {**record, "instances": None, **instance}
 
 
-FORMAT = Format("self-instruct", recognise, rows, "batch", frozenset(("instances",)), rank=20)
+FORMAT = Format("self-instruct", recognise, rows, "batch", needs=frozenset(("instances",)), rank=20)

@@ -55,4 +55,12 @@ def _list_column(row: Row) -> str | None:
 
 
 _NEEDS, _READ = frozenset((*LISTS, "paragraph")), frozenset((*SYSTEM, *TOOLS))
-FORMAT = Format("sharegpt", lambda row: _list_column(row) is not None, rows, "record", _NEEDS, 22, _READ, BESIDE)
+FORMAT = Format(
+    "sharegpt",
+    lambda row: _list_column(row) is not None,
+    rows,
+    needs=_NEEDS,
+    rank=22,
+    explains=_READ,
+    beside=BESIDE,
+)

@@ -21,4 +21,4 @@ def rows(record: Row) -> Iterator[Row]:
         yield dict(zip(record["columns"], row, strict=True))
 
 
-FORMAT = Format("split-table", recognise, rows, "batch", frozenset(("columns",)))
+FORMAT = Format("split-table", recognise, rows, "batch", needs=frozenset(("columns",)))

@@ -42,5 +42,11 @@ def rows(row: Row) -> Conversation:
 
 
 FORMAT = Format(
-    "text", recognise, rows, "record", names("text"), 35, names("text"), asks=frozenset((*LABELS, *_HALVES))
+    "text",
+    recognise,
+    rows,
+    needs=names("text"),
+    rank=35,
+    explains=names("text"),
+    asks=frozenset((*LABELS, *_HALVES)),
 )
