@@ -13,7 +13,7 @@ from hivetune.data.columns import stands_in
 from hivetune.data.files.kinds import text_lines
 from hivetune.data.formats import langchain_debug, lm_studio_log, vllm_log
 from hivetune.data.formats.opencode import rows as opencode_rows
-from hivetune.data.pieces.format import PlacedRow
+from hivetune.data.pieces.logs import PlacedRow
 from hivetune.data.pieces.parts import split_thoughts
 from hivetune.data.pieces.transcripts import ended_rounds
 from hivetune.data.read import RawRow, read_example

@@ -8,7 +8,7 @@ from gguf_families import CHATML, write_tokenizer
 from hivetune.data.render.folder import load_renderer
 from hivetune.errors import UsageError
 from hivetune.records import Message
-from hivetune.release.export import find_pieces
+from hivetune.release.ollama import find_pieces
 
 END = "<|im_end|>"
 DEFAULT_SYSTEM = (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hivetune.config import DataConfig
 from hivetune.data.files.csv_table import csv_rows
-from hivetune.data.pieces.format import MAX_ROW_CHARS
+from hivetune.data.pieces.logs import MAX_ROW_CHARS
 from hivetune.data.prepare.prepare import check
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import DataRefused

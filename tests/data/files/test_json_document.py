@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hivetune.config import DataConfig
 from hivetune.data.files.json_document import json_rows
-from hivetune.data.pieces.format import one_line
+from hivetune.data.pieces.logs import one_line
 from hivetune.data.prepare.prepare import check
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import DataRefused

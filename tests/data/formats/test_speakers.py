@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hivetune.data.pieces.format import conversation
+from hivetune.data.pieces.logs import conversation
 from hivetune.data.read import RawRow, read_example
 from hivetune.data.reasons import RowRefused
 

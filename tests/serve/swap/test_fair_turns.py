@@ -5,7 +5,7 @@ import itertools
 import random
 import statistics
 
-from hivetune.serve.swap.live import Ticket, Turns
+from hivetune.serve.swap.turns import Ticket, Turns
 
 SHORT_S, LONG_S, THINK_S, SLOTS, LIFE_S = 1.0, 6.0, 8.0, 4, 600.0
 

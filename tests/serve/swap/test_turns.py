@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hivetune.serve.swap.live import Ticket, Turns
+from hivetune.serve.swap.turns import Ticket, Turns
 
 
 def test_an_adapter_fills_the_slots_and_another_waits() -> None:

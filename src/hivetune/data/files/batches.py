@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hivetune.data.files.kinds import open_bytes, text_lines
-from hivetune.data.pieces.format import events
+from hivetune.data.pieces.logs import events
 
 BatchSide = Literal["questions", "answers"]
 _HEAD_BYTES = 256 << 10

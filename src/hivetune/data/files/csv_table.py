@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from hivetune.data.columns import column_kind, looks_like_content, names_document
 from hivetune.data.pieces.fields import as_number, as_time, plain_name
-from hivetune.data.pieces.format import MAX_ROW_CHARS, PlacedRow, TextSource
+from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow, TextSource
 from hivetune.data.reasons import RowRefused
 
 _DELIMITERS = (",", ";", "\t", "|")

@@ -12,7 +12,7 @@ from typing import Any
 
 from hivetune.data.columns import column_kind, looks_like_content
 from hivetune.data.pieces.fields import plain_name
-from hivetune.data.pieces.format import MAX_ROW_CHARS, PlacedRow, TextSource, one_line
+from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow, TextSource, one_line
 from hivetune.data.pieces.said import names
 from hivetune.data.reasons import RowRefused
 

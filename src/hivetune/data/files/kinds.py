@@ -39,7 +39,8 @@ from hivetune.data.files.text_file import RENDERED, TEXT_FORMS, httprr_rows, is_
 from hivetune.data.formats import file_rows, format_of_file, is_file_format
 from hivetune.data.formats.http_recording import HTTPRR_HEAD
 from hivetune.data.formats.inspect_ai import eval_rows, is_eval_file
-from hivetune.data.pieces.format import Head, PlacedRow, begins_with_json, write_rows
+from hivetune.data.pieces.format import Head
+from hivetune.data.pieces.logs import PlacedRow, begins_with_json, write_rows
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import MachineNotFit, UsageError
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from hivetune.data.formats import file_rows, format_of_file, smolagents
 from hivetune.data.pieces.fields import SESSION, TIME, as_time, plain_name
-from hivetune.data.pieces.format import MAX_KEPT_CHARS, Head, PlacedRow, conversation, events, path_to, write_rows
+from hivetune.data.pieces.format import Head
+from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, path_to, write_rows
 from hivetune.data.pieces.said import listed, names, objects, one_of, parsed
 from hivetune.data.pieces.transcripts import role_of
 from hivetune.data.pieces.turns import is_item

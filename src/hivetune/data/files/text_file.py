@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from hivetune.data.formats.http_recording import text_of_bytes
-from hivetune.data.pieces.format import MAX_ROW_CHARS, PlacedRow, TextSource
+from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow, TextSource
 from hivetune.data.pieces.rendered import is_marked
 from hivetune.data.pieces.transcripts import part_of, role_of, turns_in_text
 from hivetune.data.reasons import RowRefused

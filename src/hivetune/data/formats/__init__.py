@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from functools import cache, lru_cache
 from importlib.metadata import entry_points
 
-from hivetune.data.pieces.format import Format, Head, Lines, PlacedRow
+from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.logs import PlacedRow
 from hivetune.data.pieces.said import Row
 from hivetune.errors import UsageError
 

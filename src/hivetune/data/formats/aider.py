@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hivetune.data.pieces.format import Format, Lines, PlacedRow, conversation
+from hivetune.data.pieces.format import Format, Lines
+from hivetune.data.pieces.logs import PlacedRow, conversation
 
 _STARTED = re.compile(r"# aider chat started at (\S+ \S+)\s*\Z")
 _LAST = "# aider chat started at - -"  # ends the last session

@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hivetune.data.pieces.format import Format, Head, Lines, PlacedEvent, PlacedRow, conversation, session_rows
+from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, session_rows
 from hivetune.data.pieces.said import Row, listed, one_of
 
 _CUT = re.compile(r"<truncated \d+ (?:bytes|lines)>")  # what Antigravity leaves out of a long text

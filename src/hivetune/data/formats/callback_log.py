@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from hivetune.data.pieces.fields import SESSION, TIME, plain_name
-from hivetune.data.pieces.format import Format, Head, Lines, PlacedRow, events
+from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.logs import PlacedRow, events
 from hivetune.data.pieces.printed import Step, paired
 from hivetune.data.pieces.said import Row, objects, one_of
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hivetune.data.pieces.format import MAX_KEPT_CHARS, Format, Lines, PlacedRow, conversation, events, path_to, trees
+from hivetune.data.pieces.format import Format, Lines
+from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, path_to, trees
 from hivetune.data.pieces.said import Row, listed, names, objects, one_of
 from hivetune.data.reasons import RowRefused
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hivetune.data.pieces.answers import HIDDEN_CALLS, is_of_answer, unlearn_answer, unlearn_hidden_calls
-from hivetune.data.pieces.format import Format, Head, Lines, PlacedEvent, PlacedRow, conversation, session_rows
+from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, session_rows
 from hivetune.data.pieces.said import NOT_HELD, Row, one_of, parsed, texts_in
 from hivetune.data.reasons import RowRefused
 

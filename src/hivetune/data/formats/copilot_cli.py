@@ -6,7 +6,8 @@ https://docs.github.com/en/copilot/concepts/agents/about-copilot-cli
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hivetune.data.pieces.format import Format, Head, Lines, PlacedEvent, PlacedRow, conversation, session_rows
+from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, session_rows
 from hivetune.data.pieces.said import one_of
 
 

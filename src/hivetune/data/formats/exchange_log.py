@@ -9,7 +9,8 @@ from typing import Any
 
 from hivetune.data.pieces.answers import is_request
 from hivetune.data.pieces.fields import SESSION, TIME, plain_name
-from hivetune.data.pieces.format import Format, Head, Lines, events
+from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.logs import events
 from hivetune.data.pieces.printed import Step, pairing
 from hivetune.data.pieces.said import Row, one_of, parsed
 from hivetune.data.reasons import RowRefused

@@ -8,7 +8,8 @@ https://github.com/google-gemini/gemini-cli/blob/main/docs/cli/session-managemen
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hivetune.data.pieces.format import Format, Head, Lines, PlacedEvent, PlacedRow, conversation, session_rows
+from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, session_rows
 from hivetune.data.pieces.said import Conversation, Row, listed, names, objects, one_of
 from hivetune.data.pieces.turns import in_order, read_turn
 from hivetune.data.reasons import RowRefused

@@ -7,7 +7,8 @@ https://cli.github.com/manual/gh_issue_list and https://docs.github.com/en/rest/
 from collections.abc import Iterator
 
 from hivetune.data.pieces.fields import as_time
-from hivetune.data.pieces.format import Format, Lines, PlacedRow, conversation, events
+from hivetune.data.pieces.format import Format, Lines
+from hivetune.data.pieces.logs import PlacedRow, conversation, events
 from hivetune.data.pieces.said import Conversation, Row, names, objects, one_of
 from hivetune.data.pieces.session import ASSISTANT, spoken
 

@@ -10,7 +10,8 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hivetune.data.pieces.format import MAX_ROW_CHARS, Format, PlacedRow
+from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow
 from hivetune.data.pieces.said import Row, listed, names, objects, one_of
 from hivetune.data.reasons import RowRefused
 

@@ -8,7 +8,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hivetune.data.pieces.format import MAX_KEPT_CHARS, Format, Lines, PlacedRow, events
+from hivetune.data.pieces.format import Format, Lines
+from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, events
 from hivetune.data.pieces.said import Conversation, Row, names, objects, parsed
 from hivetune.data.pieces.spans import joined_by_id, read_step
 from hivetune.data.reasons import RowRefused

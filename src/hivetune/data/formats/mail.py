@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from email.message import EmailMessage
 from email.utils import parseaddr
 
-from hivetune.data.pieces.format import MAX_ROW_CHARS, Format, Head, Lines, PlacedRow, conversation
+from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow, conversation
 from hivetune.data.pieces.session import without_markup
 from hivetune.data.reasons import RowRefused
 

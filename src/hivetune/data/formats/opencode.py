@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
-from hivetune.data.pieces.format import MAX_KEPT_CHARS, Format, Lines, PlacedRow, conversation
+from hivetune.data.pieces.format import Format, Lines
+from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation
 from hivetune.data.pieces.said import Conversation, Row, listed, names, objects, one_of
 from hivetune.data.pieces.session import is_lone_thought
 from hivetune.data.pieces.turns import in_order, read_turn

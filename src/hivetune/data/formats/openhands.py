@@ -9,7 +9,8 @@ https://docs.all-hands.dev
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hivetune.data.pieces.format import Format, Head, Lines, PlacedRow, conversation, events
+from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.logs import PlacedRow, conversation, events
 from hivetune.data.pieces.said import Row, listed, one_of
 from hivetune.data.reasons import RowRefused
 

@@ -7,16 +7,8 @@ https://github.com/badlogic/pi-mono/blob/main/packages/coding-agent/docs/session
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hivetune.data.pieces.format import (
-    Format,
-    Lines,
-    PlacedEvent,
-    PlacedRow,
-    conversation,
-    path_to,
-    session_rows,
-    trees,
-)
+from hivetune.data.pieces.format import Format, Lines
+from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, path_to, session_rows, trees
 
 _ROLES = ("user", "assistant", "toolResult", "bashExecution", "custom", "hookMessage")
 _COPIES = ("delivery-mirror", "gateway-injected")  # in the place of a model: OpenClaw wrote down what it had sent

@@ -6,7 +6,8 @@ https://slack.com/help/articles/220556107-How-to-read-Slack-data-exports
 
 from collections.abc import Iterator
 
-from hivetune.data.pieces.format import Format, Head, Lines, PlacedRow, conversation, events
+from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.logs import PlacedRow, conversation, events
 from hivetune.data.pieces.said import one_of
 
 

@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from hivetune.data.pieces.format import Head, Lines, PlacedRow, begins_with_json, conversation
+from hivetune.data.pieces.format import Head, Lines
+from hivetune.data.pieces.logs import PlacedRow, begins_with_json, conversation
 from hivetune.data.pieces.rendered import is_rendered, turns_of
 from hivetune.data.pieces.said import one_of
 

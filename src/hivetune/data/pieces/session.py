@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from hivetune.data.pieces.fields import as_time
-from hivetune.data.pieces.format import path_to
+from hivetune.data.pieces.logs import path_to
 from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, Tools, listed, names, one_of, text_of
 from hivetune.data.pieces.turns import in_order, read_messages, read_turn
 from hivetune.data.reasons import REASONS, RowRefused

@@ -29,7 +29,7 @@ DEATH_NOTICED_S = 2.0
 _POLL_S = 0.05
 # Statuses that speak of the request and not of the server. 501: unsupported, such as images.
 _CLIENT_ERRORS = frozenset({400, 404, 405, 413, 415, 422, 501})
-# A prompt of more tokens takes seconds on two cores: it waits behind short ones (swap/live.py).
+# A prompt of more tokens takes seconds on two cores: it waits behind short ones (swap/turns.py).
 LONG_TOKENS = 1024
 # Only runs of spaces or of one letter make longer tokens. A server needs minutes to split a text of megabytes before it
 # can refuse it, so its characters are counted first.

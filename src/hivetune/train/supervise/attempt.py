@@ -1,16 +1,14 @@
-"""One worker's life: the terms and choices it runs under, the step that it is in, and how it ended."""
+"""One worker's life: the terms it runs under, the step that it is in, and how it ended."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from hivetune.base.journal import read_journal
 from hivetune.process.launch import Launch, launch_child
 from hivetune.process.protocol import Beat, Outcome
-from hivetune.run.choices import Choices, read_resolved
 from hivetune.run.folder import METRICS
 from hivetune.train.supervise.diagnose import Diagnosis
-from hivetune.train.supervise.ladder import effects_of
 
 METRICS_TAIL_BYTES = 8192
 
@@ -44,16 +42,6 @@ class Ended:
     phase: Beat | None = None
     seconds: float = 0.0
     diagnosis: Diagnosis | None = None
-
-
-def worker_effects(run: Path, rungs: Sequence[str]) -> tuple[dict[str, str | None], Choices]:
-    """Return variables (None: removed) and choices of a worker of `run` with `rungs` in effect.
-
-    The variables that the run was settled with hold, except where a rung changes them.
-    """
-    settled = read_resolved(run)[1].environment or {}
-    changed, choices = effects_of(rungs)
-    return {**settled, **changed}, choices
 
 
 def step_of_death(run: Path, pid: int) -> int:

@@ -4,7 +4,6 @@ It never imports torch. Everything that happens is an event in RUN/events.jsonl,
 supervisor that is killed itself is replaced by the next one, which continues from what is on disk.
 """
 
-import collections
 import math
 import os
 import time
@@ -29,12 +28,13 @@ from hivetune.process.parent import Child, LearnedLimits, run_task, start_child
 from hivetune.process.protocol import Beat, Outcome, Salvage, Train
 from hivetune.process.stop import StopRequest
 from hivetune.run import checkpoints
-from hivetune.run.choices import Choices, read_resolved, write_resolved
+from hivetune.run.choices import Choices, read_resolved
 from hivetune.run.folder import EVENTS, METRICS, SALVAGE
 from hivetune.run.standby import Standby, persist
 from hivetune.run.status import hold_run, quarantined
 from hivetune.train.plan.steps import Amendment, append_amendment, max_quarantined, read_plan
-from hivetune.train.supervise.attempt import Ended, Terms, last_step, step_of_death, worker_effects
+from hivetune.train.supervise.attempt import Ended, Terms, last_step, step_of_death
+from hivetune.train.supervise.changes import lower_rank, thin_out, worker_effects
 from hivetune.train.supervise.diagnose import diagnose, evidence_of
 from hivetune.train.supervise.history import (
     drift,
@@ -519,38 +519,3 @@ def _reserve_bytes(run: Path) -> int:
         for step in checkpoints.steps(run)
     ]
     return max(MIN_RESERVE_BYTES, max(1, CHECKPOINTS_ON_DISK - len(sizes)) * max(sizes, default=0))
-
-
-# The rungs that make the training itself smaller.
-
-
-def lower_rank(run: Path) -> str:
-    """Halve rank and alpha (the scale stays) and begin again; the checkpoints of the old rank are set aside."""
-    config, choices = read_resolved(run)
-    before, rank = config.lora.r, max(1, config.lora.r // 2)
-    lora = config.lora.model_copy(update={"r": rank, "alpha": config.lora.alpha * rank / before})
-    write_resolved(run, config.model_copy(update={"lora": lora}), choices)
-    checkpoints.distrust_after(run, 0)
-    return f"rank {before} -> {rank}, from step 0"
-
-
-def thin_out(run: Path, snapshot: Path) -> str:
-    """Leave out every second row that is still to come, evenly over agents and categories.
-
-    The amendment ends with the plan's last step, so the rows count as not reached, not as quarantined.
-    """
-    plan, data = read_plan(run), open_snapshot(snapshot)
-    steps = plan.steps
-    step = checkpoints.newest_good(run).step
-    trained = {row for i in range(step) for row in steps[i].rows}
-    coming = sorted({row for i in range(step, len(steps)) for row in steps[i].rows} - trained)
-    counts: collections.Counter[tuple[str | None, str | None]] = collections.Counter()
-    left_out = []
-    for row in coming:
-        info = data.info(row)
-        counts[info.agent, info.category] += 1
-        if counts[info.agent, info.category] % 2 == 0:
-            left_out.append(row)
-    reason = "sample: every second row is left out, as supervise.allow permits"
-    append_amendment(run, Amendment(step, tuple(left_out), reason, len(steps)))
-    return f"{len(left_out)} of {len(coming)} coming rows left out from step {step}"

@@ -31,7 +31,7 @@ from hivetune.train.plan.steps import Plan, read_plan
 from hivetune.train.worker.checkpoint import Saver, TrainState, kept_adapter, load_newest_good
 from hivetune.train.worker.device import peak_memory_bytes, settle, start_with, with_changes
 from hivetune.train.worker.exchange.exchange import Exchange, open_exchange, with_packs
-from hivetune.train.worker.exchange.work import FIRST_EXPONENT
+from hivetune.train.worker.exchange.grid import FIRST_EXPONENT
 from hivetune.train.worker.measure import canary
 from hivetune.train.worker.measure.probe import compare_with_prediction
 from hivetune.train.worker.model.adapter import begin, fill, is_as_begun, same_views, write_adapter

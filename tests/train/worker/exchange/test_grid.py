@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hivetune.train.worker.exchange.work import (
+from hivetune.train.worker.exchange.grid import (
     HEADROOM_BITS,
     MAX_EXPONENT,
     MIN_EXPONENT,

@@ -16,7 +16,7 @@ from hivetune.errors import MachineNotFit
 from hivetune.run.choices import Choices
 from hivetune.train.plan.layout import TrimmedDocument, make_layout
 from hivetune.train.worker.model import products
-from hivetune.train.worker.model.fast.computing import TorchAttention, segment_tables
+from hivetune.train.worker.model.fast.attention import TorchAttention, segment_tables
 from hivetune.train.worker.model.fast.kernels import build
 from hivetune.train.worker.model.fast.kernels.calls import kernels_for
 from hivetune.train.worker.model.fast.kernels.native import PIECE_KEYS, NativeAttention, NativeOps

@@ -1,6 +1,6 @@
 """How a step's gradient comes about, with packs or without: all that the loop knows of workers.
 
-`Whole` is one process that adds in fp32. `Packs` adds integers (work.py), so the sum is the same whoever computes. A
+`Whole` is one process that adds in fp32. `Packs` adds integers (grid.py), so the sum is the same whoever computes. A
 `Crew` decides who that is: this process alone, a group on this machine (group.py), or a cluster's actors (cluster.py).
 
 Shapes: N adapter weights.
@@ -28,18 +28,10 @@ from hivetune.run.choices import Choices, write_resolved
 from hivetune.train.plan.layout import pack_tokens
 from hivetune.train.worker.exchange.actor import ActorOrder
 from hivetune.train.worker.exchange.cluster import RayCrew
+from hivetune.train.worker.exchange.grid import exponent_of, to_gradient
 from hivetune.train.worker.exchange.group import GroupCrew, open_store
 from hivetune.train.worker.exchange.trust import OWN, hello
-from hivetune.train.worker.exchange.work import (
-    Pack,
-    Work,
-    WorkResult,
-    compute,
-    exponent_of,
-    pack_seed,
-    step_seed,
-    to_gradient,
-)
+from hivetune.train.worker.exchange.work import Pack, Work, WorkResult, compute, pack_seed, step_seed
 from hivetune.train.worker.model.protocol import Document, LoraModel
 
 # Documents that a worker scores at once in validation.

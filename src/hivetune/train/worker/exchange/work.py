@@ -1,7 +1,7 @@
 """A piece of work for a worker: the gradient of a pack, or the loss of some documents. And what comes out of it.
 
 A pack is a micro-batch as a pure function of plan and budget. Nothing here knows how many workers there are: dropout is
-seeded by step and pack, every pack begins with a gradient of zeros, and sums are made of integers (below). A message
+seeded by step and pack, every pack begins with a gradient of zeros, and sums are made of integers (grid.py). A message
 carries the tokens, so a worker needs neither snapshot nor plan: it can't compute another plan's rows.
 
 Shapes: L positions of a document, N adapter weights.
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hivetune.train.worker.exchange.grid import to_integers
 from hivetune.train.worker.model.protocol import Document, LoraModel
 
 # This share of all packs is computed by two workers and compared.
@@ -137,47 +138,3 @@ def read_message(headers: Sequence[Mapping[str, Any]], payload: bytearray) -> li
         Work(tuple(next(documents) for _ in header["rows"]), header["pack"] and Pack(**header["pack"]))
         for header in headers
     ]
-
-
-# Gradients as whole numbers on one grid: their sum does not depend on its order, nor on who added what.
-#
-# A pack's gradient is rounded to multiples of 2^(exponent - 45), where 2^exponent bounds the largest value of the step
-# before. A value 2^-22 times as large as that bound still keeps all 24 bits of its significand, and smaller ones are
-# off by less than a sum in fp32 would be. int64 leaves 16 bits above the bound: where a gradient exceeds them, the step
-# is repeated on a wider grid. Prior art: reproducible summation (Demmel and Nguyen, ARITH 2013); the same training
-# result on any number of workers: EasyScale (SC '23).
-
-# A gradient may be this many times (as a power of two) as large as the largest of the step before.
-HEADROOM_BITS = 16
-# |sum| < 2^61, and rounding may add a half to each term.
-SUM_BITS = 61
-# The factor 2^(45 - exponent) must be a finite fp32 number.
-MIN_EXPONENT, MAX_EXPONENT = -80, 128
-# Of the first step: gradients of a mean loss are far below 2^16, and 1e-4 of them still keep 24 bits.
-FIRST_EXPONENT = 0
-
-
-def exponent_of(peak: float, before: int) -> int:
-    """Return the grid after a step whose largest value was `peak`; `before` where there was no gradient."""
-    if peak == 0:
-        return before
-    return min(max(math.frexp(peak)[1], MIN_EXPONENT), MAX_EXPONENT)
-
-
-def to_integers(grad_N: Tensor, peak: float, exponent: int, packs: int) -> Tensor | None:
-    """Return `grad_N` on the grid as int64 on the CPU, small enough to add `packs` of them; None if it is too large.
-
-    `peak`: its largest value.
-    """
-    if peak > 2.0 ** (exponent + HEADROOM_BITS) / packs:
-        return None
-    return torch.round(grad_N * 2.0 ** _shift(exponent)).to(torch.int64).cpu()
-
-
-def to_gradient(sum_N: Tensor, exponent: int, dtype: torch.dtype) -> Tensor:
-    """Return a sum of such integers as floating-point numbers, rounded once."""
-    return sum_N.to(dtype) * 2.0 ** -_shift(exponent)
-
-
-def _shift(exponent: int) -> int:
-    return SUM_BITS - HEADROOM_BITS - exponent

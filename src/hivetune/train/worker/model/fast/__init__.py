@@ -9,7 +9,7 @@ Read it in this order:
     passes.py      a micro-batch through all layers, the loss, and back
     layer.py       forward and backward of a layer, by hand; experts.py its routed experts
     ops.py         the work between the products in plain torch; kernels/ in C++; gpu/ in Triton
-    computing.py   which of these compute, and attention in plain torch
+    attention.py   attention in plain torch
     state.py       what a micro-batch carries; graphs.py what is replayed
 
 docs/engine.md explains why it is built so.

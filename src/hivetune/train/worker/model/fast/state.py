@@ -18,7 +18,7 @@ from hivetune.train.worker.model.memory import Workspace, wide_of
 
 
 class Attention(Protocol):
-    """Attention of one layout; see computing.TorchAttention for what the buffers hold."""
+    """Attention of one layout; see attention.TorchAttention for what the buffers hold."""
 
     def forward(self, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, window: int | None) -> None: ...
 

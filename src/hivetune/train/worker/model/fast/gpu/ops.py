@@ -1,4 +1,4 @@
-"""The operations and attention (ops.TorchOps, computing.TorchAttention) by the Triton kernels, on a card.
+"""The operations and attention (ops.TorchOps, attention.TorchAttention) by the Triton kernels, on a card.
 
 They compute float32, bfloat16 and float16. Arguments are the caller's buffers as ops.py describes them; every kernel
 writes where the plain form writes.
@@ -161,7 +161,7 @@ class TritonOps(TorchOps):
 
 
 class TritonAttention:
-    """The attention of computing.TorchAttention, in Triton, by `block_tables` on the device."""
+    """The attention of attention.TorchAttention, in Triton, by `block_tables` on the device."""
 
     def __init__(
         self, tables: Sequence[Tensor], spec: ModelSpec, dtype: torch.dtype, workspace: Workspace, ops: TritonOps

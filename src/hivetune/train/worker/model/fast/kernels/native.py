@@ -1,4 +1,4 @@
-"""The operations and attention (ops.TorchOps, computing.TorchAttention) by the C++ kernels: CPU, fp32 and bf16.
+"""The operations and attention (ops.TorchOps, attention.TorchAttention) by the C++ kernels: CPU, fp32 and bf16.
 
 Arguments are addresses and strides; the caller's buffers are as ops.py describes them.
 """
@@ -230,7 +230,7 @@ def _add_scaled(product: Tensor, total: Tensor, scale: ctypes.c_float) -> None:
 
 
 class NativeAttention:
-    """The attention of computing.TorchAttention, in C++. `parts`: of the keys, in the backward pass."""
+    """The attention of attention.TorchAttention, in C++. `parts`: of the keys, in the backward pass."""
 
     def __init__(self, layout: Layout, spec: ModelSpec, ops: NativeOps, workspace: Workspace):
         self._ops, self._spec, self._workspace, self._size = ops, spec, workspace, layout.size

@@ -17,7 +17,8 @@ from hivetune.models.families import Width
 from hivetune.run.choices import Choices
 from hivetune.train.plan.memory import STREAM_BUFFERS
 from hivetune.train.worker.model.fast.spec import ModelSpec, NotFast
-from hivetune.train.worker.model.fast.weights.image import Checkpoint, LayerImage, PackedImage
+from hivetune.train.worker.model.fast.weights.files import Checkpoint
+from hivetune.train.worker.model.fast.weights.image import LayerImage, PackedImage
 from hivetune.train.worker.model.fast.weights.matrices import ExpertMlps, Group, Layer, Member, Mlp, Stack, Weights
 from hivetune.train.worker.model.fast.weights.stream import LayerStream, device_of, source_for
 from hivetune.train.worker.model.memory import memory_for, slack_values, wide_of

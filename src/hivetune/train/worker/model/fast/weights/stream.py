@@ -17,7 +17,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hivetune.train.worker.model.fast.weights.image import Checkpoint, LayerImage, PackedImage
+from hivetune.train.worker.model.fast.weights.files import Checkpoint
+from hivetune.train.worker.model.fast.weights.image import LayerImage, PackedImage
 from hivetune.train.worker.model.memory import memory_for
 from hivetune.train.worker.model.protocol import Streamed
 

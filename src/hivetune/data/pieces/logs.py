@@ -1,0 +1,128 @@
+"""What the readers of sessions share: events of a log, and a conversation as a row that the layout `session` reads."""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from hivetune.data.reasons import RowRefused
+
+MAX_KEPT_CHARS = 64 << 20  # of one session, in memory
+MAX_ROW_CHARS = 16 << 20
+# (place, a record, its JSON as text, or why there is none). The place is the line of the file where the row begins.
+PlacedRow = tuple[int, Mapping[str, Any] | str | RowRefused]
+PlacedEvent = tuple[int, dict[str, Any]]  # (line, the object that it holds)
+_JSON_HEAD = re.compile(rb'\s*(?:\{|\[\s*(?:[\[{"\]]|\Z))')  # "[2026-01-01 12:00:00]" begins a line of a log
+
+
+class TextSource(Protocol):
+    """A text that is read once, from its start."""
+
+    ended: bool
+    problem: str | None  # why it ended before its end
+
+    def more(self) -> str:
+        """Return the next text, empty at the end."""
+
+    def lines(self) -> Iterator[str]:
+        """Yield all lines with their line feeds, in place of `more`."""
+
+
+def write_rows(rows: Iterable[PlacedRow], path: str) -> None:
+    """Write rows as numbered lines: place, TAB, `r` and the record as JSON, or `p` and why there is none."""
+    with open(path, "w", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
+        for number, record in rows:
+            if isinstance(record, RowRefused):
+                file.write(f"{number}\tp\t{record.reason}:{one_line(record.hint)}\n")
+            else:
+                text = record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)
+                file.write(f"{number}\tr\t{text}\n")
+
+
+def one_line(text: str) -> str:
+    return text.replace("\n", " ").replace("\r", " ")
+
+
+def events(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any] | None, str]]:
+    """Yield (line, event or None, the line) for each line that is not blank; None: it is not a JSON object."""
+    for number, line in lines:
+        text = line.strip()
+        if not text:
+            continue
+        try:
+            event = json.loads(text)
+        except (ValueError, RecursionError):
+            event = None
+        yield number, event if isinstance(event, dict) else None, text.replace("\t", " ")
+
+
+def begins_with_json(data: bytes) -> bool:
+    return _JSON_HEAD.match(data) is not None
+
+
+def conversation(program: str, messages: Sequence[Any], left_out: Iterable[str] = (), **facts: Any) -> str | RowRefused:
+    """Return the record of one conversation; `left_out`: reasons of severity warn."""
+    row = {"hivetune_session": program, **{name: value for name, value in facts.items() if value}}
+    row["messages"] = list(messages)
+    if reasons := sorted(set(left_out)):
+        row["left_out"] = reasons
+    text = json.dumps(row, ensure_ascii=True)
+    if len(text) > MAX_ROW_CHARS // 2:  # MAX_ROW_CHARS with its place, whatever the characters
+        return RowRefused("line-too-large", f"the session has {len(text):,} characters")
+    return text
+
+
+def session_rows(
+    lines: Iterable[tuple[int, str]],
+    begins: Callable[[dict[str, Any]], bool],
+    read: Callable[[Sequence[PlacedEvent]], Iterator[PlacedRow]],
+) -> Iterator[PlacedRow]:
+    """Yield what `read` makes of the events of each session; `begins`: whether an event begins one.
+
+    A session of more than MAX_KEPT_CHARS is read in pieces. A line that is not JSON is reported, and left out.
+    """
+    session: list[PlacedEvent] = []
+    size = 0
+    for number, event, text in events(lines):
+        if event is None:
+            yield number, RowRefused("broken-line")
+            continue
+        if session and (begins(event) or size > MAX_KEPT_CHARS):
+            yield from read(session)
+            session, size = [], 0
+        session.append((number, event))
+        size += len(text)
+    if session:
+        yield from read(session)
+
+
+def trees(parents: Mapping[str, str | None]) -> dict[str, list[str]]:
+    """Return the trees of a log by the names of their first events, each with the names of all its events in the order
+    of the log. `parents`: of each event. A parent may stand below its child: programs write what happens at once as it
+    comes.
+    """
+    root_of: dict[str, str] = {}
+    names_of: dict[str, list[str]] = {}
+    for name in parents:
+        path: dict[str, None] = {}
+        node = name
+        while node not in root_of and node not in path:
+            path[node] = None
+            above = parents[node]
+            node = above if above is not None and above in parents else node
+        root = root_of.get(node, node)
+        root_of |= dict.fromkeys(path, root)
+        names_of.setdefault(root, []).append(name)
+    return names_of
+
+
+def path_to(leaf: str | None, parents: Mapping[str, str | None]) -> list[str]:
+    """Return the names from the root of a tree to `leaf`. Empty where they go in a circle."""
+    path: dict[str, None] = {}
+    node = leaf
+    while isinstance(node, str) and node in parents:
+        if node in path:
+            return []
+        path[node] = None
+        node = parents[node]
+    return list(path)[::-1]

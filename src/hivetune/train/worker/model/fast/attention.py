@@ -1,0 +1,157 @@
+"""Causal attention over segments in plain torch: each query sees its parents' keys and its own segment's before it.
+
+Segments of similar size form a batch for torch's SDPA. Their keys are gathered along their paths, so nothing crosses
+documents. Backward recomputes the scores. kernels/native.py does the same faster on CPUs.
+
+Shapes: T tokens, H query heads, E channels of a head, S segments of a batch, Q queries and K keys of each, padded.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hivetune.train.plan.layout import Layout
+from hivetune.train.worker.model.fast.spec import ModelSpec
+from hivetune.train.worker.model.fast.tables import SegmentClass, classes_of
+from hivetune.train.worker.model.memory import wide_of
+
+
+@dataclass(frozen=True)
+class SegmentBatch:
+    """Segments of similar size. query_SQ, key_SK: flat token numbers; padding repeats token 0.
+
+    place_N: where the real queries stand among the S * Q; row_N: which flat row each of them is.
+    """
+
+    query_SQ: Tensor
+    key_SK: Tensor
+    ago_SQK: Tensor
+    """How many positions a key lies before a query; negative for keys that it must not see."""
+    place_N: Tensor
+    row_N: Tensor
+
+
+TABLES = len(fields(SegmentBatch))
+
+
+class TorchAttention:
+    """Attention of one layout by its `segment_tables`, on the device.
+
+    The qkv buffer holds [q | k | v | ...] in each row, rotary already applied.
+    """
+
+    def __init__(self, tables: Sequence[Tensor], spec: ModelSpec, *, eager: bool = False):
+        self._spec, self._eager = spec, eager
+        self._biases: dict[tuple[int, int | None], Tensor] = {}
+        self._batches = [SegmentBatch(*tables[at : at + TABLES]) for at in range(0, len(tables), TABLES)]
+
+    def forward(self, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, window: int | None) -> None:
+        """Write attention's output [T, heads * head_dim] into `out_TN`.
+
+        Other kernels keep `lse_TH`; here it is unused.
+        """
+        for number, batch in enumerate(self._batches):
+            bias_S1QK = self._bias(number, window, qkv_TW.dtype)
+            out_SHQE = _attend(*self._gather(qkv_TW, batch), bias_S1QK, self._spec, self._eager)
+            out_TN[batch.row_N] = out_SHQE.transpose(1, 2).flatten(0, 1).flatten(1)[batch.place_N]
+
+    def backward(
+        self, dout_TN: Tensor, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, dqkv_TW: Tensor, window: int | None
+    ) -> None:
+        """Write the gradients of q, k and v into the first columns of `dqkv_TW`, by torch's autograd.
+
+        Keys of a shared prefix get gradients from every segment after it, so they are summed, in the wide dtype.
+        """
+        spec = self._spec
+        k_at, v_at = spec.q_width, spec.q_width + spec.kv_width
+        total_TW = torch.zeros(len(qkv_TW), spec.qkv_width, dtype=lse_TH.dtype, device=qkv_TW.device)
+        for number, batch in enumerate(self._batches):
+            bias_S1QK = self._bias(number, window, qkv_TW.dtype)
+            q, k, v = (part.requires_grad_() for part in self._gather(qkv_TW, batch))
+            dout_nN = torch.zeros(batch.query_SQ.numel(), spec.q_width, dtype=dout_TN.dtype, device=dout_TN.device)
+            dout_nN[batch.place_N] = dout_TN[batch.row_N]
+            with torch.enable_grad():
+                out_SHQE = _attend(q, k, v, bias_S1QK, spec, self._eager)
+            dq, dk, dv = torch.autograd.grad(out_SHQE, (q, k, v), self._heads(dout_nN.view(*batch.query_SQ.shape, -1)))
+            total_TW[batch.row_N, :k_at] = dq.transpose(1, 2).flatten(0, 1).flatten(1)[batch.place_N].to(total_TW.dtype)
+            for start, grad_SHKE in ((k_at, dk), (v_at, dv)):
+                grad_SGKE = grad_SHKE.to(total_TW.dtype).unflatten(1, (spec.kv_heads, -1)).sum(2)
+                columns_TN = total_TW[:, start : start + spec.kv_width]
+                columns_TN.index_add_(0, batch.key_SK.flatten(), grad_SGKE.transpose(1, 2).flatten(0, 1).flatten(1))
+        dqkv_TW[:, : spec.qkv_width].copy_(total_TW)
+
+    def _bias(self, number: int, window: int | None, dtype: torch.dtype) -> Tensor:
+        """Return 0 where a query sees a key, -inf elsewhere; made once for all layers with this window."""
+        key = (number, window)
+        if key not in self._biases:
+            ago_SQK = self._batches[number].ago_SQK
+            mask_SQK = ago_SQK >= 0 if window is None else (ago_SQK >= 0) & (ago_SQK < window)
+            self._biases[key] = torch.zeros_like(mask_SQK, dtype=dtype).masked_fill_(~mask_SQK, float("-inf"))[:, None]
+        return self._biases[key]
+
+    def _gather(self, qkv_TW: Tensor, batch: SegmentBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q [S, H, Q, E], k and v [S, H, K, E]: key-value heads repeated for the queries that share them."""
+        spec, share = self._spec, self._spec.heads // self._spec.kv_heads
+        k_at, v_at = spec.q_width, spec.q_width + spec.kv_width
+        q_SHQE = self._heads(qkv_TW[:, :k_at][batch.query_SQ])
+        k_SGKE = self._heads(qkv_TW[:, k_at:v_at][batch.key_SK])
+        v_SGKE = self._heads(qkv_TW[:, v_at : v_at + spec.kv_width][batch.key_SK])
+        return q_SHQE, k_SGKE.repeat_interleave(share, 1), v_SGKE.repeat_interleave(share, 1)
+
+    def _heads(self, x_SQN: Tensor) -> Tensor:
+        return x_SQN.unflatten(2, (-1, self._spec.head_dim)).transpose(1, 2)
+
+
+def _attend(q_SHQE: Tensor, k_SHKE: Tensor, v_SHKE: Tensor, bias_S1QK: Tensor, spec: ModelSpec, eager: bool) -> Tensor:
+    """Attend by torch's SDPA where that can express it; `eager`: by two products and a softmax, without a fused kernel.
+
+    Gemma 2 caps its scores (cap * tanh(score / cap)), which SDPA has no argument for.
+    """
+    cap = spec.attention_softcap
+    if cap is None and not eager:
+        return F.scaled_dot_product_attention(q_SHQE, k_SHKE, v_SHKE, attn_mask=bias_S1QK, scale=spec.attention_scale)
+    wide = wide_of(q_SHQE.dtype)
+    score_SHQK = (q_SHQE.to(wide) @ k_SHKE.to(wide).transpose(2, 3)) * spec.attention_scale
+    if cap is not None:
+        score_SHQK = cap * torch.tanh(score_SHQK / cap)
+    return (torch.softmax(score_SHQK + bias_S1QK, 3) @ v_SHKE.to(wide)).to(q_SHQE.dtype)
+
+
+def segment_tables(layout: Layout, *, few: bool = False) -> tuple[Tensor, ...]:
+    """Return the index tables of a layout, on the host: a SegmentBatch's for each class of similar segments.
+
+    `few`: padded to shapes that come again and again.
+    """
+    sizes = [(segment.size, segment.depth + segment.size) for segment in layout.segments]
+    return tuple(table for like in classes_of(sizes, few=few) for table in _class_tables(layout, like))
+
+
+def _class_tables(layout: Layout, like: SegmentClass) -> tuple[Tensor, ...]:
+    """Return the tables of one class.
+
+    Padding segments see token 0, and nothing comes back from them. Padding places repeat the last one, which is written
+    with the same value twice.
+    """
+    queries, numbers = like.queries, like.numbers
+    query_SQ = torch.zeros(like.count, queries, dtype=torch.int64)
+    key_SK = torch.zeros(like.count, like.keys, dtype=torch.int64)
+    ago_SQK = torch.full((like.count, queries, like.keys), -1, dtype=torch.int32)
+    ago_SQK[len(numbers) :, :, 0] = 0
+    source, row = [], []
+    for at, number in enumerate(numbers):
+        segment = layout.segments[number]
+        path = [layout.segments[parent] for parent in (*segment.parents, number)]
+        length = segment.depth + segment.size
+        key_SK[at, :length] = torch.cat([torch.arange(part.start, part.start + part.size) for part in path])
+        query_SQ[at, : segment.size] = torch.arange(segment.start, segment.start + segment.size)
+        position_Q = torch.arange(segment.depth, length, dtype=torch.int32)
+        ago_SQK[at, : segment.size, :length] = position_Q[:, None] - torch.arange(length, dtype=torch.int32)
+        ago_SQK[at, segment.size :, 0] = 0  # padding looks at one key, so that no softmax is over nothing
+        source.append(torch.arange(segment.size) + at * queries)
+        row.append(query_SQ[at, : segment.size])
+    missing = like.places - sum(map(len, source))
+    source, row = ([*parts, parts[-1][-1:].expand(missing)] for parts in (source, row))
+    return query_SQ, key_SK, ago_SQK, torch.cat(source), torch.cat(row)
