@@ -102,7 +102,8 @@ def _show_suggested(suggested: Suggestions) -> None:
     if not suggested.undeclared:
         return
     if not suggested.clusters:
-        fewer = f"; {suggested.smaller} stable clusters have less than {MIN_ROWS} rows each" * bool(suggested.smaller)
+        small = f"; {suggested.smaller} stable clusters have less than {MIN_ROWS} rows each"
+        fewer = small if suggested.smaller else ""
         show(f"{suggested.undeclared} rows declare no domain, and their texts suggest none{fewer}")
         return
     rows = [

@@ -268,9 +268,10 @@ def _show_comparison(document: dict[str, Any]) -> None:
         say(f"{metric} not compared: {reason}")
     if "preferences" in document:
         given = document["preferences"]
-        unreadable = f", {given['unreadable']} pairs without a readable reply" * bool(given["unreadable"])
-        differ = f"{given['contradictions']} of {given['asked']} pairs differ in reverse order"
-        say(f"judge {given['judge']}: {differ}{unreadable}")
+        said = f"{given['contradictions']} of {given['asked']} pairs differ in reverse order"
+        if given["unreadable"]:
+            said += f", {given['unreadable']} pairs without a readable reply"
+        say(f"judge {given['judge']}: {said}")
     refused = document["rows_refused"]
     if refused:
         say(f"{sum(refused.values())} rows cannot be answered: {', '.join(f'{r} {n}' for r, n in refused.items())}")

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from hivetune.config import GateConfig
 from hivetune.data.checks.rules import has_loop
@@ -228,30 +228,31 @@ def _alone(name: str, estimate: stats.Estimate | None, n: int, limit: float, tol
     holds, fails = (low >= limit, high < limit) if least else (high <= limit, low > limit)
     effect = max(tolerance if least else tolerance * limit, abs(estimate.value - limit))
     says = ("is shown", "is missed") if least else ("is kept", "is exceeded")
-    return _bounded(metric, estimate, effect, holds and f"{fact} {says[0]}", fails and f"{fact} {says[1]}", fact)
+    reasons = Reasons(f"{fact} {says[0]}", f"{fact} {says[1]}", fact)
+    return _bounded(metric, estimate, effect, reasons, holds=holds, fails=fails)
+
+
+class Reasons(NamedTuple):
+    """What is said of a bound that holds, of one that fails, and the beginning of what is said of one that is open."""
+
+    holds: str
+    fails: str
+    open: str
 
 
 def _bounded(
-    metric: Metric,
-    estimate: stats.Estimate,
-    effect: float,
-    holds: str | Literal[False],
-    fails: str | Literal[False],
-    fact: str,
+    metric: Metric, estimate: stats.Estimate, effect: float, reasons: Reasons, *, holds: bool, fails: bool
 ) -> Finding:
-    """Judge a bound. `holds`, `fails`: the reason, where its interval shows that; else `fact` begins the reason.
-
-    `effect`: what must be seen to decide it.
-    """
-    needed, units = stats.rows_needed(estimate, effect) or stats.MIN_UNITS, counted_units(estimate, metric.n)
+    """Judge a bound. `holds`, `fails`: what its interval shows. `effect`: what must be seen to decide it."""
     if holds:
-        return Finding(replace(metric, passed=True), "passed", holds)
+        return Finding(replace(metric, passed=True), "passed", reasons.holds)
     metric = replace(metric, passed=False)
     if fails:
-        return Finding(metric, "missed", fails)
+        return Finding(metric, "missed", reasons.fails)
+    needed, units = stats.rows_needed(estimate, effect) or stats.MIN_UNITS, counted_units(estimate, metric.n)
     if estimate.units < needed:
-        return Finding(metric, "undecided", f"{fact} is open; {units}, about {needed} needed to decide")
-    return Finding(metric, "missed", f"{fact} is not shown, although {units} are enough")
+        return Finding(metric, "undecided", f"{reasons.open} is open; {units}, about {needed} needed to decide")
+    return Finding(metric, "missed", f"{reasons.open} is not shown, although {units} are enough")
 
 
 def alone_share(evaluation: Mapping[str, Any]) -> stats.Estimate | None:
@@ -342,8 +343,8 @@ def _length(pairs: Sequence[tuple[str, str, str]], limit: float | None, toleranc
     bounds = f"between 1/{limit:g} and {limit:g}"
     holds, fails = 1 / limit <= low and high <= limit, high < 1 / limit or low > limit
     effect = max(tolerance, min(abs(ratio.value - limit), abs(ratio.value - 1 / limit)))
-    says = holds and f"{fact}, {bounds}", fails and f"{fact}: not {bounds}"
-    return _bounded(metric, ratio, effect, *says, f"{fact}: {bounds}")
+    reasons = Reasons(f"{fact}, {bounds}", f"{fact}: not {bounds}", f"{fact}: {bounds}")
+    return _bounded(metric, ratio, effect, reasons, holds=holds, fails=fails)
 
 
 def _share(
@@ -366,5 +367,6 @@ def _share(
     counts = f"{sum(tuned)} of {n}, {sum(base)} of the baseline's"
     fact = f"{titled(name)}: {counts}, 95 % interval {low:+.3g} to {high:+.3g}"
     allowed = f"at most {limit:+.3g}"
-    says = high <= limit and f"{fact}, {allowed}", low > limit and f"{fact}: more than {allowed}"
-    return _bounded(metric, rise, max(tolerance, abs(rise.value - limit)), *says, f"{fact}: {allowed}")
+    reasons = Reasons(f"{fact}, {allowed}", f"{fact}: more than {allowed}", f"{fact}: {allowed}")
+    effect = max(tolerance, abs(rise.value - limit))
+    return _bounded(metric, rise, effect, reasons, holds=high <= limit, fails=low > limit)

@@ -120,7 +120,7 @@ def comparison_body(document: Mapping[str, Any], judged: Mapping[str, Any]) -> s
             for answer in sorted(document["answers"], key=_rank)[:MAX_ANSWERS]
         ],
         answers_note="Those that only A answers rightly come first, then those that only B does."
-        + more * (num_answers > MAX_ANSWERS),
+        + (more if num_answers > MAX_ANSWERS else ""),
         interval_width=_INTERVAL_WIDTH,
         bar_width=_BAR_WIDTH,
     )

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from train.plan.test_memory import a_setup
 
 from hivetune.errors import DoesNotFit, MachineNotFit, UsageError
 from hivetune.machine.inventory import Card, Machine
@@ -23,7 +24,6 @@ from hivetune.train.plan.choose import (
 )
 from hivetune.train.plan.device import Device, device_of_card, device_of_machine
 from hivetune.train.plan.memory import Affine, TrainingSetup
-from tests.train.plan.test_memory import a_setup
 
 GB = 10**9
 

@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from train.plan.test_choose import GB, setup_on, small_gpu, work
+from train.plan.test_memory import a_setup
 
 from hivetune.errors import DoesNotFit
 from hivetune.models.architecture import parse_architecture
@@ -23,8 +25,6 @@ from hivetune.train.plan.memory import (
     with_streamed,
 )
 from hivetune.train.plan.speed import Rate, StepShape
-from tests.train.plan.test_choose import GB, setup_on, small_gpu, work
-from tests.train.plan.test_memory import a_setup
 
 SEVEN = "Qwen2.5-7B-Instruct"
 # Sizes of Qwen2.5-32B, from its config.json on the Hub.

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from train.plan.test_memory import a_setup
 
 from hivetune.train.plan.layout import TrimmedDocument, trim_document
 from hivetune.train.plan.memory import TrainingSetup
@@ -19,7 +20,6 @@ from hivetune.train.plan.speed import (
     step_flops,
     unprobed_rate,
 )
-from tests.train.plan.test_memory import a_setup
 
 
 @pytest.mark.parametrize(

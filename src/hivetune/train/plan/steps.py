@@ -166,7 +166,7 @@ def make_plan(
                 share = min(1.0, epochs - epoch)
                 ordered = epoch_order(chunk, seed, epoch)[: math.ceil(round(share * len(chunk), 9))]
                 yield from (ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size))
-            chunk_ends.add(len(step_ends))
+            chunk_ends.add(len(step_ends))  # it goes on here once its last batch is a step
 
     for batch in itertools.islice(batches(), max_steps):
         entry_rows.extend(row.row for row in batch)
