@@ -26,8 +26,8 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from serve.hive import MODEL, make_home  # noqa: E402
-from specialists.planted import SHARED, domain, shuffled_agents  # noqa: E402
+from serve.hive import make_home  # noqa: E402
+from specialists.planted import SHARED, domain, settings_of, shuffled_agents  # noqa: E402
 
 from hivetune.base.database import open_database  # noqa: E402
 from hivetune.base.disk import home as user_home  # noqa: E402
@@ -80,21 +80,8 @@ def planted(count: int, *, shuffled: bool) -> list[Any]:
 
 
 def write_config(folder: Path, rows: Sequence[Any]) -> Path:
-    path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    settings = {
-        "model": MODEL,
-        "data": {"path": str(path), "near_duplicates": 0, "validation": 0.25, "test": 0.25},
-        "lora": {"r": 4},
-        "max_length": 128,
-        "batch_size": 16,
-        "epochs": 2,
-        "learning_rate": 0.01,
-        "dtype": "float32",
-        "device": "cpu",
-        "experts": {"shared": SHARED},
-        "gate": {"latency": {"ratio": 100}},  # other programs on the machine decide nothing
-    }
+    # Other programs on the machine decide nothing.
+    settings = {**settings_of(folder, rows), "gate": {"latency": {"ratio": 100}}}
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
     return folder / "config.yaml"
 

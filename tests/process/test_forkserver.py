@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_parent import TINY, _alive, stop_at_work
+from test_parent import TINY, gone, kill_supervisor, stop_at_work
 from test_parent import run as run_child_task
 from tiny_child import Play
 
@@ -151,22 +150,7 @@ def test_nothing_is_started_ahead_of_what_is_forked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("do", ["work_on", "stop_itself"])
 def test_a_fork_dies_with_its_supervisor(tmp_path: Path, do: str) -> None:
-    code = (
-        f"import sys; sys.path.insert(0, {str(Path(TINY).parent)!r}); from tiny_child import *\n"
-        "from pathlib import Path; from hivetune.process.parent import *\n"
-        "from hivetune.process.forkserver import forking; forks = forking(); forks.__enter__()\n"
-        f"child = start_child(Play({do!r}), Path({str(tmp_path)!r}), module={TINY!r})\n"
-        "while Beat.ITEM not in child.wait_beats(): pass\n"
-        "print(child.process.pid, flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        server = psutil.Process(pid).ppid()
-        parent.kill()
-    assert server != parent.pid
-    deadline = time.monotonic() + 20
-    while (_alive(pid) or _alive(server)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not _alive(pid) and not _alive(server)
+    opened = "from hivetune.process.forkserver import forking; forks = forking(); forks.__enter__()"
+    child, server, supervisor = kill_supervisor(tmp_path, do, first=opened)
+    assert server != supervisor
+    assert gone(child, server)

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from tiny_child import Play
 
@@ -146,22 +147,37 @@ def test_a_missing_package_is_said_with_the_command_that_mends_it(tmp_path: Path
 
 @pytest.mark.parametrize("do", ["work_on", "stop_itself"])
 def test_the_child_dies_with_its_supervisor(tmp_path: Path, do: str) -> None:
+    child, parent, supervisor = kill_supervisor(tmp_path, do)
+    assert parent == supervisor
+    assert gone(child)
+
+
+def kill_supervisor(folder: Path, do: str, first: str = "") -> tuple[int, int, int]:
+    """Kill a process that has run `first` and started a child; return the numbers of the child, its parent and that
+    process.
+    """
     code = (
         f"import sys; sys.path.insert(0, {str(Path(TINY).parent)!r}); from tiny_child import *\n"
-        "from pathlib import Path; from hivetune.process.parent import *\n"
-        f"child = start_child(Play({do!r}), Path({str(tmp_path)!r}), module={TINY!r})\n"
+        f"from pathlib import Path; from hivetune.process.parent import *\n{first}\n"
+        f"child = start_child(Play({do!r}), Path({str(folder)!r}), module={TINY!r})\n"
         "while Beat.ITEM not in child.wait_beats(): pass\n"
         "print(child.process.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        parent.kill()
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdout is not None
+        child = int(supervisor.stdout.readline())
+        parent = psutil.Process(child).ppid()
+        supervisor.kill()
+    return child, parent, supervisor.pid
+
+
+def gone(*pids: int) -> bool:
+    """Whether all these processes end within 20 s."""
     deadline = time.monotonic() + 20
-    while _alive(pid) and time.monotonic() < deadline:
+    while any(map(_alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not _alive(pid)
+    return not any(map(_alive, pids))
 
 
 def _alive(pid: int) -> bool:

@@ -75,24 +75,25 @@ def shuffled_agents(rows: Sequence[Mapping[str, Any]], seed: int) -> list[Any]:
 def config_of(folder: Path, rows: Sequence[Any], *, seed: int = 0, **settings: Any) -> RunConfig:
     """Rows in a file and the settings of a short run on the tiny model; the model lies in `$HIVETUNE_HOME`."""
     make_home()
+    return parse_config({**settings_of(folder, rows), "seed": seed, **settings})
+
+
+def settings_of(folder: Path, rows: Sequence[Any]) -> dict[str, Any]:
+    """Write the rows to a file; return the settings of a short run on them."""
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
-    return parse_config(
-        {
-            "model": MODEL,
-            "data": {"path": str(path), "near_duplicates": 0, "validation": 0.25, "test": 0.25},
-            "lora": {"r": 4},
-            "max_length": 128,
-            "batch_size": 16,
-            "epochs": 2,
-            "learning_rate": 0.01,
-            "dtype": "float32",
-            "device": "cpu",
-            "seed": seed,
-            "experts": {"shared": SHARED},
-            **settings,
-        }
-    )
+    return {
+        "model": MODEL,
+        "data": {"path": str(path), "near_duplicates": 0, "validation": 0.25, "test": 0.25},
+        "lora": {"r": 4},
+        "max_length": 128,
+        "batch_size": 16,
+        "epochs": 2,
+        "learning_rate": 0.01,
+        "dtype": "float32",
+        "device": "cpu",
+        "experts": {"shared": SHARED},
+    }
 
 
 def share(config: RunConfig, folder: Path) -> Release:
