@@ -72,7 +72,7 @@ def test_a_champion_that_is_whole_and_can_t_be_served_is_not_restored(
     rolled_back: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A person deployed it without a GGUF adapter. It was once reported as restored, and restored again for ever."""
-    whole = SimpleNamespace(name="demo", label="demo@2", run="/run", folder=tmp_path, check=lambda: None)
+    whole = SimpleNamespace(name="demo", label="demo@2", run="/run", folder=tmp_path, proof={}, check=lambda: None)
     monkeypatch.setattr(hivetune.cycle.acts.release, "register_run", lambda *_: (whole, False))
     context: Any = SimpleNamespace(name="demo", champion=lambda: whole)
     with pytest.raises(UsageError, match="demo@2 has no GGUF adapter"):

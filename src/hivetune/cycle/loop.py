@@ -28,9 +28,8 @@ from hivetune.cycle.window import Clocks, InUse, clock_changes, parse_window, re
 from hivetune.data.intake.collect import Collected, collect
 from hivetune.data.intake.sources.parse import parse_sources
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, Stopped, UsageError
-from hivetune.judge.answers import own_seconds
 from hivetune.machine.desktop import CoreUse, OtherPrograms, person_idle_s
-from hivetune.machine.telemetry import busy_core_seconds
+from hivetune.machine.telemetry import busy_core_seconds, own_seconds
 from hivetune.models.fetch import fetch_model
 from hivetune.process.still import moving_s, yielding
 from hivetune.records import Progress, silent

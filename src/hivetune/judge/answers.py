@@ -24,6 +24,7 @@ from hivetune.errors import HivetuneError, UsageError
 from hivetune.judge.artefacts import Answerer, Artefact
 from hivetune.judge.statistics import is_busy
 from hivetune.llama.ask import TimedAnswer, Unanswered
+from hivetune.machine.telemetry import own_seconds
 from hivetune.records import Message, Progress
 
 
@@ -261,15 +262,6 @@ def cpu_seconds() -> tuple[float, float, float]:
     times = psutil.cpu_times()
     used = sum(times[:3]) + sum(getattr(times, name, 0.0) for name in ("irq", "softirq", "steal"))
     return time.monotonic(), used, own_seconds()
-
-
-def own_seconds() -> float:
-    """Return the processor seconds of this process and of everything that it started."""
-    total = 0.0
-    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it ended meanwhile
-            total += sum(process.cpu_times()[:4])  # user, system, and those of children that have ended
-    return total
 
 
 def _unfinished(side: StoredAnswers, prompts: Iterable[Prompt], error: HivetuneError) -> HivetuneError:

@@ -11,7 +11,6 @@ import psutil
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, read_json, sha256_file
-from hivetune.base.paths import quoted
 from hivetune.base.yaml_file import read_yaml
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.llama.ask import Endpoint
@@ -22,7 +21,7 @@ from hivetune.process.still import moving_s
 from hivetune.release.export import export_run
 from hivetune.release.gguf import base_gguf
 from hivetune.release.prove import check_prompts, run_of_export
-from hivetune.release.registry import find
+from hivetune.release.registry import find, gguf_adapter
 from hivetune.run.folder import ADAPTER, RECORD, adapter_hash
 from hivetune.run.status import find_run
 from hivetune.train.open import Run, load_run
@@ -151,19 +150,14 @@ def _release(reference: str, quant: str) -> Artefact:
     with closing(open_database()) as database:
         release = find(database, reference)
     release.check()
-    exported = sorted((release.folder / "exports" / "gguf-adapter").glob("*.gguf"))
-    if not exported:
-        raise UsageError(
-            f"{release.label} has no GGUF adapter, so it can't be served: {release.proof.get('unserved', 'unknown')}",
-            hint=f"then register its run again: hivetune register {quoted(release.run)} --as {release.name}",
-        )
+    adapter = gguf_adapter(release)
     model = base_gguf(release.model, release.model_sha256, quant)
     # The prepared base that its own record names, if it is still here: an upgraded one in that folder is another model.
     folder = Path(read_json(release.folder / RECORD).get("model", ""))
     present = (folder / MANIFEST).is_file() and (release.folder / ADAPTER).is_file()
     same_base = present and sha256_file(folder / MANIFEST) == release.model_sha256
     trained = (folder, release.folder) if same_base else None
-    return _served(release.label, "release", model, exported[0], trained, None)
+    return _served(release.label, "release", model, adapter, trained, None)
 
 
 def _base_of(run: Run, quant: str) -> Path:

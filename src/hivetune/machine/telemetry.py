@@ -4,6 +4,7 @@ They are from psutil, AMD's sysfs (hwmon), NVML and the processor's RAPL. Nothin
 program; missing sensors are left out. `root` replaces `/` in tests.
 """
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -167,6 +168,15 @@ def busy_core_seconds() -> float:
     """Return the processor seconds of all programs since the machine started."""
     times = psutil.cpu_times()
     return float(times.user + times.system + getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0))
+
+
+def own_seconds() -> float:
+    """Return the processor seconds of this process and of everything that it started."""
+    total = 0.0
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it ended meanwhile
+            total += sum(process.cpu_times()[:4])  # user, system, and those of children that have ended
+    return total
 
 
 def _read_rapl(root: Path) -> dict[str, tuple[float, float]]:

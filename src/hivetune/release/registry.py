@@ -47,6 +47,7 @@ from hivetune.release.export import PROOF
 from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG, CONFIG, EVALUATION, EXPORTS, RECORD, VERDICT
 
 EXPORTED = "exports"
+ADAPTER_EXPORT = "gguf-adapter"  # the kind of export that is served
 REQUIRED = (ADAPTER_CONFIG, ADAPTER, CONFIG, RECORD)
 _OPTIONAL = (EVALUATION, VERDICT)
 SPARE_BYTES = 16 << 20
@@ -98,6 +99,18 @@ def remove(folder: Path) -> int:
             path.chmod(path.stat().st_mode | stat.S_IRWXU)
     shutil.rmtree(folder)
     return size_bytes
+
+
+def gguf_adapter(release: "Release") -> Path:
+    """Return the release's adapter as GGUF. Raises UsageError when it has none, with the reason where it is known."""
+    found = sorted((release.folder / EXPORTED / ADAPTER_EXPORT).glob("*.gguf"))
+    if found:
+        return found[0]
+    unserved = release.proof.get("unserved")
+    raise UsageError(
+        f"{release.label} has no GGUF adapter{f': {unserved}' if unserved else ''}",
+        hint=f"register its run again: hivetune register {quoted(release.run)} --as {release.name}",
+    )
 
 
 def exports_in(folder: Path) -> dict[str, list[str]]:

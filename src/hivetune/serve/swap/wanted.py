@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import home, lock_holder, read_json, write_json
-from hivetune.base.paths import quoted
 from hivetune.errors import HivetuneError, NotThere, UsageError
-from hivetune.release.registry import EXPORTED, Release, desired, find, releases
+from hivetune.release.registry import Release, desired, find, gguf_adapter, releases
 from hivetune.routing.choose import SpecialistTable, served_table
 from hivetune.routing.steps import families
 
 BASE = "base"
-ADAPTER_EXPORT = "gguf-adapter"
 GREEDY: Mapping[str, Any] = {"temperature": 0.0}  # as every evaluation asks: judge/worker
 MAX_RELEASES = 8  # of a name: each adapter costs memory, and only the newest are asked for
 
@@ -182,13 +180,8 @@ def _of_another_base(database: sqlite3.Connection, family: Mapping[str, Sequence
 def load_release(release: Release, checks: Checks | None = None) -> ServedRelease:
     """Return the release's adapter as GGUF. Raises HivetuneError when it is damaged, UsageError when it has none."""
     (checks or Checks()).check(release)
-    files = sorted((release.folder / EXPORTED / ADAPTER_EXPORT).glob("*.gguf"))
-    if not files:
-        raise UsageError(
-            f"{release.label} has no GGUF adapter",
-            hint=f"register its run again: hivetune register {quoted(release.run)} --as {release.name}",
-        )
-    return ServedRelease(release.label, files[0], files[0].stat().st_size)
+    adapter = gguf_adapter(release)
+    return ServedRelease(release.label, adapter, adapter.stat().st_size)
 
 
 class Withdrawn(UsageError):
