@@ -5,6 +5,7 @@ import errno
 import fcntl
 import multiprocessing
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from hivetune.base.disk import (
     write_whole,
 )
 from hivetune.base.journal import Journal, read_journal
+from hivetune.base.private import open_plain
 from hivetune.errors import Busy, UsageError
 
 
@@ -188,6 +190,21 @@ def test_a_look_at_a_free_lock_makes_nobody_busy(tmp_path: Path, monkeypatch: py
         with lock(tmp_path):
             holder = lock_holder(tmp_path)
     assert holder is not None and holder.pid == os.getpid()
+
+
+def test_a_folder_that_is_removed_while_it_is_looked_at_has_no_holder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two processes that share a place for temporary files, one removes its folder while the other looks at it."""
+    with lock(tmp_path / "scratch"):
+        pass
+
+    def open_too_late(path: Path, *flags: int) -> int:
+        shutil.rmtree(path.parent)
+        return open_plain(path, *flags)
+
+    monkeypatch.setattr("hivetune.base.disk.open_plain", open_too_late)
+    assert lock_holder(tmp_path / "scratch") is None
 
 
 def test_an_error_names_the_file_and_not_the_temporary_one() -> None:

@@ -273,10 +273,11 @@ def _take(handle: int) -> bool:
 
 def lock_holder(folder: Path) -> LockHolder | None:
     """Return the process that holds `folder` now, or None."""
-    path = folder / LOCK
-    if not path.exists():
+    try:
+        handle = open_plain(folder / LOCK)
+    except FileNotFoundError:
         return None
-    with open(open_plain(path), encoding="utf-8") as file:
+    with open(handle, encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:

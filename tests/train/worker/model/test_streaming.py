@@ -16,7 +16,7 @@ from hivetune.run.choices import Choices
 from hivetune.train.worker.measure.agreement import answer, difference
 from hivetune.train.worker.model.fast.model import FastModel
 from hivetune.train.worker.model.fast.spec import NotFast
-from hivetune.train.worker.model.fast.weights import image, read
+from hivetune.train.worker.model.fast.weights import files, read
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import LoraModel
 
@@ -135,7 +135,7 @@ def test_what_the_forward_pass_left_is_not_read_again(folder: Path, monkeypatch:
     assert sizes[0] == 9 * layer
     few = load(folder, streamed=3)
     few.backward(documents(), 1.0)
-    monkeypatch.setattr(image, "read_at", lambda *_: pytest.fail("a layer that is there was read"))
+    monkeypatch.setattr(files, "read_at", lambda *_: pytest.fail("a layer that is there was read"))
     few.backward(documents(), 1.0)
 
 
@@ -167,7 +167,7 @@ def test_a_disk_that_fails_is_named(folder: Path, monkeypatch: pytest.MonkeyPatc
     def fail(*_: object) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(image, "read_at", fail)
+    monkeypatch.setattr(files, "read_at", fail)
     with pytest.raises(OSError, match=r"\[Errno 5\] Input/output error, while weights were read: .*model.safetensors"):
         model.backward(documents(), 1.0)
 

@@ -20,7 +20,7 @@ from hivetune.run.choices import Choices
 from hivetune.train.plan.memory import STREAM_BUFFERS, TrainingSetup, fit_affine, hiding_tokens, layer_bytes
 from hivetune.train.plan.speed import StepShape, probed_rate
 from hivetune.train.worker.model.fast.model import FastModel
-from hivetune.train.worker.model.fast.weights import image
+from hivetune.train.worker.model.fast.weights import files
 from hivetune.train.worker.model.protocol import Document
 
 LAYERS, ROW_TOKENS, RANK, BUDGET = 12, 32, 4, 1 << 16
@@ -42,7 +42,7 @@ class TokenBucket:
 
     def __init__(self, bytes_per_s: float):
         self.bytes_per_s, self._due = bytes_per_s, 0.0
-        self._read_at = image.read_at
+        self._read_at = files.read_at
 
     def read_at(self, number: int, into: memoryview, at: int) -> int:
         started = time.perf_counter()
@@ -107,7 +107,7 @@ def test_few_tokens_wait_for_the_reader_and_many_do_not(tmp_path: Path, monkeypa
     timed_step(streamed, rows[32])
     # Reading both passes takes a quarter of what 2,048 tokens take to compute.
     bucket = TokenBucket(2 * pass_bytes / (computing_s / 4))
-    monkeypatch.setattr(image, "read_at", bucket.read_at)
+    monkeypatch.setattr(files, "read_at", bucket.read_at)
     streamed.streamed()
     for tokens in rows:
         seconds, found = timed_step(streamed, rows[tokens])
@@ -142,7 +142,7 @@ def test_the_knee_is_where_the_formula_has_it(
     guess = statistics.median(timed_step(whole, calibration)[0] for _ in range(4)) / 512
     pass_s = wanted * guess / 2
     bucket = TokenBucket(LAYERS * layer_bytes(setup) / pass_s)
-    monkeypatch.setattr(image, "read_at", bucket.read_at)
+    monkeypatch.setattr(files, "read_at", bucket.read_at)
     counts = [64, 128, 192, 256, 320, 448, 576, 704, 832, 960]
     found: dict[int, list[tuple[float, float]]] = {tokens: [] for tokens in counts}
     same, rates = 0, []
