@@ -13,9 +13,9 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import home
 from hivetune.cli import data
 from hivetune.cli.output import MODE
-from hivetune.config import DataConfig
+from hivetune.config import DataConfig, RunConfig
 from hivetune.data.forget import ForgetKind, Forgotten, forget
-from hivetune.data.prepare.prepare import check
+from hivetune.data.prepare.prepare import check, prepare
 from hivetune.data.snapshot import ROWS_SCHEMA
 from hivetune.errors import UsageError
 
@@ -51,6 +51,18 @@ def forgotten(kind: ForgetKind, value: str) -> Forgotten:
 
 def prompts() -> list[str]:
     return [json.loads(text)["prompt"] for text in query("SELECT row FROM interactions ORDER BY rowid")]
+
+
+def test_a_home_may_have_the_signs_of_addresses(tmp_path: Path, chatml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite reads # and ? in the address of a file as the end of its name, and %20 as a space."""
+    monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "my home#1%20?"))
+    log = tmp_path / "chat.jsonl"
+    write(log, *(said(f"question {n}", user_id=f"user {n % 3}") for n in range(12)))
+    collect_now(str(log))
+    snapshot = prepare(RunConfig(model="m", data=DataConfig(path="store")), chatml)
+    assert {snapshot.info(row).user for row in range(snapshot.num_rows)} == {"user 0", "user 1", "user 2"}
+    assert [taint.rows for taint in forgotten("user", "user 1").taints] == [4]
+    assert {path.name for path in tmp_path.iterdir()} == {"chat.jsonl", "my home#1%20?"}
 
 
 @pytest.mark.parametrize(

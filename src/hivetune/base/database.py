@@ -59,6 +59,17 @@ def open_database(path: Path | None = None) -> sqlite3.Connection:
         raise _damaged(path, str(error)) from None
 
 
+def open_to_read(path: Path | str, *, finished: bool = False) -> sqlite3.Connection:
+    """Connect to a database file that this process only reads. `finished`: nobody writes it any more, so no locks."""
+    address = f"file:{quote(str(path))}?mode=ro{'&immutable=1' * finished}"
+    return sqlite3.connect(address, uri=True, timeout=30, isolation_level=None)
+
+
+def is_read_only(path: Path) -> bool:
+    """Return whether a database's folder can't be written, where SQLite has no place for the index of its log."""
+    return not os.access(path.parent, os.W_OK)
+
+
 def row_seal(*values: object) -> int:
     """Return the CRC-32 of an interaction's SEALED_COLUMNS. As in SQLite, 1, 1.0 and True are equal."""
     plain = [float(value) if isinstance(value, int | float) else value for value in values]
@@ -70,8 +81,8 @@ def _damaged(path: Path, reason: str) -> UsageError:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    if path.exists() and not os.access(path.parent, os.W_OK):
-        database = sqlite3.connect(f"file:{quote(str(path))}?mode=ro&immutable=1", uri=True, isolation_level=None)
+    if path.exists() and is_read_only(path):
+        database = open_to_read(path, finished=True)
         _check(database, path)
         return database
     make_folder(path.parent)

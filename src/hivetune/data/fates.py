@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hivetune.base.database import open_to_read
 from hivetune.base.disk import write_atomic
 from hivetune.data.reasons import REASONS
 from hivetune.errors import UsageError
@@ -132,7 +133,7 @@ class Decisions:
 
 def open_result(path: Path) -> sqlite3.Connection:
     """Open the result of one chunk, read-only."""
-    return sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)
+    return open_to_read(path, finished=True)
 
 
 class RowLookup:

@@ -9,14 +9,13 @@ import json
 import os
 import sqlite3
 import time
-import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from hivetune.base.database import transaction
+from hivetune.base.database import open_to_read, transaction
 from hivetune.data.checks.redact.apply import redacted_name
 from hivetune.data.frozen import drop_win, names_with_wins, wins_of
 from hivetune.data.intake.interactions import load_forgotten, names_in, raw_hash, row_hash, tombstone
@@ -217,7 +216,7 @@ def _count_rows(rows_file: Path, is_forgotten: _IsForgotten) -> int:
 
     Rows that were left out as duplicates count too, since their text is in the snapshot's folder.
     """
-    snapshot = sqlite3.connect(f"file:{urllib.parse.quote(str(rows_file))}?mode=ro&immutable=1", uri=True)
+    snapshot = open_to_read(rows_file, finished=True)
     with contextlib.closing(snapshot):
         rows = snapshot.execute("SELECT source, session, user, interaction_id FROM rows")
         count = sum(1 for row in rows if is_forgotten(*row))

@@ -2,15 +2,15 @@
 
 import json
 import re
-import sqlite3
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
-from hivetune.base.database import SEALED_COLUMNS, row_seal
+from hivetune.base.database import SEALED_COLUMNS, is_read_only, open_to_read, row_seal
 from hivetune.data.columns import CHOICE, outcome_of
 from hivetune.data.conversation import read_conversation
 from hivetune.data.files.encodings import latin_text
@@ -142,7 +142,7 @@ def _truncated(line: bytes) -> RowRefused | None:
 
 
 def _store_rows(chunk: Chunk) -> Iterator[RawRow]:
-    with closing(sqlite3.connect(f"file:{chunk.path}?mode=ro", uri=True)) as database:
+    with closing(open_to_read(chunk.path, finished=is_read_only(Path(chunk.path)))) as database:
         # Invalid UTF-8, as from a flipped bit, refuses only its row.
         database.text_factory = lambda content: content.decode("utf-8", "backslashreplace")
         query = f"SELECT {', '.join(SEALED_COLUMNS)}, seal FROM interactions WHERE rowid >= ? AND rowid < ?"

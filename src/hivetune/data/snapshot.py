@@ -21,6 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from hivetune.base.database import open_to_read
 from hivetune.base.disk import MANIFEST, read_json
 from hivetune.errors import UsageError
 from hivetune.records import LessonKind, Message, Split
@@ -197,7 +198,7 @@ class Snapshot:
 
     @cached_property
     def _database(self) -> sqlite3.Connection:
-        return sqlite3.connect(f"file:{self.folder / ROWS_FILE}?mode=ro&immutable=1", uri=True)
+        return open_to_read(self.folder / ROWS_FILE, finished=True)
 
 
 def open_snapshot(folder: Path) -> Snapshot:

@@ -122,6 +122,29 @@ def test_the_user_names_the_encoding(tmp_path: Path) -> None:
         check(DataConfig(path=str(path), encoding="cp1521"))
 
 
+@pytest.mark.parametrize("encoding", ["Windows-1252", "CP1252", "ISO-8859-1", "Latin 1", "latin_1", "L1"])
+def test_an_encoding_may_be_named_as_people_write_it(encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(lines("Où est la clé de la forêt").encode("cp1252"))
+    assert check(DataConfig(path=str(path), encoding=encoding)).usable == 1
+
+
+@pytest.mark.parametrize("encoding", ["base64", "rot13", "hex", "undefined", "idna", "punycode", "zlib"])
+def test_a_codec_that_reads_no_texts_is_no_encoding(encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(lines("a question"))
+    with pytest.raises(UsageError, match=f"no encoding '{encoding}'"):
+        check(DataConfig(path=str(path), encoding=encoding))
+
+
+@pytest.mark.parametrize("written", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_utf_16_that_is_named_needs_no_mark(written: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(lines("a question").encode(written))
+    report = check(DataConfig(path=str(path), encoding="UTF-16"))
+    assert (report.usable, report.document["rejected"]) == (1, {})
+
+
 @pytest.mark.parametrize(
     ("text", "encoding"),
     [("très à côté", "cp1252"), ("mañana", "latin-1"), ("Cześć, łódź", "cp1250"), ("Привет, как дела", "cp1251"),

@@ -8,11 +8,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from markupsafe import Markup
 
-from hivetune.base.database import database_path, open_database
+from hivetune.base.database import database_path, open_database, open_to_read
 from hivetune.base.disk import MANIFEST, read_json
 from hivetune.base.sealed import read_sealed
 from hivetune.dashboard.page import Page, PageRequest, of_this_version
@@ -127,7 +126,7 @@ _StoredRow = tuple[str, str | None, str, str | None, str | None, str | None, str
 
 
 def _open_rows(folder: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{quote(str(folder / ROWS_FILE))}?mode=ro&immutable=1", uri=True)
+    return open_to_read(folder / ROWS_FILE, finished=True)
 
 
 def _shown_row(row: _StoredRow) -> ShownRow:

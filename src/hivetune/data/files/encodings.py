@@ -12,6 +12,8 @@ from typing import Protocol
 
 import chardet
 
+from hivetune.errors import UsageError
+
 # With a mark: longest first, since UTF-32's begins with UTF-16's.
 MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32-le"),
@@ -20,6 +22,8 @@ MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 LATIN = ("cp1250", "cp1254", "cp1257")  # of Central Europe, Turkey and the Baltic, beside cp1252 of the West
+# Without a mark these do not say the order of their bytes; programs on PCs leave it out and write the low byte first.
+BYTE_ORDERS = {"utf-16": "utf-16-le", "utf-32": "utf-32-le"}
 # Encodings that people still save texts in; others win where a file has few letters beyond ASCII.
 LATIN_AND_WIDE = (
     *("cp1252", "cp1250", "iso8859-2", "cp1254", "cp1257", "cp1258"),
@@ -37,6 +41,21 @@ _BLOCK_BYTES = 1 << 16
 class ByteSource(Protocol):
     def read(self, size: int) -> tuple[bytes, str | None]:
         """Return at most `size` bytes, and the problem at the end of the readable part."""
+
+
+def plain_name_of(encoding: str) -> str:
+    """Return the one name of an encoding of texts, under which a format holds it: iso8859-1 for Latin-1 or ISO-8859-1.
+
+    Raise UsageError.
+    """
+    try:
+        name = codecs.lookup(encoding).name
+        bytes(range(256)).decode(name, "replace")  # codecs such as base64, rot13 and idna read no texts
+    except (LookupError, UnicodeError):
+        raise UsageError(
+            f"data.encoding: there is no encoding {encoding!r}", hint="for example cp1252, koi8-r"
+        ) from None
+    return name.replace("_", "-")
 
 
 def wide_encoding(head: bytes) -> str | None:

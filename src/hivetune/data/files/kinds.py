@@ -20,10 +20,12 @@ from typing import Any, BinaryIO
 from hivetune.base.paths import install_command, path_hint, spelled
 from hivetune.data.files.csv_table import csv_rows, has_header
 from hivetune.data.files.encodings import (
+    BYTE_ORDERS,
     ByteSource,
     Transcoded,
     WithLineFeeds,
     legacy_encoding,
+    plain_name_of,
     wide_encoding,
 )
 from hivetune.data.files.json_document import json_rows
@@ -162,11 +164,7 @@ def file_format(path: str, name: str, encoding: str | None = None) -> str:
     """
     lower = name.lower()
     if encoding is not None:
-        try:
-            codecs.lookup(encoding)
-        except LookupError:
-            message = f"data.encoding: there is no encoding {encoding!r}"
-            raise UsageError(message, hint="for example cp1252, koi8-r") from None
+        encoding = plain_name_of(encoding)
     try:
         with open(path, "rb") as file:
             head = file.read(HEAD_BYTES)
@@ -185,6 +183,8 @@ def file_format(path: str, name: str, encoding: str | None = None) -> str:
     if compression:
         lower = lower.removesuffix(compression)
         head = open_bytes(path, compression).read(HEAD_BYTES)[0]
+    if encoding in BYTE_ORDERS:
+        encoding = wide_encoding(head) or BYTE_ORDERS[encoding]
     compression = _written_as(path, head, compression, encoding)
     head = open_bytes(path, compression).read(HEAD_BYTES)[0]
     if lower.endswith(".csv"):

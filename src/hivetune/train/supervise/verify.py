@@ -170,7 +170,7 @@ def excerpt_of(snapshot: Snapshot, rows: Sequence[int], folder: Path) -> Snapsho
     for name, data in (("tokens.u32", tokens), ("trained.u8", trained), ("offsets.u64", offsets.tobytes())):
         write_atomic(folder / name, bytes(data))
     with closing(sqlite3.connect(folder / ROWS_FILE)) as database:
-        database.execute("ATTACH ? AS whole", (f"file:{snapshot.folder / ROWS_FILE}",))
+        database.execute("ATTACH ? AS whole", (str(snapshot.folder / ROWS_FILE),))
         database.execute("CREATE TABLE rows AS SELECT * FROM whole.rows LIMIT 0")
         for number, row in enumerate(rows):
             database.execute("INSERT INTO rows SELECT * FROM whole.rows WHERE row = ?", (row,))

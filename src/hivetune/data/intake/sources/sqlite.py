@@ -7,11 +7,11 @@ import json
 import os
 import sqlite3
 import threading
-import urllib.parse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hivetune.base.database import open_to_read
 from hivetune.base.paths import spelled
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery, read_cursor
 from hivetune.data.intake.sources.delivered import divided, from_columns, parse_line, rename
@@ -63,8 +63,7 @@ class SqliteReader:
         if not os.path.isfile(self._path):
             hint = "give the path of a SQLite file: sqlite:PATH?table=NAME"
             raise UsageError(f"{spelled(self._path)} does not exist", hint=hint)
-        uri = f"file:{urllib.parse.quote(self._path)}?mode=ro"
-        self._connection = sqlite3.connect(uri, uri=True, timeout=30, isolation_level=None)
+        self._connection = open_to_read(self._path)
         self._connection.text_factory = _decode
         with self._explained():
             self._check_table()
