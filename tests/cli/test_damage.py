@@ -23,8 +23,8 @@ from hivetune.cli.output import MODE
 from hivetune.config import RunConfig
 from hivetune.data.identity import settings_of
 from hivetune.errors import UsageError
-from hivetune.run.choices import Choices, write_resolved
-from hivetune.run.folder import write_record
+from hivetune.run.choices import Choices
+from hivetune.run.folder import write_record, write_resolved
 from hivetune.train.open import load_run
 from hivetune.train.plan.steps import Amendment, append_amendment
 

@@ -16,7 +16,8 @@ from hivetune.config import parse_config
 from hivetune.errors import UsageError
 from hivetune.process.detach import start_detached
 from hivetune.release.export import export_run
-from hivetune.run.choices import Choices, write_resolved
+from hivetune.run.choices import Choices
+from hivetune.run.folder import write_resolved
 from hivetune.run.status import find_run
 from hivetune.train.open import load_run
 

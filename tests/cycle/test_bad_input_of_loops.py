@@ -22,7 +22,7 @@ from hivetune.cycle.loop import Listener, opened
 from hivetune.cycle.observe import release_of
 from hivetune.cycle.window import Clocks
 from hivetune.data.forget import forget
-from hivetune.run.choices import read_resolved
+from hivetune.run.folder import read_resolved
 
 pytestmark = pytest.mark.slow
 

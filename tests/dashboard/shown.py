@@ -22,8 +22,8 @@ from hivetune.config import DataConfig, RunConfig, parse_config
 from hivetune.data.prepare.prepare import check
 from hivetune.data.snapshot import ROWS_SCHEMA
 from hivetune.release.registry import Release, promote, register
-from hivetune.run.choices import Choices, write_resolved
-from hivetune.run.folder import EVENTS, METRICS, PLAN, write_record
+from hivetune.run.choices import Choices
+from hivetune.run.folder import EVENTS, METRICS, PLAN, write_record, write_resolved
 
 # What a row, a name of a file or an answer may hold.
 HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=1</script>&lt;b&gt; "\'\u202egnp\x1b[31m'

@@ -7,8 +7,8 @@ import yaml
 
 from hivetune.config import parse_config
 from hivetune.errors import UsageError
-from hivetune.run.choices import NO_CHOICES, Choices, read_resolved, write_resolved
-from hivetune.run.folder import CONFIG
+from hivetune.run.choices import NO_CHOICES, Choices
+from hivetune.run.folder import CONFIG, read_resolved, write_resolved
 
 SETTINGS = parse_config({"model": "tiny", "data": {"path": "rows.jsonl"}, "lora": {"r": 4}}, "test")
 # As version 0.1 wrote them, with its evidence.

@@ -13,7 +13,8 @@ from hivetune.config import parse_config
 from hivetune.machine.inventory import read_machine
 from hivetune.machine.profile import read_profile, write_profile
 from hivetune.process.launch import launch_child
-from hivetune.run.choices import NO_CHOICES, write_resolved
+from hivetune.run.choices import NO_CHOICES
+from hivetune.run.folder import write_resolved
 from hivetune.train.open import Run
 from hivetune.train.probe import probe_run
 

@@ -11,8 +11,8 @@ from hivetune.config import parse_config
 from hivetune.machine.doctor.look import look
 from hivetune.machine.doctor.prove import LEAVE_HIPBLASLT
 from hivetune.machine.profile import Proof, ProvenSet, read_profile, write_profile
-from hivetune.run.choices import NO_CHOICES, read_resolved, write_resolved
-from hivetune.run.folder import OUTCOME, PROBE
+from hivetune.run.choices import NO_CHOICES
+from hivetune.run.folder import OUTCOME, PROBE, read_resolved, write_resolved
 from hivetune.train.open import Run
 from hivetune.train.probe import settle_variables
 

@@ -18,8 +18,7 @@ from hivetune.judge.compare import evaluate_run
 from hivetune.judge.gate import judge_run
 from hivetune.llama.backend import ServerSettings, check_files
 from hivetune.release.export import export_run
-from hivetune.run.choices import read_resolved, write_resolved
-from hivetune.run.folder import read_record, write_record
+from hivetune.run.folder import read_record, read_resolved, write_record, write_resolved
 from hivetune.train.open import load_run, with_workers
 
 

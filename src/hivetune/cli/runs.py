@@ -36,8 +36,7 @@ from hivetune.machine.telemetry import process_tree, sample
 from hivetune.process.detach import systemd_unit
 from hivetune.process.launch import Ahead
 from hivetune.release.prune import delete, find_unused, remove_run
-from hivetune.run.choices import read_resolved
-from hivetune.run.folder import EVENTS, SUPERVISOR_LOG, WORKER_LOG
+from hivetune.run.folder import EVENTS, SUPERVISOR_LOG, WORKER_LOG, read_resolved
 from hivetune.run.status import (
     RunStatus,
     event_text,

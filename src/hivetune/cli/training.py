@@ -34,8 +34,7 @@ from hivetune.process.detach import start_detached
 from hivetune.process.forkserver import forking
 from hivetune.process.launch import Ahead
 from hivetune.release.dry_export import DryExport, dry_export
-from hivetune.run.choices import read_resolved
-from hivetune.run.folder import LOSS_CURVE
+from hivetune.run.folder import LOSS_CURVE, read_resolved
 from hivetune.run.status import newest_losses, shortest_name
 from hivetune.sweep import CURVES, run_sweep
 from hivetune.train.open import Run

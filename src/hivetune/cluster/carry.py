@@ -34,8 +34,7 @@ from hivetune.errors import (
 from hivetune.machine.cluster import DEVICE, connect_ray, offered_by
 from hivetune.process.detach import Exporters
 from hivetune.process.stop import StopRequest
-from hivetune.run.choices import read_resolved
-from hivetune.run.folder import EVENTS, SUPERVISOR_LOG, read_record
+from hivetune.run.folder import EVENTS, SUPERVISOR_LOG, read_record, read_resolved
 from hivetune.run.status import hold_run
 from hivetune.train.open import Run, update_record
 

@@ -21,8 +21,7 @@ from hivetune.errors import HivetuneError, UsageError
 from hivetune.models.prepared import folder_for
 from hivetune.release.registry import ADAPTER_EXPORT, Release, desired, forgotten_rows, history, releases
 from hivetune.routing.choose import not_looked_at
-from hivetune.run.choices import read_resolved
-from hivetune.run.folder import ADAPTER, CONFIG, EVALUATION, EXPORTS, RECORD, adapter_hash, read_record
+from hivetune.run.folder import ADAPTER, CONFIG, EVALUATION, EXPORTS, RECORD, adapter_hash, read_record, read_resolved
 from hivetune.serve.swap.wanted import loaded_labels, wanted
 from hivetune.serve.swap.watch import ReleaseCounts, read_service, regression_reason, watched_pair
 

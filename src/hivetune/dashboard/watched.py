@@ -19,8 +19,7 @@ from hivetune.base.journal import JournalPlace, read_after
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.models.architecture import read_architecture
-from hivetune.run.choices import read_resolved
-from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, PLAN, RECORD, read_record
+from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, PLAN, RECORD, read_record, read_resolved
 from hivetune.run.status import RunStatus, RunTally, damaged_status, event_text, status_of
 from hivetune.train.plan.layout import shares_prefixes, trim_document
 from hivetune.train.plan.memory import setup_of

@@ -27,8 +27,7 @@ from hivetune.judge.statistics import by_group, holm, jackknife, loss_difference
 from hivetune.process.parent import count_items, see_off, start_child
 from hivetune.process.protocol import Generate, Score
 from hivetune.records import Progress
-from hivetune.run.choices import read_resolved
-from hivetune.run.folder import ADAPTER, CONFIG, SCORES
+from hivetune.run.folder import ADAPTER, CONFIG, SCORES, read_resolved
 from hivetune.train.open import Run, check_eval
 
 SIDES = ("base", "tuned")

@@ -15,8 +15,8 @@ from hivetune import errors
 from hivetune.base.disk import FULL_DISK_ERROR, read_json, write_json
 from hivetune.base.typed import from_plain, to_plain
 from hivetune.run.choices import NO_CHOICES, Choices
-from hivetune.run.folder import TASK
 
+TASK = "task.json"  # in the folder of its outcome
 # The exit code of a child that can't write its outcome because the disk is full (sysexits: EX_CANTCREAT).
 EXIT_FULL_DISK = 73
 # A waiting child keeps the file numbers below free, since files have the same number as in the parent. A parent with

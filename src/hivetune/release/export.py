@@ -27,7 +27,6 @@ from hivetune.process.protocol import Merge
 from hivetune.records import Progress, silent
 from hivetune.release.gguf import Recipe, find_recipe, write_gguf
 from hivetune.release.ollama import write_modelfile
-from hivetune.run.choices import read_resolved
 from hivetune.run.folder import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -37,6 +36,7 @@ from hivetune.run.folder import (
     VERDICT,
     adapter_hash,
     read_record,
+    read_resolved,
     require_adapter,
 )
 

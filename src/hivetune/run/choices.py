@@ -6,17 +6,7 @@ worker and are not recorded.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
-
-import yaml
-
-from hivetune.base.sealed import read_sealed_text, write_sealed_text
-from hivetune.base.typed import from_plain
-from hivetune.base.yaml_file import parse_yaml
-from hivetune.config import RunConfig, parse_config
-from hivetune.errors import UsageError
-from hivetune.run.folder import CONFIG
 
 
 @dataclass(frozen=True)
@@ -72,22 +62,3 @@ class Choices:
 
 
 NO_CHOICES = Choices()
-
-
-def read_resolved(run: Path) -> tuple[RunConfig, Choices]:
-    """Return settings and choices of a run folder. Raise UsageError if they are missing or unknown."""
-    path = run / CONFIG
-    try:
-        tree = parse_yaml(read_sealed_text(path), str(path))
-        if not isinstance(tree, dict) or not isinstance(tree.get("config"), dict):
-            raise ValueError("it holds no settings")
-        choices = from_plain(Choices, tree.get("choices") or {})
-    except ValueError as error:
-        raise UsageError(f"{path}: {error}", hint="was it written by a newer hivetune, or changed by hand?") from None
-    return parse_config(tree["config"], str(path)), choices
-
-
-def write_resolved(run: Path, config: RunConfig, choices: Choices) -> None:
-    """Write both atomically, without notices: a webhook's address is secret, and releases copy this file."""
-    tree = {"config": config.model_dump(mode="json", exclude={"cycle": {"notify"}}), "choices": choices.made()}
-    write_sealed_text(run / CONFIG, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))

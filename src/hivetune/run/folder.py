@@ -1,4 +1,4 @@
-"""The names of the files in a run folder, with its record and adapter. docs/formats.md describes each file.
+"""The names of the files in a run folder, with its record, settings and adapter. docs/formats.md describes each file.
 
 Each file has one writer: METRICS the worker, EVENTS and AMENDMENTS the supervisor, the others the holder of the lock.
 """
@@ -6,10 +6,16 @@ Each file has one writer: METRICS the worker, EVENTS and AMENDMENTS the supervis
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from hivetune.base.disk import lock_holder, named_problems, sha256_once
 from hivetune.base.paths import quoted
-from hivetune.base.sealed import HINT, read_sealed, write_sealed
+from hivetune.base.sealed import HINT, read_sealed, read_sealed_text, write_sealed, write_sealed_text
+from hivetune.base.typed import from_plain
+from hivetune.base.yaml_file import parse_yaml
+from hivetune.config import RunConfig, parse_config
 from hivetune.errors import HivetuneError, UsageError
+from hivetune.run.choices import Choices
 
 CONFIG = "config.resolved.yaml"
 RECORD = "run.json"
@@ -21,7 +27,7 @@ METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
 ROW_LOSSES = "validation.jsonl"
 WORKER_LOG, SUPERVISOR_LOG = "child.log", "supervisor.log"
 # In each task's folder; the worker's task folder is the run folder.
-TASK, OUTCOME = "task.json", "outcome.json"
+OUTCOME = "outcome.json"
 # PEFT's names; at the top of the folder when the run is done.
 ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 EVALUATION, VERDICT = "eval.json", "gate.json"
@@ -55,6 +61,28 @@ def read_record(run: Path) -> dict[str, Any]:
 def write_record(run: Path, record: dict[str, Any]) -> None:
     """Write `run.json`. The caller holds the run's lock. Raises OSError."""
     write_sealed(run / RECORD, record)
+
+
+# `config.resolved.yaml`: settings and choices.
+
+
+def read_resolved(run: Path) -> tuple[RunConfig, Choices]:
+    """Return settings and choices of a run folder. Raise UsageError if they are missing or unknown."""
+    path = run / CONFIG
+    try:
+        tree = parse_yaml(read_sealed_text(path), str(path))
+        if not isinstance(tree, dict) or not isinstance(tree.get("config"), dict):
+            raise ValueError("it holds no settings")
+        choices = from_plain(Choices, tree.get("choices") or {})
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}", hint="was it written by a newer hivetune, or changed by hand?") from None
+    return parse_config(tree["config"], str(path)), choices
+
+
+def write_resolved(run: Path, config: RunConfig, choices: Choices) -> None:
+    """Write both atomically, without notices: a webhook's address is secret, and releases copy this file."""
+    tree = {"config": config.model_dump(mode="json", exclude={"cycle": {"notify"}}), "choices": choices.made()}
+    write_sealed_text(run / CONFIG, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
 
 
 # The adapter at the top of a run folder.

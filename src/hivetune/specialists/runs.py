@@ -26,8 +26,7 @@ from hivetune.release.prune import remove_run
 from hivetune.release.registry import promote
 from hivetune.routing.domains import KeyedRow, RowDomain, too_small
 from hivetune.routing.steps import SpecialistStep, add_steps, newest_steps, specialist_name
-from hivetune.run.choices import read_resolved, write_resolved
-from hivetune.run.folder import EVALUATION, EVENTS, adapter_hash
+from hivetune.run.folder import EVALUATION, EVENTS, adapter_hash, read_resolved, write_resolved
 from hivetune.run.status import has_begun, run_status
 from hivetune.serve.register import register_run
 from hivetune.specialists.decide import GRADIENT_PARTS, Birth, Screen, decide_birth, screen

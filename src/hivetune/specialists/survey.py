@@ -34,8 +34,7 @@ from hivetune.routing.domains import (
     title_of,
 )
 from hivetune.routing.steps import SpecialistStep, SpecialistStepName, specialist_name
-from hivetune.run.choices import read_resolved
-from hivetune.run.folder import ADAPTER, SCORES
+from hivetune.run.folder import ADAPTER, SCORES, read_resolved
 from hivetune.specialists.decide import ScoredUnit
 from hivetune.train.supervise.attempt import Terms
 

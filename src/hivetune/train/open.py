@@ -12,8 +12,7 @@ from hivetune.data.identity import identity_of, refuse_changed
 from hivetune.data.snapshot import DAMAGED_SNAPSHOT, Snapshot, open_snapshot
 from hivetune.errors import UsageError
 from hivetune.models.sides import parse_side
-from hivetune.run.choices import read_resolved, write_resolved
-from hivetune.run.folder import read_record, write_record
+from hivetune.run.folder import read_record, read_resolved, write_record, write_resolved
 from hivetune.train.plan.steps import (
     MIN_VOUCHED,
     Plan,

@@ -14,8 +14,7 @@ from hivetune.process.launch import Launch, launch_child
 from hivetune.process.parent import see_off, start_child
 from hivetune.process.protocol import Beat, Probe
 from hivetune.records import Progress, silent
-from hivetune.run.choices import read_resolved, write_resolved
-from hivetune.run.folder import OUTCOME, PROBE
+from hivetune.run.folder import OUTCOME, PROBE, read_resolved, write_resolved
 from hivetune.run.status import has_begun, hold_run
 from hivetune.train.open import Run
 

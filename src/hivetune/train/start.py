@@ -20,8 +20,8 @@ from hivetune.models.fetch import fetch_model
 from hivetune.process.cluster import cluster_of, own_address
 from hivetune.process.detach import Exporters
 from hivetune.records import Accounting, Progress, silent
-from hivetune.run.choices import Choices, read_resolved, write_resolved
-from hivetune.run.folder import EVENTS, RECORD, write_record
+from hivetune.run.choices import Choices
+from hivetune.run.folder import EVENTS, RECORD, read_resolved, write_record, write_resolved
 from hivetune.run.page import write_loss_chart
 from hivetune.run.status import hold_run, run_status
 from hivetune.train.open import Run, check_eval, load_run, plan_of, update_record, with_workers

@@ -8,7 +8,8 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import write_atomic, write_json
 from hivetune.base.journal import Journal
 from hivetune.config import parse_config
-from hivetune.run.choices import Choices, write_resolved
+from hivetune.run.choices import Choices
+from hivetune.run.folder import write_resolved
 
 Points = dict[tuple[str, int], float]
 

@@ -15,7 +15,7 @@ from tiny_run import make_run
 
 from hivetune.run import checkpoints
 from hivetune.run.checkpoints import TENSORS
-from hivetune.run.choices import read_resolved
+from hivetune.run.folder import read_resolved
 
 # Each life must be able to save something: an interval well below what a killer leaves it.
 SETTINGS = {"supervise": {"checkpoint_every_s": 0.1, "attempts": 20}, "batch_size": 4}

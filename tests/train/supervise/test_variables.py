@@ -7,8 +7,8 @@ import pytest
 from scripted import make_run, supervise
 
 from hivetune.base.journal import read_journal
-from hivetune.run.choices import Choices, read_resolved, write_resolved
-from hivetune.run.folder import EVENTS
+from hivetune.run.choices import Choices
+from hivetune.run.folder import EVENTS, read_resolved, write_resolved
 from hivetune.train.supervise.changes import worker_effects
 
 POISON = "HSA_OVERRIDE_GFX_VERSION"

@@ -23,7 +23,8 @@ from hivetune.errors import UsageError
 from hivetune.machine.inventory import Card, Machine
 from hivetune.process.parent import FixedLimits
 from hivetune.process.protocol import Meeting
-from hivetune.run.choices import Choices, write_resolved
+from hivetune.run.choices import Choices
+from hivetune.run.folder import write_resolved
 from hivetune.train.supervise.workers import Workers, devices_beside
 
 PACED = str(Path(__file__).with_name("paced_worker.py"))

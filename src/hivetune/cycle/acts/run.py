@@ -57,8 +57,7 @@ from hivetune.process.still import STILL_LOOK_S, stands_still, yielding
 from hivetune.records import Progress, silent
 from hivetune.release.dry_export import dry_export
 from hivetune.release.registry import Release, releases
-from hivetune.run.choices import read_resolved
-from hivetune.run.folder import CONFIG, EVALUATION, RECORD, SCORES, adapter_hash, read_record
+from hivetune.run.folder import CONFIG, EVALUATION, RECORD, SCORES, adapter_hash, read_record, read_resolved
 from hivetune.specialists.station import train_specialists
 from hivetune.specialists.survey import Attended
 from hivetune.train.open import Run, load_run

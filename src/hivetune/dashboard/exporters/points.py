@@ -9,8 +9,7 @@ from typing import Any, Literal, Protocol
 from hivetune.base.disk import sha256_bytes
 from hivetune.base.journal import JournalPlace, read_after
 from hivetune.base.sealed import read_sealed
-from hivetune.run.choices import read_resolved
-from hivetune.run.folder import ADAPTER, EXPORTS, VERDICT, read_record
+from hivetune.run.folder import ADAPTER, EXPORTS, VERDICT, read_record, read_resolved
 
 PointKind = Literal["step", "validation"]
 PointKey = tuple[PointKind, int]

@@ -19,8 +19,7 @@ from hivetune.dashboard.page import Page, PageRequest, of_this_version
 from hivetune.dashboard.watched import Series, WatchedRun, Watcher, short_path
 from hivetune.errors import NotThere, UsageError
 from hivetune.judge.page import comparison_body
-from hivetune.run.choices import read_resolved
-from hivetune.run.folder import EVALUATION, SUPERVISOR_LOG, VERDICT, WORKER_LOG, read_record
+from hivetune.run.folder import EVALUATION, SUPERVISOR_LOG, VERDICT, WORKER_LOG, read_record, read_resolved
 from hivetune.run.page import Chart, DrawnCurve, draw_chart
 
 LOG_LINES, LOG_BYTES = 40, 16 << 10

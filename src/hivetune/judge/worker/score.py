@@ -23,8 +23,8 @@ from hivetune.judge.worker.sides import Scoring, Side, SideName, StoredScores, i
 from hivetune.models.architecture import A_WEIGHT
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Score
-from hivetune.run.choices import Choices, read_resolved
-from hivetune.run.folder import CONFIG
+from hivetune.run.choices import Choices
+from hivetune.run.folder import CONFIG, read_resolved
 from hivetune.train.worker.device import complete, start_with
 from hivetune.train.worker.model.adapter import fill, read_adapter
 from hivetune.train.worker.model.fast.kernels.build import missing_kernels_reason

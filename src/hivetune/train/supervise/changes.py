@@ -6,7 +6,8 @@ from pathlib import Path
 
 from hivetune.data.snapshot import open_snapshot
 from hivetune.run import checkpoints
-from hivetune.run.choices import Choices, read_resolved, write_resolved
+from hivetune.run.choices import Choices
+from hivetune.run.folder import read_resolved, write_resolved
 from hivetune.train.plan.steps import Amendment, append_amendment, read_plan
 from hivetune.train.supervise.ladder import effects_of
 

@@ -28,8 +28,8 @@ from hivetune.process.parent import Child, LearnedLimits, run_task, start_child
 from hivetune.process.protocol import Beat, Outcome, Salvage, Train
 from hivetune.process.stop import StopRequest
 from hivetune.run import checkpoints
-from hivetune.run.choices import Choices, read_resolved
-from hivetune.run.folder import EVENTS, METRICS, SALVAGE
+from hivetune.run.choices import Choices
+from hivetune.run.folder import EVENTS, METRICS, SALVAGE, read_resolved
 from hivetune.run.standby import Standby, persist
 from hivetune.run.status import hold_run, quarantined
 from hivetune.train.plan.steps import Amendment, append_amendment, max_quarantined, read_plan

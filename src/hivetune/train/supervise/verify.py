@@ -30,8 +30,8 @@ from hivetune.errors import HivetuneError, Stopped
 from hivetune.records import Progress, silent
 from hivetune.run import checkpoints
 from hivetune.run.checkpoints import STATE, TENSORS
-from hivetune.run.choices import NO_CHOICES, Choices, read_resolved, write_resolved
-from hivetune.run.folder import ADAPTER, EVENTS, METRICS
+from hivetune.run.choices import NO_CHOICES, Choices
+from hivetune.run.folder import ADAPTER, EVENTS, METRICS, read_resolved, write_resolved
 from hivetune.train.open import plan_of
 from hivetune.train.plan.steps import write_plan
 from hivetune.train.supervise.attempt import Terms

@@ -21,8 +21,8 @@ from hivetune.machine.telemetry import process_tree
 from hivetune.process.cluster import cluster_of
 from hivetune.process.parent import Child, Limits, start_child
 from hivetune.process.protocol import ComputePacks, Meeting, Outcome
-from hivetune.run.choices import NO_CHOICES, Choices, read_resolved
-from hivetune.run.folder import WORKERS
+from hivetune.run.choices import NO_CHOICES, Choices
+from hivetune.run.folder import WORKERS, read_resolved
 from hivetune.train.supervise.diagnose import REFUSALS, Diagnosis, diagnose, evidence_of
 from hivetune.train.supervise.ladder import EVERY_LAYER, RUNGS, effects_of
 

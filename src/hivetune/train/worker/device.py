@@ -14,7 +14,8 @@ from hivetune.errors import MachineNotFit
 from hivetune.machine.inventory import WORKERS_PER_MACHINE, read_machine
 from hivetune.machine.profile import Profile, read_profile
 from hivetune.process.lease import card_name, train_on
-from hivetune.run.choices import Choices, write_resolved
+from hivetune.run.choices import Choices
+from hivetune.run.folder import write_resolved
 from hivetune.train.plan.choose import auto_dtype
 from hivetune.train.worker.model.fast.kernels.build import missing_kernels_reason
 from hivetune.train.worker.model.fast.kernels.calls import KERNEL_SUFFIXES

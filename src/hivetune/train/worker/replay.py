@@ -9,7 +9,7 @@ from hivetune.base.journal import Journal
 from hivetune.data.snapshot import open_snapshot
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Replay
-from hivetune.run.choices import read_resolved
+from hivetune.run.folder import read_resolved
 from hivetune.train.worker.checkpoint import load_newest_good
 from hivetune.train.worker.device import settle, start_with, with_changes
 from hivetune.train.worker.model.adapter import begin

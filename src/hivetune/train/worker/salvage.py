@@ -8,7 +8,7 @@ from typing import Any
 from hivetune.errors import HivetuneError
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Salvage
-from hivetune.run.choices import read_resolved
+from hivetune.run.folder import read_resolved
 from hivetune.train.worker.checkpoint import kept_adapter, load_newest_good
 from hivetune.train.worker.model.adapter import write_adapter
 from hivetune.train.worker.session import base_name

@@ -24,8 +24,7 @@ from hivetune.models.prepared import DESCRIPTION
 from hivetune.process.child import Heartbeat, read_ranks
 from hivetune.process.protocol import Beat, Train
 from hivetune.run import checkpoints
-from hivetune.run.choices import read_resolved
-from hivetune.run.folder import METRICS, ROW_LOSSES
+from hivetune.run.folder import METRICS, ROW_LOSSES, read_resolved
 from hivetune.run.standby import Standby
 from hivetune.train.plan.steps import Plan, read_plan
 from hivetune.train.worker.checkpoint import Saver, TrainState, kept_adapter, load_newest_good

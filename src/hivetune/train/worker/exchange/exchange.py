@@ -24,7 +24,8 @@ from hivetune.errors import UsageError
 from hivetune.process.child import read_ranks
 from hivetune.process.cluster import cluster_of
 from hivetune.process.protocol import Train
-from hivetune.run.choices import Choices, write_resolved
+from hivetune.run.choices import Choices
+from hivetune.run.folder import write_resolved
 from hivetune.train.plan.layout import pack_tokens
 from hivetune.train.worker.exchange.actor import ActorOrder
 from hivetune.train.worker.exchange.cluster import RayCrew

@@ -27,7 +27,8 @@ from hivetune.machine.profile import read_profile, write_profile
 from hivetune.models.architecture import Architecture, read_architecture
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Probe
-from hivetune.run.choices import NO_CHOICES, Choices, read_resolved, write_resolved
+from hivetune.run.choices import NO_CHOICES, Choices
+from hivetune.run.folder import read_resolved, write_resolved
 from hivetune.train.plan import choose
 from hivetune.train.plan.device import Device, device_of_machine
 from hivetune.train.plan.layout import TrimmedDocument, shares_prefixes, trim_document
