@@ -32,6 +32,7 @@ from hivetune.run.folder import (
     ADAPTER_CONFIG,
     CONFIG,
     EXPORTS,
+    PROOF,
     RECORD,
     VERDICT,
     adapter_hash,
@@ -46,7 +47,6 @@ QUANTIZED: tuple[ExportFormat, ...] = ("gguf", "ollama")  # written in a number 
 DEFAULT_QUANT = "f16"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", TEMPLATE, "generation_config.json")
 EXPORT_SPARE_BYTES = 64 << 20
-PROOF = "proof.json"  # beside the exported files, written by release/prove.py
 CARD = "README.md"
 _DEFAULTS = ("do_sample", "temperature", "top_p", "top_k", "repetition_penalty")
 _FORMS = {

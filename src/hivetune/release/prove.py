@@ -37,7 +37,7 @@ from hivetune.models.gguf_header import read_header
 from hivetune.process.parent import see_off, start_child
 from hivetune.process.protocol import Passage, ScorePassages
 from hivetune.records import Example, Progress, Split, silent
-from hivetune.release.export import PROOF, Exported, MergedType, export_run, merged_type
+from hivetune.release.export import Exported, MergedType, export_run, merged_type
 from hivetune.release.gguf import (
     SERVED_QUANT,
     base_gguf,
@@ -46,7 +46,7 @@ from hivetune.release.gguf import (
     server_name,
     untested_pair,
 )
-from hivetune.run.folder import ADAPTER, EXPORTS, RECORD, adapter_hash
+from hivetune.run.folder import ADAPTER, EXPORTS, PROOF, RECORD, adapter_hash
 from hivetune.train.open import Run, load_run
 
 PASSAGES, POSITIONS = 8, 12

@@ -43,8 +43,7 @@ from hivetune.base.paths import quoted
 from hivetune.base.private import make_folder
 from hivetune.base.sealed import read_sealed
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, NotDeployed, UsageError
-from hivetune.release.export import PROOF
-from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG, CONFIG, EVALUATION, EXPORTS, RECORD, VERDICT
+from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG, CONFIG, EVALUATION, EXPORTS, PROOF, RECORD, VERDICT
 
 EXPORTED = "exports"
 ADAPTER_EXPORT = "gguf-adapter"  # the kind of export that is served

@@ -34,6 +34,7 @@ EVALUATION, VERDICT = "eval.json", "gate.json"
 LOSS_CURVE = "loss.svg"
 # Folders of the measurement before step 0, of the child that saves an adapter and of exports.
 PROBE, SALVAGE, EXPORTS = "probe", "salvage", "export"
+PROOF = "proof.json"  # beside exported files: whether they are what was trained
 # Folders of the workers that compute packs for the run's own, by number; of torchrun's processes, by rank.
 WORKERS, RANKS = "workers", "ranks"
 # The folder of an isolation's children; the lines that children write who score, and those of ISOLATION.

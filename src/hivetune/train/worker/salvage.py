@@ -10,8 +10,7 @@ from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Salvage
 from hivetune.run.folder import read_resolved
 from hivetune.train.worker.checkpoint import kept_adapter, load_newest_good
-from hivetune.train.worker.model.adapter import write_adapter
-from hivetune.train.worker.session import base_name
+from hivetune.train.worker.model.adapter import base_name, write_adapter
 
 
 def main(task: Salvage, heartbeat: Heartbeat) -> dict[str, Any]:

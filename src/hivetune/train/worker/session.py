@@ -14,13 +14,11 @@ from typing import Any
 
 from torch import Tensor
 
-from hivetune.base.disk import read_json
 from hivetune.base.journal import Journal, read_journal
 from hivetune.base.typed import from_plain
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.errors import DataRefused, HivetuneError, UsageError
-from hivetune.models.prepared import DESCRIPTION
 from hivetune.process.child import Heartbeat, read_ranks
 from hivetune.process.protocol import Beat, Train
 from hivetune.run import checkpoints
@@ -33,7 +31,7 @@ from hivetune.train.worker.exchange.exchange import Exchange, open_exchange, wit
 from hivetune.train.worker.exchange.grid import FIRST_EXPONENT
 from hivetune.train.worker.measure import canary
 from hivetune.train.worker.measure.probe import compare_with_prediction
-from hivetune.train.worker.model.adapter import begin, fill, is_as_begun, same_views, write_adapter
+from hivetune.train.worker.model.adapter import base_name, begin, fill, is_as_begun, same_views, write_adapter
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import LoraModel
 from hivetune.train.worker.optimizer import AdamW
@@ -378,14 +376,6 @@ def _take_back(journal: Journal, path: Path, step: int) -> None:
     remaining = [entry for entry in entries if entry.get("step", 0) <= step]
     if len(remaining) < len(entries):
         journal.replace(remaining)
-
-
-def base_name(model_folder: Path) -> tuple[str, str | None]:
-    """Return what PEFT loads the base from: the Hub's name and revision, else the prepared folder."""
-    described = read_json(model_folder / DESCRIPTION)
-    if described["kind"] == "hub":
-        return described["source"], described.get("revision")
-    return str(model_folder.resolve()), None
 
 
 def _totals(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

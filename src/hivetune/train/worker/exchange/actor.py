@@ -71,8 +71,8 @@ class PackActor:
     def _load(self, order: ActorOrder, model_folder: Path, device: str) -> dict[str, Any]:
         from hivetune.run.choices import Choices
         from hivetune.train.worker.exchange.trust import hello
-        from hivetune.train.worker.exchange.worker import load_welcomed
         from hivetune.train.worker.measure import canary
+        from hivetune.train.worker.model.load import load_welcomed
 
         self._model = load_welcomed(model_folder, order.welcome, Choices(device=device, recompute=order.recompute))
         canary.check_model(self._model)

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from hivetune.base.disk import MANIFEST, sha256_file
 from hivetune.base.journal import Journal
-from hivetune.base.typed import to_plain
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import Snapshot
 from hivetune.errors import UsageError
@@ -33,6 +32,7 @@ from hivetune.train.worker.exchange.grid import exponent_of, to_gradient
 from hivetune.train.worker.exchange.group import GroupCrew, open_store
 from hivetune.train.worker.exchange.trust import OWN, hello
 from hivetune.train.worker.exchange.work import Pack, Work, WorkResult, compute, pack_seed, step_seed
+from hivetune.train.worker.model.load import welcome_of
 from hivetune.train.worker.model.protocol import Document, LoraModel
 
 # Documents that a worker scores at once in validation.
@@ -203,13 +203,3 @@ def open_exchange(task: Train, config: RunConfig, choices: Choices, model: LoraM
         expected=ranks.size - 1,
     )
     return Packs(model, config.seed, crew)
-
-
-def welcome_of(config: RunConfig, choices: Choices) -> dict[str, Any]:
-    """Return everything that a worker needs to load the same model by `load_welcomed`."""
-    return {
-        "lora": config.lora.model_dump(mode="json"),
-        "method": config.method,
-        "memory_share": config.supervise.memory_share,
-        "choices": to_plain(choices),
-    }

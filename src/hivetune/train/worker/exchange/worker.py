@@ -5,23 +5,18 @@ It holds the base model and nothing that must survive: weights and tokens come w
 
 import json
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from hivetune.base.typed import from_plain
-from hivetune.config import LoraConfig
 from hivetune.process.child import Heartbeat, Ranks, run_child
 from hivetune.process.protocol import Beat, ComputePacks, Train
 from hivetune.run.choices import NO_CHOICES, Choices
-from hivetune.train.worker.device import start_with
 from hivetune.train.worker.exchange.group import POLL_S, open_store, serve_group
 from hivetune.train.worker.exchange.trust import hello
-from hivetune.train.worker.model.load import load_model
-from hivetune.train.worker.model.protocol import LoraModel
+from hivetune.train.worker.model.load import load_welcomed
 
 
 def main(task: ComputePacks, heartbeat: Heartbeat) -> dict[str, Any]:
@@ -57,14 +52,6 @@ def _serve(
         changes = replace(changes, device=card)
     model = load_welcomed(folder, welcome, changes)
     return {"computed": serve_group(model, store, hello(number, folder, model), heartbeat, local=local)}
-
-
-def load_welcomed(folder: Path, welcome: Mapping[str, Any], changes: Choices) -> LoraModel:
-    """Return the same model as the run's process has, with this worker's own device and `changes`."""
-    choices = changes.over(from_plain(Choices, welcome["choices"]))
-    device, dtype = start_with(choices, welcome["memory_share"])
-    lora = LoraConfig(**welcome["lora"])
-    return load_model(folder, lora, method=welcome["method"], dtype=dtype, device=device, choices=choices)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from hivetune.base.disk import read_json, write_atomic, write_json
 from hivetune.config import LoraConfig
 from hivetune.errors import UsageError
 from hivetune.models.architecture import A_WEIGHT, ALL_LINEAR, PREFIX, Linear, expert_tensors, names_of, peft_targets
+from hivetune.models.prepared import DESCRIPTION
 from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG
 
 
@@ -95,6 +96,14 @@ def is_as_begun(adapter: Mapping[str, Tensor], lora: LoraConfig) -> bool:
         return not any(bool(view.any()) for name, view in adapter.items() if ".lora_B." in name)
     tensors = read_adapter(Path(lora.start))[1]
     return all(torch.equal(view.cpu().to(torch.float32), tensors[name]) for name, view in adapter.items())
+
+
+def base_name(model_folder: Path) -> tuple[str, str | None]:
+    """Return what PEFT loads the base from: the Hub's name and revision, else the prepared folder."""
+    described = read_json(model_folder / DESCRIPTION)
+    if described["kind"] == "hub":
+        return described["source"], described.get("revision")
+    return str(model_folder.resolve()), None
 
 
 def write_adapter(

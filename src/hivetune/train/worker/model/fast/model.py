@@ -88,10 +88,10 @@ class FastModel:
         self._ops, self.product = self._backend.ops, self._backend.multiply
         rank_multiple = choices.rank_multiple or 1 if self._ops.name == "torch" else 1
         columns = -(-lora.r // rank_multiple) * rank_multiple
-        self.weights = read_weights(
+        self.weights, self._stream = read_weights(
             folder, self.spec, lora, dtype, device, columns=columns, choices=choices, packed=quantized
         )
-        self.num_streamed = self.weights.stream.layers if self.weights.stream else 0
+        self.num_streamed = self._stream.layers if self._stream else 0
         self.master_N, self._sum_N, self.adapter = bind_adapter(self.weights, lora, device, columns=columns)
         self.budget_tokens = choices.budget_tokens or FAST_BUDGET_TOKENS
         self.pack_tokens = choices.pack_tokens
@@ -125,7 +125,7 @@ class FastModel:
         return None if self._replayed is None else self._replayed.shapes
 
     def streamed(self) -> Streamed:
-        return self.weights.stream.report() if self.weights.stream else Streamed()
+        return self._stream.report() if self._stream else Streamed()
 
     def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
         return self.compute(self.lay_out(documents), scale)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from hivetune.config import LoraConfig
 from hivetune.models.architecture import Linear, names_of, parameter_names
-from hivetune.train.worker.model.fast.weights.stream import LayerStream
 from hivetune.train.worker.model.memory import padded_zeros, wide_of
 
 # Makes a call of torch with these arguments (TorchOps.do).
@@ -174,19 +173,10 @@ class Weights:
     head_VD: Tensor
     norm_D: Tensor
     layers: list[Layer] = field(default_factory=list)
-    stream: LayerStream | None = None
-    """The stream of the first layers, where they do not stay on the device."""
-    unpack: Sequence[Callable[[], None]] = ()
-    """Functions that unpack each layer to the one place that all share; empty unless layers are stored in four bits."""
     num_replaced: int = 0
     """The number of first layers whose matrices share places with others: `enter` brings them."""
-
-    def enter(self, layer: int, following: Sequence[int]) -> None:
-        """Bring the matrices of `layer`, which are read next; then, in this order, those of `following`."""
-        if self.stream is not None:
-            self.stream.need(layer, following)
-        if self.unpack:
-            self.unpack[layer]()
+    enter: Callable[[int, Sequence[int]], None] = lambda layer, following: None
+    """Bring the matrices of `layer`, which are read next; then, in this order, those of `following`."""
 
 
 def _scale(x: Tensor, scaling: float, out: Tensor) -> None:

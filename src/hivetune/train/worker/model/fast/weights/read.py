@@ -4,7 +4,7 @@ Shapes as in matrices.py.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,8 +71,8 @@ def read_weights(
     columns: int,
     choices: Choices,
     packed: bool = False,
-) -> Weights:
-    """Read all matrices in `dtype` to `device`, merged, with zero rows for the adapters.
+) -> tuple[Weights, LayerStream | None]:
+    """Read all matrices in `dtype` to `device`, merged, with zero rows for the adapters. Return the stream too, if any.
 
     `columns`: rows for each adapter, its rank or more. `packed`: all layers are kept as NF4. Norms are fp32 (fp64 for
     fp64). The matrices of streamed layers come when they are needed. Raises UsageError when a tensor is missing,
@@ -98,17 +98,25 @@ def read_weights(
         for index, image in enumerate(images)
     ]
     weights.num_replaced = len(streamed)
+    unpack: list[Callable[[], None]] = []
     if in_four_bits:
         one_n = stream_device.empty(max(image.size_bytes for image in plain) + reader.slack_bytes())
-        weights.unpack = [
-            functools.partial(image.unpack, n, one_n) for image, n in zip(in_four_bits, buffers, strict=True)
-        ]
+        unpack = [functools.partial(image.unpack, n, one_n) for image, n in zip(in_four_bits, buffers, strict=True)]
         weights.num_replaced, buffers = len(plain), [one_n] * len(plain)
     weights.layers += [reader.layer(index, image, buffers[index]) for index, image in enumerate(plain)]
+    stream = None
     if streamed:
         source = source_for(device, choices.stream_from)
-        weights.stream = LayerStream(source, stream_device, streamed, turns, reader.checkpoint)
-    return weights
+        stream = LayerStream(source, stream_device, streamed, turns, reader.checkpoint)
+
+    def enter(layer: int, following: Sequence[int]) -> None:
+        if stream is not None:
+            stream.need(layer, following)
+        if unpack:
+            unpack[layer]()
+
+    weights.enter = enter
+    return weights, stream
 
 
 @dataclass(frozen=True)
