@@ -113,11 +113,11 @@ def test_documents_go_on_where_they_ended(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("hivetune.data.intake.sources.documents._BATCH_ROWS", 4)
     reader = parse_sources([str(path)])[0]
     with closing(open_database()) as database:
-        reader.open(database, False, threading.Event())
-        batch = reader.read()
+        batches = reader.batches(database, False, threading.Event())
+        batch = next(batches)
         assert batch
         commit_batch(database, batch)
-        reader.close()
+        batches.close()
     assert total(str(path)) == (6, 0, 0, 0)
     with open(path, "a") as file:
         file.write("question 10,answer\ntoo,many,fields\n")

@@ -4,8 +4,9 @@ import gzip
 import json
 import os
 import shutil
+import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from hivetune.base.database import open_database
 from hivetune.data.intake.interactions import commit_batch
 from hivetune.data.intake.sources import jsonl, rotation
+from hivetune.data.intake.sources.delivered import Batches
 from hivetune.data.intake.sources.jsonl import JsonlReader
 from hivetune.errors import Busy, UsageError
 
@@ -116,14 +118,12 @@ def test_half_a_line_waits_for_its_end(log: Path) -> None:
 def follow_once(reader: JsonlReader) -> int:
     """All that a following reader has now; the number of rows."""
     with closing(open_database()) as database:
-        reader.open(database, True, threading.Event())
-        return sum(drain(reader, database))
+        return drain(reader.batches(database, True, threading.Event()), database)
 
 
-def drain(reader: JsonlReader, database: object) -> Iterator[int]:
-    while batch := reader.read():
-        yield commit_batch(database, batch).stored  # type: ignore[arg-type]
-        reader.confirm()
+def drain(batches: Batches, database: sqlite3.Connection) -> int:
+    """The number of rows until there is nothing new."""
+    return sum(commit_batch(database, batch).stored for batch in iter(lambda: next(batches), None) if batch)
 
 
 def test_a_last_row_without_line_feed_is_taken_once(log: Path) -> None:
@@ -303,14 +303,14 @@ def test_following_goes_through_a_rotation_without_a_note(log: Path) -> None:
     append(log, 1)
     reader = JsonlReader(str(log))
     with closing(open_database()) as database:
-        reader.open(database, True, threading.Event())
-        assert sum(drain(reader, database)) == 1
+        batches = reader.batches(database, True, threading.Event())
+        assert drain(batches, database) == 1
         append(log, 2)
         rename(log)
         append(log, 3)
-        assert sum(drain(reader, database)) == 2
+        assert drain(batches, database) == 2
         append(log.with_name("chat.jsonl.1"), 4)  # the writer still held it open
-        assert sum(drain(reader, database)) == 1
+        assert drain(batches, database) == 1
     assert reader.notes == []
 
 
@@ -358,15 +358,11 @@ def test_a_source_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
 
 def test_two_collectors_of_one_log_do_not_step_over_each_other(log: Path) -> None:
     append(log, *range(10))
-    first, second = JsonlReader(str(log)), JsonlReader(str(log))
     with closing(open_database()) as database:
-        for reader in (first, second):
-            reader.open(database, False, threading.Event())
-        batch = first.read()
-        assert batch
+        first, second = (JsonlReader(str(log)).batches(database, False, threading.Event()) for _ in range(2))
+        batch, other = next(first), next(second)
+        assert batch and other
         commit_batch(database, batch)
-        other = second.read()
-        assert other
         with pytest.raises(Busy, match="another collector"):
             commit_batch(database, other)
 

@@ -136,25 +136,20 @@ def test_entries_come_once_with_stream_id_and_time(server: RedisServer) -> None:
 @pytest.mark.slow
 def test_nothing_is_acknowledged_before_it_is_stored(server: RedisServer) -> None:
     server.add("chats", *range(10))
-    first = reader_of(server)
     with closing(open_database()) as database:
-        first.open(database, False, threading.Event())
-        batch = first.read()
+        first, second, third = (reader_of(server).batches(database, False, threading.Event()) for _ in range(3))
+        batch = next(first)
         assert batch
         assert (len(batch.deliveries), pending(server)) == (10, 10)
         first.close()  # dies here; the same consumer gets them again at once
-        second = reader_of(server)
-        second.open(database, False, threading.Event())
-        again = second.read()
+        again = next(second)
         assert again
         commit_batch(database, again)
         second.close()  # dies here: stored, not acknowledged
-        third = reader_of(server)
-        third.open(database, False, threading.Event())
-        once_more = third.read()
+        once_more = next(third)
         assert once_more
         assert commit_batch(database, once_more).duplicates == 10
-        third.confirm()
+        assert next(third) is None
         third.close()
     assert (stored_numbers(), pending(server)) == (list(range(10)), 0)
 
@@ -191,10 +186,9 @@ def test_entries_that_were_deleted_unread_are_said(server: RedisServer) -> None:
 @pytest.mark.slow
 def test_a_deleted_entry_that_is_stored_is_no_loss(server: RedisServer) -> None:
     server.add("chats", *range(4))
-    first = reader_of(server)
     with closing(open_database()) as database:
-        first.open(database, False, threading.Event())
-        batch = first.read()
+        first = reader_of(server).batches(database, False, threading.Event())
+        batch = next(first)
         assert batch
         commit_batch(database, batch)
         first.close()
@@ -303,13 +297,14 @@ def test_a_disk_that_is_full_acknowledges_nothing(server: RedisServer, monkeypat
 def test_a_stream_that_is_deleted_under_a_follower(server: RedisServer) -> None:
     reader = reader_of(server)
     with closing(open_database()) as database:
-        reader.open(database, True, threading.Event())
+        batches = reader.batches(database, True, threading.Event())
+        assert next(batches) is None  # connected, and the group is made
         server.client.delete("chats")
         server.add("chats", 1)
-        batch = reader.read()
+        batch = next(batches)
         assert batch
         assert len(batch.deliveries) == 1
-        reader.close()
+        batches.close()
 
 
 def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ def test_rows_without_a_cursor_value_are_said(app: sqlite3.Connection, tmp_path:
     app.execute("INSERT INTO chats (question, answer, at) VALUES ('question 2', 'a', NULL)")
     reader = source.SqliteReader(str(tmp_path / "app.db"), "chats", {}, "at")
     with closing(open_database()) as database:
-        reader.open(database, False, threading.Event())
+        next(reader.batches(database, False, threading.Event()))
     assert reader.notes == [f"{tmp_path / 'app.db'}#chats: 1 rows without a usable at are not read"]
 
 
@@ -132,10 +132,10 @@ def test_a_writer_is_never_kept_waiting(app: sqlite3.Connection, tmp_path: Path)
     app.execute("PRAGMA busy_timeout = 0")
     reader = source.SqliteReader(str(tmp_path / "app.db"), "chats", {}, None)
     with closing(open_database()) as database:
-        reader.open(database, True, threading.Event())
-        assert reader.read()
+        batches = reader.batches(database, True, threading.Event())
+        assert next(batches)
         add(app, 5)
-        reader.close()
+        batches.close()
 
 
 def test_another_store_keeps_ids_and_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from hivetune.base.database import open_database
@@ -74,19 +75,11 @@ def collect(
 
 
 def _drain(reader: Reader, collected: Collected, *, follow: bool, stop: threading.Event) -> None:
-    database = open_database()
-    try:
-        reader.open(database, follow, stop)
-        while not stop.is_set():
-            batch = reader.read()
-            if batch:
-                tally = commit_batch(database, batch)
-                reader.confirm()
-                collected.add(reader.name, tally)
+    with closing(open_database()) as database, closing(reader.batches(database, follow, stop)) as batches:
+        for batch in batches:
+            if batch is not None:
+                collected.add(reader.name, commit_batch(database, batch))
             elif follow:
                 stop.wait(reader.poll_s)
             else:
                 return
-    finally:
-        reader.close()
-        database.close()

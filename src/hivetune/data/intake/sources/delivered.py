@@ -4,7 +4,7 @@ import contextlib
 import json
 import sqlite3
 import threading
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, Protocol
 
 from hivetune.data.formats import may_hold_rows, rows_inside
@@ -21,31 +21,28 @@ BINARY = "binary-column"
 BINARY_HINT = "leave the column out with map=, or store it as text"
 
 
+Batches = Generator[Batch | None, None, None]
+
+
 class Reader(Protocol):
-    """The part of a source that one thread reads. After a failure `read` returns the same rows again."""
+    """The part of a source that one thread reads."""
 
     name: str  # for people; never a password
     notes: list[str]  # messages for people, each once
 
-    poll_s: float  # how long to wait after a `read` that brought nothing
+    poll_s: float  # how long to wait where there is nothing new
 
     @property
     def waiting(self) -> list[str]:
         """The places of rows that are not complete yet."""
 
-    def open(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> None:
-        """Find the position to continue from. With `follow`, later rows count too. Raise UsageError, MachineNotFit.
+    def batches(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> Batches:
+        """Yield the rows after the stored position, and None where there are no more now.
 
-        The database stays open until `close` and belongs to the calling thread.
+        Whoever asks for the next batch has made the last one durable: it is acknowledged then. With `follow`, later
+        rows count too, and the reader may wait for a second. The end is soon after `stop` is set. Raise UsageError,
+        MachineNotFit.
         """
-
-    def read(self) -> Batch | None:
-        """Return the next rows, or None. With `follow` it may wait for a second."""
-
-    def confirm(self) -> None:
-        """Acknowledge the last batch, which is durable now."""
-
-    def close(self) -> None: ...
 
 
 def parse_line(line: bytes) -> dict[str, Any]:

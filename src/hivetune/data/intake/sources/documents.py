@@ -1,15 +1,14 @@
 """The reader of files that are written once (CSV, Parquet, JSON, standard input), row by row and resumable."""
 
-import contextlib
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
 from itertools import islice
 
 from hivetune.base.disk import scratch_folder
 from hivetune.data.intake.files import plan_inputs
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery, read_cursor
+from hivetune.data.intake.sources.delivered import Batches
 from hivetune.data.prepare.understand import NO_COLUMNS, examine_files
 from hivetune.data.read import RawRow, parse_row, read_rows
 from hivetune.data.reasons import RowRefused
@@ -29,63 +28,34 @@ class DocumentReader:
         self.notes: list[str] = []
         self.waiting: list[str] = []
         self._path = path if path == "-" else os.path.realpath(path)
-        self._resources = contextlib.ExitStack()
-        self._database: sqlite3.Connection | None = None
-        self._state: tuple[int, int] | None = None
-        self._rows: Iterator[RawRow] = iter(())
-        self._digest, self._num_taken = "", 0
-        self._stored: str | None = None
-        self._next: tuple[int, str] | None = None
 
-    def open(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> None:
-        self._database = database
-        self._spill = self._resources.enter_context(scratch_folder())
-        self._start(database)
+    def batches(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> Batches:
+        path, key = self._path, f"file:{self._path}"
+        with scratch_folder() as spill:
+            while not stop.is_set():
+                state, stored = _state(path), read_cursor(database, key)
+                inputs = examine_files(plan_inputs(path, spill), NO_COLUMNS)
+                digest, _, count = (stored or " 0").partition(" ")
+                num_taken = int(count) if digest == inputs.digest else 0
+                rows = islice((row for chunk in inputs.chunks for row in read_rows(chunk)), num_taken, None)
+                while not stop.is_set() and (taken := list(islice(rows, _BATCH_ROWS))):
+                    num_taken += len(taken)
+                    after = f"{inputs.digest} {num_taken}"
+                    deliveries = [self._delivery(raw, inputs.digest) for raw in taken]
+                    yield Batch(path, deliveries, Cursor(key, stored, after))
+                    stored = after
+                yield None
+                while not stop.is_set() and (path == "-" or state == _state(path)):
+                    yield None
 
-    def read(self) -> Batch | None:
-        if self._database is None:
-            raise ValueError("read before open")
-        rows = list(islice(self._rows, _BATCH_ROWS))
-        if not rows:
-            if self._path != "-" and self._state != _state(self._path):
-                self._start(self._database)
-            return None
-        deliveries: list[Delivery] = []
-        for raw in rows:
-            key = f"file:{raw.source}" + (f":{self._digest}" if self._path == "-" else "")
-            try:
-                if raw.problem:
-                    raise raw.problem
-                deliveries.append(Delivery(self._path, raw.source, key, parse_row(raw.payload)))
-            except RowRefused as refused:
-                deliveries.append(Delivery(self._path, raw.source, key, refused, raw=raw.payload))
-        num_taken = self._num_taken + len(rows)
-        text = f"{self._digest} {num_taken}"
-        self._next = num_taken, text
-        return Batch(self._path, deliveries, Cursor(self._key, self._stored, text))
-
-    def confirm(self) -> None:
-        if self._next:
-            self._num_taken, self._stored = self._next
-            self._next = None
-
-    def close(self) -> None:
-        self._rows = iter(())
-        self._resources.close()
-
-    @property
-    def _key(self) -> str:
-        return f"file:{self._path}"
-
-    def _start(self, database: sqlite3.Connection) -> None:
-        """Plan the file again and skip the stored rows. Raise UsageError, MachineNotFit."""
-        self._state = _state(self._path)
-        inputs = examine_files(plan_inputs(self._path, self._spill), NO_COLUMNS)
-        self._digest = inputs.digest
-        self._stored = read_cursor(database, self._key)
-        digest, _, num_taken = (self._stored or " 0").partition(" ")
-        self._num_taken = int(num_taken) if digest == inputs.digest else 0
-        self._rows = islice((row for chunk in inputs.chunks for row in read_rows(chunk)), self._num_taken, None)
+    def _delivery(self, raw: RawRow, digest: str) -> Delivery:
+        key = f"file:{raw.source}" + (f":{digest}" if self._path == "-" else "")
+        try:
+            if raw.problem:
+                raise raw.problem
+            return Delivery(self._path, raw.source, key, parse_row(raw.payload))
+        except RowRefused as refused:
+            return Delivery(self._path, raw.source, key, refused, raw=raw.payload)
 
 
 def _state(path: str) -> tuple[int, int] | None:

@@ -3,14 +3,14 @@
 import os
 import sqlite3
 import threading
-from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hivetune.base.paths import quoted, spelled
 from hivetune.data.intake.files import MAX_LINE_BYTES
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery
-from hivetune.data.intake.sources.delivered import is_complete, rows_of_line
+from hivetune.data.intake.sources.delivered import Batches, is_complete, rows_of_line
 from hivetune.data.intake.sources.rotation import (
     SAMPLE_BYTES,
     Generations,
@@ -60,9 +60,6 @@ class JsonlReader:
         self.poll_s = 0.2
         self._generations = Generations(pattern, self.notes)
         self._follow = False
-        self._todo: deque[tuple[Track, bool]] = deque()
-        self._next: tuple[Track, Position] | None = None
-        self._moved = False  # a log was renamed or truncated between look and read
 
     def has_files(self) -> bool:
         return bool(self._generations.files())
@@ -75,7 +72,7 @@ class JsonlReader:
     def waiting(self) -> list[str]:
         return self._generations.waiting()
 
-    def open(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> None:
+    def batches(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> Batches:
         self._follow = follow
         self._generations.load(database)
         if not follow and not self.has_files():
@@ -84,48 +81,46 @@ class JsonlReader:
                 f"{spelled(self.name)} {fault}", hint="give a file, a folder with *.jsonl, or a glob in quotes"
             )
 
-    def read(self) -> Batch | None:
-        for _ in range(LOOKS):
-            if not self._todo:
-                self._moved = False
-                self._todo.extend(self._generations.look())
-            while self._todo:
-                track, cursor_only = self._todo[0]
-                batch = self._move(track, track.position) if cursor_only else self._read(track)
-                if batch:
-                    return batch
-                self._todo.popleft()
-            if not self._moved:
-                break
-        return None
+        looks_left = LOOKS
+        while not stop.is_set():
+            moved = False  # whether a log was renamed or truncated between look and read
+            for track, cursor_only in self._generations.look():
+                try:
+                    for batch in self._generation(track, cursor_only=cursor_only):
+                        yield batch
+                        if stop.is_set():
+                            return
+                        looks_left = LOOKS
+                except Moved:
+                    moved = True
+            looks_left -= 1
+            if not moved or not looks_left:
+                yield None
+                looks_left = LOOKS
 
-    def confirm(self) -> None:
-        if self._next:
-            track, position = self._next
-            track.position = position
-            track.stored = track.position.dump()
-            self._next = None
+    def _generation(self, track: Track, *, cursor_only: bool) -> Iterator[Batch]:
+        """Yield the next rows of one generation, or only its position if that is not stored yet. Raise Moved."""
+        while True:
+            after, deliveries = (track.position, []) if cursor_only else self._read(track)
+            text = after.dump()
+            if text == track.stored and not deliveries:
+                return
+            yield Batch(after.origin, deliveries, Cursor(after.key, track.stored, text))
+            track.position, track.stored = after, text
 
-    def close(self) -> None:
-        self._todo.clear()
-
-    def _read(self, track: Track) -> Batch | None:
-        """Return the next rows of one generation, None if all of it was read."""
+    def _read(self, track: Track) -> tuple[Position, list[Delivery]]:
+        """Return the next rows of one generation, and the position after them. Raise Moved."""
         position = track.position
         track.waiting = None
         before = min(position.offset, SAMPLE_BYTES)
         try:
             chunk, at_end, error = self._chunk(position, before)
-        except Moved:
-            self._moved = True
-            return None  # it was renamed, and the next look finds it
         except PermissionError:
             raise UsageError(
                 f"{spelled(position.path)} is not readable", hint=f"chmod u+r {quoted(position.path)}"
             ) from None
         if not error and sample_hash(chunk[:before]) != (position.tail or sample_hash(b"")):
-            self._moved = True
-            return None  # it was truncated, and the next look finds the copy
+            raise Moved(position.path)  # it was truncated, and the next look finds the copy
         body = chunk[before:]
         lines = self._split(position, body, at_end)
         if at_end and not lines.deliveries and (error or lines.consumed < len(body)):
@@ -140,7 +135,7 @@ class JsonlReader:
             head = position.head if position.offset >= SAMPLE_BYTES else sample_hash(read[:SAMPLE_BYTES])
             tail, offset = sample_hash(read[-SAMPLE_BYTES:]), position.offset + lines.consumed
             after = replace(after, offset=offset, line=lines.line, head=head, tail=tail, skipping=lines.skipping)
-        return self._move(track, after, lines)
+        return after, lines.deliveries
 
     def _chunk(self, position: Position, before: int) -> tuple[bytes, bool, Exception | None]:
         """Return (`before` old bytes and new ones, whether they are the last, the damage that ended them).
@@ -196,12 +191,3 @@ class JsonlReader:
             lines.consumed += len(text)
         else:
             track.waiting = f"{track.position.origin}:{lines.line + 1}"
-
-    def _move(self, track: Track, after: Position, lines: _Lines | None = None) -> Batch | None:
-        """Return a batch that moves the stored cursor to `after`, None if it is already there."""
-        text = after.dump()
-        deliveries = lines.deliveries if lines else ()
-        if text == track.stored and not deliveries:
-            return None
-        self._next = track, after
-        return Batch(after.origin, deliveries, Cursor(after.key, track.stored, text))

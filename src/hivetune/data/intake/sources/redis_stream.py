@@ -12,6 +12,7 @@ from hivetune.data.intake.interactions import Batch, Delivery
 from hivetune.data.intake.sources.delivered import (
     DELETED,
     DELETED_HINT,
+    Batches,
     divided,
     from_columns,
     rename,
@@ -67,7 +68,7 @@ class RedisReader:
         self._field, self._map = field, dict(column_map or {})
         self._claim_after_s, self._patience_s = claim_after_s, patience_s
         self._client: Any = None
-        self._database: sqlite3.Connection | None = None
+        self._database: sqlite3.Connection
         self._stop = threading.Event()
         self._follow = False
         self._own_pending = True
@@ -76,15 +77,17 @@ class RedisReader:
         self._unacknowledged: list[bytes] = []
         self._ever_connected = False
 
-    def open(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> None:
+    def batches(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> Batches:
         self._database, self._follow, self._stop = database, follow, stop
-        self._patiently(lambda: None)
+        try:
+            while not stop.is_set():
+                yield self._patiently(self._step)
+                self._acknowledge()
+        finally:
+            self._disconnect()
 
-    def read(self) -> Batch | None:
-        return self._patiently(self._step)
-
-    def confirm(self) -> None:
-        """Acknowledge the entries. After a failure they stay pending, come again, and are recognised."""
+    def _acknowledge(self) -> None:
+        """Acknowledge the last batch. After a failure its entries stay pending, come again, and are recognised."""
         ids, self._unacknowledged = self._unacknowledged, []
         redis = load_redis()
         try:
@@ -93,7 +96,7 @@ class RedisReader:
         except (redis.exceptions.RedisError, redis.exceptions.RedisClusterException, OSError) as error:
             if not is_passing(error):
                 raise explain_redis(error, self._server, self._stream) from error
-            self.close()
+            self._disconnect()
 
     def _patiently(self, step: Callable[[], Batch | None]) -> Batch | None:
         """Run `step` with a connection, which is made again with growing pauses whenever it breaks.
@@ -108,7 +111,7 @@ class RedisReader:
                     self._connect()
                 return step()
             except (redis.exceptions.RedisError, redis.exceptions.RedisClusterException, OSError) as error:
-                self.close()
+                self._disconnect()
                 if not is_passing(error):
                     raise explain_redis(error, self._server, self._stream) from error
                 if time.monotonic() - started > self._patience_s and not (self._follow and self._ever_connected):
@@ -135,7 +138,7 @@ class RedisReader:
         self._own_pending, self._claim_from = True, b"0-0"
         self._ever_connected = True
 
-    def close(self) -> None:
+    def _disconnect(self) -> None:
         client, self._client = self._client, None
         if client is not None:
             client.close()
@@ -184,8 +187,6 @@ class RedisReader:
 
     def _batch(self, entries: list[Any]) -> Batch | None:
         deliveries: list[Delivery] = []
-        if self._database is None:
-            raise ValueError("read before open")
         self._unacknowledged = []
         for entry, fields in entries:
             if entry is None:

@@ -7,28 +7,19 @@ import json
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from hivetune.base.database import open_to_read
 from hivetune.base.paths import spelled
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery, read_cursor
-from hivetune.data.intake.sources.delivered import divided, from_columns, parse_line, rename
+from hivetune.data.intake.sources.delivered import Batches, divided, from_columns, parse_line, rename
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import Busy, UsageError
 
 PAGE_ROWS = 1000
 OWN_TABLE = "interactions"
 OWN_COLUMNS = {"id", "content_id", "source", "row"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Cursor:
-    """The position in a table: the value of the cursor column, and fingerprints of all rows with it."""
-
-    value: int | float | str | None = None
-    ties: tuple[str, ...] = ()
 
 
 class SqliteReader:
@@ -49,58 +40,39 @@ class SqliteReader:
         self._map = dict(column_map)
         self._column = cursor
         self._has_rowid = True
-        self._connection: sqlite3.Connection | None = None
-        self._cursor = _Cursor()
-        self._stored: str | None = None
-        self._next: tuple[_Cursor, str] | None = None
-        self._passing = False
+        self._connection: sqlite3.Connection
 
-    @property
-    def _key(self) -> str:
-        return f"sqlite:{self.name}#{self._column or 'rowid'}"
-
-    def open(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> None:
+    def batches(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> Batches:
         if not os.path.isfile(self._path):
             hint = "give the path of a SQLite file: sqlite:PATH?table=NAME"
             raise UsageError(f"{spelled(self._path)} does not exist", hint=hint)
+        key = f"sqlite:{self.name}#{self._column or 'rowid'}"
+        stored = read_cursor(database, key)
+        # The position: the value of the cursor column, and fingerprints of all rows with it.
+        position = json.loads(stored) if stored is not None else {"value": None, "ties": []}
         self._connection = open_to_read(self._path)
         self._connection.text_factory = _decode
-        with self._explained():
+        with contextlib.closing(self._connection), self._explained():
             self._check_table()
-        self._stored = read_cursor(database, self._key)
-        if self._stored is not None:
-            cursor = json.loads(self._stored)
-            self._cursor = _Cursor(cursor["value"], tuple(cursor["ties"]))
-
-    def read(self) -> Batch | None:
-        with self._explained():
-            value, ties = self._cursor.value, self._cursor.ties
-            looks_back = not self._passing and self._column is None and bool(ties)
-            # Start again if the last row has changed: rows were deleted, and rowids may be reused. Unchanged rows have
-            # the same ids, so nothing is stored twice.
-            if looks_back and tuple(map(_fingerprint, self._select("= ?", 1, value))) != ties:
-                self._cursor = _Cursor()
-            page = self._page()
-        self._passing = bool(page)
-        if not page:
-            return None
-        deliveries = [delivery for cells in page for delivery in self._deliveries(cells)]
-        value = page[-1]["#cursor"]
-        ties = tuple(_fingerprint(cells) for cells in page if cells["#cursor"] == value)
-        earlier_ties = self._cursor.ties if value == self._cursor.value else ()
-        text = json.dumps({"value": value, "ties": [*earlier_ties, *ties]})
-        self._next = _Cursor(value, (*earlier_ties, *ties)), text
-        return Batch(self.name, deliveries, Cursor(self._key, self._stored, text))
-
-    def confirm(self) -> None:
-        if self._next:
-            self._cursor, self._stored = self._next
-            self._next = None
-
-    def close(self) -> None:
-        if self._connection:
-            self._connection.close()
-            self._connection = None
+            page: list[dict[str, Any]] = []
+            while not stop.is_set():
+                value, ties = position["value"], position["ties"]
+                # Start again if the last row has changed: rows were deleted, and rowids may be reused. Unchanged rows
+                # have the same ids, so nothing is stored twice.
+                looks_back = not page and self._column is None and ties
+                if looks_back and list(map(_fingerprint, self._select("= ?", 1, value))) != ties:
+                    value, ties = None, []
+                page = self._page(value, ties)
+                if not page:
+                    yield None
+                    continue
+                last = page[-1]["#cursor"]
+                new_ties = [_fingerprint(cells) for cells in page if cells["#cursor"] == last]
+                position = {"value": last, "ties": [*(ties if last == value else []), *new_ties]}
+                after = json.dumps(position)
+                deliveries = [delivery for cells in page for delivery in self._deliveries(cells)]
+                yield Batch(self.name, deliveries, Cursor(key, stored, after))
+                stored = after
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -148,9 +120,8 @@ class SqliteReader:
             if unread:
                 self.notes.append(f"{self.name}: {unread} rows without a usable {self._column} are not read")
 
-    def _page(self) -> list[dict[str, Any]]:
+    def _page(self, value: int | float | str | None, known_ties: Collection[str]) -> list[dict[str, Any]]:
         """Return the next rows in the cursor's order. Rows with the same value are on one page."""
-        value, known_ties = self._cursor.value, set(self._cursor.ties)
         if value is None:
             late, rows = [], self._select("IS NOT NULL", PAGE_ROWS + 1)
         else:
@@ -177,8 +148,6 @@ class SqliteReader:
 
     def _query(self, query: str, *values: object) -> list[dict[str, Any]]:
         """Return all rows at once, so that no read lock outlives the call."""
-        if self._connection is None:
-            raise ValueError("read before open")
         cursor = self._connection.execute(query, values)
         names = [column[0] for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
