@@ -4,13 +4,14 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hivetune.data.checks.placeholders import MAX_CHARS, placeholder_in
 from hivetune.data.columns import stands_in
-from hivetune.data.files.kinds import text_lines
+from hivetune.data.files.text import text_lines
 from hivetune.data.formats import langchain_debug, lm_studio_log, vllm_log
 from hivetune.data.formats.opencode import rows as opencode_rows
 from hivetune.data.pieces.logs import PlacedRow
@@ -120,21 +121,11 @@ def test_a_part_takes_time_in_proportion_to_its_text(
     assert any(b <= 8 * a + 0.002 for a, b in times), times
 
 
-class OneLine:
-    """The bytes of one line without an end, block for block."""
-
-    def __init__(self, size: int):
-        self.left = size
-
-    def read(self, size: int) -> tuple[bytes, str | None]:
-        size = min(size, self.left)
-        self.left -= size
-        return b"a" * size, None
-
-
-def test_a_huge_line_is_copied_once() -> None:
+def test_a_huge_line_is_copied_once(tmp_path: Path) -> None:
+    path = tmp_path / "one.txt"
+    path.write_bytes(b"a" * (128 << 20))
     started = time.process_time()
-    assert [len(line) for _, line in text_lines(OneLine(128 << 20))] == [128 << 20]
+    assert [len(line) for _, line in text_lines(str(path), "talk")] == [128 << 20]
     assert time.process_time() - started < 2  # 7 s when each block was joined to what was there
 
 

@@ -16,7 +16,7 @@ import pytest
 from data.conftest import chat
 
 from hivetune.config import DataConfig
-from hivetune.data.files import kinds
+from hivetune.data.files import text
 from hivetune.data.intake import files
 from hivetune.data.intake.files import find_sources, matching_files, plan_inputs
 from hivetune.data.prepare.prepare import check, report_full_disk
@@ -257,7 +257,7 @@ def test_a_command_in_the_place_of_a_file(tmp_path: Path) -> None:
 def test_a_file_that_unpacks_to_fill_the_disk_is_cut_off(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kinds, "ALWAYS_UNPACKED_BYTES", 1 << 16)
+    monkeypatch.setattr(text, "ALWAYS_UNPACKED_BYTES", 1 << 16)
     zeros = (b"[" if ".json." in name else b"") + b" " * (8 << 20)
     (tmp_path / name).write_bytes(as_zst(zeros) if name.endswith("zst") else gzip.compress(zeros))
     (tmp_path / "spill").mkdir()

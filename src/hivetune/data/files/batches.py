@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from hivetune.data.files.kinds import open_bytes, text_lines
+from hivetune.data.files.text import beginning, text_lines
 from hivetune.data.pieces.logs import events
 
 BatchSide = Literal["questions", "answers"]
@@ -22,7 +22,7 @@ def batch_side(path: str, form: str) -> BatchSide | None:
     """Return which side of a batch a JSONL file is, by its first line; None: no batch, or both sides in one file."""
     if form.partition(".")[0] != "jsonl":
         return None
-    head = open_bytes(path, form).read(_HEAD_BYTES)[0]
+    head = beginning(path, form, _HEAD_BYTES)
     try:
         row = json.loads(head.split(b"\n", 1)[0])
     except (ValueError, RecursionError):
@@ -47,14 +47,14 @@ def join_batches(sides: Sequence[tuple[str, str, BatchSide, str]]) -> None:
             _index(database, path, form, side)
         for path, form, side, out in sides:
             with open(out, "w", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
-                for number, row, text in events(text_lines(open_bytes(path, form))):
+                for number, row, text in events(text_lines(path, form)):
                     line = text if row is None else _joined(database, row, side)
                     if line is not None:
                         file.write(f"{number}\tr\t{line}\n")
 
 
 def _index(database: sqlite3.Connection, path: str, form: str, side: BatchSide) -> None:
-    for _, row, _ in events(text_lines(open_bytes(path, form))):
+    for _, row, _ in events(text_lines(path, form)):
         identity = None if row is None else _id_of(row)
         if row is None or identity is None:
             continue

@@ -11,8 +11,9 @@ from itertools import islice
 from typing import NamedTuple
 
 from hivetune.data.columns import column_kind, looks_like_content, names_document
+from hivetune.data.files.text import Text
 from hivetune.data.pieces.fields import as_number, as_time, plain_name
-from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow, TextSource
+from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow
 from hivetune.data.reasons import RowRefused
 
 _DELIMITERS = (",", ";", "\t", "|")
@@ -62,7 +63,7 @@ class _Lines:
             index += 1
 
 
-def csv_rows(source: TextSource, delimiter: str | None) -> Iterator[PlacedRow]:
+def csv_rows(source: Text, delimiter: str | None) -> Iterator[PlacedRow]:
     lines = _Lines(source.lines())
     title, form, header = _beginning(lines, delimiter)
     named = header is None
@@ -109,7 +110,7 @@ def _or_by_tabs(fields: list[str] | None, lines: _Lines, form: _Form, header: li
     return plain
 
 
-def has_header(source: TextSource, delimiter: str | None) -> bool:
+def has_header(source: Text, delimiter: str | None) -> bool:
     """Return whether the first line of a table names its columns."""
     return _beginning(_Lines(source.lines()), delimiter)[2] is None
 

@@ -8,7 +8,7 @@ Polish).
 
 import codecs
 import re
-from typing import Protocol
+from collections.abc import Iterable, Iterator
 
 import chardet
 
@@ -35,12 +35,6 @@ _MIN_SIGNS = 20  # bytes beyond ASCII; with fewer, one text in twenty is taken f
 _WORD = re.compile(r"[^\W\d_]+")
 _BYTE_WORD, _ASCII_LETTER = re.compile(rb"[A-Za-z\x80-\xff]+"), re.compile(rb"[A-Za-z]")
 MIN_ZERO_SHARE = 0.3  # of the bytes of UTF-16 in which anything is ASCII; JSON has quotes, braces and names
-_BLOCK_BYTES = 1 << 16
-
-
-class ByteSource(Protocol):
-    def read(self, size: int) -> tuple[bytes, str | None]:
-        """Return at most `size` bytes, and the problem at the end of the readable part."""
 
 
 def plain_name_of(encoding: str) -> str:
@@ -96,38 +90,12 @@ def _is_utf8(line: bytes) -> bool:
     return True
 
 
-class Transcoded:
-    """A stream of another encoding as UTF-8. What is broken in it becomes U+FFFD, which the checks refuse."""
-
-    def __init__(self, source: ByteSource, encoding: str):
-        self._source = source
-        self._decoder = codecs.getincrementaldecoder(encoding)("replace")
-        self._started = False
-        self._rest = b""
-        self._problem: str | None = None
-        self._ended = False
-
-    def read(self, size: int) -> tuple[bytes, str | None]:
-        while len(self._rest) < size and not self._ended:
-            block, self._problem = self._source.read(_BLOCK_BYTES)
-            self._ended = not block or self._problem is not None
-            text = self._decoder.decode(block, final=self._ended)
-            if text and not self._started:
-                text, self._started = text.removeprefix("\ufeff"), True
-            self._rest += text.encode("utf-8", "replace")
-        chunk, self._rest = self._rest[:size], self._rest[size:]
-        return chunk, self._problem if self._ended and not self._rest else None
-
-
-class WithLineFeeds:
-    """A stream in UTF-8 with line feeds for carriage returns."""
-
-    def __init__(self, source: ByteSource):
-        self._source = source
-
-    def read(self, size: int) -> tuple[bytes, str | None]:
-        block, problem = self._source.read(size)
-        return block.replace(b"\r", b"\n"), problem
+def as_utf8(blocks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
+    """Yield a text of another encoding as UTF-8. What is broken in it becomes U+FFFD, which the checks refuse."""
+    texts = codecs.iterdecode(blocks, encoding, "replace")
+    yield next(texts, "").removeprefix("\ufeff").encode("utf-8", "replace")
+    for text in texts:
+        yield text.encode("utf-8", "replace")
 
 
 def latin_text(payload: bytes) -> str | None:

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from hivetune.data.columns import column_kind, looks_like_content
+from hivetune.data.files.text import Text
 from hivetune.data.pieces.fields import plain_name
-from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow, TextSource, one_line
+from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow, one_line
 from hivetune.data.pieces.said import names
 from hivetune.data.reasons import RowRefused
 
@@ -38,7 +39,7 @@ _scan = json.JSONDecoder().raw_decode
 class _Document:
     """The text of the document and the current position."""
 
-    def __init__(self, source: TextSource):
+    def __init__(self, source: Text):
         self.source = source
         self.buffer = source.more()
         self.position, self.line = 0, 1
@@ -71,7 +72,7 @@ class _Document:
                 return ""
 
 
-def json_rows(source: TextSource) -> Iterator[PlacedRow]:
+def json_rows(source: Text) -> Iterator[PlacedRow]:
     document = _Document(source)
     in_array = wrapped = _skip_wrapper(document)
     first_keys: set[str] = set()

@@ -260,11 +260,6 @@ def message_in(event: Mapping[str, Any], shape: MessageShape) -> MessageLine | N
     return MessageLine(str(session), {"role": role, "content": text, **beside}, order, links)
 
 
-def is_event_like(event: Mapping[str, Any]) -> bool:
-    """Return whether a row may be a message."""
-    return _has_both(_flat(event))
-
-
 def _has_both(flat: Mapping[str, Any]) -> bool:
     return any(name in flat for name in _ROLES) and any(name in flat for name in TEXTS)
 

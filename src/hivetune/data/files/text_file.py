@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+from hivetune.data.files.text import Text
 from hivetune.data.formats.http_recording import text_of_bytes
-from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow, TextSource
+from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow
 from hivetune.data.pieces.rendered import is_marked
 from hivetune.data.pieces.transcripts import part_of, role_of, turns_in_text
 from hivetune.data.reasons import RowRefused
@@ -77,7 +78,7 @@ def _is_table(lines: Sequence[str]) -> bool:
     return alike and not all(map(_NUMBERED.match, lines))
 
 
-def text_rows(source: TextSource, form: str) -> Iterator[PlacedRow]:
+def text_rows(source: Text, form: str) -> Iterator[PlacedRow]:
     """Yield the rows of a file of one of TEXT_FORMS, each with the line where it begins."""
     number = 1
     for number, lines in _pieces(source, form):
@@ -90,7 +91,7 @@ def text_rows(source: TextSource, form: str) -> Iterator[PlacedRow]:
         yield number, RowRefused("broken-file", source.problem)
 
 
-def _pieces(source: TextSource, form: str) -> Iterator[tuple[int, list[str]]]:
+def _pieces(source: Text, form: str) -> Iterator[tuple[int, list[str]]]:
     """Yield (the number of its first line, the lines) of each row."""
     first = 1
     lines: list[str] = []
@@ -150,7 +151,7 @@ _STATUS = re.compile(r"[0-9]{3}")
 _HEADS_END = re.compile(rb"\r?\n\r?\n")
 
 
-def httprr_rows(source: TextSource) -> Iterator[PlacedRow]:
+def httprr_rows(source: Text) -> Iterator[PlacedRow]:
     """Yield one row for each call of a recording of Go's httprr: a line with the sizes of request and response, then
     both as they were sent. Its place is that line, which may begin inside a text line.
     """

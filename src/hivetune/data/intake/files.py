@@ -20,18 +20,9 @@ from typing import Literal
 from hivetune.base.database import database_path, open_database
 from hivetune.base.paths import quoted, spelled
 from hivetune.data.files.batches import BatchSide, batch_side, join_batches
-from hivetune.data.files.kinds import (
-    convert_lines,
-    convert_session,
-    file_format,
-    is_session,
-    lacks_header,
-    open_bytes,
-    refuse_prose,
-    session_format,
-    share_before_damage,
-)
+from hivetune.data.files.kinds import convert, file_format, is_log, lacks_header
 from hivetune.data.files.message_log import regroup
+from hivetune.data.files.text import COMPRESSED, read_blocks, share_before_damage
 from hivetune.errors import UsageError
 from hivetune.records import Progress, silent
 
@@ -87,7 +78,6 @@ def is_pipe(path: str) -> bool:
 
 ChunkKind = Literal["lines", "numbered", "oversize", "store"]
 _SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".eval")
-COMPRESSED = (".gz", ".zst")
 BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 16 << 20
 NO_HEADER = ".no-header"  # the suffix for a table without a header line
@@ -223,9 +213,7 @@ def plan_inputs(
             piped = contextlib.nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb")  # noqa: SIM115
             with open(path, "wb") as copy, piped as source:
                 shutil.copyfileobj(source, copy, BLOCK_BYTES)
-        form = formats[name] = session_format(path, name, file_format(path, name, encoding))
-        if form.partition(".")[0] in ("jsonl", "json"):
-            refuse_prose(path, name, form)
+        form = formats[name] = file_format(path, name, encoding)
         side = batch_side(path, form)
         if side is not None:
             _hash_file(path, digest)
@@ -250,27 +238,22 @@ def plan_inputs(
 def _converted(path: str, name: str, form: str, spilled: str, chunk_bytes: int) -> tuple[str, list[Chunk]]:
     """Write the rows of a file to `spilled`, and return (format, chunks)."""
     if form.startswith("jsonl."):
-        stream, problem, block = open_bytes(path, form), None, b"\n"
+        problems: list[str] = []
         with open(spilled, "wb") as out:
-            while block and not problem:
-                block, problem = stream.read(BLOCK_BYTES)
-                out.write(block)
+            out.writelines(read_blocks(path, form, problems))
         chunks = list(_cut(spilled, name, "lines", chunk_bytes, None))
-        if problem:
+        if problems:
             line = chunks[-1].first + chunks[-1].rows if chunks else 1
-            lost = _lost_rows(path, line - 1, problem)
+            lost = _lost_rows(path, line - 1, problems[0])
             text = "".join(f"{line}\tp\tbroken-file:{message}\n" for message in lost).encode()
             Path(f"{spilled}.problem").write_bytes(text)
             chunks.append(Chunk("numbered", f"{spilled}.problem", name, 0, len(text), 1, True, len(lost)))
         return form, chunks
-    if is_session(form):
-        convert_session(path, name, form, spilled)
-    else:
-        convert_lines(path, form, spilled)
+    convert(path, name, form, spilled)
     _add_lost_rows(path, form, spilled)
     if lacks_header(path, form):
         form += NO_HEADER
-    if not is_session(form) and regroup(spilled, name):
+    if not is_log(form) and regroup(spilled, name):
         form = f"message-log ({form})"
     return form, list(_cut(spilled, name, "numbered", chunk_bytes, None))
 

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from hivetune.data.reasons import RowRefused
 
@@ -13,19 +13,6 @@ MAX_ROW_CHARS = 16 << 20
 PlacedRow = tuple[int, Mapping[str, Any] | str | RowRefused]
 PlacedEvent = tuple[int, dict[str, Any]]  # (line, the object that it holds)
 _JSON_HEAD = re.compile(rb'\s*(?:\{|\[\s*(?:[\[{"\]]|\Z))')  # "[2026-01-01 12:00:00]" begins a line of a log
-
-
-class TextSource(Protocol):
-    """A text that is read once, from its start."""
-
-    ended: bool
-    problem: str | None  # why it ended before its end
-
-    def more(self) -> str:
-        """Return the next text, empty at the end."""
-
-    def lines(self) -> Iterator[str]:
-        """Yield all lines with their line feeds, in place of `more`."""
 
 
 def write_rows(rows: Iterable[PlacedRow], path: str) -> None:

@@ -37,7 +37,7 @@ from hivetune.base.disk import (
 )
 from hivetune.config import DataConfig, LearnConfig, RunConfig
 from hivetune.data.fates import TRAIN, Decisions, read_leave_out
-from hivetune.data.files.kinds import CR_FORMAT, ENCODED_FORMAT
+from hivetune.data.files.text import CR_FORMAT, ENCODED_FORMAT
 from hivetune.data.frozen import frozen_hashes
 from hivetune.data.intake.files import NO_HEADER, Inputs, plan_inputs
 from hivetune.data.intake.interactions import load_forgotten

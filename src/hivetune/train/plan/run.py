@@ -14,7 +14,8 @@ from hivetune.base.disk import scratch_folder
 from hivetune.base.units import size
 from hivetune.config import DataConfig, RunConfig
 from hivetune.data.files.kinds import parquet_rows_and_bytes
-from hivetune.data.intake.files import COMPRESSED, Chunk, find_sources, is_pipe
+from hivetune.data.files.text import COMPRESSED
+from hivetune.data.intake.files import Chunk, find_sources, is_pipe
 from hivetune.data.prepare.prepare import check
 from hivetune.data.prepare.understand import rows_of_files
 from hivetune.data.read import RawRow, read_example, read_rows

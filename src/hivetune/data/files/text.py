@@ -1,0 +1,156 @@
+"""The text of a file: unpacked, in UTF-8, with line feeds, block by block up to where the file is damaged.
+
+The format of a file says after its kind how it is written: `csv.cr.as=utf-16-le.gz`.
+"""
+
+import codecs
+import gzip
+import importlib
+import lzma
+import math
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from hivetune.base.paths import install_command
+from hivetune.data.files.encodings import as_utf8
+from hivetune.data.pieces.logs import PlacedRow
+from hivetune.data.reasons import RowRefused
+from hivetune.errors import MachineNotFit
+
+CR_FORMAT = ".cr"  # lines end with carriage returns alone
+ENCODED_FORMAT = re.compile(r"\.as=([a-z0-9_-]+)")
+COMPRESSED = (".gz", ".zst")
+# Logs of equal lines shrink to a 50th or a 150th; a file made to fill a disk (a "bomb") to a 1,000th. Small ones may.
+MAX_RATIO = 300
+ALWAYS_UNPACKED_BYTES = 64 << 20
+_BLOCK_BYTES = 1 << 20
+_PIECE_BYTES = 8192  # read at once, so that a failure costs at most the last few kB in front of it
+
+
+def read_blocks(path: str, form: str, problems: list[str]) -> Iterator[bytes]:
+    """Return the bytes of a file of format `form`, decompressed, as UTF-8, its lines ending with line feeds. Where the
+    file can't be read on, they end, and `problems` gets the reason.
+
+    Raise MachineNotFit when a package is missing.
+    """
+    blocks = _unpacked(path, form, problems)
+    if encoded := ENCODED_FORMAT.search(form):
+        blocks = as_utf8(blocks, encoded.group(1))
+    return (block.replace(b"\r", b"\n") for block in blocks) if CR_FORMAT in form else blocks
+
+
+def _unpacked(path: str, form: str, problems: list[str]) -> Iterator[bytes]:
+    errors: tuple[type[Exception], ...] = (OSError,)
+    is_packed = form.endswith(COMPRESSED)
+    bytes_left = max(ALWAYS_UNPACKED_BYTES, MAX_RATIO * os.path.getsize(path)) if is_packed else math.inf
+    pieces: list[bytes] = []
+    size = 0
+    with open(path, "rb") as packed:
+        file: Any = packed
+        if form.endswith(".gz"):
+            file, errors = gzip.open(packed, "rb"), (OSError, EOFError, zlib.error)  # noqa: SIM115
+        elif form.endswith(".zst"):
+            zstandard = package("zstandard", "zst")
+            file = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True)
+            errors = (zstandard.ZstdError, OSError, lzma.LZMAError)
+        try:
+            while piece := file.read(_PIECE_BYTES):
+                pieces.append(piece)
+                size += len(piece)
+                bytes_left -= len(piece)
+                if bytes_left < 0:
+                    problems.append(f"unpacks to more than {MAX_RATIO} times its size; unpack it yourself")
+                    break
+                if size >= _BLOCK_BYTES:
+                    yield b"".join(pieces)
+                    pieces, size = [], 0
+        except errors as error:
+            problems.append(f"damaged: {error}")
+    yield b"".join(pieces)
+
+
+def beginning(path: str, form: str, size: int) -> bytes:
+    """Return the first bytes of a file as `read_blocks` gives them, at most `size`."""
+    data = b""
+    for block in read_blocks(path, form, []):
+        data += block
+        if len(data) >= size:
+            break
+    return data[:size]
+
+
+class Text:
+    """Text of a file, which is read once. Bytes that are not UTF-8 become lone surrogates, which the checks refuse."""
+
+    def __init__(self, path: str, form: str):
+        self._problems: list[str] = []
+        blocks = read_blocks(path, form, self._problems)
+        self._texts = codecs.iterdecode(blocks, "utf-8-sig", "surrogateescape")
+        self.ended = False
+
+    @property
+    def problem(self) -> str | None:
+        """Why the text ended before its end."""
+        return self._problems[0] if self._problems else None
+
+    def more(self) -> str:
+        """Return the next text, empty at the end."""
+        text = next(self._texts, "")
+        self.ended = not text
+        return text
+
+    def lines(self) -> Iterator[str]:
+        """Yield all lines with their line feeds, in place of `more`."""
+        begun: list[str] = []
+        for text in self._texts:
+            *lines, rest = text.split("\n")
+            for line in lines:
+                yield "".join((*begun, line, "\n"))
+                begun.clear()
+            begun += [rest] if rest else []
+        if begun:
+            yield "".join(begun)
+
+
+def text_lines(path: str, form: str, damage: list[PlacedRow] | None = None) -> Iterator[tuple[int, str]]:
+    """Yield (line number, line) of a text, without its line break; bytes that are no UTF-8 become lone surrogates.
+
+    `damage` gets a row with the reason if the text ends early.
+    """
+    text, number = Text(path, form), 0
+    for number, line in enumerate(text.lines(), 1):
+        yield number, line.rstrip("\r\n")
+    if text.problem and damage is not None:
+        damage.append((number, RowRefused("broken-file", text.problem)))
+
+
+def share_before_damage(path: str) -> float | None:
+    """Return how much of a gzip file lies before the place where it can't be read on; None when it just ends too early,
+    and for other files.
+    """
+    size, position = os.path.getsize(path), 0
+    with open(path, "rb") as file:
+        unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
+        while block := file.read(4096):
+            while block:
+                try:
+                    unpacker.decompress(block)
+                except zlib.error:
+                    return position / size
+                position += len(block) - len(unpacker.unused_data)
+                block = unpacker.unused_data
+                if unpacker.eof:
+                    unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    return None
+
+
+def package(module: str, extra: str) -> Any:
+    """Return a module that only some files need. Raise MachineNotFit with the command that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        name = module.split(".")[0]
+        raise MachineNotFit(f"this file needs the package {name}", hint=install_command(extra)) from None
