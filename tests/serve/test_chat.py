@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -148,6 +148,23 @@ def test_answers_and_feedback_are_stored_when_asked_for() -> None:
     assert [message["role"] for message in rows[0]["messages"]] == ["system", "user", "assistant"]
     assert rows[0]["answered_by"] == "helpdesk@1" and "ann.miller@posteo.de" not in json.dumps(rows[0])
     assert len({row["session_id"] for row in rows}) == 1
+
+
+def test_an_answer_that_was_cut_is_stored_as_one() -> None:
+    """`--max-tokens` cuts it, and somebody who likes it approves its end too."""
+
+    class Cut(Says):
+        def stream(self, messages: list[dict[str, Any]], **asked: Any) -> Generator[str, None, str]:
+            yield from super().stream(messages, **asked)
+            return "length"
+
+    capture = Capture()
+    queue = iter(["one", "+"])
+    Talk([Chat(Cut("Press the"), label="a@1")], lambda: next(queue, None), lambda text: None, capture).run()
+    capture.close()
+    with closing(open_database()) as database:
+        ((row,),) = database.execute("SELECT row FROM interactions").fetchall()
+    assert json.loads(row)["finish_reason"] == "length"
 
 
 def test_what_cannot_be_rated_or_asked_is_said_and_the_chat_goes_on() -> None:

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -232,8 +232,10 @@ class Backend:
 
     def stream(
         self, messages: ApiMessages, *, max_tokens: int = 1024, temperature: float = 0.0, adapter: int | None = None
-    ) -> Iterator[str]:
-        """Yield the answer piece by piece, with the slot's prompt cache, which is emptied when the scales change."""
+    ) -> Generator[str, None, str | None]:
+        """Yield the answer piece by piece, with the slot's prompt cache, which is emptied when the scales change.
+        Return the API's reason why it ended."""
+        finish: str | None = None
         request = self._chat_request(messages, max_tokens, temperature, adapter)
         request |= {"stream": True, "cache_prompt": True}
         connection = self._open("/v1/chat/completions", request, REQUEST_TIMEOUT_S)
@@ -245,11 +247,12 @@ class Backend:
                     if kind == b"error":
                         raise HivetuneError(f"the server failed: {data.decode(errors='replace')}")
                     if kind == b"data" and data == b"[DONE]":
-                        return
+                        return finish
                     if kind == b"data":
                         event = json.loads(data)
                         if "error" in event:
                             raise HivetuneError(f"the server failed: {event['error']}")
+                        finish = next((c["finish_reason"] for c in event["choices"] if c.get("finish_reason")), finish)
                         yield "".join(choice["delta"].get("content") or "" for choice in event["choices"])
         raise HivetuneError("the llama.cpp server ended in the middle of an answer")
 

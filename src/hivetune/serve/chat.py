@@ -49,7 +49,7 @@ class Voice:
 @dataclass
 class Chat:
     """One side's messages in the API's form. `system` stays first through `/new`. `adapter`: its number on the model
-    server, None for the scales that the server was started with."""
+    server, None for the scales that the server was started with. `finish`: why the last answer ended, by the API."""
 
     backend: Backend
     system: str | None = None
@@ -58,6 +58,7 @@ class Chat:
     label: str = ""
     adapter: int | None = None
     messages: list[dict[str, str]] = field(default_factory=list)
+    finish: str | None = None
 
     def __post_init__(self) -> None:
         self.clear()
@@ -78,10 +79,14 @@ class Chat:
         self.messages.append({"role": "user", "content": text})
         pieces: list[str] = []
         drawn = self.temperature if temperature is None else temperature
-        try:
-            for piece in self.backend.stream(
+
+        def answer() -> Iterator[str]:
+            self.finish = yield from self.backend.stream(
                 self.messages, max_tokens=self.max_tokens, temperature=drawn, adapter=self.adapter
-            ):
+            )
+
+        try:
+            for piece in answer():
                 pieces.append(piece)
                 yield piece
         finally:
@@ -195,9 +200,8 @@ class Talk:
             return
         self._answers[number] = f"hive-{secrets.token_hex(12)}"
         *prompt, answer = [dict(message) for message in side.messages]
-        self.capture.put(
-            CapturedAnswer(self._answers[number], side.label, prompt, answer, session=self.session, seconds=seconds)
-        )
+        id, label = self._answers[number], side.label
+        self.capture.put(CapturedAnswer(id, label, prompt, answer, side.finish, session=self.session, seconds=seconds))
 
     def _rate(self, rating: Rating, which: str) -> None:
         """Store a rating of an answer on the screen."""

@@ -46,16 +46,17 @@ class FakeBackend:
         self.process.code = -9
 
 
-def said(text: str = "ok", **more: Any) -> httpx2.Response:
+def said(text: str = "ok", *, finish: str = "stop", **more: Any) -> httpx2.Response:
     """Return an answer of two tokens."""
-    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+    choice = {"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": text}}
     usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
     return httpx2.Response(200, json={"object": "chat.completion", "choices": [choice], "usage": usage, **more})
 
 
-def events(*texts: str) -> httpx2.Response:
+def events(*texts: str, finish: str = "stop") -> httpx2.Response:
     """Return the same answer as a stream."""
     lines = [json.dumps({"choices": [{"index": 0, "delta": {"content": text}}]}) for text in texts]
+    lines.append(json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]}))
     body = "".join(f"data: {line}\n\n" for line in [*lines, "[DONE]"])
     return httpx2.Response(200, content=body.encode(), headers={"Content-Type": "text/event-stream"})
 

@@ -1,15 +1,19 @@
-"""The store of answers and of their clients, without a gateway."""
+"""The store of answers and of their clients, and what the gateway writes into it."""
 
+import asyncio
 import json
 import threading
 from collections.abc import Sequence
 from contextlib import closing
+from typing import Any
 
 import pytest
+from serve.gateway.stage import Stage, events, said
+from serve.hive import stored
 
 from hivetune.base.database import open_database, transaction
 from hivetune.errors import UsageError
-from hivetune.serve.gateway.capture import CapturedAnswer, Feedback, store_entries
+from hivetune.serve.gateway.capture import Capture, CapturedAnswer, Feedback, store_entries
 from hivetune.serve.gateway.clients import client_of, make_client
 
 BETTER = {"correction": "a better one"}
@@ -55,3 +59,55 @@ def test_two_who_make_a_token_of_one_name_do_not_take_it_from_each_other() -> No
         assert refused == ["revoke it first: hivetune clients --revoke 'a b'"]
         token = make_client(database, "c")
         assert client_of(database, token) == "c" and client_of(database, "hash of its token") is None
+
+
+def captured(answer: Any, feedback: dict[str, Any] | None = None, **request: Any) -> dict[str, Any]:
+    """Return the row of one answer of the gateway, rated by its client."""
+    stage = Stage(lambda path, body: answer, capture=Capture())
+
+    async def scene(stage: Stage) -> None:
+        told = await stage.ask(**request)
+        id = told.json()["id"] if not request.get("stream") else json.loads(told.text.split("\n")[0][6:])["id"]
+        if feedback is not None:
+            assert (await stage.post({"id": id, **feedback}, "/v1/feedback")).status_code == 202
+        await asyncio.to_thread(stage.capture.close)
+
+    stage.play(scene)
+    ((_, _, row),) = stored()
+    found: dict[str, Any] = json.loads(row)
+    return found
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_was_cut_is_stored_as_one(stream: bool) -> None:
+    """Its end would be learned, once somebody approves it. A person's correction ends where the person ended it."""
+    answer = events("Press the", finish="length") if stream else said("Press the", finish="length")
+    assert captured(answer, {"rating": "up"}, stream=stream)["finish_reason"] == "length"
+
+
+def test_a_correction_of_a_cut_answer_is_whole() -> None:
+    row = captured(said("Press the", finish="length"), {"correction": "Press the button."})
+    assert "finish_reason" not in row and row["messages"][-1]["content"] == "Press the button."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_the_client_began_is_stored_as_one_answer(stream: bool) -> None:
+    """llama.cpp continues a last message of the assistant. A whole answer repeats the beginning, a stream does not."""
+    asked = [{"role": "user", "content": "What now?"}]
+    begun = {"role": "assistant", "content": [{"type": "text", "text": "Press "}]}
+    answer = events("the ", "button.") if stream else said("Press the button.")
+    row = captured(answer, messages=[*asked, begun], stream=stream)
+    assert row["messages"] == [*asked, {"role": "assistant", "content": "Press the button."}]
+
+
+@pytest.mark.parametrize("empty", ["", " \n"])
+def test_an_empty_correction_takes_the_place_of_no_answer(empty: str) -> None:
+    async def scene(stage: Stage) -> None:
+        id = (await stage.ask()).json()["id"]
+        told = await stage.post({"id": id, "rating": "down", "correction": empty}, "/v1/feedback")
+        assert told.status_code == 400 and told.json()["error"]["param"] == "correction"
+        await asyncio.to_thread(stage.capture.close)
+
+    Stage(capture=Capture()).play(scene)
+    ((_, _, row),) = stored()
+    assert json.loads(row)["messages"][-1]["content"] == "ok" and "rejected_answer" not in json.loads(row)

@@ -174,7 +174,10 @@ class Gateway:
         document = exchange.labelled(await upstream.document())
         choices = document.get("choices") or [{}]
         message = choices[0].get("message") or {"role": "assistant", "content": choices[0].get("text") or ""}
-        await exchange.count(message, document)
+        text = message.get("content") or ""
+        if exchange.begun and not text.startswith(exchange.begun):  # llama.cpp repeats it in a whole answer
+            message = {**message, "content": exchange.begun + text}
+        await exchange.count(message, choices[0].get("finish_reason"), document)
         return document
 
     async def feedback(self, request: Request) -> Response:
@@ -287,6 +290,15 @@ class _Exchange:
         return session_of(self.request.headers, self.body) or self.body.get("user")
 
     @property
+    def begun(self) -> str | None:
+        """Return the beginning of the answer, which a client may send as its last message: the model continues it."""
+        last = (self.body.get("messages") or [{}])[-1]
+        if last.get("role") != "assistant" or last.get("tool_calls"):
+            return None
+        content = last.get("content") or ""
+        return content if isinstance(content, str) else "".join(part["text"] for part in content)
+
+    @property
     def headers(self) -> dict[str, str]:
         """Return the release and why it was chosen. A header holds ASCII only, and a client may have named an agent."""
         captured = {CAPTURED_HEADER: self.captured} if self.captured else {}
@@ -298,15 +310,17 @@ class _Exchange:
 
     async def stream(self, upstream: Upstream) -> AsyncGenerator[bytes]:
         """Yield server-sent events. An answer that breaks off ends with an error event, never silently."""
-        text: list[str] = []
+        text = [self.begun or ""]
         calls: list[Any] = []
         last: dict[str, Any] = {}
+        finish: str | None = None
         try:
             async for event in upstream.events():
                 for choice in event.get("choices", ()):
                     delta = choice.get("delta") or {}
                     text.append(delta.get("content") or choice.get("text") or "")
                     calls += delta.get("tool_calls") or ()
+                    finish = choice.get("finish_reason") or finish
                 last |= {key: event[key] for key in ("usage", "timings") if event.get(key)}
                 yield _event(self.labelled(event))
             message: dict[str, Any] = {"role": "assistant", "content": "".join(text)}
@@ -319,7 +333,7 @@ class _Exchange:
         except (asyncio.CancelledError, GeneratorExit):
             self.gateway.metrics.vanished(self.label)
             raise
-        await self.count(message, last)  # before the client is told: whoever saw the end finds it captured
+        await self.count(message, finish, last)  # before the client is told: whoever saw the end finds it captured
         if self.captured == "later":
             yield b": hivetune-captured: later\n\n"  # a comment, as HTML's standard of event streams has them
         yield b"data: [DONE]\n\n"
@@ -329,8 +343,8 @@ class _Exchange:
         if self.label:
             self.gateway.watch.answered(self.label, self.client, error=True)
 
-    async def count(self, message: Mapping[str, Any], document: Mapping[str, Any]) -> None:
-        """Count, watch and capture an answer. `document` holds its `usage` and `timings`."""
+    async def count(self, message: Mapping[str, Any], finish: str | None, document: Mapping[str, Any]) -> None:
+        """Count, watch and capture an answer. `finish`: why it ended. `document` holds its `usage` and `timings`."""
         assert self.upstream is not None
         now = time.monotonic()
         tokens = int((document.get("usage") or {}).get("completion_tokens") or 0)
@@ -344,8 +358,9 @@ class _Exchange:
             CapturedAnswer(
                 id=self.id,
                 label=self.label,
-                messages=self.body["messages"],
+                messages=self.body["messages"] if self.begun is None else self.body["messages"][:-1],
                 answer=message,
+                finish=finish,
                 tools=self.body.get("tools") or (),
                 session=self.session,
                 user=self.body.get("user"),

@@ -39,13 +39,14 @@ Rating = Literal["up", "down"]
 @dataclass(frozen=True)
 class CapturedAnswer:
     """One request with its answer. `label`: the release that answered. `answer`: its message as the API gave it.
-    `client`: the owner of the token, who alone may rate it. `keys`: what the request declared; agent and category are
-    stored, so that the row belongs to its domain."""
+    `finish`: why it ended, by the API. `client`: the owner of the token, who alone may rate it. `keys`: what the
+    request declared; agent and category are stored, so that the row belongs to its domain."""
 
     id: str
     label: str
     messages: Sequence[Mapping[str, Any]]
     answer: Mapping[str, Any]
+    finish: str | None = None
     tools: Sequence[Mapping[str, Any]] = ()
     session: str | None = None
     user: str | None = None
@@ -197,6 +198,8 @@ def _delivery(entry: CapturedAnswer) -> Delivery:
         "timestamp": round(entry.time, 3),
         "latency_s": round(entry.seconds, 3),
     }
+    if entry.finish == "length":
+        row["finish_reason"] = entry.finish  # its end is never learned as one, whoever approves it
     if entry.tools:
         row["tools"] = list(entry.tools)
     row |= {kind: entry.keys[kind] for kind in ("agent", "category") if kind in entry.keys}
@@ -229,7 +232,8 @@ def _join(database: sqlite3.Connection, entry: Feedback) -> None:
         if correction is not None:
             row.setdefault("rejected_answer", row["messages"][-1])
             row["messages"][-1] = {"role": "assistant", "content": correction}
-            row.pop("answered_by", None)  # a person's words now
+            for key in ("answered_by", "finish_reason"):  # a person's words now
+                row.pop(key, None)
         if "rejected_answer" in row:  # a rating is of the answer that was given, whenever it comes
             row["feedback"] = 1
         elif entry.rating is not None:

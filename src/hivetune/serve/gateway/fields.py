@@ -191,12 +191,19 @@ class TextFields(_Common):
     echo: Literal[False] | None = None
 
 
+def _not_blank(text: str) -> str:
+    """Return the text. Raises ValueError for one without a character: it would take the place of an answer."""
+    if not text.strip():
+        raise ValueError("an empty text corrects nothing; leave it out")
+    return text
+
+
 class FeedbackFields(_Fields):
     """The fields of /v1/feedback."""
 
     id: Name
     rating: Literal["up", "down"] | None = None
-    correction: str | None = None
+    correction: Annotated[str, AfterValidator(_not_blank)] | None = None
     reason: Annotated[str, Field(max_length=10_000)] | None = None
 
 
