@@ -147,8 +147,8 @@ def test_no_text_fails_and_finds_are_in_order(text: str) -> None:
 
 
 def test_of_two_rules_the_earlier_wins_and_the_other_does_not_overlap() -> None:
-    first = Rule("first", "first", "[1]", re.compile("bc"))
-    second = Rule("second", "second", "[2]", re.compile("ab|cd|e"))
+    first = Rule("first", "first", "[1]", "bc")
+    second = Rule("second", "second", "[2]", "ab|cd|e")
     finds = RuleSet((first, second)).find("abcde")
     assert finds == [Find(1, 3, first), Find(4, 5, second)]
     assert redact_value("abcde", RuleSet((first, second))) == "a[1]d[2]"

@@ -98,7 +98,7 @@ DATE = (
     rf"nd|rd|th)?,? (?:19|20)\d\d|"
     r"(?:19|20)\d\d年\d{1,2}月\d{1,2}日"
 )
-BIRTH_SIGN = re.compile(r"\*\s?(\d{1,2}\.\d{1,2}\.(?:19|20)\d\d)(?!\d)")
+BIRTH_SIGN = r"\*\s?(\d{1,2}\.\d{1,2}\.(?:19|20)\d\d)(?!\d)"
 BORN = (
     "dob|d.o.b|date of birth|date_of_birth|dateofbirth|birth date|birthdate|birthday|born|"
     "geboren|geburtsdatum|geb.|né|née|"
@@ -145,9 +145,9 @@ def _rules_from(path: Path) -> Iterator[Rule]:
     """Yield the rules of numbers.toml: numbers that count by themselves, then numbers after a word."""
     document = tomllib.loads(path.read_text(encoding="utf-8"))
     for rule in document["free"]:
-        pattern = re.compile(rf"(?:{rule['regex']})(?![\w-]|[.,]\d)", re.ASCII)
+        regex = rf"(?:{rule['regex']})(?![\w-]|[.,]\d)"
         shown, check = f"[{rule['id'].upper()}]", _checksum(rule.get("checksums", ()))
-        yield Rule(rule["id"], rule["description"], shown, pattern, gate="number", holds=check)
+        yield Rule(rule["id"], rule["description"], shown, regex, gate="number", flags=re.ASCII, holds=check)
     for rule in document["rules"]:
         number = rf"{NO_WORD_BEFORE}({rule['regex']}){NO_WORD_BEHIND}(?!-|[.,]\d)"
         shown, keywords = f"[{rule['id'].upper()}]", "|".join(rule["keywords"])
@@ -157,8 +157,9 @@ def _rules_from(path: Path) -> Iterator[Rule]:
 def named_rule(name: str, title: str, placeholder: str, keywords: str, pattern: str, holds: Check | None) -> Rule:
     """Return a rule for `pattern` after one of `keywords` (lower case, separated by "|"), at most 28 chars apart."""
     # The lookahead for a digit is cheap and fails for most words that could name a number.
-    behind = re.compile(rf"(?=[^\d\n]{{0,34}}+\d)[^\d\n]{{0,28}}?{pattern}")
-    return Rule(name, title, placeholder, behind, tuple(keywords.split("|")), "digits", "behind-word", 1, True, holds)
+    behind = rf"(?=[^\d\n]{{0,34}}+\d)[^\d\n]{{0,28}}?{pattern}"
+    words = tuple(keywords.split("|"))
+    return Rule(name, title, placeholder, behind, words, "digits", "behind-word", 1, folded=True, holds=holds)
 
 
 CARD = r"(?:\d{4}(?:[ -]\d{4}){2}[ -]\d{1,7}|\d{4}[ -]\d{6}[ -]\d{4,5}|\d{13,19})(?![\w-]|[ ]\d{4}|\.\d)"
@@ -166,8 +167,8 @@ IBAN = r"[a-z](?<![a-z\d][a-z])[a-z]\d\d(?:{})(?![a-z\d])".format(
     "|".join(rf"(?<={country}\d\d)(?:[ -]?[a-z\d]){{{length - 4}}}" for country, length in IBAN_LENGTHS.items())
 )
 NUMBER_RULES: tuple[Rule, ...] = (
-    Rule("iban", "IBAN", "[IBAN]", re.compile(IBAN, re.ASCII | re.IGNORECASE), gate="number", holds=is_iban),
-    Rule("card", "card number", "[CARD]", re.compile(CARD, re.ASCII), gate="number", holds=is_card),
+    Rule("iban", "IBAN", "[IBAN]", IBAN, gate="number", flags=re.ASCII | re.IGNORECASE, holds=is_iban),
+    Rule("card", "card number", "[CARD]", CARD, gate="number", flags=re.ASCII, holds=is_card),
     *_rules_from(RULES_FILE),
     named_rule(
         *("number-plate", "number plate", "[NUMBER-PLATE]", "car|vehicle|registration|reg|van|parked|plate"),
@@ -381,18 +382,18 @@ _email = partial(Rule, "email", "e-mail address", "[EMAIL]")
 _ip = partial(Rule, "ip", "IP address", "[IP]", gate="address", group=1)
 _phone = partial(Rule, "phone", "phone number", "[PHONE]", gate="number")
 CONTACT_RULES: tuple[Rule, ...] = (
-    _email(re.compile(EMAIL), ("@", "%40", "(at)", "[at]"), holds=is_email),
-    _email(re.compile(SPOKEN_EMAIL), (" dot ",), group=1, folded=True, holds=_is_spoken_email),
-    _ip(re.compile(IPV4, re.ASCII), holds=is_personal_ipv4),
-    _ip(re.compile(IPV4_BEHIND, re.ASCII), ("@", "//"), holds=is_personal_ipv4),
-    _ip(re.compile(IPV6), (":",), holds=is_personal_ipv6),
-    Rule("mac", "MAC address", "[MAC]", re.compile(MAC), gate="address", holds=is_mac),
+    _email(EMAIL, ("@", "%40", "(at)", "[at]"), holds=is_email),
+    _email(SPOKEN_EMAIL, (" dot ",), group=1, folded=True, holds=_is_spoken_email),
+    _ip(IPV4, flags=re.ASCII, holds=is_personal_ipv4),
+    _ip(IPV4_BEHIND, ("@", "//"), flags=re.ASCII, holds=is_personal_ipv4),
+    _ip(IPV6, (":",), holds=is_personal_ipv6),
+    Rule("mac", "MAC address", "[MAC]", MAC, gate="address", holds=is_mac),
 )
 PHONE_RULES: tuple[Rule, ...] = (
-    _phone(re.compile(INTERNATIONAL), ("+", "00"), holds=is_international),
+    _phone(INTERNATIONAL, ("+", "00"), holds=is_international),
     *(
         _phone(
-            re.compile(rf"(?:{form}){NO_WORD_BEHIND}(?!-|[.,/:]\w|[ ]\d)"),
+            rf"(?:{form}){NO_WORD_BEHIND}(?!-|[.,/:]\w|[ ]\d)",
             holds={"trunk": _is_trunk, "cn": _is_chinese_mobile}.get(country, _is_free_phone),
         )
         for country, form in FREE_FORMS

@@ -8,6 +8,7 @@ import base64
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from hivetune.data.checks.redact.rules import (
@@ -149,7 +150,7 @@ def _keyed_rules(path: Path) -> Iterator[Rule]:
             name=rule["id"],
             title=rule["description"],
             placeholder=f"[SECRET:{rule['id']}]",
-            pattern=re.compile(_with_fragments(rule["regex"], fragments)),
+            regex=_with_fragments(rule["regex"], fragments),
             markers=tuple(document["words"][rule["words"]] if "words" in rule else rule["keywords"]),
             gate=rule.get("gate", "none"),
             tried=rule.get("tried", "behind-marker"),
@@ -198,7 +199,8 @@ def _rules_from(path: Path) -> Iterator[Rule]:
             name=rule["id"],
             title=rule["description"],
             placeholder=f"[SECRET:{rule['id']}]",
-            pattern=re.compile(rule["regex"] if group else rf"(?<![A-Za-z0-9_]){rule['regex']}", re.ASCII),
+            regex=rule["regex"] if group else rf"(?<![A-Za-z0-9_]){rule['regex']}",
+            flags=re.ASCII,
             markers=tuple(rule["keywords"]),
             gate="long-word",
             tried="anywhere" if group else "at-marker",
@@ -236,9 +238,9 @@ def _is_generated(text: str, start: int, end: int) -> bool:
     return mixed and digits >= 3 and len(set(value)) >= 16 and RUN_OF_LETTERS.search(value) is None
 
 
-def _block(title: str, marker: str, pattern: str) -> Rule:
+def _block(title: str, marker: str, regex: str) -> Rule:
     shown = "[SECRET:private-key]"
-    return Rule("private-key", title, shown, re.compile(pattern), (marker,), tried="at-marker", holds=_has_key)
+    return Rule("private-key", title, shown, regex, (marker,), tried="at-marker", holds=_has_key)
 
 
 SECRET_RULES: tuple[Rule, ...] = (
@@ -262,8 +264,8 @@ def _is_encoded(text: str, start: int, end: int) -> bool:
 
 
 # General rules come last, because the more specific rules name their finds better.
-_TOKEN, _ENCODED = re.compile(NAMED_TOKEN, re.ASCII), re.compile(ENCODED, re.ASCII)
+_last = partial(Rule, group=1, flags=re.ASCII)
 LAST_RULES: tuple[Rule, ...] = (
-    Rule("token", "access token", "[SECRET:token]", _TOKEN, gate="mixed-word", group=1, holds=_is_generated),
-    Rule("encoded", "encoded secret", "[SECRET:encoded]", _ENCODED, gate="long-word", group=1, holds=_is_encoded),
+    _last("token", "access token", "[SECRET:token]", NAMED_TOKEN, gate="mixed-word", holds=_is_generated),
+    _last("encoded", "encoded secret", "[SECRET:encoded]", ENCODED, gate="long-word", holds=_is_encoded),
 )
