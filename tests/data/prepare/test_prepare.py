@@ -23,6 +23,7 @@ from hivetune.base.disk import home, manifest_problems, read_json
 from hivetune.config import DataConfig, RunConfig, parse_config
 from hivetune.data.intake import files
 from hivetune.data.intake.interactions import tombstone
+from hivetune.data.pieces.fields import extract
 from hivetune.data.prepare import prepare as module
 from hivetune.data.prepare import work as chunk_work
 from hivetune.data.prepare.clean import beside
@@ -287,6 +288,38 @@ def test_personal_data(policy: str, rejected: int, changed: int, write_rows: Cal
     if not rejected:
         snapshot = prepare(config(path, on_personal=policy), chatml)
         assert ("jane" in snapshot.info(8).messages[-1].content) == (policy == "keep")
+
+
+def test_clean_rows_are_redacted_whole(tmp_path: Path) -> None:
+    """Also where nothing is found in the texts to learn. Users and sessions stay as many as they were."""
+    path, out = tmp_path / "rows.jsonl", tmp_path / "clean.jsonl"
+    rows = [
+        {
+            **chat(f"q {n} {'jim@mail.org' * (n == 3)}", f"a {n}"),
+            "user": f"u{n % 2}@mail.org",
+            "contact": f"c{n}@mail.org",
+        }
+        for n in range(6)
+    ]
+    rows += [{**chat(f"q {n}", f"a {n}"), "metadata": {"user_id": f"v{n % 2}@mail.org", "n": n}} for n in range(6, 10)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    check(DataConfig(path=str(path)), clean=out)
+    clean = [json.loads(line) for line in out.read_text().splitlines()]
+    assert "@mail.org" not in out.read_text() and len(clean) == len(rows)
+    assert len({extract(row).user for row in clean}) == len({extract(row).user for row in rows}) == 4
+    check(DataConfig(path=str(path), on_personal="keep"), clean=out)
+    assert [json.loads(line) for line in out.read_text().splitlines()] == rows
+
+
+def test_clean_rows_are_utf_8(tmp_path: Path) -> None:
+    path, out = tmp_path / "rows.jsonl", tmp_path / "clean.jsonl"
+    rows = [chat("Schöne Grüße?", f"Größe {n}: jane.doe@mail.org") for n in range(2)]
+    texts = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    path.write_bytes(texts[0].encode() + texts[1].encode("cp1252"))
+    assert check(DataConfig(path=str(path)), clean=out).usable == 2
+    assert [json.loads(line) for line in out.read_text("utf-8").splitlines()] == [
+        chat("Schöne Grüße?", f"Größe {n}: [EMAIL]") for n in range(2)
+    ]
 
 
 def test_clean_and_quarantine_go_round(tmp_path: Path, chatml: Path) -> None:

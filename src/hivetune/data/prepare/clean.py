@@ -1,15 +1,17 @@
 """The files of `data check --clean`: usable rows, rejected rows to be repaired (quarantine), and duplicates."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from hivetune.base.disk import FULL_DISK, write_whole
 from hivetune.config import DataConfig
-from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
+from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value, redacted_name
 from hivetune.data.fates import REFUSED, Decisions
+from hivetune.data.pieces.fields import columns_of
 from hivetune.data.prepare.report import write_dropped
-from hivetune.data.read import QUARANTINE_KEY
+from hivetune.data.read import QUARANTINE_KEY, row_text
 from hivetune.data.reasons import REASONS
 from hivetune.data.snapshot import SPLITS
 from hivetune.errors import DoesNotFit
@@ -33,11 +35,10 @@ def write_clean(decisions: Decisions, data: DataConfig, out: Path) -> None:
             write_whole(beside(out, "duplicates")) as dropped,
             write_whole(out) as clean,
         ):
-            query = "SELECT n, source, reason, hint, changed, raw FROM rows JOIN bodies USING (n) ORDER BY n"
-            for row, source, reason, hint, changed, raw in decisions.rows(query):
+            query = "SELECT n, source, reason, hint, raw FROM rows JOIN bodies USING (n) ORDER BY n"
+            for row, source, reason, hint, raw in decisions.rows(query):
                 if decisions.fate[row] < len(SPLITS):
-                    clean.write(_redacted(raw, data) if changed and "redacted" in changed else raw)
-                    clean.write(b"\n")
+                    clean.write(_redacted(raw, data) + b"\n")
                 elif decisions.fate[row] == REFUSED and REASONS[reason].severity == "reject":
                     _quarantine(quarantine, source, reason, hint, raw)
             write_dropped(decisions, dropped)
@@ -51,12 +52,26 @@ def write_clean(decisions: Decisions, data: DataConfig, out: Path) -> None:
 
 
 def _redacted(raw: bytes, data: DataConfig) -> bytes:
-    value: Any = json.loads(raw)
-    if data.on_secret == "redact":
-        value = redact_value(value, SECRETS)
-    if data.on_personal == "redact":
-        value = redact_value(value, PERSONAL)
-    return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    """Return a usable row in UTF-8 and redacted: also the columns that are not learned, since people share the file."""
+    text = row_text(raw)[0]
+    value: Any = json.loads(text)
+    clean: Any = redact_value(value, SECRETS) if data.on_secret == "redact" else value
+    clean = redact_value(clean, PERSONAL) if data.on_personal == "redact" else clean
+    if clean is value:
+        return text.encode("utf-8", "surrogatepass")
+    if isinstance(clean, dict):
+        _keep_apart(value, clean)
+    return json.dumps(clean, ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def _keep_apart(row: Mapping[str, Any], clean: dict[str, Any]) -> None:
+    """Give redacted ids, sessions and users of `clean` a hash, as the store does: one placeholder would join them."""
+    fields, holders = columns_of(tuple(row))
+    for name in (name for field in fields[:3] for name in field if clean.get(name) != row[name]):
+        clean[name] = redacted_name(str(row[name]))
+    for name in holders:
+        if isinstance(row[name], dict) and isinstance(clean.get(name), dict):
+            _keep_apart(row[name], clean[name])
 
 
 def _quarantine(file: IO[bytes], source: str, reason: str, hint: str, raw: bytes) -> None:
