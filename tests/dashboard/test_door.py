@@ -37,7 +37,7 @@ def guarded(own_home: Path) -> Iterator[tuple[Guard, str]]:
     """Return the application as it is served, and its origin."""
     dashboard_token()
     with closing(listen_on("127.0.0.1", 0)) as listening:
-        app = guarded_dashboard(lambda: False, listening)
+        app = guarded_dashboard(listening)
         assert isinstance(app, Guard)
         yield app, f"{HERE}:{listening.getsockname()[1]}"
 

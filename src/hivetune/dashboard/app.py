@@ -1,5 +1,5 @@
-"""The dashboard as an ASGI application, inside the gateway or as a server of its own: pages, live streams, forms,
-login.
+"""The dashboard as an ASGI application, inside the gateway or as a server of its own: pages, what changed on them,
+forms, login.
 
 A person confirms an action on its own page and posts the form with its token. Errors are pages in plain words.
 """
@@ -19,7 +19,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
@@ -33,7 +33,7 @@ from hivetune.dashboard.access import (
     is_form_token,
     is_token,
 )
-from hivetune.dashboard.live import LivePages, digest_of
+from hivetune.dashboard.live import LivePages, RenderedPage
 from hivetune.dashboard.page import DASHBOARD_FOLDER, Page, PageRequest, parts_of, whole
 from hivetune.dashboard.pages.acts import FORMS, MakePage
 from hivetune.dashboard.pages.data import data_page, report_page, row_page
@@ -74,17 +74,17 @@ MAX_FORM_BYTES = 64 << 10
 FORM_TIMEOUT_S = 30.0
 
 
-def dashboard_addition(ending: Callable[[], bool]) -> Addition:
-    """Return routes and door of the dashboard. `ending`: whether the server is about to stop; streams end then."""
-    return Addition((Mount(BELOW, app=_Dashboard(ending).app()),), dashboard_door())
+def dashboard_addition() -> Addition:
+    """Return routes and door of the dashboard."""
+    return Addition((Mount(BELOW, app=_Dashboard().app()),), dashboard_door())
 
 
 class _Dashboard:
     """The handlers of the dashboard, with the runs that they watch."""
 
-    def __init__(self, ending: Callable[[], bool]):
+    def __init__(self) -> None:
         self.watcher = Watcher()
-        self.pages = LivePages(ending)
+        self.pages = LivePages()
 
     def app(self) -> Starlette:
         routes = [
@@ -99,13 +99,17 @@ class _Dashboard:
 
     async def _page(self, make: MakePage, request: Request) -> Response:
         page_request = _page_request(request)
-        if "text/event-stream" in request.headers.get("accept", ""):
-            parts = partial(self._parts, make, page_request)
-            have = request.headers.get("last-event-id") or request.query_params.get("have", "")
+        if request.headers.get("accept") == "application/json":
             address = urllib.parse.urlencode({"path": page_request.path, **page_request.query})
-            return StreamingResponse(self.pages.follow(address, parts, have), media_type="text/event-stream")
-        page, live_parts = await self.pages.now(lambda: _rendered(make(self.watcher, page_request)))
-        return HTMLResponse(whole(page, page_request, digest=digest_of(live_parts)))
+            now = await self.pages.current(address, partial(self._parts, make, page_request))
+            return JSONResponse({"have": now.have, "parts": now.lacking(request.query_params.get("have", ""))})
+
+        def draw() -> Response:
+            page = make(self.watcher, page_request)
+            have = RenderedPage(parts_of(page)).have if page.live else ""
+            return HTMLResponse(whole(page, page_request, have=have))
+
+        return await self.pages.now(draw)
 
     async def _act(self, confirm: MakePage, do: MakePage, request: Request) -> Response:
         form = None if request.method == "GET" else await _checked_form(request)
@@ -114,17 +118,11 @@ class _Dashboard:
         return HTMLResponse(whole(page, page_request))
 
     def _parts(self, make: MakePage, page_request: PageRequest) -> Mapping[str, str]:
-        """Return the parts of a page for a stream. A part that can't be shown is replaced by the reason, and tried
-        again.
-        """
+        """Return the parts of a page. One that can't be shown is replaced by the reason until it can."""
         try:
             return parts_of(make(self.watcher, page_request))
         except _REFUSALS as error:
             return parts_of(Page("error.html", "", {"message": _error_text(error)[0], "hint": ""}))
-
-
-def _rendered(page: Page) -> tuple[Page, Mapping[str, str]]:
-    return page, parts_of(page) if page.live else {}
 
 
 def _page_request(request: Request, form: Mapping[str, str] | None = None) -> PageRequest:
@@ -240,9 +238,8 @@ def run_dashboard(port: int, on_ready: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM. `on_ready` gets the address. Raises Busy when the port is taken."""
     os.nice(LOW_PRIORITY)
     with closing(listen_on(HOST, port)) as listening:
-        servers: list[uvicorn.Server] = []
         config = uvicorn.Config(
-            guarded_dashboard(lambda: servers[0].should_exit, listening),
+            guarded_dashboard(listening),
             log_level="warning",
             access_log=False,
             http="h11",
@@ -251,14 +248,13 @@ def run_dashboard(port: int, on_ready: Callable[[str], None]) -> None:
             timeout_graceful_shutdown=_SHUTDOWN_S,
             server_header=False,
         )
-        servers.append(uvicorn.Server(config))
         on_ready(f"http://{HOST}:{listening.getsockname()[1]}{BELOW}/")
-        servers[0].run([listening])
+        uvicorn.Server(config).run([listening])
 
 
-def guarded_dashboard(ending: Callable[[], bool], listening: socket.socket) -> ASGIApp:
+def guarded_dashboard(listening: socket.socket) -> ASGIApp:
     """Return everything that this server answers, behind the guard."""
-    added = dashboard_addition(ending)
+    added = dashboard_addition()
     app = Starlette(routes=[Route("/", _to_dashboard), *added.routes])
     elsewhere = Door(client_of=lambda token: None, open=frozenset({"/"}))
     return Guard(app, own_hosts(_NAMES, listening.getsockname()[1]), [added.door, elsewhere])

@@ -65,13 +65,13 @@ def parts_of(page: Page) -> dict[str, str]:
     return {name: "".join(block(context)) for name, block in blocks.items() if name not in _NO_PARTS}
 
 
-def whole(page: Page, request: PageRequest, *, digest: str = "", signed_in: bool = True) -> str:
-    """Return the whole document. `digest`: the hash of its parts, from which its stream continues."""
+def whole(page: Page, request: PageRequest, *, have: str = "", signed_in: bool = True) -> str:
+    """Return the whole document. `have`: the hashes of its parts, by which it asks for what changed."""
     template = _environment().get_template(page.template)
     frame = {
         "title": page.title,
         "live": page.live,
-        "digest": digest,
+        "have": have,
         "signed_in": signed_in,
         "here": "/" + request.path.strip("/").partition("/")[0],
         "sign_out": form_token("/logout"),

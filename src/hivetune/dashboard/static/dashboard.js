@@ -2,36 +2,26 @@
 // script the page reads the same. Texts of people and models were escaped by the server.
 "use strict";
 
-const OLD_AFTER_MS = 9000; // three beats of the server (live.py)
-const AGAIN_MS = 3000;
-let source = null, heard = Date.now(), digest = document.body.dataset.digest, again = null;
+const LOOK_MS = 3000, OLD_AFTER_MS = 9000; // as LOOK_S in live.py, and three answers that did not come
+let timer = null, heard = Date.now(), have = document.body.dataset.have;
 
-function follow() {
-  clearTimeout(again);
-  if (document.hidden || source) return;
-  const address = new URL(location.href);
-  address.searchParams.set("have", digest);
-  source = new EventSource(address);
-  source.addEventListener("parts", (event) => {
-    digest = event.lastEventId;
-    heard = Date.now();
-    const parts = JSON.parse(event.data);
-    for (const [id, html] of Object.entries(parts)) replace(document.getElementById(id), html);
-    tell();
-  });
-  source.addEventListener("beat", () => { heard = Date.now(); tell(); });
-  source.addEventListener("error", () => {
-    tell();
-    if (!source || source.readyState !== EventSource.CLOSED) return; // else the browser tries again by itself
-    source = null;
-    again = setTimeout(follow, AGAIN_MS);
-  });
+function follow(after) { // a hidden page asks for nothing
+  clearTimeout(timer);
+  timer = document.hidden ? null : setTimeout(look, after);
 }
 
-function leave() { // a hidden page lets go of its connection: a browser has six for each host
-  clearTimeout(again);
-  if (source) source.close();
-  source = null;
+async function look() {
+  const address = new URL(location.href);
+  address.searchParams.set("have", have);
+  const wanted = { headers: { Accept: "application/json" }, signal: AbortSignal.timeout(OLD_AFTER_MS) };
+  try {
+    const answer = await (await fetch(address, wanted)).json();
+    for (const [id, html] of Object.entries(answer.parts)) replace(document.getElementById(id), html);
+    have = answer.have;
+    heard = Date.now();
+  } catch { /* no answer, or no page: after a while tell() says so */ }
+  tell();
+  follow(LOOK_MS);
 }
 
 function replace(old, html) {
@@ -91,10 +81,8 @@ function point(event) {
 }
 
 if (document.body.dataset.live === "yes") {
-  document.addEventListener("visibilitychange", () => (document.hidden ? leave() : follow()));
-  addEventListener("pagehide", leave);
-  addEventListener("pageshow", follow);
+  document.addEventListener("visibilitychange", () => follow(0));
   setInterval(tell, 1000);
-  follow();
+  follow(LOOK_MS);
 }
 document.addEventListener("pointermove", point);

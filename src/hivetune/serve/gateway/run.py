@@ -72,12 +72,11 @@ def run_gateway(
     settings: GatewaySettings,
     on_ready: Callable[[str], None] = lambda url: None,
     beside: Iterable[Collector] = (),
-    add: Callable[[Callable[[], bool]], Addition] | None = None,
+    add: Callable[[], Addition] | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM. `on_ready` gets the address. `beside`: more collectors for /metrics.
 
-    `add` makes routes that are shown beside the API while only this machine can reach it. It is given a function that
-    returns whether the server is about to end.
+    `add` makes routes that are shown beside the API while only this machine can reach it.
 
     Raises UsageError for a name that is not registered, Busy when another gateway of this home runs or the port is
     taken. A model that can't be loaded is retried, and /health names it.
@@ -106,7 +105,7 @@ def run_gateway(
 
         gateway = Gateway(keeper, watch, find_answer, Capture() if settings.capture else None, Metrics(beside), end)
         config = uvicorn.Config(
-            guarded(gateway, settings, port, additions_for(settings, add, lambda: servers[0].should_exit)),
+            guarded(gateway, settings, port, additions_for(settings, add)),
             log_level="warning",
             access_log=False,
             http=limited_protocol(),
@@ -132,11 +131,9 @@ def guarded(gateway: Gateway, settings: GatewaySettings, port: int, additions: S
     return Guard(app, hosts, [*(added.door for added in additions), Door(partial(client_of, database))])
 
 
-def additions_for(
-    settings: GatewaySettings, add: Callable[[Callable[[], bool]], Addition] | None, ending: Callable[[], bool]
-) -> list[Addition]:
+def additions_for(settings: GatewaySettings, add: Callable[[], Addition] | None) -> list[Addition]:
     """Return the pages to show beside the API: none if other machines can reach it."""
-    return [add(ending)] if add is not None and is_loopback(settings.host) else []
+    return [add()] if add is not None and is_loopback(settings.host) else []
 
 
 def is_loopback(host: str) -> bool:
