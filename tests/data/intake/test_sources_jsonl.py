@@ -138,7 +138,7 @@ def test_a_last_row_without_line_feed_is_taken_once(log: Path) -> None:
 
 def test_a_line_larger_than_any_row_is_refused_once_and_passed_over(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 50_000)
-    monkeypatch.setattr(jsonl, "_CHUNK_BYTES", 1_000)
+    monkeypatch.setattr(jsonl, "_BATCH_BYTES", 1_000)
     append(log, 1)
     with open(log, "a", encoding="utf-8") as file:
         file.write('{"a": "' + "x" * 200_000 + '"}\n')
@@ -146,6 +146,22 @@ def test_a_line_larger_than_any_row_is_refused_once_and_passed_over(log: Path, m
     assert total(str(log)) == (2, 0, 1, 0)
     assert query("SELECT source, reason FROM refused") == [(f"{log}:2", "line-too-large")]
     assert query("SELECT source FROM interactions") == [f"{log}:1", f"{log}:3"]
+
+
+def test_the_largest_row_of_a_log_is_that_of_a_file(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log took rows of twice the size that `data check` reads."""
+    monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 50_000)
+    log.parent.mkdir()
+    empty = len('{"prompt": ""}')
+    log.write_text("".join('{"prompt": "%s"}\n' % ("x" * (size - empty)) for size in (50_000, 50_001, 40)))
+    assert total(str(log)) == (2, 0, 1, 0)
+    assert query("SELECT source FROM refused") == [f"{log}:2"]
+
+
+def pack_with_zstandard(log: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    log.with_name("chat.jsonl.1.zst").write_bytes(zstandard.compress(log.read_bytes()))
+    log.unlink()
 
 
 def rename(log: Path) -> None:
@@ -166,7 +182,7 @@ def rename_with_date(log: Path) -> None:
     log.rename(log.with_name("chat-20260102.jsonl"))
 
 
-ROTATIONS = [rename, copy_and_truncate, rename_and_pack, rename_with_date]
+ROTATIONS = [rename, copy_and_truncate, rename_and_pack, pack_with_zstandard, rename_with_date]
 
 
 @pytest.mark.parametrize("rotate", ROTATIONS)

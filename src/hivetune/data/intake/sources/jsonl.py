@@ -5,7 +5,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import IO, Any
 
 from hivetune.base.paths import quoted, spelled
 from hivetune.data.intake.files import MAX_LINE_BYTES
@@ -17,27 +17,51 @@ from hivetune.data.intake.sources.rotation import (
     Moved,
     Position,
     Track,
+    damage,
     open_unpacked,
-    read_before_damage,
     sample_hash,
 )
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import UsageError
 
 _BATCH_ROWS = 1000
-_CHUNK_BYTES = 1 << 20
+_BATCH_BYTES = 1 << 20
 LOOKS = 10  # in one read, while logs are renamed or truncated
 
 
 @dataclass(slots=True)
 class _Lines:
-    """The result of one read. `consumed` counts bytes of the chunk, `line` all finished lines."""
+    """The result of one read. `read` has a sample of the bytes before it and those of the finished lines, which
+    `consumed` counts. `line` counts all finished lines. `rest` is the unfinished line at the end of the file, None if
+    there is more to read.
+    """
 
     position: Position
+    line: int
+    skipping: bool
+    read: bytearray = field(default_factory=bytearray)
     consumed: int = 0
-    line: int = 0
-    skipping: bool = False
+    rest: bytes | None = None
     deliveries: list[Delivery] = field(default_factory=list)
+
+    def take_all(self, file: IO[bytes]) -> None:
+        """Take the next lines of a file, as many as make a batch."""
+        while len(self.deliveries) < _BATCH_ROWS and self.consumed < _BATCH_BYTES:
+            text = file.readline(MAX_LINE_BYTES + 1)
+            is_finished, is_too_large = text.endswith(b"\n"), len(text) > MAX_LINE_BYTES
+            if not text or not (is_finished or is_too_large or self.skipping):
+                self.rest = text
+                return
+            self.consume(text)
+            if is_finished:
+                if not self.skipping and text.strip():
+                    self.take(text[:-1])
+                self.skipping = False
+                self.line += 1
+            elif not self.skipping and text.strip(b"\0"):
+                # It is refused once, then passed over to its end.
+                self.take(text[:SAMPLE_BYTES], RowRefused("line-too-large"))
+                self.skipping = True
 
     def take(self, text: bytes, refused: RowRefused | None = None) -> None:
         """Add the rows of one line, or its refusal."""
@@ -49,6 +73,10 @@ class _Lines:
         origin, number = self.position.origin, self.line + 1
         place, key = f"{origin}:{number}", f"{self.position.key}:{number}"
         self.deliveries += [Delivery(origin, place, key, row, raw=text) for row in rows]
+
+    def consume(self, text: bytes) -> None:
+        self.read += text
+        self.consumed += len(text)
 
 
 class JsonlReader:
@@ -110,84 +138,51 @@ class JsonlReader:
 
     def _read(self, track: Track) -> tuple[Position, list[Delivery]]:
         """Return the next rows of one generation, and the position after them. Raise Moved."""
-        position = track.position
+        position, damaged = track.position, None
         track.waiting = None
+        lines = _Lines(position, position.line, position.skipping)
         before = min(position.offset, SAMPLE_BYTES)
         try:
-            chunk, at_end, error = self._chunk(position, before)
+            with open_unpacked(position.path, position.identity, position.offset - before) as file:
+                lines.read += file.read(before)
+                if sample_hash(lines.read) != (position.tail or sample_hash(b"")):
+                    raise Moved(position.path)  # it was truncated, and the next look finds the copy
+                lines.take_all(file)
         except PermissionError:
             raise UsageError(
                 f"{spelled(position.path)} is not readable", hint=f"chmod u+r {quoted(position.path)}"
             ) from None
-        if not error and sample_hash(chunk[:before]) != (position.tail or sample_hash(b"")):
-            raise Moved(position.path)  # it was truncated, and the next look finds the copy
-        body = chunk[before:]
-        lines = self._split(position, body, at_end)
-        if at_end and not lines.deliveries and (error or lines.consumed < len(body)):
-            self._rest(track, lines, body[lines.consumed :], error)
+        except damage() as error:
+            damaged = error
+        if not lines.deliveries and (damaged or lines.rest):
+            self._end(track, lines, damaged)
             track.read_to_end = track.state
-        whole = at_end and lines.consumed == len(body)
-        if whole:
+        is_whole = lines.rest == b""
+        if is_whole:
             track.read_to_end = track.state
-        after = replace(position, closed=position.closed or (whole and track.is_over))
+        after = replace(position, closed=position.closed or (is_whole and track.is_over))
         if lines.consumed:
-            read = chunk[: before + lines.consumed]
-            head = position.head if position.offset >= SAMPLE_BYTES else sample_hash(read[:SAMPLE_BYTES])
-            tail, offset = sample_hash(read[-SAMPLE_BYTES:]), position.offset + lines.consumed
+            head = position.head if position.offset >= SAMPLE_BYTES else sample_hash(lines.read[:SAMPLE_BYTES])
+            tail, offset = sample_hash(lines.read[-SAMPLE_BYTES:]), position.offset + lines.consumed
             after = replace(after, offset=offset, line=lines.line, head=head, tail=tail, skipping=lines.skipping)
         return after, lines.deliveries
 
-    def _chunk(self, position: Position, before: int) -> tuple[bytes, bool, Exception | None]:
-        """Return (`before` old bytes and new ones, whether they are the last, the damage that ended them).
-
-        One read returns both, so that the log can't be truncated between the check and the rows.
-        """
-        size = _CHUNK_BYTES
-        with open_unpacked(position.path, position.identity) as file:
-            file.seek(position.offset - before)
-            chunk, error = read_before_damage(file, before + size)
-            while len(chunk) == before + size and size <= MAX_LINE_BYTES and b"\n" not in chunk[before:]:
-                more, error = read_before_damage(file, size)
-                size *= 2
-                chunk += more
-            return chunk, len(chunk) < before + size, error
-
-    def _split(self, position: Position, body: bytes, at_end: bool) -> _Lines:
-        lines = _Lines(position, line=position.line, skipping=position.skipping)
-        while len(lines.deliveries) < _BATCH_ROWS:
-            end = body.find(b"\n", lines.consumed)
-            if end < 0:
-                break
-            text = body[lines.consumed : end]
-            if not lines.skipping and text.strip():
-                lines.take(text)
-            lines.skipping = False
-            lines.line += 1
-            lines.consumed = end + 1
-        if not lines.consumed and body and not at_end:
-            # A line of more than MAX_LINE_BYTES is refused once, then skipped to its end.
-            lines.consumed = len(body)
-            if not lines.skipping and body.strip(b"\0"):
-                lines.take(body[:SAMPLE_BYTES], RowRefused("line-too-large"))
-                lines.skipping = True
-        elif lines.skipping and at_end:
-            lines.consumed = len(body)
-        return lines
-
-    def _rest(self, track: Track, lines: _Lines, text: bytes, error: Exception | None) -> None:
+    def _end(self, track: Track, lines: _Lines, damaged: Exception | None) -> None:
         """Handle a last line without a line feed: a whole row, an unfinished one, or a torn one."""
-        if error:
-            if track.broken_at == track.state:
-                return
-            track.broken_at = track.state
-            lines.take(b"", RowRefused("broken-file", f"damaged compression ({error}): restore the file"))
-        elif not text.strip(b"\0 \t\r"):
+        text = lines.rest or b""
+        if damaged:
+            if track.broken_at != track.state:
+                track.broken_at = track.state
+                lines.take(b"", RowRefused("broken-file", f"damaged compression ({damaged}): restore the file"))
             return
-        elif (not self._follow or track.is_over) and is_complete(text):
+        if not text.strip(b"\0 \t\r"):
+            return
+        if (not self._follow or track.is_over) and is_complete(text):
             lines.take(text)
-            lines.consumed += len(text)
         elif track.is_over:
             lines.take(text, RowRefused("truncated-line"))
-            lines.consumed += len(text)
         else:
             track.waiting = f"{track.position.origin}:{lines.line + 1}"
+            return
+        lines.consume(text)
+        lines.rest = b""

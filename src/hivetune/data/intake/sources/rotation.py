@@ -8,6 +8,7 @@ import contextlib
 import glob
 import gzip
 import hashlib
+import io
 import json
 import os
 import re
@@ -26,7 +27,6 @@ from hivetune.data.intake.interactions import read_cursors
 from hivetune.errors import MachineNotFit
 
 SAMPLE_BYTES = 4096
-PIECE_BYTES = 8192
 PACKED = (".gz", ".zst")
 
 
@@ -79,8 +79,9 @@ def is_packed(path: str) -> bool:
 
 
 @contextlib.contextmanager
-def open_unpacked(path: str, identity: Identity) -> Iterator[IO[bytes]]:
-    """Open the content of a plain, .gz or .zst file. Raise Moved if another file has this name now, or none.
+def open_unpacked(path: str, identity: Identity, start: int = 0) -> Iterator[IO[bytes]]:
+    """Open the content of a plain, .gz or .zst file at byte `start`. Raise Moved if another file has this name now, or
+    none.
 
     Logs may have been renamed since the folder was read. Raise OSError, and MachineNotFit without zstandard.
     """
@@ -93,6 +94,7 @@ def open_unpacked(path: str, identity: Identity) -> Iterator[IO[bytes]]:
             raise Moved(path)
         if path.endswith(".gz"):
             with gzip.open(file, "rb") as unpacked:
+                unpacked.seek(start)
                 yield cast(IO[bytes], unpacked)
         elif path.endswith(".zst"):
             try:
@@ -100,8 +102,10 @@ def open_unpacked(path: str, identity: Identity) -> Iterator[IO[bytes]]:
             except ImportError:
                 raise MachineNotFit(f"{path} needs zstandard", hint=install_command("zst")) from None
             with zstandard.open(file, "rb") as unpacked:
-                yield cast(IO[bytes], unpacked)
+                unpacked.seek(start)
+                yield io.BufferedReader(unpacked)  # for its lines
         else:
+            file.seek(start)
             yield file
 
 
@@ -112,29 +116,12 @@ def damage() -> tuple[type[Exception], ...]:
     return (*exceptions, zstandard.ZstdError) if zstandard else exceptions
 
 
-def sample_hash(data: bytes) -> str:
+def unreadable() -> tuple[type[Exception], ...]:
+    return (OSError, *damage())
+
+
+def sample_hash(data: bytes | bytearray) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def read_exactly(file: IO[bytes], size: int) -> bytes:
-    """Return up to `size` bytes; fewer only at the end of the file."""
-    data, error = read_before_damage(file, size)
-    if error:
-        raise error
-    return data
-
-
-def read_before_damage(file: IO[bytes], size: int) -> tuple[bytes, Exception | None]:
-    """Return up to `size` bytes (all but the last 8 KiB before damage), and the error that ended them, if any."""
-    parts = []
-    broken = damage()
-    try:
-        while size > 0 and (part := file.read(min(size, PIECE_BYTES))):
-            parts.append(part)
-            size -= len(part)
-    except broken as error:
-        return b"".join(parts), error
-    return b"".join(parts), None
 
 
 def inode_of(status: os.stat_result) -> Identity:
@@ -146,15 +133,14 @@ def holds(path: str, identity: Identity, position: Position) -> bool:
     if position.offset == 0:
         return True
     size = min(position.offset, SAMPLE_BYTES)
-    unreadable: tuple[type[Exception], ...] = (OSError, *damage())
     try:
-        with open_unpacked(path, identity) as file:
-            if sample_hash(read_exactly(file, size)) != position.head:
-                return False
-            file.seek(position.offset - size)
-            return sample_hash(read_exactly(file, size)) == position.tail
-    except unreadable:
+        for start, sample in ((0, position.head), (position.offset - size, position.tail)):
+            with open_unpacked(path, identity, start) as file:
+                if sample_hash(file.read(size)) != sample:
+                    return False
+    except unreadable():
         return False
+    return True
 
 
 def may_be_copy(path: str, identity: Identity, of: Position) -> bool:
@@ -162,10 +148,9 @@ def may_be_copy(path: str, identity: Identity, of: Position) -> bool:
 
     A log is copied before it is truncated, which takes seconds for a large one; meanwhile both have the same rows.
     """
-    unreadable: tuple[type[Exception], ...] = (OSError, *damage())
     try:
         with open_unpacked(path, identity) as file, open_unpacked(of.path, of.identity) as other_file:
-            heads = read_exactly(file, SAMPLE_BYTES), read_exactly(other_file, SAMPLE_BYTES)
+            heads = file.read(SAMPLE_BYTES), other_file.read(SAMPLE_BYTES)
             size = min(map(len, heads))
             if heads[0] and not heads[1]:
                 return False  # a new, empty log has no copies
@@ -176,8 +161,8 @@ def may_be_copy(path: str, identity: Identity, of: Position) -> bool:
             end = min(os.fstat(file.fileno()).st_size, os.fstat(other_file.fileno()).st_size) - SAMPLE_BYTES
             file.seek(end)
             other_file.seek(end)
-            return read_exactly(file, SAMPLE_BYTES) == read_exactly(other_file, SAMPLE_BYTES)
-    except unreadable:
+            return file.read(SAMPLE_BYTES) == other_file.read(SAMPLE_BYTES)
+    except unreadable():
         return True  # it is still written; the next look decides
 
 
