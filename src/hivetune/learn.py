@@ -20,8 +20,8 @@ from hivetune.data.identity import settings_of
 from hivetune.data.snapshot import REPORT
 from hivetune.errors import UsageError
 from hivetune.judge.gate import Evaluation, judge, verdict_document
-from hivetune.judge.held_out import SIDES, evaluation_document, plan_evaluation, scored
-from hivetune.models.sides import BASELINE
+from hivetune.judge.held_out import evaluation_document, plan_evaluation, scored
+from hivetune.models.sides import BASELINE, SIDES
 from hivetune.records import Progress, Verdict, silent
 from hivetune.run.folder import EVALUATION, adapter_hash
 from hivetune.train.open import Run

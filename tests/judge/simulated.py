@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Callable
 
-from hivetune.judge.preferences import preference
+from hivetune.judge.findings import preference
 from hivetune.judge.statistics import Interval, by_group, jackknife, paired_proportions, proportion
 
 World = Callable[[int, random.Random, bool], tuple[Interval | None, float]]

@@ -10,8 +10,9 @@ import pytest
 
 from hivetune.config import EvalConfig, GateConfig
 from hivetune.errors import UsageError
+from hivetune.judge.findings import by_part
 from hivetune.judge.gate import judge
-from hivetune.judge.held_out import by_part, evaluation_document, evidence_groups, plan_evaluation
+from hivetune.judge.held_out import evaluation_document, evidence_groups, plan_evaluation
 from hivetune.process.protocol import Generate
 from hivetune.records import Message
 

@@ -3,7 +3,8 @@
 from typing import Any
 
 from hivetune.config import GateConfig
-from hivetune.judge.frozen import MAX_WINS, WINS_PER_RELEASE, choose_wins, frozen_findings, kept_questions
+from hivetune.judge.findings import frozen_findings, kept_questions
+from hivetune.judge.frozen import MAX_WINS, WINS_PER_RELEASE, choose_wins
 
 
 def row(number: int, base: bool | None, tuned: bool | None, origin: str = "win", **changes: Any) -> dict[str, Any]:

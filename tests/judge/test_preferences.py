@@ -5,15 +5,9 @@ from typing import Any
 import pytest
 
 from hivetune.config import GateConfig
+from hivetune.judge.findings import preference
 from hivetune.judge.gate import judge
-from hivetune.judge.preferences import (
-    PreferredPlace,
-    contradictions,
-    judgings,
-    preference,
-    preference_rows,
-    read_choice,
-)
+from hivetune.judge.preferences import PreferredPlace, contradictions, judgings, preference_rows, read_choice
 
 
 def row(number: int, base: str | None = "old", tuned: str | None = "new") -> dict[str, Any]:

@@ -13,10 +13,11 @@ import typer
 from hivetune.cli.output import MODE, emit, parts, progress, say, write
 from hivetune.errors import UsageError
 from hivetune.llama.backend import Backend, unused_program
+from hivetune.llama.prompts import check_prompts
 from hivetune.release.export import DEFAULT_QUANT
-from hivetune.release.prove import check_prompts
 from hivetune.serve.chat import Chat, Talk, Voice, find_pair, find_voice, open_voices, trained_prompt
 from hivetune.serve.gateway.capture import Capture
+from hivetune.train.open import load_run
 
 _BLOCK = '"""'
 _SHOWN_CHARS = 100
@@ -60,7 +61,8 @@ def chat(
     with open_voices(voices, threads) as opened:
         if run is not None and beside is None:
             try:
-                check_prompts(run, opened[0][0])  # prompts have the token ids that the run was trained with
+                trained = load_run(run)
+                check_prompts(opened[0][0], trained.model, trained.snapshot)
             except UsageError as error:  # model or data are missing; chatting works without them
                 say(f"prompts not compared with training: {error.message}")
         sides = [

@@ -17,9 +17,8 @@ from hivetune.cli.output import emit, number, progress, say, short, show, size, 
 from hivetune.config import DataConfig, EvalConfig, GateConfig, RunConfig, override_config
 from hivetune.errors import NotDeployed, UsageError
 from hivetune.judge.compare import compare_pair
-from hivetune.judge.findings import SHARES_OF_ANSWERS, metric_name, passed_text
+from hivetune.judge.findings import SHARES_OF_ANSWERS, by_part, metric_name, passed_text
 from hivetune.judge.gate import judge, verdict_document
-from hivetune.judge.held_out import by_part
 from hivetune.judge.lm_eval import measure_tasks
 from hivetune.judge.page import write_comparison_page
 from hivetune.models.sides import BASELINE, parse_side

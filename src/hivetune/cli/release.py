@@ -14,8 +14,8 @@ from hivetune.cli.judge import NEXT
 from hivetune.cli.output import emit, moment, parts, progress, say, short, show, size, table
 from hivetune.data.frozen import drop_win, general_questions, names_with_wins, wins_of
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
-from hivetune.judge.answers import last_question
 from hivetune.judge.frozen import freeze_wins
+from hivetune.judge.held_out import last_question
 from hivetune.llama.backend import find_engine
 from hivetune.release import registry
 from hivetune.release.export import DEFAULT_QUANT, QUANTIZED, Exported, export_run

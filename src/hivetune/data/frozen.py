@@ -8,7 +8,6 @@ Each question is a file of its own, written atomically and never changed, so tha
 set. `data forget` deletes the questions of what it forgets.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from hivetune.base.sealed import read_sealed, write_sealed
 from hivetune.data.prepare.split import group_hash, question, read_hash
 from hivetune.data.prepare.understand import example_of, rows_of_files
 from hivetune.data.reasons import RowRefused
-from hivetune.data.render.dialect import template_message
+from hivetune.data.render.dialect import request_hash, template_message
 from hivetune.data.snapshot import RowInfo, messages_from, messages_json
 from hivetune.errors import DataRefused, UsageError
 from hivetune.records import Example, Message
@@ -54,12 +53,6 @@ class FrozenQuestion:
     @property
     def key(self) -> str:
         return request_hash([template_message(message) for message in self.messages], self.tools)
-
-
-def request_hash(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
-    """Return the hash of a request's messages and tools, 32 hex digits."""
-    request = json.dumps([messages, tools], ensure_ascii=False, sort_keys=True)
-    return hashlib.blake2b(request.encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
 
 
 def frozen_folder(name: str) -> Path:

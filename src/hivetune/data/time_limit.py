@@ -5,16 +5,12 @@ each tick counts against all of them, so that a nested limit needs no system cal
 """
 
 import functools
-import math
 import signal
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 
-from hivetune.data.reasons import RowRefused
-
-ROW_LIMIT_S = 20.0  # a row of 1 MB takes 0.5 s on a slow core
 TIMER_S = 0.02
 # The time for clean-up before the error is raised again.
 _AGAIN_S = 1.0
@@ -52,21 +48,6 @@ Limit = AbstractContextManager[None]
 def time_limit(limit_s: float, error: Callable[[], BaseException]) -> Limit:
     """Return a limit, or none in a thread that can't be interrupted."""
     return TimeLimit(limit_s, error) if can_limit_time() else nullcontext()
-
-
-def row_time_limit() -> Limit:
-    """Return the limit of one row, which raises RowRefused("too-slow"). It is a safeguard: rules and checks take linear
-    time.
-    """
-    return time_limit(ROW_LIMIT_S, _too_slow)
-
-
-def many_time_limits() -> Limit:
-    """Return a context in which the timer runs on between limits."""
-    return time_limit(math.inf, _too_slow)
-
-
-_too_slow = functools.partial(RowRefused, "too-slow")
 
 
 def can_limit_time() -> bool:

@@ -14,7 +14,7 @@ from hivetune.base.journal import read_journal
 from hivetune.data.prepare.split import question
 from hivetune.data.snapshot import Snapshot
 from hivetune.judge.findings import titled
-from hivetune.judge.held_out import SIDES
+from hivetune.models.sides import SIDES
 from hivetune.records import Advice, Metric
 from hivetune.run.folder import METRICS
 from hivetune.train.open import Run

@@ -19,13 +19,13 @@ import psutil
 
 from hivetune.base.disk import home, lock
 from hivetune.base.journal import Journal, read_journal
-from hivetune.data.frozen import request_hash
+from hivetune.data.render.dialect import request_hash
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.judge.artefacts import Answerer, Artefact
 from hivetune.judge.statistics import is_busy
 from hivetune.llama.ask import TimedAnswer, Unanswered
 from hivetune.machine.telemetry import own_seconds
-from hivetune.records import Message, Progress
+from hivetune.records import Progress
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,6 @@ class PromptAnswer:
     new_tokens: int | None
     seconds: float | None = None
     first_token_s: float | None = None
-
-
-def last_question(messages: Sequence[Message]) -> str:
-    return next((message.content for message in reversed(messages) if message.role == "user"), "")
 
 
 _ANSWERED = "answers"  # below the home

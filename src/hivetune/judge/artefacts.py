@@ -15,12 +15,12 @@ from hivetune.base.yaml_file import read_yaml
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.llama.ask import Endpoint
 from hivetune.llama.backend import Backend, ServerSettings, open_backend
+from hivetune.llama.prompts import check_prompts
 from hivetune.models.gguf_header import adapter_problem, read_header
 from hivetune.models.sides import SideKind, parse_side, read_figures
 from hivetune.process.still import moving_s
-from hivetune.release.export import export_run
+from hivetune.release.export import export_run, run_of_export
 from hivetune.release.gguf import base_gguf
-from hivetune.release.prove import check_prompts, run_of_export
 from hivetune.release.registry import find, gguf_adapter
 from hivetune.run.folder import ADAPTER, RECORD, adapter_hash
 from hivetune.run.status import find_run
@@ -104,7 +104,8 @@ def open_artefact(artefact: Artefact, settings: ServerSettings) -> Iterator[tupl
         cold_start_s = moving_s() - started
         if artefact.run is not None:
             with contextlib.suppress(UsageError):  # a run without its data is not checked
-                check_prompts(artefact.run, backend)
+                run = load_run(artefact.run)
+                check_prompts(backend, run.model, run.snapshot)
         yield backend, cold_start_s
 
 

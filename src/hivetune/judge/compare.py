@@ -32,7 +32,6 @@ from hivetune.judge.answers import (
     ask_all,
     continued,
     counter,
-    last_question,
     others_share_of,
     stored_side,
     time_in_turns,
@@ -43,12 +42,12 @@ from hivetune.judge.gate import judge, verdict_document
 from hivetune.judge.held_out import (
     EMPTY_ANSWER,
     NO_ANSWERS,
-    SIDES,
     add_answer,
     choose_prompts,
     compared_losses,
     evaluation_document,
     evidence_groups,
+    last_question,
     noise_fields,
     plan_evaluation,
     scored,
@@ -57,7 +56,7 @@ from hivetune.judge.page import write_evaluation_page
 from hivetune.judge.preferences import judged
 from hivetune.llama.backend import CONTEXT_TOKENS, Backend, ServerSettings
 from hivetune.llama.prompts import prompt_of
-from hivetune.models.sides import BASELINE
+from hivetune.models.sides import BASELINE, SIDES
 from hivetune.records import Example, Progress, silent
 from hivetune.release.dry_export import dry_export
 from hivetune.release.gguf import SERVED_QUANT

@@ -1,4 +1,4 @@
-"""What one metric says about deploying: gains, costs, the tuned model alone, and drift. Pure.
+"""What one metric says about deploying: gains, costs, the tuned model alone, what was kept, and drift. Pure.
 
 Of one side there is an interval too, but none of a difference: `ci95` of the limits of the tuned model alone is that of
 the value itself. Drift is answers that became longer or shorter, that loop, that refuse, each paired with the
@@ -8,13 +8,15 @@ early signs of a model that learned from its own answers or from a bad source.
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from hivetune.config import GateConfig
 from hivetune.data.checks.rules import has_loop
 from hivetune.judge import statistics as stats
+from hivetune.models.sides import SIDES
 from hivetune.records import Metric
 
 FindingOutcome = Literal["passed", "abort", "missed", "undecided", "reported"]
@@ -36,6 +38,7 @@ METRIC_NAMES: Mapping[str, str] = {
     "preferred": "preferred by the judge",
 }
 SHARES_OF_ANSWERS = ("success", "ended", "least_success", "kept", "kept_general", "loops", "refusals", "preferred")
+_SHOWN_LOST = 3  # questions that are named
 
 
 # An abort for "no useful gain" needs as many units; and a loss is a sum in float32, which is no finer than that.
@@ -370,3 +373,114 @@ def _share(
     reasons = Reasons(f"{fact}, {allowed}", f"{fact}: more than {allowed}", f"{fact}: {allowed}")
     effect = max(tolerance, abs(rise.value - limit))
     return _bounded(metric, rise, effect, reasons, holds=high <= limit, fails=low > limit)
+
+
+# What each part of the rows shows, for people; it decides nothing.
+
+
+def by_part(evaluation: Mapping[str, Any], part: str) -> list[dict[str, Any]]:
+    """Return loss and success of each agent, category or session: [{"agent", "rows", "answers", "base_loss", ...,
+    "p_holm"}].
+
+    `part`: agent, category or group; a group of one row, which has no session, is left out. `p_holm` is the p value of
+    no difference in its loss, adjusted for the number of parts. So the part that happens to look best or worst of many
+    is not taken for a finding. It is 1 where there are too few independent rows.
+    """
+    rows: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    answers: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for rows_of_kind, key in ((rows, "rows"), (answers, "answers")):
+        for row in evaluation[key]:
+            rows_of_kind[row[part] or ""].append(row)
+    names = sorted(name for name in rows.keys() | answers.keys() if part != "group" or len(rows[name]) > 1)
+    summaries = [{part: name or None, **_part_summary(rows[name], answers[name])} for name in names]
+    adjusted = stats.holm([summary.pop("p") for summary in summaries])
+    return [{**summary, "p_holm": p} for summary, p in zip(summaries, adjusted, strict=True)]
+
+
+def _part_summary(rows: Sequence[Mapping[str, Any]], answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    tokens = sum(row["tokens"] or 0 for row in rows)
+    checked = [answer for answer in answers if all(answer[side]["success"] is not None for side in SIDES)]
+    summary: dict[str, Any] = {"rows": len(rows), "answers": len(checked)}
+    for side in SIDES:
+        values = [row[side] for row in rows]
+        usable = tokens > 0 and all(isinstance(value, float) for value in values)
+        summary[f"{side}_loss"] = math.fsum(values) / tokens if usable else None
+        summary[f"{side}_success"] = sum(a[side]["success"] for a in checked) / len(checked) if checked else None
+    summary["p"] = 1.0  # of "no difference in loss", whole sessions together; 1 too where a loss is missing
+    if rows and all(isinstance(row[side], float) for row in rows for side in SIDES):
+        columns = [[row[key] for row in rows] for key in (*SIDES, "tokens")]
+        grouped = stats.by_group(columns, [row["group"] for row in rows])
+        summary["p"] = stats.p_value(stats.jackknife(grouped, stats.loss_difference))
+    return summary
+
+
+# Forgetting: what a release answered rightly before, its successors must answer too. The questions are a fixed list
+# and the answers greedy, so nothing is sampled. The share that is kept is exact, and its interval only says how far it
+# would carry to other questions of the kind.
+
+
+@dataclass(frozen=True)
+class KeptQuestions:
+    """The questions that must be kept: their number `n`, how many the tuned model answers right, and the lost ones."""
+
+    n: int
+    kept: int
+    lost: tuple[str, ...]  # file:line of each
+    unanswered: int = 0  # without an answer, or whose checker failed: neither kept nor lost
+
+
+def kept_questions(evaluation: Mapping[str, Any], origins: Collection[str]) -> KeptQuestions:
+    """Return how many frozen questions of these origins the tuned model of an evaluation keeps (win, own, general).
+
+    A past win must be kept whatever the baseline answers today. Of the others, what the baseline answers rightly must
+    be kept.
+    """
+    rows = [row for row in evaluation.get("frozen") or () if row["origin"] in origins]
+    required = [row for row in rows if row["origin"] == "win" or row["base"]["success"]]
+    answered = [row for row in required if row["tuned"]["success"] is not None]
+    lost = tuple(row["source"] for row in answered if not row["tuned"]["success"])
+    return KeptQuestions(len(answered), len(answered) - len(lost), lost, len(required) - len(answered))
+
+
+def frozen_findings(evaluation: Mapping[str, Any], config: GateConfig) -> list[Finding]:
+    """Return `kept` (past wins and the user's own) and `kept_general`, where such questions exist."""
+    findings = []
+    for name, origins, limit in (
+        ("kept", ("win", "own"), config.least_kept),
+        ("kept_general", ("general",), config.least_general),
+    ):
+        questions = kept_questions(evaluation, origins)
+        if questions.n or questions.unanswered:
+            rows = [row for row in evaluation["frozen"] if row["origin"] in origins]
+            pairs = [(row["base"]["success"], row["tuned"]["success"]) for row in rows]
+            answered = [(bool(base), bool(tuned)) for base, tuned in pairs if None not in (base, tuned)]
+            # The gain is over all questions that both sides answered: lost and won ones count.
+            gain = stats.paired_proportions([base for base, _ in answered], [tuned for _, tuned in answered])
+            findings.append(replace(_kept_finding(name, questions, limit), gain95=gain.ci95))
+    return findings
+
+
+def _kept_finding(name: str, kept: KeptQuestions, limit: float | None) -> Finding:
+    share = kept.kept / kept.n if kept.n else None
+    interval = None if share is None else stats.proportion([True] * kept.kept + [False] * len(kept.lost)).ci95
+    required = limit is not None and kept.n >= stats.MIN_UNITS
+    passed = share is not None and limit is not None and share >= limit
+    metric = Metric(name, None, share, None, interval, kept.n, limit, passed if required else None, required)
+    fact = f"{titled(name)}: {kept.kept} of {kept.n} frozen questions that were answered rightly still are"
+    if kept.lost:
+        fact += f"; lost: {', '.join(kept.lost[:_SHOWN_LOST])}{' ...' * (len(kept.lost) > _SHOWN_LOST)}"
+    if kept.unanswered:
+        fact += f"; {kept.unanswered} could not be checked"
+    if not required:
+        few = f" ({kept.n} are too few to require any)" if limit is not None else ""
+        return Finding(metric, "reported", fact + few)
+    if kept.unanswered and passed:
+        return Finding(metric, "undecided", f"{fact}: not every one was answered")
+    return Finding(metric, "passed" if passed else "missed", f"{fact}; at least {limit:.0%} must be kept")
+
+
+def preference(rows: Sequence[Mapping[str, Any]], *, alpha: float = stats.ALPHA) -> stats.Estimate:
+    """Return the share of pairs in which the tuned model is preferred less that of the base; ties count as neither."""
+    decided = [row for row in rows if row["preferred"] is not None]
+    base, tuned = ([row["preferred"] == side for row in decided] for side in SIDES)
+    return stats.paired_proportions(base, tuned, [row["group"] for row in decided], alpha=alpha)

@@ -1,18 +1,13 @@
-"""Forgetting: what a release answered rightly before, its successors must answer too.
-
-The questions are a fixed list and the answers greedy, so nothing is sampled. The share that is kept is exact, and its
-interval only says how far it would carry to other questions of the kind.
-"""
+"""Frozen questions beside the held-out rows: how they are asked, and which right answers of a release become some."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from hivetune.base.sealed import read_sealed
-from hivetune.config import EvalConfig, GateConfig
+from hivetune.config import EvalConfig
 from hivetune.data.frozen import (
     FrozenQuestion,
     freeze,
@@ -25,77 +20,14 @@ from hivetune.data.frozen import (
 from hivetune.data.render.dialect import template_message
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import UsageError
-from hivetune.judge.answers import Prompt, last_question
-from hivetune.judge.findings import Finding, titled
-from hivetune.judge.statistics import MIN_UNITS, paired_proportions, proportion
+from hivetune.judge.answers import Prompt
+from hivetune.judge.held_out import last_question
 from hivetune.models.sides import parse_side
-from hivetune.records import Metric
 from hivetune.release.registry import Release
 from hivetune.run.folder import EVALUATION, read_record
 
 WINS_PER_RELEASE = 20
 MAX_WINS = 200  # a set is asked of every candidate: 200 answers of 64 tokens take a minute at 217 tokens/s
-_SHOWN = 3
-
-
-@dataclass(frozen=True)
-class KeptQuestions:
-    """The questions that must be kept: their number `n`, how many the tuned model answers right, and the lost ones."""
-
-    n: int
-    kept: int
-    lost: tuple[str, ...]  # file:line of each
-    unanswered: int = 0  # without an answer, or whose checker failed: neither kept nor lost
-
-
-def kept_questions(evaluation: Mapping[str, Any], origins: Collection[str]) -> KeptQuestions:
-    """Return how many frozen questions of these origins the tuned model of an evaluation keeps (win, own, general).
-
-    A past win must be kept whatever the baseline answers today. Of the others, what the baseline answers rightly must
-    be kept.
-    """
-    rows = [row for row in evaluation.get("frozen") or () if row["origin"] in origins]
-    required = [row for row in rows if row["origin"] == "win" or row["base"]["success"]]
-    answered = [row for row in required if row["tuned"]["success"] is not None]
-    lost = tuple(row["source"] for row in answered if not row["tuned"]["success"])
-    return KeptQuestions(len(answered), len(answered) - len(lost), lost, len(required) - len(answered))
-
-
-def frozen_findings(evaluation: Mapping[str, Any], config: GateConfig) -> list[Finding]:
-    """Return `kept` (past wins and the user's own) and `kept_general`, where such questions exist."""
-    findings = []
-    for name, origins, limit in (
-        ("kept", ("win", "own"), config.least_kept),
-        ("kept_general", ("general",), config.least_general),
-    ):
-        questions = kept_questions(evaluation, origins)
-        if questions.n or questions.unanswered:
-            rows = [row for row in evaluation["frozen"] if row["origin"] in origins]
-            pairs = [(row["base"]["success"], row["tuned"]["success"]) for row in rows]
-            answered = [(bool(base), bool(tuned)) for base, tuned in pairs if None not in (base, tuned)]
-            # The gain is over all questions that both sides answered: lost and won ones count.
-            gain = paired_proportions([base for base, _ in answered], [tuned for _, tuned in answered])
-            findings.append(replace(_finding(name, questions, limit), gain95=gain.ci95))
-    return findings
-
-
-def _finding(name: str, kept: KeptQuestions, limit: float | None) -> Finding:
-    share = kept.kept / kept.n if kept.n else None
-    interval = None if share is None else proportion([True] * kept.kept + [False] * len(kept.lost)).ci95
-    required = limit is not None and kept.n >= MIN_UNITS
-    passed = share is not None and limit is not None and share >= limit
-    metric = Metric(name, None, share, None, interval, kept.n, limit, passed if required else None, required)
-    fact = f"{titled(name)}: {kept.kept} of {kept.n} frozen questions that were answered rightly still are"
-    if kept.lost:
-        fact += f"; lost: {', '.join(kept.lost[:_SHOWN])}{' ...' * (len(kept.lost) > _SHOWN)}"
-    if kept.unanswered:
-        fact += f"; {kept.unanswered} could not be checked"
-    if not required:
-        few = f" ({kept.n} are too few to require any)" if limit is not None else ""
-        return Finding(metric, "reported", fact + few)
-    if kept.unanswered and passed:
-        return Finding(metric, "undecided", f"{fact}: not every one was answered")
-    return Finding(metric, "passed" if passed else "missed", f"{fact}; at least {limit:.0%} must be kept")
 
 
 def choose_wins(answers: Sequence[Mapping[str, Any]], num_kept: int) -> list[Mapping[str, Any]]:

@@ -29,15 +29,15 @@ from hivetune.judge.findings import (
     alone_share,
     described,
     drift_findings,
+    frozen_findings,
     gain_finding,
     limit_findings,
+    preference,
     ratio_finding,
     refuse_loss,
     titled,
 )
-from hivetune.judge.frozen import frozen_findings
 from hivetune.judge.page import write_evaluation_page
-from hivetune.judge.preferences import preference
 from hivetune.records import Metric, Verdict, VerdictName
 from hivetune.run.folder import EVALUATION, VERDICT, adapter_hash
 from hivetune.run.status import shortest_name

@@ -21,16 +21,15 @@ from hivetune.data.checks.dedupe import Rows, near_copies, sketch
 from hivetune.data.checks.lessons import lesson_of
 from hivetune.data.snapshot import RowInfo, Snapshot
 from hivetune.errors import MachineNotFit, UsageError
-from hivetune.judge.answers import last_question
 from hivetune.judge.artefacts import Artefact
-from hivetune.judge.statistics import by_group, holm, jackknife, loss_difference, merge_groups, noise_of, p_value
+from hivetune.judge.statistics import merge_groups, noise_of
+from hivetune.models.sides import SIDES
 from hivetune.process.parent import count_items, see_off, start_child
 from hivetune.process.protocol import Generate, Score
-from hivetune.records import Progress
+from hivetune.records import Message, Progress
 from hivetune.run.folder import ADAPTER, CONFIG, SCORES, read_resolved
 from hivetune.train.open import Run, check_eval
 
-SIDES = ("base", "tuned")
 SAME_ROW = 0.85  # likeness from which two held-out rows are one piece of evidence, as data.near_duplicates has it
 _KEYS = {"loss": "nll", "answer": "answer"}  # the events of scores.jsonl that are about a row
 EMPTY_ANSWER: Mapping[str, Any] = dict.fromkeys(("answer", "ended", "seconds", "new_tokens", "block", "success"))
@@ -74,6 +73,10 @@ def evidence_groups(rows: Sequence[RowInfo]) -> dict[int, str]:
         same[copy] = same[original]
     groups = merge_groups([row.session or row.id for row in rows], same)
     return {row.row: group for row, group in zip(rows, groups, strict=True)}
+
+
+def last_question(messages: Sequence[Message]) -> str:
+    return next((message.content for message in reversed(messages) if message.role == "user"), "")
 
 
 def evaluation_document(
@@ -131,41 +134,6 @@ def loss_rows(snapshot: Snapshot, lines: Mapping[tuple[str, str, int], Mapping[s
                 row |= {"tokens": int(line["tokens"]), side: float(nll) if finite else "not finite"}
         rows.append(row)
     return rows
-
-
-def by_part(evaluation: Mapping[str, Any], part: str) -> list[dict[str, Any]]:
-    """Return loss and success of each agent, category or session: [{"agent", "rows", "answers", "base_loss", ...,
-    "p_holm"}].
-
-    `part`: agent, category or group; a group of one row, which has no session, is left out. `p_holm` is the p value of
-    no difference in its loss, adjusted for the number of parts. So the part that happens to look best or worst of many
-    is not taken for a finding. It is 1 where there are too few independent rows.
-    """
-    rows: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    answers: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for rows_of_kind, key in ((rows, "rows"), (answers, "answers")):
-        for row in evaluation[key]:
-            rows_of_kind[row[part] or ""].append(row)
-    names = sorted(name for name in rows.keys() | answers.keys() if part != "group" or len(rows[name]) > 1)
-    summaries = [{part: name or None, **_summary(rows[name], answers[name])} for name in names]
-    adjusted = holm([summary.pop("p") for summary in summaries])
-    return [{**summary, "p_holm": p} for summary, p in zip(summaries, adjusted, strict=True)]
-
-
-def _summary(rows: Sequence[Mapping[str, Any]], answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    tokens = sum(row["tokens"] or 0 for row in rows)
-    checked = [answer for answer in answers if all(answer[side]["success"] is not None for side in SIDES)]
-    summary: dict[str, Any] = {"rows": len(rows), "answers": len(checked)}
-    for side in SIDES:
-        values = [row[side] for row in rows]
-        usable = tokens > 0 and all(isinstance(value, float) for value in values)
-        summary[f"{side}_loss"] = math.fsum(values) / tokens if usable else None
-        summary[f"{side}_success"] = sum(a[side]["success"] for a in checked) / len(checked) if checked else None
-    summary["p"] = 1.0  # of "no difference in loss", whole sessions together; 1 too where a loss is missing
-    if rows and all(isinstance(row[side], float) for row in rows for side in SIDES):
-        columns = by_group([[row[key] for row in rows] for key in (*SIDES, "tokens")], [row["group"] for row in rows])
-        summary["p"] = p_value(jackknife(columns, loss_difference))
-    return summary
 
 
 def _answer_row(

@@ -27,9 +27,9 @@ from hivetune.base.paths import install_command
 from hivetune.base.private import make_folder
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.artefacts import Artefact, find_artefact
-from hivetune.judge.held_out import SIDES
 from hivetune.judge.statistics import Estimate, holm, jackknife, p_value, paired_proportions
 from hivetune.llama.ask import ENDPOINT_KEY
+from hivetune.models.sides import SIDES
 from hivetune.train.open import Run
 
 TASK_FIGURES = "lm-eval"  # below the home

@@ -7,10 +7,9 @@ from typing import Any
 
 from hivetune.base.disk import write_atomic
 from hivetune.errors import UsageError
-from hivetune.judge.findings import SHARES_OF_ANSWERS, metric_name, passed_text
-from hivetune.judge.held_out import SIDES, by_part
+from hivetune.judge.findings import SHARES_OF_ANSWERS, by_part, metric_name, passed_text
 from hivetune.models.prepared import spoken_name
-from hivetune.models.sides import BASELINE
+from hivetune.models.sides import BASELINE, SIDES
 from hivetune.run.page import Chart, DrawnCurve, draw_chart, render, whole_page
 
 # Files: written aside, then renamed.

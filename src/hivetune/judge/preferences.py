@@ -10,9 +10,8 @@ from hivetune.config import EvalConfig
 from hivetune.errors import UsageError
 from hivetune.judge.answers import Prompt, ask_all, counter, stored_side
 from hivetune.judge.artefacts import find_artefact, open_artefact
-from hivetune.judge.held_out import SIDES
-from hivetune.judge.statistics import ALPHA, Estimate, paired_proportions
 from hivetune.llama.backend import CONTEXT_TOKENS, ServerSettings
+from hivetune.models.sides import SIDES
 from hivetune.records import Progress
 from hivetune.train.open import Run
 
@@ -147,13 +146,6 @@ def contradictions(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
     """Return (pairs judged differently in the other order, pairs judged)."""
     answered = [row["orders"] for row in rows if row["asked"] and None not in row["orders"]]
     return sum(set(orders) == {"base", "tuned"} for orders in answered), len(answered)
-
-
-def preference(rows: Sequence[Mapping[str, Any]], *, alpha: float = ALPHA) -> Estimate:
-    """Return the share of pairs in which the tuned model is preferred less that of the base; ties count as neither."""
-    decided = [row for row in rows if row["preferred"] is not None]
-    base, tuned = ([row["preferred"] == side for row in decided] for side in SIDES)
-    return paired_proportions(base, tuned, [row["group"] for row in decided], alpha=alpha)
 
 
 def _judging_prompt(row: Mapping[str, Any], first: str, second: str) -> Prompt:

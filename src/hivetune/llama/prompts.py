@@ -11,14 +11,19 @@ on another base, and a broken build of llama.cpp. They do not prove that the ans
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hivetune.data.render.dialect import template_message
+from hivetune.data.render.folder import load_renderer
 from hivetune.data.render.renderer import Renderer
+from hivetune.data.snapshot import Snapshot
 from hivetune.errors import HivetuneError
 from hivetune.llama.backend import Backend
-from hivetune.records import Example, Message
+from hivetune.records import Example, Message, Split
 
+HELD_OUT_FIRST: tuple[Split, ...] = ("test", "validation", "train")
+CHECKED_PROMPTS = 50
 SHOWN_TOKENS = 6
 RECORDED_PROMPTS = 3
 NUM_TOKENS = 16
@@ -34,6 +39,26 @@ class PromptDifference:
     at: int
     trained: str
     served: str
+
+
+def check_prompts(backend: Backend, model: Path, snapshot: Snapshot) -> int:
+    """Compare the server's token ids of conversations with the trained ones; held-out conversations first. Return how
+    many were compared.
+
+    Raises HivetuneError when one differs, since such a model is asked other questions than it was trained on.
+    """
+    rows = [row for split in HELD_OUT_FIRST for row in snapshot.rows(split)]
+    infos = [snapshot.info(row) for row in rows[:CHECKED_PROMPTS]]
+    examples = [Example(info.id, info.source, tuple(info.messages), tools=tuple(info.tools)) for info in infos]
+    checked, differences = compare_prompts(backend, load_renderer(model), examples)
+    if differences:
+        first = differences[0]
+        raise HivetuneError(
+            f"llama.cpp builds prompts that differ from training for {len(differences)} of {checked} conversations: "
+            f"{first.source}, token {first.at}: trained {first.trained!r}, served {first.served!r}",
+            hint="please report it with the model's name; hivetune export --no-check keeps the file",
+        )
+    return checked
 
 
 def compare_prompts(

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from hivetune.errors import UsageError
 
 SideKind = Literal["base", "release", "run", "gguf", "endpoint", "recorded"]
+SIDES = ("base", "tuned")  # the two of an evaluation, as its document names them
 BASELINE = "base"  # what a run is compared with unless the config says otherwise
 # What a file of recorded figures may say: its name, the metric, and what one of it is in the metric's unit.
 FIGURES: Mapping[str, tuple[str, float]] = {

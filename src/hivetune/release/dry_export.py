@@ -16,21 +16,13 @@ from pathlib import Path
 from hivetune.base.disk import MANIFEST, home, read_json, scratch_folder, write_json
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, MachineNotFit, UsageError
 from hivetune.llama.backend import ServerSettings, find_engine, open_backend
+from hivetune.llama.prompts import CHECKED_PROMPTS, HELD_OUT_FIRST, check_prompts
 from hivetune.models.architecture import Linear, named_end, read_architecture
 from hivetune.models.prepared import DESCRIPTION
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import DryGguf, Passage
 from hivetune.release.gguf import Converter, find_converter, server_name, untested_pair
-from hivetune.release.prove import (
-    CHECKED_PROMPTS,
-    HELD_OUT_FIRST,
-    TOP,
-    Scores,
-    check_prompts,
-    choose_passages,
-    compare_scores,
-    score_passages,
-)
+from hivetune.release.prove import TOP, Scores, choose_passages, compare_scores, score_passages
 from hivetune.train.open import Run
 
 _FOLDER = "dry-exports"
@@ -121,7 +113,7 @@ def _try(
             base, _ = score_passages(backend, passages)
             tuned, _ = score_passages(backend, passages, adapter=0)
             check_dry_export(trained, base, tuned)
-            return DryExport(conversations=check_prompts(run.folder, backend))
+            return DryExport(conversations=check_prompts(backend, run.model, run.snapshot))
     except HivetuneError as error:
         return DryExport(unserved="; ".join([_error_text(error), *untested_pair(converter.name, _server())]))
 

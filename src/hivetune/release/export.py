@@ -137,6 +137,14 @@ def export(
     return Exported(target, file if file and to != "ollama" else folder, folder, size_bytes, is_new)
 
 
+def run_of_export(file: Path) -> Path | None:
+    """Return the run that `file` was exported from, when the file still lies in the run's folder."""
+    parents = file.resolve().parents
+    if len(parents) > 2 and parents[1].name == EXPORTS and (parents[2] / RECORD).exists():
+        return parents[2]
+    return None
+
+
 def merged_type(folder: Path) -> MergedType:
     """Return the number type of the weights of a merged export."""
     dtype: MergedType = read_json(folder / MANIFEST).get("dtype", "source")

@@ -28,15 +28,14 @@ import psutil
 from hivetune.base.disk import MANIFEST, home, lock, read_json, sha256_bytes, sha256_file, write_json
 from hivetune.base.sealed import read_sealed, write_sealed
 from hivetune.base.typed import to_plain
-from hivetune.data.render.folder import load_renderer
 from hivetune.data.snapshot import Snapshot
 from hivetune.errors import DataRefused, HivetuneError, MachineNotFit, UsageError
 from hivetune.llama.backend import Backend, ServerSettings, find_engine, open_backend
-from hivetune.llama.prompts import compare_prompts
+from hivetune.llama.prompts import HELD_OUT_FIRST, check_prompts
 from hivetune.models.gguf_header import read_header
 from hivetune.process.parent import see_off, start_child
 from hivetune.process.protocol import Passage, ScorePassages
-from hivetune.records import Example, Progress, Split, silent
+from hivetune.records import Progress, silent
 from hivetune.release.export import Exported, MergedType, export_run, merged_type
 from hivetune.release.gguf import (
     SERVED_QUANT,
@@ -46,14 +45,12 @@ from hivetune.release.gguf import (
     server_name,
     untested_pair,
 )
-from hivetune.run.folder import ADAPTER, EXPORTS, PROOF, RECORD, adapter_hash
+from hivetune.run.folder import ADAPTER, PROOF, adapter_hash
 from hivetune.train.open import Run, load_run
 
 PASSAGES, POSITIONS = 8, 12
 TOP = 16  # likeliest tokens at each place
 MAX_PASSAGE_TOKENS = 2048  # tokens
-CHECKED_PROMPTS = 50
-HELD_OUT_FIRST: tuple[Split, ...] = ("test", "validation", "train")
 # Mean differences in nats. Seen with SmolLM2-135M: f16 0.003, bf16 and merged (rounded to bf16's 8 bits) 0.04.
 FLOAT_BOUNDS = {"f32": 0.03, "f16": 0.03, "bf16": 0.1, "merged": 0.1}
 # How much the base itself may differ in a quantized type: three times what tiny random models, which suffer most, do in
@@ -239,36 +236,6 @@ def _score_position(
     return [logprob, likeliest], ended
 
 
-def check_prompts(run: Path, backend: Backend) -> int:
-    """Compare the server's token ids of conversations with the trained ones; held-out conversations first. Return how
-    many were compared.
-
-    Raises HivetuneError when one differs, since such a model is asked other questions than it was trained on, and
-    UsageError when the run's model or data are gone.
-    """
-    opened = load_run(run)
-    rows = [row for split in HELD_OUT_FIRST for row in opened.snapshot.rows(split)]
-    infos = [opened.snapshot.info(row) for row in rows[:CHECKED_PROMPTS]]
-    examples = [Example(info.id, info.source, tuple(info.messages), tools=tuple(info.tools)) for info in infos]
-    checked, differences = compare_prompts(backend, load_renderer(opened.model), examples)
-    if differences:
-        first = differences[0]
-        raise HivetuneError(
-            f"llama.cpp builds prompts that differ from training for {len(differences)} of {checked} conversations: "
-            f"{first.source}, token {first.at}: trained {first.trained!r}, served {first.served!r}",
-            hint="please report it with the model's name; hivetune export --no-check keeps the file",
-        )
-    return checked
-
-
-def run_of_export(file: Path) -> Path | None:
-    """Return the run that `file` was exported from, when the file still lies in the run's folder."""
-    parents = file.resolve().parents
-    if len(parents) > 2 and parents[1].name == EXPORTS and (parents[2] / RECORD).exists():
-        return parents[2]
-    return None
-
-
 # The station.
 
 
@@ -366,7 +333,7 @@ def _measure_served(
     def ask_server() -> None:
         adapters = () if adapter is None else ((adapter, 0.0),)
         with open_backend(model, replace(settings, adapters=adapters)) as backend:
-            measured["conversations"] = check_prompts(run.folder, backend)
+            measured["conversations"] = check_prompts(backend, run.model, run.snapshot)
             number = None if adapter is None else 0
             measured["tuned"], measured["ended"] = score_passages(backend, passages, slots=_SLOTS, adapter=number)
             measured["base"] = None if adapter is None else score_passages(backend, passages, slots=_SLOTS)[0]

@@ -17,9 +17,8 @@ from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import UsageError
 from hivetune.llama.backend import Backend, ServerSettings, open_backend
 from hivetune.records import Progress
-from hivetune.release.export import export_run
+from hivetune.release.export import export_run, run_of_export
 from hivetune.release.gguf import base_gguf
-from hivetune.release.prove import run_of_export
 from hivetune.release.registry import Release, find, releases, snapshot_folder
 from hivetune.run.status import find_run
 from hivetune.serve.gateway.capture import Capture, CapturedAnswer, Feedback, Rating

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import gc
 import json
+import math
 import os
 import sqlite3
 import subprocess
@@ -34,7 +35,7 @@ from hivetune.data.prepare.understand import shares_few_labels
 from hivetune.data.read import ExaminedRow, RawRow, judged_hash, read_rows
 from hivetune.data.reasons import RowRefused
 from hivetune.data.snapshot import messages_json
-from hivetune.data.time_limit import Limit, many_time_limits, row_time_limit
+from hivetune.data.time_limit import Limit, time_limit
 from hivetune.errors import HivetuneError
 from hivetune.records import Progress
 
@@ -64,6 +65,7 @@ CREATE TABLE bodies (
   raw BLOB
 );
 """
+ROW_LIMIT_S = 20.0  # a row of 1 MB takes 0.5 s on a slow core
 COPIED = ("source", "id", "agent", "category", "session", "user", "time", "answered_by", "maker", "lesson")
 BAD_MARK = 0x5F0BAD5F0BAD5F0B  # makes the hash of a bad answer differ from the same answer called good
 
@@ -172,6 +174,21 @@ def examine(stages: Stages, chunk: Chunk, out: Path, progress: Callable[[int], N
     if near:
         os.rename(f"{temporary}.sketches", f"{out}.sketches")
     os.rename(temporary, out)
+
+
+def row_time_limit() -> Limit:
+    """Return the limit of one row, which raises RowRefused("too-slow"). It is a safeguard: rules and checks take linear
+    time.
+    """
+    return time_limit(ROW_LIMIT_S, _too_slow)
+
+
+def many_time_limits() -> Limit:
+    """Return a context in which the timer runs on between limits."""
+    return time_limit(math.inf, _too_slow)
+
+
+_too_slow = functools.partial(RowRefused, "too-slow")
 
 
 def _examined(stages: Stages, rows: Iterable[RawRow]) -> Iterator[tuple[RawRow, ExaminedRow | RowRefused]]:

@@ -1,8 +1,9 @@
 """The dialect of a template: which fields and forms of a message it reads, found by trial."""
 
+import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
@@ -110,6 +111,12 @@ def template_message(message: Message) -> dict[str, Any]:
     if message.tool_call_id is not None:
         shown["tool_call_id"] = message.tool_call_id
     return shown
+
+
+def request_hash(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+    """Return the hash of a request's messages and tools, 32 hex digits."""
+    request = json.dumps([messages, tools], ensure_ascii=False, sort_keys=True)
+    return hashlib.blake2b(request.encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
 
 
 def find_dialect(template: ChatTemplate) -> Dialect:
