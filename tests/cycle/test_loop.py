@@ -14,10 +14,10 @@ from hivetune.base.database import open_database
 from hivetune.base.journal import read_journal
 from hivetune.base.sealed import read_sealed
 from hivetune.config import load_config
-from hivetune.cycle.acts.run import ActContext, replay_training
+from hivetune.cycle.acts.run import replay_training
+from hivetune.cycle.acts.slices import ActContext
 from hivetune.cycle.decide import Observation, OpenCycle, Permission
-from hivetune.cycle.ledger import REPLAY, cycles_of
-from hivetune.cycle.observe import read_replay
+from hivetune.cycle.ledger import REPLAY, cycles_of, read_replay
 from hivetune.release.registry import releases
 from hivetune.run.folder import adapter_hash
 

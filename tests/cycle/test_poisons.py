@@ -26,11 +26,11 @@ from hivetune.base.disk import MANIFEST
 from hivetune.config import load_config
 from hivetune.cycle.ledger import cycles_of, suspect_rows
 from hivetune.cycle.loop import Listener, opened
-from hivetune.cycle.observe import champion_of
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.errors import HivetuneError, Stopped
 from hivetune.models.fetch import fetch_model
 from hivetune.models.prepared import DESCRIPTION
+from hivetune.release.registry import champion_of
 from hivetune.train.worker.model.adapter import fill, read_adapter
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import read_documents

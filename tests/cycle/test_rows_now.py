@@ -14,12 +14,14 @@ import hivetune.cycle.pool
 from hivetune.base.database import open_database, transaction
 from hivetune.config import RunConfig, load_config, parse_config
 from hivetune.cycle.acts.release import close_cycle
-from hivetune.cycle.acts.run import ActContext, open_cycle_of
+from hivetune.cycle.acts.run import open_cycle_of
+from hivetune.cycle.acts.slices import ActContext
 from hivetune.cycle.decide import STATIONS, OpenCycle
 from hivetune.cycle.ledger import CycleRow, begin_cycle, end_cycle, open_cycle
-from hivetune.cycle.observe import champion_of, settings_then
+from hivetune.cycle.observe import settings_then
 from hivetune.cycle.pool import LookCache, budget_tokens, pool_of, read_rows_now
 from hivetune.errors import DataRefused, UsageError
+from hivetune.release.registry import champion_of
 
 
 def config_of(path: Path, **cycle: Any) -> RunConfig:

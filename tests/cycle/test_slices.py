@@ -5,8 +5,8 @@ import time
 import pytest
 
 from hivetune.config import parse_config
-from hivetune.cycle.acts import run
-from hivetune.cycle.acts.run import LOOK_EVERY_S, ActContext, Slice, SliceEnded, ends_with_window
+from hivetune.cycle.acts import slices
+from hivetune.cycle.acts.slices import LOOK_EVERY_S, ActContext, Slice, SliceEnded, ends_with_window
 from hivetune.cycle.decide import Observation, Permission
 from hivetune.machine.telemetry import KWH, Energy
 from hivetune.process.lease import Answering
@@ -27,7 +27,7 @@ def test_it_ends_at_a_checkpoint_before_the_window_and_now_when_that_is_over() -
 def test_a_step_that_stood_still_is_no_long_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a user of five minutes would end the slice ten minutes before its window does."""
     now = [0.0]
-    monkeypatch.setattr(run.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(slices.time, "monotonic", lambda: now[0])
     slice_ = Slice(lambda: Permission(True, 2000.0), yields=True, clock=lambda: now[0])
     terms = slice_.terms()
     terms.on_step(1)

@@ -12,10 +12,11 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, write_json
 from hivetune.base.sealed import write_sealed
 from hivetune.config import CycleConfig, RunConfig
-from hivetune.cycle.acts.run import ActContext
+from hivetune.cycle import pool
+from hivetune.cycle.acts.slices import ActContext
 from hivetune.cycle.decide import STATIONS, CycleEnd, FailedAct, OpenCycle
-from hivetune.cycle.ledger import GATE, CycleRow, begin_cycle, suspect_rows
-from hivetune.cycle.observe import did_harm, read_replay
+from hivetune.cycle.ledger import GATE, CycleRow, begin_cycle, read_replay, suspect_rows
+from hivetune.cycle.observe import did_harm
 from hivetune.release.registry import Release
 
 OLD, NEW = frozenset(f"old{n}" for n in range(100)), frozenset(f"new{n}" for n in range(50))
@@ -65,8 +66,8 @@ def refused(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
                 folder=Path("/replay"), snapshot=SimpleNamespace(pool=lambda: [SimpleNamespace(id=i) for i in kept])
             )
 
-        monkeypatch.setattr(acts, "releases", lambda database, name: [release])
-        monkeypatch.setattr(acts, "rows_behind", lambda database, release: behind)
+        monkeypatch.setattr(pool, "releases", lambda database, name: [release])
+        monkeypatch.setattr(pool, "rows_behind", lambda database, release: behind)
         monkeypatch.setattr(acts, "_replay_run", replay_run)
         monkeypatch.setattr(acts, "slice_of", lambda context, run: "trained")
         monkeypatch.setattr(acts, "compared_losses", lambda run, sides, progress: losses(gain))

@@ -9,7 +9,8 @@ from specialists.planted import SHARED, config_of, domain, keep, share, shuffled
 
 from hivetune.base.database import open_database
 from hivetune.config import RunConfig
-from hivetune.cycle.acts.run import ActContext, look_for_experts
+from hivetune.cycle.acts.run import look_for_experts
+from hivetune.cycle.acts.slices import ActContext
 from hivetune.cycle.decide import Observation, Permission
 from hivetune.release.registry import desired, find, retire
 from hivetune.routing.choose import not_looked_at, read_table

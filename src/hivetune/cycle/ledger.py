@@ -20,7 +20,9 @@ from typing import Any
 
 from hivetune.base.database import open_database, transaction
 from hivetune.base.disk import home
+from hivetune.base.sealed import read_sealed
 from hivetune.cycle.decide import ActionKind, CycleEnd, FailedAct, OpenedFor
+from hivetune.errors import UsageError
 from hivetune.run.folder import METRICS
 
 JOURNAL, PAUSED, NOW = "cycle.jsonl", "paused", "now"
@@ -245,3 +247,25 @@ def failed_in_a_row(cycles: Iterable[CycleRow]) -> tuple[int, float]:
             break
         times += 1
     return times, (closed[0].closed or 0.0) if times else 0.0
+
+
+# Documents that stations of a cycle left.
+
+
+def gate_of(cycle: CycleRow) -> dict[str, Any]:
+    """Return the gate's document, or {} before it."""
+    return read_document(cycle.folder / GATE)
+
+
+def read_replay(cycle: CycleRow) -> dict[str, Any]:
+    """Return what a training without the cycle's new rows showed of its present candidate, or {} before it."""
+    document = read_document(cycle.folder / REPLAYED)
+    return document if document.get("adapter_sha256") == gate_of(cycle).get("adapter_sha256") else {}
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """Return a sealed document, or {} where it is missing or damaged: its content is measured again."""
+    try:
+        return read_sealed(path)
+    except UsageError:
+        return {}

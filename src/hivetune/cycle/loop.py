@@ -19,10 +19,21 @@ from hivetune.base.typed import to_plain
 from hivetune.config import RunConfig
 from hivetune.cycle.acts import release as release_acts
 from hivetune.cycle.acts import run as run_acts
+from hivetune.cycle.acts.slices import ActContext, Requests, SliceEnded
 from hivetune.cycle.decide import HEAVY, LOOK_AGAIN_S, STATIONS, Action, ActionKind, Observation, Permission, decide
-from hivetune.cycle.ledger import JOURNAL, NOW, PAUSED, begin_act, cycles_of, end_act, loop_folder, settle_interrupted
+from hivetune.cycle.ledger import (
+    JOURNAL,
+    NOW,
+    PAUSED,
+    begin_act,
+    cycles_of,
+    end_act,
+    gate_of,
+    loop_folder,
+    settle_interrupted,
+)
 from hivetune.cycle.notify import Notice, NoticeKind, send_notice
-from hivetune.cycle.observe import allowed_at, champion_of, gate_of, observe
+from hivetune.cycle.observe import allowed_at, observe
 from hivetune.cycle.pool import LookCache
 from hivetune.cycle.window import Clocks, InUse, clock_changes, parse_window, read_clocks
 from hivetune.data.intake.collect import Collected, collect
@@ -33,7 +44,7 @@ from hivetune.machine.telemetry import busy_core_seconds, own_seconds
 from hivetune.models.fetch import fetch_model
 from hivetune.process.still import moving_s, yielding
 from hivetune.records import Progress, silent
-from hivetune.release.registry import check_release_name
+from hivetune.release.registry import champion_of, check_release_name
 
 # A retry does not change these.
 FINAL = (DataRefused,)
@@ -113,7 +124,7 @@ class Loop:
         self.journal.append("intent", number=number, cycle=cycle, action=action.kind)
         self.journal.sync()
         self.listener.say(f"{action.kind.replace('_', ' ')}: {action.reason}")
-        context = run_acts.ActContext(
+        context = ActContext(
             self.config,
             self.name,
             observed,
@@ -130,7 +141,7 @@ class Loop:
             self._sent.clear()
         except Stopped:
             raise
-        except run_acts.SliceEnded as error:
+        except SliceEnded as error:
             text, outcome = error.message, "paused" if action.kind in ("train", "experts", "replay") else "failed"
         except (HivetuneError, OSError, sqlite3.OperationalError) as error:
             text, outcome = str(error).partition("\n")[0], "failed"
@@ -279,7 +290,7 @@ def release_name(config: RunConfig) -> str:
     return check_release_name(config.cycle.name)
 
 
-ACTS: Mapping[ActionKind, Callable[[run_acts.ActContext], str]] = {
+ACTS: Mapping[ActionKind, Callable[[ActContext], str]] = {
     "restore": release_acts.restore_champion,
     "roll_back": release_acts.return_to_previous,
     "experts": run_acts.look_for_experts,
@@ -299,7 +310,7 @@ ACTS: Mapping[ActionKind, Callable[[run_acts.ActContext], str]] = {
 }
 
 
-def act(action: Action, context: run_acts.ActContext) -> str:
+def act(action: Action, context: ActContext) -> str:
     """Do an action and return its outcome in words. Raises SliceEnded, and HivetuneError and OSError for failures.
 
     Long work stands still for requests. For training the supervisor does that, since it knows that the silence is no
@@ -309,7 +320,7 @@ def act(action: Action, context: run_acts.ActContext) -> str:
         return ACTS[action.kind](context)
     began_s, moved_s = time.monotonic(), moving_s()
     try:
-        with yielding(run_acts.Requests()):
+        with yielding(Requests()):
             return ACTS[action.kind](context)
     finally:
         stood_still_s = (time.monotonic() - began_s) - (moving_s() - moved_s)

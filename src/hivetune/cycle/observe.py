@@ -7,19 +7,18 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, home, sha256_file
-from hivetune.base.sealed import read_sealed
 from hivetune.config import RunConfig, parse_config
 from hivetune.cycle import ledger
 from hivetune.cycle.decide import STATIONS, Observation, OpenCycle, Permission, Station
+from hivetune.cycle.ledger import gate_of, read_replay
 from hivetune.cycle.pool import LookCache, cycle_id, read_rows_now
 from hivetune.cycle.window import InUse, allowed_now, local_zone, parse_window
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.models.prepared import folder_for
-from hivetune.release.registry import ADAPTER_EXPORT, Release, desired, forgotten_rows, history, releases
+from hivetune.release.registry import ADAPTER_EXPORT, Release, champion_of, desired, forgotten_rows, history, releases
 from hivetune.routing.choose import not_looked_at
 from hivetune.run.folder import ADAPTER, CONFIG, EVALUATION, EXPORTS, RECORD, adapter_hash, read_record, read_resolved
 from hivetune.serve.swap.wanted import loaded_labels, wanted
@@ -114,11 +113,6 @@ class Rivals:
     @property
     def labels(self) -> tuple[str, ...]:
         return tuple(rival.label for rival in (self.champion, self.best) if rival is not None)
-
-
-def champion_of(database: sqlite3.Connection, name: str) -> Release | None:
-    """Return the champion of a name, or None."""
-    return next((release for release in releases(database, name) if "champion" in release.aliases), None)
 
 
 def rivals_of(database: sqlite3.Connection, name: str) -> Rivals:
@@ -239,19 +233,19 @@ def _of_run(cycle: ledger.CycleRow, rivals: Rivals) -> set[Station]:
         return stations
     stations.add("train")
     beside = ((rivals.champion, ledger.AGAINST_CHAMPION), (rivals.best, ledger.AGAINST_BEST))
-    if _sealed(run / EVALUATION).get("adapter_sha256") == adapter and all(
+    if ledger.read_document(run / EVALUATION).get("adapter_sha256") == adapter and all(
         rival is None or is_evaluation_of(cycle.folder / file, adapter, rival) for rival, file in beside
     ):
         stations.add("evaluate")
     export = run / EXPORTS / ADAPTER_EXPORT / MANIFEST
-    if export.exists() and _sealed(export).get("adapter_sha256") == adapter:
+    if export.exists() and ledger.read_document(export).get("adapter_sha256") == adapter:
         stations.add("export")
     return stations
 
 
 def is_evaluation_of(path: Path, adapter: str, rival: Release) -> bool:
     """Return whether an evaluation is whole, of this adapter, and against this rival."""
-    document = _sealed(path)
+    document = ledger.read_document(path)
     return (document.get("adapter_sha256"), document.get("rival")) == (adapter, rival.label)
 
 
@@ -262,31 +256,12 @@ def looks_at(database: sqlite3.Connection, name: str, rivals: Rivals) -> int:
     return sum("rivals" in gate and gate["rivals"][:1] == champion for gate in gates)
 
 
-def gate_of(cycle: ledger.CycleRow) -> dict[str, Any]:
-    """Return the gate's document, or {} before it."""
-    return _sealed(cycle.folder / ledger.GATE)
-
-
 def did_harm(cycle: ledger.CycleRow, passed: bool | None, withdrawn: str) -> bool:
     """Return whether the model was shown to be worse than the champion: in service, or beyond the tolerance on rows
     that are older than it. A model that was merely not better, or lacks evidence, is no proof against its rows."""
     against_best = gate_of(cycle).get("parts", {}).get("best", {})
     aborted = passed is False and against_best.get("verdict") == "abort"
     return cycle.champion is not None and (bool(withdrawn) or aborted)
-
-
-def read_replay(cycle: ledger.CycleRow) -> dict[str, Any]:
-    """Return what a training without the cycle's new rows showed of its present candidate, or {} before it."""
-    document = _sealed(cycle.folder / ledger.REPLAYED)
-    return document if document.get("adapter_sha256") == gate_of(cycle).get("adapter_sha256") else {}
-
-
-def _sealed(path: Path) -> dict[str, Any]:
-    """Return a sealed document, or {} where it is missing or damaged: its content is measured again."""
-    try:
-        return read_sealed(path)
-    except UsageError:
-        return {}
 
 
 def _void(database: sqlite3.Connection, cycle: ledger.CycleRow) -> str:

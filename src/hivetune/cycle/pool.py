@@ -16,11 +16,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import MANIFEST, sha256_file
 from hivetune.config import RunConfig
-from hivetune.cycle.ledger import suspect_rows, trained_rows
+from hivetune.cycle.ledger import CycleRow, suspect_rows, trained_rows
 from hivetune.data.identity import settings_of
 from hivetune.data.intake.files import find_sources
 from hivetune.data.prepare.prepare import prepare_data
@@ -28,7 +29,8 @@ from hivetune.data.snapshot import PoolRow, Snapshot, open_snapshot
 from hivetune.errors import DataRefused, UsageError
 from hivetune.models.fetch import fetch_model
 from hivetune.models.prepared import folder_for
-from hivetune.release.registry import Release, snapshot_folder
+from hivetune.release.registry import Release, releases, snapshot_folder
+from hivetune.run.folder import read_record
 from hivetune.serve.swap.wanted import Checks
 from hivetune.train.plan.run import plan_document, plan_run
 
@@ -397,3 +399,21 @@ def cycle_id(pool: Snapshot, suspect: Collection[str], config: RunConfig, champi
         "champion": champion.adapter_sha256 if champion is not None else None,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def innocent_rows(database: sqlite3.Connection, cycle: CycleRow) -> frozenset[str]:
+    """Return the ids of the rows behind the champion that the cycle was opened with."""
+    champion = champion_then(database, cycle)
+    return frozenset() if champion is None else rows_behind(database, champion)
+
+
+def champion_then(database: sqlite3.Connection, cycle: CycleRow) -> Release | None:
+    return next((release for release in releases(database, cycle.name) if release.label == cycle.champion), None)
+
+
+def rows_of(cycle: CycleRow) -> frozenset[str]:
+    """Return the ids of the rows that the run trained on or held out, or all rows of its pool where the run is gone."""
+    try:
+        return frozenset(row.id for row in open_snapshot(Path(read_record(cycle.run)["snapshot"])).pool())
+    except (UsageError, KeyError):
+        return frozenset(row.id for row in open_snapshot(Path(cycle.pool)).pool())

@@ -302,6 +302,11 @@ def releases(database: sqlite3.Connection, name: str | None = None) -> list[Rele
     ]
 
 
+def champion_of(database: sqlite3.Connection, name: str) -> Release | None:
+    """Return the champion of a name, or None."""
+    return next((release for release in releases(database, name) if "champion" in release.aliases), None)
+
+
 def promote(database: sqlite3.Connection, reference: str, *, by: str, reason: str = "", force: bool = False) -> Release:
     """Make a release the champion of its name, and what should be served. The champion so far becomes `previous`.
 
@@ -374,7 +379,7 @@ def returns_to(database: sqlite3.Connection, name: str) -> Release | None:
 def retire(database: sqlite3.Connection, name: str, *, by: str, reason: str) -> Release | None:
     """Serve nothing under `name` any more; return the champion, or None when there was none. It becomes `previous`,
     so that it is kept and a promotion brings it back."""
-    champion = next((release for release in releases(database, name) if "champion" in release.aliases), None)
+    champion = champion_of(database, name)
     if champion is None:
         return None
     with transaction(database):

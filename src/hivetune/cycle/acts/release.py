@@ -6,10 +6,11 @@ from pathlib import Path
 
 from hivetune.base.database import open_database
 from hivetune.base.sealed import write_sealed
-from hivetune.cycle.acts.run import ActContext, ends_with_window, innocent_rows, rows_of
+from hivetune.cycle.acts.slices import ActContext, ends_with_window
 from hivetune.cycle.decide import ending
-from hivetune.cycle.ledger import REPLAY, WATCHED, end_cycle
-from hivetune.cycle.observe import did_harm, read_replay, release_of
+from hivetune.cycle.ledger import REPLAY, WATCHED, end_cycle, read_replay
+from hivetune.cycle.observe import did_harm, release_of
+from hivetune.cycle.pool import innocent_rows, rows_of
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.frozen import freeze_wins
 from hivetune.release.export import export_run

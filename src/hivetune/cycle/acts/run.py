@@ -1,18 +1,16 @@
 """Acts on the run of a cycle: its rows, its training in slices, its evaluation and verdict; the replay; specialists.
 
-Training goes in slices that end at a checkpoint before the window does. All long work stands still while somebody waits
-for an answer. The replay is the training of a cycle whose model was worse, made again without its new rows. Rows are
-blamed only where all else is equal: the champion was trained alike, and the replay is better on the held-out rows that
-are older than the cycle.
+The replay is the training of a cycle whose model was worse, made again without its new rows. Rows are blamed only where
+all else is equal: the champion was trained alike, and the replay is better on the held-out rows that are older than the
+cycle.
 """
 
 import shutil
-import sqlite3
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +22,26 @@ from hivetune.base.sealed import write_sealed
 from hivetune.base.units import number
 from hivetune.config import RunConfig
 from hivetune.cycle import ledger
-from hivetune.cycle.decide import Observation, OpenedFor, Permission
+from hivetune.cycle.acts.slices import ActContext, Requests, Slice, SliceEnded, ends_with_window
+from hivetune.cycle.decide import OpenedFor
 from hivetune.cycle.gate import Comparisons, judge_cycle, replay_gain
-from hivetune.cycle.observe import champion_of, gate_of, is_evaluation_of, looks_at, rivals_of, settings_then
+from hivetune.cycle.ledger import gate_of
+from hivetune.cycle.observe import is_evaluation_of, looks_at, rivals_of, settings_then
 from hivetune.cycle.pool import (
     MAX_IN_A_ROW,
     ChoiceSettings,
     begins_from,
     budget_tokens,
+    champion_then,
     choice_settings,
     choose_rows,
     cycle_id,
+    innocent_rows,
     needs_scores,
     pool_config,
     pool_of,
     rows_behind,
+    rows_of,
 )
 from hivetune.data.fates import write_leave_out
 from hivetune.data.identity import differing_settings
@@ -48,152 +51,18 @@ from hivetune.judge.artefacts import Artefact
 from hivetune.judge.compare import compare_pair, evaluate_run
 from hivetune.judge.gate import read_evaluation, verdict_document
 from hivetune.judge.held_out import compared_losses
-from hivetune.machine.telemetry import Energy, PowerSample, energy_between, sample_power
 from hivetune.models.fetch import fetch_model
-from hivetune.process.lease import somebody_waits
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Generate, Score
-from hivetune.process.still import STILL_LOOK_S, stands_still, yielding
-from hivetune.records import Progress, silent
+from hivetune.process.still import yielding
 from hivetune.release.dry_export import dry_export
-from hivetune.release.registry import Release, releases
+from hivetune.release.registry import Release, champion_of
 from hivetune.run.folder import CONFIG, EVALUATION, RECORD, SCORES, adapter_hash, read_record, read_resolved
 from hivetune.specialists.station import train_specialists
 from hivetune.specialists.survey import Attended
 from hivetune.train.open import Run, load_run
 from hivetune.train.probe import probe_run, proof_is_due, prove_again
 from hivetune.train.start import open_run, train_run
-from hivetune.train.supervise.attempt import Terms
-
-LINGER_S = 10.0  # after an answer: the next question of a conversation often comes soon, and going on costs nothing
-LOOK_EVERY_S = 5.0  # at what is slower to ask than a lock: is it still allowed, how much energy was taken
-MIN_MARGIN_S, RECENT_STEPS = 2.0, 20
-
-
-class Requests:
-    """Tells whether the gateway answers a request now or did a moment ago. It is called a few times a second."""
-
-    def __init__(self) -> None:
-        self._waited_at = float("-inf")
-
-    def __call__(self) -> bool:
-        if somebody_waits():
-            self._waited_at = time.monotonic()
-        return time.monotonic() - self._waited_at < LINGER_S
-
-
-@dataclass
-class Slice:
-    """One slice of training, as the supervisor asks about it four times a second.
-
-    `allowed` is asked every few seconds, and ends the slice. `clock` is the wall clock, as windows are.
-    """
-
-    allowed: Callable[[], Permission]
-    yields: bool
-    left_kwh: float | None = None
-    on_step: Callable[[int], None] = lambda done: None
-    clock: Callable[[], float] = time.time
-    energy: Energy = field(default_factory=Energy)
-    why: str = ""
-    _now: Permission = field(default_factory=Permission)
-    _looked: float = float("-inf")
-    _done: tuple[int, float] | None = None  # steps, and when they were done
-    _step_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
-    _requests: Requests = field(default_factory=Requests)
-    _sample: PowerSample = field(default_factory=lambda: sample_power(time.monotonic()))
-
-    def terms(self) -> Terms:
-        return Terms(self._step, self._stand_still, self._ends)
-
-    def _step(self, done: int) -> None:
-        now = time.monotonic()
-        if self._done is not None and done > self._done[0]:
-            self._step_s.append((now - self._done[1]) / (done - self._done[0]))
-        if self._done is None or done > self._done[0]:
-            self._done = (done, now)
-        self.on_step(done)
-
-    def _stand_still(self) -> bool:
-        still = self.yields and self._requests()
-        if still:
-            self._done = None  # a step that stood still says nothing about how long steps take
-        return still
-
-    def _ends(self) -> int:
-        """Return 1 to end while the step at hand and its checkpoint still fit, and 2 when the window is over."""
-        if time.monotonic() - self._looked >= LOOK_EVERY_S:
-            self._looked = time.monotonic()
-            self._now = self.allowed()
-            sample = sample_power(self._looked)
-            self.energy, self._sample = self.energy + energy_between(self._sample, sample), sample
-        now = self.clock()
-        if self.left_kwh is not None and self.energy.kwh >= self.left_kwh:
-            self.why = "the energy of the budget is used up"
-            return 1
-        if not self._now.now:
-            self.why = self._now.reason
-            return 1
-        # The time for the step at hand, and as long again for its checkpoint.
-        margin_s = MIN_MARGIN_S + 2 * max(self._step_s, default=0.0)
-        if self._now.until is None or now < self._now.until - margin_s:
-            return 0
-        self.why = "the window ends"
-        return 1 if now < self._now.until else 2
-
-
-class SliceEnded(HivetuneError):
-    """The window, the budget or a person ended a slice of training. Nothing failed."""
-
-
-@dataclass
-class ActContext:
-    """The context of an act. `allowed` is asked while the act runs. `details` are stored with its outcome."""
-
-    config: RunConfig
-    name: str
-    observed: Observation
-    reason: str
-    allowed: Callable[[], Permission]
-    now: float
-    progress: Callable[[str], Progress] = lambda label: silent
-    details: dict[str, Any] = field(default_factory=dict)
-
-    def cycle(self) -> ledger.CycleRow:
-        """Return the open cycle."""
-        with closing(open_database()) as database:
-            cycle = ledger.open_cycle(database, self.name)
-        assert cycle is not None, "decided for an open cycle"
-        return cycle
-
-    def champion(self) -> Release | None:
-        with closing(open_database()) as database:
-            return champion_of(database, self.name)
-
-    def run(self) -> Run:
-        return load_run(self.cycle().run)
-
-
-def ends_with_window(context: ActContext, label: str) -> Progress:
-    """Return a progress callback that also ends the work when it is no longer allowed, and pauses it for requests."""
-    report = context.progress(label)
-    looked = float("-inf")
-
-    def progress(done: int, total: int | None) -> None:
-        nonlocal looked
-        report(done, total)
-        while True:
-            if time.monotonic() - looked >= LOOK_EVERY_S:
-                looked = time.monotonic()
-                allowed = context.allowed()
-                # Now, and not over before the next look.
-                if not allowed.now or (allowed.until is not None and time.time() + LOOK_EVERY_S >= allowed.until):
-                    raise SliceEnded(f"the window ended first: {allowed.reason}")
-            if not stands_still():
-                return
-            time.sleep(STILL_LOOK_S)
-
-    return progress
 
 
 def train_slice(context: ActContext) -> str:
@@ -447,7 +316,7 @@ def replay_training(context: ActContext) -> str:
     """Train again without the new rows, compare the result with the candidate, and keep it."""
     cycle = context.cycle()
     with closing(open_database()) as database:
-        champion, innocent = _champion_then(database, cycle), innocent_rows(database, cycle)
+        champion, innocent = champion_then(database, cycle), innocent_rows(database, cycle)
     trained = rows_of(cycle)
     begun = (cycle.folder / ledger.REPLAY / RECORD).exists()
     problem = _replay_problem(cycle, champion, trained, innocent)
@@ -512,21 +381,3 @@ def _replay_problem(cycle: ledger.CycleRow, champion: Release | None, trained: S
     if len(innocent - trained) > (1 - SAME_ROWS) * len(innocent):
         return f"{len(innocent - trained)} of the champion's {len(innocent)} rows were left out"
     return "" if trained - innocent else "it had no new rows"
-
-
-def innocent_rows(database: sqlite3.Connection, cycle: ledger.CycleRow) -> frozenset[str]:
-    """Return the ids of the rows behind the champion that the cycle was opened with."""
-    champion = _champion_then(database, cycle)
-    return frozenset() if champion is None else rows_behind(database, champion)
-
-
-def _champion_then(database: sqlite3.Connection, cycle: ledger.CycleRow) -> Release | None:
-    return next((release for release in releases(database, cycle.name) if release.label == cycle.champion), None)
-
-
-def rows_of(cycle: ledger.CycleRow) -> frozenset[str]:
-    """Return the ids of the rows that the run trained on or held out, or all rows of its pool where the run is gone."""
-    try:
-        return frozenset(row.id for row in open_snapshot(Path(read_record(cycle.run)["snapshot"])).pool())
-    except (UsageError, KeyError):
-        return frozenset(row.id for row in open_snapshot(Path(cycle.pool)).pool())

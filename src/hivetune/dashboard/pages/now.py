@@ -14,8 +14,7 @@ from markupsafe import Markup
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, home, read_json
 from hivetune.base.journal import read_tail
-from hivetune.cycle.ledger import JOURNAL, CycleRow, acts_of, cycles_of, loop_folder
-from hivetune.cycle.observe import gate_of
+from hivetune.cycle.ledger import JOURNAL, CycleRow, acts_of, cycles_of, gate_of, loop_folder
 from hivetune.dashboard.overview import CycleLoop, overview
 from hivetune.dashboard.page import Page, PageRequest
 from hivetune.dashboard.watched import Watcher, run_id
