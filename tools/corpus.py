@@ -27,10 +27,11 @@ from typing import Any, NamedTuple
 from hivetune.base.kernel import usable_cores
 from hivetune.config import DataConfig, LearnConfig
 from hivetune.data.checks.rules import CHECKS, check_messages
+from hivetune.data.chunks import RawRow, read_rows
 from hivetune.data.intake.files import plan_inputs
 from hivetune.data.prepare.prepare import check
 from hivetune.data.prepare.understand import examine_files, suggested_for
-from hivetune.data.read import RawRow, read_example, read_rows
+from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.data.snapshot import messages_json
 from hivetune.errors import HivetuneError

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from hivetune.data.chunks import RawRow
 from hivetune.data.conversation import read_conversation
-from hivetune.data.read import RawRow, read_example
+from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 
 PASSAGE = "The Seine flows through the middle of the city."

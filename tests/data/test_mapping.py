@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from hivetune.config import DataConfig
+from hivetune.data.chunks import RawRow
 from hivetune.data.mapping import check_columns, parse_columns
 from hivetune.data.prepare.prepare import check
-from hivetune.data.read import RawRow, read_example
+from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import UsageError
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from hivetune.data.read import RawRow, read_example
+from hivetune.data.chunks import RawRow
+from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hivetune.data.checks.placeholders import MAX_CHARS, placeholder_in
+from hivetune.data.chunks import RawRow
 from hivetune.data.columns import stands_in
 from hivetune.data.files.text import text_lines
 from hivetune.data.formats import langchain_debug, lm_studio_log, vllm_log
@@ -17,7 +18,7 @@ from hivetune.data.formats.opencode import rows as opencode_rows
 from hivetune.data.pieces.logs import PlacedRow
 from hivetune.data.pieces.parts import split_thoughts
 from hivetune.data.pieces.transcripts import ended_rounds
-from hivetune.data.read import RawRow, read_example
+from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.dialect import CLOSED_THOUGHT
 

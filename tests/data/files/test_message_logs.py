@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from hivetune.data.chunks import read_rows
 from hivetune.data.files import message_log
 from hivetune.data.intake.files import plan_inputs
-from hivetune.data.read import read_example, read_rows
+from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 
 

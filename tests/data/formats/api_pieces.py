@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from hivetune.data.chunks import RawRow
 from hivetune.data.prepare.understand import rows_of_files
-from hivetune.data.read import ExaminedRow, RawRow, read_example
+from hivetune.data.read import ExaminedRow, read_example
 from hivetune.data.reasons import RowRefused
 
 Q, A = "Where do I park my bike?", "Behind the library."

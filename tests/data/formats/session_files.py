@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hivetune.data.chunks import read_rows
 from hivetune.data.intake.files import plan_inputs
-from hivetune.data.read import ExaminedRow, read_example, read_rows
+from hivetune.data.read import ExaminedRow, read_example
 from hivetune.data.reasons import RowRefused
 
 

@@ -25,8 +25,9 @@ from api_pieces import (
     said,
 )
 
+from hivetune.data.chunks import RawRow
 from hivetune.data.formats import rows_inside
-from hivetune.data.read import RawRow, read_example
+from hivetune.data.read import read_example
 
 
 @pytest.mark.parametrize("name", STREAMS)

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from hivetune.config import DataConfig
+from hivetune.data.chunks import RawRow
 from hivetune.data.conversation import read_conversation
 from hivetune.data.prepare.prepare import check
 from hivetune.data.prepare.understand import example_of, rows_of_files
-from hivetune.data.read import RawRow, read_example
+from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 
 Turn = dict[str, Any]

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from hivetune.data.chunks import RawRow, read_rows
 from hivetune.data.columns import plain_row
 from hivetune.data.formats import all_formats
 from hivetune.data.intake.files import plan_inputs
-from hivetune.data.read import RawRow, read_example, read_rows
+from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 
 FOLDER = Path(__file__).parent / "samples"

@@ -9,10 +9,11 @@ import pytest
 from data.conftest import chat
 
 from hivetune.config import DataConfig
+from hivetune.data.chunks import RawRow
 from hivetune.data.conversation import read_conversation
 from hivetune.data.mapping import map_columns
 from hivetune.data.prepare.prepare import check
-from hivetune.data.read import RawRow, content_id, read_example
+from hivetune.data.read import content_id, read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.data.snapshot import messages_from, messages_json
 from hivetune.records import Example, Message

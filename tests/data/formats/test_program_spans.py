@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from hivetune.data.chunks import RawRow
 from hivetune.data.conversation import read_conversation
 from hivetune.data.prepare.understand import rows_of_files
-from hivetune.data.read import RawRow, read_example
+from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 
 Q, A, SYSTEM = "How long may I return shoes?", "You may return them for thirty days.", "You help customers."

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from api_pieces import ASKED, FIRST, PLAIN, SECOND, STREAMS, A, Q, as_events, chunk, har, outcomes, refused, said
 
-from hivetune.data.formats.http_recording import text_of_bytes
+from hivetune.data.pieces.streams import text_of_bytes
 from hivetune.data.prepare.understand import rows_of_files
 
 COMPLETION = {"choices": [{"message": {"role": "assistant", "content": A}, "finish_reason": "stop"}]}

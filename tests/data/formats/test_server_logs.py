@@ -7,10 +7,11 @@ import pytest
 from session_files import said, write
 
 from hivetune.config import DataConfig
+from hivetune.data.chunks import read_rows
 from hivetune.data.intake.files import plan_inputs
 from hivetune.data.pieces.rendered import turns_of
 from hivetune.data.prepare.prepare import check
-from hivetune.data.read import read_example, read_rows
+from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 
 

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from hivetune.data.chunks import RawRow
 from hivetune.data.pieces.logs import conversation
-from hivetune.data.read import RawRow, read_example
+from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 
 

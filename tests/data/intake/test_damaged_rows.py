@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from hivetune.base.database import SEALED_COLUMNS, database_path, open_database, transaction
-from hivetune.data.intake.files import Chunk
+from hivetune.data.chunks import Chunk, RawRow, read_rows
 from hivetune.data.intake.interactions import Batch, Delivery, change_row, commit_batch
-from hivetune.data.read import RawRow, read_rows
 
 
 @pytest.fixture

@@ -16,12 +16,13 @@ import pytest
 from data.conftest import chat
 
 from hivetune.config import DataConfig
+from hivetune.data.chunks import read_rows
 from hivetune.data.files import text
 from hivetune.data.intake import files
 from hivetune.data.intake.files import find_sources, matching_files, plan_inputs
 from hivetune.data.prepare.prepare import check, report_full_disk
 from hivetune.data.prepare.understand import suggested_for
-from hivetune.data.read import parse_row, read_rows
+from hivetune.data.read import parse_row
 from hivetune.errors import DoesNotFit, MachineNotFit, UsageError
 
 ROWS = [{"question": f"what is {i}?", "answer": f"it is, so to say, the number\nafter {i - 1}"} for i in range(20)]

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from hivetune.config import DataConfig, LearnConfig, parse_config
+from hivetune.data.chunks import RawRow
 from hivetune.data.judged.failures import outside_cause
 from hivetune.data.prepare.prepare import check, prepare
-from hivetune.data.read import RawRow, read_example
+from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.data.snapshot import Snapshot
 from hivetune.errors import DataRefused

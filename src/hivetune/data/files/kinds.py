@@ -20,9 +20,16 @@ from hivetune.data.files.encodings import BYTE_ORDERS, legacy_encoding, plain_na
 from hivetune.data.files.json_document import json_rows
 from hivetune.data.files.message_log import NUM_SAMPLE, message_rows, message_shape
 from hivetune.data.files.text import CR_FORMAT, Text, beginning, package, text_lines
-from hivetune.data.files.text_file import RENDERED, TEXT_FORMS, httprr_rows, is_rendered_file, text_form, text_rows
+from hivetune.data.files.text_file import (
+    HTTPRR_HEAD,
+    RENDERED,
+    TEXT_FORMS,
+    httprr_rows,
+    is_rendered_file,
+    text_form,
+    text_rows,
+)
 from hivetune.data.formats import file_rows, format_of_file, is_file_format
-from hivetune.data.formats.http_recording import HTTPRR_HEAD
 from hivetune.data.formats.inspect_ai import eval_rows, is_eval_file
 from hivetune.data.pieces.format import Head
 from hivetune.data.pieces.logs import PlacedRow, begins_with_json, write_rows

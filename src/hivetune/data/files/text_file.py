@@ -9,9 +9,9 @@ from itertools import pairwise
 from typing import Any
 
 from hivetune.data.files.text import Text
-from hivetune.data.formats.http_recording import text_of_bytes
 from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow
 from hivetune.data.pieces.rendered import is_marked
+from hivetune.data.pieces.streams import text_of_bytes
 from hivetune.data.pieces.transcripts import part_of, role_of, turns_in_text
 from hivetune.data.reasons import RowRefused
 
@@ -144,6 +144,7 @@ def _are_turns(text: str) -> bool:
     return turns_in_text(text.strip()) is not None
 
 
+HTTPRR_HEAD = "httprr trace v1\n"  # how a recording of Go's httprr begins
 _CHUNKED = re.compile(rb"^transfer-encoding: chunked", re.I | re.M)
 _CHUNK = re.compile(rb"(?:\r?\n)?([0-9a-fA-F]{1,8})\r?\n")
 _SIZES = re.compile(rb"(\d{1,12}) (\d{1,12})\r?\n?")

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from hivetune.data.formats.http_recording import text_of_bytes
 from hivetune.data.pieces.format import Format, Head, Lines
 from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow
+from hivetune.data.pieces.streams import text_of_bytes
 from hivetune.data.reasons import RowRefused
 
 _HAR_HEAD = r"log:[ \t]*\n(?: +(?! |entries:)[^\n]*\n){0,40} +(?=entries:)"

@@ -7,30 +7,23 @@ http://www.softwareishard.com/blog/har-12-spec/ https://vcrpy.readthedocs.io htt
 """
 
 import base64
-import json
 import re
-import struct
-import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hivetune.data.pieces.answers import is_request, says_answer
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Row, objects, one_of, parsed
-from hivetune.data.pieces.streams import is_events, json_lines, pieces_in
+from hivetune.data.pieces.streams import is_events, json_lines, pieces_in, text_of_bytes
 
-HTTPRR_HEAD = "httprr trace v1\n"  # how a recording of Go's httprr begins
 _NOCK_KEY = "rawHeaders"  # of each call that nock records
 _RECORDED_KEYS = ("interactions", "http_interactions", "entries")
 _BODIES = ("parsed_body", "body", "postData", "content", "body_segments")
 _TEXTS = frozenset(("string", "text", "base64_string", "encoding", "textJSON"))  # the last: Polly's, as an object
-_MAX_BODY_BYTES = 16 << 20  # unpacked
 _PAGE = re.compile(r"\s*<(?:!doctype|html|head|\?xml)\b", re.I)
 _IN_BASE64 = "base64:"  # what a proxy of tests writes in front of bytes
 _EMBEDS = re.compile(r"/embed(?:dings?)?\b", re.I)  # asks for numbers
 _HEX = re.compile(r"(?:[0-9a-f]{2}){8,}")  # how nock keeps what is no text, or came packed
-_FRAME_BYTES = 16  # of Bedrock's stream, without its heads and what it says
-_FRAME_KIND = re.compile(rb":event-type\x07\x00.(\w+)", re.S)
 
 
 def recognise(record: Row) -> bool:
@@ -105,34 +98,6 @@ def _decoded(text: str) -> str | None:
         return text_of_bytes(b"".join(base64.b64decode(piece, validate=True) for piece in pieces))
     except (ValueError, TypeError):
         return None
-
-
-def text_of_bytes(data: bytes) -> str | None:
-    """Return the text of a body, unpacked where it is compressed; None where it is not a text."""
-    try:
-        if data.startswith(b"\x1f\x8b"):
-            data = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, _MAX_BODY_BYTES)
-        return _events_of_amazon(data) or data.decode()
-    except (ValueError, zlib.error, RecursionError):
-        return None
-
-
-def _events_of_amazon(data: bytes) -> str:
-    """Return what Bedrock streams, in frames of bytes, as lines of JSON; nothing for other bytes, ValueError
-    for a frame that holds no JSON.
-    """
-    lines: list[str] = []
-    while len(data) >= _FRAME_BYTES:
-        size, heads, check = struct.unpack_from(">III", data)
-        if zlib.crc32(data[:8]) != check or not _FRAME_BYTES <= size <= len(data):
-            break
-        kind = _FRAME_KIND.search(data, 12, 12 + heads)
-        event = json.loads(data[12 + heads : size - 4])
-        whole = event.get("bytes") if isinstance(event, dict) else None
-        event = json.loads(base64.b64decode(whole)) if isinstance(whole, str) else event
-        lines.append(json.dumps({kind[1].decode(): event} if kind and whole is None else event))
-        data = data[size:]
-    return "\n".join(lines)
 
 
 FORMAT = Format(

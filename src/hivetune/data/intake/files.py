@@ -15,10 +15,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import Literal
 
 from hivetune.base.database import database_path, open_database
 from hivetune.base.paths import quoted, spelled
+from hivetune.data.chunks import MAX_LINE_BYTES, Chunk, ChunkKind
 from hivetune.data.files.batches import BatchSide, batch_side, join_batches
 from hivetune.data.files.kinds import convert, file_format, is_log, lacks_header
 from hivetune.data.files.message_log import regroup
@@ -76,40 +76,10 @@ def is_pipe(path: str) -> bool:
         return False
 
 
-ChunkKind = Literal["lines", "numbered", "oversize", "store"]
 _SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".eval")
 BLOCK_BYTES = 1 << 20
-MAX_LINE_BYTES = 16 << 20
 NO_HEADER = ".no-header"  # the suffix for a table without a header line
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 256 << 10, 4 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Consecutive rows of a file or of the store.
-
-    `path` has the bytes, `name` is the user's name for it. `start` and `end` are bytes, or row ids of the store.
-    `first` is the line number at `start`, `last` says whether the file ends here, `rows` counts lines. `inside` is the
-    path of the rows in a record (`rows` of data.columns), empty if a record is a row.
-
-    The other fields describe the whole file: `line` suggests a mapping for unread rows, `telling` is an unread column
-    that distinguishes equal questions, `cut_chars` is the length at which answers were cut, 0 for none
-    (data/judged/failures.py), and `most_tokens` the largest number of tokens that its first rows report.
-    """
-
-    kind: ChunkKind
-    path: str
-    name: str
-    start: int
-    end: int
-    first: int
-    last: bool
-    rows: int
-    inside: str = ""
-    line: str = ""
-    telling: str = ""
-    cut_chars: int = 0
-    most_tokens: int = 0
 
 
 @dataclass(frozen=True)

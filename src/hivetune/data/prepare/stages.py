@@ -8,9 +8,10 @@ from pathlib import Path
 from hivetune.data.checks.placeholders import refuse_placeholder
 from hivetune.data.checks.redact.apply import ADVICE, EVERYTHING, PERSONAL, SECRETS, Policy, apply_policy, holds_nothing
 from hivetune.data.checks.rules import CHECKS, check_length, check_messages, control_token_check
+from hivetune.data.chunks import RawRow
 from hivetune.data.intake.interactions import is_forgotten, is_forgotten_raw, row_hash
 from hivetune.data.judged.answers import is_small_edit
-from hivetune.data.read import ExaminedRow, Note, RawRow, content_id, parse_row, read_example
+from hivetune.data.read import ExaminedRow, Note, content_id, parse_row, read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.render.renderer import Renderer

@@ -11,15 +11,16 @@ from typing import Any
 from hivetune.base.disk import scratch_folder
 from hivetune.data.checks.placeholders import share_few_labels
 from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
+from hivetune.data.chunks import Chunk, RawRow, read_rows
 from hivetune.data.columns import PUBLISHED, column_kind, looks_like_content
 from hivetune.data.conversation import read_conversation
-from hivetune.data.intake.files import Chunk, Inputs, plan_inputs
+from hivetune.data.intake.files import Inputs, plan_inputs
 from hivetune.data.judged.failures import cut_length, most_tokens_in
 from hivetune.data.mapping import ROWS, maps_content
 from hivetune.data.pieces.fields import plain_name
 from hivetune.data.pieces.said import Conversation, Row, is_json_text, parsed, texts_in
 from hivetune.data.pieces.session import without_markup
-from hivetune.data.read import NOT_KNOWN, RawRow, parse_row, read_example, read_rows
+from hivetune.data.read import NOT_KNOWN, parse_row, read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.data.suggest import Suggestion, suggest
 from hivetune.records import Example, Message, Progress, silent

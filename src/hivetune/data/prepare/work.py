@@ -26,13 +26,13 @@ from typing import IO, Any
 from hivetune.base.kernel import usable_cores
 from hivetune.data.checks.dedupe import sketch
 from hivetune.data.checks.lessons import lesson_hashes
-from hivetune.data.intake.files import Chunk
+from hivetune.data.chunks import Chunk, RawRow, read_rows
 from hivetune.data.intake.interactions import storable
 from hivetune.data.judged.answers import with_worse
 from hivetune.data.prepare.split import group_hash, text_hashes, tie_hashes
 from hivetune.data.prepare.stages import ChunkJob, Stages, TooLong, is_vouched, num_chars
 from hivetune.data.prepare.understand import shares_few_labels
-from hivetune.data.read import ExaminedRow, RawRow, judged_hash, read_rows
+from hivetune.data.read import ExaminedRow, judged_hash
 from hivetune.data.reasons import RowRefused
 from hivetune.data.snapshot import messages_json
 from hivetune.data.time_limit import Limit, time_limit

@@ -13,12 +13,13 @@ from hivetune.base.database import database_path, open_database
 from hivetune.base.disk import scratch_folder
 from hivetune.base.units import size
 from hivetune.config import DataConfig, RunConfig
+from hivetune.data.chunks import Chunk, RawRow, read_rows
 from hivetune.data.files.kinds import parquet_rows_and_bytes
 from hivetune.data.files.text import COMPRESSED
-from hivetune.data.intake.files import Chunk, find_sources, is_pipe
+from hivetune.data.intake.files import find_sources, is_pipe
 from hivetune.data.prepare.prepare import check
 from hivetune.data.prepare.understand import rows_of_files
-from hivetune.data.read import RawRow, read_example, read_rows
+from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import DoesNotFit, MachineNotFit, UsageError
 from hivetune.machine.inventory import WORKERS_PER_MACHINE, link_of, read_machine

@@ -7,11 +7,12 @@ import threading
 from collections.abc import Generator, Mapping
 from typing import Any, Protocol
 
+from hivetune.data.chunks import BOM
 from hivetune.data.formats import may_hold_rows, rows_inside
 from hivetune.data.intake.interactions import Batch
 from hivetune.data.pieces.said import objects
 from hivetune.data.pieces.turns import is_conversation
-from hivetune.data.read import BOM, parse_row
+from hivetune.data.read import parse_row
 from hivetune.data.reasons import RowRefused
 
 # Reasons that only a live source can have; the rest are those of data/reasons.py.

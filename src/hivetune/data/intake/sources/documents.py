@@ -6,11 +6,12 @@ import threading
 from itertools import islice
 
 from hivetune.base.disk import scratch_folder
+from hivetune.data.chunks import RawRow, read_rows
 from hivetune.data.intake.files import plan_inputs
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery, read_cursor
 from hivetune.data.intake.sources.delivered import Batches
 from hivetune.data.prepare.understand import NO_COLUMNS, examine_files
-from hivetune.data.read import RawRow, parse_row, read_rows
+from hivetune.data.read import parse_row
 from hivetune.data.reasons import RowRefused
 
 _BATCH_ROWS = 1000

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
 from hivetune.base.paths import quoted, spelled
-from hivetune.data.intake.files import MAX_LINE_BYTES
+from hivetune.data.chunks import MAX_LINE_BYTES
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery
 from hivetune.data.intake.sources.delivered import Batches, is_complete, rows_of_line
 from hivetune.data.intake.sources.rotation import (
