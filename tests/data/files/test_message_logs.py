@@ -115,3 +115,24 @@ def test_a_line_about_the_log_in_front_of_messages_in_parts(tmp_path: Path) -> N
         {"role": "assistant", "created": 2, "content": [{"type": "text", "text": "Wood does."}]},
     ]
     assert [turns for _, turns in read(tmp_path, lines)] == [[("user", "what floats?"), ("assistant", "Wood does.")]]
+
+
+def test_a_log_that_begins_with_messages_and_goes_on_otherwise_loses_no_row(tmp_path: Path) -> None:
+    """What tells a log is the beginning of the file; more of it decides, and that took all of its rows away."""
+    spoken = [message(f"s{i // 2}", ("user", "assistant")[i % 2], f"boots {i} " * 1000, i % 60) for i in range(40)]
+    asked = [{"question": f"what is the size of boot {i}?", "answer": f"it is the size {i}"} for i in range(360)]
+    found = read(tmp_path, [*spoken, *asked])
+    assert found[:40] == ["one-message"] * 40
+    assert found[-1] == (None, [("user", "what is the size of boot 359?"), ("assistant", "it is the size 359")])
+
+
+def test_a_row_of_a_table_of_messages_that_can_not_be_read_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    talks = [(f"s{i}", *turn) for i in range(8) for turn in (("user", f"what is {i}?"), ("assistant", f"it is {i}"))]
+    lines = ["session_id,role,content", *(",".join(fields) for fields in talks)]
+    lines.insert(6, 's9,user,"a quote that nobody closes')
+    path.write_text("\n".join(lines) + "\n")
+    raws = [raw for chunk in plan_inputs(str(path), tmp_path).chunks for raw in read_rows(chunk)]
+    problems = {raw.source: raw.problem.reason for raw in raws if raw.problem is not None}
+    assert problems == {f"{path}:7": "csv-quote"}
+    assert len(raws) == 9

@@ -42,7 +42,7 @@ _LOG_BYTES = 256 << 10  # by which a log is told: a first line may hold an agent
 _SERVER_BYTES = 8 << 20  # servers print pages before the first request
 _NUM_LINES = 20  # by which a format of whole files is told
 _TABLES = (".csv", ".tsv", ".parquet")
-_MESSAGES = "message-log"
+MESSAGES = "message-log"
 
 
 # What files of other kinds begin with, what they are, and how their rows become readable.
@@ -116,9 +116,9 @@ def _refuse_prose(path: str, name: str, form: str) -> None:
 
 
 def file_format(path: str, name: str, encoding: str | None = None) -> str:
-    """Return one of jsonl, json, csv, tsv, parquet, eval, httprr, TEXT_FORMS or the logs (`is_log`); after it
-    CR_FORMAT, .as=utf-16-le, .as=gb18030 or the like, and .gz or .zst. Content beats the suffix. `encoding`: that of
-    all texts, as the user says.
+    """Return one of jsonl, json, csv, tsv, parquet, eval, httprr, TEXT_FORMS, MESSAGES or a format of whole files;
+    after it CR_FORMAT, .as=utf-16-le, .as=gb18030 or the like, and .gz or .zst. Content beats the suffix. `encoding`:
+    that of all texts, as the user says.
 
     Raise UsageError when the file can't be read, or is of a kind that holds no rows.
     """
@@ -207,7 +207,7 @@ def _log(path: str, name: str, kind: str, written: str) -> str | None:
         if (form := format_of_file(Head(name, head, begun))) is not None:
             return form.name
         if message_shape(events, name, whole=whole) is not None:
-            return _MESSAGES
+            return MESSAGES
     if begins_with_json(head):
         return None
     printed = format_of_file(Head(name, beginning(path, written, _SERVER_BYTES), ()))
@@ -222,12 +222,6 @@ def _object(line: bytes) -> dict[str, Any] | None:
     return event if isinstance(event, dict) else None
 
 
-def is_log(form: str) -> bool:
-    """Return whether a conversation of the file has many lines."""
-    kind = form.partition(".")[0]
-    return kind == _MESSAGES or is_file_format(kind)
-
-
 _READERS: dict[str, Callable[[Text], Iterator[PlacedRow]]] = {
     "json": json_rows,
     "csv": partial(csv_rows, delimiter=None),
@@ -237,23 +231,25 @@ _READERS: dict[str, Callable[[Text], Iterator[PlacedRow]]] = {
 }
 
 
-def convert(path: str, name: str, form: str, out: str) -> None:
-    """Write the rows of a file called `name` that is not JSONL to `out` as numbered lines. Streams; never raises for
-    damaged content, which becomes a "p" line.
+def convert(path: str, name: str, form: str, out: str) -> bool:
+    """Write the rows of a file called `name` that is not JSONL to `out` as numbered lines, and return whether they were
+    messages, which are joined. Streams; never raises for damaged content, which becomes a "p" line.
     """
     kind = form.partition(".")[0]
-    rows: Iterator[PlacedRow]
-    if kind == "parquet":
-        rows = _parquet_rows(path)
+    damage: list[PlacedRow] = []
+    lines = text_lines(path, form, damage)
+    if is_file_format(kind):
+        rows, joined = file_rows(kind, lines), False
+    elif kind == MESSAGES:
+        rows, joined = message_rows(((number, line) for number, line in lines if line.strip()), name)
+    elif kind == "parquet":
+        rows, joined = message_rows(_parquet_rows(path), name)
     elif kind == "eval":
-        rows = eval_rows(path)
-    elif kind in _READERS:
-        rows = _READERS[kind](Text(path, form))
+        rows, joined = message_rows(eval_rows(path), name)
     else:
-        damage: list[PlacedRow] = []
-        lines = text_lines(path, form, damage)
-        rows = itertools.chain(message_rows(lines, name) if kind == _MESSAGES else file_rows(kind, lines), damage)
-    write_rows(rows, out)
+        rows, joined = message_rows(_READERS[kind](Text(path, form)), name)
+    write_rows(itertools.chain(rows, damage), out)
+    return joined
 
 
 def lacks_header(path: str, form: str) -> bool:

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 from hivetune.data.formats import file_rows, format_of_file, smolagents
 from hivetune.data.pieces.fields import SESSION, TIME, as_time, plain_name
 from hivetune.data.pieces.format import Head
-from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, path_to, write_rows
+from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, path_to
 from hivetune.data.pieces.said import listed, names, objects, one_of, parsed
 from hivetune.data.pieces.transcripts import role_of
 from hivetune.data.pieces.turns import is_item
+from hivetune.data.reasons import RowRefused
 from hivetune.records import Role
 
 NUM_SAMPLE, SAMPLE_CHARS = 400, 4 << 20  # events, and the characters of large ones, that tell what a log is
@@ -73,36 +74,56 @@ class MessageLine(NamedTuple):
 
 
 _Numbered = tuple[int, MessageLine]
-Event = tuple[int, dict[str, Any] | None, str]  # line, object or None, the line itself
+# The place of a record, the object that it is or None, and the record as text or why there is none.
+_Event = tuple[int, dict[str, Any] | None, str | RowRefused]
 
 
-def message_rows(lines: Iterator[tuple[int, str]], name: str) -> Iterator[PlacedRow]:
-    """Yield one row for each session of a log in JSON Lines."""
-    yield from _conversations(*_begun(events(lines)), name) or ()
-
-
-def regroup(path: str, name: str) -> bool:
-    """Return whether the numbered lines of a file called `name` are messages; then they are replaced by one line for
-    each session.
+def message_rows(rows: Iterator[PlacedRow], name: str) -> tuple[Iterator[PlacedRow], bool]:
+    """Return (one row for each conversation of a file called `name`, True) if its rows are messages, else (`rows`,
+    False).
     """
-    with open(path, encoding="utf-8", errors="surrogatepass") as file:
-        joined = _conversations(*_begun(_numbered(file)), name)
-        if joined is None:
-            return False
-        write_rows(joined, f"{path}.joined")
-    os.replace(f"{path}.joined", path)
-    return True
+    first: list[_Event] = []
+    chars = 0
+    for row in rows:
+        first.append(_event(row))
+        chars += len(str(first[-1][2]))
+        if len(first) >= NUM_SAMPLE or chars >= SAMPLE_CHARS:
+            break
+    whole = len(first) < NUM_SAMPLE and chars < SAMPLE_CHARS
+    joined = _conversations(first, map(_event, rows), name, whole=whole)
+    if joined is None:
+        return itertools.chain(((number, record) for number, _, record in first), rows), False
+    return joined, True
 
 
-def _conversations(first: list[Event], rest: Iterator[Event], whole: bool, name: str) -> Iterator[PlacedRow] | None:
+def _event(row: PlacedRow) -> _Event:
+    number, record = row
+    if isinstance(record, RowRefused):
+        return number, None, record
+    text = record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)
+    try:
+        event = json.loads(text)
+    except (ValueError, RecursionError):
+        return number, None, text
+    if isinstance(event, dict) and len(event) == 1:  # maybe nothing but a text under a party's name
+        speaker, spoken = next(iter(event.items()))
+        if isinstance(spoken, str) and role_of(speaker) in ("user", "assistant", "system"):
+            event = {"speaker": speaker, "text": spoken}
+    return number, event if isinstance(event, dict) else None, text
+
+
+def _conversations(
+    first: list[_Event], rest: Iterator[_Event], name: str, *, whole: bool
+) -> Iterator[PlacedRow] | None:
     """Return the conversations of a log by its first events and the others (`whole`: no others); None for another kind
-    of log.
+    of file.
     """
     events = [event for _, event, _ in first]
     objects = [event for event in events if event is not None]
     everything = itertools.chain(first, rest)
     if len(objects) == len(events) and (written := format_of_file(Head(name, b"", objects))) is not None:
-        return file_rows(written.name, ((number, text) for number, _, text in everything))
+        problems: list[PlacedRow] = []
+        return itertools.chain(file_rows(written.name, _lines(everything, problems)), problems)
     if smolagents.are_steps(events) or _are_turns(events):
         turns: list[Any] = [event for _, event, _ in everything if event is not None]
         of_agent = smolagents.are_steps(events)
@@ -110,6 +131,15 @@ def _conversations(first: list[Event], rest: Iterator[Event], whole: bool, name:
         return iter([(first[0][0], row)])
     shape = message_shape(events, name, whole=whole)
     return None if shape is None else _joined(everything, shape)
+
+
+def _lines(events: Iterable[_Event], problems: list[PlacedRow]) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a log; `problems` gets the places without one."""
+    for number, _, record in events:
+        if isinstance(record, RowRefused):
+            problems.append((number, record))
+        else:
+            yield number, record
 
 
 def _are_turns(turns: Sequence[Any]) -> bool:
@@ -130,33 +160,7 @@ def _are_turns(turns: Sequence[Any]) -> bool:
     return any(written) and all(item or "role" in turn for item, turn in zip(written, turns, strict=True))
 
 
-def _begun(events: Iterator[Event]) -> tuple[list[Event], Iterator[Event], bool]:
-    """Return the first events, the iterator of the rest, and whether the rest is empty."""
-    first: list[Event] = []
-    chars = 0
-    for event in events:
-        first.append(event)
-        chars += len(event[2])
-        if len(first) >= NUM_SAMPLE or chars >= SAMPLE_CHARS:
-            return first, events, False
-    return first, events, True
-
-
-def _numbered(lines: Iterable[str]) -> Iterator[Event]:
-    for line in lines:
-        number, mark, text = line.rstrip("\n").split("\t", 2)
-        try:
-            event = json.loads(text) if mark == "r" else None
-        except (ValueError, RecursionError):
-            event = None
-        if isinstance(event, dict) and len(event) == 1:  # maybe nothing but a text under a party's name
-            speaker, spoken = next(iter(event.items()))
-            if isinstance(spoken, str) and role_of(speaker) in ("user", "assistant", "system"):
-                event = {"speaker": speaker, "text": spoken}
-        yield int(number), event if isinstance(event, dict) else None, text
-
-
-def _joined(events: Iterable[Event], shape: MessageShape) -> Iterator[PlacedRow]:
+def _joined(events: Iterable[_Event], shape: MessageShape) -> Iterator[PlacedRow]:
     """Yield one row for each session, in the order that its messages name. A session is held until the log ends; beyond
     MAX_KEPT_CHARS the oldest is given out, and what comes of it later stays one message a row.
     """
@@ -165,17 +169,17 @@ def _joined(events: Iterable[Event], shape: MessageShape) -> Iterator[PlacedRow]
     num_chars = 0
     written: set[str] = set()
     begun = 0
-    for number, event, text in events:
+    for number, event, record in events:
         line = None if event is None else message_in(event, shape)
         if line is not None and shape.begins:
             begun += line.turn is not None and line.turn["role"] == "system"
             line = line._replace(session=str(begun))
         if line is None or line.session in written:
-            yield number, text
+            yield number, record
             continue
         lines_of.setdefault(line.session, []).append((number, line))
-        sizes[line.session] = sizes.get(line.session, 0) + len(text)
-        num_chars += len(text)
+        sizes[line.session] = sizes.get(line.session, 0) + len(str(record))
+        num_chars += len(str(record))
         while num_chars > MAX_KEPT_CHARS and len(lines_of) > 1:
             oldest = next(iter(lines_of))
             written.add(oldest)

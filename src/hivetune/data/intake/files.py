@@ -20,8 +20,7 @@ from hivetune.base.database import database_path, open_database
 from hivetune.base.paths import quoted, spelled
 from hivetune.data.chunks import MAX_LINE_BYTES, Chunk, ChunkKind
 from hivetune.data.files.batches import BatchSide, batch_side, join_batches
-from hivetune.data.files.kinds import convert, file_format, is_log, lacks_header
-from hivetune.data.files.message_log import regroup
+from hivetune.data.files.kinds import MESSAGES, convert, file_format, lacks_header
 from hivetune.data.files.text import COMPRESSED, read_blocks, share_before_damage
 from hivetune.errors import UsageError
 from hivetune.records import Progress, silent
@@ -219,12 +218,12 @@ def _converted(path: str, name: str, form: str, spilled: str, chunk_bytes: int) 
             Path(f"{spilled}.problem").write_bytes(text)
             chunks.append(Chunk("numbered", f"{spilled}.problem", name, 0, len(text), 1, True, len(lost)))
         return form, chunks
-    convert(path, name, form, spilled)
+    joined = convert(path, name, form, spilled)
     _add_lost_rows(path, form, spilled)
     if lacks_header(path, form):
         form += NO_HEADER
-    if not is_log(form) and regroup(spilled, name):
-        form = f"message-log ({form})"
+    if joined and not form.startswith(MESSAGES):
+        form = f"{MESSAGES} ({form})"
     return form, list(_cut(spilled, name, "numbered", chunk_bytes, None))
 
 
