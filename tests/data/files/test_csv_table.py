@@ -49,6 +49,20 @@ def test_an_unclosed_quote_costs_its_row() -> None:
         assert problems == [(at + 2, "csv-quote")]
 
 
+def test_no_column_hides_another_of_its_name(tmp_path: Path) -> None:
+    """Two columns called `answer` are asked about; before, the last one was trained without a word."""
+    header = "question,answer,answer,,\n"
+    lines = [f"What is {n} and why?,It is {n} for a reason.,It was {n} for a reason.,,\n" for n in range(9)]
+    rows, problems = read(header + lines[0] + header + lines[1])
+    assert list(rows[0]) == ["question", "answer", "answer_3", "", "column_5"] and len(rows) == 2 and not problems
+    assert list(read("a,a,a_2\n1,2,3\n")[0][0].items()) == [("a", "1"), ("a_3", "2"), ("a_2", "3")]
+    path = tmp_path / "rows.csv"
+    path.write_text(header + "".join(lines))
+    assert check(DataConfig(path=str(path))).document["rejected"] == {"unexplained-column": 9}
+    chosen = DataConfig(path=str(path), columns={"prompt": "question", "completion": "answer"})
+    assert check(chosen).usable == 9
+
+
 def test_unclosed_quotes_among_quoted_rows() -> None:
     lines = [f'"question {i}","answer {i}"\n' for i in range(50)]
     for at in (7, 8, 30):

@@ -7,7 +7,7 @@ quote is wrong, reading continues at the first line from which records are whole
 
 import csv
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import count, islice
 from typing import NamedTuple
 
 from hivetune.data.columns import column_kind, looks_like_content, names_document
@@ -67,6 +67,7 @@ def csv_rows(source: Text, delimiter: str | None) -> Iterator[PlacedRow]:
     lines = _Lines(source.lines())
     title, form, header = _beginning(lines, delimiter)
     named = header is None
+    again: list[str] = []  # the header as it stands, where it is a line
     number = 1 + title
     for fields in _records(lines, form):
         size = len(lines.taken)
@@ -82,8 +83,8 @@ def csv_rows(source: Text, delimiter: str | None) -> Iterator[PlacedRow]:
             yield from _broken(lines.taken[:size], number, form.delimiter, len(header or []))
             lines.give_back(lines.taken[size:])
         elif fields and header is None:
-            header = fields
-        elif header is not None and any(fields) and not (named and fields == header):
+            again, header = fields, _each_once(fields)
+        elif header is not None and any(fields) and not (named and fields == again):
             # No blank line, no separators alone, and not the header again, as in joined files.
             if len(fields) > len(header) and form.delimiter == "," and not form.spaced:
                 fields = _joined(fields)
@@ -94,6 +95,15 @@ def csv_rows(source: Text, delimiter: str | None) -> Iterator[PlacedRow]:
         number += min(size, len(lines.taken))
     if source.problem:
         yield number, RowRefused("broken-file", source.problem)
+
+
+def _each_once(names: list[str]) -> list[str]:
+    """Return the names of the columns; one that comes again gets its number, else it would hide the first of them."""
+    distinct: list[str] = []
+    for place, name in enumerate(names, 1):
+        numbered = (f"{name or 'column'}_{number}" for number in count(place))
+        distinct.append(next(new for new in numbered if new not in names) if name in distinct else name)
+    return distinct
 
 
 def _or_by_tabs(fields: list[str] | None, lines: _Lines, form: _Form, header: list[str]) -> list[str] | None:
