@@ -75,6 +75,8 @@ CAUSES: dict[str, tuple[bytes, str, str, str, str]] = {
     "a comma too many": (b'{"prompt": "q", "completion": "a",}', ".jsonl", "1", "bad-json", "property name"),
     "single quotes": (b"{'prompt': 'q', 'completion': 'a'}\n", ".jsonl", "1", "bad-json", "quotes"),
     "two objects on a line": (b'{"text": "a"}{"text": "b"}\n', ".jsonl", "1", "bad-json", "Extra data"),
+    "a number that is none": (b'{"prompt": "q", "completion": "a", "x": NaN}\n', ".jsonl", "1", "bad-json", "NaN"),
+    "too large a number": (b'{"prompt": "q", "x": ' + b"1" * 5000 + b"}\n", ".jsonl", "1", "bad-json", "digits"),
     "a header of another file": (b"prompt;completion\na;b;c\n", ".csv", "2", "csv-columns", "3 fields"),
     "a role of a game": (
         json.dumps({"messages": [{"role": "narrator", "content": "q"}]}).encode(),

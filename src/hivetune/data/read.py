@@ -42,6 +42,7 @@ from hivetune.data.reasons import RowRefused, not_utf8
 from hivetune.records import Example, Message, Rendered
 
 WRITTEN_MARKS = ("\\ufeff", "\\uFEFF")
+NO_CONSTANT = "JSON has no "  # NaN and Infinity, which Python's json and others write
 NUL_ESCAPE = "\\u0000"
 QUARANTINE_KEY = "hivetune_quarantine"
 UNTRUSTED_ORIGINS = ("tool", "web")
@@ -55,7 +56,7 @@ KTO_LABELS = ("label", "kto_tag")  # as TRL and LLaMA-Factory name it
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+    raise ValueError(f"{NO_CONSTANT}{name}: write null, or leave the field out")
 
 
 _decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
@@ -96,7 +97,9 @@ def _parsed_row(text: str) -> Row:
         raise RowRefused("too-deep") from None
     except json.JSONDecodeError as error:
         raise RowRefused("bad-json", f"{error}") from None
-    except ValueError:  # the only other one
+    except ValueError as error:
+        if str(error).startswith(NO_CONSTANT):
+            raise RowRefused("bad-json", str(error)) from None
         raise RowRefused("bad-json", f"a number has more than {sys.get_int_max_str_digits():,} digits") from None
     if isinstance(value, str):
         value = parsed(value)  # a row that was written as JSON twice

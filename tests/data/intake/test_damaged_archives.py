@@ -42,3 +42,17 @@ def test_an_archive_that_ends_too_early_says_that_nobody_knows(tmp_path: Path) -
     path.write_bytes(data[: len(data) // 2])
     report = check(DataConfig(path=str(path), near_duplicates=0)).document
     assert any("how many rows are missing is unknown" in problem["hint"] for problem in report["problems"])
+
+
+@pytest.mark.parametrize("suffix", [".jsonl.gz", ".csv.gz"])
+def test_what_is_whole_before_the_end_of_a_small_archive_is_read(suffix: str, tmp_path: Path) -> None:
+    """Its rows were lost with the piece in which the archive breaks off, or junk stands behind it."""
+    rows = [(f"what is {n}?", f"It is the number {n}.") for n in range(30)]
+    lines = [json.dumps({"prompt": one, "completion": other}) + "\n" for one, other in rows]
+    if suffix == ".csv.gz":
+        lines = ["prompt,completion\n", *(f"{one},{other}\n" for one, other in rows)]
+    whole, path = gzip.compress("".join(lines).encode()), tmp_path / f"rows{suffix}"
+    for data in (whole + b"junk" * 9, whole[:-6]):
+        path.write_bytes(data)
+        report = check(DataConfig(path=str(path), near_duplicates=0)).document
+        assert report["usable"] == len(rows) and list(report["rejected"]) == ["broken-file"]

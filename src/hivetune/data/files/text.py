@@ -57,7 +57,7 @@ def _unpacked(path: str, form: str, problems: list[str]) -> Iterator[bytes]:
             file = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True)
             errors = (zstandard.ZstdError, OSError, lzma.LZMAError)
         try:
-            while piece := file.read(_PIECE_BYTES):
+            while piece := file.read1(_PIECE_BYTES):  # `read` would lose what it has when the next piece is damaged
                 pieces.append(piece)
                 size += len(piece)
                 bytes_left -= len(piece)
