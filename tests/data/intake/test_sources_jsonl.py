@@ -288,6 +288,33 @@ def test_logs_that_are_renamed_while_somebody_looks_are_read_once(
     assert stored_numbers() == [0, 1, 2, 3, 100, 101]
 
 
+@pytest.mark.parametrize("name", ["other.jsonl", "chat-1.jsonl"])
+def test_another_log_of_the_folder_is_not_asked_for(log: Path, name: str) -> None:
+    """It was collected before, and its new rows came when only its neighbour was asked for."""
+    other = log.with_name(name)
+    append(log, 1)
+    assert total(str(log)) == (1, 0, 0, 0)
+    append(other, 2)
+    os.utime(other, (1, 1))  # so that it can't be taken for a rotated one
+    assert total(str(other)) == (1, 0, 0, 0)
+    append(log, 3)
+    append(other, 4)
+    assert total(str(log)) == (1, 0, 0, 0)
+    assert total(str(other)) == (1, 0, 0, 0)
+    assert stored_numbers() == [1, 2, 3, 4]
+
+
+def test_a_folder_brings_the_rest_of_a_log_that_was_asked_for_by_name(log: Path) -> None:
+    append(log, 1)
+    assert total(str(log)) == (1, 0, 0, 0)
+    append(log, 2)
+    rename(log)
+    append(log, 3)
+    collect_now(str(log.parent))
+    collect_now(str(log.parent))  # which knows by now that it follows this log
+    assert stored_numbers() == [1, 2, 3]
+
+
 def test_a_log_with_two_names_is_read_once(log: Path) -> None:
     append(log, 0, 1)
     os.link(log, log.with_name("same.jsonl"))

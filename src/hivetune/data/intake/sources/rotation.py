@@ -308,7 +308,7 @@ class Generations:
         unknown = self._unknown(files)
         new_tracks = self._match_siblings(siblings)
         for path, status in unknown.items():
-            if not self._goes_on(path, status, rotated=False):
+            if not self._goes_on(path, status):
                 new_tracks.append(self._new(path, status, os.path.basename(path), new_tracks))
         given_up = [track for track in self._mine() if track.status is None]
         for track in given_up:
@@ -329,7 +329,13 @@ class Generations:
         """Find the tracks among the files of the pattern, and return the other files."""
         for track in self._tracks:
             track.status = None
-        return {path: status for path, status in files.items() if not self._is_known(path, status, rotated=False)}
+        unknown: _Files = {}
+        for path, status in files.items():
+            if track := self._known(path, status):
+                self._place(track, path, status)
+            else:
+                unknown[path] = status
+        return unknown
 
     def _survey(self) -> tuple[_Files, _Files]:
         """Return the files of the pattern, and the other files in the folders of the logs, each inode once.
@@ -371,12 +377,18 @@ class Generations:
     def _match_siblings(self, siblings: _Files) -> list[Track]:
         """Find renamed, copied and compressed generations.
 
-        Rotated files that are not older than the log at its first look are new generations.
+        Rotated files that are not older than the log at its first look are new generations. A file of a log that
+        another pattern follows is left to that collection.
         """
         logs = self._logs()
+        strangers: list[tuple[str, os.stat_result]] = []
         new_tracks: list[Track] = []
-        by_age = sorted(siblings.items(), key=lambda item: item[1].st_mtime_ns)
-        strangers = [(path, status) for path, status in by_age if not self._is_known(path, status, rotated=True)]
+        for path, status in sorted(siblings.items(), key=lambda item: item[1].st_mtime_ns):
+            track = self._known(path, status)
+            if track is None:
+                strangers.append((path, status))
+            elif (os.path.dirname(track.position.path), track.position.base) in logs:
+                self._place(track, path, status, rotated=True)
         for path, status in reversed(strangers):
             folder, name = os.path.split(path)
             bases = [base for at, base in logs if at == folder and is_rotation_of(name, base)]
@@ -391,8 +403,8 @@ class Generations:
                 new_tracks.append(missed)
         return new_tracks
 
-    def _is_known(self, path: str, status: os.stat_result, *, rotated: bool) -> bool:
-        """Return whether a generation has this inode and still the bytes that were read."""
+    def _known(self, path: str, status: os.stat_result) -> Track | None:
+        """Return the generation that has this inode and still the bytes that were read."""
         for track in self._tracks:
             position = track.position
             if position.identity != inode_of(status) or track.status:
@@ -402,11 +414,10 @@ class Generations:
             if track.read_to_end == (status.st_size, status.st_mtime_ns) or (
                 holds(path, position.identity, position) if position.offset else same_name
             ):
-                self._place(track, path, status, rotated=rotated or path != position.origin)
-                return True
-        return False
+                return track
+        return None
 
-    def _goes_on(self, path: str, status: os.stat_result, *, rotated: bool) -> bool:
+    def _goes_on(self, path: str, status: os.stat_result, *, rotated: bool = False) -> bool:
         """Return whether this file is a generation that was copied, compressed or rewritten by an editor."""
         for track in self._tracks:
             position = track.position
@@ -417,16 +428,16 @@ class Generations:
             if (is_replaced or not holds(position.path, position.identity, position)) and holds(
                 path, inode_of(status), position
             ):
-                self._place(track, path, status, rotated=rotated or path != position.origin)
+                self._place(track, path, status, rotated=rotated)
                 return True
         return False
 
-    def _place(self, track: Track, path: str, status: os.stat_result, *, rotated: bool) -> None:
+    def _place(self, track: Track, path: str, status: os.stat_result, *, rotated: bool = False) -> None:
         track.position = replace(
             track.position, pattern=self.pattern, path=path, device=status.st_dev, inode=status.st_ino
         )
         track.status = status
-        track.rotated = rotated
+        track.rotated = rotated or path != track.position.origin
 
     def _new(self, path: str, status: os.stat_result, base: str, others: list[Track]) -> Track:
         """Return a new track; `others` are further new tracks."""
