@@ -1,11 +1,14 @@
 """The reader of a Redis stream, with a consumer group: entries are acknowledged after the durable commit."""
 
+import math
 import re
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from hivetune.data.intake.interactions import Batch, Delivery
@@ -69,61 +72,41 @@ class RedisReader:
         self._claim_after_s, self._patience_s = claim_after_s, patience_s
         self._client: Any = None
         self._database: sqlite3.Connection
-        self._stop = threading.Event()
-        self._follow = False
-        self._own_pending = True
-        self._claim_from: bytes | None = b"0-0"
-        self._claimed_at = self._checked_at = 0.0
         self._unacknowledged: list[bytes] = []
-        self._ever_connected = False
 
     def batches(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> Batches:
-        self._database, self._follow, self._stop = database, follow, stop
-        try:
-            while not stop.is_set():
-                yield self._patiently(self._step)
-                self._acknowledge()
-        finally:
-            self._disconnect()
-
-    def _acknowledge(self) -> None:
-        """Acknowledge the last batch. After a failure its entries stay pending, come again, and are recognised."""
-        ids, self._unacknowledged = self._unacknowledged, []
-        redis = load_redis()
-        try:
-            if ids:
-                self._client.xack(self._stream, self._group, *ids)
-        except (redis.exceptions.RedisError, redis.exceptions.RedisClusterException, OSError) as error:
-            if not is_passing(error):
-                raise explain_redis(error, self._server, self._stream) from error
-            self._disconnect()
-
-    def _patiently(self, step: Callable[[], Batch | None]) -> Batch | None:
-        """Run `step` with a connection, which is made again with growing pauses whenever it breaks.
+        """Yield batches. A connection that breaks is made again, with growing pauses.
 
         Raise MachineNotFit after `patience_s` without a connection, with `follow` only if there never was one.
         """
+        self._database = database
         redis = load_redis()
-        delay_s, started = MIN_DELAY_S, time.monotonic()
-        while not self._stop.is_set():
+        delay_s, failing_since, was_connected = MIN_DELAY_S, math.inf, False
+        while not stop.is_set():
             try:
-                if self._client is None:
-                    self._connect()
-                return step()
+                with closing(connect(self._server)) as self._client:
+                    self._join_group()
+                    was_connected = True
+                    for batch in self._entries(follow, stop):
+                        yield batch
+                        if self._unacknowledged:  # after a failure they stay pending, come again, and are recognised
+                            self._client.xack(self._stream, self._group, *self._unacknowledged)
+                        if stop.is_set():
+                            return
+                        delay_s, failing_since = MIN_DELAY_S, math.inf
             except (redis.exceptions.RedisError, redis.exceptions.RedisClusterException, OSError) as error:
-                self._disconnect()
                 if not is_passing(error):
                     raise explain_redis(error, self._server, self._stream) from error
-                if time.monotonic() - started > self._patience_s and not (self._follow and self._ever_connected):
+                failing_since = min(failing_since, time.monotonic())
+                if time.monotonic() - failing_since > self._patience_s and not (follow and was_connected):
                     raise MachineNotFit(
                         f"{self._server.shown} cannot be used: {error}", hint="is the server running and reachable?"
                     ) from error
-            self._stop.wait(delay_s)
+            stop.wait(delay_s)
             delay_s = min(2 * delay_s, MAX_DELAY_S)
-        return None
 
-    def _connect(self) -> None:
-        self._client = connect(self._server)
+    def _join_group(self) -> None:
+        """Make the group if it is not there, and check the server's settings."""
         if self._server.cluster:
             # Any node of the Cluster can replace the one in the URL.
             nodes = [f"{node.host}:{node.port}" for node in self._client.get_nodes()]
@@ -135,38 +118,28 @@ class RedisReader:
             if not str(error).startswith("BUSYGROUP"):
                 raise
         self._check_stream()
-        self._own_pending, self._claim_from = True, b"0-0"
-        self._ever_connected = True
 
-    def _disconnect(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
-
-    def _step(self) -> Batch | None:
-        """Return own entries from before a crash first, then those of dead consumers, then new ones."""
-        if self._own_pending:
-            batch = self._batch(self._read_group("0", None))
-            if batch:
-                return batch
-            self._own_pending = False
-        if self._claim_from is None and time.monotonic() - self._claimed_at > self._claim_after_s:
-            self._claim_from = b"0-0"
-        while self._claim_from is not None and not self._stop.is_set():
-            batch = self._claim()
-            if batch:
-                return batch
-        if time.monotonic() - self._checked_at > CHECK_EVERY_S:
-            self._check_stream()
-        batch = self._batch(self._read_group(">", BLOCK_MS if self._follow else None))
-        if batch is None and not self._follow:
-            pending = self._client.xpending(self._stream, self._group)
-            if pending and pending["pending"]:
-                self._note(
-                    f"{pending['pending']} entries are with other consumers; they are taken over when these have been"
-                    f" silent for {self._claim_after_s:.0f} s"
-                )
-        return batch
+    def _entries(self, follow: bool, stop: threading.Event) -> Iterator[Batch | None]:
+        """Yield own entries from before a crash first, then those of dead consumers and new ones."""
+        while batch := self._batch(self._read_group("0", None)):
+            yield batch
+        claimed_at, checked_at = -math.inf, time.monotonic()
+        while True:
+            if time.monotonic() - claimed_at > self._claim_after_s:
+                yield from self._claimed(stop)
+                claimed_at = time.monotonic()
+            if time.monotonic() - checked_at > CHECK_EVERY_S:
+                self._check_stream()
+                checked_at = time.monotonic()
+            batch = self._batch(self._read_group(">", BLOCK_MS if follow else None))
+            if batch is None and not follow:
+                pending = self._client.xpending(self._stream, self._group)
+                if pending and pending["pending"]:
+                    self._note(
+                        f"{pending['pending']} entries are with other consumers; they are taken over when these have"
+                        f" been silent for {self._claim_after_s:.0f} s"
+                    )
+            yield batch
 
     def _read_group(self, after: str, block_ms: int | None) -> list[Any]:
         answer = self._client.xreadgroup(
@@ -174,16 +147,19 @@ class RedisReader:
         )
         return answer[0][1] if answer else []
 
-    def _claim(self) -> Batch | None:
-        idle_ms = int(self._claim_after_s * 1000)
-        answer = self._client.xautoclaim(
-            self._stream, self._group, self._consumer, idle_ms, self._claim_from, count=_BATCH_ROWS
-        )
-        following, entries = answer[0], answer[1]
-        deleted = answer[2] if len(answer) > 2 else []  # Redis 7 lists them; 6.2 returns entries without fields
-        self._claim_from = None if following == b"0-0" else following
-        self._claimed_at = time.monotonic()
-        return self._batch([*entries, *((entry, None) for entry in deleted)])
+    def _claimed(self, stop: threading.Event) -> Iterator[Batch]:
+        """Take over the entries that other consumers have had for too long, and yield them."""
+        idle_ms, start = int(self._claim_after_s * 1000), b"0-0"
+        while not stop.is_set():
+            start, entries, *deleted = self._client.xautoclaim(
+                self._stream, self._group, self._consumer, idle_ms, start, count=_BATCH_ROWS
+            )
+            # Redis 7 lists deleted entries; 6.2 returns them without fields.
+            batch = self._batch([*entries, *((entry, None) for entry in chain.from_iterable(deleted))])
+            if batch:
+                yield batch
+            if start == b"0-0":
+                return
 
     def _batch(self, entries: list[Any]) -> Batch | None:
         deliveries: list[Delivery] = []
@@ -212,7 +188,6 @@ class RedisReader:
 
     def _check_stream(self) -> None:
         """Note settings of the server that may lose entries: no persistence, an expiry, trimming."""
-        self._checked_at = time.monotonic()
         if not info(self._client, self._server, self._stream, "persistence").get("aof_enabled"):
             self._note("appendonly is off: a server crash loses entries that were not collected yet")
         if self._client.ttl(self._stream) >= 0:

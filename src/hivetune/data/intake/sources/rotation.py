@@ -331,8 +331,8 @@ class Generations:
             track.status = None
         unknown: _Files = {}
         for path, status in files.items():
-            if track := self._known(path, status):
-                self._place(track, path, status)
+            if known := self._known(path, status):
+                self._place(known, path, status)
             else:
                 unknown[path] = status
         return unknown
