@@ -20,6 +20,8 @@ settings.load_profile("any machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts its background jobs so, and programs that the tests interrupt would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)  # the same of nohup: it goes on, and its programs can be told
 
 # Read when triton is imported, which transformers does too: the kernels for cards run in its interpreter here.
 os.environ["TRITON_INTERPRET"] = "1"

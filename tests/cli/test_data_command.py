@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -119,3 +120,19 @@ def test_places_with_the_same_words_take_one_line_and_secrets_never_do(capsys: p
     lines = capsys.readouterr().err.splitlines()
     assert lines[:6] == [f"a.csv:{n}: redacted-secret: a token; revoke it" for n in range(6)]
     assert lines[6:] == ["a.csv:2 and 39 more rows: empty-answer: fill it in", "a.csv:50: empty-answer: another"]
+
+
+def test_collecting_with_nohup_goes_on_when_the_terminal_closes(tmp_path: Path) -> None:
+    log = tmp_path / "chat.jsonl"
+    log.write_text(json.dumps(chat("one?", "1")) + "\n")
+    command = ["nohup", sys.executable, "-m", "hivetune", "collect", "--follow", log, "--json"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True) as collecting:
+        assert collecting.stdout is not None and json.loads(collecting.stdout.readline())["stored"] == 1
+        collecting.send_signal(signal.SIGHUP)
+        with open(log, "a") as file:
+            file.write(json.dumps(chat("two?", "2")) + "\n")
+        assert json.loads(collecting.stdout.readline())["stored"] == 2
+        collecting.terminate()
+        collecting.communicate(timeout=60)
+    assert collecting.returncode == 143

@@ -1,6 +1,5 @@
 """The command `collect`: interactions from files, tables and streams into the store, exactly once."""
 
-import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from hivetune.data.intake.interactions import Tally, iter_refused
 from hivetune.data.intake.sources.delivered import Reader
 from hivetune.data.intake.sources.parse import parse_sources
 from hivetune.errors import Stopped
+from hivetune.process.stop import take_stops
 
 SHOWN_REFUSED = 5
 
@@ -48,8 +48,7 @@ def collect(
         heard.append(number)
         stop.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, on_signal)
+    take_stops(on_signal)
     collected = run_collect(readers, follow=follow, stop=stop, tick=_Ticker(readers, follow))
     document = _document(readers, collected, started)
     if not heard or follow:

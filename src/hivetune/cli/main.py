@@ -20,6 +20,7 @@ from hivetune import __version__
 from hivetune.base.private import keep_private
 from hivetune.cli.output import MODE, as_document, emit, errors_of_stdout, say, settle_encodings
 from hivetune.errors import HivetuneError, Stopped, UsageError
+from hivetune.process.stop import take_stops
 
 # name: (module, function, one line). `group name` is a command of a group. The order is the order of the help.
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -170,8 +171,7 @@ def main() -> None:
     arguments = [*ALIASES.get(arguments[0], arguments[0]).split(), *arguments[1:]]
     try:
         _check_working_directory()
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, _stop)
+        take_stops(_stop, (signal.SIGTERM, signal.SIGHUP))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))  # start.py waits
         # Under --json typer's own errors are handled here; otherwise typer prints them with the usage.
         try:

@@ -6,11 +6,22 @@ The caller may ask for the same without a signal, such as a cycle whose window e
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+Handler = Callable[[int, FrameType | None], None]
+
+
+def take_stops(handler: Handler, numbers: Sequence[int] = NUMBERS) -> dict[int, Any]:
+    """Let `handler` handle these signals, and return the handlers before. SIGHUP stays ignored where it is: who starts
+    a command with nohup and closes the terminal wants it to go on.
+    """
+    taken = [n for n in numbers if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in taken}
 
 
 class StopRequest:
@@ -42,7 +53,7 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self.request) for number in NUMBERS}
+            self._before = take_stops(self.request)
         return self
 
     def __exit__(

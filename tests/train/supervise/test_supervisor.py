@@ -73,6 +73,16 @@ def test_a_signal_ends_it_after_a_checkpoint_and_it_goes_on_later(tmp_path: Path
     assert [entry["step"] for entry in started if entry["event"] == "started"][-1] == saved
 
 
+def test_with_nohup_it_goes_on_when_the_terminal_closes(tmp_path: Path) -> None:
+    make_run(tmp_path, [PACE])
+    command = ["nohup", sys.executable, "-c", SUPERVISOR, str(tmp_path), str(Path(__file__).parent)]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until(lambda: steps(tmp_path) > 2, process)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait() == 0
+    assert not events(tmp_path, "stop_requested")
+
+
 def test_a_second_signal_ends_it_now(tmp_path: Path) -> None:
     make_run(tmp_path, [{"do": "hold the GIL", "step": 3}], hang_floor_s=600)
     process = start(tmp_path)
