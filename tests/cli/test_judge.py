@@ -31,6 +31,24 @@ def test_where_no_answer_is_checked_the_next_step_is_a_checker(metric: Metric, w
     assert words in next_step_text(Verdict("not-enough-evidence", (), (metric,)))
 
 
+@pytest.mark.parametrize(
+    ("open_ones", "said"),
+    [
+        ({"loss": 90}, "hold out more rows (data.test)"),
+        ({"latency_s": 9}, "time more answers (eval.answers.timed, eval.prompts)"),
+        ({"latency_s": None}, "evaluate again when the machine is quiet: hivetune eval"),
+        ({"success": 90, "least_success": 99}, "answer more held-out rows (eval.prompts, data.test)"),
+        (
+            {"loss": 90, "latency_s": 9},
+            "hold out more rows (data.test); time more answers (eval.answers.timed, eval.prompts)",
+        ),
+    ],
+)
+def test_the_next_step_gives_what_the_open_metrics_lack(open_ones: dict[str, int | None], said: str) -> None:
+    metrics = [Metric(name, 1, 1, 0, None, 3, 0.0, False, True, None, needed) for name, needed in open_ones.items()]
+    assert next_step_text(Verdict("not-enough-evidence", (), tuple(metrics))) == said
+
+
 def test_a_metric_that_more_rows_would_decide_is_open_and_not_failed() -> None:
     asked = [
         {"passed": passed, "needed": needed}

@@ -100,3 +100,11 @@ def test_the_n_that_decides_and_how_to_get_it() -> None:
     assert said(GOOD, metrics=(open_one, passed)) == [
         "success: about 180 rows decide it, 40 are there: answer more held-out rows (eval.prompts, data.test)"
     ]
+
+
+def test_more_times_come_from_timed_answers() -> None:
+    """At any eval.prompts only `timed` answers are timed, so more prompts would decide nothing."""
+    few = Metric("latency_s", 0.8, 0.9, 0.1, None, 3, 1.5, False, True, None, 5)
+    assert said(GOOD, metrics=(few,)) == [
+        "seconds per answer: about 5 rows decide it, 3 are there: time more answers (eval.answers.timed, eval.prompts)"
+    ]

@@ -1,11 +1,14 @@
 """Two sides' answers become one document that the gate reads like an evaluation."""
 
 import random
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hivetune.config import GateConfig
+from hivetune.config import EvalConfig, GateConfig
+from hivetune.judge import compare
 from hivetune.judge.answers import Prompt, PromptAnswer
 from hivetune.judge.compare import SideAnswers, comparison_document
 from hivetune.judge.gate import judge
@@ -107,6 +110,29 @@ def test_recorded_figures_stand_in_for_a_side() -> None:
     figures = SideAnswers("before.yaml", "recorded", {}, {}, {"latency_s": 20.1, "success": 0.987})
     document = comparison_document([prompt(0)], figures, side("b", ["yes"], 1.0), "none", {})
     assert document["base"]["latency_s"] == 20.1 and document["base"]["recorded"] and document["problems"] == []
+
+
+def test_the_base_of_a_run_answers_the_rows_of_a_file(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its hint names --run, which was left out of account beside --rows: `base` answered no file."""
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "Say one.", "completion": "one"}\n')
+    run: Any = SimpleNamespace(folder=tmp_path / "run", config=SimpleNamespace(max_length=64))
+    asked = []
+
+    def find(text: str, of: Any, quant: str) -> Any:
+        asked.append((text, of))
+        return SimpleNamespace(label=text, identity=text, figures=None)
+
+    answered = [side(name, ["yes"], 1.0) for name in ("base", "x")]
+    monkeypatch.setattr(compare, "find_artefact", find)
+    monkeypatch.setattr(compare, "_answer", lambda *arguments: answered)
+    document = compare.compare_pair(
+        "base", "x", EvalConfig(general=False), run=run, rows=[str(tmp_path / "rows.jsonl")]
+    ).document
+    assert asked == [("base", run), ("x", run)]
+    assert document["rows_from"] == str(tmp_path / "rows.jsonl") and document["snapshot"] is None
+    assert "rows that are given as a file" in document["not_compared"]["loss"]
 
 
 def test_the_key_of_a_prompt_is_all_that_is_asked() -> None:

@@ -19,6 +19,7 @@ from hivetune.judge.answers import (
     StoredAnswers,
     ask_all,
     cpu_seconds,
+    doubt_times,
     others_share_of,
     stored_answers,
     time_in_turns,
@@ -143,6 +144,18 @@ def test_times_that_were_taken_beside_other_work_are_taken_anew(
             sides = [(FakeSide("a", log), first), (FakeSide("b", log), second)]
             time_in_turns(sides, prompts(4), tmp_path / "t", new_tokens=8, on_answer=lambda: None)
         assert len(log) == asked and others_share_of(tmp_path / "t") == share
+
+
+def test_times_that_were_uneven_are_taken_anew(tmp_path: Path) -> None:
+    """A gate says then to evaluate again when the machine is quiet: without this the old times would be found."""
+    log: list[str] = []
+    for noise, asked in ((2.0, 10), (1.05, 10), (1.05, 0)):
+        log.clear()
+        with stored_answers(tmp_path / "a", "a") as first, stored_answers(tmp_path / "b", "b") as second:
+            sides = [(FakeSide("a", log), first), (FakeSide("b", log), second)]
+            time_in_turns(sides, prompts(4), tmp_path / "t", new_tokens=8, on_answer=lambda: None)
+        assert len(log) == asked
+        doubt_times(tmp_path / "t", {"noise": noise, "repeat_noise": 1.05})
 
 
 def test_processor_seconds_only_grow() -> None:

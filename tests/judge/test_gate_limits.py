@@ -75,6 +75,26 @@ def test_verdicts(name: str) -> None:
     assert words in " ".join(verdict.reasons)
 
 
+@pytest.mark.parametrize(
+    ("document", "thresholds", "name", "needed"),
+    [
+        (evaluation(n=60), {"least_success": 0.98}, "least_success", 573),
+        (evaluation(n=3), {"least_success": 0.98}, "least_success", 5),
+        (evaluation(n=3), {"most_latency_s": 12}, "most_latency_s", 5),
+    ],
+)
+def test_a_limit_that_more_rows_would_decide_is_open(
+    document: dict[str, Any], thresholds: dict[str, float], name: str, needed: int
+) -> None:
+    verdict = judge(document, GateConfig(**{**NOTHING, **thresholds}))
+    (metric,) = [metric for metric in verdict.metrics if metric.name == name]
+    assert (metric.passed, metric.needed) == (False, needed)
+    assert "; 3 " in verdict.reasons[0] or "60 rows" in verdict.reasons[0]
+
+    shown = judge(evaluation(), GateConfig(**{**NOTHING, **thresholds}))
+    assert all(metric.needed is None for metric in shown.metrics)
+
+
 def test_all_of_a_team_at_once() -> None:
     """Latency <= 12 s and -40 %, success >= 98 %, memory <= 10 GB against a model with 20.1 s, 98.7 % and 32.5 GB."""
     figures = {"recorded": True, "latency_s": 20.1, "success": 0.987, "peak_memory_bytes": 32.5e9}

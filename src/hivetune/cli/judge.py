@@ -16,6 +16,7 @@ from hivetune.cli.arguments import RunArgument, SetOption
 from hivetune.cli.output import emit, number, progress, say, short, show, size, table
 from hivetune.config import DataConfig, EvalConfig, GateConfig, RunConfig, override_config
 from hivetune.errors import NotDeployed, UsageError
+from hivetune.judge.advice import more_evidence
 from hivetune.judge.compare import compare_pair
 from hivetune.judge.findings import SHARES_OF_ANSWERS, by_part, metric_name, passed_text
 from hivetune.judge.gate import judge, verdict_document
@@ -83,10 +84,30 @@ NEXT = {
 UNCHECKED = "give held-out rows a checker (in the row, or eval.checker), then evaluate again"
 
 
+QUIET = "evaluate again when the machine is quiet: hivetune eval"
+
+
 def next_step_text(verdict: Verdict) -> str:
-    """Return what to do after a verdict; more rows do not help if success is required and no row is checked."""
-    unchecked = any(metric.name == "success" and metric.required and not metric.n for metric in verdict.metrics)
-    return UNCHECKED if unchecked and verdict.verdict == "not-enough-evidence" else NEXT[verdict.verdict]
+    """Return what to do after a verdict."""
+    return next_step(verdict.verdict, verdict_document(verdict)["metrics"])
+
+
+def next_step(verdict: str, metrics: Sequence[Mapping[str, Any]]) -> str:
+    """Return what to do after a verdict: what the open metrics lack, where they lack evidence.
+
+    More rows do not help if success is required and no row is checked, or if other programs disturbed the times.
+    """
+    if verdict != "not-enough-evidence":
+        return NEXT[verdict]
+    if any(metric["name"] == "success" and metric["required"] and not metric["n"] for metric in metrics):
+        return UNCHECKED
+    steps = []
+    for metric in metrics:
+        if metric["passed"] is False and metric.get("needed") is not None:
+            steps.append(more_evidence(metric["name"]))
+        elif metric["passed"] is False and metric["name"] == "latency_s" and metric["n"]:
+            steps.append(QUIET)
+    return "; ".join(dict.fromkeys(steps)) or NEXT[verdict]
 
 
 def _open(run: str, overrides: Sequence[str] | None, section: str) -> Run:
@@ -210,7 +231,8 @@ def compare_sides(
         list[str] | None, typer.Option("--rows", metavar="DATA", help="Answer the rows of this file.")
     ] = None,
     run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN", help="Answer the held-out rows of this run.")
+        str | None,
+        typer.Option("--run", metavar="RUN", help="Answer the held-out rows of this run; 'base' is its base model."),
     ] = None,
     prompts: Annotated[int | None, typer.Option("--prompts", min=1, help="Number of rows to answer.")] = None,
     new_tokens: Annotated[int | None, typer.Option("--new-tokens", min=1, help="Maximum tokens of an answer.")] = None,
@@ -226,7 +248,8 @@ def compare_sides(
 
     Each model answers as it would be served. The rows are those of --rows, else the held-out rows of a run.
     """
-    named = None if rows else run or _first_run(second, first)
+    # With --rows a run is read only where its base model is asked.
+    named = run or (_first_run(second, first) if not rows or BASELINE in (first, second) else None)
     if not rows and named is None:
         raise UsageError(
             "neither A nor B is a run, so there are no rows to answer", hint="give --rows FILE or --run RUN"
@@ -239,7 +262,9 @@ def compare_sides(
     options = [f"{key}={value}" for key, value in changes.items() if value is not None]
     # Without a run only the section `eval` of this config is read.
     rows_alone = RunConfig(model=BASELINE, data=DataConfig(path="-"), eval=EvalConfig(general=False))
-    settings = override_config(opened.config if opened else rows_alone, [*options, *(overrides or ())]).eval
+    settings = override_config(
+        rows_alone if rows or opened is None else opened.config, [*options, *(overrides or ())]
+    ).eval
     with progress("answering", "answers") as report:
         comparison = compare_pair(first, second, settings, run=opened, rows=rows or (), quant=quant, progress=report)
     # The measurements and their metrics stay in the folder of the comparison.

@@ -10,7 +10,7 @@ import typer
 from hivetune.base.database import open_database
 from hivetune.base.paths import quoted
 from hivetune.cli.arguments import ReleaseArgument, RunArgument
-from hivetune.cli.judge import NEXT
+from hivetune.cli.judge import next_step
 from hivetune.cli.output import emit, moment, parts, progress, say, short, show, size, table
 from hivetune.data.frozen import drop_win, general_questions, names_with_wins, wins_of
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
@@ -101,7 +101,7 @@ def register(
     else:
         for reason in judgement["reasons"][: judgement.get("decisive")]:
             show(f"  {reason}")
-        show(f"next: {NEXT[judgement['verdict']]}")
+        show(f"next: {next_step(judgement['verdict'], judgement.get('metrics', ()))}")
     emit({**document, "new": new})
 
 

@@ -115,7 +115,7 @@ def _show(document: dict[str, Any]) -> None:
         for message in row["messages"]:
             show(f"{message['role']}: {message['content']}")
     if document["not_comparable"]:
-        say(f"--against: {document['not_comparable']:,} rows could not be read; see: hivetune data check")
+        say(f"--against: {document['not_comparable']:,} rows could not be read; see: hivetune data check ROWS")
     show(f"\n{document['rows']:,} rows, all synthetic: {document['out']}")
     if "tokens" in document:
         limit = f" of {document['budget']:,}" if document["budget"] else ""

@@ -174,8 +174,16 @@ def _evidence(metric: Metric) -> Advice | None:
     if metric.needed is None or metric.passed is not False or metric.needed <= metric.n:
         return None
     needs = f"{titled(metric.name)}: about {metric.needed} rows decide it, {metric.n} are there"
-    more = "hold out more rows (" if metric.name == "loss" else "answer more held-out rows (eval.prompts, "
-    return Advice("evidence", f"{needs}: {more}data.test)")
+    return Advice("evidence", f"{needs}: {more_evidence(metric.name)}")
+
+
+def more_evidence(name: str) -> str:
+    """Return what gives a metric more rows: its settings differ."""
+    if name == "loss":
+        return "hold out more rows (data.test)"
+    if name in ("latency_s", "most_latency_s"):
+        return "time more answers (eval.answers.timed, eval.prompts)"
+    return "answer more held-out rows (eval.prompts, data.test)"
 
 
 def _quarter(curve: Curve, number: int) -> float | None:

@@ -22,7 +22,7 @@ from hivetune.base.journal import Journal, read_journal
 from hivetune.data.render.dialect import request_hash
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.judge.artefacts import Answerer, Artefact
-from hivetune.judge.statistics import is_busy
+from hivetune.judge.statistics import is_busy, was_busy
 from hivetune.llama.ask import TimedAnswer, Unanswered
 from hivetune.machine.telemetry import own_seconds
 from hivetune.records import Progress
@@ -207,14 +207,14 @@ def time_in_turns(
     """Return for each side the times by prompt key: (seconds, seconds until the first token), one answer at a time.
 
     Both sides answer a prompt one right after the other, and who begins changes. So a busy moment of the machine meets
-    both. Earlier times are taken from `times`, unless other programs kept the machine busy then. An answer to a prompt
+    both. Earlier times are taken from `times`, unless the machine was busy then. An answer to a prompt
     that had none yet is kept.
     """
     times_of: dict[str, list[Any]] = {}
     for entry in read_journal(times):
         if entry["event"] == "timed":
             times_of[entry["prompt"]] = entry["times"]
-        elif entry["event"] == "sitting" and is_busy(entry["others_share"]):
+        elif entry["event"] == "uneven" or (entry["event"] == "sitting" and is_busy(entry["others_share"])):
             times_of.clear()
     before = cpu_seconds()
     if any(prompt.key not in times_of for prompt in prompts):
@@ -245,6 +245,14 @@ def time_in_turns(
         {prompt.key: (times_of[prompt.key][side][0], times_of[prompt.key][side][1]) for prompt in prompts}
         for side in range(len(sides))
     ]
+
+
+def doubt_times(times: Path, document: Mapping[str, Any]) -> None:
+    """Write down that the times are to be taken anew, where equal work in them took unequal time."""
+    noise, repeats = document["noise"], document["repeat_noise"]
+    if noise is not None and repeats is not None and was_busy(noise, repeats):
+        with Journal(times) as journal:
+            journal.append("uneven")
 
 
 def others_share_of(times: Path) -> float | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from hivetune.base.disk import home, lock
 from hivetune.base.journal import read_journal
+from hivetune.base.paths import quoted
 from hivetune.base.sealed import write_sealed
 from hivetune.checkers.find import Checking, row_checker
 from hivetune.config import EvalConfig
@@ -32,6 +33,7 @@ from hivetune.judge.answers import (
     ask_all,
     continued,
     counter,
+    doubt_times,
     others_share_of,
     stored_side,
     time_in_turns,
@@ -68,7 +70,9 @@ def prompts_of_run(run: Run, config: EvalConfig) -> list[Prompt]:
     """Return the held-out rows that `hivetune eval` answers. Raises DataRefused when nothing is held out."""
     _, generate = plan_evaluation(run.snapshot, config)
     if not generate.rows:
-        raise DataRefused(f"{run.folder} has no held-out rows", hint="give rows of your own: --rows FILE")
+        sides = f"{run.config.eval.baseline} {quoted(run.folder)}"
+        hint = f"answer rows of your own: hivetune compare {sides} --rows FILE"
+        raise DataRefused(f"{run.folder} has no held-out rows", hint=hint)
     groups = evidence_groups([run.snapshot.info(row) for row in run.snapshot.rows("test")])
     return [_prompt(run.snapshot.info(row), groups[row], config.checker) for row in generate.rows]
 
@@ -161,19 +165,21 @@ def compare_pair(
     quant: str = SERVED_QUANT,
     progress: Progress = silent,
 ) -> Comparison:
-    """Compare both sides on the held-out rows of `run`, or on `rows`. The first is `base`, the second `tuned`.
+    """Compare both sides on `rows`, else on the held-out rows of `run`. The first is `base`, the second `tuned`.
+
+    The base model and the adapter files that a side may name are those of `run`.
 
     Raises UsageError for sides that are not there, damaged or the same; HivetuneError when one fails half-way: its
     answers are kept and not asked again.
     """
-    if (run is None) == (not rows):
+    if run is None and not rows:
         raise UsageError("there are no rows to answer", hint="give --run RUN for its held-out rows, or --rows FILE")
     sides = [find_artefact(text, run, quant) for text in (first, second)]
     if all(side.figures is not None for side in sides):
         raise UsageError("both sides are recorded figures: there is nothing to measure", hint=ANOTHER_SIDE)
     if sides[0].identity and sides[0].identity == sides[1].identity:
         raise UsageError(f"{first} and {second} are the same model: there is nothing to compare", hint=ANOTHER_SIDE)
-    prompts, refused = (prompts_of_run(run, settings), {}) if run else prompts_of_rows(rows, settings)
+    prompts, refused = prompts_of_rows(rows, settings) if rows or run is None else (prompts_of_run(run, settings), {})
     prompts += frozen_prompts(settings, (first, second))
     # What the document depends on: both sides, the prompts in their order, the settings.
     figures = [dict(side.figures) if side.figures is not None else side.identity for side in sides]
@@ -188,15 +194,18 @@ def compare_pair(
         answered = _answer(sides, prompts, settings, context_tokens, folder, progress)
     facts = {
         "comparison": key,
-        "snapshot": run.snapshot.hash if run else None,
-        "rows_from": str(run.folder) if run else ", ".join(rows),
+        "snapshot": None if rows or run is None else run.snapshot.hash,
+        "rows_from": ", ".join(rows) if rows or run is None else str(run.folder),
         "rows_refused": refused,
         "quant": quant,
         "others_share": others_share_of(folder / TIMES),
         "settings": settings.model_dump(mode="json"),
     }
     progress = continued(progress, total)
-    document = comparison_document(prompts, answered[0], answered[1], compared_losses(run, sides, progress), facts)
+    losses = compared_losses(None if rows else run, sides, progress)
+    document = comparison_document(prompts, answered[0], answered[1], losses, facts)
+    with lock(folder):
+        doubt_times(folder / TIMES, document)
     return Comparison({**document, **judged(document, settings, run, quant, progress)}, folder)
 
 

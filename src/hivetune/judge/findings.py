@@ -118,7 +118,7 @@ def gain_finding(
     needed = stats.rows_needed(estimate, max(tolerance, abs(gain - (threshold or 0.0)))) or stats.MIN_UNITS
     if deciding.plain is not None and deciding.plain[0] > (threshold or 0.0):  # only their number speaks against it
         needed = max(needed, estimate.units + 1)
-    make = _outcomes(metric, estimate.ci95, threshold, math.ceil(needed * metric.n / max(1, estimate.units)))
+    make = _outcomes(metric, estimate.ci95, threshold, _rows(metric, estimate, needed))
     if threshold is None:
         return make("reported", "")
     units = counted_units(estimate, metric.n)
@@ -160,7 +160,7 @@ def ratio_finding(
     undecided, whatever n is.
     """
     needed = stats.rows_needed(ratio, max(tolerance, abs(ratio.value - (limit or 0.0)))) or stats.MIN_UNITS
-    answers_needed = math.ceil(needed * metric.n / max(1, ratio.units))
+    answers_needed = _rows(metric, ratio, needed)
     make = _outcomes(metric, shown_ci, limit, answers_needed)
     if limit is None:
         return make("reported", "")
@@ -227,12 +227,23 @@ def _alone(name: str, estimate: stats.Estimate | None, n: int, limit: float, tol
     fact = f"{titled(name)}: {estimate.value:.4g}{shown}; the limit {limit:g}"
     if estimate.ci95 is None:
         units = counted_units(estimate, n) if least else f"{estimate.units} answers"
-        return Finding(metric, "undecided", f"{fact} {units} are too few for an interval")
+        return _too_few(metric, estimate, f"{fact}; {units}")
     holds, fails = (low >= limit, high < limit) if least else (high <= limit, low > limit)
     effect = max(tolerance if least else tolerance * limit, abs(estimate.value - limit))
     says = ("is shown", "is missed") if least else ("is kept", "is exceeded")
     reasons = Reasons(f"{fact} {says[0]}", f"{fact} {says[1]}", fact)
     return _bounded(metric, estimate, effect, reasons, holds=holds, fails=fails)
+
+
+def _too_few(metric: Metric, estimate: stats.Estimate, fact: str) -> Finding:
+    """Leave a bound open: there are too few units for an interval. `fact` ends with their number."""
+    metric = replace(metric, passed=False, needed=_rows(metric, estimate, stats.MIN_UNITS))
+    return Finding(metric, "undecided", f"{fact} are too few for an interval")
+
+
+def _rows(metric: Metric, estimate: stats.Estimate, units: int) -> int:
+    """Return the rows that as many units would have; some rows may share a session."""
+    return math.ceil(units * metric.n / max(1, estimate.units))
 
 
 class Reasons(NamedTuple):
@@ -254,6 +265,7 @@ def _bounded(
         return Finding(metric, "missed", reasons.fails)
     needed, units = stats.rows_needed(estimate, effect) or stats.MIN_UNITS, counted_units(estimate, metric.n)
     if estimate.units < needed:
+        metric = replace(metric, needed=_rows(metric, estimate, needed))
         return Finding(metric, "undecided", f"{reasons.open} is open; {units}, about {needed} needed to decide")
     return Finding(metric, "missed", f"{reasons.open} is not shown, although {units} are enough")
 
@@ -340,7 +352,7 @@ def _length(pairs: Sequence[tuple[str, str, str]], limit: float | None, toleranc
         return Finding(metric, "missed", f"{named}: one side's answers are all empty")
     ratio = stats.jackknife(columns, lambda s: s[1] / s[0], positive=True)
     if ratio.ci95 is None:
-        return Finding(metric, "undecided", f"{named}: {counted_units(ratio, n)} are too few for an interval")
+        return _too_few(metric, ratio, f"{named}: {counted_units(ratio, n)}")
     low, high = ratio.ci95
     fact = f"{named}: {ratio.value:.3g} times the baseline's, 95 % interval {low:.3g} to {high:.3g}"
     bounds = f"between 1/{limit:g} and {limit:g}"
@@ -365,7 +377,7 @@ def _share(
     if limit is None:
         return Finding(metric, "reported", gain95=rise.reversed().ci95)
     if rise.ci95 is None:
-        return Finding(metric, "undecided", f"{titled(name)}: {counted_units(rise, n)} are too few for an interval")
+        return _too_few(metric, rise, f"{titled(name)}: {counted_units(rise, n)}")
     low, high = rise.ci95
     counts = f"{sum(tuned)} of {n}, {sum(base)} of the baseline's"
     fact = f"{titled(name)}: {counts}, 95 % interval {low:+.3g} to {high:+.3g}"

@@ -194,7 +194,9 @@ def compared_losses(run: Run | None, sides: Sequence[Artefact], progress: Progre
     loss.
     """
     if run is None:
-        return "rows that are given as a file are not tokenized; name a run with --run for the loss"
+        return (
+            "rows that are given as a file are not tokenized; without --rows the loss is that of a run's held-out rows"
+        )
     for side in sides:
         if side.trained is None:
             return f"{side.label} is not an adapter on a base that is on this machine, so its loss is unknown"

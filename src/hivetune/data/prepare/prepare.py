@@ -301,7 +301,8 @@ def prepare_data(
                 raise
             on_busy(busy)
     if not snapshot.rows("train"):
-        raise DataRefused(f"no row of {config.data.path} is left to train on", hint="see why: hivetune data check")
+        hint = "data.validation and data.test hold rows out; see where each went: hivetune data check --config CONFIG"
+        raise DataRefused(f"no row of {config.data.path} is left to train on", hint=hint)
     return snapshot
 
 
