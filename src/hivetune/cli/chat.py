@@ -28,21 +28,19 @@ def chat(
         str, typer.Argument(metavar="NAME", help="A run (name, folder or 'last'), a release or a GGUF file.")
     ],
     beside: Annotated[
-        str | None, typer.Option("--beside", metavar="NAME", help="Show answers of this model too, or of 'base'.")
+        str | None, typer.Option(metavar="NAME", help="Show answers of this model too, or of 'base'.")
     ] = None,
     blind: Annotated[bool, typer.Option("--blind", help="Hide which model gave which answer until the end.")] = False,
     capture: Annotated[bool, typer.Option("--capture", help="Save answers and feedback in the store.")] = False,
-    prompt: Annotated[str | None, typer.Option("--prompt", help="Ask this, print the answer and exit.")] = None,
-    system: Annotated[
-        str | None, typer.Option("--system", help="System prompt; default: the one of most training rows.")
-    ] = None,
-    agent: Annotated[str | None, typer.Option("--agent", help="Use the system prompt of this agent's rows.")] = None,
-    quant: Annotated[str, typer.Option("--quant", help="Quantization of the exported model.")] = DEFAULT_QUANT,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Maximum tokens of an answer.")] = 512,
+    prompt: Annotated[str | None, typer.Option(help="Ask this, print the answer and exit.")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt; default: the one of most training rows.")] = None,
+    agent: Annotated[str | None, typer.Option(help="Use the system prompt of this agent's rows.")] = None,
+    quant: Annotated[str, typer.Option(help="Quantization of the exported model.")] = DEFAULT_QUANT,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of an answer.")] = 512,
     temperature: Annotated[
-        float, typer.Option("--temperature", min=0, help="Sampling temperature; 0 always takes the likeliest token.")
+        float, typer.Option(min=0, help="Sampling temperature; 0 always takes the likeliest token.")
     ] = 0.0,
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Number of CPU threads.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Number of CPU threads.")] = None,
 ) -> None:
     """Talk to a run, a release or a GGUF file through llama.cpp; with --beside, to two at once."""
     if MODE.json and prompt is None:

@@ -12,27 +12,18 @@ from hivetune.machine.cluster import token_path
 
 
 def up(
-    join: Annotated[str | None, typer.Option("--join", metavar="HOST:PORT", help="Join this cluster.")] = None,
+    join: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Join this cluster.")] = None,
     listen: Annotated[
-        str | None,
-        typer.Option("--listen", metavar="HOST[:PORT]", help="Address at which other machines reach this one."),
+        str | None, typer.Option(metavar="HOST[:PORT]", help="Address at which other machines reach this one.")
     ] = None,
     devices: Annotated[
         str,
-        typer.Option(
-            "--devices",
-            metavar="LIST",
-            help="Devices to offer: auto, none, or a list such as cuda:0,cuda:1 or cpu,cpu.",
-        ),
+        typer.Option(metavar="LIST", help="Devices to offer: auto, none, or a list such as cuda:0,cuda:1 or cpu,cpu."),
     ] = "auto",
-    python: Annotated[
-        str | None, typer.Option("--python", metavar="PATH", help="Python that trains; default: this one.")
-    ] = None,
+    python: Annotated[str | None, typer.Option(metavar="PATH", help="Python that trains; default: this one.")] = None,
     redis: Annotated[
         str | None,
-        typer.Option(
-            "--redis", metavar="URL", help="Keep the head's state in Redis, so that the head may be restarted."
-        ),
+        typer.Option(metavar="URL", help="Keep the head's state in Redis, so that the head may be restarted."),
     ] = None,
 ) -> None:
     """Start a cluster with this machine as its head, or join one with --join.

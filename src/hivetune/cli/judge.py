@@ -227,22 +227,17 @@ def compare_sides(
     second: Annotated[
         str, typer.Argument(metavar="B", help="The other model, in the same forms. Differences are B - A.")
     ],
-    rows: Annotated[
-        list[str] | None, typer.Option("--rows", metavar="DATA", help="Answer the rows of this file.")
-    ] = None,
+    rows: Annotated[list[str] | None, typer.Option(metavar="DATA", help="Answer the rows of this file.")] = None,
     run: Annotated[
-        str | None,
-        typer.Option("--run", metavar="RUN", help="Answer the held-out rows of this run; 'base' is its base model."),
+        str | None, typer.Option(metavar="RUN", help="Answer the held-out rows of this run; 'base' is its base model.")
     ] = None,
-    prompts: Annotated[int | None, typer.Option("--prompts", min=1, help="Number of rows to answer.")] = None,
-    new_tokens: Annotated[int | None, typer.Option("--new-tokens", min=1, help="Maximum tokens of an answer.")] = None,
+    prompts: Annotated[int | None, typer.Option(min=1, help="Number of rows to answer.")] = None,
+    new_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum tokens of an answer.")] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="A.B=C", help="Override a setting in eval.*, such as eval.judge=URL#MODEL."),
     ] = None,
-    quant: Annotated[str, typer.Option("--quant", help="Quantization of the base model that adapters run on.")] = (
-        SERVED_QUANT
-    ),
+    quant: Annotated[str, typer.Option(help="Quantization of the base model that adapters run on.")] = (SERVED_QUANT),
 ) -> None:
     """Compare two models on the same rows: success, answer times, memory, and loss where both have one.
 
@@ -336,13 +331,13 @@ def lm_eval(
         str | None, typer.Argument(metavar="B", help="The other model, in the same forms. Differences are B - A.")
     ] = None,
     task: Annotated[
-        list[str] | None, typer.Option("--task", metavar="NAME", help="A task of the harness; may be repeated.")
+        list[str] | None, typer.Option(metavar="NAME", help="A task of the harness; may be repeated.")
     ] = None,
     folder: Annotated[Path | None, typer.Option("--task-folder", help="Folder with your own tasks.")] = None,
     run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN", help="Take the base model of this run for the side `base`.")
+        str | None, typer.Option(metavar="RUN", help="Take the base model of this run for the side `base`.")
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Use only the first N rows of each task.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N rows of each task.")] = None,
     download: Annotated[
         bool, typer.Option("--download", help="Allow the harness to download the data of its tasks.")
     ] = False,

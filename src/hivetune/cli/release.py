@@ -29,10 +29,9 @@ from hivetune.serve.register import explain_release, register_run, who
 
 def export(
     run: RunArgument,
-    to: Annotated[str, typer.Option("--to", help="Format: adapter, merged, gguf, gguf-adapter or ollama.")] = "gguf",
+    to: Annotated[str, typer.Option(help="Format: adapter, merged, gguf, gguf-adapter or ollama.")] = "gguf",
     quant: Annotated[
-        str | None,
-        typer.Option("--quant", help=f"Quantization of a GGUF file: {', '.join(RECIPES)}; default: {DEFAULT_QUANT}."),
+        str | None, typer.Option(help=f"Quantization of a GGUF file: {', '.join(RECIPES)}; default: {DEFAULT_QUANT}.")
     ] = None,
     check: Annotated[
         bool,
@@ -220,7 +219,7 @@ _SHOWN_CHARS = 60
 def show_frozen(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of a release; default: count all.")] = None,
     drop: Annotated[
-        str | None, typer.Option("--drop", metavar="KEY", help="Delete a question whose correct answer has changed.")
+        str | None, typer.Option(metavar="KEY", help="Delete a question whose correct answer has changed.")
     ] = None,
 ) -> None:
     """List the past wins of a release: questions that its successors must answer too. They are never trained."""

@@ -36,7 +36,7 @@ def report(
         ),
     ] = None,
     to: Annotated[
-        str, typer.Option("--to", help="tensorboard, mlflow, trackio, wandb; with 'all' also prometheus, grafana.")
+        str, typer.Option(help="tensorboard, mlflow, trackio, wandb; with 'all' also prometheus, grafana.")
     ] = "tensorboard",
     follow: Annotated[bool, typer.Option("--follow", help="Keep sending until the run ends.")] = False,
 ) -> None:

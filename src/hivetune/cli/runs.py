@@ -55,7 +55,7 @@ _FIRST_LOOK_S = 0.5  # processor time is measured between two looks
 
 
 def top(
-    every: Annotated[float, typer.Option("--every", min=0.5, help="Seconds between two updates.")] = _LOOK_S,
+    every: Annotated[float, typer.Option(min=0.5, help="Seconds between two updates.")] = _LOOK_S,
     once: Annotated[bool, typer.Option("--once", help="Print once and exit, also on a terminal.")] = False,
 ) -> None:
     """Show processor, memory, disk and cards, and which processes of Hivetune use them.
@@ -280,9 +280,7 @@ def resume(
     unit: Annotated[
         bool, typer.Option("--unit", help="Print a systemd user unit that resumes the run, and do nothing else.")
     ] = False,
-    on: Annotated[
-        str | None, typer.Option("--on", metavar="HOST:PORT", help="Use a free device of this cluster.")
-    ] = None,
+    on: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Use a free device of this cluster.")] = None,
 ) -> None:
     """Continue a run that was stopped, interrupted or failed, from its newest valid checkpoint."""
     folder = find_run(run)

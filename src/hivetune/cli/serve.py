@@ -31,28 +31,23 @@ DEFAULT_CLIENT = "default"
 
 def serve(
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Names to serve; default: all.")] = None,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 picks a free one.")
-    ] = 8642,
-    allow_host: Annotated[
-        list[str] | None, typer.Option("--allow-host", help="Accept this Host header too, such as box:8642.")
-    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8642,
+    allow_host: Annotated[list[str] | None, typer.Option(help="Accept this Host header too, such as box:8642.")] = None,
     capture: Annotated[bool, typer.Option("--capture", help="Save prompts and answers in the store.")] = False,
     canary: Annotated[
-        float, typer.Option("--canary", min=0, max=1, help="Share of sessions answered by the candidate, 0 to 1.")
+        float, typer.Option(min=0, max=1, help="Share of sessions answered by the candidate, 0 to 1.")
     ] = 0.0,
-    quant: Annotated[str, typer.Option("--quant", help="Quantization of the base model.")] = SERVED_QUANT,
-    slots: Annotated[int, typer.Option("--slots", min=1, max=64, help="Number of answers at the same time.")] = 4,
-    context: Annotated[int, typer.Option("--context", min=256, help="Context of each answer in tokens.")] = 4096,
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Number of CPU threads.")] = None,
+    quant: Annotated[str, typer.Option(help="Quantization of the base model.")] = SERVED_QUANT,
+    slots: Annotated[int, typer.Option(min=1, max=64, help="Number of answers at the same time.")] = 4,
+    context: Annotated[int, typer.Option(min=256, help="Context of each answer in tokens.")] = 4096,
+    threads: Annotated[int | None, typer.Option(min=1, help="Number of CPU threads.")] = None,
     private_cache: Annotated[
         bool, typer.Option("--private-cache", help="Do not share cached prompts between clients.")
     ] = False,
     unit: Annotated[bool, typer.Option("--unit", help="Print a systemd user unit with these options.")] = False,
     card: Annotated[
-        str,
-        typer.Option("--card", metavar="cuda:N", help="Offload to this card; use the CPU while a run trains on it."),
+        str, typer.Option(metavar="cuda:N", help="Offload to this card; use the CPU while a run trains on it.")
     ] = "",
 ) -> None:
     """Serve champions, other releases and their base model over the OpenAI API, with a token per client.
@@ -107,12 +102,9 @@ def _tell(url: str) -> None:
 
 def show_clients(
     new: Annotated[
-        str | None,
-        typer.Option("--new", metavar="NAME", help="Create a client and print its token, which is shown only once."),
+        str | None, typer.Option(metavar="NAME", help="Create a client and print its token, which is shown only once.")
     ] = None,
-    revoke: Annotated[
-        str | None, typer.Option("--revoke", metavar="NAME", help="Revoke the token of this client.")
-    ] = None,
+    revoke: Annotated[str | None, typer.Option(metavar="NAME", help="Revoke the token of this client.")] = None,
 ) -> None:
     """List the clients of the gateway, or create or revoke the token of one."""
     token = None
@@ -135,12 +127,10 @@ def route_request(
     text: Annotated[
         str, typer.Argument(metavar="TEXT", help="The last user message of a request, or '-' for standard input.")
     ],
-    name: Annotated[
-        str | None, typer.Option("--name", help="The shared release; needed if several have specialists.")
-    ] = None,
-    agent: Annotated[str | None, typer.Option("--agent", help="Agent that the request declares.")] = None,
-    category: Annotated[str | None, typer.Option("--category", help="Category that the request declares.")] = None,
-    system: Annotated[str | None, typer.Option("--system", help="System prompt of the request.")] = None,
+    name: Annotated[str | None, typer.Option(help="The shared release; needed if several have specialists.")] = None,
+    agent: Annotated[str | None, typer.Option(help="Agent that the request declares.")] = None,
+    category: Annotated[str | None, typer.Option(help="Category that the request declares.")] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt of the request.")] = None,
 ) -> None:
     """Show which adapter answers a request, and why.
 

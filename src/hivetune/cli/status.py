@@ -62,9 +62,7 @@ def _recent(status: RunStatus) -> tuple[object, ...]:
 
 
 def dashboard_command(
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 picks a free one.")
-    ] = 8643,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8643,
     open_it: Annotated[bool, typer.Option("--open", help="Open the dashboard in a browser.")] = False,
     new_token: Annotated[
         bool, typer.Option("--new-token", help="Make a new token, which signs everybody out.")

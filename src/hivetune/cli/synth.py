@@ -33,7 +33,7 @@ def synth(
     rows: Annotated[int, typer.Option(min=1, help="Number of rows, shared among categories by weight.")] = 1500,
     seed: Annotated[int, typer.Option(help="Seed; the same seed and documentation give the same file.")] = 0,
     run_help: Annotated[
-        list[str] | None, typer.Option("--run-help", metavar="CMD", help="Also read the output of CMD --help.")
+        list[str] | None, typer.Option(metavar="CMD", help="Also read the output of CMD --help.")
     ] = None,
     against: Annotated[
         list[str] | None, typer.Option(metavar="SRC", help="Do not repeat rows of these files, globs or 'store'.")

@@ -15,9 +15,7 @@ def train(
     model: ModelOption = None,
     columns: ColumnsOption = None,
     overrides: SetOption = None,
-    chunk_rows: Annotated[
-        int | None, typer.Option("--chunk-rows", help="Finish all epochs on this many rows before the next.")
-    ] = None,
+    chunk_rows: Annotated[int | None, typer.Option(help="Finish all epochs on this many rows before the next.")] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Train in the background.")] = False,
 ) -> None:
     """Train an adapter. Run the same command again to continue a run that stopped.

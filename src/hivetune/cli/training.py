@@ -235,16 +235,10 @@ def sweep(
     ] = None,
     over: Annotated[
         list[str] | None,
-        typer.Option(
-            "--over", metavar="KEY=A,B", help="Train once per value of this setting.", autocompletion=complete_setting
-        ),
+        typer.Option(metavar="KEY=A,B", help="Train once per value of this setting.", autocompletion=complete_setting),
     ] = None,
-    keep: Annotated[
-        str, typer.Option("--keep", metavar="all|best", help="Keep all runs, or delete all but the best.")
-    ] = "all",
-    on: Annotated[
-        str | None, typer.Option("--on", metavar="HOST:PORT", help="Use all devices of this cluster.")
-    ] = None,
+    keep: Annotated[str, typer.Option(metavar="all|best", help="Keep all runs, or delete all but the best.")] = "all",
+    on: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Use all devices of this cluster.")] = None,
     model: ModelOption = None,
     columns: ColumnsOption = None,
     overrides: SetOption = None,
