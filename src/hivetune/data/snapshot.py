@@ -187,18 +187,24 @@ class Snapshot:
 
     def info(self, row: int) -> RowInfo:
         """Return one row. Raises IndexError if there is no such row."""
-        names = ", ".join(field.name for field in fields(RowInfo))
         with _reported_damage(self.folder):
-            values = self._database.execute(f"SELECT {names} FROM rows WHERE row = ?", (row,)).fetchone()
-            if values is None:
-                raise IndexError(f"{self.folder} has {self.num_rows} rows, not a row {row}")
-            *plain, messages, tools, checker, user = values
-            plain += [messages_from(messages), tuple(json.loads(tools)) if tools else ()]
-            return RowInfo(*(*plain, json.loads(checker) if checker else None, user))
+            found = next(select_rows(self._database, "WHERE row = ?", row), None)
+        if found is None:
+            raise IndexError(f"{self.folder} has {self.num_rows} rows, not a row {row}")
+        return found
 
     @cached_property
     def _database(self) -> sqlite3.Connection:
         return open_to_read(self.folder / ROWS_FILE, finished=True)
+
+
+def select_rows(database: sqlite3.Connection, condition: str, *values: object) -> Iterator[RowInfo]:
+    """Yield the rows of rows.sqlite that meet an SQL condition."""
+    names = ", ".join(field.name for field in fields(RowInfo))
+    for row in database.execute(f"SELECT {names} FROM rows {condition}", values):
+        *plain, messages, tools, checker, user = row
+        plain += [messages_from(messages), tuple(json.loads(tools)) if tools else ()]
+        yield RowInfo(*(*plain, json.loads(checker) if checker else None, user))
 
 
 def open_snapshot(folder: Path) -> Snapshot:

@@ -2,10 +2,8 @@
 
 import contextlib
 import json
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from hivetune.base.sealed import read_sealed
 from hivetune.dashboard.page import Page, PageRequest, of_this_version
 from hivetune.dashboard.watched import Watcher
 from hivetune.data.prepare.page import report_body, report_title
-from hivetune.data.snapshot import REPORT, ROWS_FILE, SPLITS
+from hivetune.data.snapshot import REPORT, ROWS_FILE, SPLITS, RowInfo, select_rows
 from hivetune.errors import NotThere, UsageError
 from hivetune.release.registry import snapshot_folder
 
@@ -60,37 +58,14 @@ def row_page(watcher: Watcher, request: PageRequest) -> Page:
     """Show a row with its uses: snapshots, runs and releases."""
     sought = request.query.get("place", "").strip()
     uses = list(uses_of_row(sought)) if sought and database_path().exists() else []
-    return Page("row.html", "Where a row went", {"wanted": sought, "uses": uses})
+    return Page("row.html", "Where a row went", {"wanted": sought, "uses": uses, "turns_of": turns_of})
 
 
 ROWS_A_PAGE = 50
 MAX_SHOWN_CHARS = 2000
 
 
-@dataclass(frozen=True)
-class ShownRow:
-    """A row of a snapshot. `turns`: role and text, cut for display."""
-
-    source: str
-    interaction: str | None
-    split: str
-    session: str | None
-    user: str | None
-    agent: str | None
-    turns: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class RowUse:
-    """A snapshot that holds a row, the runs that were made of it, and their releases (NAME@VERSION)."""
-
-    snapshot: str
-    row: ShownRow
-    runs: tuple[str, ...]
-    releases: tuple[str, ...]
-
-
-def snapshot_rows(digest: str, split: str, number: int) -> tuple[list[ShownRow], int]:
+def snapshot_rows(digest: str, split: str, number: int) -> tuple[list[RowInfo], int]:
     """Return the rows of page `number` (from 1) and their total. Raises UsageError where the snapshot is gone."""
     if split not in SPLITS:
         raise UsageError(f"unknown split {split!r}", hint=f"choose one of: {', '.join(SPLITS)}")
@@ -98,44 +73,35 @@ def snapshot_rows(digest: str, split: str, number: int) -> tuple[list[ShownRow],
         folder = snapshot_folder(database, digest)
     if folder is None or not (folder / ROWS_FILE).is_file():
         raise UsageError("the snapshot of this release was deleted; its rows can't be shown")
-    with closing(_open_rows(folder)) as rows:
+    with closing(open_to_read(folder / ROWS_FILE, finished=True)) as rows:
         total = rows.execute("SELECT count(*) FROM rows WHERE split = ?", (split,)).fetchone()[0]
-        where = f"{_COLUMNS} WHERE split = ? ORDER BY row LIMIT ? OFFSET ?"
-        return [_shown_row(row) for row in rows.execute(where, (split, ROWS_A_PAGE, ROWS_A_PAGE * (number - 1)))], total
+        page = (split, ROWS_A_PAGE, ROWS_A_PAGE * (number - 1))
+        return list(select_rows(rows, "WHERE split = ? ORDER BY row LIMIT ? OFFSET ?", *page)), total
 
 
-def uses_of_row(sought: str) -> Iterator[RowUse]:
-    """Yield every snapshot with a row of this id, interaction or place (file:line), newest first."""
+def uses_of_row(sought: str) -> Iterator[dict[str, Any]]:
+    """Yield every snapshot with a row of this id, interaction or place (file:line), newest first, with the runs that
+    were made of it and their releases."""
     with closing(open_database()) as database:
         for digest, path in database.execute("SELECT hash, path FROM snapshots ORDER BY created DESC").fetchall():
             if not (Path(path) / ROWS_FILE).is_file():
                 continue
-            with closing(_open_rows(Path(path))) as rows:
-                where = f"{_COLUMNS} WHERE id = ?1 OR interaction_id = ?1 OR source = ?1 LIMIT 1"
-                row = rows.execute(where, (sought,)).fetchone()
+            with closing(open_to_read(Path(path) / ROWS_FILE, finished=True)) as rows:
+                condition = "WHERE id = ?1 OR interaction_id = ?1 OR source = ?1 LIMIT 1"
+                row = next(select_rows(rows, condition, sought), None)
             if row is not None:
                 runs = database.execute("SELECT path FROM runs WHERE snapshot = ? ORDER BY created", (digest,))
                 labels = database.execute(
                     "SELECT name || '@' || version FROM releases WHERE snapshot = ? ORDER BY name, version", (digest,)
                 )
-                yield RowUse(digest, _shown_row(row), tuple(p for (p,) in runs), tuple(label for (label,) in labels))
+                uses = {"runs": [path for (path,) in runs], "releases": [label for (label,) in labels]}
+                yield {"snapshot": digest, "row": row, **uses}
 
 
-_COLUMNS = "SELECT source, interaction_id, split, session, user, agent, messages FROM rows"
-_StoredRow = tuple[str, str | None, str, str | None, str | None, str | None, str]
-
-
-def _open_rows(folder: Path) -> sqlite3.Connection:
-    return open_to_read(folder / ROWS_FILE, finished=True)
-
-
-def _shown_row(row: _StoredRow) -> ShownRow:
-    source, interaction, split, session, user, agent, messages = row
-    turns = []
-    for turn in json.loads(messages):
-        text = str(turn.get("content") or "")
-        if turn.get("tool_calls"):
-            text += json.dumps(turn["tool_calls"], ensure_ascii=False)
-        cut = text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + " ..."
-        turns.append((str(turn["role"]), cut))
-    return ShownRow(source, interaction, split, session, user, agent, tuple(turns))
+def turns_of(row: RowInfo) -> Iterator[tuple[str, str]]:
+    """Yield role and text of each turn, cut for display."""
+    for message in row.messages:
+        text = message.content
+        if message.tool_calls:
+            text += json.dumps(message.tool_calls, ensure_ascii=False)
+        yield message.role, text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + " ..."

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from hivetune.base.database import database_path, open_database
 from hivetune.base.sealed import read_sealed
 from hivetune.dashboard.page import Page, PageRequest, of_this_version
-from hivetune.dashboard.pages.data import ROWS_A_PAGE, snapshot_rows
+from hivetune.dashboard.pages.data import ROWS_A_PAGE, snapshot_rows, turns_of
 from hivetune.dashboard.pages.now import quality_charts
 from hivetune.dashboard.watched import Watcher, run_id
 from hivetune.errors import HivetuneError, NotThere, UsageError
@@ -76,6 +76,7 @@ def rows_page(watcher: Watcher, request: PageRequest) -> Page:
     values = {
         "release": release,
         "rows": rows,
+        "turns_of": turns_of,
         "split": split,
         "page": number,
         "pages": max(1, -(-total // ROWS_A_PAGE)),
