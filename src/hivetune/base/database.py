@@ -59,6 +59,18 @@ def open_database(path: Path | None = None) -> sqlite3.Connection:
         raise _damaged(path, str(error)) from None
 
 
+@contextlib.contextmanager
+def home_as_it_is() -> Iterator[sqlite3.Connection]:
+    """Open `hive.db` to look at a home. One without it reads as an empty one, and a look does not make it."""
+    if database_path().exists():
+        database = open_database()
+    else:
+        database = sqlite3.connect(":memory:", isolation_level=None)
+        _migrate(database, database_path())
+    with contextlib.closing(database):
+        yield database
+
+
 def open_to_read(path: Path | str, *, finished: bool = False) -> sqlite3.Connection:
     """Connect to a database file that this process only reads. `finished`: nobody writes it any more, so no locks."""
     address = f"file:{quote(str(path))}?mode=ro{'&immutable=1' * finished}"

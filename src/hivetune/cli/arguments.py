@@ -2,13 +2,12 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hivetune.base.database import database_path, open_database
+from hivetune.base.database import home_as_it_is
 from hivetune.base.disk import size_of
 from hivetune.base.paths import quoted, spelled
 from hivetune.cli.output import emit, progress, say, show, size
@@ -56,9 +55,7 @@ def complete_model() -> list[str]:
 
 def complete_release() -> list[str]:
     """Return NAME and NAME@VERSION of each release."""
-    if not database_path().exists():
-        return []
-    with closing(open_database()) as database:
+    with home_as_it_is() as database:
         all_releases = releases(database)
     return [*dict.fromkeys(release.name for release in all_releases), *(release.label for release in all_releases)]
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import home, lock_holder
+from hivetune.base.disk import lock_holder
 from hivetune.cli.arguments import model_folder
 from hivetune.cli.output import duration, emit, parts, plain_progress, say, show, show_unit, size, table
 from hivetune.config import RunConfig, load_config
@@ -23,6 +23,7 @@ from hivetune.cycle.ledger import (
     admit_rows,
     cycles_of,
     loop_folder,
+    loop_names,
     suspect_rows,
 )
 from hivetune.cycle.loop import Listener, Loop, opened, release_name
@@ -137,7 +138,7 @@ def observation_lines(state: Observation, after_rows: int) -> Iterator[tuple[str
 
 
 def _control(word: str, name: str | None) -> None:
-    names = [name] if name is not None else sorted(path.name for path in (home() / "cycles").glob("*") if path.is_dir())
+    names = [name] if name is not None else loop_names()
     if not names or not all(loop_folder(loop_name).is_dir() for loop_name in names):
         of_name = "" if name is None else f" of {name}"
         raise UsageError(f"there is no loop{of_name}", hint="start one: hivetune cycle CONFIG")

@@ -19,7 +19,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from hivetune.base.database import database_path, open_database
+from hivetune.base.database import home_as_it_is, open_database
 from hivetune.base.disk import home, lock_holder, size_of
 from hivetune.base.journal import JournalPlace, read_after, read_journal
 from hivetune.base.private import open_plain
@@ -29,6 +29,7 @@ from hivetune.cli.output import MODE, clean, duration, emit, grid_of, number, ou
 from hivetune.cli.training import measure_and_train, show_training, train_detached
 from hivetune.cluster.carry import carry_run
 from hivetune.config import override_config
+from hivetune.cycle.ledger import loop_folder, loop_names
 from hivetune.dashboard.exporters.follow import reports_of
 from hivetune.errors import UsageError
 from hivetune.judge.page import newest_page
@@ -105,11 +106,9 @@ def _look_at_machine() -> dict[str, Any]:
 
 
 def _who() -> list[tuple[str, str, int]]:
-    holders = []
-    if database_path().exists():
-        with closing(open_database()) as database:
-            holders += [("training", run.name, run) for run in running_runs(database)]
-    holders += [("cycle", path.name, path) for path in sorted((home() / "cycles").glob("*")) if path.is_dir()]
+    with home_as_it_is() as database:
+        holders = [("training", run.name, run) for run in running_runs(database)]
+    holders += [("cycle", name, loop_folder(name)) for name in loop_names()]
     holders += [("serving", "gateway", home() / "gateway")]
     locks = [(kind, name, lock_holder(folder)) for kind, name, folder in holders]
     return [(kind, name, holder.pid) for kind, name, holder in locks if holder is not None]

@@ -80,6 +80,11 @@ def loop_folder(name: str) -> Path:
     return home() / "cycles" / name
 
 
+def loop_names() -> list[str]:
+    """Return the names of the loops of this home, sorted."""
+    return sorted(path.name for path in (home() / "cycles").glob("*") if path.is_dir())
+
+
 def cycles_of(database: sqlite3.Connection, name: str) -> list[CycleRow]:
     """Return the cycles of a name, oldest first."""
     columns = "id, name, opened, opened_for, config, pool, champion, closed, ending, reason"

@@ -2,17 +2,16 @@
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.database import database_path, open_database
+from hivetune.base.database import home_as_it_is
 from hivetune.base.disk import home, lock_holder
 from hivetune.base.paths import quoted
 from hivetune.base.sealed import read_sealed
 from hivetune.base.typed import to_plain
-from hivetune.cycle.ledger import PAUSED, act_text, acts_of, cycles_of, suspect_rows
+from hivetune.cycle.ledger import PAUSED, act_text, acts_of, cycles_of, loop_folder, loop_names, suspect_rows
 from hivetune.errors import UsageError
 from hivetune.release.registry import Release, forgotten_rows, releases
 from hivetune.run.folder import ADAPTER, EVALUATION, VERDICT
@@ -67,15 +66,11 @@ def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
     known already."""
     runs = sorted(known_runs() if statuses is None else statuses, key=lambda status: status.created, reverse=True)
     running = tuple(status for status in runs if status.state == "running")
-    registered: list[Release] = []
-    interactions, tainted = 0, {}
-    loops: list[CycleLoop] = []
-    if database_path().exists():
-        with closing(open_database()) as database:
-            registered = releases(database)
-            interactions = database.execute("SELECT count(*) FROM interactions").fetchone()[0]
-            loops = [_loop(database, path) for path in sorted((home() / "cycles").glob("*")) if path.is_dir()]
-            tainted = {release.label: forgotten_rows(database, release.snapshot) for release in registered}
+    with home_as_it_is() as database:
+        registered = releases(database)
+        interactions = database.execute("SELECT count(*) FROM interactions").fetchone()[0]
+        loops = [_loop(database, name) for name in loop_names()]
+        tainted = {release.label: forgotten_rows(database, release.snapshot) for release in registered}
     champions = tuple(release for release in registered if "champion" in release.aliases)
     holder = lock_holder(home() / "gateway") if (home() / "gateway").exists() else None
     gateway_pid = holder.pid if holder else None
@@ -95,14 +90,15 @@ def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
     )
 
 
-def _loop(database: sqlite3.Connection, folder: Path) -> CycleLoop:
+def _loop(database: sqlite3.Connection, name: str) -> CycleLoop:
+    folder = loop_folder(name)
     holder = lock_holder(folder)
-    cycles, acts = cycles_of(database, folder.name), acts_of(database, folder.name)
+    cycles, acts = cycles_of(database, name), acts_of(database, name)
     last = act_text(acts[-1], running=holder is not None) if acts else ""
     failed = cycles[-1].reason if cycles and cycles[-1].end == "failed" else ""
-    suspect = len(suspect_rows(database, folder.name))
+    suspect = len(suspect_rows(database, name))
     paused = (folder / PAUSED).exists()
-    return CycleLoop(folder.name, holder.pid if holder else None, paused, last, failed or "", suspect)
+    return CycleLoop(name, holder.pid if holder else None, paused, last, failed or "", suspect)
 
 
 def _of_loops(loops: Iterable[CycleLoop]) -> Iterator[Suggestion]:

@@ -7,13 +7,12 @@ has too many points, neighbours are joined.
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.database import database_path, open_database
+from hivetune.base.database import home_as_it_is
 from hivetune.base.disk import home, lock_holder, sha256_bytes
 from hivetune.base.journal import JournalPlace, read_after
 from hivetune.data.snapshot import open_snapshot
@@ -274,9 +273,7 @@ def short_path(path: Path) -> str:
 
 
 def _registered() -> list[Path]:
-    if not database_path().exists():
-        return []
-    with closing(open_database()) as database:
+    with home_as_it_is() as database:
         return [Path(path) for (path,) in database.execute("SELECT path FROM runs")]
 
 

@@ -10,12 +10,12 @@ import sqlite3
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hivetune.base.database import database_path, open_database
+from hivetune.base.database import home_as_it_is
 from hivetune.base.disk import boot_id, lock, lock_holder
 from hivetune.base.journal import DAMAGED, read_journal, read_tail
 from hivetune.base.paths import quoted
@@ -313,9 +313,7 @@ def find_run(name: str, or_else: str = "") -> Path:
 
 def shortest_name(folder: Path) -> str:
     """Return the name to type for this run, quoted: its name if it is unique, else its folder."""
-    if not database_path().exists():
-        return quoted(folder)
-    with closing(open_database()) as database:
+    with home_as_it_is() as database:
         runs = {Path(path) for (path,) in database.execute("SELECT path FROM runs")}
     return quoted(shortest_names(runs).get(folder, folder))
 
@@ -328,14 +326,8 @@ def shortest_names(runs: Collection[Path]) -> dict[Path, str]:
 
 def known_runs(database: sqlite3.Connection | None = None) -> Iterator[RunStatus]:
     """Yield the runs of this home that still exist. `database` is `hive.db` if the caller has it open."""
-    query = "SELECT path, created FROM runs"
-    if database is not None:
-        rows = database.execute(query).fetchall()
-    elif database_path().exists():
-        with closing(open_database()) as opened:
-            rows = opened.execute(query).fetchall()
-    else:
-        return
+    with home_as_it_is() if database is None else nullcontext(database) as opened:
+        rows = opened.execute("SELECT path, created FROM runs").fetchall()
     for path, created in rows:
         try:
             status = run_status(Path(path))

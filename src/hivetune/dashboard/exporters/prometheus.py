@@ -15,10 +15,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from hivetune.base.database import database_path, open_database
-from hivetune.base.disk import home, lock_holder, write_atomic
+from hivetune.base.disk import lock_holder, write_atomic
 from hivetune.base.journal import read_tail
 from hivetune.base.sealed import read_sealed
-from hivetune.cycle.ledger import PAUSED, acts_of, cycles_of
+from hivetune.cycle.ledger import PAUSED, acts_of, cycles_of, loop_folder, loop_names
 from hivetune.errors import UsageError
 from hivetune.machine.telemetry import read_cards
 from hivetune.release.registry import releases
@@ -70,8 +70,8 @@ def _cycles(database: Connection) -> Iterator[Metric]:
     acts = CounterMetricFamily("hivetune_cycle_acts", "Acts by outcome", labels=["name", "act", "outcome"])
     hours = CounterMetricFamily("hivetune_cycle_training_hours", "Hours of training", labels=["name"])
     energy = CounterMetricFamily("hivetune_cycle_training_kwh", "Energy of training, or its estimate", labels=["name"])
-    for folder in sorted(path for path in (home() / "cycles").glob("*") if path.is_dir()):
-        name = folder.name
+    for name in loop_names():
+        folder = loop_folder(name)
         running.add_metric([name], lock_holder(folder) is not None)
         paused.add_metric([name], (folder / PAUSED).exists())
         cycles, past_acts = cycles_of(database, name), acts_of(database, name)

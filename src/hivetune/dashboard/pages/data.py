@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from hivetune.base.database import database_path, open_database, open_to_read
+from hivetune.base.database import home_as_it_is, open_database, open_to_read
 from hivetune.base.disk import MANIFEST, read_json
 from hivetune.base.sealed import read_sealed
 from hivetune.dashboard.page import Page, PageRequest, of_this_version
@@ -23,21 +23,22 @@ MAX_SNAPSHOTS = 200
 
 
 def data_page(watcher: Watcher, request: PageRequest) -> Page:
-    values: dict[str, Any] = {"intake": [], "snapshots": [], "interactions": 0, "forgotten": 0}
-    if database_path().exists():
-        with closing(open_database()) as database:
-            values["interactions"] = database.execute("SELECT count(*) FROM interactions").fetchone()[0]
-            values["forgotten"] = database.execute("SELECT count(*) FROM forgotten").fetchone()[0]
-            values["intake"] = database.execute("SELECT * FROM intake ORDER BY source").fetchall()
-            snapshots = database.execute(
-                "SELECT hash, path, created FROM snapshots ORDER BY created DESC LIMIT ?", (MAX_SNAPSHOTS,)
-            ).fetchall()
-        for digest, path, created in snapshots:
-            shown = {"digest": digest, "created": created, "rows": None, "tokens": 0}  # None: its folder is gone
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                manifest = read_json(Path(path) / MANIFEST)
-                shown |= {"rows": int(manifest["num_rows"]), "tokens": int(manifest["num_tokens"])}
-            values["snapshots"].append(shown)
+    with home_as_it_is() as database:
+        values: dict[str, Any] = {
+            "interactions": database.execute("SELECT count(*) FROM interactions").fetchone()[0],
+            "forgotten": database.execute("SELECT count(*) FROM forgotten").fetchone()[0],
+            "intake": database.execute("SELECT * FROM intake ORDER BY source").fetchall(),
+            "snapshots": [],
+        }
+        snapshots = database.execute(
+            "SELECT hash, path, created FROM snapshots ORDER BY created DESC LIMIT ?", (MAX_SNAPSHOTS,)
+        ).fetchall()
+    for digest, path, created in snapshots:
+        shown = {"digest": digest, "created": created, "rows": None, "tokens": 0}  # None: its folder is gone
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            manifest = read_json(Path(path) / MANIFEST)
+            shown |= {"rows": int(manifest["num_rows"]), "tokens": int(manifest["num_tokens"])}
+        values["snapshots"].append(shown)
     return Page("data.html", "Data", values)
 
 
@@ -57,7 +58,7 @@ def report_page(watcher: Watcher, request: PageRequest) -> Page:
 def row_page(watcher: Watcher, request: PageRequest) -> Page:
     """Show a row with its uses: snapshots, runs and releases."""
     sought = request.query.get("place", "").strip()
-    uses = list(uses_of_row(sought)) if sought and database_path().exists() else []
+    uses = list(uses_of_row(sought)) if sought else []
     return Page("row.html", "Where a row went", {"wanted": sought, "uses": uses, "turns_of": turns_of})
 
 
@@ -82,7 +83,7 @@ def snapshot_rows(digest: str, split: str, number: int) -> tuple[list[RowInfo], 
 def uses_of_row(sought: str) -> Iterator[dict[str, Any]]:
     """Yield every snapshot with a row of this id, interaction or place (file:line), newest first, with the runs that
     were made of it and their releases."""
-    with closing(open_database()) as database:
+    with home_as_it_is() as database:
         for digest, path in database.execute("SELECT hash, path FROM snapshots ORDER BY created DESC").fetchall():
             if not (Path(path) / ROWS_FILE).is_file():
                 continue

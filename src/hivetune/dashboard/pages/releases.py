@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from hivetune.base.database import database_path, open_database
+from hivetune.base.database import home_as_it_is, open_database
 from hivetune.base.sealed import read_sealed
 from hivetune.dashboard.page import Page, PageRequest, of_this_version
 from hivetune.dashboard.pages.data import ROWS_A_PAGE, snapshot_rows, turns_of
@@ -25,14 +25,11 @@ MAX_DIGITS = 9  # digits of a page's number
 
 
 def releases_page(watcher: Watcher, request: PageRequest) -> Page:
-    shown: list[tuple[Release, int]] = []
-    charts: dict[str, list[Markup]] = {}
-    if database_path().exists():
-        with closing(open_database()) as database:
-            all_releases = releases(database)
-            shown = [(release, forgotten_rows(database, release.snapshot)) for release in reversed(all_releases)]
-            for name in sorted({release.name for release in all_releases}):
-                charts[name] = list(quality_charts(database, name))
+    with home_as_it_is() as database:
+        all_releases = releases(database)
+        shown = [(release, forgotten_rows(database, release.snapshot)) for release in reversed(all_releases)]
+        names = sorted({release.name for release in all_releases})
+        charts = {name: list(quality_charts(database, name)) for name in names}
     return Page("releases.html", "Releases", {"releases": shown, "charts": charts}, live=True)
 
 

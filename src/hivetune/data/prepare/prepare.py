@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from hivetune import __version__
-from hivetune.base.database import database_path, open_database
+from hivetune.base.database import home_as_it_is, open_database
 from hivetune.base.disk import (
     FULL_DISK_ERROR,
     MANIFEST,
@@ -179,10 +179,8 @@ def make_job(
     data: DataConfig, model_folder: Path | None, max_length: int, *, keep_raw: bool, learn: LearnConfig = LEARN
 ) -> ChunkJob:
     check_columns(data.columns)
-    forgotten: frozenset[tuple[str, str]] = frozenset()
-    if database_path().exists():
-        with contextlib.closing(open_database(database_path())) as database:
-            forgotten = load_forgotten(database)
+    with home_as_it_is() as database:
+        forgotten = load_forgotten(database)
     settings = {field.name for field in fields(ChunkJob)} & DataConfig.model_fields.keys()
     return ChunkJob(
         **{name: getattr(data, name) for name in settings},
