@@ -157,6 +157,12 @@ class ExaminedRow:
     worse: Rendered | None = None
 
 
+def refuse_session_line(row: Row) -> None:
+    """Raise RowRefused for one line of a coding agent's session, which is no row without the other lines."""
+    if not _IN_SESSION_LINES.isdisjoint(row) and any(program.is_line(row) for program in (claude_code, codex, pi)):
+        raise RowRefused("session-line")
+
+
 def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False) -> ExaminedRow:
     """Return one row, by its layout. `pairs`: a better and a worse answer are read too. Raise RowRefused with the
     reason.
@@ -165,8 +171,7 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
         raise raw.problem
     text, changed = row_text(raw.payload)
     row = _parsed_row(text)
-    if not _IN_SESSION_LINES.isdisjoint(row) and any(program.is_line(row) for program in (claude_code, codex, pi)):
-        raise RowRefused("session-line")
+    refuse_session_line(row)
     refuse_cut_row(row)
     if "assistant" in columns and not maps_content({name: "" for name in columns if name != "assistant"}):
         row = {**row, ASSISTANT: columns["assistant"]}

@@ -16,10 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hivetune.base.database import open_database
+from hivetune.data.intake.collect import collect
 from hivetune.data.intake.interactions import commit_batch
 from hivetune.data.intake.sources import jsonl, rotation
 from hivetune.data.intake.sources.delivered import Batches
 from hivetune.data.intake.sources.jsonl import JsonlReader
+from hivetune.data.intake.sources.parse import parse_sources
 from hivetune.errors import Busy, UsageError
 
 
@@ -454,3 +456,36 @@ def test_any_history_of_a_log_is_read_exactly_once(
     collect_now(str(log))
     assert stored_numbers() == list(range(rows))
     assert query("SELECT count(*) FROM refused") == [bad]
+
+
+def test_lines_that_are_no_rows_are_named(tmp_path: Path) -> None:
+    """They were counted as interactions, and none of them could be learned."""
+    path = tmp_path / "session.jsonl"
+    event = {"sessionId": "s", "timestamp": "2026-01-01T00:00:00Z"}
+    asked = {**event, "type": "user", "uuid": "1", "message": {"role": "user", "content": "What is it?"}}
+    told = [{"type": "text", "text": "A test."}]
+    answered = {**event, "type": "assistant", "uuid": "2", "message": {"role": "assistant", "content": told}}
+    path.write_text("".join(json.dumps(line) + "\n" for line in (asked, answered)))
+    [reader] = parse_sources([str(path)])
+    tally = collect([reader], follow=False, stop=threading.Event()).total()
+    assert (tally.stored, tally.reasons) == (0, {"session-line": 2})
+    assert any(str(path) in note and "claude-code" in note and "data.path" in note for note in reader.notes)
+
+
+@pytest.mark.parametrize(
+    ("written", "form"),
+    [("utf-16", "utf-16-le"), ("array", "json"), ("indented", "json"), ("cr", "cr"), ("plain", None), ("begun", None)],
+)
+def test_a_file_that_is_no_json_lines_is_named(written: str, form: str | None, tmp_path: Path) -> None:
+    path, rows = tmp_path / "rows.jsonl", [row(number) for number in range(9)]
+    text = "".join(map(line, range(9)))
+    texts = {
+        "array": json.dumps(rows),
+        "indented": "".join(json.dumps(one, indent=1) + "\n" for one in rows),
+        "begun": text[:50],
+        "cr": text.replace("\n", "\r"),
+    }
+    path.write_bytes(texts.get(written, text).encode("utf-16" if written == "utf-16" else "utf-8"))
+    [reader] = parse_sources([str(path)])
+    collect([reader], follow=False, stop=threading.Event())
+    assert [form in note for note in reader.notes] == ([] if form is None else [True])

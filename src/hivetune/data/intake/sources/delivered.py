@@ -12,7 +12,7 @@ from hivetune.data.formats import may_hold_rows, rows_inside
 from hivetune.data.intake.interactions import Batch
 from hivetune.data.pieces.said import objects
 from hivetune.data.pieces.turns import is_conversation
-from hivetune.data.read import parse_row
+from hivetune.data.read import parse_row, refuse_session_line
 from hivetune.data.reasons import RowRefused
 
 # Reasons that only a live source can have; the rest are those of data/reasons.py.
@@ -55,7 +55,10 @@ def rows_of_line(line: bytes) -> list[dict[str, Any]]:
     """Return the row of a log's line, or the rows inside of it. Raise RowRefused."""
     text = _text(line)
     inside = rows_inside(text) if may_hold_rows(text) else None
-    return [dict(parse_row(payload)) for payload in inside or [text]]
+    rows = [dict(parse_row(payload)) for payload in inside or [text]]
+    for row in rows:
+        refuse_session_line(row)
+    return rows
 
 
 def rows_of_document(text: bytes) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import IO, Any
 
 from hivetune.base.paths import quoted, spelled
 from hivetune.data.chunks import MAX_LINE_BYTES
+from hivetune.data.files.kinds import file_format
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery
 from hivetune.data.intake.sources.delivered import Batches, is_complete, rows_of_line
 from hivetune.data.intake.sources.rotation import (
@@ -157,6 +158,8 @@ class JsonlReader:
         if not lines.deliveries and (damaged or lines.rest):
             self._end(track, lines, damaged)
             track.read_to_end = track.state
+        if not position.offset and (lines.consumed or lines.rest):
+            self._check_format(position.path)
         is_whole = lines.rest == b""
         if is_whole:
             track.read_to_end = track.state
@@ -166,6 +169,19 @@ class JsonlReader:
             tail, offset = sample_hash(lines.read[-SAMPLE_BYTES:]), position.offset + lines.consumed
             after = replace(after, offset=offset, line=lines.line, head=head, tail=tail, skipping=lines.skipping)
         return after, lines.deliveries
+
+    def _check_format(self, path: str) -> None:
+        """Note a file whose rows are not its lines: a program's session, text in UTF-16, objects over several lines."""
+        try:
+            form = file_format(path, path)
+        except UsageError as error:
+            note = f"{error.message}: {error.hint}"
+        else:
+            plain = form.removesuffix(".gz").removesuffix(".zst")
+            note = "" if plain == "jsonl" else f"{spelled(path)}: its lines are no rows; as a file it is read ({plain})"
+            note = note and f"{note}: train from the file, by data.path, instead of the store"
+        if note and note not in self.notes:
+            self.notes.append(note)
 
     def _end(self, track: Track, lines: _Lines, damaged: Exception | None) -> None:
         """Handle a last line without a line feed: a whole row, an unfinished one, or a torn one."""
