@@ -16,6 +16,7 @@ import sqlite3
 import sys
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -134,7 +135,7 @@ def holds(path: str, identity: Identity, position: Position) -> bool:
         return True
     size = min(position.offset, SAMPLE_BYTES)
     try:
-        for start, sample in ((0, position.head), (position.offset - size, position.tail)):
+        for start, sample in {(0, position.head), (position.offset - size, position.tail)}:  # of a short file equal
             with open_unpacked(path, identity, start) as file:
                 if sample_hash(file.read(size)) != sample:
                     return False
@@ -169,6 +170,8 @@ def may_be_copy(path: str, identity: Identity, of: Position) -> bool:
 def is_rotation_of(name: str, base: str) -> bool:
     """Return whether a name is a rotation of `base`: chat.jsonl.1, chat-20260101.jsonl.gz, chat.1.jsonl."""
     stem, suffix = os.path.splitext(base)
+    if not name.startswith(stem):  # most are told so, without patterns for each pair of a file and a log
+        return False
     tail = r"[\d.T:_-]*(\.gz|\.zst)?$"
     behind = re.match(rf"{re.escape(base)}[._-]\d{tail}", name)
     inside = re.match(rf"{re.escape(stem)}[._-]\d[\d.T:_-]*?{re.escape(suffix)}(\.gz|\.zst)?$", name)
@@ -234,11 +237,17 @@ class Generations:
         self.pattern = os.path.abspath(os.path.expanduser(pattern))
         self._notes = notes
         self._tracks: list[Track] = []
+        # The tracks by inode, and by the size and hash of their first sample: there may be thousands, of all patterns.
+        self._by_inode: dict[Identity, list[Track]] = {}
+        self._by_head: dict[int, dict[str, list[Track]]] = {}
+        self._last_generation: Counter[str] = Counter()  # of each origin
         self._scanned_at = 0.0
 
     def load(self, database: sqlite3.Connection) -> None:
         cursors = read_cursors(database, "jsonl:").values()
         self._tracks = [Track(Position(**json.loads(text)), text) for text in cursors]
+        for position in (track.position for track in self._tracks):
+            self._last_generation[position.origin] = max(self._last_generation[position.origin], position.generation)
 
     def waiting(self) -> list[str]:
         return [track.waiting for track in self._tracks if track.waiting]
@@ -309,7 +318,7 @@ class Generations:
         new_tracks = self._match_siblings(siblings)
         for path, status in unknown.items():
             if not self._goes_on(path, status):
-                new_tracks.append(self._new(path, status, os.path.basename(path), new_tracks))
+                new_tracks.append(self._new(path, status, os.path.basename(path)))
         given_up = [track for track in self._mine() if track.status is None]
         for track in given_up:
             position = track.position
@@ -327,8 +336,14 @@ class Generations:
 
     def _unknown(self, files: _Files) -> _Files:
         """Find the tracks among the files of the pattern, and return the other files."""
+        self._by_inode, self._by_head = {}, {}
         for track in self._tracks:
             track.status = None
+            position = track.position
+            self._by_inode.setdefault(position.identity, []).append(track)
+            if position.offset:
+                heads = self._by_head.setdefault(min(position.offset, SAMPLE_BYTES), {})
+                heads.setdefault(position.head, []).append(track)
         unknown: _Files = {}
         for path, status in files.items():
             if known := self._known(path, status):
@@ -398,16 +413,16 @@ class Generations:
             if status.st_mtime_ns >= logs[folder, bases[0]] and not any(
                 may_be_copy(path, inode_of(status), position) for position in logs_now
             ):
-                missed = self._new(path, status, bases[0], new_tracks)
+                missed = self._new(path, status, bases[0])
                 missed.rotated = True
                 new_tracks.append(missed)
         return new_tracks
 
     def _known(self, path: str, status: os.stat_result) -> Track | None:
         """Return the generation that has this inode and still the bytes that were read."""
-        for track in self._tracks:
+        for track in self._by_inode.get(inode_of(status), ()):
             position = track.position
-            if position.identity != inode_of(status) or track.status:
+            if track.status:
                 continue
             # An inode alone proves little, since it may be reused.
             same_name = path == position.path or is_rotation_of(os.path.basename(path), position.base)
@@ -419,18 +434,29 @@ class Generations:
 
     def _goes_on(self, path: str, status: os.stat_result, *, rotated: bool = False) -> bool:
         """Return whether this file is a generation that was copied, compressed or rewritten by an editor."""
-        for track in self._tracks:
+        for track in self._begun_as(path, inode_of(status)):
             position = track.position
-            if track.status or not position.offset:
-                continue
-            status_now = _stat(position.path)
-            is_replaced = not status_now or inode_of(status_now) != position.identity or path == position.path
+            own = _stat(position.path)
+            is_replaced = not own or inode_of(own) != position.identity
             if (is_replaced or not holds(position.path, position.identity, position)) and holds(
                 path, inode_of(status), position
             ):
                 self._place(track, path, status, rotated=rotated)
                 return True
         return False
+
+    def _begun_as(self, path: str, identity: Identity) -> list[Track]:
+        """Return the tracks without a file that begin as this file does, the ones of which most was read first. Raise
+        Moved.
+        """
+        try:
+            with open_unpacked(path, identity) as file:
+                head = file.read(SAMPLE_BYTES)
+        except unreadable():
+            return []
+        sizes = [size for size in self._by_head if size <= len(head)]
+        tracks = (track for size in sizes for track in self._by_head[size].get(sample_hash(head[:size]), ()))
+        return sorted((t for t in tracks if not t.status), key=lambda t: t.position.offset, reverse=True)
 
     def _place(self, track: Track, path: str, status: os.stat_result, *, rotated: bool = False) -> None:
         track.position = replace(
@@ -439,11 +465,9 @@ class Generations:
         track.status = status
         track.rotated = rotated or path != track.position.origin
 
-    def _new(self, path: str, status: os.stat_result, base: str, others: list[Track]) -> Track:
-        """Return a new track; `others` are further new tracks."""
-        tracks = (*self._tracks, *others)
-        generations = [track.position.generation for track in tracks if track.position.origin == path]
-        generation = 1 + max(generations, default=0)
+    def _new(self, path: str, status: os.stat_result, base: str) -> Track:
+        self._last_generation[path] += 1
+        generation = self._last_generation[path]
         position = Position(
             path, generation, self.pattern, path, base, status.st_mtime_ns, status.st_dev, status.st_ino
         )
