@@ -133,6 +133,33 @@ def test_a_supervisor_that_dies_is_seen_at_the_next_look(own_home: Path) -> None
         assert [status.state for _, _, status in watcher.runs()] == ["interrupted"]
 
 
+@pytest.mark.parametrize("watched_before", [False, True])
+def test_a_run_that_ends_while_it_is_looked_at_was_not_interrupted(
+    watched_before: bool, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last event and the end of its lock may come between two reads."""
+    folder = make_run("one", steps=100, done=5)
+    add_events(folder)
+    run = WatchedRun(folder)
+    if watched_before:
+        run.refresh()
+        assert run.status().state == "interrupted"
+
+    def ends(path: Path) -> None:
+        if not ended:
+            ended.append(path)
+            end_run(folder, "stopped", 5)
+
+    ended: list[Path] = []
+    monkeypatch.setattr("hivetune.run.status.lock_holder", ends)
+    monkeypatch.setattr(watched, "lock_holder", ends)
+    if not watched_before:
+        assert run_status(folder).state == "stopped"
+        ended.clear()
+    run.refresh()
+    assert run.status().state == "stopped"
+
+
 def test_runs_that_are_deleted_or_damaged_hold_nothing_up(own_home: Path) -> None:
     import shutil
 

@@ -7,7 +7,7 @@ import sys
 import time
 import webbrowser
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from rich.text import Text
 
 from hivetune.base.database import home_as_it_is, open_database
 from hivetune.base.disk import home, lock_holder, size_of
-from hivetune.base.journal import JournalPlace, read_after, read_journal
+from hivetune.base.journal import read_journal
 from hivetune.base.private import open_plain
 from hivetune.base.typed import to_plain
 from hivetune.cli.arguments import RunArgument
@@ -31,6 +31,7 @@ from hivetune.cluster.carry import carry_run
 from hivetune.config import override_config
 from hivetune.cycle.ledger import loop_folder, loop_names
 from hivetune.dashboard.exporters.follow import reports_of
+from hivetune.dashboard.watched import RunReading, WatchedRun
 from hivetune.errors import UsageError
 from hivetune.judge.page import newest_page
 from hivetune.machine.telemetry import process_tree, sample
@@ -354,65 +355,47 @@ def watch(run: RunArgument) -> None:
         say("the run continues" if run_status(folder).state == "running" else "")
 
 
-class _News:
-    """The events of a run since the last look, and the newest sample of the machine."""
-
-    def __init__(self, folder: Path):
-        self._path, self._place = folder / EVENTS, JournalPlace()
-        self.sample: dict[str, object] = {}
-        self.read()
-
-    def read(self) -> list[str]:
-        lines: list[str] = []
-        while True:
-            followed = read_after(self._path, self._place)
-            self._place = followed.place
-            if not followed.entries:
-                return lines
-            lines += [text for entry in followed.entries if (text := event_text(entry))]
-            self.sample = next(
-                (entry for entry in reversed(followed.entries) if entry["event"] == "sample"), self.sample
-            )
+def _looks(folder: Path) -> Iterator[tuple[RunStatus, RunReading, list[str]]]:
+    """Yield status, journals and new events of a run each second, until it has ended. Only new lines are read."""
+    run = WatchedRun(folder)
+    seen: int | None = None
+    while True:
+        status = run.status()
+        new = 0 if seen is None else run.read.num_events - seen
+        seen = run.read.num_events
+        yield status, run.read, [text for _, text in list(run.read.events)[-new:]] if new > 0 else []
+        if status.state != "running":
+            return
+        time.sleep(_WATCH_S)
 
 
 def _draw(folder: Path) -> None:
     """Draw the screen in place until the run ends."""
-    news = _News(folder)
     events: deque[str] = deque(maxlen=_SHOWN_EVENTS)
     with Live(console=out(), auto_refresh=False) as live:
-        while True:
-            status = run_status(folder)
-            events += news.read()
-            live.update(_screen(folder, status, news, events), refresh=True)
-            if status.state != "running":
-                return
-            time.sleep(_WATCH_S)
+        for status, journals, new in _looks(folder):
+            events += new
+            live.update(_screen(status, journals, events), refresh=True)
 
 
-def _screen(folder: Path, status: RunStatus, news: _News, events: deque[str]) -> Group:
-    lines = [status_line(status), *text_chart(loss_curve(folder))]
+def _screen(status: RunStatus, journals: RunReading, events: deque[str]) -> Group:
+    curves = (("step", journals.curves["loss"]), ("validation", journals.curves["validation"]))
+    points = [(bucket.step, bucket.mean, kind) for kind, curve in curves for bucket in curve.buckets]
     speed = f"{number(status.tokens_per_second, 0)} tokens/s" if status.tokens_per_second is not None else ""
-    cards = news.sample.get("cards", ())
-    assert isinstance(cards, list | tuple)
-    machine = [card_line(index, card) for index, card in enumerate(cards)]
-    lines += ["; ".join(part for part in (speed, *machine) if part), *events]
+    machine = [card_line(index, card) for index, card in enumerate(journals.sample.get("cards", ()))]
+    lines = [status_line(status), *text_chart(points), "; ".join(part for part in (speed, *machine) if part), *events]
     return Group(*(Text(clean(line), no_wrap=True, overflow="ellipsis") for line in lines if line))
 
 
 def _print_changes(folder: Path) -> None:
-    news = _News(folder)
     last: tuple[int, str] | None = None
-    while True:
-        status = run_status(folder)
-        for text in news.read():
+    for status, _, new in _looks(folder):
+        for text in new:
             say(text)
         if (status.step, status.state) != last:
             last = (status.step, status.state)
             say(status_line(status))
             emit(status)
-        if status.state != "running":
-            return
-        time.sleep(_WATCH_S)
 
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]

@@ -103,6 +103,8 @@ class RunReading:
     tally: RunTally = field(default_factory=RunTally)
     curves: dict[str, Series] = field(default_factory=lambda: {name: Series() for name in _CURVES})
     events: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
+    num_events: int = 0
+    """How many events had a text; `events` holds the newest of them."""
     quarantined: list[str] = field(default_factory=list)
     sample: Mapping[str, Any] = field(default_factory=dict)
     last_time: float = 0.0
@@ -128,6 +130,7 @@ class RunReading:
         text = event_text(entry)
         if text:
             self.events.append((entry["time"], text))
+            self.num_events += 1
         if entry["event"] == "quarantined":
             self.quarantined.append(f"{entry['source']}: {entry['reason']}")
         if entry["event"] == "sample":
@@ -171,10 +174,14 @@ class WatchedRun:
     def status(self) -> RunStatus:
         """Return the status, computed again only when a file of it changed or its supervisor came or went. Raises
         UsageError when its folder is gone, OSError."""
-        stamp = (*(_identity(self.path / name) for name in _FILES), lock_holder(self.path))
+        stamp = (lock_holder(self.path), *(_identity(self.path / name) for name in _FILES))
         if self._status is None or stamp != self._stamp:
-            self._stamp, self._status = stamp, status_of(self.path, self.read.tally)
+            self._stamp, self._status = stamp, status_of(self.path, self._tally)
         return self._status
+
+    def _tally(self) -> RunTally:
+        self.refresh()
+        return self.read.tally
 
     @cached_property
     def planned(self) -> PlannedRates | None:

@@ -12,11 +12,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from hivetune.base.database import home_as_it_is
-from hivetune.base.disk import boot_id, lock, lock_holder
+from hivetune.base.disk import LockHolder, boot_id, lock, lock_holder
 from hivetune.base.journal import DAMAGED, read_journal, read_tail
 from hivetune.base.paths import quoted
 from hivetune.base.sealed import read_sealed
@@ -122,24 +123,25 @@ def run_status(run: Path) -> RunStatus:
 
     Raises UsageError when `run` is not a run folder.
     """
+    return status_of(run, partial(_tally_of, run))
+
+
+def _tally_of(run: Path) -> RunTally:
     tally = RunTally()
-    try:
-        for entry in read_journal(run / METRICS):
-            tally.add_metric(entry)
-        for entry in read_journal(run / EVENTS):
-            tally.add_event(entry)
-    except OSError as error:
-        if os.path.lexists(run / RECORD):
-            return damaged_status(run, f"{error.filename}: {error.strerror}")
-    return status_of(run, tally)
+    for entry in read_journal(run / METRICS):
+        tally.add_metric(entry)
+    for entry in read_journal(run / EVENTS):
+        tally.add_event(entry)
+    return tally
 
 
-def status_of(run: Path, tally: RunTally) -> RunStatus:
-    """Return the status of a run from the sums over its journals. Raises as `run_status`."""
+def status_of(run: Path, read: Callable[[], RunTally]) -> RunStatus:
+    """Return the status of a run whose journals `read` sums up. Raises as `run_status`."""
     if not os.path.lexists(run / RECORD):
         raise UsageError(f"{run} is not a run folder", hint="see the runs: hivetune runs")
     try:
-        return _status(run, tally)
+        holder = lock_holder(run)  # before the journals: a supervisor that is gone has written its last event
+        return _status(run, holder, read())
     except UsageError as error:
         return damaged_status(run, error.message)
     except OSError as error:
@@ -151,12 +153,11 @@ def damaged_status(run: Path, problem: str) -> RunStatus:
     return RunStatus(run, run.name, "damaged", 0, 0, problem=problem)
 
 
-def _status(run: Path, tally: RunTally) -> RunStatus:
+def _status(run: Path, holder: LockHolder | None, tally: RunTally) -> RunStatus:
     record, plan = read_record(run), read_sealed(run / PLAN)
     total = plan.get("steps")
     if not isinstance(total, int):
         raise UsageError(f"{run / PLAN} is damaged: its 'steps' is {total!r}")
-    holder = lock_holder(run)
     seconds = sum(s for s, _ in tally.recent)
     tokens = sum(n for _, n in tally.recent)
     running = holder is not None
