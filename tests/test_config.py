@@ -71,6 +71,17 @@ def test_a_wrong_setting_is_named(tree: dict[str, object], message: str) -> None
     assert caught.value.exit_code == 2
 
 
+def test_a_wrong_part_is_named_as_it_was_written() -> None:
+    """Not by the former name under which it is stored, which no page lists."""
+    for wrong in ("data.quotas.user=-5", "data.held_out.by=random", "supervise.limits.attempts=0"):
+        with pytest.raises(UsageError, match=f"'{wrong.partition('=')[0]}': Input should"):
+            parse_config(SMALL, "run.yaml", [wrong])
+    with pytest.raises(UsageError, match="'data.quotas.source': Input should"):
+        parse_config({"model": "m", "data": {"path": "a", "quotas": {"source": 0}}}, "run.yaml")
+    with pytest.raises(UsageError, match="'data.split': Input should"):
+        parse_config({"model": "m", "data": {"path": "a", "split": "random"}}, "run.yaml")
+
+
 def test_a_setting_that_was_null_takes_parts() -> None:
     """`eval RUN --set eval.checker.name=exact`: a run's config is written out, its checker as null."""
     parts = ["eval.checker.name=exact", "eval.checker.text=four"]

@@ -81,7 +81,7 @@ def test_rows_that_nobody_called_good_do_not_hold_it_back() -> None:
     ("bad", "validation", "use", "why"),
     [
         (100, 10, ["sft", "pairs"], ""),
-        (49, 10, ["sft", "pairs"], "least_bad asks for 50"),
+        (49, 10, ["sft", "pairs"], "min_bad asks for 50"),
         (100, 0, ["sft", "failures"], "no validation rows"),
         (100, 10, ["sft", "corrections"], "neither pairs nor failures"),
     ],

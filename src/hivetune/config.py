@@ -399,18 +399,21 @@ def _overridden(tree: dict[str, Any], overrides: Iterable[str], where: str, opti
     """Raise UsageError naming the file or the option of each problem."""
     origins = {}
     _expand_short(tree)
-    _expand_groups(tree, where)
+    grouped = _expand_groups(tree, where)
     for override in overrides:
         origin = f"{option} {override}"
         key = _override(tree, override, origin)
         origins[key] = origin
         _expand_short(tree)
-        origins |= dict.fromkeys(_expand_groups(tree, origin), origin)
+        expanded = _expand_groups(tree, origin)
+        origins |= dict.fromkeys(expanded, origin)
+        grouped += expanded
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
         meanings = {setting.key: setting.meaning for setting in (*known_settings(), *stored_settings())}
-        problems = dict.fromkeys(_explain(problem, where, origins, meanings) for problem in error.errors())
+        names = {stored: FORMER_NAMES[stored] for stored in grouped}  # as they were written
+        problems = dict.fromkeys(_explain(problem, where, origins, meanings, names) for problem in error.errors())
         raise UsageError("\n".join(problems), hint="list all settings: hivetune config") from None
 
 
@@ -570,12 +573,20 @@ def _override(tree: dict[str, Any], override: str, origin: str) -> str:
     return key
 
 
-def _explain(problem: Mapping[str, Any], file: str, origins: Mapping[str, str], meanings: Mapping[str, str]) -> str:
-    """Return a problem in words; `origins` maps the dotted name of a setting to the option that set it."""
+def _explain(
+    problem: Mapping[str, Any],
+    file: str,
+    origins: Mapping[str, str],
+    meanings: Mapping[str, str],
+    names: Mapping[str, str],
+) -> str:
+    """Return a problem in words; `origins` maps the dotted name of a setting to the option that set it, `names` to
+    its name for people.
+    """
     key = _key_of(problem)
     where = next((origin for name, origin in origins.items() if f"{key}.".startswith(f"{name}.")), file)
     where = next((origin for name, origin in origins.items() if name.startswith(f"{key}.")), where)
-    return f"{where}: {_refusal_text(problem, meanings)}"
+    return f"{where}: {_refusal_text(problem, meanings, names)}"
 
 
 # What pydantic refuses, in words for the person who wrote it.
@@ -590,8 +601,10 @@ def _key_of(problem: Mapping[str, Any]) -> str:
     return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] in _BRANCHES else parts)
 
 
-def _refusal_text(problem: Mapping[str, Any], settings: Mapping[str, str]) -> str:
-    """Return one line on a refused setting. `settings`: each setting's dotted name and its meaning."""
+def _refusal_text(problem: Mapping[str, Any], settings: Mapping[str, str], names: Mapping[str, str]) -> str:
+    """Return one line on a refused setting. `settings`: each setting's dotted name and its meaning; `names`: its name
+    for people, where that is another.
+    """
     key, kind = _key_of(problem), problem["type"]
     if kind == "extra_forbidden":
         near = difflib.get_close_matches(key, settings, 1)
@@ -606,4 +619,4 @@ def _refusal_text(problem: Mapping[str, Any], settings: Mapping[str, str]) -> st
         return f"'{key}': it has settings of its own, such as {below}, {got}"
     if key in settings and (kind == "string_pattern_mismatch" or len(problem["loc"]) > key.count(".") + 1):
         return f"'{key}': choose one of: {settings[key]}; {got}"
-    return f"'{key}': {problem['msg'].removeprefix('Value error, ')}, {got}"
+    return f"'{names.get(key, key)}': {problem['msg'].removeprefix('Value error, ')}, {got}"

@@ -176,7 +176,7 @@ def stage2_problem(bad_rows: int, least: int, validation_rows: Sequence[int], us
     if not {"pairs", "failures"} & set(use):
         return "learn names neither pairs nor failures; with them: learn: [sft, corrections, pairs, failures]"
     if bad_rows < least:
-        return f"{bad_rows} bad answers are left to learn from, learn.least_bad asks for {least}"
+        return f"{bad_rows} bad answers are left to learn from, learn.stage2.min_bad asks for {least}"
     if not validation_rows:
         return "there are no validation rows to guard it: raise data.validation"
     return ""

@@ -89,7 +89,7 @@ ONLY_JUDGE = {"loss_gain": None, "latency_ratio": None, "memory_ratio": None, "p
 def test_a_judge_alone_deploys_nothing_unless_the_user_says_so() -> None:
     wins = evaluation([("B", "A")] * 40)
     alone = judge(wins, GateConfig(**ONLY_JUDGE))
-    assert alone.verdict == "not-enough-evidence" and "gate.judge_alone" in alone.reasons[-1]
+    assert alone.verdict == "not-enough-evidence" and "gate.preferred.alone" in alone.reasons[-1]
     assert judge(wins, GateConfig(**ONLY_JUDGE, judge_alone=True)).verdict == "deploy"
 
 

@@ -253,7 +253,7 @@ def compare_sides(
     wrong = next((override for override in overrides or () if not override.startswith("eval.")), None)
     if wrong:
         raise UsageError(f"--set {wrong}: this command can only change eval.*")
-    changes = {"eval.prompts": prompts, "eval.new_tokens": new_tokens}
+    changes = {"eval.prompts": prompts, "eval.answers.tokens": new_tokens}
     options = [f"{key}={value}" for key, value in changes.items() if value is not None]
     # Without a run only the section `eval` of this config is read.
     rows_alone = RunConfig(model=BASELINE, data=DataConfig(path="-"), eval=EvalConfig(general=False))

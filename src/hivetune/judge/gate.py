@@ -45,8 +45,8 @@ from hivetune.train.open import Run
 
 Evaluation = Mapping[str, Any]
 JUDGED_ALONE = (
-    "a judge model's preference is all that says better: require gate.loss_gain or gate.success_gain too, or set "
-    "gate.judge_alone"
+    "a judge model's preference is all that says better: require gate.loss_gain or gate.success.gain too, or set "
+    "gate.preferred.alone"
 )
 
 
@@ -78,7 +78,7 @@ def judge(evaluation: Evaluation, config: GateConfig) -> Verdict:
     name, deciding = _verdict_of(findings, required)
     first = [described(finding) for outcome in deciding for finding in findings if finding.outcome == outcome]
     if not required:
-        setting = "gate.success_gain" if "loss" in missing else "gate.loss_gain"
+        setting = "gate.success.gain" if "loss" in missing else "gate.loss_gain"
         first.append(f"the gate requires no metric: set at least {setting}")
     reasons = first + [described(finding) for finding in findings if finding.outcome not in deciding]
     decisive = len(first)

@@ -39,7 +39,7 @@ def test_a_refused_log_names_the_setting_that_trains_its_answers(write_rows: Cal
     with pytest.raises(DataRefused) as refused:
         refusing = check(DataConfig(path=str(path)), model_folder=chatml)
         refusing.refuse(0.2)
-    assert "--set data.on_tools=leave_out" in refused.value.hint
+    assert "--set data.do_not_train=tools" in refused.value.hint
     assert "Qwen/Qwen3-0.6B" in refused.value.hint
     found = check(DataConfig(path=str(path), on_tools="leave_out"), model_folder=chatml)
     assert (found.usable, found.document["changed"]) == (9, {"tools-left-out": 9})

@@ -223,11 +223,11 @@ PROBED_THOUGHT = 99_999  # the mark of a thought that the row does not have
 MAX_SHAPES = 1024  # of conversations, whose views are remembered
 COMING = 99_998  # the mark of a message that would come next
 _SHOWN_CHARS = 40
-# Small models whose templates write what others leave out, and the setting that trains without it.
+# Small models whose templates write what others leave out, and what to leave out with others.
 _WRITTEN_BY = {
-    "tool call": ("Qwen/Qwen2.5-0.5B-Instruct or Qwen/Qwen3-0.6B", "data.on_tools"),
-    "tool": ("Qwen/Qwen2.5-0.5B-Instruct or Qwen/Qwen3-0.6B", "data.on_tools"),
-    "reasoning": ("Qwen/Qwen3-0.6B", "data.on_reasoning"),
+    "tool call": ("Qwen/Qwen2.5-0.5B-Instruct or Qwen/Qwen3-0.6B", "tools"),
+    "tool": ("Qwen/Qwen2.5-0.5B-Instruct or Qwen/Qwen3-0.6B", "tools"),
+    "reasoning": ("Qwen/Qwen3-0.6B", "reasoning"),
 }
 
 
@@ -387,7 +387,7 @@ class SpokenTemplate:
             raise RenderError(
                 "not-in-template",
                 f"the prompt of the template has no place for the reasoning of message {last + 1}; train without it: "
-                "the same command with --set data.on_reasoning=leave_out",
+                "the same command with --set data.do_not_train=reasoning",
             )
         header, before = MARK.split(prompt)[-1], _literal_before(new, own_parts)
         if header and before is not None and before[1].startswith(header):
@@ -457,10 +457,10 @@ def _raise_missing(skeleton: Skeleton, missing: set[int]) -> None:
     else:
         hint = f"the template leaves out the {part.name} of message {part.message + 1} ({shown})"
     if part.name in _WRITTEN_BY:
-        models, setting = _WRITTEN_BY[part.name]
+        models, parts = _WRITTEN_BY[part.name]
         hint += (
             f"; take a model whose template has it (--model), such as {models}, or train only the answers in words: "
-            f"the same command with --set {setting}=leave_out"
+            f"the same command with --set data.do_not_train={parts}"
         )
     raise RenderError("not-in-template", hint)
 
