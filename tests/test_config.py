@@ -1,6 +1,7 @@
 """How a config is read: values as users write them, errors that name the key, and one documented list of settings."""
 
 import contextlib
+import json
 import os
 import runpy
 import time
@@ -76,10 +77,18 @@ def test_a_wrong_part_is_named_as_it_was_written() -> None:
     for wrong in ("data.quotas.user=-5", "data.held_out.by=random", "supervise.limits.attempts=0"):
         with pytest.raises(UsageError, match=f"'{wrong.partition('=')[0]}': Input should"):
             parse_config(SMALL, "run.yaml", [wrong])
-    with pytest.raises(UsageError, match="'data.quotas.source': Input should"):
+    with pytest.raises(UsageError, match=r"'data\.quotas\.source': Input should"):
         parse_config({"model": "m", "data": {"path": "a", "quotas": {"source": 0}}}, "run.yaml")
-    with pytest.raises(UsageError, match="'data.split': Input should"):
+    with pytest.raises(UsageError, match=r"'data\.split': Input should"):
         parse_config({"model": "m", "data": {"path": "a", "split": "random"}}, "run.yaml")
+
+
+def test_the_values_of_the_caller_stay_as_they_are() -> None:
+    """A loop over settings in Python would train with those of the rounds before."""
+    tree = {"model": "m", "data": {"path": "a", "quotas": {"source": 5}}, "lora": {"r": 8}}
+    before = json.dumps(tree)
+    assert parse_config(tree, overrides=["lora.r=16", "data.test=0.3"]).data.test == 0.3
+    assert json.dumps(tree) == before and parse_config(tree).lora.r == 8
 
 
 def test_a_setting_that_was_null_takes_parts() -> None:

@@ -391,8 +391,13 @@ def override_config(config: RunConfig, overrides: Iterable[str], option: str = "
 
 
 def parse_config(tree: Mapping[str, Any], where: str = "config", overrides: Iterable[str] = ()) -> RunConfig:
-    """Return a config made from plain values. Raises UsageError as `load_config` does."""
-    return _overridden(dict(tree), overrides, where)
+    """Return a config made from plain values, which stay as they are. Raises UsageError as `load_config` does."""
+    return _overridden(_copied(tree), overrides, where)
+
+
+def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the mapping and those inside of it as new ones: overrides are written into them."""
+    return {key: _copied(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
 
 
 def _overridden(tree: dict[str, Any], overrides: Iterable[str], where: str, option: str = "--set") -> RunConfig:
