@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import sqlite3
 import stat
@@ -123,6 +124,39 @@ def test_documents_go_on_where_they_ended(tmp_path: Path, monkeypatch: pytest.Mo
         file.write("question 10,answer\ntoo,many,fields\n")
     assert total(str(path)) == (1, 10, 1, 0)
     assert query("SELECT source, reason FROM refused") == [(f"{path}:13", "csv-columns")]
+    assert stored_numbers() == list(range(11))
+
+
+def test_a_folder_of_many_documents_needs_few_open_files(tmp_path: Path) -> None:
+    """Each document had its thread, its database and its scratch folder: 700 were too many."""
+    for number in range(100):
+        (tmp_path / f"{number}.json").write_text(json.dumps([row(number)]))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 50, limits[1]))
+    try:
+        assert total(str(tmp_path)) == (100, 0, 0, 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert stored_numbers() == list(range(100))
+
+
+def test_documents_that_change_under_a_follower_are_read_again(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.json" for number in range(10)]
+    for number, path in enumerate(paths):
+        path.write_text(json.dumps([row(number)]))
+    stop = threading.Event()
+    follower = threading.Thread(
+        target=collect_module.collect, args=(parse_sources([str(tmp_path)]),), kwargs={"follow": True, "stop": stop}
+    )
+    follower.start()
+    try:
+        wait_for(lambda: len(query("SELECT 1 FROM interactions")) == 10, "the rows that are there")
+        paths[7].write_text(json.dumps([row(7), row(10)]))
+        wait_for(lambda: len(query("SELECT 1 FROM interactions")) == 11, "the new row")
+    finally:
+        stop.set()
+        follower.join()
     assert stored_numbers() == list(range(11))
 
 

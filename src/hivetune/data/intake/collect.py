@@ -1,8 +1,8 @@
-"""The collection: one thread per reader, each batch durable before it is acknowledged, a clean stop at any time."""
+"""The collection: readers in threads, each batch durable before it is acknowledged, a clean stop at any time."""
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
 from hivetune.base.database import open_database
@@ -10,6 +10,7 @@ from hivetune.data.intake.interactions import Tally, commit_batch
 from hivetune.data.intake.sources.delivered import Reader
 
 TICK_S = 0.1
+MAX_SHARED_THREADS = 4  # each holds the database open, and a folder may have thousands of documents
 
 
 @dataclass(slots=True)
@@ -48,14 +49,17 @@ def collect(
     collected = Collected({reader.name: Tally() for reader in readers})
     failures: list[BaseException] = []
 
-    def run(reader: Reader) -> None:
+    def run(group: Sequence[Reader]) -> None:
         try:
-            _drain(reader, collected, follow=follow, stop=stop)
+            _drain(group, collected, follow=follow, stop=stop)
         except BaseException as error:  # noqa: BLE001 (raised again by the thread that waits)
             failures.append(error)
             stop.set()
 
-    threads = [threading.Thread(target=run, args=(reader,), name=reader.name) for reader in readers]
+    waiting = [[reader] for reader in readers if not reader.poll_s]
+    others = [reader for reader in readers if reader.poll_s]
+    shared = [others[number::MAX_SHARED_THREADS] for number in range(min(len(others), MAX_SHARED_THREADS))]
+    threads = [threading.Thread(target=run, args=(group,), name=group[0].name) for group in (*waiting, *shared)]
     for thread in threads:
         thread.start()
     try:
@@ -74,12 +78,16 @@ def collect(
     return collected
 
 
-def _drain(reader: Reader, collected: Collected, *, follow: bool, stop: threading.Event) -> None:
-    with closing(open_database()) as database, closing(reader.batches(database, follow, stop)) as batches:
-        for batch in batches:
-            if batch is not None:
-                collected.add(reader.name, commit_batch(database, batch))
-            elif follow:
-                stop.wait(reader.poll_s)
-            else:
+def _drain(readers: Sequence[Reader], collected: Collected, *, follow: bool, stop: threading.Event) -> None:
+    """Store what each of the readers has now, one after another, with `follow` again and again."""
+    with closing(open_database()) as database, ExitStack() as stack:
+        started = [(r, stack.enter_context(closing(r.batches(database, follow, stop)))) for r in readers]
+        while True:
+            for reader, batches in started:
+                while (batch := next(batches, None)) is not None:
+                    collected.add(reader.name, commit_batch(database, batch))
+                if not follow:
+                    batches.close()
+            if not follow or stop.is_set():
                 return
+            stop.wait(min(reader.poll_s for reader in readers))

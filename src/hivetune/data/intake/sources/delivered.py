@@ -31,7 +31,7 @@ class Reader(Protocol):
     name: str  # for people; never a password
     notes: list[str]  # messages for people, each once
 
-    poll_s: float  # how long to wait where there is nothing new
+    poll_s: float  # how long to wait where there is nothing new; 0: the reader itself waits, in its own thread
 
     @property
     def waiting(self) -> list[str]:

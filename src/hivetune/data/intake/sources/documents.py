@@ -25,16 +25,16 @@ class DocumentReader:
 
     def __init__(self, path: str):
         self.name = path
-        self.poll_s = 1.0
+        self.poll_s = 0.0 if path == "-" else 1.0
         self.notes: list[str] = []
         self.waiting: list[str] = []
         self._path = path if path == "-" else os.path.realpath(path)
 
     def batches(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> Batches:
         path, key = self._path, f"file:{self._path}"
-        with scratch_folder() as spill:
-            while not stop.is_set():
-                state, stored = _state(path), read_cursor(database, key)
+        while not stop.is_set():
+            state, stored = _state(path), read_cursor(database, key)
+            with scratch_folder() as spill:  # only while rows are read: a folder may have thousands of documents
                 inputs = examine_files(plan_inputs(path, spill), NO_COLUMNS)
                 digest, _, count = (stored or " 0").partition(" ")
                 num_taken = int(count) if digest == inputs.digest else 0
@@ -45,9 +45,11 @@ class DocumentReader:
                     deliveries = [self._delivery(raw, inputs.digest) for raw in taken]
                     yield Batch(path, deliveries, Cursor(key, stored, after))
                     stored = after
+            yield None
+            if path == "-":
+                stop.wait()  # nothing more comes
+            while not stop.is_set() and state == _state(path):
                 yield None
-                while not stop.is_set() and (path == "-" or state == _state(path)):
-                    yield None
 
     def _delivery(self, raw: RawRow, digest: str) -> Delivery:
         key = f"file:{raw.source}" + (f":{digest}" if self._path == "-" else "")

@@ -4,6 +4,7 @@ import difflib
 import os
 import socket
 import urllib.parse
+from collections import Counter
 from collections.abc import Sequence
 
 from hivetune.data.files.kinds import refuse_foreign
@@ -35,9 +36,8 @@ def parse_sources(sources: Sequence[str]) -> list[Reader]:
             readers += _redis(source)
         else:
             readers += _path(source)
-    names = [reader.name for reader in readers]
-    for name in names:
-        if names.count(name) > 1:
+    for name, count in Counter(reader.name for reader in readers).items():
+        if count > 1:
             raise UsageError(f"{name} is named twice", hint="name each source once")
     return readers
 
