@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from hivetune.data.formats import all_formats
+from hivetune.data.pieces.format import Format
 from hivetune.data.reasons import REASONS
 from hivetune.synth.make.draft import DRAFT_KINDS
 from hivetune.synth.packs.pack import shipped_packs
@@ -25,7 +26,7 @@ def test_every_reason_is_documented_as_it_is() -> None:
 def test_every_layout_is_documented() -> None:
     page = (DOCS / "formats.md").read_text(encoding="utf-8")
     table = page.split("## Rows")[1].split("## Report")[0]
-    known = {one.name for one in all_formats() if one.unit == "record"}
+    known = {one.name for one in all_formats() if isinstance(one, Format)}
     assert set(re.findall(r"^\| ([\w-]+) \|", table, flags=re.M)[2:]) == known | {"session"}
 
 

@@ -1,12 +1,14 @@
 """The one way from a row to its conversation: its format, and what no format of many programs may read."""
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 from hivetune.data.columns import QUESTIONS, leaves_out, plain_row, unexplained
-from hivetune.data.formats import record_format
+from hivetune.data.formats import formats_with
 from hivetune.data.formats.callback_log import event_in
+from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.rendered import spoken_turns
 from hivetune.data.pieces.said import Conversation, Row, objects, one_of
 from hivetune.data.pieces.session import read_session
@@ -41,17 +43,14 @@ def read_conversation(row: Row, *, mapped: bool = False) -> Conversation:
     row = plain_row(row)
     if "hivetune_session" in row:
         return read_session(row)
-    layout = record_format(row)
-    if layout is not None and layout.rank == 0:
-        return cast(Conversation, layout.rows(row))
+    formats = formats_with(tuple(row))
+    for layout in formats:
+        if layout.rank == 0 and (conversation := layout.read(row)) is not None:
+            return conversation
     if (sides := preference_columns(row)) is not None:
         fact = f"{sides[0]} and {sides[1]} are for preference training"
         raise RowRefused("preference-row", f"{fact}: learn: [sft, pairs], or --columns {_preferred(row, sides[0])}")
-    if layout is None or layout.asks:
-        _refuse_single_message(row)
-    if layout is None:
-        raise _unknown(row)
-    conversation: Conversation = layout.rows(row)
+    layout, conversation = _read(row, [layout for layout in formats if layout.rank > 0])
     for message in conversation.messages:  # data sets for other models point to an image, a sound or a film
         if message.role == "user" and "<" in message.content and (tag := _MEDIA_TAG.search(message.content)):
             raise RowRefused("unsupported-content", f"the text holds {tag.group()[:40]!r}: only text can be learned")
@@ -65,6 +64,17 @@ def read_conversation(row: Row, *, mapped: bool = False) -> Conversation:
     if not mapped and leaves_out(row, layout, conversation):
         return conversation._replace(changed=(*conversation.changed, "left-out-columns"))
     return conversation
+
+
+def _read(row: Row, formats: Sequence[Format]) -> tuple[Format, Conversation]:
+    """Return the first of these formats that reads a row, and what it reads. Raise RowRefused: none does."""
+    for layout in formats:
+        if layout.asks:
+            _refuse_single_message(row)
+        if (conversation := layout.read(row)) is not None:
+            return layout, conversation
+    _refuse_single_message(row)
+    raise _unknown(row)
 
 
 @lru_cache(512)

@@ -149,3 +149,14 @@ def test_a_text_in_pieces() -> None:
         ("user", "When does it leave?"),
         ("assistant", "It leaves at noon."),
     ]
+
+
+def test_a_chat_of_open_webui_may_stand_without_what_the_program_knows_of_it() -> None:
+    """Also where a database gives all of its columns: a `chat` that is null ended the check of all rows."""
+    nodes = {
+        "a": {"id": "a", "parentId": None, "role": "user", "content": "what is the size of the boot?"},
+        "b": {"id": "b", "parentId": "a", "role": "assistant", "content": "It is the size 42."},
+    }
+    history = {"messages": nodes, "currentId": "b"}
+    for row in ({"history": history}, {"chat": None, "history": history}):
+        assert [turn.content for turn in read_conversation(row).messages] == [n["content"] for n in nodes.values()]

@@ -12,17 +12,16 @@ from collections.abc import Iterator
 from functools import cache, lru_cache
 from importlib.metadata import entry_points
 
-from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.format import Batch, Format, Head, Lines, Log
 from hivetune.data.pieces.logs import PlacedRow
-from hivetune.data.pieces.said import Row
 from hivetune.errors import UsageError
 
 
 @cache
-def all_formats() -> tuple[Format, ...]:
+def all_formats() -> tuple[Format | Batch | Log, ...]:
     """Return every format: the lower its rank the earlier, then by name. Raise UsageError where two have one name."""
     modules = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
-    formats = [value for module in modules for value in vars(module).values() if isinstance(value, Format)]
+    formats = [form for module in modules for form in vars(module).values() if isinstance(form, Format | Batch | Log)]
     formats += [entry.load() for entry in entry_points(group="hivetune.formats")]
     names = [form.name for form in formats]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -30,19 +29,23 @@ def all_formats() -> tuple[Format, ...]:
     return tuple(sorted(formats, key=lambda form: (form.rank, form.name)))
 
 
-def format_of_file(head: Head) -> Format | None:
+@cache
+def _logs() -> tuple[Log, ...]:
+    return tuple(form for form in all_formats() if isinstance(form, Log))
+
+
+def format_of_file(head: Head) -> Log | None:
     """Return the format of a whole file by its beginning."""
-    return next((form for form in _of_unit("file") if form.recognise(head)), None)
+    return next((log for log in _logs() if log.recognise(head)), None)
 
 
 def file_rows(name: str, lines: Lines) -> Iterator[PlacedRow]:
     """Yield the records of a file of the format `name`, each with the line where it begins."""
-    form = next(candidate for candidate in _of_unit("file") if candidate.name == name)
-    yield from form.rows(lines)
+    yield from next(log for log in _logs() if log.name == name).rows(lines)
 
 
 def is_file_format(name: str) -> bool:
-    return any(form.name == name for form in _of_unit("file"))
+    return any(log.name == name for log in _logs())
 
 
 def may_hold_rows(payload: bytes) -> bool:
@@ -52,7 +55,7 @@ def may_hold_rows(payload: bytes) -> bool:
 
 @cache
 def _batch_mark() -> re.Pattern[bytes]:
-    keys = sorted({key for form in _of_unit("batch") for key in form.needs})
+    keys = sorted({key for form in all_formats() if isinstance(form, Batch) for key in form.needs})
     return re.compile(b'"(?:%s)"' % "|".join(map(re.escape, keys)).encode())
 
 
@@ -64,23 +67,23 @@ def rows_inside(payload: bytes) -> list[bytes] | None:
         return None
     if not isinstance(record, dict) or "messages" in record:
         return None
-    for form in _candidates("batch", tuple(record)):
-        if form.recognise(record):
-            return [json.dumps(row).encode() for row in form.rows(record)] or None
+    for batch in _batches_with(tuple(record)):
+        if inside := [json.dumps(row).encode() for row in batch.rows(record)]:
+            return inside
     return None
 
 
-def record_format(record: Row) -> Format | None:
-    """Return the format of a record whose names are in snake_case."""
-    return next((form for form in _candidates("record", tuple(record)) if form.recognise(record)), None)
+# Asking all formats took half the time of a record.
 
 
-@cache
-def _of_unit(unit: str) -> tuple[Format, ...]:
-    return tuple(form for form in all_formats() if form.unit == unit)
+@lru_cache(512)
+def _batches_with(names: tuple[str, ...]) -> tuple[Batch, ...]:
+    """Return the batches that a record with these columns may be."""
+    return tuple(form for form in all_formats() if isinstance(form, Batch) and not form.needs.isdisjoint(names))
 
 
-@lru_cache(1024)
-def _candidates(unit: str, names: tuple[str, ...]) -> tuple[Format, ...]:
-    """Return formats that a record with these columns may have. Asking all of them took half the time of a record."""
-    return tuple(form for form in _of_unit(unit) if not form.needs or not form.needs.isdisjoint(names))
+@lru_cache(512)
+def formats_with(names: tuple[str, ...]) -> tuple[Format, ...]:
+    """Return the formats that a record with these columns may have, in the order in which they are asked."""
+    formats = (form for form in all_formats() if isinstance(form, Format))
+    return tuple(form for form in formats if not form.needs or not form.needs.isdisjoint(names))

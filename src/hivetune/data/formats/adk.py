@@ -6,17 +6,15 @@ https://google.github.io/adk-docs/evaluate/
 from collections.abc import Iterator
 from typing import Any
 
-from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.format import Batch
 from hivetune.data.pieces.said import Row, listed, names, objects, one_of
 
 
-def recognise(row: Row) -> bool:
-    cases = objects(row["eval_cases"])
-    return cases is not None and all(objects(case.get("conversation")) for case in cases)
-
-
 def rows(row: Row) -> Iterator[Row]:
-    for case in row["eval_cases"]:
+    cases = objects(row["eval_cases"]) or []
+    if not all(objects(case.get("conversation")) for case in cases):
+        return
+    for case in cases:
         turns: list[dict[str, Any]] = []
         left_out: dict[str, Any] = {}
         for invocation in case["conversation"]:
@@ -34,4 +32,4 @@ def rows(row: Row) -> Iterator[Row]:
         yield {"hivetune_session": "adk", "session": case.get("eval_id"), "messages": turns, **left_out}
 
 
-FORMAT = Format("adk", recognise, rows, "batch", needs=names("eval_cases"))
+FORMAT = Batch("adk", rows, needs=names("eval_cases"))

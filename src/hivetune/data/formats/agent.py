@@ -14,12 +14,10 @@ from hivetune.records import Message
 _TASK = ("task", "input", "prompt", "query")
 
 
-def recognise(row: Row) -> bool:
-    named = any(key in row for key in AGENT) and "command" not in row
-    return named and ("output" in row or "result" in row or any(row.get(key) is not None for key in _TASK))
-
-
-def rows(row: Row) -> Conversation:
+def read(row: Row) -> Conversation | None:
+    holds = "output" in row or "result" in row or any(row.get(key) is not None for key in _TASK)
+    if "command" in row or not holds:
+        return None
     tasks = [text for key in _TASK if (text := text_of(row.get(key), key))]
     if not tasks:
         raise RowRefused("unknown-layout", "an agent's row needs a task or input beside its output")
@@ -30,6 +28,4 @@ def rows(row: Row) -> Conversation:
     return Conversation("agent", (*asked, Message("assistant", text_of(row[output], output))))
 
 
-FORMAT = Format(
-    "agent", recognise, rows, needs=frozenset(AGENT), rank=30, explains=frozenset((*SYSTEM, *TOOLS, *_TASK))
-)
+FORMAT = Format("agent", read, needs=frozenset(AGENT), rank=30, explains=frozenset((*SYSTEM, *TOOLS, *_TASK)))

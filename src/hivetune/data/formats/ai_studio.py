@@ -13,7 +13,9 @@ from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 
 
-def rows(row: Row) -> Conversation:
+def read(row: Row) -> Conversation | None:
+    if not isinstance(row["chunked_prompt"], dict):
+        return None
     messages, cut = chat_messages(listed(row["chunked_prompt"].get("chunks")), _turn)
     return finish_chat("ai-studio", [*read_system(parsed(row.get("system_instruction"))), *messages], 0, cut)
 
@@ -28,4 +30,4 @@ def _turn(chunk: Any) -> list[Message]:
     return messages
 
 
-FORMAT = Format("ai-studio", lambda row: isinstance(row["chunked_prompt"], dict), rows, needs=names("chunked_prompt"))
+FORMAT = Format("ai-studio", read, needs=names("chunked_prompt"))

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hivetune.data.pieces.format import Format, Lines
+from hivetune.data.pieces.format import Lines, Log
 from hivetune.data.pieces.logs import PlacedRow, conversation
 
 _STARTED = re.compile(r"# aider chat started at (\S+ \S+)\s*\Z")
@@ -94,4 +94,4 @@ def _cleaned(role: str, text: str) -> dict[str, Any]:
     return {"role": role, "content": text[match.end() :].strip(), "reasoning_content": thoughts}
 
 
-FORMAT = Format("aider", lambda head: head.data.lstrip().startswith(b"# aider chat started at "), rows, "file")
+FORMAT = Log("aider", lambda head: head.data.lstrip().startswith(b"# aider chat started at "), rows)

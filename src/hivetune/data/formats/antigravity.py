@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.format import Head, Lines, Log
 from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, session_rows
 from hivetune.data.pieces.said import Row, listed, one_of
 
@@ -74,4 +74,4 @@ def _answer(event: Row, content: str) -> tuple[dict[str, Any], list[str]]:
     return {"role": "assistant", "content": parts, **({"weight": 0} if cut else {})}, ids
 
 
-FORMAT = Format("antigravity", recognise, rows, "file")
+FORMAT = Log("antigravity", recognise, rows)

@@ -7,16 +7,12 @@ https://mozilla-ai.github.io/any-agent/tracing/
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.format import Batch
 from hivetune.data.pieces.said import Row, objects, one_of, parsed
 from hivetune.data.pieces.spans import attributes, without_wrapper
 
 _KIND, _CALL, _TOOL = "gen_ai.operation.name", "call_llm", "execute_tool"
 _REQUEST, _RESPONSE = "gen_ai.input.messages", "gen_ai.output"
-
-
-def recognise(record: Row) -> bool:
-    return next(rows(record), None) is not None
 
 
 def rows(record: Row) -> Iterator[Row]:
@@ -63,4 +59,4 @@ def _turns(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return turns
 
 
-FORMAT = Format("any-agent", recognise, rows, "batch", needs=frozenset(("spans", "trace", "data")))
+FORMAT = Batch("any-agent", rows, needs=frozenset(("spans", "trace", "data")))

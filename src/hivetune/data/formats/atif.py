@@ -11,14 +11,12 @@ from hivetune.data.pieces.said import Conversation, Row, names, objects, one_of
 from hivetune.data.pieces.turns import in_order, read_messages
 
 
-def recognise(row: Row) -> bool:
-    return str(row.get("schema_version")).startswith("ATIF") and objects(row.get("steps")) is not None
-
-
-def rows(row: Row) -> Conversation:
+def read(row: Row) -> Conversation | None:
     """Return each step as a turn, an agent's turn with its calls and their results. Notes of the program are
     removed.
     """
+    if not str(row.get("schema_version")).startswith("ATIF") or objects(row["steps"]) is None:
+        return None
     turns: list[dict[str, Any]] = []
     notes = False
     for step in row["steps"]:
@@ -42,4 +40,4 @@ def rows(row: Row) -> Conversation:
     return Conversation("atif", messages, tools, changed=(*changed, *(("program-notes",) if notes else ())))
 
 
-FORMAT = Format("atif", recognise, rows, needs=names("steps"))
+FORMAT = Format("atif", read, needs=names("steps"))

@@ -8,18 +8,15 @@ from hivetune.data.pieces.said import Conversation, Row, names, objects
 from hivetune.data.pieces.turns import in_order, read_messages
 
 
-def recognise(row: Row) -> bool:
-    turns = objects(row.get("chat_history"))
-    return turns is not None and "cost" in row and all("role" in turn and "name" in turn for turn in turns)
-
-
-def rows(row: Row) -> Conversation:
+def read(row: Row) -> Conversation | None:
     """Return the conversation; the first speaker asks, since each agent writes the roles from its own side."""
-    turns = row["chat_history"]
+    turns = objects(row["chat_history"])
+    if turns is None or "cost" not in row or not all("role" in turn and "name" in turn for turn in turns):
+        return None
     sides = ["user" if turn.get("name") == turns[0].get("name") else "assistant" for turn in turns]
     spoken = [t if t["role"] == "tool" else {**t, "role": side} for t, side in zip(turns, sides, strict=True)]
     messages, changed = in_order(read_messages(spoken, None))
     return Conversation("autogen", messages, changed=changed)
 
 
-FORMAT = Format("autogen", recognise, rows, needs=names("chat_history"))
+FORMAT = Format("autogen", read, needs=names("chat_history"))

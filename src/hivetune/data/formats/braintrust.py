@@ -9,13 +9,10 @@ from hivetune.data.pieces.spans import read_step
 from hivetune.data.reasons import RowRefused
 
 
-def recognise(row: Row) -> bool:
-    return "input" in row and one_of(row["span_attributes"], "type") is not None
-
-
-def rows(row: Row) -> Conversation:
-    """Return a span or a row of an experiment of Braintrust. The expected answer takes precedence."""
-    kind = row["span_attributes"]["type"]
+def read(row: Row) -> Conversation | None:
+    kind = one_of(row["span_attributes"], "type")
+    if "input" not in row or kind is None:
+        return None
     is_root = row.get("is_root") is True or not row.get("span_parents")
     if kind != "llm" and (kind not in ("task", "eval", "function") or not is_root):
         raise RowRefused("not-a-model-call", f"a span of type {str(kind)[:40]}")
@@ -29,4 +26,4 @@ def rows(row: Row) -> Conversation:
 
 
 _BESIDE = names("span_attributes context metadata metrics scores")
-FORMAT = Format("braintrust", recognise, rows, needs=names("span_attributes"), rank=10, explains=_BESIDE)
+FORMAT = Format("braintrust", read, needs=names("span_attributes"), rank=10, explains=_BESIDE)

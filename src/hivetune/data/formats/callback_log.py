@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hivetune.data.pieces.fields import SESSION, TIME, plain_name
-from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.format import Head, Lines, Log
 from hivetune.data.pieces.logs import PlacedRow, events
 from hivetune.data.pieces.printed import Step, paired
 from hivetune.data.pieces.said import Row, objects, one_of
@@ -90,4 +90,4 @@ def event_in(row: Row) -> str | None:
     return None
 
 
-FORMAT = Format("callback-log", recognise, rows, "file", rank=1)
+FORMAT = Log("callback-log", recognise, rows, rank=1)

@@ -18,15 +18,12 @@ _NAMED = (("tool", "args"), ("tool_name", "tool_input"), ("function_name", "argu
 _CALLED = ("answers", "tool_calls", "tool_call", "function_calls", "function_call", "expected_tool_calls")  # to be made
 
 
-def recognise(row: Row) -> bool:
-    return _called(row) is not None and first_of(row, QUESTIONS) is not None
-
-
-def rows(row: Row) -> Conversation:
-    question = first_of(row, QUESTIONS)
-    assert question is not None  # `recognise` looked
+def read(row: Row) -> Conversation | None:
+    called, question = _called(row), first_of(row, QUESTIONS)
+    if called is None or question is None:
+        return None
     messages = [*read_system(system_of(row)), Message("user", text_of(row[question], question))]
-    messages.append(Message("assistant", "", tool_calls=tuple(read_call(call) for call in _called(row) or [])))
+    messages.append(Message("assistant", "", tool_calls=tuple(map(read_call, called))))
     return Conversation("calls", tuple(messages), read_tools(tools_of(row)))
 
 
@@ -43,4 +40,4 @@ def _called(row: Row) -> list[dict[str, Any]] | None:
 
 
 _NEEDS = frozenset((*_CALLED, *itertools.chain.from_iterable(_NAMED)))
-FORMAT = Format("calls", recognise, rows, needs=_NEEDS, rank=23, explains=_NEEDS.union(SYSTEM, TOOLS))
+FORMAT = Format("calls", read, needs=_NEEDS, rank=23, explains=_NEEDS.union(SYSTEM, TOOLS))

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.format import Head, Lines, Log
 from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow
 from hivetune.data.pieces.streams import text_of_bytes
 from hivetune.data.reasons import RowRefused
@@ -97,4 +97,4 @@ def _loader() -> Any:
     return loader
 
 
-FORMAT = Format("cassette", recognise, rows, "file")
+FORMAT = Log("cassette", recognise, rows)

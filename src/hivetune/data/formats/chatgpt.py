@@ -26,18 +26,15 @@ _BROKEN_OFF = ("in_progress", "finished_partial_completion")  # states of a mess
 _SILENT_CONTENT = ("model_editable_context", "reasoning_recap", "app_pairing_content")
 
 
-def recognise(row: Row) -> bool:
-    """Return whether a tree of messages is ChatGPT's: other programs write a `mapping` too, and its messages
-    have an author.
+def read(row: Row) -> Conversation | None:
+    """Return the kept branch of a tree of messages. Other programs write a `mapping` too; ChatGPT's messages have an
+    author.
     """
-    nodes = row["mapping"]
-    if not isinstance(nodes, dict):
-        return False
-    messages = [message for node in nodes.values() if isinstance(message := one_of(node, "message"), dict)]
-    return not messages or any("author" in message for message in messages)
-
-
-def rows(row: Row) -> Conversation:
+    if not isinstance(row["mapping"], dict):
+        return None
+    said = [message for node in row["mapping"].values() if isinstance(message := one_of(node, "message"), dict)]
+    if said and not any("author" in message for message in said):
+        return None
     nodes, path = branch_nodes(row, "create_time")
     messages, cut = chat_messages([nodes[key].get("message") for key in path], _turn)
     others = [key for key in nodes if key not in path and _role(nodes[key].get("message")) == "assistant"]
@@ -119,11 +116,15 @@ def _is_unfinished(message: Any) -> bool:
     return one_of(message, "status") in _BROKEN_OFF or ended in ("max_tokens", "interrupted")
 
 
-def _preferred(row: Row) -> Conversation:
+def _preferred(row: Row) -> Conversation | None:
     """Return the conversation with the preferred answer: the new one if both are rated equally (the user asked for it),
     the first one without a comparison.
     """
-    question, compared = _comparison(row)
+    record = row.get("content", row)  # of newer exports
+    question = one_of(one_of(record, "input"), "prompt_convo")
+    compared = one_of(one_of(record, "output"), "feedback_step_2")
+    if question is None or compared is None:
+        return None
     better = "original" if one_of(compared, "completion_comparison_rating") in ("original", "skip") else "new"
     *answer, last = listed(one_of(compared, f"{better}_turn")) or [None]
     if one_of(last, "end_turn") is False:  # nothing follows that could end it
@@ -132,13 +133,5 @@ def _preferred(row: Row) -> Conversation:
     return finish_chat("chatgpt-comparison", read, 1, cut)
 
 
-def _comparison(row: Row) -> tuple[Any, Any]:
-    """Return (the conversation, how its answers were compared); newer exports have both in `content`."""
-    record = row.get("content", row)
-    return one_of(one_of(record, "input"), "prompt_convo"), one_of(one_of(record, "output"), "feedback_step_2")
-
-
-FORMAT = Format("chatgpt", recognise, rows, needs=names("mapping"))
-COMPARISON_FORMAT = Format(
-    "chatgpt-comparison", lambda row: None not in _comparison(row), _preferred, needs=names("input content")
-)
+FORMAT = Format("chatgpt", read, needs=names("mapping"))
+COMPARISON_FORMAT = Format("chatgpt-comparison", _preferred, needs=names("input content"))

@@ -31,7 +31,7 @@ _LANGUAGES = {
 }
 
 
-def rows(row: Row) -> Conversation:
+def read(row: Row) -> Conversation:
     turns = objects(row["chat_messages"])
     if turns is None:
         raise RowRefused("no-messages")
@@ -137,4 +137,4 @@ def _split(parts: list[Any]) -> list[Any]:
     return blocks
 
 
-FORMAT = Format("claude", lambda row: True, rows, needs=frozenset(("chat_messages",)))
+FORMAT = Format("claude", read, needs=frozenset(("chat_messages",)))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hivetune.data.pieces.format import Format, Lines
+from hivetune.data.pieces.format import Batch, Lines, Log
 from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, path_to, trees
 from hivetune.data.pieces.said import Row, listed, names, objects, one_of
 from hivetune.data.reasons import RowRefused
@@ -275,15 +275,9 @@ def _turns(lines: list[_Line]) -> list[dict[str, Any]]:
 
 def _shared_rows(row: Row) -> Iterator[Row]:
     """Yield the rows of a session as one object, its lines in a list, as session sharing writes it."""
-    lines = (json.dumps(event) for event in row["loglines"])
+    lines = (json.dumps(event) for event in objects(row["loglines"]) or [])
     return (json.loads(text) for _, text in rows(iter(enumerate(lines, 1))) if isinstance(text, str))
 
 
-FORMAT = Format("claude-code", lambda head: any(map(is_line, head.events)), rows, "file")
-SHARED_FORMAT = Format(
-    "claude-code-loglines",
-    lambda row: objects(row["loglines"]) is not None,
-    _shared_rows,
-    "batch",
-    needs=names("loglines"),
-)
+FORMAT = Log("claude-code", lambda head: any(map(is_line, head.events)), rows)
+SHARED_FORMAT = Batch("claude-code-loglines", _shared_rows, needs=names("loglines"))

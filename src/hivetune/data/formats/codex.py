@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hivetune.data.pieces.answers import HIDDEN_CALLS, is_of_answer, unlearn_answer, unlearn_hidden_calls
-from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.format import Head, Lines, Log
 from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, session_rows
 from hivetune.data.pieces.said import NOT_HELD, Row, one_of, parsed, texts_in
 from hivetune.data.reasons import RowRefused
@@ -181,4 +181,4 @@ def _row(session: _Session) -> Iterator[PlacedRow]:
     yield session.place, conversation("codex", [*system, *items], session.left_out, **facts)
 
 
-FORMAT = Format("codex", recognise, rows, "file")
+FORMAT = Log("codex", recognise, rows)

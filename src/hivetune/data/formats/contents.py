@@ -11,18 +11,10 @@ from hivetune.data.pieces.session import BESIDE, ordered_conversation
 from hivetune.data.pieces.turns import read_messages
 
 
-def rows(row: Row) -> Conversation:
+def read(row: Row) -> Conversation:
     messages = read_messages(parsed(row["contents"]), parsed(one_of(row, "system_instruction", *SYSTEM)))
     return ordered_conversation("contents", messages, read_tools(tools_of(row)))
 
 
 _READ = frozenset((*SYSTEM, *TOOLS, "contents", "system_instruction"))
-FORMAT = Format(
-    "contents",
-    lambda row: "contents" in row,
-    rows,
-    needs=names("contents"),
-    rank=21,
-    explains=_READ,
-    beside=BESIDE,
-)
+FORMAT = Format("contents", read, needs=names("contents"), rank=21, explains=_READ, beside=BESIDE)

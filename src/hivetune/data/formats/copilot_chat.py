@@ -22,11 +22,9 @@ _TOOLS = ("toolInvocationSerialized", "textEditGroup", "notebookEditGroup", "mul
 _STOPPED = (2, 3)  # states of a request: cancelled, failed
 
 
-def recognise(row: Row) -> bool:
-    return "responder_username" in row and objects(row["requests"]) is not None
-
-
-def rows(row: Row) -> Conversation:
+def read(row: Row) -> Conversation | None:
+    if "responder_username" not in row or objects(row["requests"]) is None:
+        return None
     messages, cut = chat_messages(row["requests"], _turns)
     return finish_chat("copilot-chat", messages, 0, cut)
 
@@ -104,4 +102,4 @@ def _text(part: Mapping[str, Any]) -> str:
     return text if isinstance(text, str) else ""
 
 
-FORMAT = Format("copilot-chat", recognise, rows, needs=frozenset(("requests",)))
+FORMAT = Format("copilot-chat", read, needs=frozenset(("requests",)))

@@ -6,7 +6,7 @@ https://docs.github.com/en/copilot/concepts/agents/about-copilot-cli
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.format import Head, Lines, Log
 from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, session_rows
 from hivetune.data.pieces.said import one_of
 
@@ -44,4 +44,4 @@ def _row(session: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
         )
 
 
-FORMAT = Format("copilot-cli", recognise, rows, "file")
+FORMAT = Log("copilot-cli", recognise, rows)

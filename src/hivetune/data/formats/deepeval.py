@@ -6,7 +6,7 @@ https://deepeval.com/docs/evaluation-llm-tracing
 
 from collections.abc import Iterator
 
-from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.format import Batch
 from hivetune.data.pieces.said import Row, objects, one_of
 from hivetune.data.pieces.spans import SHARED
 
@@ -15,7 +15,7 @@ _FIELDS = (*SHARED, "uuid", "startTime", "input", "output", "model")
 
 
 def rows(record: Row) -> Iterator[Row]:
-    for span in one_of(record, *_SPANS):
+    for span in objects(one_of(record, *_SPANS)) or []:
         fields = {name: span[name] for name in _FIELDS if name in span}
         arguments = one_of(fields.get("input"), "args")
         if isinstance(arguments, list) and len(arguments) == 1:
@@ -24,11 +24,4 @@ def rows(record: Row) -> Iterator[Row]:
         yield {**fields, "type": "GENERATION", "level": "ERROR" if failed else "DEFAULT"}
 
 
-FORMAT = Format(
-    "deepeval",
-    lambda record: objects(one_of(record, *_SPANS)) is not None,
-    rows,
-    "batch",
-    needs=frozenset(_SPANS),
-    rank=12,
-)
+FORMAT = Batch("deepeval", rows, needs=frozenset(_SPANS), rank=12)

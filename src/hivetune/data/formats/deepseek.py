@@ -13,14 +13,11 @@ from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 
 
-def recognise(row: Row) -> bool:
-    nodes = row.get("mapping")
-    messages = [one_of(node, "message") for node in nodes.values()] if isinstance(nodes, dict) else []
-    held_messages = [message for message in messages if isinstance(message, dict)]
-    return bool(held_messages) and all("fragments" in m or ("role" in m and "author" not in m) for m in held_messages)
-
-
-def rows(row: Row) -> Conversation:
+def read(row: Row) -> Conversation | None:
+    given = row["mapping"].values() if isinstance(row["mapping"], dict) else ()
+    said = [message for node in given if isinstance(message := one_of(node, "message"), dict)]
+    if not said or not all("fragments" in m or ("role" in m and "author" not in m) for m in said):
+        return None
     nodes, path = branch_nodes(row, "inserted_at")
     messages, cut = chat_messages([nodes[key].get("message") for key in path], _turn)
     return finish_chat("deepseek", messages, sum("message" in nodes[key] for key in nodes if key not in path) // 2, cut)
@@ -50,4 +47,4 @@ def _turn(message: Any) -> list[Message]:
 _FRAGMENTS = {"REQUEST": "user", "RESPONSE": "assistant", "THINK": "thought"}
 
 
-FORMAT = Format("deepseek", recognise, rows, needs=frozenset(("mapping",)))
+FORMAT = Format("deepseek", read, needs=frozenset(("mapping",)))

@@ -9,14 +9,13 @@ from hivetune.data.pieces.said import Conversation, Row, names, objects, one_of
 from hivetune.data.pieces.session import ASSISTANT, spoken
 
 
-def recognise(record: Row) -> bool:
-    return isinstance(record.get("guild"), dict) and "channel" in record and objects(record.get("messages")) is not None
-
-
-def rows(record: Row) -> Conversation:
-    messages = [message for message in record["messages"] if str(one_of(message, "content") or "").strip()]
+def read(record: Row) -> Conversation | None:
+    listed = objects(record.get("messages"))
+    if not isinstance(record["guild"], dict) or "channel" not in record or listed is None:
+        return None
+    messages = [message for message in listed if str(one_of(message, "content") or "").strip()]
     turns = [(str(one_of(message.get("author"), "name")), message["content"]) for message in messages]
     return spoken("discord", turns, record.get(ASSISTANT))
 
 
-FORMAT = Format("discord", recognise, rows, needs=names("guild"))
+FORMAT = Format("discord", read, needs=names("guild"))

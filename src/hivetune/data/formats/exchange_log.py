@@ -9,7 +9,7 @@ from typing import Any
 
 from hivetune.data.pieces.answers import is_request
 from hivetune.data.pieces.fields import SESSION, TIME, plain_name
-from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.format import Head, Lines, Log
 from hivetune.data.pieces.logs import events
 from hivetune.data.pieces.printed import Step, pairing
 from hivetune.data.pieces.said import Row, one_of, parsed
@@ -71,4 +71,4 @@ def _asks_a_model(row: Row) -> bool:
     return isinstance(body, dict) and is_request(body)
 
 
-FORMAT = Format("exchange-log", recognise, rows, "file", rank=1)
+FORMAT = Log("exchange-log", recognise, rows, rank=1)

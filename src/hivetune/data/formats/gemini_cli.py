@@ -8,7 +8,7 @@ https://github.com/google-gemini/gemini-cli/blob/main/docs/cli/session-managemen
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.format import Format, Head, Lines, Log
 from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, session_rows
 from hivetune.data.pieces.said import Conversation, Row, listed, names, objects, one_of
 from hivetune.data.pieces.turns import in_order, read_turn
@@ -50,10 +50,13 @@ def _row(session: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
         yield session[0][0], conversation("gemini-cli", turns, session_id=name)
 
 
-def _session(row: Row) -> Conversation:
+def _session(row: Row) -> Conversation | None:
+    turns = objects(row.get("messages"))
+    if turns is None:
+        return None
     messages: list[Message] = []
     notes = False
-    for turn in row["messages"]:
+    for turn in turns:
         kind, spoken = one_of(turn, "type"), one_of(turn, "content") or one_of(turn, "parts")
         if kind in ("info", "error", "warning"):
             notes = True
@@ -78,7 +81,5 @@ def _session(row: Row) -> Conversation:
     return Conversation("gemini-cli", ordered, changed=(("program-notes",) if notes else ()) + changed)
 
 
-FORMAT = Format("gemini-cli", recognise, rows, "file")
-SESSION_FORMAT = Format(
-    "gemini-cli-session", lambda row: objects(row.get("messages")) is not None, _session, needs=names("project_hash")
-)
+FORMAT = Log("gemini-cli", recognise, rows)
+SESSION_FORMAT = Format("gemini-cli-session", _session, needs=names("project_hash"))

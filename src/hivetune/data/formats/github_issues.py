@@ -7,18 +7,16 @@ https://cli.github.com/manual/gh_issue_list and https://docs.github.com/en/rest/
 from collections.abc import Iterator
 
 from hivetune.data.pieces.fields import as_time
-from hivetune.data.pieces.format import Format, Lines
+from hivetune.data.pieces.format import Format, Lines, Log
 from hivetune.data.pieces.logs import PlacedRow, conversation, events
 from hivetune.data.pieces.said import Conversation, Row, names, objects, one_of
 from hivetune.data.pieces.session import ASSISTANT, spoken
 
 
-def recognise(record: Row) -> bool:
+def read(record: Row) -> Conversation | None:
     has_columns = {"title", "body"} <= record.keys() and isinstance(record["comments"], list)
-    return has_columns and one_of(record.get("author"), "login") is not None
-
-
-def rows(record: Row) -> Conversation:
+    if not has_columns or one_of(record.get("author"), "login") is None:
+        return None
     turns = [(_login(record), _text(record))]
     turns += [(_login(c), c["body"]) for c in objects(record["comments"]) or [] if c.get("body")]
     return spoken("github-issues", turns, record.get(ASSISTANT))
@@ -54,7 +52,5 @@ def _listed_rows(lines: Lines) -> Iterator[PlacedRow]:
         yield min(number for _, number, _ in turns_of), conversation("github-issues", turns, session_id=issue)
 
 
-FORMAT = Format("github-issues", recognise, rows, needs=names("comments"))
-LISTED_FORMAT = Format(
-    "github-rest", lambda head: bool(head.events) and all(map(_is_listed, head.events)), _listed_rows, "file"
-)
+FORMAT = Format("github-issues", read, needs=names("comments"))
+LISTED_FORMAT = Log("github-rest", lambda head: bool(head.events) and all(map(_is_listed, head.events)), _listed_rows)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hivetune.data.pieces.answers import is_request, says_answer
-from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.format import Batch
 from hivetune.data.pieces.said import Row, objects, one_of, parsed
 from hivetune.data.pieces.streams import is_events, json_lines, pieces_in, text_of_bytes
 
@@ -24,10 +24,6 @@ _PAGE = re.compile(r"\s*<(?:!doctype|html|head|\?xml)\b", re.I)
 _IN_BASE64 = "base64:"  # what a proxy of tests writes in front of bytes
 _EMBEDS = re.compile(r"/embed(?:dings?)?\b", re.I)  # asks for numbers
 _HEX = re.compile(r"(?:[0-9a-f]{2}){8,}")  # how nock keeps what is no text, or came packed
-
-
-def recognise(record: Row) -> bool:
-    return bool(_calls(record))
 
 
 def rows(record: Row) -> Iterator[Row]:
@@ -100,6 +96,4 @@ def _decoded(text: str) -> str | None:
         return None
 
 
-FORMAT = Format(
-    "http-recording", recognise, rows, "batch", needs=frozenset((*_RECORDED_KEYS, "log", "request", _NOCK_KEY))
-)
+FORMAT = Batch("http-recording", rows, needs=frozenset((*_RECORDED_KEYS, "log", "request", _NOCK_KEY)))

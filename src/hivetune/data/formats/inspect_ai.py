@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.format import Batch
 from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow
 from hivetune.data.pieces.said import Row, listed, names, objects, one_of
 from hivetune.data.reasons import RowRefused
@@ -20,12 +20,8 @@ _CUT = {"max_tokens": "length", "model_length": "length", "content_filter": "con
 _RIGHT, _WRONG = ("C", 1, True), ("I", "N", 0, False)
 
 
-def recognise(record: Row) -> bool:
-    return objects(record["samples"]) is not None and isinstance(record.get("eval"), dict)
-
-
 def rows(record: Row) -> Iterator[Row]:
-    return map(_row, record["samples"])
+    return map(_row, objects(record["samples"]) or [] if isinstance(record.get("eval"), dict) else [])
 
 
 def _row(sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,4 +88,4 @@ def eval_rows(path: str) -> Iterator[PlacedRow]:
             yield number, text if len(text) <= MAX_ROW_CHARS // 2 else too_large
 
 
-FORMAT = Format("inspect", recognise, rows, "batch", needs=names("samples"))
+FORMAT = Batch("inspect", rows, needs=names("samples"))

@@ -14,11 +14,9 @@ from hivetune.records import Role
 _CUSTOMERS, _STAFF = ("user", "lead", "contact"), ("admin", "team", "bot")
 
 
-def recognise(row: Row) -> bool:
-    return isinstance(row.get("source"), dict) and isinstance(row.get("conversation_parts"), dict)
-
-
-def rows(row: Row) -> Conversation:
+def read(row: Row) -> Conversation | None:
+    if not isinstance(row.get("source"), dict) or not isinstance(row["conversation_parts"], dict):
+        return None
     parts = objects(row["conversation_parts"].get("conversation_parts")) or []
     shown = [row["source"], *(part for part in parts if one_of(part, "body") and part.get("part_type") != "note")]
     notes = any(part.get("part_type") == "note" for part in parts)
@@ -32,4 +30,4 @@ def rows(row: Row) -> Conversation:
     return desk_conversation("intercom", turns, notes)
 
 
-FORMAT = Format("intercom", recognise, rows, needs=names("conversation_parts"))
+FORMAT = Format("intercom", read, needs=names("conversation_parts"))

@@ -6,7 +6,7 @@ https://python.langchain.com/api_reference/langchain/globals/langchain.globals.s
 import re
 from collections.abc import Iterator
 
-from hivetune.data.pieces.format import Format, Lines
+from hivetune.data.pieces.format import Lines, Log
 from hivetune.data.pieces.printed import Step, call_record, json_from, pairing, prints, request_step, without_colours
 
 _HEADS = re.compile(r"\[llm/(?P<event>start|end|error)\] (?P<run>\[[^][]*\])?(?:(?!\[llm/).)*?(?:input|output|error):")
@@ -27,4 +27,4 @@ def rows(lines: Lines) -> Iterator[Step]:
             yield Step(number, run, "answered", json_from(rest, lines))
 
 
-FORMAT = Format("langchain-debug", prints(r"\[llm/(?:start|end|error)\] "), rows, "file")
+FORMAT = Log("langchain-debug", prints(r"\[llm/(?:start|end|error)\] "), rows)

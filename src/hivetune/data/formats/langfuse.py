@@ -8,7 +8,7 @@ https://api.reference.langfuse.com/#tag/ingestion/POST/api/public/ingestion
 from collections.abc import Iterator
 
 from hivetune.data.pieces.answers import is_response
-from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.format import Batch, Format
 from hivetune.data.pieces.said import Conversation, Row, names, objects, one_of
 from hivetune.data.pieces.spans import OUTPUTS, SHARED, joined_by_id, read_step
 from hivetune.data.reasons import RowRefused
@@ -27,7 +27,9 @@ def _is_observation(row: Row) -> bool:
     return traced or free or isinstance(row.get("expected_output"), dict)
 
 
-def _read(row: Row) -> Conversation:
+def _read(row: Row) -> Conversation | None:
+    if not _is_observation(row):
+        return None
     kind = one_of(row, "type", "observation_type")
     if isinstance(kind, str) and (kind.isupper() or kind in _OTHER_STEPS) and kind not in _MODEL_STEPS:
         raise RowRefused("not-a-model-call", f"an observation of type {kind[:40]}")
@@ -36,16 +38,14 @@ def _read(row: Row) -> Conversation:
     return read_step("langfuse", row, row.get("model_parameters"), is_call=str(kind).upper() == "GENERATION")
 
 
-def _is_sent(record: Row) -> bool:
-    sent = objects(record.get("batch")) or []
-    return bool(sent) and all(isinstance(e.get("type"), str) and isinstance(e.get("body"), dict) for e in sent)
-
-
 def _observations_sent(record: Row) -> Iterator[Row]:
     """Yield the calls of a model, joined by their ids. A trace is a row only if it has no call, since it repeats its
     calls.
     """
-    observations = [{**event["body"], "type": _SENT.get(event["type"].partition("-")[0])} for event in record["batch"]]
+    sent = objects(record["batch"]) or []
+    if not all(isinstance(event.get("type"), str) and isinstance(event.get("body"), dict) for event in sent):
+        return
+    observations = [{**event["body"], "type": _SENT.get(event["type"].partition("-")[0])} for event in sent]
     steps = joined_by_id([observation for observation in observations if observation["type"] is not None])
     traces = {step.get("id"): step for step in steps if step["type"] == "TRACE"}
     if any(step["type"] == "GENERATION" for step in steps):
@@ -55,7 +55,6 @@ def _observations_sent(record: Row) -> Iterator[Row]:
         yield {"input": None, "output": None, **{key: trace[key] for key in SHARED if key in trace}, **step}
 
 
-FORMAT = Format(
-    "langfuse", _is_observation, _read, needs=names("input"), rank=13, explains=names("metadata model_parameters")
-)
-SENT_FORMAT = Format("langfuse-ingestion", _is_sent, _observations_sent, "batch", needs=names("batch"))
+_BESIDE = names("metadata model_parameters")
+FORMAT = Format("langfuse", _read, needs=names("input"), rank=13, explains=_BESIDE)
+SENT_FORMAT = Batch("langfuse-ingestion", _observations_sent, needs=names("batch"))

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hivetune.data.pieces.format import Format, Lines
+from hivetune.data.pieces.format import Batch, Format, Lines, Log
 from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, events
 from hivetune.data.pieces.said import Conversation, Row, names, objects, parsed
 from hivetune.data.pieces.spans import joined_by_id, read_step
@@ -25,7 +25,9 @@ def _is_run(row: Row) -> bool:
     return "inputs" in row and ("run_type" in row or (isinstance(inputs, dict) and isinstance(outputs, dict | str)))
 
 
-def _read(row: Row) -> Conversation:
+def _read(row: Row) -> Conversation | None:
+    if not _is_run(row):
+        return None
     kind = row.get("run_type")
     if kind is not None and kind not in _MODEL_RUNS and (kind != "chain" or row.get("parent_run_id")):
         raise RowRefused("not-a-model-call", f"a run of type {str(kind)[:40]}")
@@ -34,16 +36,12 @@ def _read(row: Row) -> Conversation:
     return read_step("langsmith", row, row.get("extra"), is_call=kind in _MODEL_RUNS)
 
 
-def _is_sent(record: Row) -> bool:
-    begun, ended = (objects(record.get(operation)) or [] for operation in _OPERATIONS)
-    is_complete = all("inputs" in run for run in begun) and all("id" in run or "outputs" in run for run in ended)
-    return is_complete and bool(begun or ended)
-
-
 def _runs_sent(record: Row) -> Iterator[Row]:
     """Yield the runs. A run that began in another record has no input, and an unfinished run has no output."""
-    sent = [run for operation in _OPERATIONS for run in objects(record.get(operation)) or []]
-    return ({"inputs": None, "outputs": None, **run} for run in joined_by_id(sent))
+    begun, ended = (objects(record.get(operation)) or [] for operation in _OPERATIONS)
+    if all("inputs" in run for run in begun) and all("id" in run or "outputs" in run for run in ended):
+        for run in joined_by_id([*begun, *ended]):
+            yield {"inputs": None, "outputs": None, **run}
 
 
 def _calls_below(record: Row) -> Iterator[Row]:
@@ -104,9 +102,7 @@ def _logged_run(run: Row, traces: set[Any]) -> str:
     return json.dumps({"run_type": None, **fields, "inputs": None, "outputs": None, **sides})
 
 
-FORMAT = Format("langsmith", _is_run, _read, needs=names("inputs"), rank=12, explains=names("extra events serialized"))
-SENT_FORMAT = Format("langsmith-batch", _is_sent, _runs_sent, "batch", needs=names("post"))
-TREE_FORMAT = Format(
-    "langsmith-tree", lambda record: any(_calls_below(record)), _calls_below, "batch", needs=names("child_runs")
-)
-LOG_FORMAT = Format("run-log", lambda head: _are_operations(head.events), _logged_runs, "file", rank=1)
+FORMAT = Format("langsmith", _read, needs=names("inputs"), rank=12, explains=names("extra events serialized"))
+SENT_FORMAT = Batch("langsmith-batch", _runs_sent, needs=names("post"))
+TREE_FORMAT = Batch("langsmith-tree", _calls_below, needs=names("child_runs"))
+LOG_FORMAT = Log("run-log", lambda head: _are_operations(head.events), _logged_runs, rank=1)

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from hivetune.data.pieces.format import Format, Lines
+from hivetune.data.pieces.format import Lines, Log
 from hivetune.data.pieces.printed import Step, call_record, pairing, prints, request_step
 
 _BODY = re.compile(r"log_server_r: +(request|response): +(\{.*)")
@@ -29,4 +29,4 @@ def rows(lines: Lines) -> Iterator[Step]:
             yield request_step(number, "", value if {"messages", "prompt"} & value.keys() else None)
 
 
-FORMAT = Format("llama-server-log", prints(r"log_server_r: +request: +\{"), rows, "file")
+FORMAT = Log("llama-server-log", prints(r"log_server_r: +request: +\{"), rows)

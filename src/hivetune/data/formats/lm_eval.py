@@ -5,7 +5,7 @@ https://github.com/EleutherAI/lm-evaluation-harness/blob/main/docs/interface.md 
 
 from collections.abc import Iterator
 
-from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.format import Batch
 from hivetune.data.pieces.said import Row, listed, names
 
 
@@ -23,4 +23,4 @@ def rows(record: Row) -> Iterator[Row]:
         yield {"prompt": pairs[0][0], "completion": pairs[number][1].strip()}
 
 
-FORMAT = Format("lm-eval", lambda record: any(rows(record)), rows, "batch", needs=names("filtered_resps"))
+FORMAT = Batch("lm-eval", rows, needs=names("filtered_resps"))

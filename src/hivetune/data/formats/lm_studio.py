@@ -15,15 +15,13 @@ from hivetune.records import Message
 _STOPS = ("userStopped", "maxPredictedTokensReached", "contextLengthReached", "modelUnloaded", "failed")
 
 
-def recognise(row: Row) -> bool:
-    turns = objects(row.get("messages"))
-    return turns is not None and "versions" in turns[0]
-
-
-def rows(row: Row) -> Conversation:
+def read(row: Row) -> Conversation | None:
+    listed_turns = objects(row["messages"])
+    if listed_turns is None or "versions" not in listed_turns[0]:
+        return None
     chosen: list[Any] = []
     others = 0
-    for turn in row["messages"]:
+    for turn in listed_turns:
         versions = objects(one_of(turn, "versions"))
         if versions is None:
             raise RowRefused("wrong-type", "messages: each one an object with versions")
@@ -64,4 +62,4 @@ def _part(part: Any) -> Any:
     return part
 
 
-FORMAT = Format("lm-studio", recognise, rows, needs=frozenset(("messages",)))
+FORMAT = Format("lm-studio", read, needs=frozenset(("messages",)))

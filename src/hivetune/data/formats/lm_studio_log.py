@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from hivetune.data.pieces.format import Format, Lines
+from hivetune.data.pieces.format import Lines, Log
 from hivetune.data.pieces.printed import Step, call_record, json_from, pairing, prints, request_step, without_colours
 
 _REQUEST = r"Received request: POST to /\S+ with body "
@@ -36,4 +36,4 @@ def rows(lines: Lines) -> Iterator[Step]:
             pieces = []
 
 
-FORMAT = Format("lm-studio-log", prints(rf"{_REQUEST}+\{{"), rows, "file")
+FORMAT = Log("lm-studio-log", prints(rf"{_REQUEST}+\{{"), rows)

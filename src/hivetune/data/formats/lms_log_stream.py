@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from hivetune.data.pieces.format import Format, Lines
+from hivetune.data.pieces.format import Lines, Log
 from hivetune.data.pieces.printed import Step, pairing, prints, prompted, without_colours
 
 _EVENT = re.compile(r"timestamp: [\d./-]+,? .*")
@@ -42,4 +42,4 @@ def rows(lines: Lines) -> Iterator[Step]:
             fields[name].append(line)
 
 
-FORMAT = Format("lms-log-stream", prints(r"^type: llm\.prediction\.input\r?$"), rows, "file")
+FORMAT = Log("lms-log-stream", prints(r"^type: llm\.prediction\.input\r?$"), rows)

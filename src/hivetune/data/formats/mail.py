@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from email.message import EmailMessage
 from email.utils import parseaddr
 
-from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.format import Head, Lines, Log
 from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow, conversation
 from hivetune.data.pieces.session import without_markup
 from hivetune.data.reasons import RowRefused
@@ -74,4 +74,4 @@ def _text(mail: EmailMessage) -> str:
     return re.sub(r"\n{3,}", "\n\n", _QUOTED.sub("", text)).strip()
 
 
-FORMAT = Format("mail", recognise, rows, "file")
+FORMAT = Log("mail", recognise, rows)

@@ -18,7 +18,7 @@ from hivetune.data.pieces.turns import THOUGHT_KEYS, read_messages
 _MAX_REPEATED = 200  # characters of what a question says of its answer
 
 
-def rows(row: Row) -> Conversation:
+def read(row: Row) -> Conversation:
     messages = read_messages(parsed(row["messages"]), system_of(row))
     answer = first_of(row, ("response", *REPLIES, *TEXT_ANSWERS))
     changed: tuple[str, ...] = ()
@@ -42,12 +42,4 @@ def _repeats(row: Row, column: str, question: str) -> bool:
 
 
 _READ = frozenset((*SYSTEM, *TOOLS, "messages", "tool_config"))
-FORMAT = Format(
-    "messages",
-    lambda row: "messages" in row,
-    rows,
-    needs=names("messages"),
-    rank=20,
-    explains=_READ,
-    beside=BESIDE,
-)
+FORMAT = Format("messages", read, needs=names("messages"), rank=20, explains=_READ, beside=BESIDE)

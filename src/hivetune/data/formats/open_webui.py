@@ -7,7 +7,7 @@ https://docs.openwebui.com/features/chat-features/ and https://docs.openwebui.co
 from collections.abc import Iterator
 from typing import Any
 
-from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.format import Batch, Format
 from hivetune.data.pieces.parts import split_thoughts
 from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, names, one_of
 from hivetune.data.pieces.session import NotLearned, branch, chat_messages, finish_chat
@@ -16,17 +16,14 @@ from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 
 
-def recognise(row: Row) -> bool:
-    chat = row.get("chat")
-    if chat is None:  # one chat, without what the program knows of it
-        return isinstance(one_of(row.get("history"), "messages"), dict) and "currentId" in row["history"]
-    return isinstance(chat, dict) and ("history" in chat or "messages" in chat)
-
-
-def rows(row: Row) -> Conversation:
-    chat = row.get("chat", row)
-    history = chat.get("history")
+def read(row: Row) -> Conversation | None:
+    chat: Any = row if row.get("chat") is None else row["chat"]
+    if not isinstance(chat, dict) or not {"history", "messages"} & chat.keys():
+        return None
+    history: Any = chat.get("history")
     nodes = one_of(history, "messages")
+    if chat is row and not (isinstance(nodes, dict) and "currentId" in history):
+        return None  # one chat, without what the program knows of it, has a tree
     turns, others = listed(chat.get("messages")), 0
     if isinstance(nodes, dict) and str(one_of(history, "currentId")) in nodes:
         path = branch({key: one_of(node, "parentId") for key, node in nodes.items()}, str(history["currentId"]))
@@ -52,15 +49,9 @@ def _turn(turn: Any) -> list[Message]:
 
 
 def _rated_chat(record: Row) -> Iterator[Row]:
-    yield {**record["snapshot"]["chat"], "rating": one_of(record.get("data"), "rating")}
+    if one_of(chat := one_of(record["snapshot"], "chat"), "chat") is not None:
+        yield {**chat, "rating": one_of(record.get("data"), "rating")}
 
 
-FORMAT = Format("open-webui", recognise, rows, needs=names("chat history"))
-FEEDBACK_FORMAT = Format(
-    "open-webui-feedback",
-    lambda record: one_of(one_of(one_of(record, "snapshot"), "chat"), "chat") is not None,
-    _rated_chat,
-    "batch",
-    needs=names("snapshot"),
-    rank=10,
-)
+FORMAT = Format("open-webui", read, needs=names("chat history"))
+FEEDBACK_FORMAT = Batch("open-webui-feedback", _rated_chat, needs=names("snapshot"), rank=10)

@@ -9,12 +9,10 @@ from hivetune.data.pieces.spans import read_step
 from hivetune.data.reasons import RowRefused
 
 
-def recognise(row: Row) -> bool:
-    return isinstance(row["span_data"], dict)
-
-
-def rows(row: Row) -> Conversation:
+def read(row: Row) -> Conversation | None:
     data = row["span_data"]
+    if not isinstance(data, dict):
+        return None
     if data.get("type") not in ("generation", "response"):
         raise RowRefused("not-a-model-call", f"a span of type {str(data.get('type'))[:40]}")
     if row.get("error"):
@@ -22,4 +20,4 @@ def rows(row: Row) -> Conversation:
     return read_step("openai-agents", {key: data.get(key) for key in ("input", "output")}, None, is_call=True)
 
 
-FORMAT = Format("openai-agents", recognise, rows, needs=names("span_data"), rank=10, explains=names("span_data"))
+FORMAT = Format("openai-agents", read, needs=names("span_data"), rank=10, explains=names("span_data"))

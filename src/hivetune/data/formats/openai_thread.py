@@ -5,18 +5,15 @@ https://platform.openai.com/docs/api-reference/messages/listMessages
 
 from collections.abc import Iterator
 
-from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.format import Batch
 from hivetune.data.pieces.said import Row, objects
 
 
-def recognise(record: Row) -> bool:
+def rows(record: Row) -> Iterator[Row]:
     turns = objects(record["data"]) or []
     times = [time for turn in turns if "role" in turn and isinstance(time := turn.get("created_at"), int)]
-    return len(set(times)) > 1 and len(times) == len(turns) and times == sorted(times, reverse=True)
+    if len(set(times)) > 1 and len(times) == len(turns) and times == sorted(times, reverse=True):
+        yield {**record, "data": turns[::-1]}
 
 
-def rows(record: Row) -> Iterator[Row]:
-    yield {**record, "data": record["data"][::-1]}
-
-
-FORMAT = Format("openai-thread", recognise, rows, "batch", needs=frozenset(("data",)), rank=10)
+FORMAT = Batch("openai-thread", rows, needs=frozenset(("data",)), rank=10)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
-from hivetune.data.pieces.format import Format, Lines
+from hivetune.data.pieces.format import Format, Lines, Log
 from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation
 from hivetune.data.pieces.said import Conversation, Row, listed, names, objects, one_of
 from hivetune.data.pieces.session import is_lone_thought
@@ -96,15 +96,13 @@ def _answer(page: str) -> list[dict[str, Any]]:
     return [turn if tools else {**turn, "tool_calls": None}, *results]
 
 
-def _is_export(row: Row) -> bool:
+def _exported(row: Row) -> Conversation | None:
     turns = objects(row.get("messages"))
-    return turns is not None and isinstance(row.get("info"), dict) and "parts" in turns[0] and "info" in turns[0]
-
-
-def _exported(row: Row) -> Conversation:
+    if turns is None or not isinstance(row["info"], dict) or not {"parts", "info"} <= turns[0].keys():
+        return None
     messages: list[Message] = []
     changes: list[str] = []
-    for turn in row["messages"]:
+    for turn in turns:
         info, parts = one_of(turn, "info"), [part for part in listed(one_of(turn, "parts")) if isinstance(part, dict)]
         if one_of(info, "error"):
             changes.append("other-branches")
@@ -145,5 +143,5 @@ def _steps(parts: list[dict[str, Any]]) -> list[Message]:
     return messages
 
 
-FORMAT = Format("opencode", lambda head: _HEAD.match(head.data) is not None, rows, "file")
-EXPORT_FORMAT = Format("opencode-export", _is_export, _exported, needs=names("info"))
+FORMAT = Log("opencode", lambda head: _HEAD.match(head.data) is not None, rows)
+EXPORT_FORMAT = Format("opencode-export", _exported, needs=names("info"))

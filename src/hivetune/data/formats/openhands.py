@@ -9,7 +9,7 @@ https://docs.all-hands.dev
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.format import Head, Lines, Log
 from hivetune.data.pieces.logs import PlacedRow, conversation, events
 from hivetune.data.pieces.said import Row, listed, one_of
 from hivetune.data.reasons import RowRefused
@@ -112,4 +112,4 @@ def _of_class(event: Row) -> dict[str, Any] | None:
     return {"role": "tool", "content": observed, "tool_call_id": call_id}
 
 
-FORMAT = Format("openhands", recognise, rows, "file")
+FORMAT = Log("openhands", recognise, rows)

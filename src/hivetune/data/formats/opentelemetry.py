@@ -44,7 +44,7 @@ _NAMESPACES = ("llm", "gen_ai", "input", "output", "openinference")
 _EVENT_ROLES = ("system", "user", "assistant", "tool")
 
 
-def recognise(row: Row) -> bool:
+def _is_span(row: Row) -> bool:
     name = first_of(row, _ATTRIBUTES)
     if name is None:
         return any(column in row for column in _TABLE_COLUMNS)
@@ -61,8 +61,10 @@ def recognise(row: Row) -> bool:
     return is_span or any(key.startswith(("gen_ai.", "llm.")) for key in attributes(value))
 
 
-def rows(row: Row) -> Conversation:
+def read(row: Row) -> Conversation | None:
     """Return the conversation in a span's attributes, else in its events, else as a step."""
+    if not _is_span(row):
+        return None
     if (source := first_of(row, _ATTRIBUTES)) is not None:
         flat = _dotted(attributes(parsed(row[source])))
     else:
@@ -238,4 +240,4 @@ def _turns(flat: Mapping[str, Any], role: str, columns: tuple[str, ...]) -> list
 
 _BESIDE = names("events resource scope context logs references process message")
 _NEEDS = frozenset((*_ATTRIBUTES, *_TABLE_COLUMNS))
-FORMAT = Format("opentelemetry", recognise, rows, needs=_NEEDS, rank=11, explains=_BESIDE.union(_ATTRIBUTES))
+FORMAT = Format("opentelemetry", read, needs=_NEEDS, rank=11, explains=_BESIDE.union(_ATTRIBUTES))

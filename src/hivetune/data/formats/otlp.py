@@ -7,7 +7,7 @@ https://opentelemetry.io/docs/specs/otlp/ and https://opentelemetry.io/docs/spec
 from collections.abc import Iterator
 from typing import Any
 
-from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.format import Batch
 from hivetune.data.pieces.said import Row, objects, one_of
 from hivetune.data.pieces.spans import attributes, typed, without_wrapper
 
@@ -43,5 +43,5 @@ def _logs(record: Row) -> Iterator[Row]:
 
 
 _NEEDS = frozenset((*_RESOURCES, *_SCOPES, "trace", "data"))
-FORMAT = Format("otlp-spans", lambda record: any(_spans(record)), _spans, "batch", needs=_NEEDS)
-LOGS_FORMAT = Format("otlp-logs", lambda record: any(_logs(record)), _logs, "batch", needs=frozenset(_RESOURCE_LOGS))
+FORMAT = Batch("otlp-spans", _spans, needs=_NEEDS)
+LOGS_FORMAT = Batch("otlp-logs", _logs, needs=frozenset(_RESOURCE_LOGS))

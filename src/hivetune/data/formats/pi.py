@@ -7,7 +7,7 @@ https://github.com/badlogic/pi-mono/blob/main/packages/coding-agent/docs/session
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hivetune.data.pieces.format import Format, Lines
+from hivetune.data.pieces.format import Lines, Log
 from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, path_to, session_rows, trees
 
 _ROLES = ("user", "assistant", "toolResult", "bashExecution", "custom", "hookMessage")
@@ -104,4 +104,4 @@ def _turns(event: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 
 
-FORMAT = Format("pi", lambda head: any(map(is_line, head.events)), rows, "file")
+FORMAT = Log("pi", lambda head: any(map(is_line, head.events)), rows)

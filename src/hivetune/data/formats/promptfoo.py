@@ -9,22 +9,20 @@ from collections.abc import Iterator
 from operator import methodcaller
 from typing import Any
 
-from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.format import Batch
 from hivetune.data.pieces.said import Row, objects, one_of, parsed
 
 YAML_TURNS = "- role:"
 
 
-def recognise(record: Row) -> bool:
-    """Return whether each result holds the prompt as it was sent, and what came back."""
-    results = _results(record)
-    if not isinstance(results, list) or not all(isinstance(one_of(one_of(r, "prompt"), "raw"), str) for r in results):
-        return False
-    return bool(results) and all("vars" in r and ("response" in r or "error" in r) for r in results)
-
-
 def rows(record: Row) -> Iterator[Row]:
-    for result in _results(record):
+    """Yield the results, where each holds the prompt as it was sent, and what came back."""
+    results = one_of(record.get("results"), "results") or record.get("results") or [record]
+    if not isinstance(results, list) or not all(isinstance(one_of(one_of(r, "prompt"), "raw"), str) for r in results):
+        return
+    if not all("vars" in r and ("response" in r or "error" in r) for r in results):
+        return
+    for result in results:
         raw, response = result["prompt"]["raw"], result.get("response")
         turns = _turns_in_yaml(raw) if raw.startswith(YAML_TURNS) else parsed(raw)
         are_turns = objects(turns) is not None and all("role" in turn for turn in turns)
@@ -45,10 +43,6 @@ def rows(record: Row) -> Iterator[Row]:
         yield {**row, "choices": [choice], "success": one_of(result, "success") if judged else None}
 
 
-def _results(record: Row) -> Any:
-    return one_of(record.get("results"), "results") or record.get("results") or [record]
-
-
 def _turns_in_yaml(raw: str) -> Any:
     """Return the turns of a prompt that promptfoo took from YAML; one without a role, to be refused, if they are not
     turns, or if YAML aliases would expand to millions.
@@ -64,4 +58,4 @@ def _turns_in_yaml(raw: str) -> Any:
         return [{"role": None}]
 
 
-FORMAT = Format("promptfoo", recognise, rows, "batch", needs=frozenset(("results", "vars")))
+FORMAT = Batch("promptfoo", rows, needs=frozenset(("results", "vars")))

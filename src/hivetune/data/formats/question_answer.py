@@ -51,12 +51,13 @@ def _read_parties(name: str, row: Row, column: str) -> Conversation | None:
 
 def _read_pair(
     name: str, row: Row, prompts: tuple[str, ...], answers: tuple[str, ...] = ANSWERED, extra: tuple[str, ...] = CONTEXT
-) -> Conversation:
+) -> Conversation | None:
     """Return the conversation of a row: system prompt, history, question with what belongs to it, thoughts and
-    answer.
+    answer; None without a question or an answer.
     """
     question_column, answer_column = first_of(row, prompts), first_of(row, answers)
-    assert question_column is not None and answer_column is not None  # `recognise` looked
+    if question_column is None or answer_column is None:
+        return None
     question, answer = row[question_column], row[answer_column]
     bare = False
     if isinstance(question, str) and isinstance(answer, str):  # headers and marks of a template may be left in them
@@ -169,47 +170,35 @@ def _question(row: Row, column: str, question: Any, extra: tuple[str, ...]) -> s
     return text if says_nothing else f"{text}\n{value}"
 
 
-def _has_answer(row: Row) -> bool:
-    return first_of(row, ANSWERED) is not None
-
-
-def _is_question(row: Row) -> bool:
-    return first_of(row, QUESTIONS) not in (None, "input") and _has_answer(row)
-
-
-def _are_sentences(row: Row) -> bool:
-    """Return whether a row is a `key` and a `value` with sentences in both; names and settings are not sentences."""
-    return set(row) == {"key", "value"} and looks_like_content(row["key"]) and looks_like_content(row["value"])
-
-
-def _prompt(row: Row) -> Conversation:
+def _prompt(row: Row) -> Conversation | None:
     name = "prompt-completion"
     return _read_parties(name, row, "prompt") or _read_pair(name, row, ("prompt", *QUESTIONS))
 
 
-def _alpaca(row: Row) -> Conversation:
+def _alpaca(row: Row) -> Conversation | None:
     pair = _read_parties("alpaca", row, "instruction")
     return pair or _read_pair("alpaca", row, ("instruction",), extra=("input", *CONTEXT))
 
 
-def _input(row: Row) -> Conversation:
+def _input(row: Row) -> Conversation | None:
     return _read_pair("input-output", row, QUESTIONS)
 
 
-def _pair(row: Row) -> Conversation:
-    return _read_pair("question-answer", row, QUESTIONS)
+def _pair(row: Row) -> Conversation | None:
+    return None if first_of(row, QUESTIONS) == "input" else _read_pair("question-answer", row, QUESTIONS)
 
 
-def _key(row: Row) -> Conversation:
+def _key(row: Row) -> Conversation | None:
+    """Read a row that is a `key` and a `value` with sentences in both; names and settings are not sentences."""
+    if set(row) != {"key", "value"} or not all(map(looks_like_content, row.values())):
+        return None
     return _read_pair("key-value", row, ("key",), ("value",), ())
 
 
 _BESIDE = frozenset((*SYSTEM, *TOOLS, "history", "chat_history"))
 _PROMPT, _INSTRUCTION = names("prompt completion"), names("instruction")
-PROMPT_FORMAT = Format(
-    "prompt-completion", _has_answer, _prompt, needs=names("prompt"), rank=24, explains=_BESIDE | _PROMPT
-)
-ALPACA_FORMAT = Format("alpaca", _has_answer, _alpaca, needs=_INSTRUCTION, rank=25, explains=_BESIDE | _INSTRUCTION)
-INPUT_FORMAT = Format("input-output", _has_answer, _input, needs=names("input"), rank=32, explains=_BESIDE)
-FORMAT = Format("question-answer", _is_question, _pair, needs=frozenset(QUESTIONS), rank=33, explains=_BESIDE)
-KEY_FORMAT = Format("key-value", _are_sentences, _key, needs=names("key"), rank=34, explains=names("key value"))
+PROMPT_FORMAT = Format("prompt-completion", _prompt, needs=names("prompt"), rank=24, explains=_BESIDE | _PROMPT)
+ALPACA_FORMAT = Format("alpaca", _alpaca, needs=_INSTRUCTION, rank=25, explains=_BESIDE | _INSTRUCTION)
+INPUT_FORMAT = Format("input-output", _input, needs=names("input"), rank=32, explains=_BESIDE)
+FORMAT = Format("question-answer", _pair, needs=frozenset(QUESTIONS), rank=33, explains=_BESIDE)
+KEY_FORMAT = Format("key-value", _key, needs=names("key"), rank=34, explains=names("key value"))

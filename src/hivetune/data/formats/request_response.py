@@ -44,13 +44,10 @@ _REPEATED_REQUESTS = ("proxy_server_request", "function_kwargs")  # what was ask
 _OBSERVED = re.compile(r"^(Observation:.*?)(?=^(?:Thought|Action|Final Answer):|\Z)", re.M | re.S)
 
 
-def recognise(row: Row) -> bool:
-    return _sides(row) is not None
-
-
-def rows(row: Row) -> Conversation:
+def read(row: Row) -> Conversation | None:
     sides = _sides(row)
-    assert sides is not None  # `recognise` looked
+    if sides is None:
+        return None
     request_value, response_value = (row[column] if column else row for column in sides)
     request = read_request(request_value)
     reply, left_out = read_answer(response_value)
@@ -131,4 +128,4 @@ def _observed_apart(message: Message) -> list[Message]:
 
 _NEEDS = frozenset((*_TEXTS, "choices", "candidates", "completions", "message"))
 _READ = frozenset((*SYSTEM, *TOOLS, "instructions", "request_payload", "response_payload", *_REPEATED_REQUESTS))
-FORMAT = Format("request-response", recognise, rows, needs=_NEEDS, rank=14, explains=_READ, beside=BESIDE)
+FORMAT = Format("request-response", read, needs=_NEEDS, rank=14, explains=_READ, beside=BESIDE)

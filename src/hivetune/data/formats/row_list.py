@@ -9,7 +9,7 @@ from typing import Any
 
 from hivetune.data.columns import is_content
 from hivetune.data.formats.opentelemetry import without_repeats
-from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.format import Batch
 from hivetune.data.pieces.said import Row, objects
 from hivetune.data.pieces.spans import SHARED, without_wrapper
 from hivetune.data.pieces.turns import ROLE_KEYS
@@ -17,14 +17,12 @@ from hivetune.data.pieces.turns import ROLE_KEYS
 _KEYS = ("data", "rows", "examples", "records", "instances", "observations", "spans", "runs")
 
 
-def recognise(record: Row) -> bool:
-    return _key(without_wrapper(dict(record))) is not None
-
-
 def rows(record: Row) -> Iterator[Row]:
     record = without_wrapper(dict(record))
     key = _key(record)
-    listed: list[dict[str, Any]] = record[key] if key is not None else []
+    if key is None:
+        return
+    listed: list[dict[str, Any]] = record[key]
     trace = record["trace"] if isinstance(record.get("trace"), dict) else record
     shared = {name: trace[name] for name in SHARED if name in trace}
     if all("info" in row and "parts" in row for row in listed):  # the messages of one session of OpenCode
@@ -47,4 +45,4 @@ def _key(record: Mapping[str, Any]) -> str | None:
     return None
 
 
-FORMAT = Format("row-list", recognise, rows, "batch", needs=frozenset((*_KEYS, "trace")), rank=30)
+FORMAT = Batch("row-list", rows, needs=frozenset((*_KEYS, "trace")), rank=30)

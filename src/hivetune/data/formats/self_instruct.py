@@ -5,17 +5,13 @@ https://github.com/yizhongw/self-instruct
 
 from collections.abc import Iterator
 
-from hivetune.data.pieces.format import Format
+from hivetune.data.pieces.format import Batch
 from hivetune.data.pieces.said import Row, objects
 
 
-def recognise(record: Row) -> bool:
-    return "instruction" in record and objects(record["instances"]) is not None
-
-
 def rows(record: Row) -> Iterator[Row]:
-    for instance in record["instances"]:
+    for instance in objects(record["instances"]) or [] if "instruction" in record else []:
         yield {**record, "instances": None, **instance}
 
 
-FORMAT = Format("self-instruct", recognise, rows, "batch", needs=frozenset(("instances",)), rank=20)
+FORMAT = Batch("self-instruct", rows, needs=frozenset(("instances",)), rank=20)

@@ -25,9 +25,10 @@ _TURN_MARKS = (
 _SPEAKER = re.compile(r"\A\s*[^\W\d][\w .-]{0,30}:(\s?)")  # "Amanda: I baked cookies."
 
 
-def rows(row: Row) -> Conversation:
+def read(row: Row) -> Conversation | None:
     column = _list_column(row)
-    assert column is not None
+    if column is None:
+        return None
     turns = parsed(row[column])
     if all_texts(turns) and len(turns) > 1:
         # Some medical data sets mark each question and answer.
@@ -55,12 +56,4 @@ def _list_column(row: Row) -> str | None:
 
 
 _NEEDS, _READ = frozenset((*LISTS, "paragraph")), frozenset((*SYSTEM, *TOOLS))
-FORMAT = Format(
-    "sharegpt",
-    lambda row: _list_column(row) is not None,
-    rows,
-    needs=_NEEDS,
-    rank=22,
-    explains=_READ,
-    beside=BESIDE,
-)
+FORMAT = Format("sharegpt", read, needs=_NEEDS, rank=22, explains=_READ, beside=BESIDE)

@@ -6,7 +6,7 @@ https://slack.com/help/articles/220556107-How-to-read-Slack-data-exports
 
 from collections.abc import Iterator
 
-from hivetune.data.pieces.format import Format, Head, Lines
+from hivetune.data.pieces.format import Head, Lines, Log
 from hivetune.data.pieces.logs import PlacedRow, conversation, events
 from hivetune.data.pieces.said import one_of
 
@@ -29,4 +29,4 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
         yield begin, conversation("slack", turns, session_id=thread)
 
 
-FORMAT = Format("slack", recognise, rows, "file")
+FORMAT = Log("slack", recognise, rows)

@@ -59,9 +59,11 @@ def _acted(step: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"role": "assistant", "content": output, "tool_calls": calls}, *results]
 
 
-def rows(row: Row) -> Conversation:
+def read(row: Row) -> Conversation | None:
+    if not are_steps(listed(row["steps"])):
+        return None
     messages, changed = in_order(read_messages(turns_of(row["steps"]), None))
     return Conversation("smolagents", messages, changed=changed)
 
 
-FORMAT = Format("smolagents", lambda row: are_steps(listed(row["steps"])), rows, needs=names("steps"))
+FORMAT = Format("smolagents", read, needs=names("steps"))

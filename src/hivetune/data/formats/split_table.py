@@ -5,20 +5,15 @@ https://pandas.pydata.org/docs/reference/api/pandas.DataFrame.to_json.html
 
 from collections.abc import Iterator
 
-from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import Row
-
-
-def recognise(record: Row) -> bool:
-    names, rows = record["columns"], record.get("data")
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        return False
-    return isinstance(rows, list) and bool(rows) and all(isinstance(r, list) and len(r) == len(names) for r in rows)
+from hivetune.data.pieces.format import Batch
+from hivetune.data.pieces.said import Row, all_texts, listed
 
 
 def rows(record: Row) -> Iterator[Row]:
-    for row in record["data"]:
-        yield dict(zip(record["columns"], row, strict=True))
+    names, data = record["columns"], listed(record.get("data"))
+    if all_texts(names) and all(isinstance(row, list) and len(row) == len(names) for row in data):
+        for row in data:
+            yield dict(zip(names, row, strict=True))
 
 
-FORMAT = Format("split-table", recognise, rows, "batch", needs=frozenset(("columns",)))
+FORMAT = Batch("split-table", rows, needs=frozenset(("columns",)))

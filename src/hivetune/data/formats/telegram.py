@@ -11,12 +11,11 @@ from hivetune.data.pieces.session import ASSISTANT, spoken
 _KINDS = names("personal_chat private_group private_supergroup public_supergroup bot_chat")
 
 
-def recognise(record: Row) -> bool:
-    return objects(record.get("messages")) is not None and str(record.get("type")) in _KINDS and "name" in record
-
-
-def rows(record: Row) -> Conversation:
-    messages = [m for m in objects(record["messages"]) or [] if m.get("type") == "message" and m.get("from")]
+def read(record: Row) -> Conversation | None:
+    listed = objects(record["messages"])
+    if listed is None or str(record.get("type")) not in _KINDS or "name" not in record:
+        return None
+    messages = [m for m in listed if m.get("type") == "message" and m.get("from")]
     turns: list[tuple[str, str]] = []
     for message in messages:
         pieces = message["text"] if isinstance(message.get("text"), list) else [message.get("text")]  # bold, or links
@@ -28,4 +27,4 @@ def rows(record: Row) -> Conversation:
     return spoken("telegram", turns, answers)
 
 
-FORMAT = Format("telegram", recognise, rows, needs=names("messages"))
+FORMAT = Format("telegram", read, needs=names("messages"))

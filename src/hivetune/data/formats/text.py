@@ -19,14 +19,12 @@ _HALVES = (
 )
 
 
-def recognise(row: Row) -> bool:
-    return not str(row.get("type")).startswith("response.")  # a piece of a stream
-
-
-def rows(row: Row) -> Conversation:
+def read(row: Row) -> Conversation | None:
     """Return a text that is learned whole, or its turns if speakers take turns in it. Raise RowRefused if a template
     wrote it and its turns are unclear.
     """
+    if str(row.get("type")).startswith("response."):
+        return None  # a piece of a stream
     text = text_of(row["text"], "text")
     turns = turns_of(text, whole=True)
     turns = spoken_turns(text) if turns is None else turns
@@ -41,12 +39,5 @@ def rows(row: Row) -> Conversation:
     return Conversation("text", messages, changed=("turns-from-text", *changed))
 
 
-FORMAT = Format(
-    "text",
-    recognise,
-    rows,
-    needs=names("text"),
-    rank=35,
-    explains=names("text"),
-    asks=frozenset((*LABELS, *_HALVES)),
-)
+_TEXT = names("text")
+FORMAT = Format("text", read, needs=_TEXT, rank=35, explains=_TEXT, asks=frozenset((*LABELS, *_HALVES)))

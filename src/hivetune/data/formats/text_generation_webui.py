@@ -10,14 +10,12 @@ from hivetune.data.pieces.turns import read_turn
 from hivetune.records import Message
 
 
-def recognise(row: Row) -> bool:
-    pairs = listed(row.get("internal"))
-    return "visible" in row and bool(pairs) and all(all_texts(pair) and len(pair) == 2 for pair in pairs)
-
-
-def rows(row: Row) -> Conversation:
+def read(row: Row) -> Conversation | None:
+    pairs = listed(row["internal"])
+    if "visible" not in row or not pairs or not all(all_texts(pair) and len(pair) == 2 for pair in pairs):
+        return None
     messages: list[Message] = []
-    for question, answered in row["internal"]:
+    for question, answered in pairs:
         if question != _GREETS:
             messages.append(Message("user", question))
         messages += read_turn({"role": "assistant", "content": answered})
@@ -27,4 +25,4 @@ def rows(row: Row) -> Conversation:
 _GREETS = "<|BEGIN-VISIBLE-CHAT|>"  # stands for the user where the character speaks first
 
 
-FORMAT = Format("text-generation-webui", recognise, rows, needs=names("internal"))
+FORMAT = Format("text-generation-webui", read, needs=names("internal"))

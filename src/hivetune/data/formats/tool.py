@@ -5,7 +5,7 @@ The columns are those of the table in docs/formats.md.
 
 from hivetune.data.columns import SYSTEM, TOOLS, system_of
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import Conversation, Row, text_of
+from hivetune.data.pieces.said import Conversation, Row, one_of, text_of
 from hivetune.data.pieces.turns import read_system
 from hivetune.records import Message
 
@@ -14,13 +14,11 @@ _RESULT = ("result", "output")
 _NEEDS = frozenset(("tool_used", "tool", "command"))
 
 
-def recognise(row: Row) -> bool:
-    return any(row.get(key) is not None for key in _QUESTION)
-
-
-def rows(row: Row) -> Conversation:
+def read(row: Row) -> Conversation | None:
     """Return the row with its command as the answer. The result came from a machine, so it is never trained."""
-    question = next(row[key] for key in _QUESTION if row.get(key) is not None)
+    question = one_of(row, *_QUESTION)
+    if question is None:
+        return None
     command = row.get("command")
     if isinstance(command, str) and command.strip():
         answer, untrusted = command, False
@@ -34,4 +32,4 @@ def rows(row: Row) -> Conversation:
     return Conversation("tool", messages, untrusted=untrusted)
 
 
-FORMAT = Format("tool", recognise, rows, needs=_NEEDS, rank=31, explains=_NEEDS.union(SYSTEM, TOOLS, _RESULT))
+FORMAT = Format("tool", read, needs=_NEEDS, rank=31, explains=_NEEDS.union(SYSTEM, TOOLS, _RESULT))

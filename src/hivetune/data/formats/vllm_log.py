@@ -8,7 +8,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from hivetune.data.pieces.format import Format, Lines
+from hivetune.data.pieces.format import Lines, Log
 from hivetune.data.pieces.printed import Step, pairing, prints, prompted
 
 _LITERAL = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
@@ -31,4 +31,4 @@ def rows(lines: Lines) -> Iterator[Step]:
 
 
 _MARK = r"Received request \S+: prompt: ['\"]|Request \S+ details: prompt: ['\"]"
-FORMAT = Format("vllm-log", prints(_MARK), rows, "file")
+FORMAT = Log("vllm-log", prints(_MARK), rows)

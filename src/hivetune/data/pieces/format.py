@@ -1,11 +1,48 @@
-"""What a format is: the shape of `FORMAT` in each module of data/formats, and of an entry point `hivetune.formats`."""
+"""What a format is: the shape of `FORMAT` in each module of data/formats, and of an entry point `hivetune.formats`.
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+A module says in its docstring who writes its format, with a link to what defines it. There are three kinds: `Format` of
+records that are rows, `Batch` of records that hold rows, `Log` of files whose rows have many lines.
+"""
 
-from hivetune.data.pieces.said import Row
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from hivetune.data.pieces.logs import PlacedRow
+from hivetune.data.pieces.said import Conversation, Row
 
 Lines = Iterator[tuple[int, str]]  # (line number, the line without its line break)
+
+
+class Format(NamedTuple):
+    """Records that are rows. `read` is given one JSON object, its names in snake_case, and returns its conversation, or
+    None if it is of another format. It raises RowRefused, with the reason, for a record that nobody should learn.
+
+    `needs`: a record must have one of these columns before it is read, or none if it is empty. `rank` says which
+    formats are asked first, the lower the earlier: 0 what one program writes, 10 to 19 what many APIs share, from 20 on
+    what published data sets share, from 30 on columns by their names.
+
+    From rank 1 on, other columns that look like content are refused. `explains`: columns that `read` reads or rightly
+    leaves out; `beside`: names of notes about such records; `asks`: names that are content in such records.
+    """
+
+    name: str
+    read: Callable[[Row], Conversation | None]
+    needs: frozenset[str] = frozenset()
+    rank: int = 0
+    explains: frozenset[str] = frozenset()
+    beside: frozenset[str] = frozenset()
+    asks: frozenset[str] = frozenset()
+
+
+class Batch(NamedTuple):
+    """Records that hold rows. `rows` yields them, and nothing for a record of another format; `needs` and `rank` as
+    those of a Format.
+    """
+
+    name: str
+    rows: Callable[[Row], Iterable[Row]]
+    needs: frozenset[str]
+    rank: int = 0
 
 
 class Head(NamedTuple):
@@ -19,31 +56,12 @@ class Head(NamedTuple):
     events: Sequence[Row]
 
 
-class Format(NamedTuple):
-    """One named format. Its module says in its docstring who writes it, with a link to what defines it.
-
-    `unit` says what `recognise` and `rows` are given:
-
-    - "record": one JSON object, its names in snake_case. `rows` returns its conversation.
-    - "batch": one JSON object that holds many records. `rows` yields them.
-    - "file": `recognise` gets a `Head`, `rows` the lines of the file. It yields (line, record), or (line, RowRefused)
-      where one is lost.
-
-    Formats of the unit "record" read what "batch" and "file" yield. `rows` raises RowRefused, with the reason, for a
-    record that nobody should learn. `needs`: a record must have one of these columns before `recognise` is asked, or
-    none if it is empty. `rank` says which formats are asked first, the lower the earlier: 0 what one program writes,
-    10 to 19 what many APIs share, from 20 on what published data sets share, from 30 on columns by their names.
-
-    From rank 1 on, other columns that look like content are refused. `explains`: columns that `rows` reads or rightly
-    leaves out; `beside`: names of notes about such records; `asks`: names that are content in such records.
+class Log(NamedTuple):
+    """Files whose rows have many lines. `rows` yields (line, record), or (line, RowRefused) where one is lost; formats
+    of records read these.
     """
 
     name: str
-    recognise: Callable[..., bool]
-    rows: Callable[..., Any]
-    unit: Literal["record", "batch", "file"] = "record"
-    needs: frozenset[str] = frozenset()
+    recognise: Callable[[Head], bool]
+    rows: Callable[[Lines], Iterator[PlacedRow]]
     rank: int = 0
-    explains: frozenset[str] = frozenset()
-    beside: frozenset[str] = frozenset()
-    asks: frozenset[str] = frozenset()
