@@ -512,3 +512,23 @@ def test_a_file_that_is_no_json_lines_is_named(written: str, form: str | None, t
     [reader] = parse_sources([str(path)])
     collect([reader], follow=False, stop=threading.Event())
     assert [form in note for note in reader.notes] == ([] if form is None else [True])
+
+
+def test_a_folder_is_followed_through_links(tmp_path: Path) -> None:
+    """As `data check` does. Files behind a link were passed over without a word."""
+    (tmp_path / "elsewhere").mkdir()
+    append(tmp_path / "elsewhere" / "b.jsonl", 2)
+    append(tmp_path / "logs" / "a.jsonl", 1)
+    (tmp_path / "logs" / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "logs" / "circle").symlink_to(tmp_path / "logs")
+    assert total(str(tmp_path / "logs")) == (2, 0, 0, 0)
+
+
+def test_a_file_of_two_sources_is_named(tmp_path: Path) -> None:
+    """It was blamed on another collector, which nobody had started."""
+    append(log := tmp_path / "logs" / "chat.jsonl", 1)
+    (tmp_path / "alias.jsonl").symlink_to(log)
+    (tmp_path / "logs" / "rows.csv").write_text("prompt,completion\na,b\n")
+    for sources in ((log, tmp_path / "alias.jsonl"), (log.parent, log), (log.parent, log.parent / "rows.csv")):
+        with pytest.raises(UsageError, match="belongs to two sources|is named twice"):
+            parse_sources([str(source) for source in sources])

@@ -107,6 +107,26 @@ def test_a_table_without_rowid(app: sqlite3.Connection, tmp_path: Path) -> None:
     assert total(url(tmp_path, "table=logs&cursor=at")) == (1, 0, 0, 0)
 
 
+def test_a_column_that_is_called_rowid_is_not_the_position(app: sqlite3.Connection, tmp_path: Path) -> None:
+    """Rows without a value in it were not read, nor those with a smaller one than the last."""
+    app.execute("CREATE TABLE logs (rowid TEXT, prompt TEXT, completion TEXT)")
+    app.execute("INSERT INTO logs VALUES ('m', 'question 1', 'a'), (NULL, 'question 2', 'b')")
+    assert total(url(tmp_path, "table=logs")) == (2, 0, 0, 0)
+    app.execute("INSERT INTO logs VALUES ('a', 'question 3', 'c')")
+    assert total(url(tmp_path, "table=logs")) == (1, 0, 0, 0)
+    assert query("SELECT source FROM interactions") == [f"{tmp_path / 'app.db'}#logs:{n}" for n in (1, 2, 3)]
+
+
+def test_what_a_refused_row_is_told_to_do_helps(app: sqlite3.Connection, tmp_path: Path) -> None:
+    add(app, 1)
+    app.execute("UPDATE chats SET extra = x'ff'")
+    assert total(url(tmp_path)) == (0, 0, 1, 0)
+    [hint] = query("SELECT hint FROM refused")
+    assert hint.startswith("extra holds bytes") and "?table=VIEW&cursor=COLUMN" in hint
+    app.execute("CREATE VIEW good AS SELECT id, question, answer FROM chats")
+    assert total(url(tmp_path, f"table=good&cursor=id&{COLUMNS}")) == (1, 0, 0, 0)
+
+
 def test_rows_that_cannot_be_read_are_kept_aside(app: sqlite3.Connection, tmp_path: Path) -> None:
     add(app, 1)
     app.execute("INSERT INTO chats (question, answer) VALUES (?, ?)", (b"\xff\xfe", "a"))

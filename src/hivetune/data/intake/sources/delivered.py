@@ -19,7 +19,7 @@ from hivetune.data.reasons import RowRefused
 DELETED = "deleted-before-read"
 DELETED_HINT = "the stream is trimmed before it is collected: raise MAXLEN, or collect with --follow"
 BINARY = "binary-column"
-BINARY_HINT = "leave the column out with map=, or store it as text"
+BINARY_HINT = "store it as text; of a table, collect a view without it: ?table=VIEW&cursor=COLUMN"
 
 
 Batches = Generator[Batch | None, None, None]
@@ -108,7 +108,7 @@ def from_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
             try:
                 value = value.decode()
             except UnicodeDecodeError:
-                raise RowRefused(BINARY, BINARY_HINT) from None
+                raise RowRefused(BINARY, f"{name} holds bytes that are no text: {BINARY_HINT}") from None
         if isinstance(value, str) and value.startswith(("{", "[")):
             with contextlib.suppress(ValueError, RecursionError):  # a text like others
                 value = json.loads(value)

@@ -30,6 +30,10 @@ class DocumentReader:
         self.waiting: list[str] = []
         self._path = path if path == "-" else os.path.realpath(path)
 
+    def paths(self) -> list[str]:
+        """Return the file, without links."""
+        return [] if self._path == "-" else [self._path]
+
     def batches(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> Batches:
         path, key = self._path, f"file:{self._path}"
         while not stop.is_set():

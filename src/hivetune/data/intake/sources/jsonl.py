@@ -91,7 +91,11 @@ class JsonlReader:
         self._follow = False
 
     def has_files(self) -> bool:
-        return bool(self._generations.files())
+        return bool(self.paths())
+
+    def paths(self) -> list[str]:
+        """Return the logs that are there now, without links."""
+        return [*self._generations.files()]
 
     def documents(self) -> list[str]:
         """Return the files of the pattern that are not logs; documents.py reads them."""

@@ -7,6 +7,7 @@ import urllib.parse
 from collections import Counter
 from collections.abc import Sequence
 
+from hivetune.base.paths import spelled
 from hivetune.data.files.kinds import refuse_foreign
 from hivetune.data.intake.files import check_storable
 from hivetune.data.intake.sources.delivered import Reader
@@ -39,7 +40,21 @@ def parse_sources(sources: Sequence[str]) -> list[Reader]:
     for name, count in Counter(reader.name for reader in readers).items():
         if count > 1:
             raise UsageError(f"{name} is named twice", hint="name each source once")
+    _refuse_overlap(readers)
     return readers
+
+
+def _refuse_overlap(readers: Sequence[Reader]) -> None:
+    """Raise UsageError for a file that two sources have: a folder and a file in it, or a link and its target."""
+    owners: dict[str, str] = {}
+    for reader in readers:
+        for path in reader.paths() if isinstance(reader, JsonlReader | DocumentReader) else ():
+            if path in owners:
+                raise UsageError(
+                    f"{spelled(path)} belongs to two sources: {spelled(owners[path])} and {spelled(reader.name)}",
+                    hint="name each file once",
+                )
+            owners[path] = reader.name
 
 
 def parse_map(text: str) -> dict[str, str]:

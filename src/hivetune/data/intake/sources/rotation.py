@@ -19,11 +19,10 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import IO, cast
 
 from hivetune.base.paths import install_command
-from hivetune.data.intake.files import is_storable
+from hivetune.data.intake.files import files_below, is_storable
 from hivetune.data.intake.interactions import read_cursors
 from hivetune.errors import MachineNotFit
 
@@ -267,8 +266,7 @@ class Generations:
 
     def _paths(self) -> list[str]:
         if os.path.isdir(self.pattern):
-            names = (str(path) for path in Path(self.pattern).rglob("*"))
-            paths = [name for name in names if name.endswith(LOGS + DOCUMENTS)]
+            paths = [path for path in files_below(self.pattern) if path.endswith(LOGS + DOCUMENTS)]
         elif os.path.lexists(self.pattern) or not glob.has_magic(self.pattern):
             paths = [self.pattern]
         else:

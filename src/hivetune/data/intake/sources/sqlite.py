@@ -39,7 +39,7 @@ class SqliteReader:
         self.name = self._path if self._is_own_database else f"{self._path}#{self._table}"
         self._map = dict(column_map)
         self._column = cursor
-        self._has_rowid = True
+        self._rowid = ""  # the name of the rowid, if the table has one that no column hides
         self._connection: sqlite3.Connection
 
     def batches(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> Batches:
@@ -101,17 +101,18 @@ class SqliteReader:
                 near = difflib.get_close_matches(column, columns, 1)
                 hint = f"did you mean {near[0]}?" if near else f"its columns: {', '.join(columns)}"
                 raise UsageError(f"{self._table} has no column {column}", hint=hint)
-        # Views and tables WITHOUT ROWID have none.
+        # Views and tables WITHOUT ROWID have none. A column of one of its names is not the rowid: its values may come
+        # in any order, and be missing.
         kind = self._query("SELECT type FROM sqlite_master WHERE name = ?", self._table)[0]["type"]
-        self._has_rowid = kind == "table"
-        if self._has_rowid:
-            try:
-                self._query(f"SELECT rowid FROM {_quote(self._table)} LIMIT 1")
-            except sqlite3.OperationalError:
-                self._has_rowid = False
-        if self._column is None and not self._has_rowid:
+        hidden = {column.lower() for column in columns}
+        names = [name for name in ("rowid", "_rowid_", "oid") if kind == "table" and name not in hidden]
+        with contextlib.suppress(sqlite3.OperationalError):
+            for name in names[:1]:
+                self._query(f"SELECT {name} FROM {_quote(self._table)} LIMIT 1")
+                self._rowid = name
+        if self._column is None and not self._rowid:
             raise UsageError(
-                f"{self._table} has no rowid (a view, or WITHOUT ROWID)",
+                f"{self._table} has no rowid (a view, WITHOUT ROWID, or hidden by columns)",
                 hint="name a column whose values only grow: &cursor=COLUMN",
             )
         if self._column:
@@ -139,9 +140,9 @@ class SqliteReader:
         return late + rows
 
     def _select(self, condition: str, limit: int, *values: object) -> list[dict[str, Any]]:
-        cursor = _quote(self._column) if self._column else "rowid"
-        extra = f'{cursor} AS "#cursor"' + (', rowid AS "#rowid"' if self._has_rowid else "")
-        order = f"{cursor}, rowid" if self._has_rowid else cursor
+        cursor = _quote(self._column) if self._column else self._rowid
+        extra = f'{cursor} AS "#cursor"' + (f', {self._rowid} AS "#rowid"' if self._rowid else "")
+        order = f"{cursor}, {self._rowid}" if self._rowid else cursor
         where = f"{cursor} {condition}" + (f" AND typeof({cursor}) != 'blob'" if self._column else "")
         query = f"SELECT *, {extra} FROM {_quote(self._table)} WHERE {where} ORDER BY {order} LIMIT {limit}"
         return self._query(query, *values)
@@ -166,7 +167,7 @@ class SqliteReader:
         return [Delivery(source.rpartition(":")[0], source, row_name, row, str(columns["id"]))]
 
     def _name_of(self, cells: dict[str, Any]) -> str:
-        return f"{self._path}#{self._table}:{cells['#rowid'] if self._has_rowid else cells['#cursor']}"
+        return f"{self._path}#{self._table}:{cells['#rowid'] if self._rowid else cells['#cursor']}"
 
 
 def _decode(text: bytes) -> str | bytes:
