@@ -530,5 +530,5 @@ def test_a_file_of_two_sources_is_named(tmp_path: Path) -> None:
     (tmp_path / "alias.jsonl").symlink_to(log)
     (tmp_path / "logs" / "rows.csv").write_text("prompt,completion\na,b\n")
     for sources in ((log, tmp_path / "alias.jsonl"), (log.parent, log), (log.parent, log.parent / "rows.csv")):
-        with pytest.raises(UsageError, match="belongs to two sources|is named twice"):
+        with pytest.raises(UsageError, match=r"belongs to two sources|is named twice"):
             parse_sources([str(source) for source in sources])
