@@ -20,8 +20,8 @@ from hivetune.errors import HivetuneError, UsageError
 from hivetune.models.architecture import read_architecture
 from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, PLAN, RECORD, read_record, read_resolved
 from hivetune.run.status import RunStatus, RunTally, damaged_status, event_text, status_of
-from hivetune.train.plan.layout import shares_prefixes, trim_document
-from hivetune.train.plan.memory import setup_of
+from hivetune.train.plan.layout import shares_prefixes, trim_rows
+from hivetune.train.plan.memory import setup_of_run
 from hivetune.train.plan.speed import Prediction, micro_batch_shapes
 from hivetune.train.plan.steps import read_plan
 
@@ -294,12 +294,13 @@ def planned_rates(run: Path) -> PlannedRates | None:
             return None
         prediction = Prediction(**choices.prediction)
         architecture = read_architecture(Path(str(record.get("model"))))
-        kind, quantized = "cpu" if choices.device == "cpu" else "cuda", config.method == "qlora"
-        lora = config.lora
+        kind = "cpu" if choices.device == "cpu" else "cuda"
+        setup = setup_of_run(config, architecture, choices, kind)
+        is_fast = architecture.is_fast and config.method != "qlora"
         setup = replace(
-            setup_of(architecture, lora.r, lora.target_modules, choices.dtype, kind, quantized=quantized),
+            setup,
             recompute=choices.recompute or 0,
-            path=choices.path or ("fast" if architecture.is_fast and not quantized else "general"),
+            path=choices.path or ("fast" if is_fast else "general"),
             streamed=choices.streamed or 0,
         )
         plan, snapshot = read_plan(run), open_snapshot(Path(str(record.get("snapshot"))))
@@ -307,7 +308,7 @@ def planned_rates(run: Path) -> PlannedRates | None:
         return None
     tokens, seconds = 0, 0.0
     for step in plan.steps[:_MAX_STEPS]:
-        documents = [trim_document(snapshot.tokens(row).tolist(), snapshot.trained(row)) for row in step.rows]
+        documents = trim_rows(snapshot, step.rows)
         shapes = micro_batch_shapes(setup, documents, choices.budget_tokens, share=shares_prefixes(config.lora))
         tokens += sum(snapshot.length(row) for row in step.rows)
         seconds += prediction.rate.seconds(setup, shapes)

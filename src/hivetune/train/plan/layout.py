@@ -13,10 +13,11 @@ layouts, the plan predicts what they cost.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hivetune.config import LoraConfig
+from hivetune.data.snapshot import Snapshot
 
 # Below this many shared tokens one more segment costs more in small attention calls than it saves (docs/log.md).
 MIN_SHARED_TOKENS = 16
@@ -131,6 +132,11 @@ def trim_document(tokens: Sequence[int], trained: Sequence[int] | memoryview) ->
     pairs = tuple((index - 1, tokens[index]) for index in range(1, len(tokens)) if trained[index])
     last = pairs[-1][0] + 1 if pairs else 0
     return TrimmedDocument(tuple(tokens[:last]), pairs)
+
+
+def trim_rows(snapshot: Snapshot, rows: Iterable[int]) -> tuple[TrimmedDocument, ...]:
+    """Return rows of the snapshot as trimmed documents."""
+    return tuple(trim_document(snapshot.tokens(row).tolist(), snapshot.trained(row)) for row in rows)
 
 
 def shares_prefixes(lora: LoraConfig) -> bool:

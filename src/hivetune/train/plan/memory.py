@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from hivetune.config import RunConfig
 from hivetune.models.architecture import ALL_LINEAR, Architecture
+from hivetune.run.choices import Choices
 from hivetune.train.plan.device import Device
 from hivetune.train.plan.layout import compiles_products
 
@@ -101,6 +103,13 @@ def setup_of(
     trained = architecture.adapter_parameters(rank, targets)
     active = architecture.active_adapter_parameters(rank, targets)
     return TrainingSetup(architecture, trained, dtype, kind, quantized, active_adapter_parameters=active)
+
+
+def setup_of_run(config: RunConfig, architecture: Architecture, choices: Choices, kind: str) -> TrainingSetup:
+    """Return the setup of a run by its settings and the choices about its numbers, on the fast path."""
+    lora, quantized = config.lora, config.method == "qlora"
+    setup = setup_of(architecture, lora.r, lora.target_modules, choices.dtype or "", kind, quantized=quantized)
+    return replace(setup, products=choices.products)
 
 
 @dataclass(frozen=True)

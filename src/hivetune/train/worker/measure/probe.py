@@ -10,7 +10,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,15 @@ from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.inventory import read_machine
 from hivetune.machine.profile import read_profile, write_profile
-from hivetune.models.architecture import Architecture, read_architecture
+from hivetune.models.architecture import read_architecture
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Probe
 from hivetune.run.choices import NO_CHOICES, Choices
 from hivetune.run.folder import read_resolved, write_resolved
 from hivetune.train.plan import choose
 from hivetune.train.plan.device import Device, device_of_machine
-from hivetune.train.plan.layout import TrimmedDocument, shares_prefixes, trim_document
-from hivetune.train.plan.memory import TrainingSetup, predict_peak, setup_of
+from hivetune.train.plan.layout import shares_prefixes, trim_rows
+from hivetune.train.plan.memory import TrainingSetup, predict_peak, setup_of_run
 from hivetune.train.plan.speed import (
     PROBED_TIME_ERROR,
     Measured,
@@ -125,11 +125,11 @@ def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
         profile = profile.with_rates(name, canary_rates(device))
     target = device_of_machine(machine, profile, name)
     work, memory_share = workload_of(config, plan, snapshot), config.supervise.memory_share
-    setup = _setup_of(config, architecture, settled, target.kind)
+    setup = setup_of_run(config, architecture, settled, target.kind)
     first = _choose_before_loading(task.model, config, setup, target, work)
     rows = _probe_rows(plan, snapshot, first.budget_tokens)
     measured_under = conditions(task.model, config, settled)
-    tokens = micro_batch_shapes(setup, layout_rows(snapshot, rows[-1]), sys.maxsize, share=work.share)[0].tokens
+    tokens = micro_batch_shapes(setup, trim_rows(snapshot, rows[-1]), sys.maxsize, share=work.share)[0].tokens
     earlier = known_probe(profile.probes.get(probe_key(setup)), setup, measured_under, tokens) if run else None
     measured = earlier or _measure_right(
         task,
@@ -182,12 +182,12 @@ def compare_with_prediction(
     if choices.prediction is None or choices.budget_tokens is None or choices.recompute is None:
         return None
     prediction = Prediction(**choices.prediction)
-    setup = _setup_of(config, read_architecture(model_folder), choices, model.device.type)
+    setup = setup_of_run(config, read_architecture(model_folder), choices, model.device.type)
     setup = replace(setup, recompute=choices.recompute, path=model.path, streamed=model.num_streamed)
     timed = []
     steps = [entry for entry in metrics if entry["event"] == "step" and entry["loss"] is not None]
     for event in steps[1 : 1 + STEPS_COMPARED]:
-        rows = layout_rows(snapshot, plan.steps[event["step"] - 1].rows)
+        rows = trim_rows(snapshot, plan.steps[event["step"] - 1].rows)
         shapes = micro_batch_shapes(setup, rows, choices.budget_tokens, share=shares_prefixes(config.lora))
         timed.append(Timed(event["tokens"], prediction.rate.seconds(setup, shapes), event["seconds"]))
     return predicted_and_actual(
@@ -237,9 +237,7 @@ def measure(
             of_step.append(took_s - read[-1].waited_s)
             heartbeat.beat(Beat.PREPARING)
         rates.append(own_canary(setup.architecture, setup.dtype, model.device))
-    shapes = [
-        micro_batch_shapes(setup, layout_rows(snapshot, rows), sys.maxsize, share=work.share)[0] for rows in steps
-    ]
+    shapes = [micro_batch_shapes(setup, trim_rows(snapshot, rows), sys.maxsize, share=work.share)[0] for rows in steps]
     points = [Point(*point) for point in zip(shapes, map(statistics.median, seconds), peaks, strict=True)]
     if model.device.type == "cpu":  # a card's steps are timed again when they are replayed
         heartbeat.beat(Beat.MEASURED)
@@ -254,11 +252,6 @@ def _agree(seconds: Sequence[Sequence[float]]) -> bool:
     return all(len(s) == TIMED_ROUNDS[0] and max(s) <= (1 + AGREE) * min(s) for s in last)
 
 
-def layout_rows(snapshot: Snapshot, rows: Iterable[int]) -> tuple[TrimmedDocument, ...]:
-    """Return rows of the snapshot as trimmed documents."""
-    return tuple(trim_document(snapshot.tokens(row).tolist(), snapshot.trained(row)) for row in rows)
-
-
 def workload_of(config: RunConfig, plan: Plan, snapshot: Snapshot) -> choose.Workload:
     """Return the workload of a plan: its first steps stand for all, the middle one of them is the typical one."""
     steps = sorted(plan.steps[:STEPS_LOOKED_AT], key=lambda step: sum(snapshot.length(row) for row in step.rows))
@@ -268,7 +261,7 @@ def workload_of(config: RunConfig, plan: Plan, snapshot: Snapshot) -> choose.Wor
     return choose.Workload(
         lengths=tuple(snapshot.length(row) for row in typical.rows),
         trained=tuple(snapshot.num_trained(row) for row in typical.rows),
-        documents=tuple(layout_rows(snapshot, step.rows) for step in steps),
+        documents=tuple(trim_rows(snapshot, step.rows) for step in steps),
         share=shares_prefixes(config.lora),
         longest=longest_unit({row: snapshot.length(row) for row in set(plan.entry_rows)}, snapshot.bad_rows()),
         rows=plan.num_rows,
@@ -362,7 +355,7 @@ def _predict(
     steps = work.micro_batches(chosen.setup, chosen.budget_tokens)
     rows = snapshot.rows("validation")[: STEPS_LOOKED_AT * VALIDATION_DOCUMENTS]
     groups = [rows[start:][:VALIDATION_DOCUMENTS] for start in range(0, len(rows), VALIDATION_DOCUMENTS)]
-    scored = replace(work, documents=tuple(layout_rows(snapshot, group) for group in groups))
+    scored = replace(work, documents=tuple(trim_rows(snapshot, group) for group in groups))
     if groups:
         steps += scored.micro_batches(chosen.setup, chosen.budget_tokens)
     shapes = [shape for step in steps for shape in step]
@@ -405,12 +398,6 @@ def _choose_before_loading(
         others = choose.compared(config.model, target)
         fitting = choose.fitting_options(case, target, work, others, memory_share=share)
         raise choose.with_advice(error, fitting, case) from None
-
-
-def _setup_of(config: RunConfig, architecture: Architecture, settled: Choices, kind: str) -> TrainingSetup:
-    lora, quantized = config.lora, config.method == "qlora"
-    setup = setup_of(architecture, lora.r, lora.target_modules, settled.dtype or "", kind, quantized=quantized)
-    return replace(setup, products=settled.products)
 
 
 def _with(settled: Choices, chosen: choose.Choice) -> Choices:
