@@ -17,7 +17,6 @@ from hivetune.errors import DoesNotFit
 from hivetune.judge.compare import evaluate_run
 from hivetune.judge.gate import judge_run
 from hivetune.models.fetch import fetch_model
-from hivetune.process.launch import Launch, launch_child
 from hivetune.records import Progress, Verdict, silent
 from hivetune.release.export import DEFAULT_QUANT, Exported, export_run
 from hivetune.release.prove import export_merged, prove_export
@@ -99,19 +98,14 @@ def train(config: Config, name: str = "python", *, progress: Progress = silent) 
     return load_run(run.folder)
 
 
-def measure(
-    run: Run,
-    progress: Progress = silent,
-    meanwhile: Callable[[], None] = lambda: None,
-    start: Launch = launch_child,
-) -> list[str]:
+def measure(run: Run, progress: Progress = silent, meanwhile: Callable[[], None] = lambda: None) -> list[str]:
     """Choose precision and micro-batch size of a run by measuring two steps; return the environment variables that were
     set.
 
     If driver, torch or card changed, the machine is tested first. `meanwhile` is called while the steps run.
     """
     notes = [prove_again(run, progress)] if proof_is_due(run) else []
-    return notes + [variable.words for variable in probe_run(run, progress, meanwhile, start)]
+    return notes + [variable.words for variable in probe_run(run, progress, meanwhile)]
 
 
 def open_trained(run: str | Path) -> Run:

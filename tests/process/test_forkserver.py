@@ -15,7 +15,6 @@ from tiny_child import Play
 
 from hivetune.process import forkserver, launch
 from hivetune.process.forkserver import forking
-from hivetune.process.launch import Ahead
 from hivetune.process.parent import Child, run_task, see_off, start_child
 from hivetune.process.protocol import Beat, Outcome, Train
 
@@ -134,18 +133,10 @@ def test_a_fork_that_comes_too_late_does_nothing(tmp_path: Path, monkeypatch: py
 
 
 def test_where_memory_is_short_there_is_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "MIN_AVAILABLE_BYTES", 1 << 60)
+    monkeypatch.setattr(forkserver, "MIN_AVAILABLE_BYTES", 1 << 60)
     child = begin(tmp_path)
     assert [process.pid for process in started()] == [child.process.pid]
     child.kill()
-
-
-def test_nothing_is_started_ahead_of_what_is_forked(tmp_path: Path) -> None:
-    with Ahead() as ahead:
-        ahead.start()
-        assert not started()
-        assert see_off(start_child(Play("items"), tmp_path, module=TINY, start=ahead.launch)).status == "done"
-        assert len(started()) == 1
 
 
 @pytest.mark.parametrize("do", ["work_on", "stop_itself"])

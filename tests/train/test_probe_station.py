@@ -1,18 +1,17 @@
 """What is done beside the probe disturbs nothing that it times, and is done however the probe ends."""
 
 import functools
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from hivetune.config import parse_config
 from hivetune.machine.inventory import read_machine
 from hivetune.machine.profile import read_profile, write_profile
-from hivetune.process.launch import launch_child
+from hivetune.process.protocol import ENTRIES, Probe
 from hivetune.run.choices import NO_CHOICES
 from hivetune.run.folder import write_resolved
 from hivetune.train.open import Run
@@ -51,10 +50,9 @@ def probed(folder: Path, meanwhile: Callable[[Path], None], timing: str = "pass"
     write_resolved(run, parse_config(settings, "test"), NO_CHOICES)
     found = SimpleNamespace(folder=run, model=folder, snapshot=SimpleNamespace(folder=folder))
 
-    def start(module: str, *rest: Any) -> "subprocess.Popen[bytes]":
-        return launch_child(str(script), *rest)
-
-    probe_run(cast(Run, found), meanwhile=functools.partial(meanwhile, run), start=start)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ENTRIES, Probe, str(script))
+        probe_run(cast(Run, found), meanwhile=functools.partial(meanwhile, run))
     return run
 
 

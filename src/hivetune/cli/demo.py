@@ -25,7 +25,7 @@ from hivetune.config import load_config
 from hivetune.errors import HivetuneError, MachineNotFit
 from hivetune.judge.gate import verdict_document
 from hivetune.llama.backend import open_backend
-from hivetune.process.launch import Ahead
+from hivetune.process.forkserver import start_ahead
 from hivetune.release.export import export_run
 from hivetune.release.gguf import SERVED_QUANT, find_converter
 from hivetune.release.prove import describe_proof, prove_export
@@ -49,13 +49,12 @@ def demo(
     _station(1, "model", f"SmolLM2-135M-Instruct, prepared once in {home()}")
     model_folder(config.model)
     _station(2, "data", f"{config.data.path}: three agents answering questions about the standard library")
-    with Ahead() as ahead:
-        ahead.start()
-        with progress("checking and tokenizing", "rows") as report:
-            run = open_run(config, "demo", report)
-        _show_data(run)
-        _station(3, "training", f"{len(run.plan.steps)} steps of {config.batch_size} examples, rank {config.lora.r}")
-        summary = measure_and_train(run, ahead)
+    start_ahead()
+    with progress("checking and tokenizing", "rows") as report:
+        run = open_run(config, "demo", report)
+    _show_data(run)
+    _station(3, "training", f"{len(run.plan.steps)} steps of {config.batch_size} examples, rank {config.lora.r}")
+    summary = measure_and_train(run)
     show_training(summary)
     _station(4, "evaluation", "base and tuned model on rows that were not used in training")
     if (run.folder / EVALUATION).exists():

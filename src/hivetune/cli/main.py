@@ -271,12 +271,15 @@ def _root(
 
 
 def _load(module: str, function: str) -> Callable[..., None]:
+    from hivetune.process.forkserver import forking  # only now: `--help` starts no process
+
     loaded: Callable[..., None] = vars(importlib.import_module(f"hivetune.cli.{module}"))[function]
 
     @functools.wraps(loaded)
     def body(*arguments: Any, **options: Any) -> None:
         try:
-            loaded(*arguments, **options)
+            with forking():
+                loaded(*arguments, **options)
         except KeyboardInterrupt:  # click would print "Aborted!" and no document
             raise Stopped("stopped", signal_number=signal.SIGINT) from None
 

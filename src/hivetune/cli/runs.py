@@ -36,7 +36,7 @@ from hivetune.errors import UsageError
 from hivetune.judge.page import newest_page
 from hivetune.machine.telemetry import process_tree, sample
 from hivetune.process.detach import systemd_unit
-from hivetune.process.launch import Ahead
+from hivetune.process.forkserver import start_ahead
 from hivetune.release.prune import delete, find_unused, remove_run
 from hivetune.run.folder import EVENTS, SUPERVISOR_LOG, WORKER_LOG, read_resolved
 from hivetune.run.status import (
@@ -300,10 +300,9 @@ def resume(
     if detach:
         train_detached(folder, overrides or ())
         return
-    with Ahead() as ahead:
-        ahead.start()
-        opened = load_run(folder)
-        summary = measure_and_train(replace(opened, config=override_config(opened.config, overrides or ())), ahead)
+    start_ahead()
+    opened = load_run(folder)
+    summary = measure_and_train(replace(opened, config=override_config(opened.config, overrides or ())))
     show_training(summary)
     emit(summary)
 

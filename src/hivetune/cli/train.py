@@ -6,7 +6,7 @@ import typer
 
 from hivetune.cli.arguments import ColumnsOption, ConfigArgument, ModelOption, SetOption, read_settings
 from hivetune.cli.output import emit, show
-from hivetune.process.launch import Ahead
+from hivetune.process.forkserver import start_ahead
 from hivetune.run.status import shortest_name
 
 
@@ -24,17 +24,16 @@ def train(
     """
     chunks = [] if chunk_rows is None else [f"supervise.chunk_rows={chunk_rows}"]
     loaded, name = read_settings(config, model, [*(overrides or []), *chunks], columns)
-    with Ahead() as ahead:
-        if not detach:
-            ahead.start()
-        # While that child imports, this process does.
-        from hivetune.cli.training import measure_and_train, open_configured, show_training, train_detached
+    if not detach:
+        start_ahead()
+    # While the fork server imports, this process does.
+    from hivetune.cli.training import measure_and_train, open_configured, show_training, train_detached
 
-        run = open_configured(loaded, name)
-        if detach:
-            train_detached(run.folder)
-            return
-        summary = measure_and_train(run, ahead)
+    run = open_configured(loaded, name)
+    if detach:
+        train_detached(run.folder)
+        return
+    summary = measure_and_train(run)
     show_training(summary)
     show(f"next: hivetune eval {shortest_name(run.folder)}")
     emit(summary)

@@ -31,8 +31,6 @@ from hivetune.data.prepare.prepare import prepare_data
 from hivetune.errors import Busy, NotDeployed, UsageError
 from hivetune.learn import learn as learn_in_stages
 from hivetune.process.detach import start_detached
-from hivetune.process.forkserver import forking
-from hivetune.process.launch import Ahead
 from hivetune.release.dry_export import DryExport, dry_export
 from hivetune.run.folder import LOSS_CURVE, read_resolved
 from hivetune.run.status import newest_losses, shortest_name
@@ -75,11 +73,8 @@ def train_detached(run: Path, overrides: Sequence[str] = ()) -> None:
     emit({"run": run, "status": "started"})
 
 
-def measure_and_train(run: Run, ahead: Ahead) -> dict[str, Any]:
-    """Train under the supervisor, showing progress, and return the document of `train --json`.
-
-    `ahead` may hold a child process that has started to import already.
-    """
+def measure_and_train(run: Run) -> dict[str, Any]:
+    """Train under the supervisor, showing progress, and return the document of `train --json`."""
     for target in run.config.report_to:
         if problem := exporter_problem(target):
             say(f"{problem}: {install_command(target)}; the run is not sent there")
@@ -87,11 +82,10 @@ def measure_and_train(run: Run, ahead: Ahead) -> dict[str, Any]:
 
     def meanwhile() -> None:
         if run.record["status"] != "done":
-            ahead.start()  # the worker imports while the probe runs
             tried.append(dry_export(run))
 
     with progress("measuring two steps to choose precision and micro-batch size") as report:
-        notes = walk.measure(run, report, meanwhile, ahead.launch)
+        notes = walk.measure(run, report, meanwhile)
     for dry in tried:
         say(f"exports: {exports_text(dry)}")
     for note in notes:
@@ -100,7 +94,7 @@ def measure_and_train(run: Run, ahead: Ahead) -> dict[str, Any]:
         say(f"slow path: without the C++ kernels a step takes about four times as long. {reason}")
     with progress("training", "steps") as report:
         total = len(run.plan.steps)
-        return train_run(run, Terms(lambda done: report(done, total, _losses(run.folder)), start=ahead.launch))
+        return train_run(run, Terms(lambda done: report(done, total, _losses(run.folder))))
 
 
 def _losses(run: Path) -> str:
@@ -195,12 +189,8 @@ def learn(
     find_sources(loaded.data.path)
     model_folder(loaded.model)
 
-    def train(run: Run) -> dict[str, Any]:
-        with Ahead() as ahead:
-            return measure_and_train(run, ahead)
-
-    with progress("comparing the stages", "items") as comparing, forking():
-        document = learn_in_stages(loaded, name, train=train, say=say, comparing=comparing)
+    with progress("comparing the stages", "items") as comparing:
+        document = learn_in_stages(loaded, name, train=measure_and_train, say=say, comparing=comparing)
     show_stages(document)
     emit(document)
 

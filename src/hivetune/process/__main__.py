@@ -1,7 +1,7 @@
 """`python -m hivetune.process MODULE TASK.json`: run a module with the guards set before torch is imported.
 
-With the number of a socket instead it is a child that was started ahead: it imports and then waits for module and task.
-With `fork` and the number of a socket it is a fork server: each of its forks gets a module and a task.
+With `fork` and the number of a socket it is a fork server: each of its forks gets a module and a task. Modules that are
+named behind are imported first.
 A module that can't be imported, for example without torch, still writes its `outcome.json`.
 """
 
@@ -10,12 +10,9 @@ import runpy
 import sys
 from pathlib import Path
 
-from hivetune.process.child import guard, missing_package, report_failure, wait_for_task
-from hivetune.process.forkserver import serve_forks
-from hivetune.process.protocol import FORK, read_task
-
-# It imports torch and the engine: all but 0.03 s of the 1.7 s of imports of a probe or training worker.
-IMPORTED_AHEAD = "hivetune.train.worker.exchange.exchange"
+from hivetune.process.child import guard, missing_package, report_failure
+from hivetune.process.forkserver import FORK, serve_forks
+from hivetune.process.protocol import read_task
 
 
 def launch(module: str, task_file: str) -> None:
@@ -36,6 +33,6 @@ if __name__ == "__main__":
     guard()
     first, *rest = sys.argv[1:]
     if first == FORK:
-        launch(*serve_forks(int(*rest)))
+        launch(*serve_forks(int(rest[0]), rest[1:]))
     else:
-        launch(*((first, *rest) if rest else wait_for_task(int(first), IMPORTED_AHEAD)))
+        launch(first, *rest)

@@ -7,17 +7,14 @@ torch, so that the guards are set before torch is loaded.
 
 import contextlib
 import faulthandler
-import importlib
-import json
 import os
 import resource
 import select
 import signal
-import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -29,7 +26,6 @@ from hivetune.base.private import keep_private, make_folder
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.process.protocol import (
     EXIT_FULL_DISK,
-    RESERVED_HANDLES,
     SAVES_WHEN_STOPPED,
     Beat,
     Envelope,
@@ -41,7 +37,6 @@ from hivetune.run.folder import OUTCOME, RANKS
 # When memory runs out the kernel kills the process with the highest score: the worker, never the desktop.
 OOM_SCORE = 500
 EXIT_ORPHANED = 70
-MESSAGE_BYTES = 65_536
 _RANKS_HINT = "start it with torchrun; else: unset WORLD_SIZE RANK"
 
 
@@ -89,41 +84,6 @@ def guard() -> None:
             file.write(str(OOM_SCORE))
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
-
-
-def wait_for_task(handle: int, imported: str) -> tuple[str, str]:
-    """Import a module, wait at the socket `handle`, and return module and task file, in a child started ahead.
-
-    The open files that process/launch.py sends get their numbers, also standard output and error. End the process when
-    the other end closes.
-    """
-    reserved = reserve_handles()
-    with contextlib.suppress(Exception):  # the task's own module raises it again, where it is reported
-        importlib.import_module(imported)
-    with socket.socket(fileno=handle) as parent:
-        sent, files, _, _ = socket.recv_fds(parent, MESSAGE_BYTES, RESERVED_HANDLES)
-    if not sent:
-        os._exit(0)
-    message = json.loads(sent)
-    take_handles(files, message["handles"], reserved)
-    return message["module"], message["task"]
-
-
-def reserve_handles() -> list[int]:
-    """Occupy the numbers below RESERVED_HANDLES, so that no import opens a file there."""
-    opened = [os.open(os.devnull, os.O_RDONLY)]
-    while opened[-1] < RESERVED_HANDLES:
-        opened.append(os.open(os.devnull, os.O_RDONLY))
-    return opened
-
-
-def take_handles(files: Sequence[int], numbers: Sequence[int], reserved: Sequence[int]) -> None:
-    """Give the files that were received the numbers that they have in the parent, and free what was reserved."""
-    for file, number in zip(files, numbers, strict=True):
-        os.dup2(file, number)
-        os.close(file)
-    for number in set(reserved) - set(numbers):
-        os.close(number)
 
 
 def limit_memory(limit_bytes: int | None) -> None:

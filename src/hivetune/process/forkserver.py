@@ -24,15 +24,27 @@ from typing import IO, NoReturn
 import psutil
 
 from hivetune.process import launch
-from hivetune.process.child import MESSAGE_BYTES, guard, reserve_handles, take_handles
-from hivetune.process.protocol import FORK, RESERVED_HANDLES
+from hivetune.process.child import guard
 from hivetune.process.still import join_standstill
 
+# `python -m hivetune.process fork SOCKET MODULE...` is a fork server.
+FORK = "fork"
+# The server keeps the file numbers below free, since files have the same number in a fork as in its parent. A parent
+# with more open files starts a new process. Some systems allow a process 256.
+RESERVED_HANDLES = 200
+# It imports torch and the engine: all but 0.03 s of the 1.7 s of imports of a probe or training worker.
+ENGINE = "hivetune.train.worker.exchange.exchange"
+# The server takes 240 MB with torch, and the parent needs room to read rows.
+MIN_AVAILABLE_BYTES = 1 << 30
+MESSAGE_BYTES = 65_536
 # The first fork waits for imports, about 30 s from a cold disk. Later the child is started without the server.
 FORK_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 10.0
+# A server without forks ends then, so that a loop that waits for rows keeps no 240 MB. The next task starts another.
+IDLE_S = 60.0
 _MAX_NAP_S = 0.05
 _BEGIN = b"b"
+_OPEN: list["_Server"] = []
 
 
 @contextlib.contextmanager
@@ -42,12 +54,20 @@ def forking() -> Iterator[None]:
         yield
         return
     server = _Server()
+    _OPEN.append(server)
     launch.FORKS.append(server.fork)
     try:
         yield
     finally:
         launch.FORKS.clear()
+        _OPEN.clear()
         server.close()
+
+
+def start_ahead() -> None:
+    """Start the server of an open `forking` now: it imports torch and the engine while this process reads rows."""
+    for server in _OPEN:
+        server.start(launch.child_environment({}), ENGINE)
 
 
 class _Fork:
@@ -90,7 +110,19 @@ class _Server:
     def __init__(self) -> None:
         self._thread = threading.get_ident()
         self._process: subprocess.Popen[bytes] | None = None
-        self._usable = True
+        self._usable, self._forked = True, False
+
+    def start(self, variables: Mapping[str, str], *imported: str) -> None:
+        """Start the server, which imports these modules. It is not started where memory is short."""
+        if psutil.virtual_memory().available < MIN_AVAILABLE_BYTES:
+            return
+        # What its imports say is said again, in a log, when one of them fails in a fork.
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            number = theirs.fileno()
+            arguments = [FORK, str(number), *imported]
+            self._process = launch.start_python(arguments, subprocess.DEVNULL, [number], variables)
+        self._variables, self._forked = variables, False
 
     def fork(
         self, module: str, task_file: str, log: IO[bytes], handles: Sequence[int], environment: Mapping[str, str | None]
@@ -98,18 +130,7 @@ class _Server:
         """Return a fork for a task, or None: after a failure, where memory is short, or for another environment, since
         libraries read variables when they are loaded."""
         variables = launch.child_environment(environment)
-        if self._process is None and self._usable:
-            if threading.get_ident() != self._thread:  # the kernel would end the server with this thread
-                return None
-            self._usable = psutil.virtual_memory().available >= launch.MIN_AVAILABLE_BYTES
-            if self._usable:
-                # What its imports say is said again, in a log, when one of them fails in a fork.
-                self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                with theirs:
-                    number = theirs.fileno()
-                    self._process = launch.start_python([FORK, str(number)], subprocess.DEVNULL, [number], variables)
-                self._variables = variables
-        if not self._usable or variables != self._variables or max(handles) >= RESERVED_HANDLES:
+        if not self._usable or max(handles) >= RESERVED_HANDLES or not self._serves(variables):
             return None
         message = json.dumps({"module": module, "task": task_file, "handles": [1, 2, *handles]})
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -126,36 +147,57 @@ class _Server:
             ours.close()  # so a fork that comes late ends: never two children for one task
             self._usable = False
             return None
+        self._forked = True
         process = _Fork(pid, ours)
         join_standstill(process)
         return process
+
+    def _serves(self, variables: Mapping[str, str]) -> bool:
+        """Return whether a server with these variables runs. One is started where none runs, or an unused other one."""
+        runs = self._process is not None and self._process.poll() is None
+        if runs and (self._forked or variables == self._variables):
+            return variables == self._variables
+        if threading.get_ident() != self._thread:  # the kernel would end the server with this thread
+            return False
+        self.close()
+        self.start(variables)
+        return self._process is not None
 
     def close(self) -> None:
         """End the server, and with it what it has forked."""
         if self._process is None:
             return
         self._requests.close()
+        if not self._forked:
+            self._process.kill()  # it may still import
         try:
             self._process.wait(END_TIMEOUT_S)  # its own end counts its forks' processor time as this process's
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._process = None
 
 
-def serve_forks(handle: int) -> tuple[str, str]:
+def serve_forks(handle: int, imported: Sequence[str] = ()) -> tuple[str, str]:
     """Fork for each request at the socket `handle`; return module and task file in each fork.
 
-    A task's module is imported before its fork, so that the next one has it too. End when the other end closes.
+    A task's module is imported before its fork, so that the next one has it too. End when the other end closes, or
+    after IDLE_S.
     """
-    server, reserved = os.getpid(), reserve_handles()
+    server, reserved = os.getpid(), _reserve_handles()
     os.close(os.pidfd_open(server))  # a kernel before Linux 5.3 ends the server here
     requests = socket.socket(fileno=handle)
+    for module in imported:
+        _import(module)
     running: dict[int, tuple[int, socket.socket]] = {}  # handle of a process: its number, and where its end is told
     ended: dict[int, tuple[int, socket.socket]] = {}  # handle of that socket: the same
     watch = select.poll()
     watch.register(requests, select.POLLIN)
     while True:
-        for number, _ in watch.poll():
+        events = watch.poll(None if running or ended else IDLE_S * 1000)
+        if not events:
+            os._exit(0)
+        for number, _ in events:
             if number in running:
                 pid, told = running.pop(number)
                 _tell_end(pid, told)
@@ -184,7 +226,7 @@ def serve_forks(handle: int) -> tuple[str, str]:
                         other.close()
                     requests.close()
                     os.setsid()
-                    take_handles(files[1:], message["handles"], reserved)
+                    _take_handles(files[1:], message["handles"], reserved)
                     guard()
                     if os.getppid() != server or not _may_begin(told):
                         os._exit(1)
@@ -198,6 +240,23 @@ def serve_forks(handle: int) -> tuple[str, str]:
                     process = os.pidfd_open(forked)
                     running[process] = forked, told
                     watch.register(process, select.POLLIN)
+
+
+def _reserve_handles() -> list[int]:
+    """Occupy the numbers below RESERVED_HANDLES, so that no import opens a file there."""
+    opened = [os.open(os.devnull, os.O_RDONLY)]
+    while opened[-1] < RESERVED_HANDLES:
+        opened.append(os.open(os.devnull, os.O_RDONLY))
+    return opened
+
+
+def _take_handles(files: Sequence[int], numbers: Sequence[int], reserved: Sequence[int]) -> None:
+    """Give the files that were received the numbers that they have in the parent, and free what was reserved."""
+    for file, number in zip(files, numbers, strict=True):
+        os.dup2(file, number)
+        os.close(file)
+    for number in set(reserved) - set(numbers):
+        os.close(number)
 
 
 def _import(module: str) -> None:

@@ -1,24 +1,13 @@
-"""The start of child processes, with their task or ahead of it.
-
-A child that is started ahead imports torch while its parent still reads rows, and waits at a socket (`wait_for_task` in
-child.py) for its task.
-"""
+"""The start of child processes: `python -m hivetune.process MODULE TASK.json`, or a fork of a fork server."""
 
 import hashlib
-import json
 import os
-import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import IO, Self
-
-import psutil
+from typing import IO
 
 from hivetune.base.disk import home
-from hivetune.process.protocol import RESERVED_HANDLES
 from hivetune.process.still import Process, join_standstill
 
 ENVIRONMENT = {
@@ -35,12 +24,6 @@ ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "PYTHONFAULTHANDLER": "1",
 }
-# A waiting child takes 240 MB with torch, and the parent needs room to read rows.
-MIN_AVAILABLE_BYTES = 1 << 30
-
-Launch = Callable[[str, str, IO[bytes], Sequence[int], Mapping[str, str | None]], Process]
-"""A function such as `launch_child`: module, task file, log, handles, changes of the environment."""
-
 # The fork server, while one is open (forkserver.py). It returns None for a child that it can't fork.
 FORKS: list[Callable[[str, str, IO[bytes], Sequence[int], Mapping[str, str | None]], Process | None]] = []
 
@@ -96,69 +79,3 @@ def child_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     folder = f"triton-{hashlib.sha256(repr(knobs).encode()).hexdigest()[:12]}" if knobs else "triton"
     merged.setdefault("TRITON_CACHE_DIR", str(home() / "kernels" / folder))
     return {name: value for name, value in merged.items() if value is not None}
-
-
-class Ahead:
-    """At most one child that waits for its task, as a context that ends a waiting child."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def start(self) -> None:
-        """Start a child from a thread that lives as long as the child.
-
-        None is started while one waits, where memory is short, or where a fork server imports only once.
-        """
-        if self._process is not None or FORKS or psutil.virtual_memory().available < MIN_AVAILABLE_BYTES:
-            return
-        self._environment = child_environment({})
-        self._socket, theirs = socket.socketpair()
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the child is used or ended)
-        with theirs:
-            number = theirs.fileno()
-            self._process = start_python([str(number)], self._output, [number], self._environment)
-
-    def launch(
-        self, module: str, task_file: str, log: IO[bytes], handles: Sequence[int], environment: Mapping[str, str | None]
-    ) -> Process:
-        """Give the task to the waiting child, or start another one, as `launch_child` does.
-
-        The waiting child must have the same environment, because libraries read variables when they are loaded.
-        """
-        process = self._process
-        same = process is not None and child_environment(environment) == self._environment
-        if process is None or not same or process.poll() is not None or max(handles) >= RESERVED_HANDLES:
-            self.close()
-            return launch_child(module, task_file, log, handles, environment)
-        message = {"module": module, "task": task_file, "handles": [1, 2, *handles]}
-        self._output.seek(0)
-        log.write(self._output.read())
-        log.flush()
-        try:
-            files = [log.fileno(), log.fileno(), *handles]
-            socket.send_fds(self._socket, [json.dumps(message).encode()], files)
-        except BrokenPipeError:  # it ended just now
-            self.close()
-            return launch_child(module, task_file, log, handles, environment)
-        self._release()
-        return process
-
-    def close(self) -> None:
-        """End the waiting child, if there is one."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._release()
-
-    def _release(self) -> None:
-        self._process = None
-        self._socket.close()
-        self._output.close()

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from hivetune.base.disk import read_json
 from hivetune.base.private import make_folder, open_plain
 from hivetune.config import SuperviseConfig
-from hivetune.process.launch import Launch, launch_child
+from hivetune.process.launch import launch_child
 from hivetune.process.protocol import ENTRIES, EXIT_FULL_DISK, Beat, ChildError, Outcome, Status, write_task
 from hivetune.process.still import Process, moving_s
 from hivetune.records import Progress
@@ -266,14 +266,12 @@ def start_child(
     environment: Mapping[str, str | None] | None = None,
     pass_fds: Sequence[int] = (),
     memory_limit_bytes: int | None = None,
-    start: Launch = launch_child,
 ) -> Child:
     """Start a child for `task` (process/protocol.py) in its own session, with files and log in `folder`.
 
     `module`, a dotted name or the path of a script, replaces the one in `ENTRIES`. None in `environment` removes a
-    variable. `pass_fds` stay open with the same numbers. Allocations above `memory_limit_bytes` fail. `start` starts
-    the process (process/launch.py). Call it from a thread that lives as long as the child, which the kernel ends with
-    the thread.
+    variable. `pass_fds` stay open with the same numbers. Allocations above `memory_limit_bytes` fail. Call it from a
+    thread that lives as long as the child, which the kernel ends with the thread.
     """
     make_folder(folder)
     (folder / OUTCOME).unlink(missing_ok=True)
@@ -286,7 +284,8 @@ def start_child(
     try:
         path = write_task(task, folder, heartbeat_fd=writer, memory_limit_bytes=memory_limit_bytes)
         with open(open_plain(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
-            process = start(module or ENTRIES[type(task)], str(path), file, (writer, *pass_fds), environment or {})
+            handles = (writer, *pass_fds)
+            process = launch_child(module or ENTRIES[type(task)], str(path), file, handles, environment or {})
     except BaseException:
         os.close(reader)
         raise

@@ -19,11 +19,6 @@ from hivetune.run.choices import NO_CHOICES, Choices
 TASK = "task.json"  # in the folder of its outcome
 # The exit code of a child that can't write its outcome because the disk is full (sysexits: EX_CANTCREAT).
 EXIT_FULL_DISK = 73
-# A waiting child keeps the file numbers below free, since files have the same number as in the parent. A parent with
-# more open files starts another child. Some systems allow a process 256.
-RESERVED_HANDLES = 200
-# `python -m hivetune.process fork SOCKET` is a fork server.
-FORK = "fork"
 
 Status = Literal["done", "stopped", "failed", "hung", "died"]
 

@@ -10,7 +10,6 @@ from hivetune.machine.doctor.prove import prove_look
 from hivetune.machine.doctor.report import proof_as_text
 from hivetune.machine.inventory import read_machine
 from hivetune.machine.profile import proven_before, read_profile
-from hivetune.process.launch import Launch, launch_child
 from hivetune.process.parent import see_off, start_child
 from hivetune.process.protocol import Beat, Probe
 from hivetune.records import Progress, silent
@@ -39,12 +38,12 @@ def settle_variables(run: Run, where: Surroundings | None = None) -> tuple[Varia
 
 
 def probe_run(
-    run: Run, progress: Progress = silent, meanwhile: Callable[[], None] = lambda: None, start: Launch = launch_child
+    run: Run, progress: Progress = silent, meanwhile: Callable[[], None] = lambda: None
 ) -> tuple[Variable, ...]:
     """Measure this machine with the run's own shapes and write the choices down, once, before step 0.
 
-    `meanwhile` is called here beside the child, where it disturbs nothing that is timed. `start` makes the child's
-    process. Returns the variables that the run's workers were given or lost now, for a message to the user.
+    `meanwhile` is called here beside the child, where it disturbs nothing that is timed. Returns the variables that the
+    run's workers were given or lost now, for a message to the user.
 
     Raises DoesNotFit with what would fit. A probe that dies leaves the run without measured choices: the supervisor
     finds out why workers die.
@@ -71,7 +70,7 @@ def probe_run(
         at_once = do_once if read_profile(read_machine().fingerprint).rates else lambda: None
         task = Probe(run.model, run.snapshot.folder, run.folder)
         environment = read_resolved(run.folder)[1].environment
-        child = start_child(task, run.folder / PROBE, environment=environment, start=start)
+        child = start_child(task, run.folder / PROBE, environment=environment)
         outcome = see_off(child, on_beat, at_once)
         if outcome.error is not None and outcome.error.exit_code != 1:
             (run.folder / PROBE / OUTCOME).unlink()

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hivetune.base.journal import read_journal
-from hivetune.process.launch import Launch, launch_child
 from hivetune.process.protocol import Beat, Outcome
 from hivetune.run.folder import METRICS
 from hivetune.train.supervise.diagnose import Diagnosis
@@ -18,15 +17,13 @@ class Terms:
     """The caller's requests to a running run. Each function is called about four times a second.
 
     `on_step` gets the number of finished steps. While `stand_still` is true the worker computes nothing. `ends` returns
-    0, 1 for an end after a checkpoint, or 2 for an end now. `on_look` is called at every look. `start` makes a worker's
-    process.
+    0, 1 for an end after a checkpoint, or 2 for an end now. `on_look` is called at every look.
     """
 
     on_step: Callable[[int], None] = lambda done: None
     stand_still: Callable[[], bool] = lambda: False
     ends: Callable[[], int] = lambda: 0
     on_look: Callable[[], None] = lambda: None
-    start: Launch = launch_child
 
 
 @dataclass(frozen=True)

@@ -223,7 +223,6 @@ class _Supervisor:
                     environment=environment,
                     pass_fds=handles,
                     memory_limit_bytes=None if self._on_device() else memory_bytes,
-                    start=self.terms.start,
                 )
                 pid = child.process.pid
                 self.events.append(
