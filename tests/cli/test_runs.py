@@ -107,6 +107,16 @@ def test_a_deleted_run_is_left_out(tmp_path: Path) -> None:
     assert json.loads(hivetune("runs", "--json").stdout)["runs"] == []
 
 
+def test_a_run_that_holds_other_runs_is_not_deleted_with_them(tmp_path: Path) -> None:
+    """A sweep puts its runs below `output`, which may be the folder of a finished run."""
+    outer, inner = make(tmp_path, "outer"), make(tmp_path / "outer", "01")
+    refused = hivetune("rm", str(outer), "--yes")
+    assert refused.returncode == 2 and f"{outer} holds other runs: {inner}" in refused.stderr
+    assert f"hivetune runs rm {outer} {inner}" in refused.stderr and inner.exists()
+    assert hivetune("rm", str(outer), str(inner), "--yes").returncode == 0
+    assert not outer.exists() and not inner.exists()
+
+
 def test_the_unit_names_run_and_home(tmp_path: Path) -> None:
     run = make(tmp_path)
     unit = json.loads(hivetune("resume", str(run), "--unit", "--json").stdout)["unit"]

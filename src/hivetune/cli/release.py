@@ -96,7 +96,7 @@ def register(
     if release.verdict == "deploy":
         show(f"next: hivetune promote {release.label}")
     elif judgement is None:
-        show(f"next: hivetune eval {run}")
+        show(f"next: hivetune eval {quoted(run)}")
     else:
         for reason in judgement["reasons"][: judgement.get("decisive")]:
             show(f"  {reason}")

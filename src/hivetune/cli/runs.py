@@ -22,6 +22,7 @@ from rich.text import Text
 from hivetune.base.database import home_as_it_is, open_database
 from hivetune.base.disk import home, lock_holder, size_of
 from hivetune.base.journal import read_journal
+from hivetune.base.paths import quoted
 from hivetune.base.private import open_plain
 from hivetune.base.typed import to_plain
 from hivetune.cli.arguments import RunArgument
@@ -47,6 +48,7 @@ from hivetune.run.status import (
     loss_curve,
     run_status,
     running_runs,
+    runs_below,
     shortest_name,
     stop_run,
 )
@@ -405,7 +407,11 @@ def rm(
     yes: YesOption = False,
 ) -> None:
     """Delete runs with their checkpoints and adapters. Releases registered from them are kept."""
-    folders = list(dict.fromkeys(find_run(name) for name in runs))
+    folders = sorted({find_run(name) for name in runs}, key=lambda folder: -len(folder.parts))  # the inner ones first
+    for folder in folders:
+        if inner := [str(run) for run in runs_below(folder) if run not in folders]:
+            hint = f"delete them too: hivetune runs rm {' '.join(map(quoted, [folder, *inner]))}"
+            raise UsageError(f"{folder} holds other runs: {', '.join(inner)}", hint=hint)
     for folder in folders:
         show(f"{folder}: {size(size_of(folder))}")
     _ask(f"delete {'this run' if len(folders) == 1 else f'these {len(folders)} runs'}", yes=yes)

@@ -319,6 +319,15 @@ def shortest_name(folder: Path) -> str:
     return quoted(shortest_names(runs).get(folder, folder))
 
 
+def runs_below(folder: Path) -> list[Path]:
+    """Return the runs that lie in the folder of another run, as a sweep's do whose config names that one's `output`."""
+    if not database_path().exists():
+        return []
+    with closing(open_database()) as database:
+        runs = [Path(path) for (path,) in database.execute("SELECT path FROM runs ORDER BY path")]
+    return [run for run in runs if folder in run.parents and (run / RECORD).exists()]
+
+
 def shortest_names(runs: Collection[Path]) -> dict[Path, str]:
     """Return for each of these runs its name if it is unique, else its folder."""
     times = Counter(run.name for run in runs)
