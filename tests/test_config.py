@@ -60,6 +60,8 @@ def test_overrides_win_and_can_open_a_section(tmp_path: Path) -> None:
     [
         ({**SMALL, "epoch": 2}, "did you mean 'epochs'"),
         ({**SMALL, "lora": {"rank": 4}}, "did you mean 'lora.r'"),
+        ({**SMALL, "gate": {"latency": {"ratio": -1}}}, "'gate.latency.ratio': Input should be greater than 0"),
+        ({**SMALL, "eval": {"latency_prompt": 3}}, "did you mean 'eval.answers.timed'"),
         ({**SMALL, "lora": {"r": "many"}}, "'lora.r'"),
         ({**SMALL, "batch_size": 0}, "'batch_size'"),
         ({"model": "m"}, "'data' is missing"),

@@ -614,7 +614,7 @@ def _refusal_text(problem: Mapping[str, Any], settings: Mapping[str, str], names
     if kind == "extra_forbidden":
         near = difflib.get_close_matches(key, settings, 1)
         near = near or [name for name in settings if name.rpartition(".")[2] == key.rpartition(".")[2]]
-        return f"unknown setting '{key}'" + (f", did you mean '{near[0]}'?" if near else "")
+        return f"unknown setting '{key}'" + (f", did you mean '{FORMER_NAMES.get(near[0], near[0])}'?" if near else "")
     if kind == "missing":
         return f"'{key}' is missing"
     shown = repr(problem["input"])

@@ -41,7 +41,7 @@ SITUATIONS = {
     "small enough": (evaluation(), {"most_memory_gb": 10}, "deploy", "is kept"),
     "too large": (evaluation(memory=11e9), {"most_memory_gb": 10}, "iterate", "is exceeded"),
     "memory unknown": (evaluation(memory=None), {"most_memory_gb": 10}, "not-enough-evidence", "not measured"),
-    "nothing required": (evaluation(), {}, "iterate", "gate.success_gain"),
+    "nothing required": (evaluation(), {}, "iterate", "gate.success.gain"),
     "a loss that nobody has is not required": (evaluation(), {"loss_gain": 0.0}, "iterate", "an endpoint has none"),
     "40 % faster than was recorded": (
         evaluation(recorded=True, latency_s=20.1),
