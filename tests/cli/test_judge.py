@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hivetune.cli import release as commands
-from hivetune.cli.judge import next_step_text
+from hivetune.cli.verdict import next_step_text
 from hivetune.errors import HivetuneError
 from hivetune.judge.findings import passed_text
 from hivetune.judge.gate import read_evaluation

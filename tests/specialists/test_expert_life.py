@@ -17,10 +17,10 @@ from hivetune.errors import UsageError
 from hivetune.routing.domains import KeyedRow, RowDomain
 from hivetune.routing.steps import add_steps, newest_steps
 from hivetune.specialists.decide import ScoredUnit, decide_birth
-from hivetune.specialists.routes import Serving, keys_of
+from hivetune.specialists.routes import keys_of
 from hivetune.specialists.runs import _make, birth_step
 from hivetune.specialists.station import review
-from hivetune.specialists.survey import ALONE, read_survey
+from hivetune.specialists.survey import ALONE, Serving, read_survey
 
 DOMAIN = RowDomain("agent", ("coder",))
 

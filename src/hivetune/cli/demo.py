@@ -18,9 +18,9 @@ import hivetune
 from hivetune import walk
 from hivetune.base.disk import home, read_json
 from hivetune.cli.arguments import model_folder
-from hivetune.cli.judge import show_verdict
 from hivetune.cli.output import duration, emit, number, progress, say, short, show, size, table
 from hivetune.cli.training import measure_and_train, show_training
+from hivetune.cli.verdict import show_verdict
 from hivetune.config import load_config
 from hivetune.errors import HivetuneError, MachineNotFit
 from hivetune.judge.gate import verdict_document

@@ -10,8 +10,8 @@ import typer
 from hivetune.base.database import open_database
 from hivetune.base.paths import quoted
 from hivetune.cli.arguments import ReleaseArgument, RunArgument
-from hivetune.cli.judge import next_step
 from hivetune.cli.output import emit, moment, parts, progress, say, short, show, size, table
+from hivetune.cli.verdict import next_step
 from hivetune.data.frozen import drop_win, general_questions, names_with_wins, wins_of
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.frozen import freeze_wins

@@ -22,8 +22,8 @@ from hivetune.cli.arguments import (
     read_settings,
 )
 from hivetune.cli.data import learning_text
-from hivetune.cli.judge import show_metrics
 from hivetune.cli.output import AFTER_ROWS, duration, emit, number, parts, progress, say, show, size, table
+from hivetune.cli.verdict import show_metrics
 from hivetune.config import RunConfig
 from hivetune.dashboard.exporters.follow import exporter_problem
 from hivetune.data.intake.files import find_sources

@@ -14,8 +14,7 @@ from hivetune.llama.prompts import prompt_of
 from hivetune.release.gguf import SERVED_QUANT, base_gguf
 from hivetune.routing.choose import specialists_folder
 from hivetune.serve.swap.wanted import load_release
-from hivetune.specialists.routes import serving
-from hivetune.specialists.survey import ALONE, Attended, Survey
+from hivetune.specialists.survey import ALONE, Attended, Survey, serving
 
 _COSTS = "costs.json"  # below the folder of the shared release
 _QUESTIONS, _NEW_TOKENS = 5, 32  # of the test rows: 3 s a release with a model of 135M on two cores

@@ -2,13 +2,11 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.database import open_database
 from hivetune.base.disk import write_json
 from hivetune.base.typed import to_plain
 from hivetune.data.frozen import general_questions
@@ -16,13 +14,11 @@ from hivetune.errors import HivetuneError, UsageError
 from hivetune.models.fetch import fetch_model
 from hivetune.records import Progress
 from hivetune.release.gguf import SERVED_QUANT, base_gguf
-from hivetune.release.registry import Release, find
 from hivetune.routing.choose import Asking, SpecialistTable, choose, read_table, write_table
 from hivetune.routing.domains import KEY_KINDS, KeyedRow, RowDomain, own_keys
-from hivetune.routing.steps import newest_steps
 from hivetune.routing.text_router import RoutedText, TextRouter, TextSpecialist, learn_router, route_text
 from hivetune.specialists.decide import RoutedDomain, ScoredUnit, routed_domains
-from hivetune.specialists.survey import ALONE, Attended, Survey, scored_rows
+from hivetune.specialists.survey import ALONE, Attended, Serving, Survey, scored_rows, serving, unchecked
 
 MAX_A_DOMAIN = 400  # training rows of a domain that the router learns from: more cost hours of scoring
 OWN_SHARE = 0.95  # of the rows with a key's value that must be a domain's, so that the value finds it
@@ -38,50 +34,6 @@ class Routed:
     by_key: tuple[RoutedDomain, ...]
     by_text: tuple[RoutedDomain, ...]
     judged_on: str
-
-
-@dataclass(frozen=True)
-class Serving:
-    """A specialist that answers now: its domain, its champion, and the hash of the shared adapter it was last compared
-    with.
-    """
-
-    domain: RowDomain
-    release: Release
-    parent: str
-
-
-def serving(survey: Survey) -> tuple[dict[str, Serving], list[str]]:
-    """Return the specialists of the shared release by name, and problems: specialists that can't serve or serve
-    unchecked.
-    """
-    specialists, problems = {}, []
-    with closing(open_database()) as database:
-        for name, step in newest_steps(database, survey.shared.name).items():
-            if step.step != "serving":
-                continue
-            try:
-                release = find(database, name)
-                release.check()
-            except HivetuneError as error:
-                problems.append(f"{name} can't serve, the shared adapter answers: {error.message}")
-                continue
-            if release.model_sha256 != survey.shared.model_sha256:
-                problems.append(f"{name} is of another base than {survey.shared.label}, which answers instead")
-                continue
-            specialists[name] = Serving(step.domain, release, step.parent)
-    problems += [
-        f"{name} answers unchecked: no test row declares {specialists[name].domain.label} any more. Keep it, bring its"
-        f" rows back, or take it out of service: hivetune retire {name}"
-        for name in unchecked(survey.rows, specialists)
-    ]
-    return specialists, problems
-
-
-def unchecked(rows: Sequence[KeyedRow], specialists: Mapping[str, Serving]) -> list[str]:
-    """Return the specialists whose domain has no test row: what becomes of them is a person's choice."""
-    tests = [row.keys for row in rows if row.split == "test"]
-    return [name for name, s in specialists.items() if not any(map(s.domain.has, tests))]
 
 
 def make_routes(survey: Survey, attended: Attended = ALONE) -> Routed:

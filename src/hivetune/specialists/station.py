@@ -14,10 +14,10 @@ from hivetune.routing.domains import RowDomain
 from hivetune.routing.steps import SpecialistStep, add_steps, newest_steps, specialist_steps
 from hivetune.specialists.costs import FamilyCosts, measure_costs
 from hivetune.specialists.decide import AnswerCounts, LifeStep, ScoredUnit, is_known_better, life_steps
-from hivetune.specialists.routes import Routed, Serving, adapter_folders, as_served, make_routes, serving
+from hivetune.specialists.routes import Routed, adapter_folders, as_served, make_routes
 from hivetune.specialists.runs import MOVED_BY, make_specialist, make_specialists, propose_domains
 from hivetune.specialists.suggest import Suggestions, suggest_domains
-from hivetune.specialists.survey import ALONE, Attended, Survey, read_survey, scored_rows, step_of
+from hivetune.specialists.survey import ALONE, Attended, Serving, Survey, read_survey, scored_rows, serving, step_of
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""The rows of a config by what they declare, the shared adapter beside them, and adapters scored on the rows."""
+"""The rows of a config by what they declare, the shared adapter and the specialists that serve beside it, and adapters
+scored on the rows.
+"""
 
 import hashlib
 import json
@@ -16,7 +18,7 @@ from hivetune.base.private import make_folder
 from hivetune.config import RunConfig
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.data.snapshot import PoolRow, Snapshot
-from hivetune.errors import UsageError
+from hivetune.errors import HivetuneError, UsageError
 from hivetune.models.fetch import fetch_model
 from hivetune.process.parent import count_items, run_task
 from hivetune.process.protocol import ScoreAdapters
@@ -33,7 +35,7 @@ from hivetune.routing.domains import (
     domains_of,
     title_of,
 )
-from hivetune.routing.steps import SpecialistStep, SpecialistStepName, specialist_name
+from hivetune.routing.steps import SpecialistStep, SpecialistStepName, newest_steps, specialist_name
 from hivetune.run.folder import ADAPTER, SCORES, read_resolved
 from hivetune.specialists.decide import ScoredUnit
 from hivetune.train.supervise.attempt import Terms
@@ -152,6 +154,50 @@ def _row(row: PoolRow, session: str | None, keys: dict[str, str], messages: Sequ
 
 
 # A score is computed once: it is kept by the hash of its adapter, beside the base that it was computed with.
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A specialist that answers now: its domain, its champion, and the hash of the shared adapter it was last compared
+    with.
+    """
+
+    domain: RowDomain
+    release: Release
+    parent: str
+
+
+def serving(survey: Survey) -> tuple[dict[str, Serving], list[str]]:
+    """Return the specialists of the shared release by name, and problems: specialists that can't serve or serve
+    unchecked.
+    """
+    specialists, problems = {}, []
+    with closing(open_database()) as database:
+        for name, step in newest_steps(database, survey.shared.name).items():
+            if step.step != "serving":
+                continue
+            try:
+                release = find(database, name)
+                release.check()
+            except HivetuneError as error:
+                problems.append(f"{name} can't serve, the shared adapter answers: {error.message}")
+                continue
+            if release.model_sha256 != survey.shared.model_sha256:
+                problems.append(f"{name} is of another base than {survey.shared.label}, which answers instead")
+                continue
+            specialists[name] = Serving(step.domain, release, step.parent)
+    problems += [
+        f"{name} answers unchecked: no test row declares {specialists[name].domain.label} any more. Keep it, bring its"
+        f" rows back, or take it out of service: hivetune retire {name}"
+        for name in unchecked(survey.rows, specialists)
+    ]
+    return specialists, problems
+
+
+def unchecked(rows: Sequence[KeyedRow], specialists: Mapping[str, Serving]) -> list[str]:
+    """Return the specialists whose domain has no test row: what becomes of them is a person's choice."""
+    tests = [row.keys for row in rows if row.split == "test"]
+    return [name for name, s in specialists.items() if not any(map(s.domain.has, tests))]
 
 
 def scored_rows(
