@@ -83,6 +83,10 @@ def left_factor(a_MK: Tensor) -> Tensor:
     return F.pad(a_MK, (0, missing))[:, :inner]
 
 
+# Multiplies a [M, K] by b [K, N] into the third argument; rows may be strided.
+Multiply = Callable[[Tensor, Tensor, Tensor], None]
+
+
 def mm(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
     """Compute out = a b, for factors that may be slices."""
     torch.mm(left_factor(a_MK), b_KN, out=out_MN)

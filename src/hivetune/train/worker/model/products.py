@@ -17,10 +17,8 @@ from torch import Tensor
 
 from hivetune.train.worker.model.fast.kernels.build import NoKernels
 from hivetune.train.worker.model.fast.kernels.calls import kernels_for, product_arguments
-from hivetune.train.worker.model.memory import left_factor, mm, unwritten
+from hivetune.train.worker.model.memory import Multiply, left_factor, mm, unwritten
 
-# Multiplies a [M, K] by b [K, N] into the third argument; rows may be strided.
-Multiply = Callable[[Tensor, Tensor, Tensor], None]
 Products = Literal["torch", "onednn", "native"]
 ROWS = 512  # oneDNN's float32 product takes so many rows at a time
 # A small step is timed: rows by each of several weights, which together do not fit the nearer caches.

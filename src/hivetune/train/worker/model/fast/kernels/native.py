@@ -15,8 +15,7 @@ from hivetune.train.worker.model.fast.kernels.calls import FLOAT, POINTER, Calls
 from hivetune.train.worker.model.fast.ops import Drop, TorchOps, drop_below
 from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.weights.matrices import Group
-from hivetune.train.worker.model.memory import Workspace, mm
-from hivetune.train.worker.model.products import Multiply
+from hivetune.train.worker.model.memory import Multiply, Workspace, mm
 
 LANES = 16
 # Attention's backward pass is divided by trees of segments, by heads that share keys, and by parts of the keys where
