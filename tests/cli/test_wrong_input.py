@@ -46,6 +46,7 @@ def make_files(folder: Path) -> None:
     (folder / "half.yaml").write_text("model: smollm2-135m\n")
     (folder / "folder.yaml").mkdir()
     (folder / "here").mkdir()
+    os.mkfifo(folder / "pipe")
     (folder / "no.yaml").write_text("model: [" + "x, " * 200 + "x]\n")
     (folder / "lost.yaml").write_text("model: smollm2-135m\ndata: rowz.jsonl\n")
     (folder / "odd.csv").write_text("colour,weight\nred,1\n")
@@ -106,6 +107,12 @@ WRONG = [
     ("data check rows.jsonl --clean /sys/clean.jsonl", 2, "hivetune: /sys/clean.quarantine.jsonl: "),
     ("data check rows.jsonl --html here", 2, "here is a folder"),
     ("data synth --out here", 2, "here is a folder"),
+    # as root this took the place of /dev/null, for all programs of the machine
+    ("data check rows.jsonl --clean pipe", 2, "pipe is a device or pipe"),
+    ("data check rows.jsonl --html pipe", 2, "pipe is a device or pipe"),
+    ("data synth --out pipe", 2, "pipe is a device or pipe"),
+    ("report all pipe --to grafana", 2, "pipe is a device or pipe"),
+    ("report all pipe --to prometheus", 2, "pipe is a device or pipe"),
     ("report last --to tensorboard rows.jsonl", 2, "rows.jsonl is a file\nhint: give a folder for tensorboard"),
     # options that would be left out in silence
     ("cycle status --once", 2, "cycle status takes no options\nhint: options belong to: hivetune cycle CONFIG"),

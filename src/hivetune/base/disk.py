@@ -128,9 +128,13 @@ def write_whole(path: Path) -> Iterator[IO[bytes]]:
 
 
 def file_to_write(path: Path, inputs: Iterable[str] = ()) -> Path:
-    """Return `path`. Raise UsageError, before any work is done, if it is a folder or one of `inputs`."""
+    """Return `path`. Raise UsageError, before any work is done, if it is no plain file, or one of `inputs`. What is
+    written takes the place of the file: of /dev/null, too, for a user who may.
+    """
     if path.is_dir():
         raise UsageError(f"{path} is a folder", hint="give the name of a file")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is a device or pipe", hint="give the name of a file")
     if any(os.path.realpath(path) == os.path.realpath(name) for name in inputs):
         raise UsageError(f"{path} is also an input and would be overwritten", hint="give another name")
     return path

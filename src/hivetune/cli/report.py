@@ -8,7 +8,7 @@ from typing import Annotated, get_args
 
 import typer
 
-from hivetune.base.disk import write_atomic
+from hivetune.base.disk import file_to_write, write_atomic
 from hivetune.base.paths import install_command, real_path
 from hivetune.cli.arguments import complete_run
 from hivetune.cli.output import emit, say, show
@@ -61,7 +61,7 @@ def report(
 def _report_home(run: str, to: str, place: str | None, *, follow: bool) -> None:
     if run != ALL or place is None:
         raise UsageError(f"--to {to} covers all runs, not one", hint=f"use: hivetune report all FILE --to {to}")
-    path = real_path(place)
+    path = file_to_write(real_path(place))
     if to == "grafana":
         write_atomic(path, dashboard().encode())
         show(f"{path}: import it in Grafana (Dashboards, New, Import) and choose your Prometheus")
