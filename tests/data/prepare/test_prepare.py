@@ -470,3 +470,35 @@ def test_large_rows_are_written_one_after_the_other(tmp_path: Path, chatml: Path
     peak_bytes(4)  # imports
     few, many = peak_bytes(10), peak_bytes(40)
     assert many < 2 * few  # of four times the rows: 3.2 and 5.4 MB
+
+
+@pytest.mark.parametrize("rows_before", [40, 20_000])  # here, and in children
+@pytest.mark.parametrize("change", ["cut off", "other rows", "gone", "grown"])
+def test_a_file_that_is_rewritten_while_it_is_read_is_refused(change: str, rows_before: int, tmp_path: Path) -> None:
+    """Its rows went missing without a word, or a snapshot held other rows than those it is found by."""
+    path = tmp_path / "rows.jsonl"
+    lines = [json.dumps(chat(f"What is {n}?", f"It is number {n}.")) + "\n" for n in range(rows_before)]
+    path.write_text("".join(lines))
+    after = {
+        "cut off": lines[:9],
+        "other rows": ["".join(lines).replace("number", "figure")],
+        "grown": [*lines, lines[0]],
+    }
+    changed: list[bool] = []
+
+    def rewrite(_done: int, total: int | None) -> None:
+        """Somebody else, when the rows are counted and not yet read."""
+        if total and not changed:
+            changed.append(True)
+            if change == "gone":
+                path.unlink()
+            else:
+                path.write_text("".join(after[change]))
+
+    data = DataConfig(path=str(path), near_duplicates=0)
+    if change == "grown":
+        assert check(data, progress=rewrite).rows_in == rows_before
+    else:
+        with pytest.raises(DataRefused, match=r"rows\.jsonl was changed while it was read"):
+            check(data, progress=rewrite)
+    assert changed

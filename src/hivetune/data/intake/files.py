@@ -83,11 +83,29 @@ MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 256 << 10, 4 << 20
 
 @dataclass(frozen=True)
 class Inputs:
-    """All chunks in order, and a hash of all bytes and names."""
+    """All chunks in order, and a hash of all bytes and names. `in_place`: the files that are read where they are, each
+    with its size and the hash before and after it.
+    """
 
     chunks: tuple[Chunk, ...]
     digest: str
     formats: dict[str, str] = field(default_factory=dict)
+    in_place: tuple[tuple[str, int, "hashlib._Hash", str], ...] = ()
+
+    def changed(self) -> str | None:
+        """Return a file that is read in place and has other bytes now, or is gone. It may have got more behind them."""
+        for path, size, before, after in self.in_place:
+            digest, left = before.copy(), size
+            try:
+                with open(path, "rb") as file:
+                    while left and (block := file.read(min(left, BLOCK_BYTES))):
+                        digest.update(block)
+                        left -= len(block)
+            except OSError:
+                return path
+            if digest.hexdigest() != after:
+                return path
+        return None
 
 
 def find_sources(paths: str | Sequence[str]) -> list[str]:
@@ -164,6 +182,7 @@ def plan_inputs(
     chunk_bytes = min(MAX_CHUNK_BYTES, max(MIN_CHUNK_BYTES, sum(sizes) // (workers * 4)))
     digest = hashlib.sha256()
     chunks: list[Chunk] = []
+    in_place: list[tuple[str, int, hashlib._Hash, str]] = []
     formats: dict[str, str] = {}
     batches: list[tuple[str, str, BatchSide, str]] = []
     names: dict[str, str] = {}
@@ -191,7 +210,10 @@ def plan_inputs(
             names[spilled] = name
             continue
         if form == "jsonl":
-            chunks += _cut(path, name, "lines", chunk_bytes, digest)
+            before = digest.copy()
+            in_file = list(_cut(path, name, "lines", chunk_bytes, digest))
+            in_place.append((path, in_file[-1].end if in_file else 0, before, digest.hexdigest()))
+            chunks += in_file
             continue
         _hash_file(path, digest)
         formats[name], file_chunks = _converted(path, name, form, str(spill / f"{number:06d}.lines"), chunk_bytes)
@@ -201,7 +223,7 @@ def plan_inputs(
         join_batches(batches)
         for *_, spilled in batches:
             chunks += _cut(spilled, names[spilled], "numbered", chunk_bytes, None)
-    return Inputs(tuple(chunks), digest.hexdigest(), formats)
+    return Inputs(tuple(chunks), digest.hexdigest(), formats, tuple(in_place))
 
 
 def _converted(path: str, name: str, form: str, spilled: str, chunk_bytes: int) -> tuple[str, list[Chunk]]:

@@ -35,6 +35,7 @@ from hivetune.base.disk import (
     write_json,
     write_manifest,
 )
+from hivetune.base.paths import spelled
 from hivetune.config import DataConfig, LearnConfig, RunConfig
 from hivetune.data.fates import TRAIN, Decisions, read_leave_out
 from hivetune.data.files.text import CR_FORMAT, ENCODED_FORMAT
@@ -202,7 +203,12 @@ def _examine(
     frozen: frozenset[int],
 ) -> tuple[Decisions, Report]:
     """Return what every check says of all rows. The results that `Decisions` reads exist as long as `work`."""
-    run_chunks(job, inputs.chunks, work, progress, workers=num_workers())
+    try:
+        run_chunks(job, inputs.chunks, work, progress, workers=num_workers())
+    except (OSError, HivetuneError):
+        _refuse_changed(inputs)  # the likelier cause
+        raise
+    _refuse_changed(inputs)
     progress(sum(chunk.rows for chunk in inputs.chunks), None)  # how long the comparison takes is unknown
     decisions = decide_rows([result_path(work, number) for number in range(len(inputs.chunks))], data, frozen, learn)
     report = make_report(decisions, model=job.model_folder, max_length=job.max_length)
@@ -218,6 +224,16 @@ def _examine(
         }
     )
     return decisions, report
+
+
+def _refuse_changed(inputs: Inputs) -> None:
+    """Raise DataRefused for a file that somebody rewrote or cut off meanwhile: some of its rows were not seen, and a
+    snapshot would be found again by the bytes that it had before.
+    """
+    if (name := inputs.changed()) is not None:
+        raise DataRefused(
+            f"{spelled(name)} was changed while it was read", hint="run the same command again when nobody rewrites it"
+        )
 
 
 def _key(inputs: Inputs, job: ChunkJob, config: RunConfig, model_folder: Path, frozen: frozenset[int]) -> str:
