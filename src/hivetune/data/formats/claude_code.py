@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hivetune.data.pieces.format import Batch, Lines, Log
-from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, path_to, trees
+from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, is_row, path_to, trees
 from hivetune.data.pieces.said import Row, listed, names, objects, one_of
 from hivetune.data.reasons import RowRefused
 
@@ -90,6 +90,9 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
     for number, event, text in events(lines):
         if event is None:
             yield number, RowRefused("broken-line")
+            continue
+        if is_row(event):
+            yield number, text
             continue
         event = _in_blocks(event)
         before, parent = name, event.get("parentUuid")

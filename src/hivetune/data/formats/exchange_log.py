@@ -10,7 +10,7 @@ from typing import Any
 from hivetune.data.pieces.answers import is_request
 from hivetune.data.pieces.fields import SESSION, TIME, plain_name
 from hivetune.data.pieces.format import Head, Lines, Log
-from hivetune.data.pieces.logs import events
+from hivetune.data.pieces.logs import events, is_row
 from hivetune.data.pieces.printed import Step, pairing
 from hivetune.data.pieces.said import Row, one_of, parsed
 from hivetune.data.reasons import RowRefused
@@ -38,9 +38,9 @@ def _call(request: Row, answered: Row) -> dict[str, Any]:
 @pairing(_call)
 def rows(lines: Lines) -> Iterator[Step]:
     """Yield one row for each call of a model with its response. Other events are set aside."""
-    for number, row, _ in events(lines):
-        if row is None:
-            yield Step(number, "", "", alone=RowRefused("broken-line"))
+    for number, row, text in events(lines):
+        if row is None or is_row(row):
+            yield Step(number, "", "", alone=RowRefused("broken-line") if row is None else text)
         else:
             side = "asked" if _asks_a_model(row) and _id(row) else "answered" if _side(row) == "response" else ""
             yield Step(number, _id(row), side, row, {"run_type": "http", "inputs": None, "outputs": None})

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hivetune.data.pieces.format import Head, Lines, Log
-from hivetune.data.pieces.logs import PlacedRow, conversation, events
+from hivetune.data.pieces.logs import PlacedRow, conversation, events, is_row
 from hivetune.data.pieces.said import Row, listed, one_of
 from hivetune.data.reasons import RowRefused
 
@@ -43,9 +43,11 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
     """Yield the one row of a file, without the program's own state."""
     whole: list[dict[str, Any]] = []
     begin = 0
-    for number, event, _ in events(lines):
+    for number, event, text in events(lines):
         if event is None:
             yield number, RowRefused("broken-line")
+        elif is_row(event):
+            yield number, text
         else:
             whole.append(event)
             begin = begin or number

@@ -7,7 +7,7 @@ https://slack.com/help/articles/220556107-How-to-read-Slack-data-exports
 from collections.abc import Iterator
 
 from hivetune.data.pieces.format import Head, Lines, Log
-from hivetune.data.pieces.logs import PlacedRow, conversation, events
+from hivetune.data.pieces.logs import PlacedRow, conversation, events, is_row
 from hivetune.data.pieces.said import one_of
 
 
@@ -19,7 +19,7 @@ def recognise(head: Head) -> bool:
 def rows(lines: Lines) -> Iterator[PlacedRow]:
     threads: dict[str, tuple[int, list[dict[str, str]]]] = {}
     for number, event, text in events(lines):
-        if event is None:
+        if event is None or is_row(event):
             yield number, text
         elif event.get("text") and not event.get("subtype"):
             name = one_of(event.get("user_profile"), "real_name") or one_of(event, "user", "bot_id")

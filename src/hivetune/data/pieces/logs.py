@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from hivetune.data.pieces.fields import NAMES, plain_name
 from hivetune.data.reasons import RowRefused
 
 MAX_KEPT_CHARS = 64 << 20  # of one session, in memory
@@ -12,6 +13,7 @@ MAX_ROW_CHARS = 16 << 20
 # (place, a record, its JSON as text, or why there is none). The place is the line of the file where the row begins.
 PlacedRow = tuple[int, Mapping[str, Any] | str | RowRefused]
 PlacedEvent = tuple[int, dict[str, Any]]  # (line, the object that it holds)
+_OF_ROWS = frozenset((*NAMES["answer"], *NAMES["expected_answer"], *NAMES["turns"], "text"))
 _JSON_HEAD = re.compile(rb'\s*(?:\{|\[\s*(?:[\[{"\]]|\Z))')  # "[2026-01-01 12:00:00]" begins a line of a log
 
 
@@ -43,6 +45,13 @@ def events(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, dict[str, An
         yield number, event if isinstance(event, dict) else None, text.replace("\t", " ")
 
 
+def is_row(event: Mapping[str, Any]) -> bool:
+    """Return whether a line of a log is a row of its own, as in files that were joined: it has an answer, a text or
+    turns, and no type as the events of programs have.
+    """
+    return "type" not in event and any(plain_name(name) in _OF_ROWS for name in event)
+
+
 def begins_with_json(data: bytes) -> bool:
     return _JSON_HEAD.match(data) is not None
 
@@ -66,13 +75,17 @@ def session_rows(
 ) -> Iterator[PlacedRow]:
     """Yield what `read` makes of the events of each session; `begins`: whether an event begins one.
 
-    A session of more than MAX_KEPT_CHARS is read in pieces. A line that is not JSON is reported, and left out.
+    A session of more than MAX_KEPT_CHARS is read in pieces. A line that is not JSON is reported, and left out; a row of
+    its own is a row.
     """
     session: list[PlacedEvent] = []
     size = 0
     for number, event, text in events(lines):
         if event is None:
             yield number, RowRefused("broken-line")
+            continue
+        if is_row(event):
+            yield number, text
             continue
         if session and (begins(event) or size > MAX_KEPT_CHARS):
             yield from read(session)
