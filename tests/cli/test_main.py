@@ -40,6 +40,7 @@ def test_help_imports_no_command() -> None:
     assert "Keep going:" in finished.stdout
     loaded = finished.stderr.strip()
     frame = ["base", "base.private", "base.typed", "base.units", "cli", "cli.main", "cli.output", "errors"]
+    frame += ["process", "process.stop"]
     assert loaded == str(["hivetune", *(f"hivetune.{name}" for name in frame)]), loaded
 
 
