@@ -27,14 +27,14 @@ from hivetune.models.fetch import fetch_model
 from hivetune.models.prepared import PACKAGED, prepared_names, read_prepared
 from hivetune.release.gguf import FETCH_NAME, fetch_converter
 from hivetune.release.registry import releases
-from hivetune.run.status import LAST, known_runs
+from hivetune.run.status import LAST, run_folders
 
 # Completions; typer keeps those that begin with what was typed.
 
 
 def complete_run() -> list[str]:
     """Return the names of runs."""
-    return [LAST, *(status.run.name for status in known_runs())]
+    return [LAST, *(run.name for run in run_folders())]
 
 
 def complete_setting(incomplete: str) -> list[str]:

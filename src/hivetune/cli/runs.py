@@ -19,7 +19,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from hivetune.base.database import home_as_it_is, open_database
+from hivetune.base.database import open_database
 from hivetune.base.disk import home, lock_holder, size_of
 from hivetune.base.journal import read_journal
 from hivetune.base.paths import quoted
@@ -109,8 +109,7 @@ def _look_at_machine() -> dict[str, Any]:
 
 
 def _who() -> list[tuple[str, str, int]]:
-    with home_as_it_is() as database:
-        holders = [("training", run.name, run) for run in running_runs(database)]
+    holders = [("training", run.name, run) for run in running_runs()]
     holders += [("cycle", name, loop_folder(name)) for name in loop_names()]
     holders += [("serving", "gateway", home() / "gateway")]
     locks = [(kind, name, lock_holder(folder)) for kind, name, folder in holders]

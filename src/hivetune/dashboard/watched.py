@@ -12,14 +12,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.database import home_as_it_is
 from hivetune.base.disk import home, lock_holder, sha256_bytes
 from hivetune.base.journal import JournalPlace, read_after
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.models.architecture import read_architecture
 from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, PLAN, RECORD, read_record, read_resolved
-from hivetune.run.status import RunStatus, RunTally, damaged_status, event_text, status_of
+from hivetune.run.status import RunStatus, RunTally, damaged_status, event_text, run_folders, status_of
 from hivetune.train.plan.layout import shares_prefixes, trim_rows
 from hivetune.train.plan.memory import setup_of_run
 from hivetune.train.plan.speed import Prediction, micro_batch_shapes
@@ -245,7 +244,7 @@ class Watcher:
     def runs(self) -> list[tuple[str, WatchedRun, RunStatus]]:
         """Return every run that is still on disk, newest first: id, reading, status."""
         readings = []
-        for path in _registered():
+        for path in run_folders():
             identity = run_id(path)
             run = self._runs.setdefault(identity, WatchedRun(path))
             try:
@@ -261,7 +260,7 @@ class Watcher:
         """Return the run with this id, read up to now, or None for an unknown one. Raises OSError."""
         run = self._runs.get(identity)
         if run is None:
-            path = next((path for path in _registered() if run_id(path) == identity), None)
+            path = next((path for path in run_folders() if run_id(path) == identity), None)
             if path is None:
                 return None
             run = self._runs.setdefault(identity, WatchedRun(path))
@@ -277,11 +276,6 @@ def run_id(path: Path) -> str:
 def short_path(path: Path) -> str:
     """Return the path relative to the home, if the folder is inside it."""
     return str(path.relative_to(home())) if path.is_relative_to(home()) else str(path)
-
-
-def _registered() -> list[Path]:
-    with home_as_it_is() as database:
-        return [Path(path) for (path,) in database.execute("SELECT path FROM runs")]
 
 
 def planned_rates(run: Path) -> PlannedRates | None:

@@ -294,10 +294,10 @@ def find_run(name: str, or_else: str = "") -> Path:
         return path.resolve()
     if "/" in name or path.exists():
         raise UsageError(f"{path} is not a run folder", hint="see the runs: hivetune runs")
-    runs = sorted(known_runs(), key=lambda status: status.created)
+    runs = run_folders()
     if name == LAST and runs:
-        return runs[-1].run
-    beginning = [status.run for status in runs if status.run.name.startswith(name)]
+        return runs[-1]
+    beginning = [run for run in runs if run.name.startswith(name)]
     exact = [run for run in beginning if run.name == name]
     meant = exact or beginning
     if len(meant) == 1:
@@ -307,16 +307,14 @@ def find_run(name: str, or_else: str = "") -> Path:
         raise UsageError(f"{name!r} could mean {len(meant)} runs", hint=f"choose one of: {which}")
     if not runs:
         raise UsageError(f"there is no run{or_else} {name!r}", hint="train the first one: hivetune train CONFIG")
-    near = difflib.get_close_matches(name, [LAST, *(status.run.name for status in runs)], 1)
+    near = difflib.get_close_matches(name, [LAST, *(run.name for run in runs)], 1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise UsageError(f"there is no run{or_else} {name!r}", hint=f"{hint}see the runs: hivetune runs")
 
 
 def shortest_name(folder: Path) -> str:
     """Return the name to type for this run, quoted: its name if it is unique, else its folder."""
-    with home_as_it_is() as database:
-        runs = {Path(path) for (path,) in database.execute("SELECT path FROM runs")}
-    return quoted(shortest_names(runs).get(folder, folder))
+    return quoted(shortest_names(run_folders()).get(folder, folder))
 
 
 def runs_below(folder: Path) -> list[Path]:
@@ -344,7 +342,13 @@ def known_runs(database: sqlite3.Connection | None = None) -> Iterator[RunStatus
         yield status if status.created else replace(status, created=created)
 
 
-def running_runs(database: sqlite3.Connection) -> list[Path]:
+def run_folders() -> list[Path]:
+    """Return the folders of the runs of this home that still exist, oldest first. Reads nothing in them."""
+    with home_as_it_is() as database:
+        paths = [Path(path) for (path,) in database.execute("SELECT path FROM runs ORDER BY created, rowid")]
+    return [path for path in paths if os.path.lexists(path / RECORD)]
+
+
+def running_runs() -> list[Path]:
     """Return the runs of this home that are running now, the newest first, without reading journals."""
-    paths = [Path(path) for (path,) in database.execute("SELECT path FROM runs ORDER BY created DESC")]
-    return [path for path in paths if lock_holder(path) is not None]
+    return [run for run in reversed(run_folders()) if lock_holder(run) is not None]

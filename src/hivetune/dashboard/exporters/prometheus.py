@@ -43,7 +43,7 @@ class HomeCollector(Collector):
             return
         try:
             with closing(open_database()) as database:
-                metrics = [*_cycles(database), *_releases(database), *_training(database)]
+                metrics = [*_cycles(database), *_releases(database), *_training()]
         except (Error, UsageError):  # damaged, locked: the other numbers are wanted all the more
             metrics = []
         yield _gauge("hivetune_database_readable", "1 while hive.db can be read", bool(metrics))
@@ -99,9 +99,9 @@ def _releases(database: Connection) -> Iterator[Metric]:
     yield from (champion, newest)
 
 
-def _training(database: Connection) -> Iterator[Metric]:
+def _training() -> Iterator[Metric]:
     """Yield the metrics of the running training run, the newest if there are several."""
-    going = running_runs(database)
+    going = running_runs()
     yield _gauge("hivetune_training_runs", "Running runs", len(going))
     if not going:
         return
