@@ -213,6 +213,17 @@ def test_few_users_are_divided_by_session_and_many_are_not(write_rows: Callable[
     assert all(len({found[f"answer {i}"] for i in range(user, 500, 125)}) == 1 for user in range(125))
 
 
+def test_a_row_that_names_no_agent_sets_no_balance(write_rows: Callable[..., Path]) -> None:
+    """One such row left one row of each agent to train."""
+    rows = [chat(f"what is {i}?", f"it is {i}", **({"agent": "ab"[i % 2]} if i else {})) for i in range(200)]
+    report = check(DataConfig(path=str(write_rows(rows)), balance="agent")).document
+    trained = {agent: splits.get("train", 0) for agent, splits in report["agents"].items()}
+    assert trained["a"] == trained["b"] > 60
+    unnamed = [chat(f"what is {i}?", f"it is {i}") for i in range(50)]
+    report = check(DataConfig(path=str(write_rows(unnamed)), balance="agent")).document
+    assert report["usable"] == 50
+
+
 def test_balance_evens_out_training_and_keeps_the_evidence(write_rows: Callable[..., Path], chatml: Path) -> None:
     rows = [chat(f"question {i}", f"answer {i}", agent="big" if i % 5 else "small") for i in range(400)]
     path = write_rows(rows)

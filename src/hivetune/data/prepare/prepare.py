@@ -67,7 +67,7 @@ from hivetune.data.snapshot import (
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, UsageError
 from hivetune.records import Progress, silent
 
-FORMAT = 5  # raise it when the same input gives another snapshot
+FORMAT = 6  # raise it when the same input gives another snapshot
 # Measured on rows of 500 bytes: chunk results take 3 times the input, the snapshot 2.5 times.
 DISK_PER_INPUT_BYTE = 6
 LEARN = LearnConfig()
