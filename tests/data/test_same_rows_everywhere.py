@@ -1,6 +1,7 @@
 """Rows that are nested in a file's records are the same rows wherever a file of rows is named."""
 
 import json
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -56,6 +57,19 @@ def test_a_line_of_a_log_that_holds_rows(tmp_path: Path) -> None:
     assert check(DataConfig(path=str(log))).document["usable"] == 5
     collect_now(str(log))
     assert check(DataConfig(path="store")).document["usable"] == 5
+
+
+def test_numbers_that_json_does_not_have(tmp_path: Path) -> None:
+    """They were stored as Infinity and NaN, and the store's row was refused then."""
+    log, asked = tmp_path / "log.jsonl", {"prompt": "What is it?", "completion": "A test."}
+    log.write_text(json.dumps(asked)[:-1] + ', "score": 1e999}\n')
+    with closing(sqlite3.connect(tmp_path / "app.db", isolation_level=None)) as database:
+        database.execute("CREATE TABLE chats (prompt TEXT, completion TEXT, score REAL, notes TEXT)")
+        database.execute("INSERT INTO chats VALUES ('And this?', 'A table.', 9e999, '{\"a\": NaN}')")
+    collect_now(str(log), f"sqlite:{tmp_path / 'app.db'}?table=chats")
+    assert all("Infinity" not in text for text in query("SELECT row FROM interactions"))
+    report = check(DataConfig(path="store")).document
+    assert (report["usable"], report["rejected"]) == (2, {})
 
 
 def test_a_row_that_is_nested_deep_is_counted_and_named(tmp_path: Path) -> None:

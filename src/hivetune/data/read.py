@@ -55,11 +55,12 @@ WHOLE_ROWS = ("text",)  # layouts in which nothing is asked
 KTO_LABELS = ("label", "kto_tag")  # as TRL and LLaMA-Factory name it
 
 
-def _refuse_constant(name: str) -> None:
+def refuse_constant(name: str) -> None:
+    """Raise ValueError for what Python's parser reads beside JSON: NaN, Infinity."""
     raise ValueError(f"{NO_CONSTANT}{name}: write null, or leave the field out")
 
 
-_decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
+_decode = json.JSONDecoder(parse_constant=refuse_constant).decode
 
 
 def parse_row(payload: bytes) -> Row:

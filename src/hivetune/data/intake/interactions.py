@@ -250,8 +250,14 @@ def _count(database: sqlite3.Connection, source: str, tally: Tally) -> None:
 
 
 def dump_row(row: Mapping[str, Any]) -> str:
-    """Return a row for the column `row`: JSON that is valid UTF-8."""
-    text = json.dumps(row, ensure_ascii=False)
+    """Return a row for the column `row`: JSON that is valid UTF-8. An infinity (of 1e999, or of SQLite) is null in it,
+    since JSON has none.
+    """
+    try:
+        text = json.dumps(row, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        row = json.loads(json.dumps(row), parse_constant=lambda _name: None)
+        text = json.dumps(row, ensure_ascii=False)
     return text if storable(text) is text else json.dumps(row)  # escaped, a lone surrogate stays as it was
 
 

@@ -92,9 +92,9 @@ def decide_rows(
         labels = array("I", (numbers.setdefault(value or NO_VALUE, len(numbers)) for _, value in values))
         counts = Counter(labels[row] for row in _usable(decisions))
         # Rows that name none are limited as the others, and set no limit: one of them would leave one row of each.
-        named = [count for label, count in counts.items() if label != numbers.get(NO_VALUE)]
-        if named:
-            _limit(decisions, _usable(decisions), labels, hash64, min(named), "balance")
+        limits = [count for label, count in counts.items() if label != numbers.get(NO_VALUE)]
+        if limits:
+            _limit(decisions, _usable(decisions), labels, hash64, min(limits), "balance")
     if data.leave_out is not None:  # as the last step, so that splits are those of all rows
         named = read_leave_out(Path(data.leave_out))
         for row, identity in decisions.rows("SELECT n, id FROM rows WHERE id IS NOT NULL"):
