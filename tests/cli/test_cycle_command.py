@@ -1,7 +1,13 @@
 """What `hivetune cycle --dry-run` tells people."""
 
-from hivetune.cli.cycle import observation_lines
+from pathlib import Path
+
+import pytest
+
+from hivetune.base.disk import lock
+from hivetune.cli.cycle import cycle, observation_lines
 from hivetune.cycle.decide import FailedAct, Observation, OpenCycle, Permission
+from hivetune.cycle.ledger import loop_folder
 
 
 def test_a_look_before_a_cycle_is_told_in_words() -> None:
@@ -15,6 +21,17 @@ def test_a_look_before_a_cycle_is_told_in_words() -> None:
         ("disk", "700 MB needed, 0 B free"),
         ("long work", "may continue: no window is set"),
     ]
+
+
+def test_a_loop_that_does_not_run_is_not_said_to_continue(own_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loop_folder("helpdesk").mkdir(parents=True)
+    for word, said in (("pause", "is paused"), ("resume", "is not paused any more"), ("now", "starts a cycle when it")):
+        cycle(word)
+        told = capsys.readouterr().out
+        assert said in told and "helpdesk does not run; start it: hivetune cycle CONFIG" in told
+    with lock(loop_folder("helpdesk")):
+        cycle("resume")
+    assert capsys.readouterr().out == "helpdesk continues\n"
 
 
 def test_a_look_at_trouble_leaves_nothing_out() -> None:

@@ -17,6 +17,8 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import home, lock
 from hivetune.base.journal import read_journal
 from hivetune.config import load_config
+from hivetune.cycle.acts.slices import ActContext, ends_with_window
+from hivetune.cycle.decide import Action
 from hivetune.cycle.ledger import CycleRow, cycles_of, loop_folder
 from hivetune.cycle.loop import Listener, opened
 from hivetune.cycle.observe import release_of
@@ -75,6 +77,28 @@ def test_a_person_speaks_to_the_loop_and_a_lost_source_holds_nothing_up(
     assert code == 0 and document["cycles"][0]["cycles"][0]["opened_for"] == "request"
     assert len(told("problem")) == 1 and "nothing is collected" in told("problem")[0]
     assert told("clock") == ["the machine slept for 3600 s", "the clock was set back by 12110 s"]
+
+
+def test_a_pause_fails_no_act(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three pauses of an evaluation ended its cycle as failed, and each pause delayed the next try."""
+    append_rows(tmp_path / "rows.jsonl", make_rows(0, 50))
+
+    def evaluate(action: Action, context: ActContext) -> str:
+        if action.kind == "snapshot":  # any act that is not a training
+            (loop_folder(NAME) / "paused").touch()
+            ends_with_window(context, "preparing rows")(1, 2)
+        return act(action, context)
+
+    act = hivetune.cycle.loop.act
+    monkeypatch.setattr(hivetune.cycle.loop, "act", evaluate)
+    with opened(load_config(make_config(tmp_path)), Listener()) as loop:
+        assert loop.step().kind == "open"
+        for _ in range(4):
+            assert loop.step().kind == "snapshot"
+            assert loop.step().reason == "paused by a person"
+            (loop_folder(NAME) / "paused").unlink()
+    outcomes = [entry for entry in read_journal(loop_folder(NAME) / "cycle.jsonl") if entry["event"] == "outcome"]
+    assert {(entry["outcome"], entry["words"]) for entry in outcomes[1:]} == {("paused", "paused by a person")}
 
 
 def told(event: str) -> list[str]:

@@ -154,16 +154,19 @@ def _control(word: str, name: str | None) -> None:
         show(f"{admitted} rows accepted as new rows")
         emit({"name": names[0], "said": word, "rows": admitted})
         return
+    runs = lock_holder(folder) is not None
     if word == "resume":
         (folder / PAUSED).unlink(missing_ok=True)
-        show(f"{names[0]} continues")
+        show(f"{names[0]} {'continues' if runs else 'is not paused any more'}")
     else:
         flag, state = {
-            "pause": (PAUSED, "is paused; a running training stops at a checkpoint"),
-            "now": (NOW, "starts a cycle as soon as possible"),
+            "pause": (PAUSED, f"is paused{'; a running training stops at a checkpoint' if runs else ''}"),
+            "now": (NOW, f"starts a cycle {'as soon as possible' if runs else 'when it runs'}"),
         }[word]
         (folder / flag).touch()
         show(f"{names[0]} {state}")
+    if not runs:
+        show(f"{names[0]} does not run; start it: hivetune cycle CONFIG")
     emit({"name": names[0], "said": word})
 
 

@@ -142,7 +142,7 @@ class Loop:
         except Stopped:
             raise
         except SliceEnded as error:
-            text, outcome = error.message, "paused" if action.kind in ("train", "experts", "replay") else "failed"
+            text, outcome = error.message, "paused"
         except (HivetuneError, OSError, sqlite3.OperationalError) as error:
             text, outcome = str(error).partition("\n")[0], "failed"
             full = isinstance(error, OSError) and error.errno in UNWRITABLE

@@ -158,7 +158,7 @@ def look_for_experts(context: ActContext) -> str:
     def between() -> None:
         allowed = context.allowed()
         if not allowed.now:
-            raise SliceEnded(f"the window ended first: {allowed.reason}")
+            raise SliceEnded(allowed.reason)
 
     try:
         report = train_specialists(

@@ -145,8 +145,9 @@ def ends_with_window(context: ActContext, label: str) -> Progress:
             if time.monotonic() - looked >= LOOK_EVERY_S:
                 looked = time.monotonic()
                 allowed = context.allowed()
-                # Now, and not over before the next look.
-                if not allowed.now or (allowed.until is not None and time.time() + LOOK_EVERY_S >= allowed.until):
+                if not allowed.now:
+                    raise SliceEnded(allowed.reason)
+                if allowed.until is not None and time.time() + LOOK_EVERY_S >= allowed.until:  # before the next look
                     raise SliceEnded(f"the window ended first: {allowed.reason}")
             if not stands_still():
                 return
