@@ -1,7 +1,7 @@
 """A chunk of the inputs, and its rows as they came, each with its place."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,6 +44,9 @@ class Chunk:
     telling: str = ""
     cut_chars: int = 0
     most_tokens: int = 0
+
+
+Parcel = Sequence[Chunk]  # chunks that are examined together, with one result
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,21 @@ def test_small_blocks_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert places(path, tmp_path) == list(zip(lines, ROWS, strict=True))
 
 
+def test_small_files_are_examined_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file had a result of its own: 2,000 files of one row took eight times as long as one file."""
+    monkeypatch.setattr(files, "MIN_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(files, "MAX_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
+    for number in range(30):
+        (tmp_path / f"{number:02d}.jsonl").write_text(json.dumps({"text": "x" * 80}) + "\n")
+    (tmp_path / "large.jsonl").write_text((json.dumps({"text": "x" * 80}) + "\n") * 30)
+    inputs = plan_inputs(str(tmp_path), tmp_path)
+    parcels = list(inputs.parcels())
+    assert [chunk for parcel in parcels for chunk in parcel] == list(inputs.chunks)
+    assert [len(parcel) for parcel in parcels[:3]] == [10, 10, 10]
+    assert all(len(parcel) == 1 for parcel in parcels[3:])
+
+
 def test_a_giant_line_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "BLOCK_BYTES", 64)
     monkeypatch.setattr(files, "MAX_LINE_BYTES", 1000)

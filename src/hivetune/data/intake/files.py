@@ -18,7 +18,7 @@ from pathlib import Path, PurePath
 
 from hivetune.base.database import database_path, open_database
 from hivetune.base.paths import quoted, spelled
-from hivetune.data.chunks import MAX_LINE_BYTES, Chunk, ChunkKind
+from hivetune.data.chunks import MAX_LINE_BYTES, Chunk, ChunkKind, Parcel
 from hivetune.data.files.batches import BatchSide, batch_side, join_batches
 from hivetune.data.files.kinds import MESSAGES, convert, file_format, lacks_header
 from hivetune.data.files.text import COMPRESSED, read_blocks, share_before_damage
@@ -106,6 +106,20 @@ class Inputs:
             if digest.hexdigest() != after:
                 return path
         return None
+
+    def parcels(self) -> Iterator[Parcel]:
+        """Yield the chunks in parcels. A result takes 5 ms, and a folder may have thousands of files with few rows."""
+        parcel: list[Chunk] = []
+        parcel_bytes = 0
+        for chunk in self.chunks:
+            chunk_bytes = MIN_CHUNK_BYTES if chunk.kind == "store" else chunk.end - chunk.start
+            if parcel and parcel_bytes + chunk_bytes > MIN_CHUNK_BYTES:
+                yield parcel
+                parcel, parcel_bytes = [], 0
+            parcel.append(chunk)
+            parcel_bytes += chunk_bytes
+        if parcel:
+            yield parcel
 
 
 def find_sources(paths: str | Sequence[str]) -> list[str]:

@@ -50,7 +50,7 @@ from hivetune.data.prepare.page import write_page
 from hivetune.data.prepare.report import Report, make_report, write_dropped
 from hivetune.data.prepare.stages import ChunkJob
 from hivetune.data.prepare.understand import examine_files, unclear, understood
-from hivetune.data.prepare.work import num_workers, result_path, run_chunks
+from hivetune.data.prepare.work import num_workers, run_parcels
 from hivetune.data.render.folder import RENDER_FILES
 from hivetune.data.snapshot import (
     BAD,
@@ -204,13 +204,13 @@ def _examine(
 ) -> tuple[Decisions, Report]:
     """Return what every check says of all rows. The results that `Decisions` reads exist as long as `work`."""
     try:
-        run_chunks(job, inputs.chunks, work, progress, workers=num_workers())
+        results = run_parcels(job, tuple(inputs.parcels()), work, progress, workers=num_workers())
     except (OSError, HivetuneError):
         _refuse_changed(inputs)  # the likelier cause
         raise
     _refuse_changed(inputs)
     progress(sum(chunk.rows for chunk in inputs.chunks), None)  # how long the comparison takes is unknown
-    decisions = decide_rows([result_path(work, number) for number in range(len(inputs.chunks))], data, frozen, learn)
+    decisions = decide_rows(results, data, frozen, learn)
     report = make_report(decisions, model=job.model_folder, max_length=job.max_length)
     encodings = {name: ENCODED_FORMAT.search(form) for name, form in inputs.formats.items()}
     report.document.update(

@@ -1,8 +1,9 @@
 """The stages of a row: read, clean and render. Each is a function of one row that may refuse it; work.py runs them."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 
 from hivetune.data.checks.placeholders import refuse_placeholder
@@ -11,6 +12,7 @@ from hivetune.data.checks.rules import CHECKS, check_length, check_messages, con
 from hivetune.data.chunks import RawRow
 from hivetune.data.intake.interactions import is_forgotten, is_forgotten_raw, row_hash
 from hivetune.data.judged.answers import is_small_edit
+from hivetune.data.prepare.understand import shares_few_labels
 from hivetune.data.read import ExaminedRow, Note, content_id, parse_row, read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.folder import load_renderer
@@ -43,7 +45,7 @@ class ChunkJob:
 
 
 class Stages:
-    """The stages of one job. Each raises RowRefused. `few_labels` says whether rows of the file share few answers."""
+    """The stages of one job. Each raises RowRefused."""
 
     def __init__(self, job: ChunkJob):
         self.job = job
@@ -53,24 +55,22 @@ class Stages:
         else:
             self._checks = (*CHECKS, control_token_check(self._renderer.control_tokens))
         self._forgotten = frozenset((kind, value) for kind, value in job.forgotten)  # lists, if they came as JSON
-        self.few_labels: Callable[[], bool] = lambda: False
+        self._few_labels = lru_cache(maxsize=16)(partial(shares_few_labels, columns=job.columns))
 
     def read(self, raw: RawRow) -> ExaminedRow:
         """Return the row as an Example of the right form."""
         job = self.job
-        name = raw.source.rpartition(":")[0]
-        names = name, os.path.realpath(name)
         try:
             row = read_example(raw, job.columns, pairs="pairs" in job.learn)
             _leave_parts_out(row, job)
         except RowRefused:
-            if is_forgotten_raw(self._forgotten, names, raw.payload):
+            if self._forgotten and is_forgotten_raw(self._forgotten, _names_of(raw), raw.payload):
                 raise RowRefused("forgotten") from None
             raise
         if self._forgotten:  # the store has removed such rows, but files may still hold them
             content = row_hash(parse_row(raw.payload))
             who = {"session": row.example.session, "user": row.example.user, "row": raw.source, "content": content}
-            if is_forgotten(self._forgotten, names, **who):
+            if is_forgotten(self._forgotten, _names_of(raw), **who):
                 raise RowRefused("forgotten")
         self._fit_by_chars(row)
         check_messages(row.example.messages, self._checks)
@@ -82,7 +82,8 @@ class Stages:
         example, notes = self._redacted(row.example)
         example = replace(example, id=content_id(example.messages, example.tools))
         example = _apply_policies(example, job, row.failed_outside)
-        row.changed += refuse_placeholder(example.messages, self.few_labels)  # after failed rows have their reason
+        # After the policies, so that failed rows have their reason.
+        row.changed += refuse_placeholder(example.messages, lambda: self._few_labels(row.raw.chunk))
         prompt = job.system_prompts.get(example.agent) if example.agent else None
         if prompt is not None and example.messages[0].role == "user":
             front = replace(example, messages=(Message("system", prompt),), tools=(), checker=None)
@@ -177,6 +178,12 @@ class Stages:
             raise TooLong(length, limit)
         changed += notes
         return example, views
+
+
+def _names_of(raw: RawRow) -> tuple[str, str]:
+    """Return the user's name for the row's file, and its real path."""
+    name = raw.source.rpartition(":")[0]
+    return name, os.path.realpath(name)
 
 
 class TooLong(RowRefused):

@@ -261,9 +261,9 @@ def _kind_within(text: str, messages: Sequence[Message]) -> str | None:
     return None
 
 
-def shares_few_labels(chunk: Chunk, columns: Mapping[str, str]) -> bool:
+def shares_few_labels(chunk: Chunk | None, columns: Mapping[str, str]) -> bool:
     """Return whether the first rows of a chunk's file share few answers, as texts with classes do."""
-    if chunk.kind not in ("lines", "numbered"):
+    if chunk is None or chunk.kind not in ("lines", "numbered"):
         return False
     answers = []
     first = replace(chunk, start=0, first=1, end=LABEL_BYTES, last=False)

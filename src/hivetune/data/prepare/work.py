@@ -20,18 +20,18 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
 from hivetune.base.kernel import usable_cores
 from hivetune.data.checks.dedupe import sketch
 from hivetune.data.checks.lessons import lesson_hashes
-from hivetune.data.chunks import Chunk, RawRow, read_rows
+from hivetune.data.chunks import Chunk, Parcel, RawRow, read_rows
 from hivetune.data.intake.interactions import storable
 from hivetune.data.judged.answers import with_worse
 from hivetune.data.prepare.split import group_hash, text_hashes, tie_hashes
 from hivetune.data.prepare.stages import ChunkJob, Stages, TooLong, is_vouched, num_chars
-from hivetune.data.prepare.understand import shares_few_labels
 from hivetune.data.read import ExaminedRow, judged_hash
 from hivetune.data.reasons import RowRefused
 from hivetune.data.snapshot import messages_json
@@ -141,14 +141,13 @@ LARGE_ROW_BYTES = STAGE_BYTES // STAGE_ROWS
 GC_THRESHOLD = 50_000
 
 
-def examine(stages: Stages, chunk: Chunk, out: Path, progress: Callable[[int], None]) -> None:
-    """Examine every row of `chunk`, and write `out` and `out`.sketches at once.
+def examine(stages: Stages, parcel: Parcel, out: Path, progress: Callable[[int], None]) -> None:
+    """Examine every row of `parcel`, and write `out` and `out`.sketches at once.
 
     `progress` is called with the number of examined rows now and then.
     """
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
-    stages.few_labels = functools.cache(lambda: shares_few_labels(chunk, stages.job.columns))
     database = sqlite3.connect(temporary, isolation_level=None)
     count = 0
     near = stages.job.near_duplicates > 0
@@ -156,7 +155,7 @@ def examine(stages: Stages, chunk: Chunk, out: Path, progress: Callable[[int], N
     with contextlib.closing(database), sketches as sink, many_time_limits():
         database.executescript(RESULT_SCHEMA)
         database.execute("BEGIN")
-        for raw, row in _examined(stages, read_rows(chunk)):
+        for raw, row in _examined(stages, chain.from_iterable(map(read_rows, parcel))):
             if isinstance(row, RowRefused):
                 length = row.length if isinstance(row, TooLong) else None
                 refusal = {"source": storable(raw.source), "reason": row.reason, "hint": storable(row.hint)}
@@ -239,57 +238,62 @@ def num_workers() -> int:
     return min(MAX_WORKERS, usable_cores())
 
 
-def result_path(folder: Path, number: int) -> Path:
-    return folder / f"{number:06d}.sqlite"
-
-
-def run_chunks(job: ChunkJob, chunks: Sequence[Chunk], folder: Path, progress: Progress, *, workers: int) -> None:
-    """Write the result of every chunk into `folder`.
+def run_parcels(
+    job: ChunkJob, parcels: Sequence[Parcel], folder: Path, progress: Progress, *, workers: int
+) -> list[Path]:
+    """Write the result of every parcel into `folder`, and return them in order.
 
     `progress` counts lines; its total grows if a record has more rows than lines. Raise HivetuneError if a child dies.
     """
-    total = sum(chunk.rows for chunk in chunks)
-    todo = [(result_path(folder, n), chunk) for n, chunk in enumerate(chunks) if not result_path(folder, n).exists()]
-    num_done = total - sum(chunk.rows for _, chunk in todo)
+    total = sum(map(num_lines, parcels))
+    results = {folder / f"{number:06d}.sqlite": parcel for number, parcel in enumerate(parcels)}
+    todo = [(out, parcel) for out, parcel in results.items() if not out.exists()]
+    num_done = total - sum(num_lines(parcel) for _, parcel in todo)
     progress(num_done, total)
 
     def report(rows: int) -> None:
         progress(num_done + rows, max(total, num_done + rows))
 
-    if workers <= 1 or len(todo) <= 1 or sum(chunk.end - chunk.start for _, chunk in todo) < CHILDREN_FROM_BYTES:
+    size_bytes = sum(chunk.end - chunk.start for _, parcel in todo for chunk in parcel)
+    if workers <= 1 or len(todo) <= 1 or size_bytes < CHILDREN_FROM_BYTES:
         stages = Stages(job) if todo else None
-        for out, chunk in todo:
+        for out, parcel in todo:
             assert stages is not None
-            examine(stages, chunk, out, report)
-            num_done += chunk.rows
+            examine(stages, parcel, out, report)
+            num_done += num_lines(parcel)
             report(0)
-        return
-    with open(os.memfd_create("hivetune-workers"), "w+b") as log:  # in memory, because the disk may be full
-        _run_children(job, todo, report, min(workers, len(todo)), log)
+    else:
+        with open(os.memfd_create("hivetune-workers"), "w+b") as log:  # in memory, because the disk may be full
+            _run_children(job, todo, report, min(workers, len(todo)), log)
+    return list(results)
+
+
+def num_lines(parcel: Parcel) -> int:
+    return sum(chunk.rows for chunk in parcel)
 
 
 def _run_children(
-    job: ChunkJob, todo: Sequence[tuple[Path, Chunk]], report: Callable[[int], None], workers: int, log: IO[bytes]
+    job: ChunkJob, todo: Sequence[tuple[Path, Parcel]], report: Callable[[int], None], workers: int, log: IO[bytes]
 ) -> None:
-    waiting = iter(todo)  # each thread takes its next chunk from here
+    waiting = iter(todo)  # each thread takes its next parcel from here
     rows: dict[Path, int] = {}  # examined rows of each result
 
     def serve(child: "subprocess.Popen[str]") -> None:
-        """Give one child the job and chunk after chunk."""
+        """Give one child the job and parcel after parcel."""
         assert child.stdin and child.stdout
         lines = [asdict(job)]
         try:
-            for out, chunk in waiting:
-                lines.append({"chunk": asdict(chunk), "out": str(out)})
+            for out, parcel in waiting:
+                lines.append({"parcel": [asdict(chunk) for chunk in parcel], "out": str(out)})
                 with contextlib.suppress(BrokenPipeError):  # it died, which its closed output tells
                     child.stdin.writelines(json.dumps(line) + "\n" for line in lines)
                 lines = []
                 for answer in map(json.loads, child.stdout):
-                    rows[out] = answer.get("so_far", chunk.rows)
+                    rows[out] = answer.get("so_far", num_lines(parcel))
                     if "done" in answer:
                         break
                 else:
-                    raise _dead(child, chunk, log)
+                    raise _dead(child, parcel[0], log)
         finally:
             child.kill()
             child.wait()
@@ -334,14 +338,14 @@ def _dead(child: "subprocess.Popen[str]", chunk: Chunk, log: IO[bytes]) -> Hivet
 
 
 def _serve() -> None:
-    """Run as a child: read a job and chunks, and answer on standard output."""
+    """Run as a child: read a job and parcels, and answer on standard output."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # so that what a library prints is not taken for an answer
     gc.set_threshold(GC_THRESHOLD, 20, 20)
     stages = Stages(ChunkJob(**json.loads(sys.stdin.readline())))
     for task in map(json.loads, sys.stdin):
-        chunk, out = Chunk(**task["chunk"]), Path(task["out"])
-        examine(stages, chunk, out, lambda rows: answers.writelines([json.dumps({"so_far": rows}), "\n"]))
+        parcel, out = [Chunk(**chunk) for chunk in task["parcel"]], Path(task["out"])
+        examine(stages, parcel, out, lambda rows: answers.writelines([json.dumps({"so_far": rows}), "\n"]))
         answers.write(json.dumps({"done": True}) + "\n")
 
 
