@@ -8,7 +8,7 @@ from typing import Any
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.parts import read_tools
 from hivetune.data.pieces.said import Conversation, Row, names, objects, one_of
-from hivetune.data.pieces.turns import in_order, read_messages
+from hivetune.data.pieces.turns import conversation_of, read_messages
 
 
 def read(row: Row) -> Conversation | None:
@@ -35,9 +35,8 @@ def read(row: Row) -> Conversation | None:
             called = {"role": "tool", "tool_call_id": result.get("source_call_id")}
             shown = called if result.get("source_call_id") else {"role": "user"}
             turns.append({**shown, "content": result.get("content") or ""})
-    messages, changed = in_order(read_messages(turns, None))
     tools = read_tools(one_of(row.get("agent"), "tool_definitions"))
-    return Conversation("atif", messages, tools, changed=(*changed, *(("program-notes",) if notes else ())))
+    return conversation_of("atif", read_messages(turns, None), tools, ("program-notes",) if notes else ())
 
 
 FORMAT = Format("atif", read, needs=names("steps"))

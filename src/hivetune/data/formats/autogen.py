@@ -5,7 +5,7 @@ https://microsoft.github.io/autogen/0.2/docs/reference/agentchat/chat/
 
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Conversation, Row, names, objects
-from hivetune.data.pieces.turns import in_order, read_messages
+from hivetune.data.pieces.turns import conversation_of, read_messages
 
 
 def read(row: Row) -> Conversation | None:
@@ -15,8 +15,7 @@ def read(row: Row) -> Conversation | None:
         return None
     sides = ["user" if turn.get("name") == turns[0].get("name") else "assistant" for turn in turns]
     spoken = [t if t["role"] == "tool" else {**t, "role": side} for t, side in zip(turns, sides, strict=True)]
-    messages, changed = in_order(read_messages(spoken, None))
-    return Conversation("autogen", messages, changed=changed)
+    return conversation_of("autogen", read_messages(spoken, None))
 
 
 FORMAT = Format("autogen", read, needs=names("chat_history"))

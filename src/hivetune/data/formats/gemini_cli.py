@@ -11,7 +11,7 @@ from typing import Any
 from hivetune.data.pieces.format import Format, Head, Lines, Log
 from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, session_rows
 from hivetune.data.pieces.said import Conversation, Row, listed, names, objects, one_of
-from hivetune.data.pieces.turns import in_order, read_turn
+from hivetune.data.pieces.turns import conversation_of, read_turn
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 
@@ -77,8 +77,7 @@ def _session(row: Row) -> Conversation | None:
                 raise RowRefused("bad-tool-call", f"the call of {str(call.get('name'))[:40]} has no result")
             content = result if isinstance(result, list) else [{"functionResponse": {"response": result}}]
             messages += read_turn({"role": "tool", "content": content})
-    ordered, changed = in_order(messages)
-    return Conversation("gemini-cli", ordered, changed=(("program-notes",) if notes else ()) + changed)
+    return conversation_of("gemini-cli", messages, changed=("program-notes",) if notes else ())
 
 
 FORMAT = Log("gemini-cli", recognise, rows)

@@ -18,7 +18,7 @@ from hivetune.data.pieces.format import Format, Lines, Log
 from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation
 from hivetune.data.pieces.said import Conversation, Row, listed, names, objects, one_of
 from hivetune.data.pieces.session import is_lone_thought
-from hivetune.data.pieces.turns import in_order, read_turn
+from hivetune.data.pieces.turns import conversation_of, read_turn
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 
@@ -116,9 +116,8 @@ def _exported(row: Row) -> Conversation | None:
         else:
             messages += _steps(parts)
     answered = [message for message in messages if not is_lone_thought(message, silent=True)]
-    ordered, changed = in_order(answered)
     changes += [] if len(answered) == len(messages) else ["lone-thought"]
-    return Conversation("opencode", ordered, changed=(*dict.fromkeys(changes), *changed))
+    return conversation_of("opencode", answered, changed=tuple(dict.fromkeys(changes)))
 
 
 def _steps(parts: list[dict[str, Any]]) -> list[Message]:

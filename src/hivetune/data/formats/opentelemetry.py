@@ -13,7 +13,7 @@ from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.parts import read_tools
 from hivetune.data.pieces.said import Conversation, Row, Tools, first_of, listed, names, objects, one_of, parsed
 from hivetune.data.pieces.spans import INPUTS, OUTPUTS, attributes, decoded, read_step
-from hivetune.data.pieces.turns import in_order, read_messages, read_system
+from hivetune.data.pieces.turns import conversation_of, read_messages, read_system
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 
@@ -85,8 +85,8 @@ def read(row: Row) -> Conversation | None:
     system = decoded(flat.get("gen_ai.system_instructions"))
     if isinstance(system, list):
         system = [{**part, "text": part.get("content")} if isinstance(part, dict) else part for part in system]
-    messages, changed = in_order([*(read_system(system) if prompt[0].role != "system" else []), *prompt, *answered])
-    return Conversation("opentelemetry", messages, _tools(flat), changed=changed, explained=columns)
+    messages = [*(read_system(system) if prompt[0].role != "system" else []), *prompt, *answered]
+    return conversation_of("opentelemetry", messages, _tools(flat), used=columns)
 
 
 def _dotted(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

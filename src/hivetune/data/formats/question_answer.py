@@ -29,7 +29,7 @@ from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.parts import calls_in_text, read_tools
 from hivetune.data.pieces.rendered import goes_on, is_rendered, prompt_turns, turns_of, without_end, without_header
 from hivetune.data.pieces.said import Conversation, Row, all_texts, first_of, names, objects, parsed, text_of
-from hivetune.data.pieces.turns import ROLE_KEYS, in_order, read_messages, read_system
+from hivetune.data.pieces.turns import ROLE_KEYS, conversation_of, read_messages, read_system
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 
@@ -98,11 +98,10 @@ def _read_pair(
         if goes_on(text):
             raise RowRefused("rendered-text")
         after = [Message("assistant", text, tool_calls=calls, reasoning=thoughts_of(row))]
-    messages, changed = in_order([*before, *after])
     read = (*((question_column,) if turns or bare else ()), *((answer_column,) if replies or more or bare else ()))
     from_text = bare or (turns and isinstance(parsed(question), str))
-    changed = (*changed, *more, *(("turns-from-text",) if from_text else ()))
-    return Conversation(name, messages, read_tools(tools_of(row)), changed=changed, explained=read)
+    changed = (*more, *(("turns-from-text",) if from_text else ()))
+    return conversation_of(name, [*before, *after], read_tools(tools_of(row)), changed, read)
 
 
 def _one_answer(row: Row, prompt: str, answer: Any, column: str, extra: tuple[str, ...]) -> tuple[Any, tuple[str, ...]]:

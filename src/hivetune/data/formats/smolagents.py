@@ -8,7 +8,7 @@ from typing import Any
 
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Conversation, Row, listed, names, objects, one_of
-from hivetune.data.pieces.turns import in_order, read_messages
+from hivetune.data.pieces.turns import conversation_of, read_messages
 from hivetune.data.reasons import RowRefused
 
 CODE_TOOL = "python_interpreter"  # smolagents' name for code that stands in the answer itself
@@ -62,8 +62,7 @@ def _acted(step: Mapping[str, Any]) -> list[dict[str, Any]]:
 def read(row: Row) -> Conversation | None:
     if not are_steps(listed(row["steps"])):
         return None
-    messages, changed = in_order(read_messages(turns_of(row["steps"]), None))
-    return Conversation("smolagents", messages, changed=changed)
+    return conversation_of("smolagents", read_messages(turns_of(row["steps"]), None))
 
 
 FORMAT = Format("smolagents", read, needs=names("steps"))

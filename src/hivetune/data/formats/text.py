@@ -8,7 +8,7 @@ from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.rendered import is_marked, is_rendered, spoken_turns, turns_of, without_end
 from hivetune.data.pieces.said import Conversation, Row, names, text_of
 from hivetune.data.pieces.transcripts import turns_behind_system, turns_in_text
-from hivetune.data.pieces.turns import in_order, read_messages
+from hivetune.data.pieces.turns import conversation_of, read_messages
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 
@@ -35,8 +35,7 @@ def read(row: Row) -> Conversation | None:
         raise RowRefused("rendered-text")
     if turns is None:
         return Conversation("text", (Message("assistant", text),))
-    messages, changed = in_order(read_messages(turns, None))
-    return Conversation("text", messages, changed=("turns-from-text", *changed))
+    return conversation_of("text", read_messages(turns, None), changed=("turns-from-text",))
 
 
 _TEXT = names("text")

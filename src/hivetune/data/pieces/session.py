@@ -15,7 +15,7 @@ from typing import Any
 from hivetune.data.pieces.fields import as_time
 from hivetune.data.pieces.logs import path_to
 from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, Tools, listed, names, one_of, text_of
-from hivetune.data.pieces.turns import in_order, read_messages, read_turn
+from hivetune.data.pieces.turns import conversation_of, read_messages, read_turn
 from hivetune.data.reasons import REASONS, RowRefused
 from hivetune.records import Message, Role
 
@@ -71,10 +71,9 @@ def read_session(row: Row) -> Conversation:
             messages += [Message("tool", "", tool_call_id=call.get("id")) for call in before.tool_calls]
             changed["call-without-result"] = None
         messages.append(message)
-    ordered, more = in_order(_system_first(messages))
     # A file of others may have such a field too: only reasons are believed.
     left_out = (reason for reason in listed(row.get("left_out")) if isinstance(reason, str) and reason in REASONS)
-    return Conversation(name, ordered, changed=(*left_out, *cut, *changed, *more))
+    return conversation_of(name, _system_first(messages), changed=(*left_out, *cut, *changed))
 
 
 def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
@@ -125,8 +124,7 @@ def ordered_conversation(
     name: str, messages: list[Message], tools: Tools, changed: tuple[str, ...] = (), used: tuple[str, ...] = ()
 ) -> Conversation:
     """Return the conversation of the format `name`. `used`: the columns that it was read from."""
-    ordered, more = in_order(_system_first(messages))
-    return Conversation(name, ordered, tools, changed=(*changed, *more), explained=used)
+    return conversation_of(name, _system_first(messages), tools, changed, used)
 
 
 _MARKUP = re.compile(r"</?(?:p|div|br|b|i|a|ul|ol|li|span|strong|em|img|h[1-6]|blockquote|pre|code)\b[^<>]*>", re.I)
@@ -153,9 +151,8 @@ def desk_conversation(name: str, turns: Iterable[tuple[Role, Any, float]], notes
             raise RowRefused("unsupported-content", "a message that is only an image")
         marked = marked or _MARKUP.search(body) is not None
         messages += [Message(role, text, weight=weight)] if text else []
-    ordered, changed = in_order(messages)
     warnings = (("internal-notes",) if notes else ()) + (("markup",) if marked else ())
-    return Conversation(name, ordered, changed=warnings + changed)
+    return conversation_of(name, messages, changed=warnings)
 
 
 def branch(parents: Mapping[str, str | None], leaf: str) -> list[str]:
@@ -188,8 +185,7 @@ def branch_nodes(row: Row, time: str) -> tuple[dict[str, dict[str, Any]], list[s
 
 
 def finish_chat(name: str, messages: list[Message], left_out: int, cut: tuple[str, ...] = ()) -> Conversation:
-    ordered, changed = in_order(messages)
-    return Conversation(name, ordered, changed=(("other-branches",) if left_out else ()) + cut + changed)
+    return conversation_of(name, messages, changed=(("other-branches",) if left_out else ()) + cut)
 
 
 class NotLearned(Exception):

@@ -9,7 +9,7 @@ from hivetune.data.pieces.answers import is_response, read_answer, read_request
 from hivetune.data.pieces.fields import plain_name
 from hivetune.data.pieces.parts import read_tools
 from hivetune.data.pieces.said import Conversation, Row, first_of, listed, objects, one_of, parsed
-from hivetune.data.pieces.turns import ROLES, in_order
+from hivetune.data.pieces.turns import ROLES, conversation_of
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 
@@ -100,8 +100,7 @@ def read_step(name: str, row: Row, settings: Any, *, is_call: bool) -> Conversat
     request = read_request(_turns_in(step_input) if isinstance(step_input, str) else step_input)
     reply, changed = read_answer(response)
     tools = request.tools or read_tools(one_of(one_of(settings, "invocation_params"), "tools"))
-    messages, more = in_order(joined(request.messages, reply))
-    return Conversation(name, messages, tools, changed=(*changed, *more), explained=(request_column, response_column))
+    return conversation_of(name, joined(request.messages, reply), tools, changed, (request_column, response_column))
 
 
 def decoded(value: Any) -> Any:

@@ -19,7 +19,7 @@ from hivetune.data.pieces.parts import (
     read_content,
     result_text,
 )
-from hivetune.data.pieces.said import NOT_HELD, names, objects, one_of, parsed, text_of
+from hivetune.data.pieces.said import NOT_HELD, Conversation, Tools, names, objects, one_of, parsed, text_of
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message, Role
 
@@ -276,15 +276,18 @@ def _unwrapped(turn: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**turn, "role": one_of(role, "Label", "label") or role, "content": items}
 
 
-def in_order(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-    """Return (messages, what was changed): consecutive turns of one role as one, the conversation from its first
-    question to its last answer. Raise RowRefused: no-answer, role-order when nobody asks anything,
-    earlier-turns-missing.
+def conversation_of(
+    name: str, messages: Sequence[Message], tools: Tools = (), changed: Sequence[str] = (), used: tuple[str, ...] = ()
+) -> Conversation:
+    """Return the conversation of the format `name`, from its first question to its last answer, with consecutive turns
+    of one role as one. `changed`: reasons of severity warn; `used`: the columns that it was read from.
+
+    Raise RowRefused: no-answer, role-order when nobody asks anything, earlier-turns-missing.
     """
     last = next((i for i in reversed(range(len(messages))) if messages[i].role == "assistant"), None)
     if last is None:
         raise RowRefused("no-answer")
-    changed = ["trailing-turns"] if last + 1 < len(messages) else []
+    changed = [*changed, *(["trailing-turns"] if last + 1 < len(messages) else [])]
     turns = list(messages[: last + 1])
     for i, (before, message) in enumerate(itertools.pairwise(messages[: last + 1]), 1):
         # What came of an action that an answer's text holds (ReAct) is a user's: a tool's has a call.
@@ -308,7 +311,7 @@ def in_order(messages: Sequence[Message]) -> tuple[tuple[Message, ...], tuple[st
             merged.append(message)
     if len(merged) < len(turns):
         changed.append("merged-turns")
-    return tuple(merged), tuple(changed)
+    return Conversation(name, tuple(merged), tools, changed=tuple(changed), explained=used)
 
 
 def _belongs(first: Message, second: Message) -> bool:
