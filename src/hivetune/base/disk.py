@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -138,6 +138,16 @@ def file_to_write(path: Path, inputs: Iterable[str] = ()) -> Path:
     if any(os.path.realpath(path) == os.path.realpath(name) for name in inputs):
         raise UsageError(f"{path} is also an input and would be overwritten", hint="give another name")
     return path
+
+
+def files_to_write(paths: Sequence[Path], inputs: Sequence[str] = ()) -> None:
+    """Raise UsageError for a file that can't be written, and for two that are one."""
+    seen: set[str] = set()
+    for path in paths:
+        file_to_write(path, inputs)
+        if os.path.realpath(path) in seen:
+            raise UsageError(f"{path} is written twice", hint="give each file its own name")
+        seen.add(os.path.realpath(path))
 
 
 def write_json(path: Path, value: Mapping[str, Any], *, disk: Disk = DISK) -> None:

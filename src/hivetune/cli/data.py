@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import file_to_write, read_json
+from hivetune.base.disk import files_to_write, read_json
 from hivetune.base.paths import spelled
 from hivetune.cli.arguments import ColumnsOption, model_folder, show_suggestion
 from hivetune.cli.output import AFTER_ROWS, MODE, emit, parts, progress, say, show, table
@@ -59,8 +59,7 @@ def check(
     """Report problems of rows with their places. Exits with 3 if too many are rejected or none is usable."""
     settings = _settings(sources, model, config, columns, max_length, overrides)
     written = (html,) if clean is None else (clean, beside(clean, "quarantine"), beside(clean, "duplicates"), html)
-    for path in (path for path in written if path is not None):
-        file_to_write(path, find_sources(settings.data.path))
+    files_to_write([path for path in written if path is not None], find_sources(settings.data.path))
     folder = _model_folder(settings.model) if settings.model != NO_MODEL else None
     with progress("checking", "rows", AFTER_ROWS) as report:
         checked = check_rows(

@@ -5,8 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from hivetune.base.disk import file_to_write
+from hivetune.base.disk import files_to_write
 from hivetune.cli.output import emit, progress, say, show, table
+from hivetune.data.intake.files import find_sources
 from hivetune.errors import UsageError
 from hivetune.synth.ask_rows import AskSettings, ask_rows
 from hivetune.synth.keep import Against
@@ -56,7 +57,8 @@ def synth(
     if out is None:
         _list(packs, places)
         return
-    file_to_write(out)
+    page = out.with_suffix(".html")
+    files_to_write([out, page], [*find_sources(against or []), *(what or ())])
     if ask is not None:
         settings = AskSettings(ask, rows, seed, budget, tuple(against or ()))
         with progress("asking", "rows") as report:
@@ -66,7 +68,6 @@ def synth(
             compared = Against(against or ())
             counts = make_rows(packs, places, out, rows=rows, seed=seed, against=compared, progress=report)
             document = synth_document(packs, counts, out, rows=rows, seed=seed, maker=TEMPLATES, against=compared)
-    page = out.with_suffix(".html")
     write_synth_page(page, document)
     _show(document)
     show(f"report: {page}")
