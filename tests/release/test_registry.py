@@ -22,7 +22,7 @@ from hivetune.base.disk import MANIFEST, home, read_json, write_json, write_mani
 from hivetune.base.sealed import write_sealed
 from hivetune.errors import Busy, HivetuneError, NotDeployed, UsageError
 from hivetune.release import registry
-from hivetune.release.registry import Release, find, history, promote, register, releases, rollback
+from hivetune.release.registry import Release, find, history, moves_of, promote, register, releases, rollback
 
 
 @pytest.fixture
@@ -167,6 +167,29 @@ def test_a_rollback_returns_and_never_comes_back_by_itself(database: sqlite3.Con
     assert champion.version == 1 and aliases(database) == {"champion": 1}
     with pytest.raises(UsageError, match="no previous release"):
         rollback(database, "helpdesk", by="ann", reason="and again")
+
+
+def test_the_history_of_a_release_says_that_it_was_rolled_back(database: sqlite3.Connection, tmp_path: Path) -> None:
+    """Also when it was promoted again. Its successor's line does not give the reason as its own."""
+    add(database, tmp_path, 1), add(database, tmp_path, 2)
+    promote(database, "helpdesk@1", by="ann", reason="first")
+    promote(database, "helpdesk@2", by="ann", reason="better")
+    rollback(database, "helpdesk", by="gateway", reason="it is slow")
+    promote(database, "helpdesk@2", by="ann", reason="once more", force=True)
+    told = {
+        number: [
+            (move.alias, move.by, move.reason) for move in moves_of(database, find(database, f"helpdesk@{number}"))
+        ]
+        for number in (1, 2)
+    }
+    assert told[2] == [
+        ("candidate", "test", "registered"),
+        ("champion", "ann", "better"),
+        ("withdrawn", "gateway", "it is slow"),
+        ("champion", "ann", "once more"),
+    ]
+    assert told[1][3] == ("champion", "gateway", "helpdesk@2 withdrawn: it is slow")
+    assert [alias for alias, *_ in told[1]] == ["candidate", "champion", "previous", "champion", "previous"]
 
 
 def test_two_who_roll_the_same_release_back_roll_one_back(

@@ -22,7 +22,7 @@ import sqlite3
 import stat
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -396,6 +396,24 @@ def history(database: sqlite3.Connection, name: str) -> list[Move]:
         (name,),
     )
     return [Move(*(*row[:6], bool(row[6]))) for row in rows]
+
+
+def moves_of(database: sqlite3.Connection, release: Release) -> list[Move]:
+    """Return the history of one release, oldest first: which aliases named it, and when it was rolled back.
+
+    A champion that another one takes the place of becomes `previous`, one that is rolled back loses its only alias.
+    """
+    moves = history(database, release.name)
+    found = []
+    for number, move in enumerate(moves):
+        kept = number + 1 < len(moves) and moves[number + 1].version == move.previous  # as `previous`
+        rolled_back = move.alias == "champion" and move.previous not in (None, move.version) and not kept
+        if move.version == release.version:
+            reason = f"{release.name}@{move.previous} withdrawn: {move.reason}" if rolled_back else move.reason
+            found.append(replace(move, reason=reason))
+        elif move.previous == release.version and rolled_back:
+            found.append(replace(move, alias="withdrawn"))
+    return found
 
 
 def desired(database: sqlite3.Connection) -> dict[str, int]:

@@ -20,7 +20,7 @@ from hivetune.llama.prompts import RECORDED_PROMPTS, prompt_of, record_answers
 from hivetune.release.export import export_run
 from hivetune.release.gguf import SERVED_QUANT, base_gguf
 from hivetune.release.prove import prove_export
-from hivetune.release.registry import Release, exports_in, find, forgotten_rows, history, register
+from hivetune.release.registry import Release, exports_in, find, forgotten_rows, moves_of, register
 from hivetune.run.folder import EVALUATION, EVENTS, adapter_hash, require_adapter
 from hivetune.serve.chat import trained_prompt
 from hivetune.serve.swap.wanted import GREEDY
@@ -66,8 +66,7 @@ def explain_release(database: sqlite3.Connection, reference: str) -> dict[str, A
         "proof": dict(release.proof),
         "history": [
             {key: getattr(move, key) for key in ("alias", "time", "by", "reason", "forced")}
-            for move in history(database, release.name)
-            if release.version == move.version
+            for move in moves_of(database, release)
         ],
     }
     if release.pruned:

@@ -1,4 +1,4 @@
-"""Releases: verdict and metrics, origin down to the rows, answers side by side, history."""
+"""Releases: verdict and metrics, origin down to the rows, answers side by side, moves_of."""
 
 from collections.abc import Mapping
 from contextlib import closing
@@ -15,7 +15,7 @@ from hivetune.dashboard.pages.now import quality_charts
 from hivetune.dashboard.watched import Watcher, run_id
 from hivetune.errors import HivetuneError, NotThere, UsageError
 from hivetune.judge.page import comparison_body
-from hivetune.release.registry import Release, find, forgotten_rows, history, releases, returns_to, snapshot_folder
+from hivetune.release.registry import Release, find, forgotten_rows, moves_of, releases, returns_to, snapshot_folder
 from hivetune.routing.steps import families
 from hivetune.run.folder import EVALUATION, VERDICT
 from hivetune.serve.register import explain_release
@@ -42,7 +42,7 @@ def release_page(watcher: Watcher, request: PageRequest) -> Page:
             origin = explain_release(database, release.label)
         except HivetuneError as error:
             problem = error.message
-        moves = [move for move in reversed(history(database, release.name)) if move.version == release.version]
+        moves = list(reversed(moves_of(database, release)))
         family = families(database)
         snapshot = snapshot_folder(database, release.snapshot)
         forgotten = forgotten_rows(database, release.snapshot)
