@@ -93,6 +93,12 @@ def test_the_values_of_the_caller_stay_as_they_are() -> None:
     assert json.dumps(tree) == before and parse_config(tree).lora.r == 8
 
 
+def test_paths_may_be_given_as_such(tmp_path: Path) -> None:
+    config = parse_config({"model": tmp_path, "data": [tmp_path / "a.jsonl"], "eval": {"checker": {"file": tmp_path}}})
+    assert (config.model, config.data.path) == (str(tmp_path), [str(tmp_path / "a.jsonl")])
+    assert parse_config({"model": "m", "data": tmp_path}).data.path == str(tmp_path)
+
+
 def test_a_setting_that_was_null_takes_parts() -> None:
     """`eval RUN --set eval.checker.name=exact`: a run's config is written out, its checker as null."""
     parts = ["eval.checker.name=exact", "eval.checker.text=four"]

@@ -5,6 +5,7 @@ Derived and measured values are not settings: the plan chooses them and writes t
 
 import difflib
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -396,8 +397,18 @@ def parse_config(tree: Mapping[str, Any], where: str = "config", overrides: Iter
 
 
 def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the mapping and those inside of it as new ones: overrides are written into them."""
-    return {key: _copied(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
+    """Return the mapping and those inside of it as new ones, since overrides are written into them, and paths as text,
+    as YAML has them.
+    """
+    return {key: _plain(value) for key, value in tree.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return _copied(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _overridden(tree: dict[str, Any], overrides: Iterable[str], where: str, option: str = "--set") -> RunConfig:

@@ -100,6 +100,12 @@ WRONG = [
     ("data check odd.csv --columns prompt=color,completion=weight", 3, "no column 'color'; did you mean 'colour'?"),
     ("data check odd.csv --columns prompt=x,completion=weight", 3, "no column 'x'; it has colour, weight"),
     ("collect rowz.jsonl", 2, "rowz.jsonl does not exist"),
+    # a path of a user who does not exist
+    ("init ~nobody-here.jsonl", 2, "~nobody-here.jsonl does not exist"),
+    ("data check rows.jsonl --model ~nobody-here/model", 2, "~nobody-here/model"),
+    ("chat ~nobody-here.gguf", 2, "~nobody-here.gguf"),
+    ("show ~nobody-here/run", 2, "~nobody-here/run"),
+    ("data synth ~nobody-here.toml --out new.jsonl", 2, "~nobody-here.toml"),
     # what would be overwritten, or cannot be written
     ("data check rows.jsonl --clean rows.jsonl", 2, "rows.jsonl is also an input and would be overwritten"),
     ("data check rows.jsonl --html rows.jsonl", 2, "rows.jsonl is also an input"),

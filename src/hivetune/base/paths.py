@@ -20,13 +20,18 @@ _TO_DO = {
 }
 
 
+def expanded(path: str | Path) -> Path:
+    """Return the path with `~` resolved; as it is where there is no such user, as of a file called ~rows.jsonl."""
+    return Path(os.path.expanduser(path))
+
+
 def real_path(path: str | Path) -> Path:
     """Return the absolute path with `~` and links resolved.
 
     Circular links stay as they are, so that opening them raises OSError; Path.resolve would raise RuntimeError before
     Python 3.13.
     """
-    return Path(os.path.realpath(Path(path).expanduser()))
+    return Path(os.path.realpath(expanded(path)))
 
 
 def spelled(path: object) -> str:

@@ -8,8 +8,8 @@ Every checker also takes `must_end`: the answer must have ended by itself, not b
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
+from hivetune.base.paths import expanded
 from hivetune.checkers.words import (
     Arguments,
     check_pattern,
@@ -104,7 +104,7 @@ def find_checker(checker: Arguments, where: str = "checker") -> Checker:
         raise UsageError(f"{where}: unknown checker {name!r}", hint=hint)
     if name == "function" and "file" not in checker:
         raise UsageError(f"{where}: only eval.checker may name a function, and needs its 'file'", hint=_NO_CODE)
-    if name == "function" and not Path(str(checker["file"])).expanduser().is_file():
+    if name == "function" and not expanded(str(checker["file"])).is_file():
         raise UsageError(f"{where}: {checker['file']} is not a file", hint="give the path of a Python file")
     checker_found = CHECKERS[name]
     allowed = {**checker_found.arguments, "name": (str, True), "must_end": (bool, False)}

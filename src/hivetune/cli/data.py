@@ -10,7 +10,7 @@ import typer
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import files_to_write, read_json
-from hivetune.base.paths import spelled
+from hivetune.base.paths import expanded, spelled
 from hivetune.cli.arguments import ColumnsOption, model_folder, show_suggestion
 from hivetune.cli.output import AFTER_ROWS, MODE, emit, parts, progress, say, show, table
 from hivetune.config import RunConfig, load_config, override_config, parse_config
@@ -136,7 +136,7 @@ def _settings(
 
 def _model_folder(name: str) -> Path:
     """Return the folder of the model, prepared first unless it has a tokenizer, which is enough to count tokens."""
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     if (folder / "tokenizer.json").exists() and (folder / "tokenizer_config.json").exists():
         return folder
     return model_folder(name)

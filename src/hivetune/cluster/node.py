@@ -22,7 +22,7 @@ import psutil
 
 from hivetune import __version__
 from hivetune.base.disk import home
-from hivetune.base.paths import install_command
+from hivetune.base.paths import expanded, install_command
 from hivetune.base.private import temporary_folder
 from hivetune.data.intake.sources.redis_server import connect, explain_redis, load_redis, parse_server
 from hivetune.errors import Busy, HivetuneError, MachineNotFit, UsageError
@@ -160,7 +160,7 @@ def _checked_python(python: str | None) -> str:
     """Return the path of a Python. Raises UsageError for an environment that can't compute."""
     if python is None:
         return sys.executable
-    path = Path(python).expanduser()
+    path = expanded(python)
     path = path / "bin" / "python" if path.is_dir() else path
     try:
         child = subprocess.run([str(path), "-c", _VERSIONS_SCRIPT], capture_output=True, text=True, check=False)

@@ -11,6 +11,7 @@ import psutil
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, read_json, sha256_file
+from hivetune.base.paths import expanded
 from hivetune.base.yaml_file import read_yaml
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.llama.ask import Endpoint
@@ -64,7 +65,7 @@ def find_artefact(text: str, run: Run | None, quant: str) -> Artefact:
         identity = hashlib.sha256(side.label.encode()).hexdigest()
         return Artefact(side.label, "endpoint", identity, endpoint=Endpoint(side.name, side.model))
     if side.kind == "recorded":
-        path = Path(side.name).expanduser()
+        path = expanded(side.name)
         try:
             return Artefact(side.label, "recorded", figures=read_figures(read_yaml(path), str(path)))
         except OSError as error:
@@ -74,7 +75,7 @@ def find_artefact(text: str, run: Run | None, quant: str) -> Artefact:
         owner = _needed(run, "base")
         return _served(side.label, "base", _base_of(owner, quant), None, (owner.model, None), owner.folder)
     if side.kind == "gguf":
-        path = Path(side.name).expanduser()
+        path = expanded(side.name)
         if not path.is_file():
             raise UsageError(f"{path} is not a file", hint="make one: hivetune export RUN --to gguf")
         if not read_header(path).is_adapter:

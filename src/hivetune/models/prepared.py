@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hivetune.base.disk import home, problems_once, read_json
-from hivetune.base.paths import real_path
+from hivetune.base.paths import expanded, real_path
 from hivetune.errors import UsageError
 
 DESCRIPTION = "hivetune.json"
@@ -52,7 +52,7 @@ def kind_of(name: str) -> SourceKind:
     Raises UsageError for a path that is not there and for anything that can't be a Hub id.
     """
     name = without_part(name)
-    path = Path(name).expanduser()
+    path = expanded(name)
     if name in PACKAGED:
         return "package"
     if name and path.is_dir():

@@ -30,6 +30,7 @@ from hivetune.base.disk import (
     sha256_file,
     write_manifest,
 )
+from hivetune.base.paths import expanded
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.prepared import find_prepared
 from hivetune.process.parent import count_items, run_task
@@ -110,7 +111,7 @@ def find_converter(setting: str | None = None) -> Converter:
     Raises UsageError for a folder that has no converter, MachineNotFit where none was fetched or its files changed.
     """
     if setting is not None:
-        folder = Path(setting).expanduser().resolve()
+        folder = expanded(setting).resolve()
         missing = [name for name in (*SCRIPTS, "conversion", "gguf-py") if not (folder / name).exists()]
         if missing:
             raise UsageError(

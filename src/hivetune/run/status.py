@@ -19,7 +19,7 @@ from typing import Any, Literal
 from hivetune.base.database import home_as_it_is
 from hivetune.base.disk import LockHolder, boot_id, lock, lock_holder
 from hivetune.base.journal import DAMAGED, read_journal, read_tail
-from hivetune.base.paths import quoted
+from hivetune.base.paths import expanded, quoted
 from hivetune.base.sealed import read_sealed
 from hivetune.base.units import duration
 from hivetune.errors import Busy, UsageError
@@ -289,7 +289,7 @@ def find_run(name: str, or_else: str = "") -> Path:
 
     `or_else` is what else the name could mean, for the message. Raise UsageError that names similar runs.
     """
-    path = Path(name).expanduser()
+    path = expanded(name)
     if (path / RECORD).exists():
         return path.resolve()
     if "/" in name or path.exists():

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, sha256_file
+from hivetune.base.paths import expanded
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import UsageError
 from hivetune.llama.backend import Backend, ServerSettings, open_backend
@@ -241,7 +242,7 @@ def find_voice(name: str, quant: str, progress: Progress) -> tuple[Voice, Path |
     """Return the voice of a GGUF file, a release (NAME, NAME@VERSION, NAME@ALIAS) or a run, and the run's folder if
     there is one. A folder is a run; a name of both a release and a run means the release. Missing files are made.
     Raises UsageError, and the errors of an export."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.is_file() or path.suffix == ".gguf":
         return Voice(path.stem, path), run_of_export(path)
     release = None if path.is_dir() else _release(name)
@@ -296,7 +297,7 @@ def trained_prompt(name: str, run: Path | None, agent: str | None = None) -> Tra
     if run is not None:
         snapshot = load_run(run).snapshot
     else:
-        release = None if Path(name).expanduser().exists() else _release(name)
+        release = None if expanded(name).exists() else _release(name)
         if release is None:
             return None
         with closing(open_database()) as database:

@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from hivetune.base.paths import expanded
 from hivetune.errors import UsageError
 from hivetune.synth.make.draft import DRAFT_KINDS, KIND_WEIGHTS
 from hivetune.synth.sources.places import Library
@@ -123,7 +124,7 @@ def find_packs(names: Sequence[str], help_of: Sequence[str]) -> tuple[list[Pack]
     packs_read: list[Pack] = []
     roots: list[Path] = []
     for name in names:
-        path = Path(name).expanduser()
+        path = expanded(name)
         if name in shipped:
             packs_read.append(shipped[name])
         elif (path / "usr" / "share").is_dir():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from hivetune.base.paths import expanded
 from hivetune.errors import UsageError
 from hivetune.synth.sources.docstrings import module_files, read_module
 from hivetune.synth.sources.documents import documents_below, read_document
@@ -82,7 +83,7 @@ class Library:
 
         A file whose name is not UTF-8 is left out: no row could cite it.
         """
-        path = Path(pattern).expanduser()
+        path = expanded(pattern)
         if path.is_absolute() or path.exists():
             paths = [path] if path.exists() else sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
         else:
