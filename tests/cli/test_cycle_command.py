@@ -1,13 +1,19 @@
 """What `hivetune cycle --dry-run` tells people."""
 
+import json
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import typer
 
+from hivetune.base.database import open_database
 from hivetune.base.disk import lock
-from hivetune.cli.cycle import cycle, observation_lines
+from hivetune.cli.cycle import _run, cycle, observation_lines
+from hivetune.cli.output import MODE
 from hivetune.cycle.decide import FailedAct, Observation, OpenCycle, Permission
-from hivetune.cycle.ledger import loop_folder
+from hivetune.cycle.ledger import begin_act, end_act, loop_folder
 
 
 def test_a_look_before_a_cycle_is_told_in_words() -> None:
@@ -32,6 +38,21 @@ def test_a_loop_that_does_not_run_is_not_said_to_continue(own_home: Path, capsys
     with lock(loop_folder("helpdesk")):
         cycle("resume")
     assert capsys.readouterr().out == "helpdesk continues\n"
+
+
+def test_a_loop_that_failed_prints_one_document(
+    own_home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It printed its result, and the error as a second document behind it: no JSON."""
+    monkeypatch.setattr(MODE, "json", True)
+    with closing(open_database()) as database:
+        number = begin_act(database, "helpdesk", None, "train", 1.0)
+        end_act(database, number, "failed", 2.0, "the disk broke", {"exit_code": 5})
+    loop = SimpleNamespace(name="helpdesk", run=lambda once: None)
+    with pytest.raises(typer.Exit) as raised:
+        _run(loop, once=True)  # type: ignore[arg-type]
+    document = json.loads(capsys.readouterr().out)
+    assert (raised.value.exit_code, document["name"], document["error"]["message"]) == (5, "helpdesk", "the disk broke")
 
 
 def test_a_look_at_trouble_leaves_nothing_out() -> None:

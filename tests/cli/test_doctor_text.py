@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hivetune.cli import doctor as command
 from hivetune.cli.doctor import LOG_BYTES, explain_text
 from hivetune.cli.output import MODE
 from hivetune.errors import UsageError
+from hivetune.machine.doctor.findings import Judgement, MachineFinding
 
 ILLEGAL = "RuntimeError: HIP error: an illegal memory access was encountered"
 
@@ -79,6 +82,19 @@ def test_any_text_has_an_answer(given: str) -> None:
         explain_text(given)
     except UsageError as error:
         assert error.message
+
+
+def test_a_machine_that_cannot_train_is_one_document(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fatal = MachineFinding("no-torch", "fatal", "torch is missing", "", mend="pip install torch")
+    monkeypatch.setattr(command, "judge_machine", lambda facts, job: Judgement((fatal,), ()))
+    monkeypatch.setattr(MODE, "json", True)
+    with pytest.raises(typer.Exit) as raised:
+        command.doctor(quick=True, soak=0.0)
+    document = json.loads(capsys.readouterr().out)
+    assert raised.value.exit_code == 4 and not document["fit"]
+    assert document["error"]["message"] == "cannot train here: torch is missing"
 
 
 def test_names_of_the_account_are_not_repeated(tmp_path: Path) -> None:

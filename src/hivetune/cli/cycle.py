@@ -12,7 +12,7 @@ import typer
 from hivetune.base.database import open_database
 from hivetune.base.disk import lock_holder
 from hivetune.cli.arguments import model_folder
-from hivetune.cli.output import duration, emit, parts, plain_progress, say, show, show_unit, size, table
+from hivetune.cli.output import duration, emit, emit_failed, parts, plain_progress, say, show, show_unit, size, table
 from hivetune.config import RunConfig, load_config
 from hivetune.cycle.decide import STATIONS, Observation, decide
 from hivetune.cycle.ledger import (
@@ -80,13 +80,14 @@ def _run(loop: Loop, *, once: bool) -> None:
     action = loop.run(once=once)
     with closing(open_database()) as database:
         cycles, acts = cycles_of(database, loop.name), acts_of(database, loop.name)
-    emit({"name": loop.name, "action": action, "cycles": [parts(cycle, *_PARTS) for cycle in cycles[-1:]]})
+    document = {"name": loop.name, "action": action, "cycles": [parts(cycle, *_PARTS) for cycle in cycles[-1:]]}
     last = acts[-1] if acts else None
     if last is not None and (last.outcome == "failed" or last.details.get("end") == "failed"):
         codes = [act.details.get("exit_code", 1) for act in acts if act.outcome == "failed" and act.cycle == last.cycle]
         error = HivetuneError(last.words, hint="try again with the same command; details: hivetune cycle status")
         error.exit_code = codes[-1] if codes else DoesNotFit.exit_code  # closed without a failure, so over its budget
-        raise error
+        emit_failed(document, error)
+    emit(document)
     if cycles and cycles[-1].end == "refused":
         show(f"cycle {cycles[-1].id} refused: {cycles[-1].reason}")
 

@@ -9,7 +9,7 @@ import typer
 
 from hivetune import __version__
 from hivetune.base.private import open_plain
-from hivetune.cli.output import emit, parts, progress, say, show
+from hivetune.cli.output import emit, emit_failed, parts, progress, say, show
 from hivetune.config import load_config
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.machine.doctor.findings import (
@@ -87,10 +87,11 @@ def doctor(
     proof = [proof_as_text(proven)] if proven else []
     texts = [f"hivetune {__version__}\n{facts_as_text(facts)}", *proof, findings_as_text(judgement)]
     show(redaction.text("\n\n".join(texts)))
-    emit(redaction.document(report_document(facts, judgement) | {"proof": proof_document(proven)}))
+    document = redaction.document(report_document(facts, judgement) | {"proof": proof_document(proven)})
     if not judgement.fit:
         worst = judgement.findings[0]
-        raise MachineNotFit(f"cannot train here: {worst.title}", hint=worst.mend)
+        emit_failed(document, MachineNotFit(f"cannot train here: {worst.title}", hint=worst.mend))
+    emit(document)
 
 
 # The end of a long log says how it ended; the supervisor reads as much.

@@ -14,10 +14,11 @@ import re
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -27,6 +28,7 @@ from hivetune.base.typed import to_plain
 from hivetune.base.units import duration as duration
 from hivetune.base.units import number as number
 from hivetune.base.units import size as size
+from hivetune.errors import HivetuneError
 
 PLAIN_LINE_EVERY_S = 10.0
 AFTER_ROWS = "all read, looking for duplicates"
@@ -118,6 +120,13 @@ def emit(document: Any) -> None:
     if MODE.json:
         with errors_of_stdout():
             print(as_document(document), flush=True)
+
+
+def emit_failed(document: Mapping[str, Any], error: HivetuneError) -> NoReturn:
+    """Print the error, and with `--json` the document with it: one document, so the error is not raised. Exit."""
+    say(f"hivetune: {error}", style="red")
+    emit({**document, "error": {"type": type(error).__name__, "message": error.message, "hint": error.hint}})
+    raise typer.Exit(error.exit_code)
 
 
 def as_document(document: Any) -> str:

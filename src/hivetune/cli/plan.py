@@ -9,7 +9,7 @@ import typer
 from hivetune.base.disk import home
 from hivetune.base.units import step_time
 from hivetune.cli.arguments import ColumnsOption, ConfigArgument, ModelOption, SetOption, read_settings
-from hivetune.cli.output import duration, emit, say, show, size, table
+from hivetune.cli.output import duration, emit, emit_failed, say, show, size, table
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.inventory import disk_free_bytes
 from hivetune.train.plan.choose import Choice, Option, StreamedFrom, with_advice
@@ -51,10 +51,7 @@ def plan(
         emit(plan_document(planned))
         return
     error = with_advice(DoesNotFit(planned.why_not), planned.options, planned.case)
-    say(f"hivetune: {error}")
-    error_document = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
-    emit({**plan_document(planned), "error": error_document})  # one document, so the error is not raised
-    raise typer.Exit(error.exit_code)
+    emit_failed(plan_document(planned), error)
 
 
 def show_plan(planned: Planned) -> None:
