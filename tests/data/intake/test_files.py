@@ -1,5 +1,6 @@
 """Files of every format give the same rows, each with the place where a person finds it."""
 
+import errno
 import glob
 import gzip
 import io
@@ -20,6 +21,7 @@ from hivetune.data.chunks import read_rows
 from hivetune.data.files import text
 from hivetune.data.intake import files
 from hivetune.data.intake.files import find_sources, matching_files, plan_inputs
+from hivetune.data.intake.sources.parse import parse_sources
 from hivetune.data.prepare.prepare import check, report_full_disk
 from hivetune.data.prepare.understand import suggested_for
 from hivetune.data.read import parse_row
@@ -200,6 +202,25 @@ def test_standard_input(tmp_path: Path) -> None:
         finished = subprocess.run(command, input=data, capture_output=True, check=True)
         document = json.loads(finished.stdout)
         assert (document["rows_in"], document["usable"]) == (20, 20)
+
+
+def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was passed over, and its rows were missing without a word. Tests may run as root, who reads everything."""
+    (tmp_path / "logs" / "private").mkdir(parents=True)
+    (tmp_path / "logs" / "rows.jsonl").write_text(json.dumps({"prompt": "a?", "completion": "b"}) + "\n")
+    scandir = os.scandir
+
+    def refusing(path: str) -> Any:
+        if str(path).endswith("private"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    for pattern in (tmp_path / "logs", tmp_path / "logs" / "**" / "*.jsonl"):
+        with pytest.raises(UsageError, match=r"cannot read the folder .*private: Permission denied"):
+            find_sources(str(pattern))
+    with pytest.raises(UsageError, match="cannot read the folder"):
+        parse_sources([str(tmp_path / "logs")])
 
 
 def test_links_in_a_circle_are_walked_once(tmp_path: Path) -> None:

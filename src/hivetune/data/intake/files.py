@@ -27,9 +27,18 @@ from hivetune.records import Progress, silent
 
 
 def files_below(folder: str) -> Iterator[str]:
-    """Yield all files below `folder`, also through links, and enter each folder once."""
+    """Yield all files below `folder`, also through links, and enter each folder once.
+
+    Raise UsageError for a folder that may not be read: its rows would be missing without a word.
+    """
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # a folder that was removed meanwhile
+            message = f"cannot read the folder {spelled(error.filename)}: {error.strerror}"
+            raise UsageError(message, hint="give yourself the right to it, or name the files to read") from None
+
     entered: set[tuple[int, int]] = set()
-    for parent, folders, files in os.walk(folder, followlinks=True):
+    for parent, folders, files in os.walk(folder, followlinks=True, onerror=refuse):
         status = os.stat(parent)
         if (status.st_dev, status.st_ino) in entered:
             folders.clear()
