@@ -13,6 +13,7 @@ from hivetune.base.disk import home, lock
 from hivetune.cycle.ledger import begin_act, loop_folder
 from hivetune.dashboard.overview import needs_of, next_steps, overview
 from hivetune.release.registry import Release
+from hivetune.run.folder import write_record
 from hivetune.run.status import RunStatus, State, shortest_names
 
 
@@ -108,6 +109,19 @@ def test_the_newest_finished_run_goes_on_station_by_station(tmp_path: Path) -> N
     def asked(*registered: Release, served: bool = True) -> list[str]:
         return commands(next_steps([done], {done.run: "one"}, list(registered), 0, served=served))
 
+    assert asked() == ["hivetune eval one"]
+    record = {
+        "schema": 1,
+        "name": "one",
+        "created": 1.0,
+        "status": "done",
+        "snapshot": "",
+        "model": "m",
+        "identity": {},
+    }
+    write_record(done.run, {**record, "result": {"rows": {"held_out": 0}}})
+    assert asked() == []  # nothing is held out, so an evaluation would be refused
+    write_record(done.run, {**record, "result": {"rows": {"held_out": 12}}})
     assert asked() == ["hivetune eval one"]
     (done.run / "eval.json").write_text("{}")
     assert asked() == ["hivetune gate one"]

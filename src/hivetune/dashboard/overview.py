@@ -14,7 +14,7 @@ from hivetune.base.typed import to_plain
 from hivetune.cycle.ledger import PAUSED, act_text, acts_of, cycles_of, loop_folder, loop_names, suspect_rows
 from hivetune.errors import UsageError
 from hivetune.release.registry import Release, forgotten_rows, releases
-from hivetune.run.folder import ADAPTER, EVALUATION, VERDICT
+from hivetune.run.folder import ADAPTER, EVALUATION, VERDICT, read_record
 from hivetune.run.status import RunStatus, known_runs, shortest_names
 
 RECENT_RUNS = 5
@@ -151,8 +151,19 @@ def next_steps(
         yield Suggestion("no gateway runs", "hivetune serve")
 
 
+def _num_held_out(run: Path) -> int | None:
+    """Return the rows that a finished run held out; None if its record does not say."""
+    try:
+        rows = (read_record(run).get("result") or {}).get("rows") or {}
+    except UsageError:
+        return None
+    return rows.get("held_out")
+
+
 def _after(run: Path, name: str, registered: set[str]) -> Iterator[Suggestion]:
     if not (run / EVALUATION).exists():
+        if _num_held_out(run) == 0:  # an evaluation would be refused
+            return
         yield Suggestion(f"{name} is trained and not compared with its base yet", f"hivetune eval {quoted(name)}")
     elif not (run / VERDICT).exists():
         yield Suggestion(f"{name} is measured and not judged yet", f"hivetune gate {quoted(name)}")

@@ -209,7 +209,7 @@ def _check_disk(source: Source, parent: Path, recipe: Recipe | None, to: str) ->
     if free < needed:
         raise DoesNotFit(
             f"the export needs about {needed / 1e6:,.0f} MB, {parent} has {free / 1e6:,.0f} MB free",
-            hint="free some space, or choose a smaller --quant",
+            hint=f"free some space{', or choose a smaller --quant' if recipe is not None else ''}",
         )
 
 
