@@ -56,3 +56,11 @@ def test_what_is_whole_before_the_end_of_a_small_archive_is_read(suffix: str, tm
         path.write_bytes(data)
         report = check(DataConfig(path=str(path), near_duplicates=0)).document
         assert report["usable"] == len(rows) and list(report["rejected"]) == ["broken-file"]
+
+
+def test_the_line_in_which_an_archive_breaks_off_is_counted_once(tmp_path: Path) -> None:
+    """With the damage, and not as a torn line too."""
+    path, data = tmp_path / "rows.jsonl.gz", archive(".jsonl.gz")
+    for cut in (50, 500, 5000, len(data) // 2, len(data) - 9):
+        path.write_bytes(data[:cut])
+        assert check(DataConfig(path=str(path), near_duplicates=0)).document["rejected"] == {"broken-file": 1}

@@ -7,6 +7,7 @@ input) is first streamed into lines in a spill folder, each with its place in th
 import contextlib
 import glob
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -255,6 +256,8 @@ def _converted(path: str, name: str, form: str, spilled: str, chunk_bytes: int) 
         problems: list[str] = []
         with open(spilled, "wb") as out:
             out.writelines(read_blocks(path, form, problems))
+        if problems:
+            _drop_torn_line(spilled)
         chunks = list(_cut(spilled, name, "lines", chunk_bytes, None))
         if problems:
             line = chunks[-1].first + chunks[-1].rows if chunks else 1
@@ -270,6 +273,18 @@ def _converted(path: str, name: str, form: str, spilled: str, chunk_bytes: int) 
     if joined and not form.startswith(MESSAGES):
         form = f"{MESSAGES} ({form})"
     return form, list(_cut(spilled, name, "numbered", chunk_bytes, None))
+
+
+def _drop_torn_line(path: str) -> None:
+    """Remove a last line that is no whole row: the message about the damage behind it counts it."""
+    with open(path, "rb+") as file:
+        file.seek(max(0, os.path.getsize(path) - MAX_LINE_BYTES))
+        _, line_break, line = file.read().rpartition(b"\n")
+        try:
+            json.loads(line)
+        except (ValueError, RecursionError):
+            if line_break or os.path.getsize(path) < MAX_LINE_BYTES:
+                file.truncate(os.path.getsize(path) - len(line))
 
 
 def _refuse_endless(path: str) -> None:
