@@ -223,6 +223,16 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pyt
         parse_sources([str(tmp_path / "logs")])
 
 
+def test_a_row_may_name_the_key_of_notebooks(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [
+        chat("What is a notebook?", "A file."),
+        {**chat("Which version?", "The fourth."), "metadata": {"nbformat": 4}},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert check(DataConfig(path=str(path))).usable == 2
+
+
 def test_links_in_a_circle_are_walked_once(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "rows.jsonl").write_bytes(JSONL)

@@ -100,10 +100,13 @@ _PROSE = (
 )
 
 
-def _refuse_prose(path: str, name: str, form: str) -> None:
+def _refuse_prose(path: str, name: str, form: str, kind: str) -> None:
     """Raise UsageError for a file that is read as JSON and whose beginning holds none, and no other format."""
     head = beginning(path, form, HEAD_BYTES).removeprefix(codecs.BOM_UTF8)
-    if head.lstrip().startswith(b"{") and b'"nbformat"' in beginning(path, form, _SAMPLE_BYTES):
+    sample = beginning(path, form, _SAMPLE_BYTES).lstrip()
+    # The key may stand anywhere in an object over many lines; of rows, which may name it too, only in the first.
+    whole = sample if kind == "json" else sample.partition(b"\n")[0]
+    if head.lstrip().startswith(b"{") and b'"nbformat"' in whole:
         raise UsageError(
             f"{spelled(name)} is a notebook, not a file of rows",
             hint="rows are made from documents by: hivetune data synth",
@@ -142,7 +145,7 @@ def file_format(path: str, name: str, encoding: str | None = None) -> str:
     if kind in ("jsonl", "json") and not name.lower().endswith(_TABLES):
         kind = _log(path, name, kind, written) or kind
     if kind in ("jsonl", "json"):
-        _refuse_prose(path, name, written)
+        _refuse_prose(path, name, written, kind)
     return kind + written
 
 
