@@ -45,7 +45,7 @@ def read_conversation(row: Row, *, mapped: bool = False) -> Conversation:
         return read_session(row)
     formats = formats_with(tuple(row))
     for layout in formats:
-        if layout.rank == 0 and (conversation := layout.read(row)) is not None:
+        if layout.rank == 0 and (conversation := layout.conversation(row)) is not None:
             return conversation
     if (sides := preference_columns(row)) is not None:
         fact = f"{sides[0]} and {sides[1]} are for preference training"
@@ -71,7 +71,7 @@ def _read(row: Row, formats: Sequence[Format]) -> tuple[Format, Conversation]:
     for layout in formats:
         if layout.asks:
             _refuse_single_message(row)
-        if (conversation := layout.read(row)) is not None:
+        if (conversation := layout.conversation(row)) is not None:
             return layout, conversation
     _refuse_single_message(row)
     raise _unknown(row)

@@ -81,9 +81,28 @@ def test_every_format_links_to_what_defines_it() -> None:
     assert not [name for name, doc in docs.items() if "http" not in doc and "docs/formats.md" not in doc]
 
 
+def test_the_example_of_the_page_reads_its_records_also_as_two_functions() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "formats.md").read_text(encoding="utf-8")
+    module: dict[str, Any] = {}
+    exec(page.split("```python\n")[1].partition("```")[0], module)
+    one = module["FORMAT"]
+    two = Format(one.name, lambda row: "desk_ticket" in row, one.read, needs=one.needs)
+    ticket = {
+        "desk_ticket": 7,
+        "posts": [{"staff": False, "text": "It hangs."}, {"staff": True, "text": "Restart it."}],
+    }
+    for form in (one, two):
+        read = form.conversation(ticket)
+        assert [(message.role, message.content) for message in read.messages] == [
+            ("user", "It hangs."),
+            ("assistant", "Restart it."),
+        ]
+        assert form.conversation({"posts": []}) is None
+
+
 def claims_record(one: Format, row: Row) -> bool:
     try:
-        return one.read(row) is not None
+        return one.conversation(row) is not None
     except RowRefused:
         return True
 

@@ -15,7 +15,9 @@ Lines = Iterator[tuple[int, str]]  # (line number, the line without its line bre
 
 class Format(NamedTuple):
     """Records that are rows. `read` is given one JSON object, its names in snake_case, and returns its conversation, or
-    None if it is of another format. It raises RowRefused, with the reason, for a record that nobody should learn.
+    None if it is of another format. It raises RowRefused, with the reason, for a record that nobody should learn. A
+    format may be two functions instead, `Format(name, recognise, rows)`: whether a record is one of its, and its
+    conversation.
 
     `needs`: a record must have one of these columns before it is read, or none if it is empty. `rank` says which
     formats are asked first, the lower the earlier: 0 what one program writes, 10 to 19 what many APIs share, from 20 on
@@ -26,12 +28,20 @@ class Format(NamedTuple):
     """
 
     name: str
-    read: Callable[[Row], Conversation | None]
+    read: Callable[[Row], Conversation | bool | None]
+    rows: Callable[[Row], Conversation] | None = None
     needs: frozenset[str] = frozenset()
     rank: int = 0
     explains: frozenset[str] = frozenset()
     beside: frozenset[str] = frozenset()
     asks: frozenset[str] = frozenset()
+
+    def conversation(self, row: Row) -> Conversation | None:
+        """Return the conversation of a record, None if it is of another format. Raise RowRefused."""
+        found = self.read(row)
+        if self.rows is not None:
+            return self.rows(row) if found else None
+        return found if isinstance(found, Conversation) else None
 
 
 class Batch(NamedTuple):
