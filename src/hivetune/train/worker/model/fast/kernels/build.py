@@ -12,6 +12,7 @@ programs, another system than Linux) the plain kernels in torch run.
 import ctypes
 import functools
 import hashlib
+import importlib.util
 import os
 import platform
 import shutil
@@ -20,8 +21,6 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-import torch
 
 from hivetune.base.disk import home
 
@@ -123,8 +122,11 @@ def _run(command: list[str]) -> None:
 
 def _openmp() -> list[str]:
     """Return torch's own OpenMP library, so that both share one pool of threads; else the compiler's."""
-    brought = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
-    brought += sorted((Path(torch.__file__).parent.parent / "torch.libs").glob("libgomp*.so*"))
+    torch = importlib.util.find_spec("torch")  # where it lies is known without the 1.3 s of its import
+    assert torch is not None and torch.origin is not None
+    folder = Path(torch.origin).parent
+    brought = sorted((folder / "lib").glob("libgomp*.so*"))
+    brought += sorted((folder.parent / "torch.libs").glob("libgomp*.so*"))
     return [str(brought[0])] if brought else ["-fopenmp"]
 
 
