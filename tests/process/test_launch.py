@@ -41,6 +41,15 @@ def test_it_does_its_task_with_the_files_and_the_log_of_it(tmp_path: Path) -> No
     assert not servers()
 
 
+def test_one_that_runs_is_not_started_again(tmp_path: Path) -> None:
+    with forking():
+        start_ahead()
+        (server,) = servers()
+        assert see_off(start_child(Play("items"), tmp_path, module=TINY)).status == "done"
+        start_ahead()
+        assert servers() == [server]
+
+
 def test_another_environment_takes_another_server(tmp_path: Path) -> None:
     """Libraries have read their variables by then."""
     with forking():

@@ -47,9 +47,9 @@ def demo(
     config_path = write_inputs(folder)
     config = load_config(config_path)
     _station(1, "model", f"SmolLM2-135M-Instruct, prepared once in {home()}")
+    start_ahead()
     model_folder(config.model)
     _station(2, "data", f"{config.data.path}: three agents answering questions about the standard library")
-    start_ahead()
     with progress("checking and tokenizing", "rows") as report:
         run = open_run(config, "demo", report)
     _show_data(run)

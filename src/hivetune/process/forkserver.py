@@ -44,7 +44,6 @@ END_TIMEOUT_S = 10.0
 IDLE_S = 60.0
 _MAX_NAP_S = 0.05
 _BEGIN = b"b"
-_OPEN: list["_Server"] = []
 
 
 @contextlib.contextmanager
@@ -54,19 +53,17 @@ def forking() -> Iterator[None]:
         yield
         return
     server = _Server()
-    _OPEN.append(server)
-    launch.FORKS.append(server.fork)
+    launch.FORKS.append(server)
     try:
         yield
     finally:
         launch.FORKS.clear()
-        _OPEN.clear()
         server.close()
 
 
 def start_ahead() -> None:
     """Start the server of an open `forking` now: it imports torch and the engine while this process reads rows."""
-    for server in _OPEN:
+    for server in launch.FORKS:
         server.start(launch.child_environment({}), ENGINE)
 
 
@@ -113,8 +110,8 @@ class _Server:
         self._usable, self._forked = True, False
 
     def start(self, variables: Mapping[str, str], *imported: str) -> None:
-        """Start the server, which imports these modules. It is not started where memory is short."""
-        if psutil.virtual_memory().available < MIN_AVAILABLE_BYTES:
+        """Start the server, which imports these modules, unless one runs or memory is short."""
+        if self._runs() or psutil.virtual_memory().available < MIN_AVAILABLE_BYTES:
             return
         # What its imports say is said again, in a log, when one of them fails in a fork.
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -152,10 +149,12 @@ class _Server:
         join_standstill(process)
         return process
 
+    def _runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def _serves(self, variables: Mapping[str, str]) -> bool:
         """Return whether a server with these variables runs. One is started where none runs, or an unused other one."""
-        runs = self._process is not None and self._process.poll() is None
-        if runs and (self._forked or variables == self._variables):
+        if self._runs() and (self._forked or variables == self._variables):
             return variables == self._variables
         if threading.get_ident() != self._thread:  # the kernel would end the server with this thread
             return False

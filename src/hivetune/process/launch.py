@@ -4,8 +4,8 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import IO
+from collections.abc import Mapping, Sequence
+from typing import IO, Protocol
 
 from hivetune.base.disk import home
 from hivetune.process.still import Process, join_standstill
@@ -24,8 +24,21 @@ ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "PYTHONFAULTHANDLER": "1",
 }
-# The fork server, while one is open (forkserver.py). It returns None for a child that it can't fork.
-FORKS: list[Callable[[str, str, IO[bytes], Sequence[int], Mapping[str, str | None]], Process | None]] = []
+
+
+class Forks(Protocol):
+    """A fork server (forkserver.py)."""
+
+    def start(self, variables: Mapping[str, str], *imported: str) -> None:
+        """Start it with these variables, unless it runs; it imports the named modules."""
+
+    def fork(
+        self, module: str, task_file: str, log: IO[bytes], handles: Sequence[int], environment: Mapping[str, str | None]
+    ) -> Process | None:
+        """Return a fork for a task, as `launch_child` does, or None if it can't fork one."""
+
+
+FORKS: list[Forks] = []  # the fork server, while one is open
 
 
 def launch_child(
@@ -35,7 +48,7 @@ def launch_child(
 
     Where a fork server is open, the child is one of its forks.
     """
-    if FORKS and (forked := FORKS[-1](module, task_file, log, handles, environment)) is not None:
+    if FORKS and (forked := FORKS[-1].fork(module, task_file, log, handles, environment)) is not None:
         return forked
     return start_python([module, task_file], log, handles, child_environment(environment))
 

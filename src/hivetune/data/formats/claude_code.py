@@ -88,11 +88,8 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
     owners: dict[str, str] = {}
     name, num_chars = "", 0
     for number, event, text in events(lines):
-        if event is None:
-            yield number, RowRefused("broken-line")
-            continue
-        if is_row(event):
-            yield number, text
+        if event is None or is_row(event):
+            yield number, text if event is not None else RowRefused("broken-line")
             continue
         event = _in_blocks(event)
         before, parent = name, event.get("parentUuid")

@@ -81,11 +81,8 @@ def session_rows(
     session: list[PlacedEvent] = []
     size = 0
     for number, event, text in events(lines):
-        if event is None:
-            yield number, RowRefused("broken-line")
-            continue
-        if is_row(event):
-            yield number, text
+        if event is None or is_row(event):
+            yield number, text if event is not None else RowRefused("broken-line")
             continue
         if session and (begins(event) or size > MAX_KEPT_CHARS):
             yield from read(session)
