@@ -7,7 +7,7 @@ import shlex
 from importlib import metadata
 from pathlib import Path
 
-_NO_RIGHT = "give yourself the right to it"
+_NO_RIGHT = "check its permissions: ls -ld PATH"
 _TO_DO = {
     errno.EACCES: _NO_RIGHT,
     errno.EPERM: _NO_RIGHT,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 from hivetune.base.database import database_path, open_database
-from hivetune.base.paths import quoted, spelled
+from hivetune.base.paths import path_hint, quoted, spelled
 from hivetune.data.chunks import MAX_LINE_BYTES, Chunk, ChunkKind, Parcel
 from hivetune.data.files.batches import BatchSide, batch_side, join_batches
 from hivetune.data.files.kinds import MESSAGES, convert, file_format, lacks_header
@@ -36,7 +36,7 @@ def files_below(folder: str) -> Iterator[str]:
     def refuse(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):  # a folder that was removed meanwhile
             message = f"cannot read the folder {spelled(error.filename)}: {error.strerror}"
-            raise UsageError(message, hint="give yourself the right to it, or name the files to read") from None
+            raise UsageError(message, hint=path_hint(error)) from None
 
     entered: set[tuple[int, int]] = set()
     for parent, folders, files in os.walk(folder, followlinks=True, onerror=refuse):
