@@ -38,7 +38,6 @@ def learn(
     *,
     train: TrainStage,
     say: Callable[[str], None],
-    preparing: Progress = silent,
     comparing: Progress = silent,
 ) -> dict[str, Any]:
     """Bring all stages to their ends; return the document of `learn --json`, which is `learn.json` too.
@@ -52,7 +51,7 @@ def learn(
     made = (home() / "runs" / f"{name}-learn-{digest[:10]}").resolve()
     root = real_path(config.output) if config.output else made
     say(f"stage 1: {', '.join(kind for kind in config.learn.use if kind in ('sft', 'corrections'))}")
-    first = open_run(config.model_copy(update={"output": str(root / STAGE1)}), f"{name}-{STAGE1}", preparing)
+    first = open_run(config.model_copy(update={"output": str(root / STAGE1)}), f"{name}-{STAGE1}")
     document: dict[str, Any] = {
         "schema": 1,
         "folder": str(root),
@@ -76,7 +75,7 @@ def learn(
         "learn": config.learn.model_copy(update={"stage": 2}),
         "max_steps": config.learn.steps,
     }
-    second = open_run(config.model_copy(update=after_first | stage2), f"{name}-{STAGE2}", preparing)
+    second = open_run(config.model_copy(update=after_first | stage2), f"{name}-{STAGE2}")
     document["stage2"] = train(second)
     steps = document["stage2"]["adapter_step"]
     if not steps:
@@ -90,7 +89,7 @@ def learn(
         "patience": None,
         "supervise": config.supervise.model_copy(update={"chunk_rows": None}),
     }
-    third = open_run(config.model_copy(update=after_first | longer), f"{name}-{LONGER}", preparing)
+    third = open_run(config.model_copy(update=after_first | longer), f"{name}-{LONGER}")
     document["longer"] = train(third)
     evaluations = {rival.folder.name: beside(second, rival, comparing) for rival in (first, third)}
     for rival, evaluation in evaluations.items():
