@@ -21,16 +21,23 @@ from hivetune.process.protocol import Beat, Outcome, Train
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fork servers are for Linux")
 
 
+# Children of this process that other tests left: a fixture of the whole session may hold a server.
+earlier: set[psutil.Process] = set()
+
+
 @pytest.fixture(autouse=True)
 def forks() -> Iterator[None]:
+    earlier.clear()
+    earlier.update(started())
     with forking():
         yield
     assert not launch.FORKS and not started()
 
 
 def started() -> list[psutil.Process]:
-    """Children that this process started itself, the server among them."""
-    return [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    """Children that this process started itself since the test began, the server among them."""
+    children = set(psutil.Process().children()) - earlier
+    return [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
 
 
 def begin(folder: Path, do: str = "work_on") -> Child:
