@@ -1,11 +1,16 @@
 """Which stage ships: only what both rivals lose to by a checker, and only while nothing else got worse."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from data.models import make_model
 
-from hivetune.config import GateConfig
-from hivetune.learn import choose_stage, safeguards, stage2_problem
+import hivetune.train.start
+from hivetune.base.disk import write_manifest
+from hivetune.config import GateConfig, parse_config
+from hivetune.learn import choose_stage, learn, safeguards, stage2_problem
 
 
 def evaluation(
@@ -89,3 +94,17 @@ def test_rows_that_nobody_called_good_do_not_hold_it_back() -> None:
 def test_when_there_is_no_stage_2(bad: int, validation: int, use: list[str], why: str) -> None:
     said = stage2_problem(bad, 50, range(validation), use)
     assert why in said and bool(said) == bool(why)
+
+
+def test_new_rows_are_learned_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of the rows before was refused: it holds a run with other data."""
+    model = make_model(tmp_path / "model")
+    write_manifest(model)
+    monkeypatch.setattr(hivetune.train.start, "fetch_model", lambda name, progress: model)
+    config = parse_config({"model": str(model), "data": str(tmp_path / "rows.jsonl")})
+    roots = []
+    for count in (40, 41, 41):
+        rows = [{"prompt": f"What comes after {i}?", "completion": f"It is {i + 1}."} for i in range(count)]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        roots.append(learn(config, "mine", train=lambda run: {}, say=lambda words: None)["folder"])
+    assert roots[0] != roots[1] == roots[2]

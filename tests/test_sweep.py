@@ -224,6 +224,28 @@ def test_keep_best_deletes_the_others_when_all_is_done(config: Any) -> None:
     assert read_record(Path(document["runs"][0]["run"]))["status"] == "done"
 
 
+def test_the_others_are_deleted_later_when_all_were_kept_at_first(config: Any) -> None:
+    for keep in ("all", "best"):
+        document = run_sweep(config, "mine", ["learning_rate=1e-3,3e-3"], keep, lambda text: None)
+    assert document["already_done"] and document["kept"] == "best"
+    assert [Path(line["run"]).exists() for line in document["runs"]] == [True, False]
+
+
+@pytest.mark.parametrize("over", ["eval.prompts=4,8", "learning_rate=1e-3,0.001", "gate.loss_gain=0,0.1"])
+def test_one_training_is_not_run_twice(config: Any, over: str) -> None:
+    """With `keep` best the loser was deleted, which was the winner's run."""
+    with pytest.raises(UsageError, match="the same training"):
+        run_sweep(config, "mine", [over], "best", lambda text: None)
+
+
+def test_new_rows_are_another_sweep(config: Any, tmp_path: Path) -> None:
+    first = run_sweep(config, "mine", ["learning_rate=1e-3,3e-3"], "all", lambda text: None)
+    with open(tmp_path / "rows.jsonl", "a") as file:
+        file.write(json.dumps({"prompt": "What comes after twelve?", "completion": "It is thirteen."}) + "\n")
+    second = run_sweep(config, "mine", ["learning_rate=1e-3,3e-3"], "all", lambda text: None)
+    assert not second["already_done"] and second["sweep"] != first["sweep"]
+
+
 def test_settings_that_change_the_rows_are_raced_to_the_end(config: Any) -> None:
     told: list[str] = []
     document = run_sweep(config, "mine", ["data.validation=0.2,0.3", "learning_rate=1e-7,3e-3"], "all", told.append)

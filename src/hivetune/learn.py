@@ -5,8 +5,6 @@ Stage 2 ships only if its answers succeed more often than those of both rivals. 
 training alone would have done.
 """
 
-import hashlib
-import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +14,7 @@ from hivetune.base.disk import home, read_json, write_json
 from hivetune.base.journal import read_journal
 from hivetune.base.paths import real_path
 from hivetune.config import GateConfig, RunConfig
-from hivetune.data.identity import settings_of
+from hivetune.data.identity import identity_hash
 from hivetune.data.snapshot import REPORT
 from hivetune.errors import UsageError
 from hivetune.judge.gate import Evaluation, judge, verdict_document
@@ -25,7 +23,7 @@ from hivetune.models.sides import BASELINE, SIDES
 from hivetune.records import Progress, Verdict, silent
 from hivetune.run.folder import EVALUATION, adapter_hash
 from hivetune.train.open import Run
-from hivetune.train.start import open_run
+from hivetune.train.start import open_run, prepare_run
 
 STAGE1, STAGE2, LONGER = "stage1", "stage2", "stage1-longer"
 DOCUMENT, AGAINST = "learn.json", "against"
@@ -47,8 +45,8 @@ def learn(
     """
     if config.learn.stage != 1:
         raise UsageError("learn.stage is set, so this config is one stage", hint="train it: hivetune train CONFIG")
-    digest = hashlib.sha256(json.dumps(settings_of(config), sort_keys=True).encode()).hexdigest()
-    made = (home() / "runs" / f"{name}-learn-{digest[:10]}").resolve()
+    _, _, identity = prepare_run(config)
+    made = (home() / "runs" / f"{name}-learn-{identity_hash(identity)[:10]}").resolve()
     root = real_path(config.output) if config.output else made
     say(f"stage 1: {', '.join(kind for kind in config.learn.use if kind in ('sft', 'corrections'))}")
     first = open_run(config.model_copy(update={"output": str(root / STAGE1)}), f"{name}-{STAGE1}")

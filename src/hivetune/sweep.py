@@ -21,6 +21,7 @@ from hivetune.base.journal import read_journal
 from hivetune.base.private import make_folder
 from hivetune.cluster.carry import Teller, check_carried
 from hivetune.config import RunConfig, override_config
+from hivetune.data.identity import identity_hash
 from hivetune.data.snapshot import Snapshot
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.compare import evaluate_run
@@ -35,7 +36,7 @@ from hivetune.run.page import curves_chart
 from hivetune.run.status import loss_curve, run_status
 from hivetune.train.open import Run, load_run
 from hivetune.train.queue import Going, failure_text, run_queue, slots_of
-from hivetune.train.start import open_run
+from hivetune.train.start import open_run, prepare_run
 
 RESULT, CURVES = "sweep.json", "sweep.svg"
 Keep = Literal["all", "best"]
@@ -206,12 +207,17 @@ def run_sweep(
     every run failed, MachineNotFit for a cluster that does not answer, or has no suitable device.
     """
     variants = make_variants(config, over)
-    text = json.dumps([config.model_dump(mode="json"), list(over)], sort_keys=True)
+    trainings = _trainings(variants)
+    text = json.dumps([config.model_dump(mode="json"), list(over), trainings], sort_keys=True)
     folder = home() / "sweeps" / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
     make_folder(folder)
     with lock(folder, hint="it is the same sweep; wait for it"):
-        if (folder / RESULT).exists() and read_json(folder / RESULT)["status"] == "done":
-            return {**read_json(folder / RESULT), "already_done": True}
+        if (folder / RESULT).exists() and (document := read_json(folder / RESULT))["status"] == "done":
+            if keep == "best" and document["kept"] != keep:
+                _delete_others(document["runs"])
+                document["kept"] = keep
+                write_json(folder / RESULT, document)
+            return {**document, "already_done": True}
         entrants = [_open(variant, name, number) for number, variant in enumerate(variants, 1)]
         if cluster is not None:
             for entrant in entrants:
@@ -229,6 +235,20 @@ def run_sweep(
         return _finish(folder, entrants, keep, tell)
 
 
+def _trainings(variants: Sequence[Variant]) -> list[str]:
+    """Return the identity of each variant's run. Raises UsageError for two that are one run."""
+    labels: dict[str, str] = {}
+    for variant in variants:
+        identity = identity_hash(prepare_run(variant.config)[2])
+        if identity in labels:
+            raise UsageError(
+                f"--over: {labels[identity]} and {variant.label} are the same training",
+                hint="name settings that change the training, and each value once",
+            )
+        labels[identity] = variant.label
+    return list(labels)
+
+
 def _open(variant: Variant, name: str, number: int) -> Entrant:
     config = variant.config
     if config.output is not None:
@@ -244,7 +264,10 @@ def _race(
 ) -> None:
     one_snapshot = len({entrant.run.snapshot.hash for entrant in entrants}) == 1
     if not one_snapshot:
-        tell("the settings change which rows are held out: no run is stopped early")
+        tell(
+            "the settings change the held-out rows or their tokens: no run is stopped early, "
+            "and the lowest loss may not be the best"
+        )
     for share in (*(LOOK_SHARES if one_snapshot else ()), None):
         if share is not None and sum(entrant.racing for entrant in entrants) < 2:
             continue  # nobody is left to be compared with
@@ -365,12 +388,17 @@ def _finish(folder: Path, entrants: Sequence[Entrant], keep: Keep, tell: Teller)
             "between them results are equal up to rounding, not bit for bit"
         )
     if keep == "best":
-        with closing(open_database()) as database:
-            for entrant in entrants:
-                if entrant is not best:
-                    remove_run(database, entrant.run.folder)
+        _delete_others(described)
     document = _write(folder, entrants, "done", runs=described, best=best.variant.label, verdict=verdict, kept=keep)
     return {**document, "already_done": False}
+
+
+def _delete_others(runs: Sequence[Mapping[str, Any]]) -> None:
+    """Delete all runs but the best one, which is the first."""
+    with closing(open_database()) as database:
+        for line in runs[1:]:
+            if Path(line["run"]).exists():
+                remove_run(database, Path(line["run"]))
 
 
 def _best(entrant: Entrant) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from hivetune import __version__
@@ -15,6 +16,7 @@ from hivetune.base.private import check_own, make_folder
 from hivetune.config import RunConfig
 from hivetune.data.identity import identity_hash, identity_of, refuse_other
 from hivetune.data.prepare.prepare import prepare_data
+from hivetune.data.snapshot import Snapshot
 from hivetune.errors import Busy, UsageError
 from hivetune.models.fetch import fetch_model
 from hivetune.process.cluster import cluster_of, own_address
@@ -53,6 +55,15 @@ REPORTED = (
 )
 
 
+def prepare_run(
+    config: RunConfig, progress: Progress = silent, on_busy: Callable[[Busy], None] | None = None
+) -> tuple[Path, Snapshot, dict[str, Any]]:
+    """Return model, snapshot and identity of the run of a config; each is found or made."""
+    model = fetch_model(config.model, progress)
+    snapshot = prepare_data(config, model, progress, on_busy)
+    return model, snapshot, identity_of(config, snapshot, model)
+
+
 def open_run(
     config: RunConfig, name: str, progress: Progress = silent, on_busy: Callable[[Busy], None] | None = None
 ) -> Run:
@@ -63,9 +74,7 @@ def open_run(
     Raises UsageError when the folder belongs to another config or other data, naming the difference, and for a new run
     whose evaluation could not be made. Raises MachineNotFit when the config's cluster does not answer.
     """
-    model = fetch_model(config.model, progress)
-    snapshot = prepare_data(config, model, progress, on_busy)
-    identity = identity_of(config, snapshot, model)
+    model, snapshot, identity = prepare_run(config, progress, on_busy)
     settings_hash = identity_hash(identity)
     folder = real_path(config.output or home() / "runs" / f"{name}-{settings_hash[:10]}")
     if (folder / RECORD).exists():
