@@ -6,13 +6,13 @@ The format of a file says after its kind how it is written: `csv.cr.as=utf-16-le
 import codecs
 import gzip
 import importlib
-import lzma
+import io
 import math
 import os
 import re
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any, cast
 
 from hivetune.base.paths import install_command
 from hivetune.data.files.encodings import as_utf8
@@ -26,8 +26,50 @@ COMPRESSED = (".gz", ".zst")
 # Logs of equal lines shrink to a 50th or a 150th; a file made to fill a disk (a "bomb") to a 1,000th. Small ones may.
 MAX_RATIO = 300
 ALWAYS_UNPACKED_BYTES = 64 << 20
+DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)  # the exceptions of `unpacked`, beside OSError
 _BLOCK_BYTES = 1 << 20
+_ZST_BYTES = 1024  # unpacked at once: a hostile 1 kB becomes 32 MB
 _PIECE_BYTES = 8192  # read at once, so that a failure costs at most the last few kB in front of it
+
+
+class ZstFile(io.RawIOBase):
+    """The content of a .zst file, with the exceptions of a .gz file: zstandard takes any end as the end."""
+
+    def __init__(self, packed: IO[bytes]):
+        self._zstandard = package("zstandard", "zst")
+        self._packed = packed
+        self._frame: Any = None
+        self._content = io.BytesIO()  # that is unpacked and not read
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not (size := self._content.readinto(buffer)):
+            is_between = self._frame is None or self._frame.eof
+            piece = (self._frame and self._frame.unused_data) or self._packed.read(_ZST_BYTES)
+            if not (piece or is_between):
+                raise EOFError("Compressed file ended before the end of its frame was reached")
+            if not piece:
+                return 0
+            if is_between:
+                self._frame = self._zstandard.ZstdDecompressor().decompressobj()
+            try:
+                self._content = io.BytesIO(self._frame.decompress(piece))
+            except self._zstandard.ZstdError as error:
+                raise zlib.error(str(error)) from None
+        return size
+
+
+def unpacked(packed: IO[bytes], name: str) -> IO[bytes]:
+    """Return the content of a file whose name or format may end with .gz or .zst. Reading raises OSError or one of
+    DAMAGED.
+
+    Raise MachineNotFit when a package is missing.
+    """
+    if name.endswith(".gz"):
+        return cast(IO[bytes], gzip.open(packed, "rb"))
+    return io.BufferedReader(ZstFile(packed)) if name.endswith(".zst") else packed
 
 
 def read_blocks(path: str, form: str, problems: list[str]) -> Iterator[bytes]:
@@ -43,19 +85,12 @@ def read_blocks(path: str, form: str, problems: list[str]) -> Iterator[bytes]:
 
 
 def _unpacked(path: str, form: str, problems: list[str]) -> Iterator[bytes]:
-    errors: tuple[type[Exception], ...] = (OSError,)
     is_packed = form.endswith(COMPRESSED)
     bytes_left = max(ALWAYS_UNPACKED_BYTES, MAX_RATIO * os.path.getsize(path)) if is_packed else math.inf
     pieces: list[bytes] = []
     size = 0
     with open(path, "rb") as packed:
-        file: Any = packed
-        if form.endswith(".gz"):
-            file, errors = gzip.open(packed, "rb"), (OSError, EOFError, zlib.error)  # noqa: SIM115
-        elif form.endswith(".zst"):
-            zstandard = package("zstandard", "zst")
-            file = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True)
-            errors = (zstandard.ZstdError, OSError, lzma.LZMAError)
+        file: Any = unpacked(packed, form)
         try:
             while piece := file.read1(_PIECE_BYTES):  # `read` would lose what it has when the next piece is damaged
                 pieces.append(piece)
@@ -67,7 +102,7 @@ def _unpacked(path: str, form: str, problems: list[str]) -> Iterator[bytes]:
                 if size >= _BLOCK_BYTES:
                     yield b"".join(pieces)
                     pieces, size = [], 0
-        except errors as error:
+        except (OSError, *DAMAGED) as error:
             problems.append(f"damaged: {error}")
     yield b"".join(pieces)
 
@@ -127,12 +162,23 @@ def text_lines(path: str, form: str, damage: list[PlacedRow] | None = None) -> I
         damage.append((number, RowRefused("broken-file", text.problem)))
 
 
-def share_before_damage(path: str) -> float | None:
-    """Return how much of a gzip file lies before the place where it can't be read on; None when it just ends too early,
+def share_before_damage(path: str, form: str) -> float | None:
+    """Return how much of an archive lies before the place where it can't be read on; None when it just ends too early,
     and for other files.
     """
     size, position = os.path.getsize(path), 0
     with open(path, "rb") as file:
+        if form.endswith(".zst"):
+            content = ZstFile(file)
+            try:
+                while content.read(_BLOCK_BYTES):
+                    position = file.tell()
+            except zlib.error:
+                return position / size
+            except EOFError:
+                return None
+        if not form.endswith(".gz"):
+            return None
         unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
         while block := file.read(4096):
             while block:

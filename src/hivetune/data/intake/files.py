@@ -261,7 +261,7 @@ def _converted(path: str, name: str, form: str, spilled: str, chunk_bytes: int) 
         chunks = list(_cut(spilled, name, "lines", chunk_bytes, None))
         if problems:
             line = chunks[-1].first + chunks[-1].rows if chunks else 1
-            lost = _lost_rows(path, line - 1, problems[0])
+            lost = _lost_rows(path, form, line - 1, problems[0])
             text = "".join(f"{line}\tp\tbroken-file:{message}\n" for message in lost).encode()
             Path(f"{spilled}.problem").write_bytes(text)
             chunks.append(Chunk("numbered", f"{spilled}.problem", name, 0, len(text), 1, True, len(lost)))
@@ -318,11 +318,11 @@ def _hash_file(path: str, digest: "hashlib._Hash") -> None:
             digest.update(block)
 
 
-def _lost_rows(path: str, rows: int, problem: str) -> list[str]:
+def _lost_rows(path: str, form: str, rows: int, problem: str) -> list[str]:
     """Return a message for each row that is probably lost after the damage of an archive, at least one: a share of lost
     rows above `data.max_rejected` must refuse the data. Their number is estimated from the `rows` before it.
     """
-    share = share_before_damage(path)
+    share = share_before_damage(path, form)
     if share is None:
         return [f"{problem}; how many rows are missing is unknown"]
     lost = max(1, round(rows * (1 - share) / share) if share else 1)
@@ -331,7 +331,7 @@ def _lost_rows(path: str, rows: int, problem: str) -> list[str]:
 
 def _add_lost_rows(path: str, form: str, spilled: str) -> None:
     """Add a message per probably lost row for a converted archive whose last line reports damage."""
-    if not form.endswith(".gz"):
+    if not form.endswith(COMPRESSED):
         return
     rows, last = 0, ""
     with open(spilled, encoding="utf-8", errors="surrogatepass") as file:
@@ -339,7 +339,7 @@ def _add_lost_rows(path: str, form: str, spilled: str) -> None:
             rows += last.split("\t", 2)[1] == "r"
     number, mark, problem = last.rstrip("\n").split("\t", 2) if last else ("", "", "")
     if mark == "p" and "damaged:" in problem:
-        more = _lost_rows(path, rows, problem.partition(":")[2])[1:]
+        more = _lost_rows(path, form, rows, problem.partition(":")[2])[1:]
         with open(spilled, "a", encoding="utf-8") as file:
             file.write("".join(f"{number}\tp\tbroken-file:{text}\n" for text in more))
 

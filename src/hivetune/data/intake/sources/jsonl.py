@@ -10,6 +10,7 @@ from typing import IO, Any
 from hivetune.base.paths import quoted, spelled
 from hivetune.data.chunks import MAX_LINE_BYTES
 from hivetune.data.files.kinds import file_format
+from hivetune.data.files.text import DAMAGED
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery
 from hivetune.data.intake.sources.delivered import Batches, is_complete, rows_of_line
 from hivetune.data.intake.sources.rotation import (
@@ -18,7 +19,6 @@ from hivetune.data.intake.sources.rotation import (
     Moved,
     Position,
     Track,
-    damage,
     open_unpacked,
     sample_hash,
 )
@@ -157,7 +157,7 @@ class JsonlReader:
             raise UsageError(
                 f"{spelled(position.path)} is not readable", hint=f"chmod u+r {quoted(position.path)}"
             ) from None
-        except damage() as error:
+        except DAMAGED as error:
             damaged = error
         if not lines.deliveries and (damaged or lines.rest):
             self._end(track, lines, damaged)

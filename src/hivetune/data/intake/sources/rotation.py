@@ -6,28 +6,24 @@ A generation is the life of one file's content. It is recognised by device and i
 
 import contextlib
 import glob
-import gzip
 import hashlib
-import io
 import json
 import os
 import re
 import sqlite3
-import sys
 import time
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import IO, cast
+from typing import IO
 
-from hivetune.base.paths import install_command
+from hivetune.data.files.text import COMPRESSED, DAMAGED, unpacked
 from hivetune.data.intake.files import files_below, is_storable
 from hivetune.data.intake.interactions import read_cursors
-from hivetune.errors import MachineNotFit
 
 SAMPLE_BYTES = 4096
-PACKED = (".gz", ".zst")
+PASSED_BYTES = 1 << 20  # at once
+UNREADABLE = (OSError, *DAMAGED)
 
 
 Identity = tuple[int, int]  # device and inode
@@ -75,7 +71,7 @@ class Position:
 
 
 def is_packed(path: str) -> bool:
-    return path.endswith(PACKED)
+    return path.endswith(COMPRESSED)
 
 
 @contextlib.contextmanager
@@ -83,7 +79,7 @@ def open_unpacked(path: str, identity: Identity, start: int = 0) -> Iterator[IO[
     """Open the content of a plain, .gz or .zst file at byte `start`. Raise Moved if another file has this name now, or
     none.
 
-    Logs may have been renamed since the folder was read. Raise OSError, and MachineNotFit without zstandard.
+    Logs may have been renamed since the folder was read. Raise OSError, DAMAGED, or MachineNotFit without zstandard.
     """
     try:
         file = open(path, "rb")  # noqa: SIM115
@@ -92,32 +88,13 @@ def open_unpacked(path: str, identity: Identity, start: int = 0) -> Iterator[IO[
     with file:
         if inode_of(os.fstat(file.fileno())) != identity:
             raise Moved(path)
-        if path.endswith(".gz"):
-            with gzip.open(file, "rb") as unpacked:
-                unpacked.seek(start)
-                yield cast(IO[bytes], unpacked)
-        elif path.endswith(".zst"):
-            try:
-                import zstandard
-            except ImportError:
-                raise MachineNotFit(f"{path} needs zstandard", hint=install_command("zst")) from None
-            with zstandard.open(file, "rb") as unpacked:
-                unpacked.seek(start)
-                yield io.BufferedReader(unpacked)  # for its lines
-        else:
+        content = unpacked(file, path)
+        if content is file:
             file.seek(start)
-            yield file
-
-
-def damage() -> tuple[type[Exception], ...]:
-    """Return the exceptions of a file with damaged compression."""
-    zstandard = sys.modules.get("zstandard")
-    exceptions: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
-    return (*exceptions, zstandard.ZstdError) if zstandard else exceptions
-
-
-def unreadable() -> tuple[type[Exception], ...]:
-    return (OSError, *damage())
+        else:
+            while start and (passed := content.read(min(start, PASSED_BYTES))):
+                start -= len(passed)
+        yield content
 
 
 def sample_hash(data: bytes | bytearray) -> str:
@@ -138,7 +115,7 @@ def holds(path: str, identity: Identity, position: Position) -> bool:
             with open_unpacked(path, identity, start) as file:
                 if sample_hash(file.read(size)) != sample:
                     return False
-    except unreadable():
+    except UNREADABLE:
         return False
     return True
 
@@ -162,7 +139,7 @@ def may_be_copy(path: str, identity: Identity, of: Position) -> bool:
             file.seek(end)
             other_file.seek(end)
             return file.read(SAMPLE_BYTES) == other_file.read(SAMPLE_BYTES)
-    except unreadable():
+    except UNREADABLE:
         return True  # it is still written; the next look decides
 
 
@@ -450,7 +427,7 @@ class Generations:
         try:
             with open_unpacked(path, identity) as file:
                 head = file.read(SAMPLE_BYTES)
-        except unreadable():
+        except UNREADABLE:
             return []
         sizes = [size for size in self._by_head if size <= len(head)]
         tracks = (track for size in sizes for track in self._by_head[size].get(sample_hash(head[:size]), ()))
