@@ -8,7 +8,7 @@ import pytest
 
 from hivetune.config import DataConfig
 from hivetune.data.chunks import RawRow
-from hivetune.data.mapping import check_columns, parse_columns
+from hivetune.data.mapping import check_columns, parse_columns, write_columns
 from hivetune.data.prepare.prepare import check
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
@@ -153,3 +153,49 @@ def test_columns_of_the_command_line() -> None:
         parse_columns("prompt")
     with pytest.raises(UsageError, match="there is no field 'promt'"):
         check_columns({"promt": "a"})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Frage, kurz", "Ann's text", 'Ben\'s "reply"', " spaced ", "it [reply", "a=b", "c:\\d", "two\nlines", "a+b"],
+)
+def test_any_name_of_a_column_can_be_written(name: str) -> None:
+    columns = {"prompt": name, "completion": "thread[0].body", "where": "state=open", "system": "'Don\\'t guess, ask.'"}
+    assert parse_columns(write_columns(columns)) == columns
+    assert pair({name: "Where is it?", "told": "In Bonn."}, prompt=name, completion="told") == (
+        "Where is it?",
+        "In Bonn.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("prompt=a,completion=b,where=x=1,where=y=2", "where is mapped twice"),
+        ("prompt=title,prompt=body,completion=b", "prompt is mapped twice"),
+        ("prompt=Ann's text,completion=b", "not of the form"),
+        ('prompt="a\\q",completion=b', "escape"),
+    ],
+)
+def test_what_would_be_dropped_is_refused(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        parse_columns(text)
+
+
+@pytest.mark.parametrize(
+    ("field", "own"),
+    [
+        ("session", "session_id"),
+        ("user", "User ID"),
+        ("time", "timestamp"),
+        ("agent", "agent_name"),
+        ("session", "session"),
+    ],
+)
+def test_the_users_column_goes_before_others_of_that_meaning(field: str, own: str) -> None:
+    row = {"prompt": "Where is it?", "completion": "In Bonn.", own: "1", "mine": "2"}
+    columns = {"prompt": "prompt", "completion": "completion", field: "mine"}
+    example = read_example(RawRow("a:1", json.dumps(row).encode()), columns).example
+    assert str(getattr(example, field)).startswith("2")
+    raw = RawRow("store", json.dumps(row).encode(), stored={field: "1"})
+    assert str(getattr(read_example(raw, columns).example, field)).startswith("2")

@@ -21,7 +21,7 @@ from hivetune.config import (
     parse_config,
 )
 from hivetune.data.intake.files import check_storable, names_rows
-from hivetune.data.mapping import check_columns, parse_columns
+from hivetune.data.mapping import check_columns, parse_columns, write_columns
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.models.fetch import fetch_model
 from hivetune.models.prepared import PACKAGED, prepared_names, read_prepared
@@ -187,7 +187,7 @@ def _answer(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str] | None, 
     if reply.isdecimal() and 1 < int(reply) <= len(lines):
         return dict(lines[int(reply) - 1]["columns"]), True
     if reply in ("e", "edit"):
-        text = typer.prompt("--columns", default=",".join(f"{a}={b}" for a, b in lines[0]["columns"].items()))
+        text = typer.prompt("--columns", default=write_columns(lines[0]["columns"]))
         columns = parse_columns(text)
         check_columns(columns)
         return columns, True

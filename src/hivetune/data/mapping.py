@@ -6,6 +6,7 @@
     rows=topics[].items[]                   where in each record the rows stand
     where=outcome=resolved                  other rows are set aside
     system='You answer in one sentence.'    a text in quotes is the text itself
+    prompt="Question, in short"             a name with a comma or a quotation mark
 
 A column that is really called so goes before all of these. `a.as_json` is what is not a text as JSON text.
 """
@@ -13,6 +14,7 @@ A column that is really called so goes before all of these. `a.as_json` is what 
 import difflib
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -21,6 +23,7 @@ import jmespath
 from jmespath.exceptions import JMESPathError
 
 from hivetune.data.columns import ANSWERED, CONTENT, NOTES, QUESTIONS, SYSTEM, TOOLS, is_content
+from hivetune.data.pieces.fields import columns_of
 from hivetune.data.pieces.said import Row, is_json_text, parsed
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import UsageError
@@ -35,6 +38,8 @@ _SAY = frozenset(("messages", "contents", "parts", "content", "text", "role", *Q
 _MAX_NAMED = 8  # columns in a message
 _PLAIN_STEP = re.compile(r"[A-Za-z_]\w*(?:\[[^\]]*\])*|\[[^\]]*\]|\*", re.ASCII)
 _HEAD = re.compile(r'\s*"?([^".\[]+)')
+_NAME = r'"(?:[^"\\]|\\.)*"'  # as JSON writes it
+_PIECE = re.compile(rf"(?:[^,'\[\"]|'(?:[^'\\]|\\.)*'|{_NAME}|\[[^\]]*\])+")
 
 
 def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
@@ -55,10 +60,18 @@ def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
         if field in QUESTIONS and isinstance(value, dict) and value and _SAY.isdisjoint(value):
             value = json.dumps(value, ensure_ascii=False)  # its fields are what is asked: the user said so
         if value is not None:
+            for own in _own_names(field, tuple(mapped)):
+                mapped.pop(own, None)
             mapped[field] = value
     if "messages" in sides and isinstance(turns := parsed(mapped.get("messages")), list):
         mapped["messages"] = [_turn(turn, columns) for turn in turns]
     return mapped
+
+
+@lru_cache(512)
+def _own_names(field: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the columns of a row that tell the same fact as a field, such as its session: the user named another."""
+    return next((own for own in columns_of((field, *names))[0] if field in own), ())
 
 
 def _is_side(field: str, columns: Mapping[str, str]) -> bool:
@@ -195,11 +208,34 @@ def _has_column(row: Row, column: str) -> bool:
 
 def parse_columns(text: str) -> dict[str, str]:
     """Return the value of `--columns`: OURS=YOURS,... with texts in quotes and paths in brackets. Raise UsageError."""
-    pieces = re.findall(r"((?:[^,'\[\"]|'[^']*'|\"[^\"]*\"|\[[^\]]*\])+)", text)
-    pairs = [piece.partition("=") for piece in pieces]
-    if not pairs or not all(ours.strip() and yours.strip() for ours, _, yours in pairs):
-        raise UsageError(f"--columns {text}: not of the form OURS=YOURS,...", hint="for example prompt=question")
-    return {ours.strip(): yours.strip() for ours, _, yours in pairs}
+    pieces = _PIECE.findall(text)
+    pairs = [(ours.strip(), yours.strip()) for ours, _, yours in (piece.partition("=") for piece in pieces)]
+    if ",".join(pieces) != text.strip(",") or not all(ours and yours for ours, yours in pairs):
+        hint = 'for example prompt=question; a name with a comma or a quotation mark is quoted: prompt="Ann\'s text"'
+        raise UsageError(f"--columns {text}: not of the form OURS=YOURS,...", hint=hint)
+    try:
+        columns = {ours: json.loads(yours) if _is_written_name(yours) else yours for ours, yours in pairs}
+    except ValueError as error:
+        raise UsageError(f"--columns {text}: {error}", hint="write \\ as \\\\ in quotation marks") from None
+    if len(columns) < len(pairs):
+        twice = next(ours for ours, count in Counter(ours for ours, _ in pairs).items() if count > 1)
+        hint = "join columns with +, as in prompt=title+body" if twice in QUESTIONS or twice in ANSWERED else "keep one"
+        raise UsageError(f"--columns {text}: {twice} is mapped twice", hint=hint)
+    return columns
+
+
+def _is_written_name(yours: str) -> bool:
+    return re.fullmatch(_NAME, yours) is not None
+
+
+def write_columns(columns: Mapping[str, str]) -> str:
+    """Return the value of `--columns` that `parse_columns` reads as these columns."""
+    return ",".join(f"{ours}={_written(yours)}" for ours, yours in columns.items())
+
+
+def _written(yours: str) -> str:
+    is_plain = _PIECE.fullmatch(yours) and yours == yours.strip() and not _is_written_name(yours)
+    return yours if is_plain else json.dumps(yours, ensure_ascii=False)
 
 
 def check_columns(columns: Mapping[str, str]) -> None:

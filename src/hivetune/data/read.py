@@ -196,7 +196,8 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     if not columns and raw.chunk is not None:
         _refuse_by_file(row, conversation, raw.chunk)
     conversation = clean_texts(conversation, marked="byte-order-mark" in changed, nul=NUL_ESCAPE in text)
-    example = _example(raw.source, row, conversation, raw.stored or {})
+    stored = {name: value for name, value in (raw.stored or {}).items() if name not in columns}
+    example = _example(raw.source, row, conversation, stored)
     _refuse_answer(row, example.messages, raw.chunk)
     example = _judged(example, two)
     outside = outside_cause(row, example.messages[-1].content) if example.lesson == "failure" else ""
@@ -268,7 +269,7 @@ def _with_advice(refused: RowRefused, line: str) -> RowRefused:
 
 
 def _example(source: str, row: Row, conversation: Conversation, stored: Mapping[str, Any]) -> Example:
-    """Return the example. The store's values win over the row's: they may come from a column map."""
+    """Return the example. The store's values win over the row's: they may come from a column map of its own."""
     fields = extract(row)
     success = fields.success if "success" not in stored else bool(stored["success"])
     if success is None:

@@ -28,7 +28,7 @@ from hivetune.data.columns import (
     looks_like_content,
 )
 from hivetune.data.conversation import read_conversation
-from hivetune.data.mapping import AND, AS_JSON, ROWS, map_columns, rows_at
+from hivetune.data.mapping import AND, AS_JSON, ROWS, map_columns, rows_at, write_columns
 from hivetune.data.pieces.fields import as_number, as_time, plain_name
 from hivetune.data.pieces.said import Row, objects, parsed
 from hivetune.data.pieces.turns import ROLES
@@ -60,7 +60,7 @@ class Suggestion(NamedTuple):
     @property
     def option(self) -> str:
         """As it is written on the command line."""
-        named = ",".join(f"{ours}={yours}" for ours, yours in self.columns.items())
+        named = write_columns(self.columns)
         return f"--columns {shlex.quote(named) if _QUOTED.search(named) else named}"
 
 
