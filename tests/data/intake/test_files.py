@@ -219,8 +219,8 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pyt
     for pattern in (tmp_path / "logs", tmp_path / "logs" / "**" / "*.jsonl"):
         with pytest.raises(UsageError, match=r"cannot read the folder .*private: Permission denied"):
             find_sources(str(pattern))
-    with pytest.raises(UsageError, match="cannot read the folder"):
-        parse_sources([str(tmp_path / "logs")])
+        with pytest.raises(UsageError, match="cannot read the folder"):
+            parse_sources([str(pattern)])
 
 
 def test_a_row_may_name_the_key_of_notebooks(tmp_path: Path) -> None:

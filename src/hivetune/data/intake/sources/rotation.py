@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import IO
 
 from hivetune.data.files.text import COMPRESSED, DAMAGED, unpacked
-from hivetune.data.intake.files import files_below, is_storable
+from hivetune.data.intake.files import files_below, is_storable, matching_files
 from hivetune.data.intake.interactions import read_cursors
 
 SAMPLE_BYTES = 4096
@@ -247,7 +247,7 @@ class Generations:
         elif os.path.lexists(self.pattern) or not glob.has_magic(self.pattern):
             paths = [self.pattern]
         else:
-            paths = glob.glob(self.pattern, recursive=True)
+            paths = [*matching_files(self.pattern)]
         real_paths = sorted({os.path.realpath(path) for path in paths})
         for path in real_paths:
             note = f"{path!a} is not read: its name is not UTF-8; rename it"
