@@ -40,12 +40,13 @@ def test_the_same_cycle_is_opened_once_and_again_only_after_a_failure() -> None:
     with closing(open_database()) as database:
         assert begin_cycle(database, CYCLE) and not begin_cycle(database, CYCLE)
         end_cycle(database, CYCLE, "failed", "no disk", 20.0)
-        assert begin_cycle(database, CYCLE)
-        assert cycles_of(database, "demo")[0].closed is None
+        asked = replace(CYCLE, opened=25.0, opened_for="request", config={"model": "tiny", "budget": 9})
+        assert begin_cycle(database, asked) and not begin_cycle(database, CYCLE)
+        assert cycles_of(database, "demo") == [asked]  # a person's request counts, and one before it no longer does
         end_cycle(database, CYCLE, "refused", "worse", 30.0, trained={"x", "y", "z"}, suspect={"z"})
         assert not begin_cycle(database, CYCLE)
         found = cycles_of(database, "demo")[0]
-        assert (found.end, found.reason, found.closed, found.config) == ("refused", "worse", 30.0, {"model": "tiny"})
+        assert (found.end, found.reason, found.closed, found.config) == ("refused", "worse", 30.0, asked.config)
         assert trained_rows(database, "demo") == {"x", "y", "z"} and not trained_rows(database, "other")
         assert suspect_rows(database, "demo") == {"z": "a1"} and not suspect_rows(database, "other")
         assert admit_rows(database, "other") == 0 and admit_rows(database, "demo") == 1

@@ -15,6 +15,7 @@ from hivetune.base.database import open_database
 from hivetune.base.journal import Journal
 from hivetune.cli.cycle import _run
 from hivetune.config import parse_config
+from hivetune.cycle.acts.slices import ActContext
 from hivetune.cycle.decide import Action, Observation
 from hivetune.cycle.ledger import acts_of, begin_act, end_act
 from hivetune.cycle.loop import Listener, Loop
@@ -72,6 +73,20 @@ def test_a_full_disk_is_told_once_until_something_was_done(
     loop.step()
     first, second = (tmp_path / "told").read_text().splitlines()
     assert first == second and "waits for room on the disk" in first
+
+
+@pytest.mark.parametrize(("details", "told"), [({}, False), ({"rolled_back": "demo@2"}, True)])
+def test_a_champion_that_was_restored_was_not_rolled_back(
+    loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, details: dict[str, str], told: bool
+) -> None:
+    def act(_: Action, context: ActContext) -> str:
+        context.details |= details
+        return "demo@2 was restored from its run"
+
+    monkeypatch.setattr(hivetune.cycle.loop, "act", act)
+    monkeypatch.setattr(hivetune.cycle.loop, "decide", lambda *_: Action("restore", "a test", 0.0))
+    loop.step()
+    assert (tmp_path / "told").exists() == told
 
 
 def test_a_source_that_is_lost_twice_is_said_twice(loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def restore(monkeypatch: pytest.MonkeyPatch, error: Exception) -> str:
 
     monkeypatch.setattr(hivetune.cycle.acts.release, "register_run", register_run)
     context: Any = SimpleNamespace(
-        name="demo", champion=lambda: SimpleNamespace(name="demo", label="demo@2", run="/run")
+        name="demo", champion=lambda: SimpleNamespace(name="demo", label="demo@2", run="/run"), details={}
     )
     return restore_champion(context)
 
@@ -62,7 +62,7 @@ def test_a_run_that_holds_another_model_now_restores_nothing(
     other = SimpleNamespace(label="demo@3", check=lambda: None)
     monkeypatch.setattr(hivetune.cycle.acts.release, "register_run", lambda *_: (other, True))
     context: Any = SimpleNamespace(
-        name="demo", champion=lambda: SimpleNamespace(name="demo", label="demo@2", run="/run")
+        name="demo", champion=lambda: SimpleNamespace(name="demo", label="demo@2", run="/run"), details={}
     )
     assert restore_champion(context) == "demo@1 is the champion again: demo@2 is damaged"
     assert rolled_back == ["it is damaged: its run now has another adapter: /run"]

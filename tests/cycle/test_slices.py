@@ -34,11 +34,13 @@ def test_a_step_that_stood_still_is_no_long_step(monkeypatch: pytest.MonkeyPatch
     with Answering():
         assert terms.stand_still()
     now[0] = 300.0
+    assert not terms.stand_still()
     terms.on_step(2)
     now[0] = 301.0
     terms.on_step(3)
     now[0] = 1990.0
     assert terms.ends() == 0
+    assert slice_.still_s == 300.0  # which are no hours of training
 
 
 def test_it_ends_when_it_is_not_allowed_any_more_and_with_its_energy() -> None:

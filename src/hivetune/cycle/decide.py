@@ -150,7 +150,7 @@ def ending(cycle: OpenCycle, settings: CycleConfig, failed: FailedAct | None) ->
         return "refused", "the gate refused it; the champion stays"
     if failed is not None and failed.kind == _next(cycle) and _is_enough(failed):
         return "failed", f"{failed.kind} failed: {failed.words}"
-    if settings.promote == "ask" and "warm" in cycle.done:
+    if settings.promote == "ask" and {"gate", "warm"} <= cycle.done:
         return "ready", "it passed the gate and waits for a person to promote it"
     if "train" in cycle.done or not cycle.spent_hours:
         return None

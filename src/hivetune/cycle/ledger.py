@@ -100,18 +100,15 @@ def open_cycle(database: sqlite3.Connection, name: str) -> CycleRow | None:
 def begin_cycle(database: sqlite3.Connection, cycle: CycleRow) -> bool:
     """Open a cycle; return whether that changed anything. A failed one is opened again, another stays closed."""
     with transaction(database):
-        row = database.execute("SELECT closed, ending FROM cycles WHERE id = ?", (cycle.id,)).fetchone()
-        if row is None:
-            config = json.dumps(dict(cycle.config))
-            database.execute(
-                "INSERT INTO cycles (id, name, opened, opened_for, champion, pool, config)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (cycle.id, cycle.name, cycle.opened, cycle.opened_for, cycle.champion, cycle.pool, config),
-            )
-            return True
-        if row[0] is None or row[1] != "failed":
+        row = database.execute("SELECT ending FROM cycles WHERE id = ?", (cycle.id,)).fetchone()
+        if row is not None and row[0] != "failed":
             return False
-        database.execute("UPDATE cycles SET closed = NULL, ending = NULL, reason = '' WHERE id = ?", (cycle.id,))
+        config = json.dumps(dict(cycle.config))
+        database.execute(
+            "INSERT OR REPLACE INTO cycles (id, name, opened, opened_for, champion, pool, config)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (cycle.id, cycle.name, cycle.opened, cycle.opened_for, cycle.champion, cycle.pool, config),
+        )
         return True
 
 

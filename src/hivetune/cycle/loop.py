@@ -170,7 +170,7 @@ class Loop:
             gate = gate_of(cycles[-1]) if cycles else {}
             reasons = "; ".join(gate.get("reasons", [])[: gate.get("decisive")])
             return "promote", self.name if champion is None else champion.label, reasons
-        if outcome == "done" and action.kind in ("roll_back", "restore"):
+        if outcome == "done" and (action.kind == "roll_back" or details.get("rolled_back")):
             return "rollback", self.name, text
         if details.get("end") == "ready":
             return "ask", self.name, action.reason

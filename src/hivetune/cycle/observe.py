@@ -116,13 +116,14 @@ class Rivals:
 
 
 def rivals_of(database: sqlite3.Connection, name: str) -> Rivals:
-    """Return the champion of a name and the best release ever."""
+    """Return the champion of a name and the best release ever, which was the champion, whoever promoted it."""
     champion = champion_of(database, name)
     if champion is None:
         return Rivals()
+    champions = {move.version for move in history(database, name) if move.alias == "champion"}
     for cycle in reversed(ledger.cycles_of(database, name)):
         release = release_of(database, cycle)
-        if release is None or release.withdrawn or release.pruned or cycle.end != "promoted":
+        if release is None or release.withdrawn or release.pruned or release.version not in champions:
             continue
         try:
             if forgotten_behind(database, name, release.folder, release.snapshot):
@@ -185,7 +186,9 @@ def _artefacts(
     stations: set[Station] = set()
     passed, promoted_at = None, 0.0
     if release is not None:
-        stations |= set(STATIONS[: STATIONS.index("register") + 1]) - {"gate"}
+        stations |= set(STATIONS[: STATIONS.index("register") + 1]) - {"evaluate", "gate"}
+        if _is_beside(cycle, release.adapter_sha256, rivals):
+            stations.add("evaluate")
         loaded = loaded_labels(cycle.name)
         # The first release of a name is loaded when it is promoted.
         if rivals.champion is None or loaded is None or release.label in loaded:
@@ -193,7 +196,7 @@ def _artefacts(
         past = [move for move in history(database, cycle.name) if move.alias == "champion"]
         moves = [move.time for move in past if move.version == release.version]
         if moves:
-            stations |= {"gate", "warm", "promote"}
+            stations |= {"evaluate", "gate", "warm", "promote"}
             passed, promoted_at = True, max(moves)
     else:
         stations |= _of_run(cycle, rivals)
@@ -232,15 +235,19 @@ def _of_run(cycle: ledger.CycleRow, rivals: Rivals) -> set[Station]:
     except HivetuneError:  # damaged after it was trained: training again makes the same one
         return stations
     stations.add("train")
-    beside = ((rivals.champion, ledger.AGAINST_CHAMPION), (rivals.best, ledger.AGAINST_BEST))
-    if ledger.read_document(run / EVALUATION).get("adapter_sha256") == adapter and all(
-        rival is None or is_evaluation_of(cycle.folder / file, adapter, rival) for rival, file in beside
-    ):
+    evaluated = ledger.read_document(run / EVALUATION).get("adapter_sha256") == adapter
+    if evaluated and _is_beside(cycle, adapter, rivals):
         stations.add("evaluate")
     export = run / EXPORTS / ADAPTER_EXPORT / MANIFEST
     if export.exists() and ledger.read_document(export).get("adapter_sha256") == adapter:
         stations.add("export")
     return stations
+
+
+def _is_beside(cycle: ledger.CycleRow, adapter: str, rivals: Rivals) -> bool:
+    """Return whether the adapter was evaluated beside each rival of now."""
+    files = ((rivals.champion, ledger.AGAINST_CHAMPION), (rivals.best, ledger.AGAINST_BEST))
+    return all(rival is None or is_evaluation_of(cycle.folder / file, adapter, rival) for rival, file in files)
 
 
 def is_evaluation_of(path: Path, adapter: str, rival: Release) -> bool:

@@ -45,6 +45,7 @@ def restore_champion(context: ActContext) -> str:
     except HivetuneError as error:
         with closing(open_database()) as database:
             back, _ = rollback(database, champion.label, by=BY, reason=f"it is damaged: {error.message}")
+        context.details["rolled_back"] = champion.label
         return f"{back.label} is the champion again: {champion.label} is damaged"
     load_release(
         restored

@@ -91,7 +91,7 @@ def slice_of(context: ActContext, run: Run, left_kwh: float | None = None) -> st
             raise
         raise SliceEnded(f"{slice_.why}: {error.message}") from None
     finally:
-        hours = (time.monotonic() - started) / 3600
+        hours = (time.monotonic() - started - slice_.still_s) / 3600
         context.details |= {"hours": round(hours, 6), "kwh": round(slice_.energy.kwh, 6)}
         context.details["energy"] = "measured" if slice_.energy.measured else "estimated"
     return f"{document['steps']} steps, loss {number(document['loss_last'])}"

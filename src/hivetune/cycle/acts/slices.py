@@ -55,6 +55,8 @@ class Slice:
     clock: Callable[[], float] = time.time
     energy: Energy = field(default_factory=Energy)
     why: str = ""
+    still_s: float = 0.0  # how long it stood still
+    _still_since: float | None = None
     _now: Permission = field(default_factory=Permission)
     _looked: float = float("-inf")
     _done: tuple[int, float] | None = None  # steps, and when they were done
@@ -74,7 +76,10 @@ class Slice:
         self.on_step(done)
 
     def _stand_still(self) -> bool:
-        still = self.yields and self._requests()
+        still, now = self.yields and self._requests(), time.monotonic()
+        if self._still_since is not None:
+            self.still_s += now - self._still_since
+        self._still_since = now if still else None
         if still:
             self._done = None  # a step that stood still says nothing about how long steps take
         return still
