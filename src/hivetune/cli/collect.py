@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import closing
 from types import FrameType
 from typing import Annotated, Any
@@ -15,7 +14,6 @@ from hivetune.cli.output import MODE, PLAIN_LINE_EVERY_S, emit, parts, say, tabl
 from hivetune.data.intake.collect import Collected
 from hivetune.data.intake.collect import collect as run_collect
 from hivetune.data.intake.interactions import Tally, iter_refused
-from hivetune.data.intake.sources.delivered import Reader
 from hivetune.data.intake.sources.parse import parse_sources
 from hivetune.errors import Stopped
 from hivetune.process.stop import take_stops
@@ -40,7 +38,7 @@ def collect(
     sqlite:PATH?table=T[&map=prompt:question,...][&cursor=COLUMN]; redis://[:PASSWORD@]HOST:PORT/DB?stream=S[&group=G];
     rediss:// for TLS; redis+cluster://HOST:PORT?prefix=P&partitions=N for the streams P:{0}:events, P:{1}:events, ...
     """
-    readers = parse_sources(sources)
+    readers = parse_sources(sources, follow=follow)
     started = time.time()
     stop, heard = threading.Event(), []
 
@@ -49,8 +47,8 @@ def collect(
         stop.set()
 
     take_stops(on_signal)
-    collected = run_collect(readers, follow=follow, stop=stop, tick=_Ticker(readers, follow))
-    document = _document(readers, collected, started)
+    collected = run_collect(readers, follow=follow, stop=stop, tick=_Ticker(follow))
+    document = _document(collected, started)
     if not heard or follow:
         emit(document)
     _show(document)
@@ -61,13 +59,13 @@ def collect(
 class _Ticker:
     """A callback that prints new notes, and the counts every ten seconds; JSON Lines when following."""
 
-    def __init__(self, readers: Sequence[Reader], follow: bool):
-        self._readers, self._follow = readers, follow
+    def __init__(self, follow: bool):
+        self._follow = follow
         self._reported: set[str] = set()
         self._last, self._last_count = time.monotonic(), 0
 
     def __call__(self, collected: Collected) -> None:
-        for reader in self._readers:
+        for reader in list(collected.readers):
             for note in list(reader.notes):
                 if note not in self._reported:
                     self._reported.add(note)
@@ -88,13 +86,13 @@ class _Ticker:
         )
 
 
-def _document(readers: Sequence[Reader], collected: Collected, started: float) -> dict[str, Any]:
+def _document(collected: Collected, started: float) -> dict[str, Any]:
     with closing(open_database()) as database:
         rows = database.execute("SELECT count(*) FROM interactions").fetchone()[0]
         refused = list(iter_refused(database, since=started, limit=SHOWN_REFUSED))
     sources = [
         {"source": r.name, **_counts(collected.tallies[r.name]), "waiting": tuple(r.waiting), "notes": tuple(r.notes)}
-        for r in readers
+        for r in collected.readers
     ]
     return {
         "event": "done",

@@ -160,6 +160,40 @@ def test_documents_that_change_under_a_follower_are_read_again(tmp_path: Path) -
     assert stored_numbers() == list(range(11))
 
 
+def test_what_comes_into_a_followed_folder_is_collected(tmp_path: Path) -> None:
+    """Only logs were, and not even these where the folder held documents alone. A file that goes ended the follower."""
+    (tmp_path / "0.json").write_text(json.dumps([row(0)]))
+    stop = threading.Event()
+    readers = parse_sources([str(tmp_path), str(tmp_path / "*.csv")], follow=True)
+    follower = threading.Thread(target=collect_module.collect, args=(readers,), kwargs={"follow": True, "stop": stop})
+    follower.start()
+    try:
+        wait_for(lambda: stored_numbers() == [0], "the row that is there")
+        (tmp_path / "0.json").unlink()
+        (tmp_path / "1.csv").write_text("prompt,completion\nquestion 1,answer\n")  # of two patterns
+        (tmp_path / "chat.jsonl").write_text(line(2))
+        wait_for(lambda: stored_numbers() == [0, 1, 2], "the rows that came")
+        assert follower.is_alive()
+    finally:
+        stop.set()
+        follower.join()
+
+
+def test_a_document_that_is_being_written_is_read_once_it_stays(tmp_path: Path) -> None:
+    """A row that is half written may look whole."""
+    path = tmp_path / "rows.csv"
+    path.write_text("prompt,completion\nquestion 1,ans")
+    [reader, _] = parse_sources([str(tmp_path)], follow=True)
+    with closing(open_database()) as database, closing(reader.batches(database, True, threading.Event())) as batches:
+        assert next(batches) is None
+        path.write_text("prompt,completion\nquestion 1,answer\n")
+        assert next(batches) is None
+        batch = next(batches)
+        assert batch and [delivery.row for delivery in batch.deliveries] == [
+            {"prompt": "question 1", "completion": "answer"}
+        ]
+
+
 def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "chat.jsonl"
     log.write_text("".join(map(line, range(3000))))

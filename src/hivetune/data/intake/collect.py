@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from hivetune.base.database import open_database
 from hivetune.data.intake.interactions import Tally, commit_batch
-from hivetune.data.intake.sources.delivered import Reader
+from hivetune.data.intake.sources.delivered import Batches, Reader
+from hivetune.data.intake.sources.documents import DocumentReader
+from hivetune.data.intake.sources.jsonl import JsonlReader
 
 TICK_S = 0.1
 MAX_SHARED_THREADS = 4  # each holds the database open, and a folder may have thousands of documents
@@ -15,10 +17,22 @@ MAX_SHARED_THREADS = 4  # each holds the database open, and a folder may have th
 
 @dataclass(slots=True)
 class Collected:
-    """The counts of a collection by reader. They may be read while the threads run, since they only grow."""
+    """The readers of a collection, and its counts by reader. They may be read while the threads run, since they only
+    grow.
+    """
 
+    readers: list[Reader] = field(default_factory=list)
     tallies: dict[str, Tally] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def enter(self, reader: Reader) -> bool:
+        """Add a reader, unless there is one of this name."""
+        with self.lock:
+            is_new = reader.name not in self.tallies
+            if is_new:
+                self.tallies[reader.name] = Tally()
+                self.readers.append(reader)
+            return is_new
 
     def add(self, name: str, tally: Tally) -> None:
         with self.lock:
@@ -46,7 +60,9 @@ def collect(
     DoesNotFit, Busy, or a bug.
     """
     open_database().close()  # migrates once, before the threads
-    collected = Collected({reader.name: Tally() for reader in readers})
+    collected = Collected()
+    for reader in readers:
+        collected.enter(reader)
     failures: list[BaseException] = []
 
     def run(group: Sequence[Reader]) -> None:
@@ -79,15 +95,22 @@ def collect(
 
 
 def _drain(readers: Sequence[Reader], collected: Collected, *, follow: bool, stop: threading.Event) -> None:
-    """Store what each of the readers has now, one after another, with `follow` again and again."""
+    """Store what each of the readers has now, one after another, with `follow` again and again, and then also the
+    documents that come into a folder.
+    """
     with closing(open_database()) as database, ExitStack() as stack:
-        started = [(r, stack.enter_context(closing(r.batches(database, follow, stop)))) for r in readers]
+        started: list[tuple[Reader, Batches]] = []
+        new = list(readers)
         while True:
+            started += [(r, stack.enter_context(closing(r.batches(database, follow, stop)))) for r in new]
+            new = []
             for reader, batches in started:
                 while (batch := next(batches, None)) is not None:
                     collected.add(reader.name, commit_batch(database, batch))
                 if not follow:
                     batches.close()
+                elif isinstance(reader, JsonlReader):
+                    new += filter(collected.enter, map(DocumentReader, reader.new_documents()))
             if not follow or stop.is_set():
                 return
-            stop.wait(min(reader.poll_s for reader in readers))
+            stop.wait(min(reader.poll_s for reader, _ in started))

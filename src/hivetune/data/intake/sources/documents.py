@@ -20,7 +20,8 @@ _BATCH_ROWS = 1000
 class DocumentReader:
     """The Reader of one file that is not a log, or of standard input ("-").
 
-    A changed file is read again from its start; unchanged rows are recognised by their place.
+    A changed file is read again from its start; unchanged rows are recognised by their place. Who follows reads a file
+    once it stays as it is for a second, since a row that is half written may look whole.
     """
 
     def __init__(self, path: str):
@@ -36,8 +37,14 @@ class DocumentReader:
 
     def batches(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> Batches:
         path, key = self._path, f"file:{self._path}"
+        seen: tuple[int, int] | None = None
+        done = seen
         while not stop.is_set():
-            state, stored = _state(path), read_cursor(database, key)
+            before, seen = seen, _state(path)
+            if follow and path != "-" and (seen is None or seen != before or seen == done):
+                yield None
+                continue
+            stored = read_cursor(database, key)
             with scratch_folder() as spill:  # only while rows are read: a folder may have thousands of documents
                 inputs = examine_files(plan_inputs(path, spill), NO_COLUMNS)
                 digest, _, count = (stored or " 0").partition(" ")
@@ -49,11 +56,10 @@ class DocumentReader:
                     deliveries = [self._delivery(raw, inputs.digest) for raw in taken]
                     yield Batch(path, deliveries, Cursor(key, stored, after))
                     stored = after
+            done = seen
             yield None
             if path == "-":
                 stop.wait()  # nothing more comes
-            while not stop.is_set() and state == _state(path):
-                yield None
 
     def _delivery(self, raw: RawRow, digest: str) -> Delivery:
         key = f"file:{raw.source}" + (f":{digest}" if self._path == "-" else "")

@@ -89,6 +89,7 @@ class JsonlReader:
         self.poll_s = 0.2
         self._generations = Generations(pattern, self.notes)
         self._follow = False
+        self._given: set[str] = set()
 
     def has_files(self) -> bool:
         return bool(self.paths())
@@ -97,9 +98,13 @@ class JsonlReader:
         """Return the logs that are there now, without links."""
         return [*self._generations.files()]
 
-    def documents(self) -> list[str]:
-        """Return the files of the pattern that are not logs; documents.py reads them."""
-        return self._generations.documents()
+    def new_documents(self) -> list[str]:
+        """Return the files of the pattern that are not logs, each once and after a look at the logs; documents.py reads
+        them.
+        """
+        found = [path for path in self._generations.documents if path not in self._given]
+        self._given.update(found)
+        return found
 
     @property
     def waiting(self) -> list[str]:

@@ -24,8 +24,10 @@ REDIS_OPTIONS = ("stream", "prefix", "partitions", "group", "consumer", "field",
 DEFAULT_GROUP = "hivetune"
 
 
-def parse_sources(sources: Sequence[str]) -> list[Reader]:
-    """Return the readers of all sources, one per partition of a stream. Raise UsageError, MachineNotFit."""
+def parse_sources(sources: Sequence[str], *, follow: bool = False) -> list[Reader]:
+    """Return the readers of all sources, one per partition of a stream; with `follow` also one for the logs that a
+    folder or glob may get. Raise UsageError, MachineNotFit.
+    """
     readers: list[Reader] = []
     for source in sources:
         if source.startswith("sqlite:"):
@@ -36,7 +38,7 @@ def parse_sources(sources: Sequence[str]) -> list[Reader]:
         elif source.startswith(REDIS_SCHEMES):
             readers += _redis(source)
         else:
-            readers += _path(source)
+            readers += _path(source, follow)
     for name, count in Counter(reader.name for reader in readers).items():
         if count > 1:
             raise UsageError(f"{name} is named twice", hint="name each source once")
@@ -71,7 +73,7 @@ def parse_map(text: str) -> dict[str, str]:
     return pairs
 
 
-def _path(source: str) -> list[Reader]:
+def _path(source: str, follow: bool) -> list[Reader]:
     """Return a reader for each document, and one for all logs of a folder or glob."""
     scheme = source.partition("://")[0]
     if "://" in source and "/" not in scheme:
@@ -85,8 +87,9 @@ def _path(source: str) -> list[Reader]:
         with open(source, "rb") as file:
             refuse_foreign(file.read(16), source)
     logs = JsonlReader(source)
-    documents: list[Reader] = [DocumentReader(path) for path in logs.documents()]
-    return [*documents, logs] if logs.has_files() or not documents else documents
+    has_logs = logs.has_files() or (follow and not os.path.isfile(source))
+    documents: list[Reader] = [DocumentReader(path) for path in logs.new_documents()]
+    return [*documents, logs] if has_logs or not documents else documents
 
 
 def _redis(source: str) -> list[Reader]:

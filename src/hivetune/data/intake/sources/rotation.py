@@ -211,6 +211,7 @@ class Generations:
 
     def __init__(self, pattern: str, notes: list[str]):
         self.pattern = os.path.abspath(os.path.expanduser(pattern))
+        self.documents: list[str] = []  # the files of the pattern that are not logs, as `files` saw them last
         self._notes = notes
         self._tracks: list[Track] = []
         # The tracks by inode, and by the size and hash of their first sample: there may be thousands, of all patterns.
@@ -231,15 +232,12 @@ class Generations:
     def files(self) -> _Files:
         """Return the logs of the pattern now: a file, the JSON Lines files of a folder, or the matches of a glob."""
         files: _Files = {}
-        for path in self._paths():
-            status = _stat(path)
-            if status and os.path.isfile(path) and not path.endswith(DOCUMENTS):
+        paths = [path for path in self._paths() if os.path.isfile(path)]
+        self.documents = [path for path in paths if path.endswith(DOCUMENTS)]
+        for path in paths:
+            if not path.endswith(DOCUMENTS) and (status := _stat(path)):
                 files[path] = status
         return files
-
-    def documents(self) -> list[str]:
-        """Return the files of the pattern that are not logs: CSV, Parquet, JSON."""
-        return [path for path in self._paths() if path.endswith(DOCUMENTS) and os.path.isfile(path)]
 
     def _paths(self) -> list[str]:
         if os.path.isdir(self.pattern):
