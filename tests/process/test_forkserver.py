@@ -31,7 +31,7 @@ def forks() -> Iterator[None]:
     earlier.update(started())
     with forking():
         yield
-    assert not launch.FORKS and not started()
+    assert launch.OPEN.server is None and not started()
 
 
 def started() -> list[psutil.Process]:

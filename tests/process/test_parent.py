@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from tiny_child import Play
 
 from hivetune.errors import DoesNotFit, HivetuneError
+from hivetune.process.forkserver import forking
 from hivetune.process.parent import GRACE_S, FixedLimits, run_task, see_off, start_child
 from hivetune.process.protocol import Beat, Outcome, Train
 
@@ -46,6 +48,29 @@ def test_what_fails_meanwhile_ends_it(tmp_path: Path) -> None:
     with pytest.raises(DoesNotFit):
         see_off(child, meanwhile=refuse)
     assert child.ended
+
+
+def test_a_thread_that_ends_takes_no_child_of_another_with_it(tmp_path: Path) -> None:
+    """Two calls from Python may train at once; each has a fork server of its own."""
+    begun, close = threading.Event(), threading.Event()
+
+    def short() -> None:
+        with forking():
+            run_task(Play("items"), tmp_path / "short", module=TINY)
+            begun.set()
+            close.wait(60)
+
+    thread = threading.Thread(target=short)
+    thread.start()
+    assert begun.wait(60)
+    with forking():
+        child = start_child(Play("work_on"), tmp_path / "long", module=TINY)
+        while not child.ended and Beat.ITEM not in child.wait_beats():
+            pass
+        close.set()
+        thread.join()
+        assert not child.ended and child.state() in "RS"
+        child.kill()
 
 
 def test_an_error_for_people_keeps_its_words_and_exit_code(tmp_path: Path) -> None:

@@ -48,23 +48,22 @@ _BEGIN = b"b"
 
 @contextlib.contextmanager
 def forking() -> Iterator[None]:
-    """Fork the children that are launched within the block from one server, which is started for the first of them."""
-    if launch.FORKS or sys.platform != "linux":  # Apple's libraries can't be used after a fork
+    """Fork the children that this thread launches within the block from one server, started for the first of them."""
+    if launch.OPEN.server is not None or sys.platform != "linux":  # Apple's libraries can't be used after a fork
         yield
         return
-    server = _Server()
-    launch.FORKS.append(server)
+    launch.OPEN.server = server = _Server()
     try:
         yield
     finally:
-        launch.FORKS.clear()
+        launch.OPEN.server = None
         server.close()
 
 
 def start_ahead() -> None:
     """Start the server of an open `forking` now: it imports torch and the engine while this process reads rows."""
-    for server in launch.FORKS:
-        server.start(launch.child_environment({}), ENGINE)
+    if launch.OPEN.server is not None:
+        launch.OPEN.server.start(launch.child_environment({}), ENGINE)
 
 
 class _Fork:
@@ -105,7 +104,6 @@ class _Server:
     """The server as its parent sees it."""
 
     def __init__(self) -> None:
-        self._thread = threading.get_ident()
         self._process: subprocess.Popen[bytes] | None = None
         self._usable, self._forked = True, False
 
@@ -156,8 +154,6 @@ class _Server:
         """Return whether a server with these variables runs. One is started where none runs, or an unused other one."""
         if self._runs() and (self._forked or variables == self._variables):
             return variables == self._variables
-        if threading.get_ident() != self._thread:  # the kernel would end the server with this thread
-            return False
         self.close()
         self.start(variables)
         return self._process is not None

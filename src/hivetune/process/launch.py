@@ -4,6 +4,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from typing import IO, Protocol
 
@@ -38,7 +39,13 @@ class Forks(Protocol):
         """Return a fork for a task, as `launch_child` does, or None if it can't fork one."""
 
 
-FORKS: list[Forks] = []  # the fork server, while one is open
+class OpenForks(threading.local):
+    """The fork server that this thread has open. The kernel ends it, and with it its forks, when its thread ends."""
+
+    server: Forks | None = None
+
+
+OPEN = OpenForks()
 
 
 def launch_child(
@@ -46,9 +53,10 @@ def launch_child(
 ) -> Process:
     """Start `python -m hivetune.process MODULE TASK.json` in its own session; `handles` keep their numbers.
 
-    Where a fork server is open, the child is one of its forks.
+    Where this thread has a fork server open, the child is one of its forks.
     """
-    if FORKS and (forked := FORKS[-1].fork(module, task_file, log, handles, environment)) is not None:
+    server = OPEN.server
+    if server is not None and (forked := server.fork(module, task_file, log, handles, environment)) is not None:
         return forked
     return start_python([module, task_file], log, handles, child_environment(environment))
 
