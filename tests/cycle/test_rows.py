@@ -124,7 +124,7 @@ def test_only_new_people_count_towards_the_threshold() -> None:
         *rows(5, first=30, answered_by="helpdesk@1"),
         *rows(6, first=40, source="general.jsonl:1"),
     ]
-    wishes = ChoiceSettings(known=ids(rows(4, first=20)), general="general.jsonl")
+    wishes = ChoiceSettings(known=ids(rows(4, first=20)), general={"general.jsonl"})
     assert new_groups(found, wishes) == 3 == choose_rows(found, wishes).new_groups
 
 
@@ -180,11 +180,9 @@ def test_own_answers_are_a_quarter_at_most_and_never_evidence() -> None:
 
 def test_general_rows_are_a_twentieth() -> None:
     found = [*rows(95), *rows(50, first=200, source="general.jsonl:1")]
-    choice = choose_rows(found, ChoiceSettings(general="general.jsonl"))
+    choice = choose_rows(found, ChoiceSettings(general={"general.jsonl"}))
     assert reasons(choice) == {"general-share": 45}
     assert choice.general_tokens == 250
-    inside = [replace(one, source=one.source.replace("general.jsonl", "general/a.jsonl")) for one in found]
-    assert choose_rows(inside, ChoiceSettings(general="general")).left_out == choice.left_out
 
 
 def test_the_champion_scores_only_where_it_matters() -> None:
@@ -221,7 +219,14 @@ def test_whatever_comes_every_row_is_accounted_and_no_share_is_passed(
 ) -> None:
     old = {one.id for one in found[: int(known * len(found))]}
     scores = {identity: data.draw(st.floats()) for identity in sorted(old)[:5]}
-    wishes = ChoiceSettings(old, "general.jsonl", budget, replay, going_on, scores)
+    wishes = ChoiceSettings(
+        known=old,
+        general={"general.jsonl"},
+        budget_tokens=budget,
+        replay=replay,
+        going_on=going_on,
+        scores=scores,
+    )
     choice = choose_rows(found, wishes)
     assert choice.left_out.keys() <= ids(found)
     assert set(choice.left_out.values()) <= set(LEAVE_OUT)

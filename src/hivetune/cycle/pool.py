@@ -58,7 +58,7 @@ class RowChoice:
 @dataclass(frozen=True)
 class ChoiceSettings:
     """The settings of a choice of rows. `known`: ids of the rows that cycles had or that the champion was made with.
-    `suspect`: ids of rows that came with a worse model. `general`: file or folder of the general rows.
+    `suspect`: ids of rows that came with a worse model. `general`: files of the general rows, as rows name them.
 
     `budget_tokens`: maximum number of tokens of the trained rows, each counted once; None for no limit. `replay`: share
     of them for old rows when not all fit. `going_on`: training continues from the champion, so old rows are only
@@ -67,7 +67,7 @@ class ChoiceSettings:
 
     known: Collection[str] = ()
     suspect: Collection[str] = ()
-    general: str | None = None
+    general: Collection[str] = ()
     budget_tokens: int | None = None
     replay: float = 0.5
     going_on: bool = False
@@ -114,8 +114,7 @@ def _counts(row: PoolRow, settings: ChoiceSettings) -> bool:
 
 
 def _is_general(row: PoolRow, settings: ChoiceSettings) -> bool:
-    source = _source(row)
-    return settings.general is not None and (source == settings.general or source.startswith(f"{settings.general}/"))
+    return _source(row) in settings.general
 
 
 def _source(row: PoolRow) -> str:
@@ -360,6 +359,14 @@ def pool_config(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"data": config.data.model_copy(update={"path": [*paths, general]})})
 
 
+def general_files(config: RunConfig) -> frozenset[str]:
+    """Return the files of the general rows, as the sources of rows name them: another path may lead to one too."""
+    if config.cycle.general is None:
+        return frozenset()
+    general = set(map(os.path.realpath, find_sources(config.cycle.general)))
+    return frozenset(name for name in find_sources(pool_config(config).data.path) if os.path.realpath(name) in general)
+
+
 def rows_behind(database: sqlite3.Connection, release: Release) -> frozenset[str]:
     """Return the ids of the rows that a release was trained on or judged by, even if a person registered it. If its
     snapshot is gone, return the rows of all cycles of its name."""
@@ -380,7 +387,7 @@ def choice_settings(
     return ChoiceSettings(
         known=trained_rows(database, name) | behind,
         suspect=suspect_rows(database, name).keys(),
-        general=config.cycle.general,
+        general=general_files(config),
         replay=config.cycle.replay,
     )
 
