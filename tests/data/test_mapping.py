@@ -146,6 +146,31 @@ def test_rows_inside_of_records(tmp_path: Path) -> None:
     assert check(DataConfig(path=str(path), columns=columns, near_duplicates=0)).usable == 6
 
 
+def test_rows_inside_of_records_need_no_other_column(tmp_path: Path) -> None:
+    """The place of the rows was ignored where it was named alone, and a place without rows was: the record was read."""
+    path = tmp_path / "records.jsonl"
+    pairs = [{"prompt": f"asked {n}", "completion": f"answered {n}"} for n in range(4)]
+    records = [{"items": pairs[:2]}, {"items": pairs[2:]}, {"items": [], **pairs[0]}]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    for columns in ({}, {"prompt": "prompt", "completion": "completion"}):
+        report = check(DataConfig(path=str(path), columns={"rows": "items", **columns})).document
+        assert (report["usable"], report["rejected"]) == (4, {"unknown-layout": 1})
+        assert report["problems"][0]["hint"] == "no rows at 'items', as rows= says"
+
+
+def test_a_column_that_no_row_has_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(
+        "".join(json.dumps({"prompt": f"asked {n}", "completion": "fine", "chat": n % 2}) + "\n" for n in range(9))
+    )
+    for columns in ({}, {"prompt": "prompt", "completion": "completion"}):
+        named = {"session": "caht", "user": "chat", "weight": "w", **columns}
+        assert check(DataConfig(path=str(path), columns=named)).document["unmatched"] == {
+            "session": "caht",
+            "weight": "w",
+        }
+
+
 def test_columns_of_the_command_line() -> None:
     assert parse_columns("prompt=a+b, completion=c[0].d") == {"prompt": "a+b", "completion": "c[0].d"}
     assert parse_columns("system='One, two.',where=x=y") == {"system": "'One, two.'", "where": "x=y"}

@@ -49,7 +49,7 @@ from hivetune.data.prepare.decide import decide_rows
 from hivetune.data.prepare.page import write_page
 from hivetune.data.prepare.report import Report, make_report, write_dropped
 from hivetune.data.prepare.stages import ChunkJob
-from hivetune.data.prepare.understand import examine_files, unclear, understood
+from hivetune.data.prepare.understand import examine_files, unclear, understood, unmatched
 from hivetune.data.prepare.work import num_workers, run_parcels
 from hivetune.data.render.folder import RENDER_FILES
 from hivetune.data.snapshot import (
@@ -220,6 +220,7 @@ def _examine(
             "carriage_returns": [name for name, form in inputs.formats.items() if CR_FORMAT in form],
             "no_header": [name for name, form in inputs.formats.items() if NO_HEADER in form],
             "understood": understood(inputs, data.columns),
+            "unmatched": unmatched(inputs, data.columns),
             "unclear": unclear(inputs, data.columns),
         }
     )
