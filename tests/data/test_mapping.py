@@ -12,7 +12,7 @@ from hivetune.data.mapping import check_columns, parse_columns, write_columns
 from hivetune.data.prepare.prepare import check
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
-from hivetune.errors import UsageError
+from hivetune.errors import DataRefused, UsageError
 
 TICKET = {
     "title": "Lift",
@@ -158,19 +158,6 @@ def test_rows_inside_of_records_need_no_other_column(tmp_path: Path) -> None:
         assert report["problems"][0]["hint"] == "no rows at 'items', as rows= says"
 
 
-def test_a_column_that_no_row_has_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(
-        "".join(json.dumps({"prompt": f"asked {n}", "completion": "fine", "chat": n % 2}) + "\n" for n in range(9))
-    )
-    for columns in ({}, {"prompt": "prompt", "completion": "completion"}):
-        named = {"session": "caht", "user": "chat", "weight": "w", **columns}
-        assert check(DataConfig(path=str(path), columns=named)).document["unmatched"] == {
-            "session": "caht",
-            "weight": "w",
-        }
-
-
 def test_columns_of_the_command_line() -> None:
     assert parse_columns("prompt=a+b, completion=c[0].d") == {"prompt": "a+b", "completion": "c[0].d"}
     assert parse_columns("system='One, two.',where=x=y") == {"system": "'One, two.'", "where": "x=y"}
@@ -224,3 +211,41 @@ def test_the_users_column_goes_before_others_of_that_meaning(field: str, own: st
     assert str(getattr(example, field)).startswith("2")
     raw = RawRow("store", json.dumps(row).encode(), stored={field: "1"})
     assert str(getattr(read_example(raw, columns).example, field)).startswith("2")
+
+
+@pytest.mark.parametrize(
+    ("field", "column", "hint"),
+    [
+        ("session", "tiket", "did you mean 'ticket'?"),
+        ("success", "solved.well", "it has ask, told, ticket"),
+        ("system", "You are brief.", "quotes of its own: \"'You are brief.'\""),
+    ],
+)
+def test_a_mapping_that_fits_no_row_is_refused(field: str, column: str, hint: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"ask": f"Where is box {i}?", "told": f"In room {i}.", "ticket": i} for i in range(5)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = DataConfig(path=str(path), columns={"prompt": "ask", "completion": "told", field: column}, near_duplicates=0)
+    with pytest.raises(
+        DataRefused, match=f"no row has the column '{column}', which data.columns names as {field}"
+    ) as no:
+        check(data).refuse(0.2)
+    assert hint in no.value.hint
+    with path.open("a") as file:  # one row that has it, without a value, is enough
+        file.write(json.dumps({**rows[0], column: None}) + "\n")
+    check(data).refuse(0.2)
+
+
+def test_system_prompts_of_agents_that_no_row_has_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"Where is box {i}?", "completion": f"In room {i}."} for i in range(5)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = DataConfig(path=str(path), system_prompts={"desk": "You are brief."}, near_duplicates=0)
+    with pytest.raises(DataRefused, match="no row has an agent of") as refused:
+        check(data).refuse(0.2)
+    assert "agent='NAME'" in refused.value.hint
+    check(data.model_copy(update={"columns": {"agent": "'desk'"}})).refuse(0.2)
+    path.write_text("".join(json.dumps({**row, "agent": "help"}) + "\n" for row in rows))
+    with pytest.raises(DataRefused) as refused:
+        check(data).refuse(0.2)
+    assert refused.value.hint == "rows have: help"

@@ -226,8 +226,6 @@ def _show_reading(document: dict[str, Any]) -> None:
         show(f"{spelled(name)}: unknown layout; possible mappings, to be confirmed with --columns:")
         for line in lines:
             show_suggestion(line)
-    for field, column in document.get("unmatched", {}).items():
-        say(f"data.columns: {spelled(field)}={spelled(column)} matches nothing: none of the first rows has this column")
     for name in document.get("no_header", ()):
         show(f"{spelled(name)} has no header: columns are named by position or content")
     for name, encoding in document["encodings"].items():

@@ -105,7 +105,7 @@ def _turn(turn: Any, columns: Mapping[str, str]) -> Any:
 
 def named_in(row: Row, field: str, column: str) -> tuple[str, ...]:
     """Return the columns that a field of ours is made of: one, or those of a question or an answer that is `a+b`."""
-    several = AND in column and (field in QUESTIONS or field in ANSWERED) and not has_column(row, column)
+    several = AND in column and (field in QUESTIONS or field in ANSWERED) and not _has_column(row, column)
     return tuple(part.strip() for part in column.split(AND)) if several else (column,)
 
 
@@ -119,7 +119,7 @@ def side_of(row: Row, field: str, column: str) -> Any:
     last = [part.removesuffix(f".{AS_JSON}").rpartition(".")[2] for part in parts]
     called = last if len(set(last)) == len(last) else parts  # the last part of each name, if these are unique
     values = {name: value_of(row, part) for name, part in zip(called, parts, strict=True)}
-    if not all(has_column(row, part) for part in parts) or all(value in (None, "") for value in values.values()):
+    if not all(_has_column(row, part) for part in parts) or all(value in (None, "") for value in values.values()):
         return None
     if field in ANSWERED:
         return json.dumps(values, ensure_ascii=False)
@@ -181,14 +181,26 @@ def missing_column(row: Row, columns: Mapping[str, str]) -> RowRefused | None:
         return None
     field, column = missing[0]
     parts = named_in(row, field, column)
-    name = next((part for part in parts if not has_column(row, part)), None)
+    name = next((part for part in parts if not _has_column(row, part)), None)
     if name is None:
         reason = "empty-answer" if field in ANSWERED else "empty-question" if field in QUESTIONS else "unknown-layout"
         which = f"the column {column!r} is" if len(parts) == 1 else f"the columns {', '.join(parts)} are"
         return RowRefused(reason, f"{which} empty in this row")
+    return RowRefused("unknown-layout", f"the row has no column {name!r}; {near_column(row, name)}")
+
+
+def missing_fields(row: Row, columns: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the fields whose column a row does not have, with or without a value."""
+    sides = ((field, column) for field, column in columns.items() if _is_side(field, columns))
+    return tuple(
+        field for field, name in sides if not all(_has_column(row, part) for part in named_in(row, field, name))
+    )
+
+
+def near_column(row: Row, name: str) -> str:
+    """Return which column a person may have meant, in words, else the first columns of the row."""
     near = difflib.get_close_matches(name, row, 1)
-    named = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(str, list(row)[:_MAX_NAMED])) or 'none'}"
-    return RowRefused("unknown-layout", f"the row has no column {name!r}; {named}")
+    return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(str, list(row)[:_MAX_NAMED])) or 'none'}"
 
 
 def with_user_columns(refused: RowRefused, columns: Mapping[str, str]) -> RowRefused:
@@ -197,7 +209,7 @@ def with_user_columns(refused: RowRefused, columns: Mapping[str, str]) -> RowRef
     return RowRefused(refused.reason, hint)
 
 
-def has_column(row: Row, column: str) -> bool:
+def _has_column(row: Row, column: str) -> bool:
     """Return whether a row has a column, with or without a value."""
     above, _, last = column.rpartition(".")
     if column in row or not above:

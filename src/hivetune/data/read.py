@@ -29,7 +29,7 @@ from hivetune.data.judged.failures import (
     outside_cause,
     without_reasons,
 )
-from hivetune.data.mapping import map_columns, maps_content, missing_column, with_user_columns
+from hivetune.data.mapping import map_columns, maps_content, missing_column, missing_fields, with_user_columns
 from hivetune.data.pieces.answers import refuse_cut_row
 from hivetune.data.pieces.fields import as_success, extract
 from hivetune.data.pieces.rendered import is_marked, turns_of, without_ends
@@ -146,6 +146,7 @@ class ExaminedRow:
 
     The example has no id before redaction, which may still change its text. `changed`: reasons of severity warn.
     `failed_outside`: what failed besides a bad answer, in the row's own words. `views` is empty without a model.
+    `missing`: fields whose column, as the user named it, the row does not have.
     """
 
     raw: RawRow
@@ -156,6 +157,7 @@ class ExaminedRow:
     notes: tuple[Note, ...] = ()
     views: tuple[Rendered, ...] = ()
     worse: Rendered | None = None
+    missing: tuple[str, ...] = ()
 
 
 def refuse_session_line(row: Row) -> None:
@@ -177,7 +179,9 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     if "assistant" in columns and not maps_content({name: "" for name in columns if name != "assistant"}):
         row = {**row, ASSISTANT: columns["assistant"]}
         columns = {name: column for name, column in columns.items() if name != "assistant"}
+    missing: tuple[str, ...] = ()
     if columns:
+        missing = missing_fields(row, columns)
         row = map_columns(row, columns)
     mapped, two, judged = maps_content(columns), None, without_reasons(row)
     try:
@@ -201,7 +205,7 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     _refuse_answer(row, example.messages, raw.chunk)
     example = _judged(example, two)
     outside = outside_cause(row, example.messages[-1].content) if example.lesson == "failure" else ""
-    return ExaminedRow(raw, conversation.layout, example, (*changed, *conversation.changed), outside)
+    return ExaminedRow(raw, conversation.layout, example, (*changed, *conversation.changed), outside, missing=missing)
 
 
 def _refuse_answer(row: Row, messages: Sequence[Message], chunk: Chunk | None) -> None:

@@ -12,6 +12,8 @@ from itertools import chain, islice
 from typing import IO, Any
 
 from hivetune.base.paths import spelled
+from hivetune.config import DataConfig
+from hivetune.data.columns import SYSTEM
 from hivetune.data.fates import (
     BEGINNING,
     DUPLICATE,
@@ -23,6 +25,8 @@ from hivetune.data.fates import (
     Decisions,
     RowLookup,
 )
+from hivetune.data.mapping import near_column
+from hivetune.data.pieces.said import Row
 from hivetune.data.reasons import REASONS
 from hivetune.data.snapshot import SPLITS
 from hivetune.errors import DataRefused
@@ -32,6 +36,7 @@ MAX_PROBLEMS = 20_000  # in the JSON; the quarantine file has all of them
 NOT_RUN_WITHOUT_MODEL = ("template", "mask", "tokens", "control-token")
 FITTING_SHARE = 0.99
 BINS = 40
+MAX_NAMED = 8  # agents in a message
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class Report:
         return sum(self.document["rejected"].values())
 
     def refuse(self, max_rejected: float) -> None:
-        """Raise DataRefused unless a row is usable and at most this share of the rows is rejected."""
+        """Raise DataRefused unless a row is usable, at most this share is rejected, and each mapping fits a row."""
         if self.rows_in == 0:
             raise DataRefused("the files contain no rows", hint="give files with one row per line")
         top = max(self.document["rejected"].items(), key=lambda item: item[1], default=None)
@@ -71,6 +76,9 @@ class Report:
                 f"data.max_rejected allows {max_rejected:.0%}",
                 hint=where,
             )
+        if self.document["unmatched"]:
+            first = self.document["unmatched"][0]
+            raise DataRefused(first["problem"], hint=first["hint"])
 
 
 def accounting(decisions: Decisions) -> dict[str, Any]:
@@ -119,6 +127,34 @@ def make_report(decisions: Decisions, *, model: str | None, max_length: int) -> 
             **_distribution(decisions, has_tokens=model is not None),
         }
     )
+
+
+def unmatched(decisions: Decisions, data: DataConfig, row: Row) -> list[dict[str, str]]:
+    """Return the mappings that fit no row, each with its problem and a hint: they would be ignored without a word.
+    `row` is one of the rows.
+    """
+    num_read = decisions.num_rows - decisions.reasons.total()
+    if num_read == 0:
+        return []
+    missing: Counter[str] = Counter()
+    for _, names in decisions.rows("SELECT n, missing FROM rows WHERE missing IS NOT NULL"):
+        missing.update(names.split(","))
+    found = []
+    for field in (field for field, count in missing.items() if count == num_read):
+        column = data.columns[field]
+        hint = near_column(row, column) if row else "look at the names of its columns"
+        hint = f"{hint}; a fixed text has quotes of its own: \"'{column}'\"" if field in SYSTEM else hint
+        found.append(
+            {"problem": f"no row has the column {column!r}, which data.columns names as {field}", "hint": hint}
+        )
+    if data.system_prompts:
+        agents = {agent for _, agent in decisions.rows("SELECT DISTINCT 0, agent FROM rows WHERE reason IS NULL")}
+        if agents.isdisjoint(data.system_prompts):
+            named = ", ".join(sorted(map(spelled, agents - {None}))[:MAX_NAMED])
+            hint = f"rows have: {named}" if named else "if all rows are of one, map it: --columns \"agent='NAME'\""
+            names = ", ".join(map(spelled, data.system_prompts))
+            found.append({"problem": f"no row has an agent of data.system_prompts: {names}", "hint": hint})
+    return found
 
 
 def iter_dropped(decisions: Decisions, *kinds: int) -> Iterator[dict[str, Any]]:

@@ -16,7 +16,7 @@ from hivetune.data.columns import PUBLISHED, column_kind, looks_like_content
 from hivetune.data.conversation import read_conversation
 from hivetune.data.intake.files import Inputs, plan_inputs
 from hivetune.data.judged.failures import cut_length, most_tokens_in
-from hivetune.data.mapping import ROWS, TURN_FIELDS, WHERE, has_column, maps_content, named_in
+from hivetune.data.mapping import ROWS, maps_content
 from hivetune.data.pieces.fields import plain_name
 from hivetune.data.pieces.said import Conversation, Row, is_json_text, parsed, texts_in
 from hivetune.data.pieces.session import without_markup
@@ -130,18 +130,6 @@ def understood(inputs: Inputs, columns: Mapping[str, str]) -> dict[str, list[dic
     The paths are those of `question`, `answer`, `system`, `tools` and of text that is `left_out`.
     """
     return {name: _layouts(chunks, columns) for name, chunks in _by_file(inputs.chunks).items()}
-
-
-def unmatched(inputs: Inputs, columns: Mapping[str, str]) -> dict[str, str]:
-    """Return the columns that the user named and none of the first rows of the files has, by our field."""
-    left = {field: column for field, column in columns.items() if field not in (ROWS, WHERE, *TURN_FIELDS)}
-    if any(chunk.kind == "store" for chunk in inputs.chunks):
-        return {}  # whose rows are others
-    for chunks in _by_file(inputs.chunks).values():
-        for row in _records(chunks, SAMPLE_ROWS) if left else ():
-            if isinstance(row, dict):
-                left = {f: c for f, c in left.items() if not any(has_column(row, part) for part in named_in(row, f, c))}
-    return left
 
 
 def unclear(inputs: Inputs, columns: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
@@ -271,6 +259,12 @@ def _kind_within(text: str, messages: Sequence[Message]) -> str | None:
         if text in message.content or text in (message.reasoning or "") or written in message.content:
             return KIND_OF_ROLE[message.role]
     return None
+
+
+def first_row(inputs: Inputs) -> Row:
+    """Return the first row of the files that is an object, empty where their samples hold none."""
+    samples = (_records(chunks, FIRST_ROWS) for chunks in _by_file(inputs.chunks).values())
+    return next((row for row in itertools.chain.from_iterable(samples) if isinstance(row, dict)), {})
 
 
 def shares_few_labels(chunk: Chunk | None, columns: Mapping[str, str]) -> bool:

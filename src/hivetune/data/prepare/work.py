@@ -55,7 +55,8 @@ CREATE TABLE rows (
   vouched INTEGER,                    -- 1 if a person or a checker called the answer good
   lesson TEXT, judged64 INTEGER, worse64 INTEGER,  -- of the conversation with its last answer, and with the worse one
   client64 INTEGER,                   -- of the client that asked for the last answer; 0: none
-  notes TEXT                          -- the changes as JSON: [[reason, "GitHub token in the answer"], ...]
+  notes TEXT,                         -- the changes as JSON: [[reason, "GitHub token in the answer"], ...]
+  missing TEXT                        -- fields of data.columns whose column it lacks, with commas between
 );
 CREATE TABLE bodies (
   n INTEGER PRIMARY KEY, interaction_id TEXT, messages TEXT, tools TEXT, checker TEXT,
@@ -88,6 +89,7 @@ def _row_values(row: ExaminedRow) -> dict[str, Any]:
         "layout": row.layout,
         "changed": ",".join(row.changed) or None,
         "notes": _json(row.notes),
+        "missing": ",".join(row.missing) or None,
         "vouched": int(is_vouched(example)),
         "hash64": _signed(hash64 ^ BAD_MARK if is_bad else hash64),
         "read64": _signed(read64),
