@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from dashboard.shown import HOSTILE, SNAPSHOT, everything, supervisor
+from dashboard.shown import HOSTILE, SNAPSHOT, evaluation, everything, supervisor
 from starlette.routing import Mount, Route
 
 from hivetune.base.database import open_database
@@ -177,6 +177,16 @@ def test_files_of_another_version_or_damaged_ones_are_said(guarded: tuple[Guard,
     for path in (f"runs/{finished}/evaluation", f"data/{SNAPSHOT}/report"):
         answer = ask(guarded, f"/dashboard/{path}", headers=owner())
         assert answer.status_code == 400 and "another version" in answer.text, path
+    answers = evaluation()["answers"]
+    del answers[0]["base"]["seconds"]
+    write_sealed(home() / "runs/finished/eval.json", {**evaluation(), "answers": answers})
+    write_sealed(home() / "runs/finished/gate.json", {"metrics": [{"name": "loss"}]})
+    answer = ask(guarded, f"/dashboard/runs/{finished}/evaluation", headers=owner())
+    assert answer.status_code == 400 and "another version" in answer.text
+    (home() / "releases/helpdesk/2/manifest.json").chmod(0o600)
+    (home() / "releases/helpdesk/2/manifest.json").write_text('{"judgement": {}}')
+    answer = ask(guarded, "/dashboard/releases", headers=owner())
+    assert answer.status_code == 200 and "helpdesk@1" in answer.text
     (home() / "runs/finished/config.resolved.yaml").write_text("config: [")
     shown = ask(guarded, f"/dashboard/runs/{finished}", headers=owner())
     assert shown.status_code == 200 and "config.resolved.yaml" in shown.text
@@ -184,6 +194,9 @@ def test_files_of_another_version_or_damaged_ones_are_said(guarded: tuple[Guard,
     (home() / "releases/helpdesk/1/adapter_model.safetensors").write_bytes(b"other")
     shown = ask(guarded, "/dashboard/releases/helpdesk/1", headers=owner())
     assert shown.status_code == 200 and "damaged" in shown.text
+    with closing(open_database()) as database:
+        database.execute("UPDATE releases SET pruned = 1 WHERE version = 2")
+    assert "Its files were pruned." in ask(guarded, "/dashboard/releases/helpdesk/2", headers=owner()).text
     (home() / "hive.db").write_bytes(b"not a database" * 100)
     for path in ("", "runs", "data", "releases"):
         answer = ask(guarded, f"/dashboard/{path}", headers=owner())

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from dashboard.shown import everything
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, lock
@@ -15,6 +16,7 @@ from hivetune.dashboard.overview import needs_of, next_steps, overview
 from hivetune.release.registry import Release
 from hivetune.run.folder import write_record
 from hivetune.run.status import RunStatus, State, shortest_names
+from hivetune.serve.swap.wanted import gateway_folder, write_loaded
 
 
 def run(folder: Path, state: State) -> RunStatus:
@@ -101,6 +103,19 @@ def test_a_candidate_that_passed_the_gate_waits(candidate: Release, asked: list[
 def test_a_champion_with_forgotten_rows_is_told() -> None:
     steps = list(needs_of([], {}, [release(1, "deploy", "champion")], {"faq@1": 3}))
     assert [step.why for step in steps] == ["faq@1 holds at least 3 rows that were forgotten since"]
+
+
+def test_only_a_champion_that_the_gateway_has_loaded_is_served(own_home: Path) -> None:
+    """A gateway may not have room for one, or serve other names."""
+    everything()
+    assert overview().served == ()
+    with lock(gateway_folder()):
+        write_loaded((), ())
+        assert overview().served == ()
+        write_loaded((), ("helpdesk@1",))
+        assert overview().served == ("helpdesk@1",)
+        write_loaded(("other",), ("other@1", "helpdesk@1"))
+        assert overview().served == ()
 
 
 def test_the_newest_finished_run_goes_on_station_by_station(tmp_path: Path) -> None:

@@ -18,11 +18,9 @@ def status() -> None:
         table("", columns, [_running(run) for run in state.running], numeric=columns[1:])
     else:
         show("nothing is running")
-    served = ", ".join(release.label for release in state.champions) or "none"
-    if state.champions:
-        served_by = f"served by process {state.gateway_pid}" if state.gateway_pid is not None else "not served"
-        served = f"{served}, {served_by}"
-    show(f"champions: {served}")
+    by = "" if state.gateway_pid is None else f" by process {state.gateway_pid}"
+    champions = [f"{r.label}, {'' if r.label in state.served else 'not '}served{by}" for r in state.champions]
+    show(f"champions: {'; '.join(champions) or 'none'}")
     for loop in state.loops:
         served_by = "paused" if loop.paused else "not running" if loop.pid is None else f"running in process {loop.pid}"
         show(f"cycle {loop.name}: {served_by}{f'; {loop.last}' if loop.last else ''}")

@@ -16,6 +16,7 @@ from hivetune.errors import UsageError
 from hivetune.release.registry import Release, forgotten_rows, releases
 from hivetune.run.folder import ADAPTER, EVALUATION, VERDICT, read_record
 from hivetune.run.status import RunStatus, known_runs, shortest_names
+from hivetune.serve.swap.wanted import gateway_folder, loaded_labels
 
 RECENT_RUNS = 5
 
@@ -43,13 +44,14 @@ class CycleLoop:
 
 @dataclass(frozen=True)
 class Overview:
-    """The screen. `gateway_pid`: None while nothing is served. `needs`: what waits for a person. `next`: what could
-    follow."""
+    """The screen. `gateway_pid`: None while no gateway runs. `served`: the champions that it has loaded, by label.
+    `needs`: what waits for a person. `next`: what could follow."""
 
     running: tuple[RunStatus, ...]
     recent: tuple[RunStatus, ...]
     champions: tuple[Release, ...]
     gateway_pid: int | None
+    served: tuple[str, ...]
     loops: tuple[CycleLoop, ...]
     interactions: int
     needs: tuple[Suggestion, ...]
@@ -72,8 +74,9 @@ def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
         loops = [_loop(database, name) for name in loop_names()]
         tainted = {release.label: forgotten_rows(database, release.snapshot) for release in registered}
     champions = tuple(release for release in registered if "champion" in release.aliases)
-    holder = lock_holder(home() / "gateway") if (home() / "gateway").exists() else None
+    holder = lock_holder(gateway_folder())
     gateway_pid = holder.pid if holder else None
+    served = tuple(release.label for release in champions if release.label in (loaded_labels(release.name) or ()))
     names = shortest_names([status.run for status in runs])
     # A cycle, or the training of specialists, continues its own runs without a person.
     others = [home() / folder for folder in ("cycles", "experts")]
@@ -83,6 +86,7 @@ def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
         tuple(status for status in runs if status.state != "running")[:RECENT_RUNS],
         champions,
         gateway_pid,
+        served,
         tuple(loops),
         interactions,
         (*needs_of(mine, names, registered, tainted), *_of_loops(loops)),

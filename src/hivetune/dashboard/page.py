@@ -51,7 +51,7 @@ def of_this_version(path: Path) -> Iterator[None]:
     """Raise UsageError for a document that lacks a shown field, perhaps of another version."""
     try:
         yield
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, jinja2.UndefinedError) as error:
         raise UsageError(
             f"{path} can't be shown: {error!r}", hint="another version of Hivetune may have written it"
         ) from None

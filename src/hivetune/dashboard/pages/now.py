@@ -23,7 +23,7 @@ from hivetune.machine.doctor.findings import Demand, judge_machine
 from hivetune.machine.doctor.look import Surroundings, look
 from hivetune.machine.doctor.report import facts_as_text, of_this_account
 from hivetune.machine.telemetry import sample
-from hivetune.release.registry import Release, releases
+from hivetune.release.registry import releases
 from hivetune.run.folder import RECORD, read_record
 from hivetune.run.page import draw_intervals
 
@@ -110,19 +110,17 @@ def loop_page(watcher: Watcher, request: PageRequest) -> Page:
 
 def quality_charts(database: sqlite3.Connection, name: str) -> Iterator[Markup]:
     """Yield a chart for each measure: the difference to the base with its 95 % interval, release by release."""
-    judged: list[tuple[Release, list[Mapping[str, Any]]]] = []
+    shown: dict[str, list[tuple[str, float, float, float]]] = {measure: [] for measure in _MEASURED}
     for release in releases(database, name):
-        with contextlib.suppress(OSError, ValueError):  # its files are gone
-            if judgement := read_json(release.folder / MANIFEST).get("judgement"):
-                judged.append((release, judgement["metrics"]))
-    for measure in _MEASURED:
-        rows: list[tuple[str, float, float, float]] = []
-        for release, metrics in judged:
-            metric = next((metric for metric in metrics if metric["name"] == measure), None)
-            if metric is not None and metric.get("ci95") is not None and metric.get("difference") is not None:
-                low, high = metric["ci95"]
-                aliases = f" {', '.join(release.aliases)}" if release.aliases else ""
-                rows.append((f"{release.label}{aliases}", float(metric["difference"]), float(low), float(high)))
+        # Its files are gone, or another version wrote them.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            judgement = read_json(release.folder / MANIFEST).get("judgement") or {"metrics": []}
+            for metric in judgement["metrics"]:
+                if metric["name"] in shown and metric["ci95"] is not None and metric["difference"] is not None:
+                    difference, low, high = (float(value) for value in (metric["difference"], *metric["ci95"]))
+                    aliases = f" {', '.join(release.aliases)}" if release.aliases else ""
+                    shown[metric["name"]].append((f"{release.label}{aliases}", difference, low, high))
+    for measure, rows in shown.items():
         better = "below zero is better" if measure == "loss" else "above zero is better"
         if rows:
             yield Markup(draw_intervals(rows, f"{measure}: tuned minus base with its 95 % interval; {better}"))
