@@ -12,6 +12,7 @@ import pytest
 from cycle.small import NAME, append_rows, make_config, make_rows
 from serve.hive import add_release
 
+import hivetune.cycle.acts.run
 import hivetune.cycle.loop
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, lock
@@ -24,6 +25,7 @@ from hivetune.cycle.loop import Listener, opened
 from hivetune.cycle.observe import release_of
 from hivetune.cycle.window import Clocks
 from hivetune.data.forget import forget
+from hivetune.release.dry_export import DryExport
 from hivetune.run.folder import read_resolved
 
 pytestmark = pytest.mark.slow
@@ -136,6 +138,19 @@ def test_an_act_that_leaves_nothing_is_a_failure(
         assert [loop.step().kind for _ in range(3)] == ["train", "train", "wait"]
     (failed,) = (entry for entry in read_journal(loop_folder(NAME) / "cycle.jsonl") if entry.get("outcome") == "failed")
     assert "its result was missing after the first time" in failed["words"]
+
+
+def test_what_could_not_be_exported_is_not_trained(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The act failed and left its run, which was trained before its export failed."""
+    append_rows(tmp_path / "rows.jsonl", make_rows(0, 60))
+    dry = DryExport(conversations=0, unwritten="no converter")
+    monkeypatch.setattr(hivetune.cycle.acts.run, "dry_export", lambda run: dry)
+    with opened(load_config(make_config(tmp_path)), Listener()) as loop:
+        assert [loop.step().kind for _ in range(2)] == ["open", "snapshot"]
+        action = loop.step()
+    assert action.kind == "wait" and "no converter" in action.reason
 
 
 def test_a_home_behind_a_link_finds_its_releases(

@@ -221,6 +221,7 @@ def make_run(context: ActContext) -> str:
     run = run_without(context, config.model_copy(update={"lora": lora}), cycle.run, left_out, ids)
     tried = dry_export(run)
     if tried.unwritten:  # said now, not after the night in which it was trained
+        shutil.rmtree(run.folder)  # or it is the next one to be trained
         raise UsageError(f"the model of this cycle could not be exported: {tried.unwritten}")
     context.details["start"] = "base" if champion is None or start is None else champion.label
     context.details["tokens"] = {"new": choice.new_tokens, "old": choice.old_tokens, "general": choice.general_tokens}
