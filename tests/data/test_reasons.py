@@ -76,6 +76,13 @@ CAUSES: dict[str, tuple[bytes, str, str, str, str]] = {
     "single quotes": (b"{'prompt': 'q', 'completion': 'a'}\n", ".jsonl", "1", "bad-json", "quotes"),
     "two objects on a line": (b'{"text": "a"}{"text": "b"}\n', ".jsonl", "1", "bad-json", "Extra data"),
     "a number that is none": (b'{"prompt": "q", "completion": "a", "x": NaN}\n', ".jsonl", "1", "bad-json", "NaN"),
+    "a key with two values": (
+        b'{"prompt": "q", "completion": "a", "prompt": "p"}\n',
+        ".jsonl",
+        "1",
+        "bad-json",
+        "'prompt'",
+    ),
     "too large a number": (b'{"prompt": "q", "x": ' + b"1" * 5000 + b"}\n", ".jsonl", "1", "bad-json", "digits"),
     "a header of another file": (b"prompt;completion\na;b;c\n", ".csv", "2", "csv-columns", "3 fields"),
     "a role of a game": (
@@ -138,6 +145,7 @@ TEN_CAUSES: dict[str, list[Any]] = {
         "{'prompt': 'a'}",
         '{"prompt": "a" "completion": "b"}',
         '{"prompt": NaN}',
+        '{"messages": [{"role": "user", "content": "a", "content": "b"}]}',
         '{"prompt": "a", "completion": undefined}',
         '{"prompt": "a", "completion": "b"}}',
         '{"a": 1} {"a": 2}',

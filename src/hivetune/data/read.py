@@ -43,6 +43,7 @@ from hivetune.records import Example, Message, Rendered
 
 WRITTEN_MARKS = ("\\ufeff", "\\uFEFF")
 NO_CONSTANT = "JSON has no "  # NaN and Infinity, which Python's json and others write
+TWO_VALUES = "the key "
 NUL_ESCAPE = "\\u0000"
 QUARANTINE_KEY = "hivetune_quarantine"
 UNTRUSTED_ORIGINS = ("tool", "web")
@@ -60,7 +61,17 @@ def refuse_constant(name: str) -> None:
     raise ValueError(f"{NO_CONSTANT}{name}: write null, or leave the field out")
 
 
-_decode = json.JSONDecoder(parse_constant=refuse_constant).decode
+def unique_keys(pairs: list[tuple[str, Any]]) -> Row:
+    """Return the object of these pairs. Raise ValueError for a key with two values, of which the last would hide one."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        for key, value in pairs:
+            if row[key] != value:
+                raise ValueError(f"{TWO_VALUES}{key!r} has two values: keep one of them")
+    return row
+
+
+_decode = json.JSONDecoder(parse_constant=refuse_constant, object_pairs_hook=unique_keys).decode
 
 
 def parse_row(payload: bytes) -> Row:
@@ -99,7 +110,7 @@ def _parsed_row(text: str) -> Row:
     except json.JSONDecodeError as error:
         raise RowRefused("bad-json", f"{error}") from None
     except ValueError as error:
-        if str(error).startswith(NO_CONSTANT):
+        if str(error).startswith((NO_CONSTANT, TWO_VALUES)):
             raise RowRefused("bad-json", str(error)) from None
         raise RowRefused("bad-json", f"a number has more than {sys.get_int_max_str_digits():,} digits") from None
     if isinstance(value, str):

@@ -12,7 +12,7 @@ from hivetune.data.formats import may_hold_rows, rows_inside
 from hivetune.data.intake.interactions import Batch
 from hivetune.data.pieces.said import objects
 from hivetune.data.pieces.turns import is_conversation
-from hivetune.data.read import parse_row, refuse_constant, refuse_session_line
+from hivetune.data.read import parse_row, refuse_constant, refuse_session_line, unique_keys
 from hivetune.data.reasons import RowRefused
 
 # Reasons that only a live source can have; the rest are those of data/reasons.py.
@@ -64,7 +64,7 @@ def rows_of_line(line: bytes) -> list[dict[str, Any]]:
 def rows_of_document(text: bytes) -> list[dict[str, Any]]:
     """Return the row of a JSON text, or the rows inside of it, such as a list of conversations. Raise RowRefused."""
     try:
-        value = json.loads(_text(text), parse_constant=refuse_constant)
+        value = json.loads(_text(text), parse_constant=refuse_constant, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError):
         return [parse_line(text)]  # raises the reason
     if isinstance(value, dict):
