@@ -62,7 +62,7 @@ def refuse_constant(name: str) -> None:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> Row:
-    """Return the object of these pairs. Raise ValueError for a key with two values, of which the last would hide one."""
+    """Return the object of these pairs. Raise ValueError for a key with two values, whose last one would win."""
     row = dict(pairs)
     if len(row) < len(pairs):
         for key, value in pairs:
