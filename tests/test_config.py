@@ -269,6 +269,39 @@ def test_a_group_sets_what_is_stored(tmp_path: Path) -> None:
     )
 
 
+def test_an_override_takes_the_place_of_the_list_in_the_file(tmp_path: Path) -> None:
+    """Failed rows were trained and tools left out, whatever the command line said."""
+    path = write(tmp_path, "model: m\ndata: {path: a, also_train: [failed], do_not_train: [tools]}\n")
+    data = load_config(path, ["data.also_train=[]", "data.do_not_train=[reasoning]"]).data
+    assert (data.on_failed, data.on_tools, data.on_reasoning) == ("set_aside", "train", "leave_out")
+    again = override_config(load_config(path), ["data.also_train=untrusted"]).data
+    assert (again.on_failed, again.on_untrusted, again.on_tools) == ("set_aside", "train", "leave_out")
+
+
+def test_an_override_of_the_short_form_keeps_the_section(tmp_path: Path) -> None:
+    text = "model: m\ndata: {path: a, columns: {prompt: q}}\nlearn: {use: [sft], stage2: {steps: 4}}\n"
+    config = load_config(write(tmp_path, text), ["data=b.csv", "learn=[sft, pairs]"])
+    assert (config.data.path, config.data.columns, config.learn.steps) == ("b.csv", {"prompt": "q"}, 4)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (
+            {"gate": {"latency": {"ratio": 2}, "latency_ratio": 3}},
+            "'gate.latency' and 'gate.latency_ratio' set the same",
+        ),
+        ({"gate": {"loss_gain": False}}, "'gate.loss_gain': must be a number or null, got False"),
+        ({"batch_size": True}, "'batch_size': must be a number, got True"),
+        ({"data": {"path": "a", "validation": 0.5, "test": 0.5}}, "'data.test': with data.validation it leaves no row"),
+    ],
+)
+def test_what_would_be_read_as_something_else_is_refused(section: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        parse_config({**SMALL, **section}, "run.yaml")
+    assert message in raised.value.message
+
+
 def test_a_former_name_is_read_and_reported(tmp_path: Path) -> None:
     path = write(tmp_path, "model: m\ndata: {path: a, on_secret: keep}\ngate: {least_kept: 0.5}\n")
     config = load_config(path)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from hivetune.base.paths import path_hint, spelled
 from hivetune.base.yaml_file import parse_yaml, read_yaml
@@ -37,6 +37,16 @@ def setting(default: Any, meaning: str, **limits: Any) -> Any:
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_truth(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse yes and no where a number belongs, which pydantic would read as 1 and 0."""
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        kinds = set(get_args(annotation) or (annotation,))
+        if isinstance(value, bool) and kinds <= {int, float, type(None)}:
+            raise ValueError("must be a number" + (" or null" if type(None) in kinds else ""))
+        return value
+
 
 class DataConfig(Section):
     path: str | list[str] = Field(
@@ -47,6 +57,14 @@ class DataConfig(Section):
     max_rejected: float = setting(0.2, "maximum share of rejected rows; with more, the data is refused", ge=0, le=1)
     validation: float = setting(0.1, "share of rows held out to choose the best step", ge=0, lt=1)
     test: float = setting(0.1, "share of rows held out for the verdict", ge=0, lt=1)
+
+    @field_validator("test")
+    @classmethod
+    def _leave_rows_to_train_on(cls, test: float, info: ValidationInfo) -> float:
+        if test + info.data.get("validation", 0) >= 1:
+            raise ValueError("with data.validation it leaves no row to train on")
+        return test
+
     split: Literal["content", "time"] = setting("content", "content: by a hash of the row; time: the newest")
     group_by: Literal["auto", "session", "user", "none"] = setting(
         "auto", "rows that stay in one split; auto: small sessions and users"
@@ -421,7 +439,7 @@ def _overridden(tree: dict[str, Any], overrides: Iterable[str], where: str, opti
         key = _override(tree, override, origin)
         origins[key] = origin
         _expand_short(tree)
-        expanded = _expand_groups(tree, origin)
+        expanded = _expand_groups(tree, origin, replace=True)
         origins |= dict.fromkeys(expanded, origin)
         grouped += expanded
     try:
@@ -433,8 +451,11 @@ def _overridden(tree: dict[str, Any], overrides: Iterable[str], where: str, opti
         raise UsageError("\n".join(problems), hint="list all settings: hivetune config") from None
 
 
-def _expand_groups(tree: dict[str, Any], where: str) -> list[str]:
-    """Replace each setting of GROUPS in `tree` by the stored settings, and return their names. Raises UsageError."""
+def _expand_groups(tree: dict[str, Any], where: str, *, replace: bool = False) -> list[str]:
+    """Replace each setting of GROUPS in `tree` by the stored settings, and return their names. Raises UsageError.
+
+    `replace`: a group takes the place of stored settings, and a list of all that it could name; else both are refused.
+    """
     expanded: list[str] = []
     for name, group in GROUPS.items():
         section, _, key = name.partition(".")
@@ -444,6 +465,10 @@ def _expand_groups(tree: dict[str, Any], where: str) -> list[str]:
         if group.listed is not None and isinstance(value, str | list):
             chosen = [value] if isinstance(value, str) else value
             value = {part: group.listed for part in chosen}
+            for stored in group.parts.values() if replace else ():
+                target, _, stored_key = stored.partition(".")
+                if isinstance(tree.get(target), dict):
+                    tree[target].pop(stored_key, None)
         elif not isinstance(value, dict) or group.listed is not None:
             kind = "a list" if group.listed is not None else "a mapping"
             raise UsageError(f"{where}: '{name}': must be {kind} of {parts}, got {value!r}")
@@ -452,6 +477,9 @@ def _expand_groups(tree: dict[str, Any], where: str) -> list[str]:
                 raise UsageError(f"{where}: '{name}': unknown part {part!r}", hint=f"it has: {parts}")
             target, _, stored = group.parts[part].partition(".")
             _expand_short(tree)
+            if not replace and isinstance(tree.get(target), dict) and stored in tree[target]:
+                hint = f"keep {name}: {target}.{stored} is its former name"
+                raise UsageError(f"{where}: '{name}' and '{target}.{stored}' set the same", hint=hint)
             tree.setdefault(target, {})[stored] = of_part
             expanded.append(group.parts[part])
     return expanded
@@ -583,9 +611,12 @@ def _override(tree: dict[str, Any], override: str, origin: str) -> str:
             raise UsageError(f"{origin}: {parent} has no settings")
         tree = child
     try:
-        tree[last] = parse_yaml(text, repr(text))
+        value = parse_yaml(text, repr(text))
     except UsageError:
         raise UsageError(f"{origin}: {text!r} is not a YAML value") from None
+    if key in _SHORT and isinstance(value, str | list) and isinstance(tree.get(key), dict):
+        tree, last = tree[key], _SHORT[key]  # the other settings of the section stay
+    tree[last] = value
     return key
 
 
