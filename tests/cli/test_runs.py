@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import write_json
+from hivetune.base.disk import lock, write_json
 from hivetune.base.journal import Journal
 from hivetune.config import parse_config
 from hivetune.errors import UsageError
@@ -115,6 +115,13 @@ def test_a_run_that_holds_other_runs_is_not_deleted_with_them(tmp_path: Path) ->
     assert f"hivetune runs rm {outer} {inner}" in refused.stderr and inner.exists()
     assert hivetune("rm", str(outer), str(inner), "--yes").returncode == 0
     assert not outer.exists() and not inner.exists()
+
+
+def test_a_run_in_use_is_refused_before_any_is_deleted(tmp_path: Path) -> None:
+    free, used = make(tmp_path, "a"), make(tmp_path, "b")
+    with lock(used):
+        refused = hivetune("rm", str(free), str(used), "--yes")
+    assert refused.returncode == 75 and free.exists() and used.exists()
 
 
 def test_the_unit_names_run_and_home(tmp_path: Path) -> None:

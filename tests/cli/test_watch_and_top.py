@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from dashboard.shown import make_run
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import write_json
@@ -116,3 +117,13 @@ def test_a_report_that_can_not_be_says_what_to_write(words: str) -> None:
     )
     assert done.returncode == 2
     assert "hint: " in done.stderr
+
+
+def test_a_report_of_all_runs_skips_one_that_cannot_be_read(own_home: Path, tmp_path: Path) -> None:
+    good, bad = (make_run(name, steps=4, done=4) for name in ("good", "bad"))
+    (bad / "config.resolved.yaml").write_text("config: [")
+    command = [sys.executable, "-m", "hivetune", "report", "all", str(tmp_path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [report["run"] for report in json.loads(done.stdout)["reports"]] == [str(good)]
+    assert "bad: skipped: " in done.stderr

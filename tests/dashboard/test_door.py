@@ -180,11 +180,10 @@ def test_files_of_another_version_or_damaged_ones_are_said(guarded: tuple[Guard,
     answers = evaluation()["answers"]
     del answers[0]["base"]["seconds"]
     write_sealed(home() / "runs/finished/eval.json", {**evaluation(), "answers": answers})
-    write_sealed(home() / "runs/finished/gate.json", {"metrics": [{"name": "loss"}]})
     answer = ask(guarded, f"/dashboard/runs/{finished}/evaluation", headers=owner())
     assert answer.status_code == 400 and "another version" in answer.text
     (home() / "releases/helpdesk/2/manifest.json").chmod(0o600)
-    (home() / "releases/helpdesk/2/manifest.json").write_text('{"judgement": {}}')
+    (home() / "releases/helpdesk/2/manifest.json").write_text('{"judgement": {"verdict": "deploy"}}')
     answer = ask(guarded, "/dashboard/releases", headers=owner())
     assert answer.status_code == 200 and "helpdesk@1" in answer.text
     (home() / "runs/finished/config.resolved.yaml").write_text("config: [")

@@ -78,6 +78,17 @@ def test_what_a_release_names_stays(made: Path) -> None:
     assert not {"snapshots/aa", "bases/m-12345678-q8_0"} & found().keys()
 
 
+def test_what_a_run_names_stays_whatever_is_damaged_in_it(made: Path) -> None:
+    """With its snapshot gone, no copy of the damaged file would make the run whole again."""
+    run = made / "runs" / "one"
+    run.mkdir(parents=True)
+    with closing(open_database()) as database:
+        database.execute("INSERT INTO runs VALUES (?, 'one', 0, 'aa')", (str(run),))
+    assert "snapshots/aa" in found()  # a person has deleted the run
+    (run / "run.json").write_text("{")
+    assert "snapshots/aa" not in found()
+
+
 def test_what_an_open_cycle_chooses_from_stays(made: Path) -> None:
     with closing(open_database()) as database:
         database.execute(

@@ -15,7 +15,7 @@ from hivetune.cli.output import emit, say, show
 from hivetune.config import ReportTarget
 from hivetune.dashboard.exporters.follow import destination_of, report_on, report_once, view_command
 from hivetune.dashboard.exporters.prometheus import dashboard
-from hivetune.errors import MachineNotFit, UsageError
+from hivetune.errors import Busy, MachineNotFit, UsageError
 from hivetune.run.status import find_run, known_runs
 
 ALL = "all"
@@ -51,7 +51,14 @@ def report(
         _report_home(run, to, place, follow=follow)
         return
     destination = destination_of(_target(to), place)
-    reports = [report_on(r, destination, say) if follow else report_once(r, destination) for r in _runs(run)]
+    reports = []
+    for folder in _runs(run):
+        try:
+            reports.append(report_on(folder, destination, say) if follow else report_once(folder, destination))
+        except (UsageError, Busy) as error:
+            if run != ALL:
+                raise
+            say(f"{folder.name}: skipped: {error.message}")
     for state in reports:
         show(f"{Path(state.run).name}: {state.points} points in {destination.target}, {state.sent} of them sent now")
     show(f"view them: {view_command(destination)}")

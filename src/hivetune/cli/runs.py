@@ -44,6 +44,7 @@ from hivetune.run.status import (
     RunStatus,
     event_text,
     find_run,
+    hold_run,
     known_runs,
     loss_curve,
     run_status,
@@ -412,7 +413,8 @@ def rm(
             hint = f"delete them too: hivetune runs rm {' '.join(map(quoted, [folder, *inner]))}"
             raise UsageError(f"{folder} holds other runs: {', '.join(inner)}", hint=hint)
     for folder in folders:
-        show(f"{folder}: {size(size_of(folder))}")
+        with hold_run(folder):  # one that is in use is refused before another is deleted
+            show(f"{folder}: {size(size_of(folder))}")
     _ask(f"delete {'this run' if len(folders) == 1 else f'these {len(folders)} runs'}", yes=yes)
     with closing(open_database()) as database:
         freed = sum(remove_run(database, folder) for folder in folders)

@@ -7,7 +7,7 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,7 +17,7 @@ from hivetune.base.disk import MANIFEST, home, read_json, size_of, write_json
 from hivetune.errors import UsageError
 from hivetune.release import registry
 from hivetune.run.checkpoints import FOLDER
-from hivetune.run.folder import read_record
+from hivetune.run.folder import RECORD
 from hivetune.run.status import RunStatus, hold_run, known_runs
 
 # What was measured is kept for as long as a person may want to look at it, or compare again.
@@ -40,10 +40,9 @@ class Unused:
 
 def find_unused(database: sqlite3.Connection) -> list[Unused]:
     """Return files that can be deleted without losing anything that can't be made again. Deletes nothing."""
-    runs = list(known_runs(database))
     everything = [
-        *_checkpoints(runs),
-        *_snapshots(database, runs),
+        *_checkpoints(known_runs(database)),
+        *_snapshots(database),
         *(Unused("release", r.folder, size, f"no alias names {r.label}") for r, size in registry.unused(database)),
         *_bases(database),
         *_measured(),
@@ -66,7 +65,7 @@ def delete(database: sqlite3.Connection, unused: Unused) -> None:
     elif unused.what == "release":
         registry.prune(database, registry.find(database, "@".join(unused.path.parts[-2:])))
     elif unused.what == "snapshot":
-        if all(snapshot.path != unused.path for snapshot in _snapshots(database, list(known_runs(database)))):
+        if all(snapshot.path != unused.path for snapshot in _snapshots(database)):
             raise UsageError(f"{unused.path} came into use", hint="run it again: hivetune runs prune")
         note_and_free(
             lambda: _forget_path(database, "snapshots", unused.path),
@@ -93,21 +92,20 @@ def _forget_path(database: sqlite3.Connection, table: Literal["runs", "snapshots
         database.execute(f"DELETE FROM {table} WHERE path = ?", (str(path),))
 
 
-def _checkpoints(runs: list[RunStatus]) -> Iterator[Unused]:
+def _checkpoints(runs: Iterable[RunStatus]) -> Iterator[Unused]:
     for status in runs:
         folder = status.run / FOLDER
         if status.state == "done" and folder.is_dir():
             yield Unused("checkpoints", folder, size_of(folder), f"{status.run.name} is finished")
 
 
-def _snapshots(database: sqlite3.Connection, runs: list[RunStatus]) -> Iterator[Unused]:
+def _snapshots(database: sqlite3.Connection) -> Iterator[Unused]:
     """Yield the snapshots of no run, release or open cycle. `why` and `forget` need the others to tell which rows
     are in a release."""
     used = {release.snapshot for release in registry.releases(database) if not release.pruned}
+    runs = database.execute("SELECT path, snapshot FROM runs")  # a run with a damaged file may be restored
+    used |= {snapshot for path, snapshot in runs if os.path.lexists(Path(path) / RECORD)}
     paths = {path for (path,) in database.execute("SELECT pool FROM cycles WHERE closed IS NULL")}
-    for status in runs:
-        if status.state != "damaged":
-            paths.add(read_record(status.run).get("snapshot"))
     for snapshot_hash, path in database.execute("SELECT hash, path FROM snapshots ORDER BY created").fetchall():
         folder = Path(path)
         mine = folder.is_relative_to(home()) and folder.is_dir()
