@@ -1,10 +1,19 @@
 """Energy from counters and sensors, and what is estimated where there are none."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from hivetune.machine.telemetry import CORE_W, REST_W, Energy, PowerSample, energy_between, sample_power
+from hivetune.machine.telemetry import (
+    CORE_W,
+    REST_W,
+    Energy,
+    PowerSample,
+    busy_core_seconds,
+    energy_between,
+    sample_power,
+)
 
 
 def rapl(root: Path, zone: str, value: int) -> None:
@@ -38,6 +47,12 @@ def test_a_card_tells_its_watts(tmp_path: Path) -> None:
             before = sample
     assert energy_between(before, sample).joules == pytest.approx(270.0)
     assert energy_between(before, sample).measured
+
+
+def test_the_time_of_niced_programs_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = SimpleNamespace(user=1.0, nice=2.0, system=4.0, idle=8.0, iowait=16.0, irq=32.0, softirq=64.0, steal=128.0)
+    monkeypatch.setattr("psutil.cpu_times", lambda: times)
+    assert busy_core_seconds() == 103.0
 
 
 def test_without_sensors_it_is_estimated_and_says_so() -> None:

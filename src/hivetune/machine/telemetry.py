@@ -166,8 +166,8 @@ def energy_between(before: PowerSample, after: PowerSample) -> Energy:
 
 def busy_core_seconds() -> float:
     """Return the processor seconds of all programs since the machine started."""
-    times = psutil.cpu_times()
-    return float(times.user + times.system + getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0))
+    times = psutil.cpu_times()  # user: without niced processes
+    return float(times.user + times.system + sum(getattr(times, name, 0.0) for name in ("nice", "irq", "softirq")))
 
 
 def own_seconds() -> float:
