@@ -10,7 +10,7 @@ from serve.hive import make_home, write_adapter
 
 from hivetune.llama.backend import Answer, Backend, ServerSettings, open_backend
 from hivetune.process.forkserver import forking
-from hivetune.release.gguf import RECIPES, write_gguf
+from hivetune.release.gguf import write_gguf
 
 pytestmark = pytest.mark.slow
 # A long shared beginning, so that a cache has much to reuse wrongly.
@@ -24,7 +24,7 @@ TOLERANCE_NATS = 0.02
 @forking()
 def files(own_home: Path, tmp_path: Path) -> tuple[Path, list[Path]]:
     model = make_home()
-    base = write_gguf(model, None, RECIPES["f16"], tmp_path / "base", "base.gguf", lambda done, total: None)
+    base = write_gguf(model, None, "f16", tmp_path / "base", "base.gguf", lambda done, total: None)
     adapters = []
     for seed in (1, 2, 3):
         write_adapter(model, tmp_path / f"adapter{seed}", seed)

@@ -21,7 +21,7 @@ from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.llama.backend import Engine, ServerSettings, find_engine, open_backend, unused_program
 from hivetune.llama.child import SocketConnection
 from hivetune.process.sandbox import available, named_environment
-from hivetune.release.gguf import RECIPES, write_gguf
+from hivetune.release.gguf import write_gguf
 
 SMALL = ServerSettings(context_tokens=256, slots=2, threads=1)
 HELLO = [{"role": "user", "content": "hello"}]
@@ -31,7 +31,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     write_model(folder / "model", "llama")
-    return write_gguf(folder / "model", None, RECIPES["f16"], folder / "out", "tiny.gguf", lambda done, total: None)
+    return write_gguf(folder / "model", None, "f16", folder / "out", "tiny.gguf", lambda done, total: None)
 
 
 def gone(pid: int, within_s: float = 10.0) -> bool:

@@ -13,7 +13,7 @@ from hivetune.models.gguf_header import read_header
 from hivetune.process.forkserver import forking
 from hivetune.records import Example, Message
 from hivetune.release.export import Exported, Source, export
-from hivetune.release.gguf import RECIPES, write_gguf
+from hivetune.release.gguf import write_gguf
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +88,7 @@ def exported(smollm2: Path, adapter: Path, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def base_gguf(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_gguf(smollm2, None, RECIPES["f16"], tmp_path_factory.mktemp("base"), "base-f16.gguf", quiet)
+    return write_gguf(smollm2, None, "f16", tmp_path_factory.mktemp("base"), "base-f16.gguf", quiet)
 
 
 class Reference:

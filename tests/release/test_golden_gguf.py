@@ -17,7 +17,7 @@ from train.worker.test_golden_runs import processor
 from hivetune.base.disk import sha256_bytes
 from hivetune.models.gguf_header import read_header
 from hivetune.records import silent
-from hivetune.release.gguf import RECIPES, write_gguf
+from hivetune.release.gguf import write_gguf
 
 NAMES = ("general.name", "general.finetune")  # of folders
 GOLDEN = Path(__file__).parent / "golden" / "gguf.json"
@@ -27,7 +27,7 @@ GOLDEN = Path(__file__).parent / "golden" / "gguf.json"
 @pytest.mark.parametrize("recipe", ["f16", "q8_0"])
 def test_a_gguf_file_holds_what_it_held(recipe: str, tmp_path: Path) -> None:
     write_model(tmp_path / "model", "llama3")
-    file = write_gguf(tmp_path / "model", None, RECIPES[recipe], tmp_path, "tiny.gguf", silent)
+    file = write_gguf(tmp_path / "model", None, recipe, tmp_path, "tiny.gguf", silent)
     settings = read_header(file).settings
     tensors = gguf.GGUFReader(file).tensors
     found = {

@@ -9,23 +9,23 @@ import numpy as np
 import pytest
 
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
-from hivetune.release.gguf import RECIPES, find_recipe
-from hivetune.release.worker.to_gguf import _check_numbers, encode, tensor_type
+from hivetune.release.gguf import QUANTS, find_quant
+from hivetune.release.worker.to_gguf import _check_numbers, encode, file_type, tensor_type
 
 
 def test_names() -> None:
-    assert find_recipe("Q8_0").default == "Q8_0"
+    assert find_quant("Q8_0") == "q8_0"
     with pytest.raises(UsageError, match="did you mean q4_k_m"):
-        find_recipe("q4_km")
+        find_quant("q4_km")
     text = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
-    assert not [name for name in RECIPES if f"`{name}`" not in text]
+    assert not [name for name in QUANTS if f"`{name}`" not in text]
 
 
 def test_k_quants_without_their_package_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MachineNotFit, match="pip install libgguf"):
-        find_recipe("q4_k_m")
-    assert find_recipe("q4_0").name == "q4_0"
+        find_quant("q4_k_m")
+    assert find_quant("q4_0") == "q4_0"
 
 
 def test_file_types_are_llama_cpps() -> None:
@@ -35,16 +35,14 @@ def test_file_types_are_llama_cpps() -> None:
         "q5_k_m": "MOSTLY_Q5_K_M",
         "q6_k": "MOSTLY_Q6_K",
     }
-    for name, recipe in RECIPES.items():
+    for name in QUANTS:
         member = named.get(name, f"MOSTLY_{name.upper()}")
-        assert recipe.file_type == gguf.LlamaFileType[member]
+        assert file_type(name) == gguf.LlamaFileType[member]
 
 
 @pytest.mark.parametrize(
     ("name", "shape", "quant", "expected"),
     [
-        ("blk.0.attn_norm.weight", (64,), "q8_0", "F32"),
-        ("blk.0.attn_q.bias", (64,), "q4_0", "F32"),
         ("blk.0.attn_q.weight", (64, 64), "q4_0", "Q4_0"),
         ("blk.0.attn_q.weight", (64, 48), "q4_0", "F16"),
         ("blk.0.attn_q.weight", (64, 64), "q4_k_m", "Q8_0"),
@@ -57,7 +55,7 @@ def test_file_types_are_llama_cpps() -> None:
     ],
 )
 def test_which_tensor_gets_which_type(name: str, shape: tuple[int, ...], quant: str, expected: str) -> None:
-    assert tensor_type(name, shape, RECIPES[quant], blocks=32) == expected
+    assert tensor_type(name, shape, quant, blocks=32) == expected
 
 
 @pytest.mark.parametrize(("kind", "bound"), [("Q8_0", 5e-3), ("Q4_0", 0.126)])

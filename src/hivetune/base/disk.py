@@ -204,6 +204,13 @@ def write_manifest(folder: Path, extra: dict[str, Any] | None = None, *, disk: D
     write_json(folder / MANIFEST, {"schema": 1, **(extra or {}), "files": files}, disk=disk)
 
 
+def publish(work: Path, folder: Path, extra: dict[str, Any] | None = None) -> None:
+    """Give a complete folder its manifest and its name, in place of what is there."""
+    write_manifest(work, extra)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.rename(work, folder)
+
+
 def manifest_problems(
     folder: Path, *, hash_of: Callable[[Path], str] = sha256_file, only: Collection[str] | None = None
 ) -> list[str]:

@@ -19,7 +19,7 @@ from hivetune.judge.held_out import last_question
 from hivetune.llama.backend import find_engine
 from hivetune.release import registry
 from hivetune.release.export import DEFAULT_QUANT, QUANTIZED, Exported, export_run
-from hivetune.release.gguf import RECIPES
+from hivetune.release.gguf import QUANTS
 from hivetune.release.prove import describe_proof, export_merged, prove_export
 from hivetune.release.registry import Release, find, forgotten_rows
 from hivetune.routing.steps import retire_release
@@ -31,7 +31,7 @@ def export(
     run: RunArgument,
     to: Annotated[str, typer.Option(help="Format: adapter, merged, gguf, gguf-adapter or ollama.")] = "gguf",
     quant: Annotated[
-        str | None, typer.Option(help=f"Quantization of a GGUF file: {', '.join(RECIPES)}; default: {DEFAULT_QUANT}.")
+        str | None, typer.Option(help=f"Quantization of a GGUF file: {', '.join(QUANTS)}; default: {DEFAULT_QUANT}.")
     ] = None,
     check: Annotated[
         bool,

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from hivetune.base.disk import MANIFEST, lock, problems_once, read_json, sha256_file, write_json, write_manifest
+from hivetune.base.disk import MANIFEST, lock, problems_once, publish, read_json, sha256_file, write_json
 from hivetune.base.private import check_own
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.models.prepared import DESCRIPTION, TEMPLATE, spoken_name
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Merge
 from hivetune.records import Progress, silent
-from hivetune.release.gguf import Recipe, find_recipe, write_gguf
+from hivetune.release.gguf import QUANTS, find_quant, write_gguf
 from hivetune.release.ollama import write_modelfile
 from hivetune.run.folder import (
     ADAPTER,
@@ -112,12 +112,12 @@ def export(
         raise UsageError(f"unknown --to {to}", hint=f"choose one of {', '.join(get_args(ExportFormat))}")
     target: ExportFormat = to  # type: ignore[assignment]
     require_adapter(source.adapter)
-    recipe = find_recipe(quant) if to in QUANTIZED else None
-    folder = parent / (f"{to}-{recipe.name}" if recipe else to)
+    number_type = find_quant(quant) if to in QUANTIZED else None
+    folder = parent / (f"{to}-{number_type}" if number_type else to)
     identity = {
         "kind": "export",
         "to": to,
-        "quant": recipe.name if recipe else None,
+        "quant": number_type,
         **({"dtype": dtype} if to == "merged" and dtype != "source" else {}),
         "adapter_sha256": adapter_hash(source.adapter),
         "model_sha256": sha256_file(source.model / MANIFEST),
@@ -127,11 +127,10 @@ def export(
             f"the base model is damaged: {source.model / problems[0]}", hint="get it again: hivetune fetch MODEL"
         )
     with lock(parent):
-        whole = (folder / MANIFEST).exists() and not problems_once(folder)
-        is_new = not (whole and identity.items() <= read_json(folder / MANIFEST).items())
+        is_new = bool(problems_once(folder)) or not identity.items() <= read_json(folder / MANIFEST).items()
         if is_new:
-            _check_disk(source, parent, recipe, to)
-            _write(source, folder, recipe, identity, progress)
+            _check_disk(source, parent, number_type, to)
+            _write(source, folder, identity, progress)
     file = next(iter(sorted(folder.glob("*.gguf"))), None)
     size_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file() and path.name != PROOF)
     return Exported(target, file if file and to != "ollama" else folder, folder, size_bytes, is_new)
@@ -151,9 +150,7 @@ def merged_type(folder: Path) -> MergedType:
     return dtype
 
 
-def _write(
-    source: Source, folder: Path, recipe: Recipe | None, identity: Mapping[str, Any], progress: Progress
-) -> None:
+def _write(source: Source, folder: Path, identity: Mapping[str, Any], progress: Progress) -> None:
     # A task gets a folder of its own, so that its logs are no part of the export.
     work, task = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "task"))
     for leftover in (work, task):
@@ -175,21 +172,18 @@ def _write(
                 if path.name != MANIFEST:
                     os.rename(path, work / path.name)
         else:
-            _write_gguf(source, work, task, recipe, str(identity["to"]), progress)
+            _write_gguf(source, work, task, identity["quant"], str(identity["to"]), progress)
         _write_card(work, source, str(identity["to"]))
-        write_manifest(work, dict(identity))
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.rename(work, folder)
+        publish(work, folder, dict(identity))
     finally:
         shutil.rmtree(work, ignore_errors=True)
         shutil.rmtree(task, ignore_errors=True)
 
 
-def _write_gguf(source: Source, work: Path, task: Path, recipe: Recipe | None, to: str, progress: Progress) -> None:
-    file = f"{source.name}-{recipe.name if recipe else 'lora'}.gguf"
+def _write_gguf(source: Source, work: Path, task: Path, quant: str | None, to: str, progress: Progress) -> None:
+    file = f"{source.name}-{quant or 'lora'}.gguf"
     try:
-        path = write_gguf(source.model, source.adapter, recipe, task, file, progress, source.converter)
+        path = write_gguf(source.model, source.adapter, quant, task, file, progress, source.converter)
         os.rename(path, work / file)
         if to == "ollama":
             write_modelfile(source.model, work / file)
@@ -199,17 +193,17 @@ def _write_gguf(source: Source, work: Path, task: Path, recipe: Recipe | None, t
         raise UsageError(error.message, hint="every model can be exported as a folder: --to merged") from None
 
 
-def _check_disk(source: Source, parent: Path, recipe: Recipe | None, to: str) -> None:
+def _check_disk(source: Source, parent: Path, quant: str | None, to: str) -> None:
     weights_bytes = sum(path.stat().st_size for path in source.model.glob("*.safetensors"))
     share = {"adapter": 0.0, "gguf-adapter": 0.0, "merged": 2.0}.get(to, 1.0)  # merged: in float32 at most
-    if recipe is not None:
-        share = max(recipe.bits, 8.5 if recipe.bits < 16 else 0) / 16  # embeddings keep 8 bits at least
+    if quant is not None:
+        share = max(QUANTS[quant], 8.5) / 16  # embeddings keep 8 bits at least
     needed = int(weights_bytes * share) + EXPORT_SPARE_BYTES
     free = shutil.disk_usage(parent).free
     if free < needed:
         raise DoesNotFit(
             f"the export needs about {needed / 1e6:,.0f} MB, {parent} has {free / 1e6:,.0f} MB free",
-            hint=f"free some space{', or choose a smaller --quant' if recipe is not None else ''}",
+            hint=f"free some space{', or choose a smaller --quant' if quant is not None else ''}",
         )
 
 

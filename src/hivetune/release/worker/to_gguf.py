@@ -15,11 +15,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tokenizers import Tokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -30,19 +30,17 @@ from hivetune.data.render.template import TEMPLATE_DATE
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.gguf_header import read_header
 from hivetune.models.prepared import DESCRIPTION, TEMPLATE, spoken_name
-from hivetune.models.worker.weights import Array
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, WriteGguf
-from hivetune.release.gguf import RECIPES, Recipe
 from hivetune.release.worker.merge import Part, merge, read_parts
 
-CHUNK_NUMBERS = 1 << 24  # that are encoded at a time: 64 MB of float32
 OWN_TYPES = ("f32", "f16", "bf16", "q8_0")  # the converter writes these itself; the others are made from F16
 # In a model whose name has this, llama.cpp strips what follows special tokens, as in Phi-3. It can't load one that
 # lacks these (llama-vocab.cpp).
 KEYED_NAME = re.compile("phi-?3", re.IGNORECASE)
 KEYED_TOKENS = {"<unk>", "<s>", "</s>", "<|endoftext|>"}
 _ENDS = ("eos", "eot", "eom", "bos", "padding", "seperator", "cls", "mask")
+TOKENIZER = "tokenizer.json"  # of the prepared folder, which training read too
 _MERGE_HINT = "use --to gguf, which merges the adapter"
 _DATE = re.compile(r"""strftime_now\((?P<quote>['"])(?P<format>[^'"]*)(?P=quote)\)""")
 # Every rule splits this text differently, and a normalizer other than NFC changes it.
@@ -84,7 +82,7 @@ def stage(model: Path, parent: Path, converter: Path) -> Iterator[Path]:
         settings = folder / "tokenizer_config.json"
         named = read_json(settings.resolve()) if settings.is_file() else {}
         write_json(settings, {"tokenizer_class": "PreTrainedTokenizerFast", **named})
-        if is_sentencepiece(_tokenizer(model)):
+        if is_sentencepiece(read_json(model / TOKENIZER)):
             (folder / "tokenizer.model").touch()  # where it lies, Gemma 3's class asks for the pieces
         yield folder
     except (HivetuneError, MemoryError):
@@ -117,21 +115,18 @@ def write(task: WriteGguf, folder: Path, heartbeat: Heartbeat) -> None:
         with stage(folder / "merged", folder, task.converter) as merged:
             return write(replace(task, adapter=None), merged, heartbeat)
     import conversion
-    import gguf
 
     settings = _settings(conversion, folder)
     base = conversion.get_model_class(settings["architectures"][0])
     if settings["model_type"] == "ministral3":
         base = base.Ministral3Model  # to which the registered class forwards, past any override
-    recipe = RECIPES[task.quant or "f32"]
-    kind = gguf.LlamaFileType(recipe.file_type if recipe.name in OWN_TYPES else RECIPES["f16"].file_type)
+    quant = task.quant or "f32"
+    kind = file_type(quant if quant in OWN_TYPES else "f16")
     bases = (_ModelWriter if task.quant else _AdapterWriter, base)
     derived: Any = type("Writer", bases, {"model_arch": base.model_arch})
     model = derived(folder, kind, task.file, hparams=settings, model_name=_model_name(task.model))
-    model.folder, model.parts, model.heartbeat, model.file_type = task.model, parts, heartbeat, recipe.file_type
+    model.task, model.parts, model.heartbeat = task, parts, heartbeat
     model.alpha = float(lora.alpha) if lora else 0.0
-    if recipe.name not in OWN_TYPES:
-        _write_in(recipe, model.gguf_writer, model.block_count)
     with torch.inference_mode():
         model.write()
     if task.quant is None:
@@ -164,43 +159,50 @@ class _ModelWriter(_Base):  # type: ignore[misc]
     """Overrides of the converter's class: what was trained replaces what it would derive from names."""
 
     no_mtp = True  # heads that draft are not trained
-    folder: Path
+    task: WriteGguf
     parts: dict[str, list[Part]]
     heartbeat: Heartbeat
-    file_type: int
 
     def get_tensors(self) -> Iterator[tuple[str, Any]]:
         from conversion import LazyTorchTensor
 
-        left = {_converter_name(self, name): parts for name, parts in self.parts.items()}
-        for name, tensor in super().get_tensors():
-            parts = left.pop(name, [])
+        changed = {_converter_name(self, name): parts for name, parts in self.parts.items()}
+        is_f16 = self.ftype == file_type("f16")
 
-            def finish(tensor: torch.Tensor, name: str = name, parts: list[Part] = parts) -> torch.Tensor:
-                for part in parts:
-                    tensor = part.add(tensor)
-                _check_numbers(name, tensor, self.ftype.name == "MOSTLY_F16")
-                self.heartbeat.beat(Beat.ITEM)
-                return tensor
+        def finish(tensor: torch.Tensor, name: str) -> torch.Tensor:
+            for part in changed.get(name, []):
+                tensor = part.add(tensor)
+            _check_numbers(name, tensor, is_f16)
+            self.heartbeat.beat(Beat.ITEM)
+            return tensor
 
-            # Computed when its turn to be written comes.
-            kind = torch.float32 if parts else tensor.dtype
+        for name, tensor in super().get_tensors():  # each is computed when its turn to be written comes
+            kind = torch.float32 if name in changed else tensor.dtype
             meta = LazyTorchTensor.meta_with_dtype_and_shape(kind, tuple(tensor.shape))
-            yield name, LazyTorchTensor(meta=meta, args=(tensor,), func=finish)
-        if left:
-            raise UsageError(f"the adapter changes {min(left)}, which the model does not have")
+            yield name, LazyTorchTensor(meta=meta, args=(tensor, name), func=finish)
+
+    def prepare_tensors(self) -> None:
+        """Turn what the converter leaves in F16 into the number types that it does not write."""
+        super().prepare_tensors()
+        quant = str(self.task.quant)
+        for name, info in self.gguf_writer.tensors[0].items() if quant not in OWN_TYPES else ():
+            if info.dtype.name == "F16":
+                kind = tensor_type(name, info.shape, quant, self.block_count)
+                info.tensor = encode(info.tensor, kind)
+                info.dtype, info.nbytes = type(info.dtype)[kind], info.tensor.nbytes
 
     def get_vocab_base_pre(self, tokenizer: Any) -> str:
         try:
             return str(super().get_vocab_base_pre(tokenizer))
         except NotImplementedError:
-            return splitting_rule(_tokenizer(self.folder))
+            return splitting_rule(read_json(self.task.model / TOKENIZER))
 
     def _create_vocab_sentencepiece(self) -> Any:
-        return sentencepiece_pieces(_tokenizer(self.folder), self.hparams["vocab_size"])
+        return sentencepiece_pieces(read_json(self.task.model / TOKENIZER), self.hparams["vocab_size"])
 
     def set_vocab(self) -> None:
-        document, keys, name = _tokenizer(self.folder), self.gguf_writer.kv_data[0], str(self.gguf_writer.arch)
+        document, keys = read_json(self.task.model / TOKENIZER), self.gguf_writer.kv_data[0]
+        name = str(self.gguf_writer.arch)
         # By what the tokenizer is, not by files and classes that architectures had. Gemma 4 has a kind of its own.
         if document["model"].get("type") != "BPE" or name == "gemma4":
             super().set_vocab()
@@ -214,22 +216,24 @@ class _ModelWriter(_Base):  # type: ignore[misc]
                 types[token["id"]] = 3 if token.get("special") else 4
         for key in (*(f"tokenizer.ggml.{end}_token_id" for end in _ENDS), "general.finetune"):  # a folder's name
             keys.pop(key, None)
-        for key, value in special_settings(self.folder).items():
-            _put(self.gguf_writer, f"tokenizer.{key}", value)
+        settings = {f"tokenizer.{key}": value for key, value in special_settings(self.task.model).items()}
+        settings["general.file_type"] = int(file_type(str(self.task.quant)))
         if is_sentencepiece(document):
-            _put(self.gguf_writer, "tokenizer.ggml.add_space_prefix", adds_space_prefix(document))
-        _put(self.gguf_writer, "general.file_type", self.file_type)
+            settings["tokenizer.ggml.add_space_prefix"] = adds_space_prefix(document)
         # llama.cpp caps Gemma 4's logits at 30 where the file names no cap (llama-hparams.h); 0 caps nothing.
         cap = f"{name}.final_logit_softcapping"
         if self.hparams.get("final_logit_softcapping", 0) is None and cap not in keys:
-            _put(self.gguf_writer, cap, 0.0)
+            settings[cap] = 0.0
         # Where llama.cpp would attend beyond the window of attention, the context ends with it. Of Phi-3 it reads the
         # window and does not use it (its src/models/phi3.cpp: "currently disabled").
         window, kinds = self.hparams.get("sliding_window"), self.hparams.get("layer_types")
         slides = any("sliding" in str(kind) for kind in kinds) if kinds else window is not None
         used = f"{name}.attention.sliding_window" in keys and name != "phi3"
         if window and slides and not used and keys[f"{name}.context_length"].value > window:
-            _put(self.gguf_writer, f"{name}.context_length", int(window))
+            settings[f"{name}.context_length"] = int(window)
+        add = {bool: "add_bool", int: "add_uint32", float: "add_float32", str: "add_string"}
+        for key, value in settings.items():
+            getattr(self.gguf_writer, add[type(value)])(key, value)
 
 
 class _AdapterWriter(_Base):  # type: ignore[misc]
@@ -243,15 +247,15 @@ class _AdapterWriter(_Base):  # type: ignore[misc]
     parts: dict[str, list[Part]]
     alpha: float
 
-    def set_vocab(self) -> None:
-        """Write nothing: an adapter has no vocabulary."""
-
     def generate_extra_tensors(self) -> tuple[()]:
         return ()
 
+    set_vocab = generate_extra_tensors  # an adapter has no vocabulary either
+
     def set_gguf_parameters(self) -> None:
-        for key, value in (("general.type", "adapter"), ("adapter.type", "lora"), ("adapter.lora.alpha", self.alpha)):
-            _put(self.gguf_writer, key, value)
+        self.gguf_writer.add_type("adapter")
+        self.gguf_writer.add_string("adapter.type", "lora")
+        self.gguf_writer.add_float32("adapter.lora.alpha", self.alpha)
         self.gguf_writer.kv_data[0].pop("general.finetune", None)  # the name of the staged folder
 
     def get_tensors(self) -> Iterator[tuple[str, Any]]:
@@ -285,17 +289,10 @@ def _converter_name(model: Any, name: str) -> str:
     return str(converted[0])
 
 
-def _put(writer: Any, key: str, value: bool | int | float | str) -> None:
-    import gguf
-
-    kinds = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING"}
-    writer.remove_key(key)
-    writer.add_key_value(key, value, gguf.GGUFValueType[kinds[type(value)]])
-
-
 def _model_name(model: Path) -> str:
     """Return the base model's name, changed if llama.cpp would derive special tokens from it."""
-    name, tokens = spoken_name(model), {t["content"]: t for t in _tokenizer(model).get("added_tokens") or []}
+    added = read_json(model / TOKENIZER).get("added_tokens") or []
+    name, tokens = spoken_name(model), {token["content"]: token for token in added}
     strips = any(token.get("special") and token.get("rstrip") for token in tokens.values())
     if not (strips and tokens.keys() >= KEYED_TOKENS):
         return KEYED_NAME.sub("phi", name)
@@ -305,51 +302,39 @@ def _model_name(model: Path) -> str:
 # Number types that the converter does not write.
 
 
-def _write_in(recipe: Recipe, writer: Any, blocks: int) -> None:
-    """Make the writer turn the converter's F16 tensors into the recipe's types; F32 ones stay."""
+def file_type(quant: str) -> Any:
+    """Return llama.cpp's member for a file in a number type: MOSTLY_Q4_K_M for q4_k_m."""
     import gguf
 
-    add = writer.add_tensor
-
-    def add_tensor(name: str, tensor: Any, raw_shape: Any = None, raw_dtype: Any = None) -> None:
-        kind = tensor_type(name, tuple(tensor.shape), recipe, blocks)
-        if raw_dtype is gguf.GGMLQuantizationType.F16 and kind not in ("F16", "F32"):
-            raw_dtype = gguf.GGMLQuantizationType[kind]
-            shape = gguf.quant_shape_to_byte_shape(tensor.shape, raw_dtype)
-            meta = gguf.LazyNumpyTensor.meta_with_dtype_and_shape("uint8", shape)
-            tensor = gguf.LazyNumpyTensor(meta=meta, args=(tensor,), func=lambda array: encode(array, kind))
-        add(name, tensor, raw_shape, raw_dtype)
-
-    writer.add_tensor = add_tensor
+    return next(kind for kind in gguf.LlamaFileType if kind.name.endswith(f"_{quant.upper()}"))
 
 
-def tensor_type(name: str, shape: tuple[int, ...], recipe: Recipe, blocks: int) -> str:
-    """Return the type of one tensor (its GGUF name). Rows whose length is not a multiple of the type's block size fall
+def tensor_type(name: str, shape: tuple[int, ...], quant: str, blocks: int) -> str:
+    """Return the type of one matrix (its GGUF name). Rows whose length is not a multiple of the type's block size fall
     back to Q8_0 (32 numbers), then to F16."""
-    if len(shape) < 2:
-        return "F32"
-    wanted = recipe.default
+    wanted = quant.upper().removesuffix("_M")
     if name in ("token_embd.weight", "output.weight"):
-        wanted = recipe.embedding
-    elif recipe.important and name.endswith(("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight")):
+        # Embeddings of a small model are a large part of it and the first thing to suffer.
+        wanted = "Q6_K" if wanted.endswith("_K") else "Q8_0"
+    elif quant.endswith("_m") and name.endswith(("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight")):
         layer = int(name.split(".")[1])
         # The layers that llama.cpp's "_M" mixtures spend more on: first and last eighth, every third between.
         if layer < blocks // 8 or layer >= 7 * blocks // 8 or (layer - blocks // 8) % 3 == 2:
-            wanted = recipe.important
+            wanted = "Q6_K"
     import gguf
 
     sizes = {kind: gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0] for kind in (wanted, "Q8_0")}
     return next((kind for kind, size in sizes.items() if shape[-1] % size == 0), "F16")
 
 
-def encode(array: Array, kind: str) -> Array:
-    """Return `array` (floats [..., row]) as raw bytes uint8 [..., row bytes], K-quants by `libgguf`."""
+def encode(array: Any, kind: str) -> Any:
+    """Return `array` (floats [..., row], the converter's lazy ones too) as raw bytes, K-quants by `libgguf`."""
     import gguf
 
-    quantize = import_module("libgguf").quantize_rows if kind.endswith("_K") else gguf.quants.quantize
-    pieces = np.array_split(array.reshape(-1, array.shape[-1]), math.ceil(array.size / CHUNK_NUMBERS))
-    encoded: Array = np.concatenate([quantize(piece, gguf.GGMLQuantizationType[kind]) for piece in pieces])
-    return encoded.reshape(*array.shape[:-1], -1)
+    number = gguf.GGMLQuantizationType[kind]
+    if kind.endswith("_K"):  # which gguf reads and does not write
+        getattr(gguf.quants, kind).quantize_blocks = partial(import_module("libgguf").quantize_rows, qtype=number)
+    return gguf.quants.quantize(array, number)
 
 
 def _check_numbers(name: str, tensor: torch.Tensor, is_f16: bool) -> None:
@@ -364,11 +349,6 @@ def _check_numbers(name: str, tensor: torch.Tensor, is_f16: bool) -> None:
 
 
 # The tokenizer, from the prepared folder, which training read too.
-
-
-def _tokenizer(model: Path) -> Mapping[str, Any]:
-    document: Mapping[str, Any] = json.loads((model / "tokenizer.json").read_text(encoding="utf-8"))
-    return document
 
 
 def splitting_rule(document: Mapping[str, Any]) -> str:
@@ -414,26 +394,25 @@ def sentencepiece_pieces(document: Mapping[str, Any], size: int) -> tuple[list[b
     model, added = document["model"], {int(token["id"]): token for token in document.get("added_tokens") or []}
     texts = {int(number): text for text, number in model["vocab"].items()}
     texts |= {number: token["content"] for number, token in added.items()}
-    ranks: dict[str, int] = {}
-    for rank, pair in enumerate(model["merges"]):
-        ranks.setdefault("".join(pair.split(" ") if isinstance(pair, str) else pair), rank)
-    pieces, scores, types = list[bytes](), list[float](), list[int]()
-    for number in range(size):
-        text, score, kind = texts.get(number, f"[PAD{number}]"), 0.0, TokenType.NORMAL
+    merged = ["".join(pair).replace(" ", "") for pair in model["merges"]]
+    ranks = {piece: rank for rank, piece in reversed(list(enumerate(merged)))}
+
+    def piece(number: int) -> tuple[bytes, float, int]:
+        text = texts.get(number, f"[PAD{number}]")
         if number not in texts:
-            kind = TokenType.UNUSED
-        elif text == model.get("unk_token"):
-            kind = TokenType.UNKNOWN
-        elif number in added:
-            kind = TokenType.CONTROL if added[number].get("special") else TokenType.USER_DEFINED
-        elif re.fullmatch("<0x[0-9A-F]{2}>", text):
-            kind = TokenType.BYTE
-        else:
-            score = -float(ranks.get(text, len(ranks)))
-        pieces.append((text.replace("\u2581", " ") if kind == TokenType.USER_DEFINED else text).encode())
-        scores.append(score)
-        types.append(kind)
-    return pieces, scores, types
+            return text.encode(), 0.0, TokenType.UNUSED
+        if text == model.get("unk_token"):
+            return text.encode(), 0.0, TokenType.UNKNOWN
+        if number in added and not added[number].get("special"):
+            return text.replace("\u2581", " ").encode(), 0.0, TokenType.USER_DEFINED
+        if number in added:
+            return text.encode(), 0.0, TokenType.CONTROL
+        if re.fullmatch("<0x[0-9A-F]{2}>", text):
+            return text.encode(), 0.0, TokenType.BYTE
+        return text.encode(), -float(ranks.get(text, len(ranks))), TokenType.NORMAL
+
+    pieces, scores, types = zip(*map(piece, range(size)), strict=True)
+    return list(pieces), list(scores), list(types)
 
 
 def special_settings(folder: Path) -> dict[str, Any]:
@@ -445,7 +424,7 @@ def special_settings(folder: Path) -> dict[str, Any]:
     facts, written = read_json(folder / DESCRIPTION), (folder / TEMPLATE).read_text(encoding="utf-8")
     # Each training row was rendered with this date in place of today's.
     template = _DATE.sub(lambda match: json.dumps(TEMPLATE_DATE.strftime(match["format"])), written)
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
     texts = {number: text for text, number in tokenizer.get_vocab().items()}
     # The end that the chat template writes ends a turn; it comes first, and llama.cpp takes the others as ends too.
     ends = sorted(facts["eos_ids"], key=lambda number: texts.get(number, "\0") not in template)
