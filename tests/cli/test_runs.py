@@ -14,7 +14,7 @@ from hivetune.base.disk import lock, write_json
 from hivetune.base.journal import Journal
 from hivetune.config import parse_config
 from hivetune.errors import UsageError
-from hivetune.process.detach import start_detached
+from hivetune.process.detach import cycle_unit, start_detached
 from hivetune.release.export import export_run
 from hivetune.run.choices import Choices
 from hivetune.run.folder import write_resolved
@@ -163,3 +163,20 @@ def test_a_planted_run_folder_leads_nobody_out_of_it(name: str, tmp_path: Path) 
             doing()
     assert [path.name for path in elsewhere.iterdir()] == ["000001"]
     assert (elsewhere / "000001" / "precious").read_text() == "precious"
+
+
+def test_a_unit_may_name_odd_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    r"""systemd replaces %d and $x, and reads \n, within quotes too."""
+    folder = tmp_path / r"a 50%d $x \n"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HIVETUNE_HOME", str(folder / "home"))
+    unit = cycle_unit(Path("c%n.yaml"))
+    assert rf"cycle '{tmp_path}/a 50%%d $$x \\n/c%%n.yaml'" in unit
+    assert rf"Environment=HIVETUNE_HOME='{tmp_path}/a 50%%d $x \\n/home'" in unit
+    assert rf"WorkingDirectory={tmp_path}/a 50%%d $x \n" in unit and "Description=Hivetune cycle of c%%n.yaml" in unit
+
+
+def test_the_unit_of_a_gateway_has_its_options_wherever_json_stands(own_home: Path) -> None:
+    for words in (["--json", "serve", "--unit", "--port", "9"], ["serve", "--port", "9", "--unit", "--json"]):
+        assert "-m hivetune serve --port 9\n" in json.loads(hivetune(*words).stdout)["unit"]

@@ -50,6 +50,7 @@ def test_refusals_say_what_to_do(own_home: Path, tmp_path: Path) -> None:
     assert code == 2 and "22:00-06:00" in document["error"]["hint"]
     code, document = cycle("pause", "nobody")
     assert code == 2 and "no loop of nobody" in document["error"]["message"]
+    assert cycle("pause", "..")[0] == 2 and not (own_home / "paused").exists()
 
 
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(own_home: Path, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def observation_lines(state: Observation, after_rows: int) -> Iterator[tuple[str
 
 def _control(word: str, name: str | None) -> None:
     names = [name] if name is not None else loop_names()
-    if not names or not all(loop_folder(loop_name).is_dir() for loop_name in names):
+    if not names or not {*names} <= {*loop_names()}:
         of_name = "" if name is None else f" of {name}"
         raise UsageError(f"there is no loop{of_name}", hint="start one: hivetune cycle CONFIG")
     if word == "status":

@@ -57,7 +57,8 @@ def serve(
     if card and not re.fullmatch(r"cuda(:\d+)?", card):
         raise UsageError(f"--card {card}: not a card", hint="give cuda:0 or cuda:1; list all: hivetune doctor")
     if unit:
-        show_unit(serve_unit([word for word in sys.argv[2:] if word not in ("--unit", "--json")]), "hivetune-serve")
+        words = [word for word in sys.argv[1:] if word not in ("--unit", "--json")]  # `serve` first
+        show_unit(serve_unit(words[1:]), "hivetune-serve")
         return
     settings = GatewaySettings(
         names=tuple(names or ()),

@@ -60,7 +60,7 @@ def cycle_unit(config: Path, overrides: Sequence[str] = ()) -> str:
 
     It ends only for what a person has to change: the config, or another running loop.
     """
-    where = f"WorkingDirectory={Path.cwd()}\n"
+    where = f"WorkingDirectory={_percent(str(Path.cwd()))}\n"
     command = hivetune_command("cycle", str(config.resolve()), overrides=overrides)
     return _unit(f"Hivetune cycle of {config.name}", command, "2 4 75", where)
 
@@ -70,14 +70,24 @@ def serve_unit(arguments: Sequence[str]) -> str:
     return _unit("Hivetune gateway", hivetune_command("serve", *arguments), "2 4")
 
 
+def _percent(text: str) -> str:
+    """Return a text of a unit file: a `%` begins a specifier there."""
+    return text.replace("%", "%%")
+
+
+def _words(*words: str) -> str:
+    """Return words of a unit file, in which a backslash escapes within quotes too."""
+    return _percent(shlex.join(words).replace("\\", "\\\\"))
+
+
 def _unit(description: str, command: list[str], final_codes: str, more: str = "") -> str:
     return f"""[Unit]
-Description={description}
+Description={_percent(description)}
 After=local-fs.target
 
 [Service]
-ExecStart={shlex.join(command)}
-Environment=HIVETUNE_HOME={shlex.quote(str(home()))}
+ExecStart={_words(*command).replace("$", "$$")}
+Environment=HIVETUNE_HOME={_words(str(home()))}
 {more}Restart=on-failure
 RestartSec=30
 RestartPreventExitStatus={final_codes}

@@ -111,7 +111,7 @@ def read_survey(config: RunConfig, progress: Progress = silent) -> Survey:
     if sha256_file(model / MANIFEST) != shared.model_sha256:
         raise UsageError(
             f"{shared.label} was trained on another base model than the present {config.model}",
-            hint="first train the shared adapter on {config.model}",
+            hint=f"first train the shared adapter on {config.model}",
         )
     theirs = read_resolved(shared.folder)[0]
     lora = theirs.lora.model_copy(update={"start": None})
@@ -188,7 +188,7 @@ def serving(survey: Survey) -> tuple[dict[str, Serving], list[str]]:
             specialists[name] = Serving(step.domain, release, step.parent)
     problems += [
         f"{name} answers unchecked: no test row declares {specialists[name].domain.label} any more. Keep it, bring its"
-        f" rows back, or take it out of service: hivetune retire {name}"
+        f" rows back, or take it out of service: hivetune registry retire {name}"
         for name in unchecked(survey.rows, specialists)
     ]
     return specialists, problems
