@@ -23,6 +23,8 @@ def test_a_log_in_a_gzip_that_was_cut_is_reported(sample: str, tmp_path: Path) -
 
 LOGS = [one.name for one in all_formats() if isinstance(one, Log)]
 MORE = [{"question": f"what is the size of boot {n}?", "answer": f"it is the size {n}"} for n in range(30)]
+MORE += [{"type": "open_qa", "prompt": f"what is {n}?", "completion": f"it is {n}"} for n in range(3)]
+MORE += [{"type": "chat", "messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]}]
 
 
 @pytest.mark.parametrize(

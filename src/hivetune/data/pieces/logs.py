@@ -13,7 +13,9 @@ MAX_ROW_CHARS = 16 << 20
 # (place, a record, its JSON as text, or why there is none). The place is the line of the file where the row begins.
 PlacedRow = tuple[int, Mapping[str, Any] | str | RowRefused]
 PlacedEvent = tuple[int, dict[str, Any]]  # (line, the object that it holds)
-_OF_ROWS = frozenset((*NAMES["answer"], *NAMES["expected_answer"], *NAMES["turns"], "text"))
+_TURNS, _ANSWERED = frozenset(NAMES["turns"]), frozenset((*NAMES["answer"], *NAMES["expected_answer"]))
+_ASKED = frozenset(("prompt", "question", "instruction"))  # the other names are also those of a tool's input
+_OF_ROWS = _ANSWERED | _TURNS | {"text"}
 _JSON_HEAD = re.compile(rb'\s*(?:\{|\[\s*(?:[\[{"\]]|\Z))')  # "[2026-01-01 12:00:00]" begins a line of a log
 
 
@@ -47,9 +49,12 @@ def events(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, dict[str, An
 
 def is_row(event: Mapping[str, Any]) -> bool:
     """Return whether a line of a log is a row of its own, as in files that were joined: it has an answer, a text or
-    turns, and no type as the events of programs have.
+    turns; where it has a type, as the events of programs have, both a question and an answer, or turns.
     """
-    return "type" not in event and any(plain_name(name) in _OF_ROWS for name in event)
+    names = {plain_name(name) for name in event}
+    if "type" not in event:
+        return not _OF_ROWS.isdisjoint(names)
+    return not (_TURNS.isdisjoint(names) and (_ASKED.isdisjoint(names) or _ANSWERED.isdisjoint(names)))
 
 
 def begins_with_json(data: bytes) -> bool:
