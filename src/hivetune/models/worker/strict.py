@@ -6,10 +6,8 @@ memory, a second for any size. Before that, configs of other kinds of models are
 that takes images or sound too becomes a model of its own.
 """
 
-import json
 import os
 import re
-import struct
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,7 @@ from hivetune.errors import UsageError
 from hivetune.models.architecture import MAX_LAYERS
 from hivetune.models.prepared import TEXT_PART, WEIGHTS, WEIGHTS_INDEX
 from hivetune.models.worker.linears import ACTIVE_EXPERTS, count_sizes, find_experts
-from hivetune.models.worker.weights import Stored, open_weights
+from hivetune.models.worker.weights import open_weights, write_weights
 
 # Tensors that a checkpoint may hold beyond the model's own, besides those that transformers itself names for the family
 # (heads that predict further tokens, old buffers of positions): none of them is used, and none can be trained.
@@ -227,22 +225,9 @@ def take_text_part(work: Path, config: Any, name: str) -> None:
     for kind in ("bos_token_id", "eos_token_id", "pad_token_id"):
         if getattr(text, kind, None) is None:
             setattr(text, kind, getattr(config, kind, None))
-    _write(work / f".{WEIGHTS}", text_tensors)
+    described = {key: (stored.kind, stored.shape) for key, stored in text_tensors.items()}
+    write_weights(work / f".{WEIGHTS}", described, lambda key: text_tensors[key].raw().data)
     for file in {stored.file.path for stored in tensors.values()} | {work / WEIGHTS_INDEX}:
         file.unlink(missing_ok=True)
     os.rename(work / f".{WEIGHTS}", work / WEIGHTS)
     text.save_pretrained(work)
-
-
-def _write(path: Path, tensors: dict[str, Stored]) -> None:
-    """Write a safetensors file of the same bytes under other names."""
-    header, end = {}, 0
-    for key, stored in tensors.items():
-        end += stored.size_bytes
-        header[key] = {"dtype": stored.kind, "shape": stored.shape, "data_offsets": [end - stored.size_bytes, end]}
-    content = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
-    content += b" " * (-len(content) % 8)
-    with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(content)) + content)
-        for stored in tensors.values():
-            file.write(stored.raw().data)

@@ -9,7 +9,7 @@ import json
 import math
 import mmap
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,22 @@ def open_weights(folder: Path) -> dict[str, Stored]:
             raise UsageError(f"{folder} has no {path.name}", hint="use a folder with safetensors weights")
         tensors |= SafetensorsFile(path).tensors
     return tensors
+
+
+def write_weights(
+    path: Path, described: Mapping[str, tuple[str, Sequence[int]]], data: Callable[[str], memoryview]
+) -> None:
+    """Write a safetensors file: kind and shape of each tensor, and then the bytes that `data` returns of it."""
+    header, end = dict[str, Any](), 0
+    for name, (kind, shape) in described.items():
+        begin, end = end, end + math.prod(shape) * np.dtype(NUMPY_KINDS[kind]).itemsize
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name in described:
+            file.write(data(name))
 
 
 # Every value is read once, when the model is prepared: a download that broke off, a disk that filled a file with zeros,

@@ -3,12 +3,9 @@
 Shapes: R rank, I inputs and O outputs of a linear module, E experts.
 """
 
-import json
-import math
 import os
 import re
 import shutil
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,14 +22,13 @@ from hivetune.errors import UsageError
 from hivetune.models.architecture import A_WEIGHT, PREFIX, expert_tensors
 from hivetune.models.prepared import DESCRIPTION, NAMED_TEMPLATES, WEIGHTS, WEIGHTS_INDEX
 from hivetune.models.worker.linears import is_fused
-from hivetune.models.worker.weights import open_weights
+from hivetune.models.worker.weights import SafetensorsFile, open_weights, write_weights
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Merge
 from hivetune.train.worker.model.adapter import read_adapter, scaling, tensor_shapes
 
-# Precisions that a merged weight may be written in: safetensors' name, size in bytes, torch's.
+# Precisions that a merged weight may be written in: safetensors' name, torch's.
 KIND_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-SIZES = {"F32": 4, "BF16": 2, "F16": 2}
 TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 # Experts one by one in the files, and the module's one tensor of them.
 _EXPERT = re.compile(r"(?P<layer>.*\.layers\.\d+\.).*experts\.(?P<expert>\d+)\.(?P<tensor>\w+)\.weight")
@@ -231,29 +227,22 @@ def shard_files(model: Path) -> list[str]:
 
 def _merge_file(source: Path, target: Path, parts: Mapping[str, list[Part]], dtype: str, heartbeat: Heartbeat) -> None:
     """Write one file with the same tensors, merged where the adapter changes them."""
+    described = {name: (stored.kind, stored.shape) for name, stored in SafetensorsFile(source).tensors.items()}
+    if dtype != "source":
+        described |= {
+            name: (KIND_NAMES[dtype], shape) for name, (kind, shape) in described.items() if kind in TORCH_DTYPES
+        }
+
+    def merged(name: str) -> memoryview:
+        tensor = opened.get_tensor(name)
+        target_dtype = TORCH_DTYPES.get(described[name][0], tensor.dtype)
+        for part in parts.get(name, ()):
+            tensor = part.add(tensor)
+        heartbeat.beat(Beat.ITEM)
+        return tensor.to(target_dtype).contiguous().view(-1).view(torch.uint8).numpy().data  # type: ignore[no-any-return]
+
     with safetensors.safe_open(source, framework="pt") as opened:
-        names = list(opened.keys())
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        end = 0
-        for name in names:
-            stored = opened.get_slice(name)
-            kind, shape = stored.get_dtype(), list(stored.get_shape())
-            if dtype != "source" and kind in SIZES:
-                kind = KIND_NAMES[dtype]
-            size = math.prod(shape) * SIZES[kind] if kind in SIZES else opened.get_tensor(name).nbytes
-            header[name] = {"dtype": kind, "shape": shape, "data_offsets": [end, end + size]}
-            end += size
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8
-        with open(target, "wb") as file:
-            file.write(struct.pack("<Q", len(text)) + text)
-            for name in names:
-                tensor = opened.get_tensor(name)
-                target_dtype = TORCH_DTYPES.get(header[name]["dtype"], tensor.dtype)
-                for part in parts.get(name, ()):
-                    tensor = part.add(tensor)
-                file.write(tensor.to(target_dtype).contiguous().view(-1).view(torch.uint8).numpy().data)
-                heartbeat.beat(Beat.ITEM)
+        write_weights(target, {name: described[name] for name in opened.keys()}, merged)  # noqa: SIM118
 
 
 if __name__ == "__main__":
