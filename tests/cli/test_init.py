@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hivetune.cli.init import _name_of, init
 from hivetune.config import DataConfig, load_config
 from hivetune.data.files.kinds import refuse_foreign
 from hivetune.data.intake.files import find_sources
@@ -88,3 +89,25 @@ def test_an_office_file_is_named_for_what_it_is(tmp_path: Path) -> None:
             archive.writestr(inside, "<x/>")
         with pytest.raises(UsageError, match=what):
             refuse_foreign((tmp_path / "file.zip").read_bytes()[:4096], "file.zip")
+
+
+@pytest.mark.parametrize(
+    ("rows", "name"),
+    [
+        ("rows.v2.jsonl", "rows"),
+        ("logs/*.jsonl", "logs"),
+        ("logs/**/*.jsonl", "logs"),
+        ("logs/chats-[0-9]*.jsonl", "chats"),
+        ("rows [1].jsonl", "rows [1]"),
+        ("*", "rows"),
+    ],
+)
+def test_a_config_is_named_after_its_rows(rows: str, name: str, tmp_path: Path) -> None:
+    for made in ("rows.v2.jsonl", "rows [1].jsonl"):
+        (tmp_path / made).touch()
+    assert _name_of((tmp_path if rows != "*" else Path("/")) / rows) == name
+
+
+def test_standard_input_is_no_place_for_rows_of_a_config() -> None:
+    with pytest.raises(UsageError, match="can be read only once"):
+        init(["-"])

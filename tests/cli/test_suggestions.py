@@ -35,6 +35,7 @@ SECOND = {"prompt": "wish", "completion": "told"}
         ("y\n", FIRST),
         ("2\n", SECOND),
         ("edit\nprompt=wish,completion=more\n", {"prompt": "wish", "completion": "more"}),
+        ("4\nwhat\n2\n", SECOND),
         ("n\n", None),
     ],
 )
@@ -43,6 +44,18 @@ def test_a_person_is_asked_once(
 ) -> None:
     monkeypatch.setattr("sys.stdin", Terminal(said))
     assert confirm_columns(settings) == (columns, columns is not None)
+
+
+def test_files_that_need_no_mapping_get_none(
+    settings: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mapping holds for all files: one for a stray file rejected all rows of the others."""
+    (tmp_path / "good.jsonl").write_text(json.dumps({"prompt": "Where is it?", "completion": "Here."}) + "\n")
+    folder = settings.model_copy(update={"data": DataConfig(path=str(tmp_path))})
+    monkeypatch.setattr("sys.stdin", Terminal(""))
+    assert confirm_columns(folder) == (None, False)
+    said = capsys.readouterr()
+    assert "good.jsonl needs none" in said.err and "prompt=wish+more" in said.out
 
 
 def test_without_a_terminal_the_suggestion_is_not_confirmed(

@@ -10,7 +10,7 @@ import typer
 from hivetune.base.database import home_as_it_is
 from hivetune.base.disk import size_of
 from hivetune.base.paths import quoted, spelled
-from hivetune.cli.output import emit, progress, say, show, size
+from hivetune.cli.output import MODE, emit, progress, say, show, size
 from hivetune.config import (
     GROUPS,
     RunConfig,
@@ -158,7 +158,8 @@ def show_suggestion(line: Mapping[str, Any]) -> None:
 def confirm_columns(settings: RunConfig) -> tuple[dict[str, str] | None, bool]:
     """Return the mapping for the rows, and whether a person confirmed it.
 
-    The mapping is None if none is needed, none is known or the person declined. Without a terminal nobody is asked.
+    The mapping is None if none is needed, none is known, other files are read without one or the person declined.
+    Without a terminal nobody is asked.
     """
     if settings.data.columns:
         return None, False
@@ -166,7 +167,7 @@ def confirm_columns(settings: RunConfig) -> tuple[dict[str, str] | None, bool]:
         # The rules of redaction take half a second to compile, which no other command should wait for.
         from hivetune.data.prepare.understand import suggested_for
 
-        suggested = suggested_for(settings.data.path, settings.data.encoding, report)
+        suggested, others = suggested_for(settings.data.path, settings.data.encoding, report)
     name, lines = next(iter(suggested.items()), ("", []))
     if not lines:
         return None, False
@@ -174,24 +175,29 @@ def confirm_columns(settings: RunConfig) -> tuple[dict[str, str] | None, bool]:
     for number, line in enumerate(lines, 1):
         show(f" {number}.")
         show_suggestion(line)
-    if not sys.stdin.isatty():
+    if others:
+        say(
+            f"a mapping holds for all files, and {spelled(others[0])} needs none: give the others a config of their own"
+        )
+        return None, False
+    if MODE.json or not sys.stdin.isatty():
         say("no terminal to confirm it on: the first mapping is written as a comment")
         return dict(lines[0]["columns"]), False
     return _answer(lines)
 
 
 def _answer(lines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str] | None, bool]:
-    reply = typer.prompt(QUESTION, default="Y", show_default=False).strip().lower()
-    if reply in ("y", "yes", "1"):
-        return dict(lines[0]["columns"]), True
-    if reply.isdecimal() and 1 < int(reply) <= len(lines):
-        return dict(lines[int(reply) - 1]["columns"]), True
-    if reply in ("e", "edit"):
-        text = typer.prompt("--columns", default=write_columns(lines[0]["columns"]))
-        columns = parse_columns(text)
-        check_columns(columns)
-        return columns, True
-    return None, False
+    choices = {str(number): dict(line["columns"]) for number, line in enumerate(lines, 1)}
+    choices["y"] = choices["yes"] = choices["1"]
+    while (reply := typer.prompt(QUESTION, default="Y", show_default=False, err=True).strip().lower()) not in choices:
+        if reply in ("n", "no"):
+            return None, False
+        if reply in ("e", "edit"):
+            columns = parse_columns(typer.prompt("--columns", default=write_columns(choices["1"]), err=True))
+            check_columns(columns)
+            return columns, True
+        say(f"there is no mapping {reply!r}")
+    return choices[reply], True
 
 
 def fetch(

@@ -20,6 +20,7 @@ from hivetune.cli.arguments import ColumnsOption, SetOption, complete_model, con
 from hivetune.cli.output import AFTER_ROWS, MODE, duration, emit, progress, show, size, table
 from hivetune.config import config_schema, known_settings
 from hivetune.data.fates import NO_VALUE
+from hivetune.data.intake.files import is_pipe
 from hivetune.data.prepare.report import duplicate_kinds
 from hivetune.errors import UsageError
 from hivetune.models.prepared import find_prepared, kind_of
@@ -48,8 +49,11 @@ def init(
 ) -> None:
     """Look at rows and machine, and write a commented config that is ready to train."""
     sources = rows or ["store"]
-    first = real_path(sources[0])
-    path = out or Path(f"{first.name.partition('.')[0] or 'rows'}.yaml")
+    for source in sources:
+        if source == "-" or is_pipe(source):
+            hint = "save the rows in a file, and give that: ... > rows.jsonl"
+            raise UsageError(f"init reads rows more than once, and {source} can be read only once", hint=hint)
+    path = out or Path(f"{_name_of(real_path(sources[0]))}.yaml")
     if file_to_write(path).exists():
         raise UsageError(
             f"{path} already exists",
@@ -70,6 +74,14 @@ def init(
     write_atomic(path, text.encode())
     show(f"{text}\nwritten: {path}\nnext: {train}")
     emit({"config": path, "settings": proposal.config.model_dump(mode="json", exclude_unset=True)})
+
+
+def _name_of(rows: Path) -> str:
+    """Return the name of a file, a folder or a glob without what stands for any name."""
+    if rows.exists():
+        return rows.name.partition(".")[0] or "rows"
+    parts = (re.split(r"[*?\[.]", part)[0].strip("-_ ") for part in reversed(rows.parts[1:]))
+    return next(filter(None, parts), "rows")
 
 
 def _config_text(proposal: Proposal, sources: str, train: str, path: Path, suggested: Mapping[str, str] | None) -> str:

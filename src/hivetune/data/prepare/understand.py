@@ -143,11 +143,17 @@ def unclear(inputs: Inputs, columns: Mapping[str, str]) -> dict[str, list[dict[s
 
 def suggested_for(
     paths: str | Sequence[str], encoding: str | None, progress: Progress = silent
-) -> dict[str, list[dict[str, Any]]]:
-    """Return the mappings that `unclear` suggests for these files. `progress` counts files, twice."""
+) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+    """Return the mappings that `unclear` suggests for these files, and the files that are read without one.
+
+    `progress` counts files, twice.
+    """
     with scratch_folder() as spill:
         inputs = plan_inputs(paths, spill, encoding=encoding, progress=progress)
-        return unclear(examine_files(inputs, NO_COLUMNS, progress), NO_COLUMNS)
+        inputs = examine_files(inputs, NO_COLUMNS, progress)
+        suggested = unclear(inputs, NO_COLUMNS)
+        layouts = understood(inputs, NO_COLUMNS) if suggested else {}
+        return suggested, [name for name, kinds in layouts.items() if kinds and name not in suggested]
 
 
 def suggestion_document(line: Suggestion) -> dict[str, Any]:
