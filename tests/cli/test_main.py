@@ -223,6 +223,21 @@ def test_a_command_that_is_stopped_says_what_it_leaves_behind(
     assert (document["error"]["type"], kept in document["error"]["hint"], kept in err) == ("Stopped", True, True)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command", ["serve --port 0", "dashboard --port 0", "report all metrics.prom --to prometheus --follow"]
+)
+def test_a_server_that_is_stopped_has_printed_one_document(command: str, tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "hivetune", *command.split(), "--json"]
+    environment = {**os.environ, "HIVETUNE_HOME": str(tmp_path / "home")}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=tmp_path) as process:
+        assert process.stdout is not None and "error" not in json.loads(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (128 + signal.SIGINT, ""), err
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_while_python_still_imports_is_told_as_any_other(tmp_path: Path, number: int) -> None:
     """As a person does who sees a mistake in the line: it comes when the first third-party package is imported."""

@@ -311,7 +311,8 @@ def _with_left_behind(error: Stopped, arguments: list[str]) -> Stopped:
 def _fail(error: HivetuneError) -> None:
     say(f"hivetune: {error}", style="red")
     try:
-        emit({"error": {"type": type(error).__name__, "message": error.message, "hint": error.hint}})
+        if not (MODE.is_done and isinstance(error, Stopped)):
+            emit({"error": {"type": type(error).__name__, "message": error.message, "hint": error.hint}})
     except OSError as unwritten:  # stderr has the error already
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if unwritten.errno != errno.EPIPE:

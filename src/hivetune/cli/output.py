@@ -47,9 +47,10 @@ class _Report(Protocol):
 
 @dataclass
 class Mode:
-    """The mode of output, which main() sets once."""
+    """The mode of output. main() sets `json` once."""
 
     json: bool = False
+    is_done: bool = False  # the document is printed, and the command goes on until it is stopped
 
 
 MODE = Mode()
@@ -120,6 +121,12 @@ def emit(document: Any) -> None:
     if MODE.json:
         with errors_of_stdout():
             print(as_document(document), flush=True)
+
+
+def emit_until_stopped(document: Any) -> None:
+    """Print the document of a command that goes on until it is stopped: a stop adds no second one."""
+    MODE.is_done = True  # first: who reads the document may stop the command at once
+    emit(document)
 
 
 def emit_failed(document: Mapping[str, Any], error: HivetuneError) -> NoReturn:

@@ -11,7 +11,7 @@ import typer
 from hivetune.base.disk import file_to_write, write_atomic
 from hivetune.base.paths import install_command, real_path
 from hivetune.cli.arguments import complete_run
-from hivetune.cli.output import emit, say, show
+from hivetune.cli.output import emit, emit_until_stopped, say, show
 from hivetune.config import ReportTarget
 from hivetune.dashboard.exporters.follow import destination_of, report_on, report_once, view_command
 from hivetune.dashboard.exporters.prometheus import dashboard
@@ -80,7 +80,7 @@ def _report_home(run: str, to: str, place: str | None, *, follow: bool) -> None:
         raise MachineNotFit(f"{error.name} is not installed", hint=install_command("serve")) from None
     write_textfile(path)
     show(f"{path}: {f'updated every {WRITE_AGAIN_S:.0f} s until Ctrl-C' if follow else 'written'}")
-    emit({"to": to, "path": path})
+    (emit_until_stopped if follow else emit)({"to": to, "path": path})
     while follow:
         time.sleep(WRITE_AGAIN_S)
         write_textfile(path)

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import typer
 
 from hivetune.base.database import open_database
-from hivetune.cli.output import emit, moment, say, show, show_unit, table
+from hivetune.cli.output import emit, emit_until_stopped, moment, say, show, show_unit, table
 from hivetune.dashboard.access import BELOW, dashboard_token
 from hivetune.dashboard.app import dashboard_addition
 from hivetune.dashboard.exporters.prometheus import HomeCollector
@@ -98,7 +98,7 @@ def _tell(url: str) -> None:
     if token is not None:
         show(f"token of client {DEFAULT_CLIENT!r}, shown only once: {token}")
     say("stop with Ctrl-C")
-    emit({"url": url, "token": token})
+    emit_until_stopped({"url": url, "token": token})
 
 
 def show_clients(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hivetune.cli.output import MODE, duration, emit, moment, number, say, show, table
+from hivetune.cli.output import MODE, duration, emit, emit_until_stopped, moment, number, say, show, table
 from hivetune.dashboard.overview import Suggestion, overview
 from hivetune.run.status import RunStatus
 
@@ -81,7 +81,7 @@ def dashboard_command(
         address = f"{url}login?token={token}"
         show(f"open {address}")
         say("the address holds the token of this dashboard; keep it private. Stop the server with Ctrl-C")
-        emit({"url": url, "token": token})
+        emit_until_stopped({"url": url, "token": token})
         if open_it and not MODE.json:
             webbrowser.open(address)
 
