@@ -251,6 +251,21 @@ def test_damaged_artefacts_are_not_promoted(database: sqlite3.Connection, tmp_pa
     assert aliases(database) == {"candidate": 1}
 
 
+def test_no_hint_rolls_back_a_champion_that_is_whole(database: sqlite3.Connection, tmp_path: Path) -> None:
+    champion = promote(database, add(database, tmp_path, 1).label, by="ann")
+    candidate = add(database, tmp_path, 2)
+    for release in (champion, candidate):
+        registry.remove(release.folder)
+    with pytest.raises(HivetuneError) as of_candidate:
+        promote(database, candidate.label, by="ann")
+    assert of_candidate.value.hint == f"register its run again: hivetune register {tmp_path}/run2 --as helpdesk"
+    with pytest.raises(HivetuneError) as of_champion:
+        champion.check()
+    assert (of_champion.value.hint or "").endswith("hivetune rollback helpdesk")
+    register(database, tmp_path / "run2", "helpdesk", about(tmp_path / "run2"), by="ann")
+    assert promote(database, candidate.label, by="ann").label == candidate.label
+
+
 def test_only_what_nothing_names_is_pruned(database: sqlite3.Connection, tmp_path: Path) -> None:
     for number in (1, 2, 3, 4):
         promote(database, add(database, tmp_path, number).label, by="ann")

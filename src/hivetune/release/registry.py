@@ -188,16 +188,16 @@ class Release:
 
     def check(self) -> None:
         """Raise HivetuneError if a file of the release is missing or changed."""
+        hint = f"register its run again: hivetune register {quoted(self.run)} --as {self.name}"
         if self.pruned:
-            raise UsageError(f"the artefacts of {self.label} were pruned", hint=f"register its run again: {self.run}")
+            raise UsageError(f"the artefacts of {self.label} were pruned", hint=hint)
         problems = problems_once(self.folder)
         if not problems and read_json(self.folder / MANIFEST).get("adapter_sha256") != self.adapter_sha256:
             problems = ["it holds another adapter than was registered"]
         if problems:
-            raise HivetuneError(
-                f"{self.label} is damaged: {self.folder}: {problems[0]}",
-                hint=f"restore the folder from a backup, or serve another release: hivetune rollback {self.name}",
-            )
+            if "champion" in self.aliases:  # or a healthy champion is rolled back
+                hint += f"; or serve the release before: hivetune rollback {self.name}"
+            raise HivetuneError(f"{self.label} is damaged: {self.folder}: {problems[0]}", hint=hint)
 
 
 @dataclass(frozen=True)
