@@ -118,3 +118,8 @@ def test_a_folder_with_a_config_is_enough(tmp_path: Path) -> None:
     )
     planned = plan_run(parse_config({"model": str(tmp_path), "data": {"path": "x"}}))
     assert planned.choice is not None and planned.setup.architecture.layers == 2
+
+
+def test_cores_of_a_card_are_refused(config: Path) -> None:
+    with pytest.raises(UsageError, match="R9700 is a card, and --cores is of a CPU"):
+        plan_run(parse_config({"model": "smollm2-135m", "data": str(config)}), card="R9700", cores=4, rows=1, tokens=9)

@@ -239,7 +239,7 @@ def test_snapshots_runs_and_releases_are_named(log: Path, tmp_path: Path) -> Non
 
 
 def test_the_command(log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="no row to forget"):
+    with pytest.raises(UsageError, match="several things to forget"):
         data.forget(user="a", session="b", source=None, row=None)
     monkeypatch.setattr(MODE, "json", True)
     data.forget(user="alice", session=None, source=None, row=None)

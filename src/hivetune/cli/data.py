@@ -270,7 +270,8 @@ def forget(
     options: dict[ForgetKind, str | None] = {"user": user, "session": session, "source": source, "row": row}
     chosen = [(kind, value) for kind, value in options.items() if value]
     if len(chosen) != 1:
-        raise UsageError("no row to forget is named", hint="give one of --user, --session, --source, --row")
+        named = "several things to forget are named" if chosen else "no row to forget is named"
+        raise UsageError(named, hint="give one of --user, --session, --source, --row")
     with closing(open_database()) as database:
         forgotten = run_forget(database, *chosen[0])
     taints = forgotten.taints

@@ -63,6 +63,8 @@ def doctor(
             raise UsageError("the explanation of an error takes no options", hint="leave them out")
         explain_text(text)
         return
+    if quick and soak:
+        raise UsageError("--quick skips the tests that --soak repeats", hint="leave one of them out")
     settings = None if config is None else load_config(config, [])
     job = Demand() if settings is None else Demand(settings.dtype, settings.method)
     facts = look()

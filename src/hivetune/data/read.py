@@ -214,6 +214,8 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     stored = {name: value for name, value in (raw.stored or {}).items() if name not in columns}
     example = _example(raw.source, row, conversation, stored)
     _refuse_answer(row, example.messages, raw.chunk)
+    if "success" in columns and example.success is None and row.get("success") not in (None, ""):
+        changed += ("unread-outcome",)
     example = _judged(example, two)
     outside = outside_cause(row, example.messages[-1].content) if example.lesson == "failure" else ""
     return ExaminedRow(raw, conversation.layout, example, (*changed, *conversation.changed), outside, missing=missing)

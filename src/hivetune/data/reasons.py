@@ -294,6 +294,10 @@ _WARN = {
         "columns about the answer are not learned: a rationale, an explanation, tests, a note",
         "nothing to do; --columns chooses others",
     ),
+    "unread-outcome": (
+        "the value of `success` in data.columns says neither yes nor no: the row is trained",
+        "write true or false, or filter by a value: where=outcome=resolved",
+    ),
     "other-branches": ("abandoned retries and edits were removed", "nothing to do"),
     "program-notes": ("errors, commands and notes of the coding agent itself were removed", "nothing to do"),
     "call-without-result": (

@@ -186,7 +186,8 @@ def _layouts(chunks: Sequence[Chunk], columns: Mapping[str, str]) -> list[dict[s
         counts[read.layout] += 1
         kinds = paths.setdefault(read.layout, {kind: Counter() for kind in PATH_KINDS})
         for kind, path in sorted(texts):
-            kinds[kind][path] += 1
+            if kind != "left_out" or path not in columns.values():  # a session, an agent
+                kinds[kind][path] += 1
     for kinds in paths.values():  # text that is left out of one row only, such as a last turn, is read
         for path in [path for path in kinds["left_out"] if any(path in kinds[kind] for kind in KIND_OF_ROLE.values())]:
             del kinds["left_out"][path]

@@ -141,7 +141,8 @@ def choose_dtype(setting: str, device: Device) -> str:
     """
     if setting != "auto":
         if setting not in device.rates:
-            raise UsageError(f"{setting} is not supported on {device.name}. {device.note}", hint="set dtype: auto")
+            why = f": {device.note}" if device.note else ""
+            raise UsageError(f"{setting} is not supported on {device.name}{why}", hint="set dtype: auto")
         return setting
     return auto_dtype(device.rates, device.decided_dtype)
 

@@ -58,6 +58,8 @@ def device_of_card(name: str, *, cores: int | None = None, memory_gb: float | No
     """Return a card or kind of CPU from cards.yaml, as if nothing else used it. Raises UsageError."""
     card = known_card(name)
     device = _published(card, cores or card.get("cores", 0))
+    if cores is not None and device.kind != "cpu":
+        raise UsageError(f"{device.name} is a card, and --cores is of a CPU", hint="leave out --cores")
     memory = round((memory_gb or card["memory_gb"]) * GB)
     title = f"{card['name']}, {device.cores} cores" if device.kind == "cpu" else card["name"]
     return replace(device, name=title, memory_bytes=memory, free_bytes=memory)
