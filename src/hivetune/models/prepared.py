@@ -6,6 +6,7 @@ models/fetch.py lets models/worker/prepare_model.py write them; everything else 
 import difflib
 import hashlib
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -76,6 +77,15 @@ def kind_of(name: str) -> SourceKind:
 def without_part(name: str) -> str:
     """Return the model itself in `MODEL:text`."""
     return name.removesuffix(TEXT_PART)
+
+
+def all_settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield each setting of a config.json and of the configs in it."""
+    for setting, value in config.items():
+        if isinstance(value, Mapping):
+            yield from all_settings(value)
+        else:
+            yield setting, value
 
 
 def folder_for(name: str) -> Path:

@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from hivetune.models.prepared import (
     TEMPLATE,
     WEIGHTS,
     WEIGHTS_INDEX,
+    all_settings,
     kind_of,
     without_part,
 )
@@ -193,21 +194,12 @@ def check_no_remote_code(folder: Path, config: dict[str, Any], name: str) -> Non
                 hint="use a model whose architecture transformers knows",
             )
     # CVE-2026-4372: a repository named here is downloaded and imported where the package `kernels` is installed.
-    kernels = [f"{key}: {value}" for key, value in _implementations(config) if "/" in value]
+    kernels = [f"{key}: {v}" for key, v in all_settings(config) if "_implementation" in key and "/" in str(v)]
     if kernels:
         raise UsageError(
             f"model {name} names code of a repository ({kernels[0]}), which is never run",
             hint="remove the field from a copy of its config.json",
         )
-
-
-def _implementations(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield each field that chooses how attention or experts are computed, those of inner configs included."""
-    for key, value in config.items():
-        if isinstance(value, dict):
-            yield from _implementations(value)
-        elif isinstance(value, str) and "_implementation" in key:
-            yield key, value
 
 
 def _convert_tokenizer(folder: Path, work: Path, name: str) -> None:

@@ -8,7 +8,7 @@ that takes images or sound too becomes a model of its own.
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from transformers.pytorch_utils import Conv1D
 from hivetune.base.disk import read_json
 from hivetune.errors import UsageError
 from hivetune.models.architecture import MAX_LAYERS
-from hivetune.models.prepared import TEXT_PART, WEIGHTS, WEIGHTS_INDEX
+from hivetune.models.prepared import TEXT_PART, WEIGHTS, WEIGHTS_INDEX, all_settings
 from hivetune.models.worker.linears import ACTIVE_EXPERTS, count_sizes, find_experts
 from hivetune.models.worker.weights import open_weights, write_weights
 
@@ -94,7 +94,9 @@ def check_against_config(folder: Path, name: str) -> tuple[tuple[tuple[str, str]
 
 def read_config(folder: Path, name: str) -> Any:
     """Return transformers' config of a folder. Raises UsageError for one that it can't read."""
-    for setting, value in _numbers(read_json(folder / "config.json")):
+    for setting, value in all_settings(read_json(folder / "config.json")):
+        if not isinstance(value, int | float):
+            continue
         if _COUNTS.fullmatch(setting) and value > MAX_LAYERS:
             raise UsageError(f"model {name}: config.json says {setting} {value}; at most {MAX_LAYERS} are supported")
         if setting in _POSITIVE and value <= 0:
@@ -103,15 +105,6 @@ def read_config(folder: Path, name: str) -> Any:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001 (as above)
         raise _unbuildable(name, error) from None
-
-
-def _numbers(settings: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield the numbers of a config and of the parts in it."""
-    for setting, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value)
-        elif isinstance(value, int | float):
-            yield setting, value
 
 
 def refuse_invented(loading_info: Mapping[str, Any], name: str) -> None:
