@@ -28,11 +28,11 @@ _BREAK = "\0"  # marks cuts, and pieces without a cut at both ends
 _CUT = re.compile(r"(?<=\S)(?= \S)|(?<=\S\n)(?=\S)")
 _CUT_OUT = re.compile(r" ?\S(?:.*\S)?\n?", re.DOTALL)
 # The patterns of Qwen 2 and 3 and of Llama 3, from their tokenizer.json.
-_SPLIT = (
+WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_PATTERNS = frozenset(_SPLIT % many for many in ("", "{1,3}"))
+_PATTERNS = frozenset(WORDS % many for many in ("", "{1,3}"))
 
 
 class WordTokens:

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.paths import install_command
+from hivetune.data.render.borders import WORDS
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.models.gguf_header import read_header
 from hivetune.models.prepared import TEMPLATE, WEIGHTS
 
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 # tokenizer.ggml.pre: how numbers are split; "gpt-2" splits by ByteLevel's own pattern.
 WORD_SPLITS = {
     "gpt-2": "whole",
@@ -24,11 +22,11 @@ WORD_SPLITS = {
     "starcoder": "digits",
     "refact": "digits",
     "command-r": "digits",
-    "llama-bpe": _WORDS % "{1,3}",
-    "llama3": _WORDS % "{1,3}",
-    "llama-v3": _WORDS % "{1,3}",
-    "qwen2": _WORDS % "",
-    "deepseek-r1-qwen": _WORDS % "",
+    "llama-bpe": WORDS % "{1,3}",
+    "llama3": WORDS % "{1,3}",
+    "llama-v3": WORDS % "{1,3}",
+    "qwen2": WORDS % "",
+    "deepseek-r1-qwen": WORDS % "",
 }
 
 

@@ -93,12 +93,16 @@ class SafetensorsFile:
         return Stored(kind, shape, self, begin + first, size_bytes)
 
 
-def open_weights(folder: Path) -> dict[str, Stored]:
-    """Return every tensor of `model.safetensors`, or of the shards that `model.safetensors.index.json` names, by
-    name."""
+def shard_files(folder: Path) -> list[str]:
+    """Return the names of a model's files: those of its index, or the one."""
     index = folder / WEIGHTS_INDEX
+    return sorted(set(read_json(index)["weight_map"].values())) if index.exists() else [WEIGHTS]
+
+
+def open_weights(folder: Path) -> dict[str, Stored]:
+    """Return every tensor by name."""
     tensors: dict[str, Stored] = {}
-    for name in sorted(set(read_json(index)["weight_map"].values())) if index.exists() else [WEIGHTS]:
+    for name in shard_files(folder):
         path = folder / Path(name).name  # a shard lies in the folder itself
         if not path.is_file():
             raise UsageError(f"{folder} has no {path.name}", hint="use a folder with safetensors weights")

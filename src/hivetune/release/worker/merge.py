@@ -22,7 +22,7 @@ from hivetune.errors import UsageError
 from hivetune.models.architecture import A_WEIGHT, PREFIX, expert_tensors
 from hivetune.models.prepared import DESCRIPTION, NAMED_TEMPLATES, WEIGHTS, WEIGHTS_INDEX
 from hivetune.models.worker.linears import is_fused
-from hivetune.models.worker.weights import SafetensorsFile, open_weights, write_weights
+from hivetune.models.worker.weights import SafetensorsFile, open_weights, shard_files, write_weights
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Merge
 from hivetune.train.worker.model.adapter import read_adapter, scaling, tensor_shapes
@@ -217,12 +217,6 @@ def _merge_module(model: Path, adapter: Path, work: Path, dtype: str, heartbeat:
         heartbeat.beat(Beat.ITEM)
     module.save_pretrained(work)
     return len(deltas)
-
-
-def shard_files(model: Path) -> list[str]:
-    if (model / WEIGHTS_INDEX).is_file():
-        return sorted(set(read_json(model / WEIGHTS_INDEX)["weight_map"].values()))
-    return [WEIGHTS]
 
 
 def _merge_file(source: Path, target: Path, parts: Mapping[str, list[Part]], dtype: str, heartbeat: Heartbeat) -> None:
