@@ -51,6 +51,19 @@ def test_it_ends_when_it_is_not_allowed_any_more_and_with_its_energy() -> None:
     assert Slice(Permission, yields=False, left_kwh=0.5).terms().ends() == 0
 
 
+def test_what_answers_take_meanwhile_is_no_energy_of_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(slices, "energy_between", lambda before, after: Energy(KWH))
+    slice_ = Slice(Permission, yields=True)
+    terms = slice_.terms()
+    with Answering():
+        assert terms.stand_still() and terms.ends() == 0
+    assert slice_.energy.kwh == 0.0
+    monkeypatch.setattr(slices, "LINGER_S", 0.0)
+    assert not terms.stand_still() and terms.ends() == 0
+    assert slice_.energy.kwh == 1.0
+
+
 def test_it_stands_still_while_somebody_waits_and_a_little_longer() -> None:
     slice_ = Slice(Permission, yields=True)
     stand_still = slice_.terms().stand_still

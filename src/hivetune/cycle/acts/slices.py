@@ -90,7 +90,9 @@ class Slice:
             self._looked = time.monotonic()
             self._now = self.allowed()
             sample = sample_power(self._looked)
-            self.energy, self._sample = self.energy + energy_between(self._sample, sample), sample
+            if self._still_since is None:  # what others use meanwhile is not of this training
+                self.energy += energy_between(self._sample, sample)
+            self._sample = sample
         now = self.clock()
         if self.left_kwh is not None and self.energy.kwh >= self.left_kwh:
             self.why = "the energy of the budget is used up"
