@@ -9,20 +9,25 @@ import inspect
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hivetune.data import formats
 from hivetune.data.chunks import RawRow, read_rows
 from hivetune.data.columns import plain_row
+from hivetune.data.conversation import read_conversation
 from hivetune.data.formats import all_formats
 from hivetune.data.intake.files import plan_inputs
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Row
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
+from hivetune.errors import UsageError
 
 FOLDER = Path(__file__).parent / "samples"
 SAMPLES = sorted(path for path in FOLDER.iterdir() if not path.name.endswith(".expected.jsonl"))
@@ -61,6 +66,44 @@ def row_of(raw: RawRow, columns: dict[str, str]) -> dict[str, Any]:
     row = {"line": line, "layout": read.layout, "messages": messages, "changed": list(read.changed), **facts}
     kept = {key: value for key, value in row.items() if value not in EMPTY and value != "sft"}
     return dict(json.loads(json.dumps(kept)))
+
+
+@pytest.fixture
+def brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package that brings a format; a test chooses which with `bring`."""
+    (tmp_path / "desk_formats.py").write_text(
+        "from hivetune.data.pieces.format import Format\n"
+        "GOOD = Format('our-desk', lambda row: row['posts'][0]['staff'], needs=frozenset(('posts',)))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    forget_formats()
+
+
+def forget_formats() -> None:
+    for cached in (formats.all_formats, formats.formats_with, formats._logs, formats._batch_mark):
+        cached.cache_clear()
+    formats._batches_with.cache_clear()
+
+
+def bring(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [EntryPoint("our-desk", value, "hivetune.formats")]
+    monkeypatch.setattr(formats, "entry_points", lambda group: entries)
+    forget_formats()
+
+
+@pytest.mark.parametrize("value", ["desk_formats:NONE", "no_such_module:X", "desk_formats:Format"])
+def test_a_package_with_a_broken_format_is_named(brought: None, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bring(value, monkeypatch)
+    with pytest.raises(UsageError, match=rf"the format 'our-desk' of another package \({value}\)"):
+        all_formats()
+
+
+def test_a_row_that_a_packages_format_fails_on_is_refused(brought: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    bring("desk_formats:GOOD", monkeypatch)
+    with pytest.raises(RowRefused) as refused:
+        read_conversation({"posts": [{"text": "hello"}]})
+    assert refused.value.hint == "the format our-desk of another package failed on it: KeyError: 'staff'"
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)

@@ -8,25 +8,62 @@ import importlib
 import json
 import pkgutil
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
+from typing import TypeVar
 
 from hivetune.data.pieces.format import Batch, Format, Head, Lines, Log
 from hivetune.data.pieces.logs import PlacedRow
+from hivetune.data.pieces.said import Row
+from hivetune.data.reasons import RowRefused
 from hivetune.errors import UsageError
+
+_T = TypeVar("_T")
 
 
 @cache
 def all_formats() -> tuple[Format | Batch | Log, ...]:
-    """Return every format: the lower its rank the earlier, then by name. Raise UsageError where two have one name."""
+    """Return every format: the lower its rank the earlier, then by name. Raise UsageError where two have one name, or
+    another package's can't be loaded."""
     modules = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
     formats = [form for module in modules for form in vars(module).values() if isinstance(form, Format | Batch | Log)]
-    formats += [entry.load() for entry in entry_points(group="hivetune.formats")]
+    formats += [_foreign(entry) for entry in entry_points(group="hivetune.formats")]
     names = [form.name for form in formats]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(f"two formats are called {twice[0]!r}", hint="uninstall one of the packages that bring them")
     return tuple(sorted(formats, key=lambda form: (form.rank, form.name)))
+
+
+def _foreign(entry: EntryPoint) -> Format | Batch | Log:
+    """Return the format of another package. A row that its functions fail on is refused, and ends no check."""
+    try:
+        form = entry.load()
+    except Exception as error:  # noqa: BLE001 (whatever that package does)
+        problem = f"can't be loaded: {type(error).__name__}: {error}"
+    else:
+        if isinstance(form, Format):
+            return form._replace(read=_careful(form.name, form.read), rows=form.rows and _careful(form.name, form.rows))
+        if isinstance(form, Batch | Log):
+            return form
+        problem = "is no Format, Batch or Log"
+    raise UsageError(
+        f"the format {entry.name!r} of another package ({entry.value}) {problem}",
+        hint="correct that package, or uninstall it",
+    )
+
+
+def _careful(name: str, read: Callable[[Row], _T]) -> Callable[[Row], _T]:
+    def careful(row: Row) -> _T:
+        try:
+            return read(row)
+        except RowRefused:
+            raise
+        except Exception as error:
+            hint = f"the format {name} of another package failed on it: {type(error).__name__}: {error}"
+            raise RowRefused("unknown-layout", hint) from error
+
+    return careful
 
 
 @cache
