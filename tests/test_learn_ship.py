@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from data.models import make_model
 
-import hivetune.train.start
 from hivetune.base.disk import write_manifest
 from hivetune.config import GateConfig, parse_config
 from hivetune.learn import choose_stage, learn, safeguards, stage2_problem
+from hivetune.train import start
 
 
 def evaluation(
@@ -100,7 +100,7 @@ def test_new_rows_are_learned_in_another_folder(tmp_path: Path, monkeypatch: pyt
     """The folder of the rows before was refused: it holds a run with other data."""
     model = make_model(tmp_path / "model")
     write_manifest(model)
-    monkeypatch.setattr(hivetune.train.start, "fetch_model", lambda name, progress: model)
+    monkeypatch.setattr(start, "fetch_model", lambda name, progress: model)
     config = parse_config({"model": str(model), "data": str(tmp_path / "rows.jsonl")})
     roots = []
     for count in (40, 41, 41):

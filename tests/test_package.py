@@ -126,7 +126,7 @@ def test_the_extras_train_and_export_have_all_that_the_engine_imports(
     """All but the kernels for cards, which bring triton with torch's own builds for them (the extra `card`)."""
     python = environment_of(wheel_in(built), {"train", "export"}, tmp_path / "train")
     script = (
-        "import importlib, pkgutil, hivetune.train.worker as engine\n"
+        "import importlib, pkgutil; from hivetune.train import worker as engine\n"
         "names = [module.name for module in pkgutil.walk_packages(engine.__path__, 'hivetune.train.worker.')]\n"
         "for name in names:\n"
         "    if not name.endswith('__main__') and '.fast.gpu' not in name: importlib.import_module(name)\n"

@@ -37,6 +37,16 @@ def test_every_name_is_a_function_with_types_and_documented() -> None:
     assert not hasattr(hivetune, "no_such_name")
 
 
+def test_no_import_of_a_folder_takes_the_place_of_a_function() -> None:
+    """The types of what `train` returns and of what `serve` is given are in folders of these names."""
+    script = (
+        "from hivetune.train.open import Run; from hivetune.serve.gateway.run import GatewaySettings; import hivetune\n"
+        "print(hivetune.train.__module__, hivetune.serve.__module__)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "hivetune.walk hivetune.walk\n"
+
+
 @pytest.mark.slow
 def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
     (example,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/python.md").read_text(), re.DOTALL | re.MULTILINE)

@@ -4,6 +4,8 @@ The stations of the walk are imported when they are first used, so that `import 
 """
 
 import importlib
+import sys
+import types
 from typing import Any
 
 __version__ = "0.1.0"
@@ -25,11 +27,20 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'hivetune' has no attribute {name!r}")
-    walk = vars(importlib.import_module("hivetune.walk"))
-    # All of them at once: `hivetune.train` and `hivetune.serve` are folders too, which the import has just bound.
-    globals().update({name_of: walk[name_of] for name_of in __all__})
-    return walk[name]
+    globals()[name] = found = vars(importlib.import_module("hivetune.walk"))[name]
+    return found
 
 
 def __dir__() -> list[str]:
     return sorted((*globals(), *__all__))
+
+
+class _Package(types.ModuleType):
+    """This package. An import of the folder `train` or `serve` does not take the place of the function."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in __all__ or not isinstance(value, types.ModuleType):
+            super().__setattr__(name, value)
+
+
+types.ModuleType.__setattr__(sys.modules[__name__], "__class__", _Package)

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-import hivetune.serve.gateway.run as run
+from hivetune.serve.gateway import run
 
 
 def test_answers_are_not_held_back_by_nagle() -> None:

@@ -22,6 +22,7 @@ from hivetune.base.journal import read_journal
 from hivetune.config import parse_config
 from hivetune.process.forkserver import forking
 from hivetune.synth.demo import SYSTEM_PROMPTS, write_demo_data
+from hivetune.train import start
 from hivetune.train.open import Run, load_run
 from hivetune.train.probe import probe_run
 from hivetune.train.start import open_run, train_run
@@ -82,9 +83,7 @@ def reach_the_goal(folder: Path, num_rows: int, model: str, monkeypatch: pytest.
     run = open_run(config, "users_goal")
     script = write_script(run)
     probe_run(run)
-    monkeypatch.setattr(
-        "hivetune.train.start.supervise_run", functools.partial(supervise_run, worker=WORKER, replay=WORKER)
-    )
+    monkeypatch.setattr(start, "supervise_run", functools.partial(supervise_run, worker=WORKER, replay=WORKER))
     document = train_run(run, Terms(functools.partial(kill_once, run, script["kill_at"])))
     run = load_run(run.folder)
     assert (document["status"], document["steps"]) == ("done", len(run.plan.steps))

@@ -12,6 +12,7 @@ from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import Stopped
 from hivetune.run import checkpoints
 from hivetune.run.checkpoints import STATE, TENSORS
+from hivetune.train.supervise import verify as verify_module
 from hivetune.train.supervise.verify import ADAPTER, Verification, compare_runs, excerpt_of, verify_resume
 
 FORGETFUL = str(Path(__file__).with_name("forgetful_worker.py"))
@@ -27,7 +28,7 @@ def verify(folder: Path, worker: str | None = None) -> Verification:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many small steps as leave time for one kill; no second, longer run."""
     for name, value in (("STEPS", 150), ("MIN_TRAINING_S", 0.0), ("KILLS", 1)):
-        monkeypatch.setattr(f"hivetune.train.supervise.verify.{name}", value)
+        monkeypatch.setattr(verify_module, name, value)
 
 
 @pytest.mark.slow
@@ -51,7 +52,7 @@ def test_a_resume_that_forgets_the_optimizer_is_found_out(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_stopped_it_names_no_folder_that_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run of the proof says "to continue: hivetune resume ..." of itself, in a folder that its caller deletes."""
-    monkeypatch.setattr("hivetune.train.supervise.verify.STEPS", 400)
+    monkeypatch.setattr(verify_module, "STEPS", 400)
     config = make_run(tmp_path, 64, batch_size=8, supervise={"hang_floor_s": 60})
     snapshot = open_snapshot(tmp_path / "snapshot")
 

@@ -27,6 +27,7 @@ from hivetune.train.worker import session
 from hivetune.train.worker.model.adapter import fill, read_adapter
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document
+from hivetune.train.worker.optimizer import AdamW
 from hivetune.train.worker.session import BaseNotFinite, StepNotFinite
 
 BASE = "base_model_name_or_path"
@@ -319,7 +320,7 @@ def test_a_run_that_changes_nothing_is_no_success(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_run(tmp_path, learnable_rows(20))
-    monkeypatch.setattr("hivetune.train.worker.optimizer.AdamW.apply", lambda *_, **__: None)
+    monkeypatch.setattr(AdamW, "apply", lambda *_, **__: None)
     with pytest.raises(StepNotFinite, match="what it was at the start"):
         run_training(tmp_path, tiny_model_folder)
     assert not (tmp_path / "run/adapter_model.safetensors").exists()

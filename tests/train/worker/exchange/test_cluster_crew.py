@@ -19,6 +19,7 @@ from train.worker.exchange.test_group import SCALE, documents_of, model_of
 
 from hivetune.errors import MachineNotFit
 from hivetune.train.worker.exchange import cluster as module
+from hivetune.train.worker.exchange import work
 from hivetune.train.worker.exchange.actor import ActorOrder, PackActor
 from hivetune.train.worker.exchange.cluster import RayCrew
 from hivetune.train.worker.exchange.exchange import LocalCrew, Packs
@@ -173,7 +174,7 @@ def stage(tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         with here.computing:
             return compute(model, work)
 
-    monkeypatch.setattr("hivetune.train.worker.exchange.work.compute", compute_there)
+    monkeypatch.setattr(work, "compute", compute_there)
     monkeypatch.setattr(module, "compute", compute_here)
     monkeypatch.setattr(module, "PackActor", ThreadActor)
     yield here

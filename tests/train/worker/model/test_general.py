@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from hivetune.config import LoraConfig
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.run.choices import Choices
+from hivetune.train.worker.model import general
 from hivetune.train.worker.model.adapter import same_views
 from hivetune.train.worker.model.general import GeneralModel, load_general
 from hivetune.train.worker.model.load import load_model
@@ -125,7 +126,7 @@ def test_chunks_of_logits_and_recomputed_layers_change_nothing_but_rounding(
     folder, docs = write_model(tmp_path), documents()
     plain = load(folder)
     plain.backward(docs, 0.1)
-    monkeypatch.setattr("hivetune.train.worker.model.general.RECOMPUTED_CHUNK_LOGITS", 97 * 5)
+    monkeypatch.setattr(general, "RECOMPUTED_CHUNK_LOGITS", 97 * 5)
     for choices in ({}, {"recompute": 2}):
         model = load(folder, **choices)
         model.backward(docs, 0.1)
@@ -196,7 +197,7 @@ def test_qlora_of_rows_that_bitsandbytes_unpacks_wrongly_is_refused(tmp_path: Pa
 
 
 def test_qlora_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hivetune.train.worker.model.fast.weights.image.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MachineNotFit, match="bitsandbytes") as caught:
         load_general(
             write_model(tmp_path), LORA, method="qlora", dtype=torch.float32, device=torch.device("cpu"),

@@ -68,7 +68,9 @@ def test_each_part_is_float64s(part: str, dtype: torch.dtype, config: dict[str, 
 
 def test_attention_by_several_blocks_is_float64s(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prefix of 18 tokens in blocks of 16, with windows and without; of 64 the interpreter takes long for as much."""
-    monkeypatch.setattr("hivetune.train.worker.model.fast.gpu.ops.tokens_at_once", lambda *_: 16)
+    from hivetune.train.worker.model.fast.gpu import ops as gpu_ops
+
+    monkeypatch.setattr(gpu_ops, "tokens_at_once", lambda *_: 16)
     is_near_float64("attention", GEMMA, torch.float32, 72)
 
 
