@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from hivetune.cli.main import ALIASES, COMMANDS, EXIT_CODES, GROUPS, LEFT_BEHIND, SECTIONS, main
 from hivetune.cli.output import MODE
@@ -108,6 +109,15 @@ def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 def is_error(document: dict[str, Any]) -> bool:
     return set(document) == {"schema", "error"} and set(document["error"]) == {"type", "message", "hint"}
+
+
+def test_a_question_that_is_broken_off_is_a_stop(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken_off(*_: object) -> None:
+        raise typer.Abort
+
+    monkeypatch.setattr("hivetune.cli.init.first_settings", broken_off)
+    code, document, err = ask("init", "rows.jsonl")
+    assert (code, document["error"]["type"]) == (130, "Stopped") and "Aborted" not in err
 
 
 @pytest.mark.parametrize("name", [*{**COMMANDS, **GROUPS}, ""])

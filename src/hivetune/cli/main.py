@@ -280,7 +280,7 @@ def _load(module: str, function: str) -> Callable[..., None]:
         try:
             with forking():
                 loaded(*arguments, **options)
-        except KeyboardInterrupt:  # click would print "Aborted!" and no document
+        except (KeyboardInterrupt, typer.Abort):  # at a question; click would print "Aborted!" and no document
             raise Stopped("stopped", signal_number=signal.SIGINT) from None
 
     return body

@@ -345,7 +345,8 @@ def test_clean_and_quarantine_go_round(tmp_path: Path, chatml: Path) -> None:
     assert set(differing) <= set(bytes_lost) | {"bad-json"}
     mended = [{**e, "row": chat(f"mended {i}", f"now fine {i}")} for i, e in enumerate(entries)]
     quarantine.write_text("\n".join(json.dumps(e) for e in mended))
-    assert check(DataConfig(path=str(quarantine)), model_folder=chatml).usable == 45
+    mended_report = check(DataConfig(path=str(quarantine)), model_folder=chatml)
+    assert (mended_report.usable, mended_report.document["unclear"]) == (45, {}), "its wrappers are no layout"
 
 
 def test_the_page_is_one_file_and_shows_no_row_as_markup(

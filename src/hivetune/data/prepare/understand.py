@@ -20,7 +20,7 @@ from hivetune.data.mapping import ROWS, maps_content
 from hivetune.data.pieces.fields import plain_name
 from hivetune.data.pieces.said import Conversation, Row, is_json_text, parsed, texts_in
 from hivetune.data.pieces.session import without_markup
-from hivetune.data.read import NOT_KNOWN, parse_row, read_example
+from hivetune.data.read import NOT_KNOWN, QUARANTINE_KEY, parse_row, read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.data.suggest import Suggestion, suggest
 from hivetune.records import Example, Message, Progress, silent
@@ -297,12 +297,13 @@ def _by_file(chunks: Iterable[Chunk]) -> dict[str, list[Chunk]]:
 
 
 def _records(chunks: Sequence[Chunk], limit: int) -> list[Any]:
-    """Return the first records of a file; None for those that are no JSON."""
+    """Return the first records of a file, those of a quarantine file out of their wrappers; None for no JSON."""
     records = []
     for raw in _sample(chunks, limit):
         try:
-            records.append(json.loads(raw.payload))
-        except (ValueError, RecursionError):
+            record = json.loads(raw.payload)
+            records.append(parse_row(raw.payload) if isinstance(record, dict) and QUARANTINE_KEY in record else record)
+        except (ValueError, RecursionError, RowRefused):
             records.append(None)
     return records
 
