@@ -21,7 +21,7 @@ NEXT = {
     "not-enough-evidence": "hold out more rows (data.test), or answer more of them (eval.prompts)",
 }
 UNCHECKED = "give held-out rows a checker (in the row, or eval.checker), then evaluate again"
-QUIET = "evaluate again when the machine is quiet: hivetune eval"
+QUIET = "evaluate again when the machine is quiet: hivetune eval RUN"
 
 
 def next_step_text(verdict: Verdict) -> str:
