@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from hivetune.cli.init import _name_of, init
+from hivetune.cli.init import _name_of, _relative_paths, _release_name, init
 from hivetune.config import DataConfig, load_config
 from hivetune.data.files.kinds import refuse_foreign
 from hivetune.data.intake.files import find_sources
 from hivetune.errors import UsageError
+from hivetune.release.registry import check_release_name
 from hivetune.train.plan.run import refuse_missing
 
 ROW = json.dumps({"prompt": "Where is it?", "completion": "Here."}) + "\n"
@@ -111,3 +112,16 @@ def test_a_config_is_named_after_its_rows(rows: str, name: str, tmp_path: Path) 
 def test_standard_input_is_no_place_for_rows_of_a_config() -> None:
     with pytest.raises(UsageError, match="can be read only once"):
         init(["-"])
+
+
+def test_a_config_in_a_linked_folder_finds_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "real/deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real/deep")
+    (tmp_path / "rows.jsonl").write_text(ROW)
+    monkeypatch.chdir(tmp_path)
+    assert (Path("link") / str(_relative_paths(Path("link"), "rows.jsonl"))).exists()
+
+
+@pytest.mark.parametrize("stem", ["base", "x" * 200, "a" * 63 + " b", "日本", "Größe & co", "-x-"])
+def test_the_release_of_a_config_can_be_registered(stem: str) -> None:
+    assert check_release_name(_release_name(stem))

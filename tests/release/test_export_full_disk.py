@@ -9,6 +9,7 @@ import pytest
 from serve.hive import make_home, write_adapter
 from small_disk import fill
 
+from hivetune.base.private import check_own
 from hivetune.cli.explain import explain
 from hivetune.errors import DoesNotFit, HivetuneError, UsageError
 from hivetune.release.export import Source, export
@@ -44,3 +45,11 @@ def test_only_the_converters_own_failures_are_the_models(tmp_path: Path, monkeyp
     for raised, expected in ((KeyError("rope_theta"), UsageError), (MemoryError(), MemoryError)):
         with pytest.raises(expected), stage(make_home(), tmp_path / "export", find_converter().folder):
             raise raised
+
+
+def test_an_export_that_is_killed_leaves_no_links_in_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No command took a run with links: `eval`, `resume` and the next export asked to replace each by hand."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with stage(make_home(), tmp_path / "run/export/.gguf.task", tmp_path) as staged:
+        assert (staged / "tokenizer.json").is_symlink()
+        check_own(tmp_path)

@@ -24,6 +24,7 @@ from hivetune.data.intake.files import is_pipe
 from hivetune.data.prepare.report import duplicate_kinds
 from hivetune.errors import UsageError
 from hivetune.models.prepared import find_prepared, kind_of
+from hivetune.release.registry import MAX_NAME_LENGTH, RESERVED
 from hivetune.train.plan.propose import Proposal, first_settings, propose
 
 MOST_NAMED, MOST_OTHERS = 6, 3  # agents or categories in a comment; other models
@@ -123,12 +124,18 @@ def _config_text(proposal: Proposal, sources: str, train: str, path: Path, sugge
         counted=counted,
         few_test_rows=FEW_TEST_ROWS,
         paths=_relative_paths(path.parent, settings.data.path),
-        release=settings.cycle.name or re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-") or "model",
+        release=settings.cycle.name or _release_name(path.stem),
         also_set=_also_set,
         sources=sources,
         train=train,
         suggested=suggested,
     )
+
+
+def _release_name(text: str) -> str:
+    """Return a name that a release can have, from the name of a file."""
+    name = re.sub(r"[^a-z0-9]+", "-", text.lower())[:MAX_NAME_LENGTH].strip("-")
+    return "model" if not name or name in RESERVED else name
 
 
 def _relative_paths(folder: Path, paths: str | list[str]) -> str | list[str]:
@@ -137,7 +144,7 @@ def _relative_paths(folder: Path, paths: str | list[str]) -> str | list[str]:
         return [str(_relative_paths(folder, path)) for path in paths]
     if paths in ("-", "store") or paths[:1] == "~" or os.path.isabs(paths):
         return paths
-    return os.path.relpath(paths, folder)
+    return os.path.relpath(paths, os.path.realpath(folder))  # from a link's folder, `..` leads elsewhere
 
 
 def _also_set(section: BaseModel, *written: str) -> list[tuple[str, Any]]:

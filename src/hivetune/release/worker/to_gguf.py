@@ -24,7 +24,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from hivetune.base.disk import DISK, read_json, sha256_bytes, write_json
+from hivetune.base.disk import DISK, read_json, scratch_folder, sha256_bytes, write_json
 from hivetune.base.paths import install_command
 from hivetune.data.render.template import TEMPLATE_DATE
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
@@ -70,21 +70,22 @@ def main(task: WriteGguf, heartbeat: Heartbeat) -> dict[str, Any]:
 
 @contextmanager
 def stage(model: Path, parent: Path, converter: Path) -> Iterator[Path]:
-    """Make a folder with the model's files for the converter, which is importable meanwhile.
+    """Make a folder with the model's files for the converter, which is importable meanwhile and writes into `parent`.
 
     The converter's failures become UsageError, MachineNotFit for a missing package, or OSError.
     """
     sys.path.insert(0, str(converter))
-    folder = parent / ".staged"
-    shutil.rmtree(folder, ignore_errors=True)
+    parent.mkdir(parents=True, exist_ok=True)
     try:
-        shutil.copytree(model.resolve(), folder, copy_function=os.symlink)
-        settings = folder / "tokenizer_config.json"
-        named = read_json(settings.resolve()) if settings.is_file() else {}
-        write_json(settings, {"tokenizer_class": "PreTrainedTokenizerFast", **named})
-        if is_sentencepiece(read_json(model / TOKENIZER)):
-            (folder / "tokenizer.model").touch()  # where it lies, Gemma 3's class asks for the pieces
-        yield folder
+        with scratch_folder() as scratch:  # links, which a run's folder may not hold: who is killed leaves them
+            folder = scratch / ".staged"
+            shutil.copytree(model.resolve(), folder, copy_function=os.symlink)
+            settings = folder / "tokenizer_config.json"
+            named = read_json(settings.resolve()) if settings.is_file() else {}
+            write_json(settings, {"tokenizer_class": "PreTrainedTokenizerFast", **named})
+            if is_sentencepiece(read_json(model / TOKENIZER)):
+                (folder / "tokenizer.model").touch()  # where it lies, Gemma 3's class asks for the pieces
+            yield folder
     except (HivetuneError, MemoryError):
         raise
     except ModuleNotFoundError as error:
@@ -97,8 +98,6 @@ def stage(model: Path, parent: Path, converter: Path) -> Iterator[Path]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(parent)) from error
         words = f"llama.cpp's converter can't write this model: {type(error).__name__}: {error}"
         raise UsageError(words.splitlines()[0].rstrip(": ")) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def write(task: WriteGguf, folder: Path, heartbeat: Heartbeat) -> None:
@@ -111,8 +110,9 @@ def write(task: WriteGguf, folder: Path, heartbeat: Heartbeat) -> None:
         )
     if task.adapter and missing:
         # The files hold the modules under other names: merged aside, in float32, nothing is left to add.
-        merge(task.model, task.adapter, folder / "merged", "float32", heartbeat)
-        with stage(folder / "merged", folder, task.converter) as merged:
+        aside = task.file.with_name("merged")
+        merge(task.model, task.adapter, aside, "float32", heartbeat)
+        with stage(aside, task.file.parent, task.converter) as merged:
             return write(replace(task, adapter=None), merged, heartbeat)
     import conversion
 
