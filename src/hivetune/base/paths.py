@@ -4,7 +4,10 @@ import errno
 import os
 import re
 import shlex
+import shutil
+import sys
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 _NO_RIGHT = "check its permissions: ls -ld PATH"
@@ -53,10 +56,22 @@ def path_hint(error: OSError, otherwise: str = "look at the path with ls") -> st
 ROOT = Path(__file__).parents[3]
 
 
-def install_command(extra: str) -> str:
+def pip_install(python: str | None = None) -> str:
+    """Return the beginning of a command that installs packages for this Python, or for another: the `pip` on PATH may
+    be that of another environment, and an environment that uv made has none.
+    """
+    pip = shutil.which("pip")
+    if python is None and pip is not None and Path(pip).parent == Path(sys.executable).parent:
+        return "pip install"
+    if python is None and find_spec("pip") is None:
+        return f"uv pip install --python {quoted(sys.executable)}"
+    return f"{quoted(python or sys.executable)} -m pip install"
+
+
+def install_command(extra: str, python: str | None = None) -> str:
     """Return the command that installs an optional part: from the source folder, else its packages by name."""
     if (ROOT / "pyproject.toml").is_file():
-        return f"pip install -e {quoted(f'{ROOT}[{extra}]')}"
+        return f"{pip_install(python)} -e {quoted(f'{ROOT}[{extra}]')}"
     needed = [line.partition(";") for line in metadata.requires("hivetune") or ()]
     names = [quoted(name.strip()) for name, _, when in needed if extra in re.findall(r"[\w-]+", when)]
-    return f"pip install {' '.join(names)}"
+    return f"{pip_install(python)} {' '.join(names)}"

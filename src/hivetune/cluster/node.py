@@ -172,7 +172,7 @@ def _checked_python(python: str | None) -> str:
         has, *missing = child.stdout.split() or ["no version"]
         lacks = f"{missing[0]} is missing" if missing else f"Hivetune {__version__} is needed, it has {has}"
         extra = "cluster" if missing == ["ray"] else "train"
-        raise UsageError(f"--python {python}: {lacks}", hint=f"{install_command(extra)} in that environment")
+        raise UsageError(f"--python {python}: {lacks}", hint=install_command(extra, str(path)))
     return str(path.absolute())
 
 

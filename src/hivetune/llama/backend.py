@@ -33,6 +33,7 @@ from typing import Any, Literal
 import psutil
 
 from hivetune.base.disk import named_problems, scratch_folder
+from hivetune.base.paths import pip_install
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.llama.ask import TimedAnswer, Unanswered, read_timed, streamed
 from hivetune.llama.child import SocketConnection
@@ -152,8 +153,8 @@ def find_engine(engine: Engine) -> str | None:
     if engine != "llama-server" and importlib.util.find_spec("xllamacpp") is not None:
         return None
     if problem:
-        raise MachineNotFit(f"{program} {problem}", hint="install a newer llama.cpp, or: pip install xllamacpp")
-    raise MachineNotFit("llama.cpp is not installed", hint="pip install xllamacpp, or put llama-server on PATH")
+        raise MachineNotFit(f"{program} {problem}", hint=f"install a newer llama.cpp, or: {pip_install()} xllamacpp")
+    raise MachineNotFit("llama.cpp is not installed", hint=f"{pip_install()} xllamacpp, or put llama-server on PATH")
 
 
 def unused_program() -> str:

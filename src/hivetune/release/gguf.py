@@ -29,7 +29,7 @@ from hivetune.base.disk import (
     sha256_bytes,
     sha256_file,
 )
-from hivetune.base.paths import expanded
+from hivetune.base.paths import expanded, pip_install
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.prepared import find_prepared
 from hivetune.process.parent import count_items, run_task
@@ -72,7 +72,7 @@ def find_quant(name: str) -> str:
         raise UsageError(f"unknown --quant {name}", hint=hint)
     if "_k" in quant and importlib.util.find_spec("libgguf") is None:
         raise MachineNotFit(
-            f"--quant {quant} needs the package libgguf", hint="pip install libgguf, or choose --quant q8_0"
+            f"--quant {quant} needs the package libgguf", hint=f"{pip_install()} libgguf, or choose --quant q8_0"
         )
     return quant
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from hivetune.base.kernel import gfx_name
+from hivetune.base.paths import pip_install
 from hivetune.machine.doctor.look import Look, SeenCard, Software
 from hivetune.machine.knowledge.facts import Fact, choose_install, facts, first_fact, is_met
 from hivetune.machine.profile import Profile
@@ -270,7 +271,7 @@ def _finding(fact: Fact, observed: Mapping[str, Any], install: str) -> MachineFi
         title=more["title"],
         says=fact.says,
         evidence=evidence,
-        mend=install if mend == "install" else mend,
+        mend=install if mend == "install" else mend.replace("pip install", pip_install()),
         unknown=more.get("unknown", ""),
         confidence=fact.confidence,
         source=fact.source,

@@ -9,7 +9,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.paths import install_command
+from hivetune.base.paths import install_command, pip_install
 from hivetune.data.render.borders import WORDS
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.models.gguf_header import read_header
@@ -31,13 +31,15 @@ WORD_SPLITS = {
 
 
 def packaged_file(package: str, install: str) -> Path:
-    """Return the GGUF file inside an installed package, which is not imported. Raises MachineNotFit with the install
-    line."""
+    """Return the GGUF file inside an installed package, which is not imported. Raises MachineNotFit with the line
+    that installs it."""
     spec = importlib.util.find_spec(package)
     for folder in (spec.submodule_search_locations or []) if spec else []:
         for file in sorted(Path(folder).rglob("*.gguf")):
             return file
-    raise MachineNotFit(f"the package {package}, which has the model, is not installed", hint=install)
+    raise MachineNotFit(
+        f"the package {package}, which has the model, is not installed", hint=f"{pip_install()} {install}"
+    )
 
 
 def take_gguf(file: Path, work: Path) -> None:

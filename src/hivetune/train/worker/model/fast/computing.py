@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hivetune.base.paths import pip_install
 from hivetune.errors import MachineNotFit
 from hivetune.run.choices import Choices
 from hivetune.train.plan.layout import Layout
@@ -92,7 +93,7 @@ def _triton_ops(dtype: torch.dtype, device: torch.device) -> TorchOps:
     try:
         from hivetune.train.worker.model.fast.gpu.ops import SUPPORTED, TritonOps
     except ImportError as error:
-        hint = "pip install triton, or start a new run: this one began with its kernels"
+        hint = f"{pip_install()} triton, or start a new run: this one began with its kernels"
         raise MachineNotFit(f"the kernels in Triton can't be loaded: {error}", hint=hint) from None
     if dtype not in SUPPORTED:
         raise MachineNotFit(f"the kernels in Triton support float32, bfloat16 and float16, not {dtype}")
