@@ -21,9 +21,14 @@ def activated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_the_pip_of_another_environment_is_not_named(monkeypatch: pytest.MonkeyPatch, activated: Path) -> None:
     """As of `.venv/bin/hivetune`: the package came into an environment that Hivetune does not see."""
     assert paths.pip_install() == "pip install"
+    assert paths.uv_install("torch") == "pip install uv && uv pip install torch"
     assert paths.pip_install("/opt/its own/python") == "'/opt/its own/python' -m pip install"
     monkeypatch.setattr("sys.executable", "/opt/hivetune/bin/python")
     assert paths.pip_install() == "/opt/hivetune/bin/python -m pip install"
+    assert paths.uv_install("torch") == (
+        "/opt/hivetune/bin/python -m pip install uv"
+        " && /opt/hivetune/bin/python -m uv pip install --python /opt/hivetune/bin/python torch"
+    )
     assert paths.install_command("zst").startswith("/opt/hivetune/bin/python -m pip install -e ")
     monkeypatch.setattr(paths, "find_spec", lambda name: None)
     assert paths.pip_install() == "uv pip install --python /opt/hivetune/bin/python"

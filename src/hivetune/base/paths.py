@@ -68,6 +68,16 @@ def pip_install(python: str | None = None) -> str:
     return f"{quoted(python or sys.executable)} -m pip install"
 
 
+def uv_install(options: str) -> str:
+    """Return the command that installs packages for this Python with uv, which chooses the build of torch."""
+    pip, python = pip_install(), quoted(sys.executable)
+    if pip.startswith("uv "):
+        return f"{pip} {options}"
+    if pip == "pip install":
+        return f"pip install uv && uv pip install {options}"
+    return f"{pip} uv && {python} -m uv pip install --python {python} {options}"
+
+
 def install_command(extra: str, python: str | None = None) -> str:
     """Return the command that installs an optional part: from the source folder, else its packages by name."""
     if (ROOT / "pyproject.toml").is_file():

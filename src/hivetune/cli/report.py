@@ -14,7 +14,6 @@ from hivetune.cli.arguments import complete_run
 from hivetune.cli.output import emit, emit_until_stopped, say, show
 from hivetune.config import ReportTarget
 from hivetune.dashboard.exporters.follow import destination_of, report_on, report_once, view_command
-from hivetune.dashboard.exporters.prometheus import dashboard
 from hivetune.errors import Busy, MachineNotFit, UsageError
 from hivetune.run.status import find_run, known_runs
 
@@ -68,16 +67,16 @@ def report(
 def _report_home(run: str, to: str, place: str | None, *, follow: bool) -> None:
     if run != ALL or place is None:
         raise UsageError(f"--to {to} covers all runs, not one", hint=f"use: hivetune report all FILE --to {to}")
+    try:
+        from hivetune.dashboard.exporters.prometheus import dashboard, write_textfile
+    except ModuleNotFoundError as error:
+        raise MachineNotFit(f"{error.name} is not installed", hint=install_command("serve")) from None
     path = file_to_write(real_path(place))
     if to == "grafana":
         write_atomic(path, dashboard().encode())
         show(f"{path}: import it in Grafana (Dashboards, New, Import) and choose your Prometheus")
         emit({"to": to, "path": path})
         return
-    try:
-        from hivetune.dashboard.exporters.prometheus import write_textfile
-    except ModuleNotFoundError as error:
-        raise MachineNotFit(f"{error.name} is not installed", hint=install_command("serve")) from None
     write_textfile(path)
     show(f"{path}: {f'updated every {WRITE_AGAIN_S:.0f} s until Ctrl-C' if follow else 'written'}")
     (emit_until_stopped if follow else emit)({"to": to, "path": path})

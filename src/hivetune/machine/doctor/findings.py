@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from hivetune.base.kernel import gfx_name
-from hivetune.base.paths import pip_install
+from hivetune.base.paths import pip_install, uv_install
 from hivetune.machine.doctor.look import Look, SeenCard, Software
 from hivetune.machine.knowledge.facts import Fact, choose_install, facts, first_fact, is_met
 from hivetune.machine.profile import Profile
@@ -233,7 +233,7 @@ def judge_machine(look: Look, demand: Demand = Demand()) -> Judgement:
     whole = of_machine(look, demand)
     seen = [(card, of_card(look, card, demand)) for card in cards_in_question(look)]
     chosen = choose_install([observed for _, observed in seen], look.software.python)
-    install = chosen.command if chosen else ""
+    install = uv_install(chosen.options) if chosen else ""
     possible = _machine_faults()
     findings = [_finding(fact, whole, install) for fact in possible if is_met(fact.when, whole)]
     not_known: list[str] = []

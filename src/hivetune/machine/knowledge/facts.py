@@ -154,12 +154,11 @@ class Install:
     python_fits: bool
 
     @property
-    def command(self) -> str:
-        """Return the install command, with uv, which finds each build. It replaces an installed torch, since a build
-        for another card can have the same version.
+    def options(self) -> str:
+        """Return what uv, which finds each build, installs it by. It replaces an installed torch, since a build for
+        another card can have the same version.
         """
-        options = f"--torch-backend {self.backend} --reinstall-package torch '{self.requirement}'"
-        return f"pip install uv && uv pip install {options}"
+        return f"--torch-backend {self.backend} --reinstall-package torch '{self.requirement}'"
 
 
 def choose_install(facts_of_cards: Sequence[Mapping[str, Any]], python: str) -> Install | None:
