@@ -290,13 +290,7 @@ def planned_rates(run: Path) -> PlannedRates | None:
         architecture = read_architecture(Path(str(record.get("model"))))
         kind = "cpu" if choices.device == "cpu" else "cuda"
         setup = setup_of_run(config, architecture, choices, kind)
-        is_fast = architecture.is_fast and config.method != "qlora"
-        setup = replace(
-            setup,
-            recompute=choices.recompute or 0,
-            path=choices.path or ("fast" if is_fast else "general"),
-            streamed=choices.streamed or 0,
-        )
+        setup = replace(setup, recompute=choices.recompute or 0, streamed=choices.streamed or 0)
         plan, snapshot = read_plan(run), open_snapshot(Path(str(record.get("snapshot"))))
     except (HivetuneError, OSError, TypeError):
         return None

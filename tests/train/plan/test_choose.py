@@ -146,6 +146,20 @@ def test_four_bits_are_offered_where_they_are_right() -> None:
     assert offered == {("whole", "cuda"): True, ("whole", "cpu"): True, ("odd", "cuda"): True, ("odd", "cpu"): False}
 
 
+def test_the_options_are_on_the_path_of_their_family() -> None:
+    """A model of transformers' own path was offered with the memory of the other one, and so were all 4-bit weights."""
+    fast = a_setup("Qwen2.5-0.5B-Instruct").architecture
+    other = replace(fast, family="unknown")
+    device = small_gpu(40)
+    for architecture, paths in (
+        (fast, {"bfloat16": "fast", "nf4": "general"}),
+        (other, {"bfloat16": "general", "nf4": "general"}),
+    ):
+        options = fitting_options(Case("mine", architecture, 512, 8, "bfloat16"), device, work(), {})
+        chosen = {(o.case.precision, o.choice.setup.path) for o in options if o.choice and not o.choice.setup.streamed}
+        assert chosen & paths.items() == paths.items() and {p for p in chosen if p[0] in paths} == set(paths.items())
+
+
 def test_longer_rows_and_larger_models_take_longer() -> None:
     device = device_of_card("R9700")
     own = Case("1.5B", a_setup("Qwen2.5-1.5B-Instruct").architecture, 1024, 16, "bfloat16")

@@ -94,7 +94,7 @@ def setup_of(
     *,
     quantized: bool = False,
 ) -> TrainingSetup:
-    """Return the setup of a model with adapters of this rank, on the fast path.
+    """Return the setup of a model with adapters of this rank, on the path of its family.
 
     A guessed model, whose modules have other names, counts as if all had an adapter. Raises UsageError as
     `match_targets`.
@@ -102,14 +102,15 @@ def setup_of(
     targets = target_modules if architecture.exact else ALL_LINEAR
     trained = architecture.adapter_parameters(rank, targets)
     active = architecture.active_adapter_parameters(rank, targets)
-    return TrainingSetup(architecture, trained, dtype, kind, quantized, active_adapter_parameters=active)
+    path: Path = "fast" if architecture.is_fast and not quantized else "general"
+    return TrainingSetup(architecture, trained, dtype, kind, quantized, path=path, active_adapter_parameters=active)
 
 
 def setup_of_run(config: RunConfig, architecture: Architecture, choices: Choices, kind: str) -> TrainingSetup:
-    """Return the setup of a run by its settings and the choices about its numbers, on the fast path."""
+    """Return the setup of a run by its settings and the choices about its path and its numbers."""
     lora, quantized = config.lora, config.method == "qlora"
     setup = setup_of(architecture, lora.r, lora.target_modules, choices.dtype or "", kind, quantized=quantized)
-    return replace(setup, products=choices.products)
+    return replace(setup, products=choices.products, path=choices.path or setup.path)
 
 
 @dataclass(frozen=True)

@@ -301,7 +301,6 @@ def plan_run(
     lora, dtype = config.lora, choose_dtype(config.dtype, device)
     quantized = config.method == "qlora"
     setup = setup_of(architecture, lora.r, lora.target_modules, dtype, device.kind, quantized=quantized)
-    setup = replace(setup, path="fast" if architecture.is_fast and not quantized else "general")
     rate = correction = None
     probe = None if card else profile.probes.get(probe_key(setup))
     if probe:
