@@ -1,6 +1,7 @@
 """Which stage ships: only what both rivals lose to by a checker, and only while nothing else got worse."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,16 @@ import pytest
 from data.models import make_model
 
 from hivetune.base.disk import write_manifest
-from hivetune.config import GateConfig, parse_config
+from hivetune.config import GateConfig, RunConfig, parse_config
+from hivetune.cycle.loop import release_name
+from hivetune.errors import UsageError
 from hivetune.learn import choose_stage, learn, safeguards, stage2_problem
+from hivetune.sweep import run_sweep
 from hivetune.train import start
+
+
+def sweep_of(config: RunConfig) -> object:
+    return run_sweep(config, "m", ["lora.r=4,8"], "all", print)
 
 
 def evaluation(
@@ -108,3 +116,11 @@ def test_new_rows_are_learned_in_another_folder(tmp_path: Path, monkeypatch: pyt
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         roots.append(learn(config, "mine", train=lambda run: {}, say=lambda words: None)["folder"])
     assert roots[0] != roots[1] == roots[2]
+
+
+@pytest.mark.parametrize("read", [lambda c: learn(c, "m", train=lambda run: {}, say=print), sweep_of, release_name])
+def test_rows_that_are_read_several_times_are_no_stream(read: Callable[[RunConfig], object]) -> None:
+    """The second stage, variant or look found no row."""
+    config = parse_config({"model": "tiny", "data": ["-"], "cycle": {"name": "demo"}})
+    with pytest.raises(UsageError, match="standard input can be read once"):
+        read(config)

@@ -15,6 +15,7 @@ from hivetune.base.journal import read_journal
 from hivetune.base.paths import real_path
 from hivetune.config import GateConfig, RunConfig
 from hivetune.data.identity import identity_hash
+from hivetune.data.intake.files import refuse_read_once
 from hivetune.data.snapshot import REPORT
 from hivetune.errors import UsageError
 from hivetune.judge.gate import Evaluation, judge, verdict_document
@@ -45,6 +46,7 @@ def learn(
     """
     if config.learn.stage != 1:
         raise UsageError("learn.stage is set, so this config is one stage", hint="train it: hivetune train CONFIG")
+    refuse_read_once(config.data.path)
     _, _, identity = prepare_run(config)
     made = (home() / "runs" / f"{name}-learn-{identity_hash(identity)[:10]}").resolve()
     root = real_path(config.output) if config.output else made

@@ -22,6 +22,7 @@ from hivetune.base.private import make_folder
 from hivetune.cluster.carry import Teller, check_carried
 from hivetune.config import RunConfig, override_config
 from hivetune.data.identity import identity_hash
+from hivetune.data.intake.files import refuse_read_once
 from hivetune.data.snapshot import Snapshot
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.compare import evaluate_run
@@ -207,6 +208,7 @@ def run_sweep(
     every run failed, MachineNotFit for a cluster that does not answer, or has no suitable device.
     """
     variants = make_variants(config, over)
+    refuse_read_once(config.data.path)
     trainings = _trainings(variants)
     text = json.dumps([config.model_dump(mode="json"), list(over), trainings], sort_keys=True)
     folder = home() / "sweeps" / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"

@@ -37,6 +37,7 @@ from hivetune.cycle.observe import allowed_at, observe
 from hivetune.cycle.pool import LookCache
 from hivetune.cycle.window import Clocks, InUse, clock_changes, parse_window, read_clocks
 from hivetune.data.intake.collect import Collected, collect
+from hivetune.data.intake.files import refuse_read_once
 from hivetune.data.intake.sources.parse import parse_sources
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, Stopped, UsageError
 from hivetune.machine.desktop import CoreUse, OtherPrograms, person_idle_s
@@ -285,6 +286,7 @@ def release_name(config: RunConfig) -> str:
     """Return the name of the releases of a config. Raises UsageError for a config whose cycle can't run."""
     parse_window(config.cycle.window)
     parse_sources(config.cycle.sources)
+    refuse_read_once(config.data.path)
     if config.cycle.name is None:
         raise UsageError("'cycle.name' is missing: the name of the releases", hint="cycle: {name: helpdesk}")
     return check_release_name(config.cycle.name)

@@ -16,6 +16,7 @@ from hivetune.base.disk import MANIFEST, sha256_file
 from hivetune.base.journal import read_journal
 from hivetune.base.private import make_folder
 from hivetune.config import RunConfig
+from hivetune.data.intake.files import refuse_read_once
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.data.snapshot import PoolRow, Snapshot
 from hivetune.errors import HivetuneError, UsageError
@@ -107,6 +108,7 @@ def read_survey(config: RunConfig, progress: Progress = silent) -> Survey:
     with closing(open_database()) as database:
         shared = find(database, shared_name(config))
     shared.check()
+    refuse_read_once(config.data.path)
     model = fetch_model(config.model, progress)
     if sha256_file(model / MANIFEST) != shared.model_sha256:
         raise UsageError(

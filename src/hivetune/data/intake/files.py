@@ -300,6 +300,15 @@ def _refuse_endless(path: str) -> None:
         )
 
 
+def refuse_read_once(paths: str | Sequence[str]) -> None:
+    """Raise UsageError for standard input and pipes, where rows are read several times."""
+    once = next((path for path in ([paths] if isinstance(paths, str) else paths) if path == "-" or is_pipe(path)), None)
+    if once is not None:
+        name = "standard input" if once == "-" else f"{spelled(once)}, a pipe,"
+        message = f"{name} can be read once, and this command reads its rows several times"
+        raise UsageError(message, hint="write them to a file first, and name that")
+
+
 def names_rows(path: str) -> bool:
     """Return whether a word of a command line means rows: `-`, `store`, a folder, or a file with a known suffix."""
     return path in ("-", "store") or os.path.isdir(path) or _is_known(os.path.basename(path))
