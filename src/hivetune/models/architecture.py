@@ -232,14 +232,13 @@ class Architecture:
         chosen = match_targets([*linears, OUTPUT_EMBEDDING], target_modules, head=OUTPUT_EMBEDDING)
         return [replace(linears[name], name=name) for name in chosen]
 
-    def adapter_parameters(self, rank: int, target_modules: str | Sequence[str] = ALL_LINEAR) -> int:
+    def adapter_parameters(
+        self, rank: int, target_modules: str | Sequence[str] = ALL_LINEAR, *, met: bool = False
+    ) -> int:
         """Return the number of adapter weights: rank * (inputs + outputs) for each adapted module, of each of its
-        experts."""
-        return sum(rank * (part.inputs + part.outputs) * part.experts for part in self.adapted(target_modules))
-
-    def active_adapter_parameters(self, rank: int, target_modules: str | Sequence[str] = ALL_LINEAR) -> int:
-        """Return the number of adapter weights that one token meets."""
-        return sum(rank * (part.inputs + part.outputs) * part.active for part in self.adapted(target_modules))
+        experts; with `met` of those that one token meets."""
+        adapted = self.adapted(target_modules)
+        return sum(rank * (part.inputs + part.outputs) * (part.active if met else part.experts) for part in adapted)
 
 
 def has_formula(kind: str) -> bool:

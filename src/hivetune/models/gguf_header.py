@@ -4,10 +4,9 @@ Files come from outside, so every count and length is checked against what the f
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian.
 """
 
-import contextlib
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -67,33 +66,27 @@ def adapter_problem(base: Header, adapter: Header) -> str | None:
     return None
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path, *, arrays_of: str = "\0") -> Header:
     """Return the header of a file. Raises UsageError for a file that is not GGUF, is damaged in its header, or ends
-    before its last tensor does.
+    before its last tensor does. `arrays_of`: prefix of keys whose arrays are kept; of other arrays only the length.
 
     It takes 0.1 s on SmolLM2's file, where gguf.GGUFReader takes 4 s: it makes an array of each of 100,000 words.
     """
-    with _explained(path), open(open_plain(path, links=True), "rb") as file:
-        return _Reader(file, path.stat().st_size).header()
-
-
-def read_tokenizer(path: Path) -> Mapping[str, Any]:
-    """Return the settings of a file below `tokenizer.`, its arrays of texts and numbers included. Raises UsageError."""
-    with _explained(path), open(open_plain(path, links=True), "rb") as file:
-        header = _Reader(file, path.stat().st_size, arrays_of="tokenizer.").header()
-    return {key: value for key, value in header.settings.items() if key.startswith("tokenizer.")}
-
-
-@contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
     try:
-        yield
+        with open(open_plain(path, links=True), "rb") as file:
+            return _Reader(file, path.stat().st_size, arrays_of).header()
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint=path_hint(error)) from None
     except (struct.error, ValueError, UnicodeDecodeError) as error:
         raise UsageError(
             f"{path} is not a GGUF file, or is damaged: {error}", hint="copy or download it again"
         ) from None
+
+
+def read_tokenizer(path: Path) -> Mapping[str, Any]:
+    """Return the settings of a file below `tokenizer.`, its arrays of texts and numbers included. Raises UsageError."""
+    settings = read_header(path, arrays_of="tokenizer.").settings
+    return {key: value for key, value in settings.items() if key.startswith("tokenizer.")}
 
 
 def _tensor_bytes(name: str, kind: int, shape: tuple[int, ...]) -> int:
@@ -108,10 +101,9 @@ def _tensor_bytes(name: str, kind: int, shape: tuple[int, ...]) -> int:
 
 
 class _Reader:
-    """A reader of single values. It raises ValueError or struct.error with the problem. `arrays_of`: prefix of keys
-    whose arrays are kept; of other arrays only the length."""
+    """A reader of single values. It raises ValueError or struct.error with the problem."""
 
-    def __init__(self, file: BinaryIO, size_bytes: int, arrays_of: str = "\0"):
+    def __init__(self, file: BinaryIO, size_bytes: int, arrays_of: str):
         self.file = file
         self.size_bytes = size_bytes
         self.arrays_of = arrays_of

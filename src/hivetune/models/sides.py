@@ -21,13 +21,9 @@ SideKind = Literal["base", "release", "run", "gguf", "endpoint", "recorded"]
 SIDES = ("base", "tuned")  # the two of an evaluation, as its document names them
 BASELINE = "base"  # what a run is compared with unless the config says otherwise
 # What a file of recorded figures may say: its name, the metric, and what one of it is in the metric's unit.
+_PLAIN = ("success", "ended", "latency_s", "first_token_s", "cold_start_s", "tokens_per_second")
 FIGURES: Mapping[str, tuple[str, float]] = {
-    "success": ("success", 1.0),
-    "ended": ("ended", 1.0),
-    "latency_s": ("latency_s", 1.0),
-    "first_token_s": ("first_token_s", 1.0),
-    "cold_start_s": ("cold_start_s", 1.0),
-    "tokens_per_second": ("tokens_per_second", 1.0),
+    **{name: (name, 1.0) for name in _PLAIN},
     "memory_gb": ("peak_memory_bytes", 1e9),
 }
 SHARES = ("success", "ended")

@@ -83,22 +83,20 @@ def frozen_linears(module: nn.Module) -> set[str]:
     experts and dense MLPs. Others have weights that are read past the module, or that llama.cpp serves without an
     adapter.
     """
-    frozen, fused = set(), module.config.model_type in EXPERTS_UNLOADABLE
+    kind = module.config.model_type
+    frozen, fused = set(), kind in EXPERTS_UNLOADABLE
     for name, child in module.named_modules():
         parts = dict(child.named_children())
         fused = fused or is_fused(child)
         if "experts" in parts or any(map(is_fused, parts.values())):
             frozen |= {f"{name}.{key}" for key, part in parts.items() if isinstance(part, nn.Linear)}
-    linears = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
-    kind = module.config.model_type
-    left_out = (*READ_PAST.get(kind, ()), *WITHOUT_ADAPTER_IN_LLAMA_CPP.get(kind, ()))
-    frozen |= {name for name in linears if name.rpartition(".")[2] in left_out}
-    frozen |= {name for name in linears if any(part in name for part in CHOOSING)}
-    if module.config.model_type in EXPERTS_UNLOADABLE:
+    if kind in EXPERTS_UNLOADABLE:
         frozen |= set(find_experts(module))
-    if fused:
-        frozen |= {name for name in linears if name.rpartition(".")[2] in NAMES_OF_EXPERTS}
-    return frozen
+    left_out = {*READ_PAST.get(kind, ()), *WITHOUT_ADAPTER_IN_LLAMA_CPP.get(kind, ())}
+    left_out |= set(NAMES_OF_EXPERTS if fused else ())
+    linears = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
+    chosen = {name for name in linears if any(part in name for part in CHOOSING)}
+    return frozen | chosen | {name for name in linears if name.rpartition(".")[2] in left_out}
 
 
 # The sizes of a model, counted from the modules that transformers builds of it, for the plan

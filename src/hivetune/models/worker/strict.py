@@ -183,10 +183,10 @@ def _other_kind(config: Any, kind: str) -> str:
         return f"takes {' and '.join(senses) or 'images'} besides text"
     if getattr(config, "is_encoder_decoder", False):
         return "is an encoder-decoder: it reads a whole text before it writes one"
-    is_encoder = kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", True)
-    if is_encoder or (kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+    is_causal = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not (is_causal and getattr(config, "is_decoder", True)):
         return "is an encoder: each token sees those that follow"
-    if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if is_causal:
         return ""
     if kind in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
         return "is an encoder-decoder: it reads a whole text before it writes one"
