@@ -318,12 +318,7 @@ def _measure(run: Run, exported: Exported, progress: Progress) -> dict[str, Any]
 
 
 def _measure_served(
-    run: Run,
-    adapter: Path | None,
-    model: Path,
-    quant: str,
-    passages: Sequence[Passage],
-    progress: Progress,
+    run: Run, adapter: Path | None, model: Path, quant: str, passages: Sequence[Passage], progress: Progress
 ) -> dict[str, Any]:
     """Compare `model`, with `adapter` beside it, as llama.cpp serves them. llama.cpp is asked while the other side
     imports torch, where the memory holds both."""
