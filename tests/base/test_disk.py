@@ -18,6 +18,7 @@ import pytest
 from hivetune.base.database import MIGRATIONS, open_database
 from hivetune.base.disk import (
     Disk,
+    boot_id,
     lock,
     lock_holder,
     manifest_problems,
@@ -102,6 +103,22 @@ def test_a_held_folder_is_busy_until_its_holder_dies(tmp_path: Path) -> None:
     assert lock_holder(tmp_path) is None
     with lock(tmp_path):
         pass
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="only root can make a namespace")
+def test_a_process_in_a_container_is_not_the_one_that_has_its_number_here(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from hivetune.base.disk import lock\n"
+        "with lock(Path(sys.argv[1])):\n    print('held', flush=True)\n    sys.stdin.read()"
+    )
+    command = ["unshare", "--pid", "--fork", sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        if process.stdout.readline() != "held\n":
+            pytest.skip("no namespaces here")
+        holder = lock_holder(tmp_path)
+        assert holder is not None and (holder.pid, holder.boot_id == boot_id()) == (1, False)
+        process.communicate()
 
 
 def test_a_torn_last_line_is_left_out_and_then_overwritten(tmp_path: Path) -> None:

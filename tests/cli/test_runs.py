@@ -1,6 +1,7 @@
 """The commands that look after runs, on folders as a supervisor leaves them."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from hivetune.process.detach import cycle_unit, start_detached
 from hivetune.release.export import export_run
 from hivetune.run.choices import Choices
 from hivetune.run.folder import write_resolved
-from hivetune.run.status import find_run
+from hivetune.run.status import ask_to_stop, find_run
 from hivetune.train.open import load_run
 
 
@@ -73,7 +74,7 @@ def test_a_run_whose_supervisor_vanished_says_how_to_go_on(tmp_path: Path) -> No
     assert finished.returncode == 0
     assert (
         f"interrupted, step 2 of 20, loss 2.000, validation 2.500, 1 restarts, continue it: hivetune resume {run.name}"
-        in (finished.stderr)
+        in (finished.stdout)
     )
 
 
@@ -115,6 +116,16 @@ def test_a_run_that_holds_other_runs_is_not_deleted_with_them(tmp_path: Path) ->
     assert f"hivetune runs rm {outer} {inner}" in refused.stderr and inner.exists()
     assert hivetune("rm", str(outer), str(inner), "--yes").returncode == 0
     assert not outer.exists() and not inner.exists()
+
+
+def test_a_process_elsewhere_is_neither_stopped_nor_measured(tmp_path: Path) -> None:
+    """Its number is that of another process here: in a container often 1."""
+    run = make(tmp_path)
+    with lock(run):
+        (run / ".lock").write_text(f"{os.getpid()} a-container\n")
+        with pytest.raises(UsageError, match="another container or machine"):
+            ask_to_stop(run)
+        assert json.loads(hivetune("top", "--json").stdout)["processes"] == []
 
 
 def test_a_run_in_use_is_refused_before_any_is_deleted(tmp_path: Path) -> None:

@@ -93,6 +93,8 @@ def test_watch_into_a_pipe_writes_lines(tmp_path: Path) -> None:
     [line] = done.stdout.splitlines()
     assert json.loads(line)["step"] == 8
     assert "·" not in done.stderr
+    plain = subprocess.run(command[:-1], capture_output=True, text=True, check=True)
+    assert "step 8 of 20, loss 2.200" in plain.stdout and plain.stderr == ""
 
 
 def test_top_names_the_run_that_goes_on_with_its_process(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import home
 from hivetune.base.journal import Journal
 from hivetune.base.sealed import write_sealed
-from hivetune.dashboard.access import COOKIE_NAME, dashboard_token, form_token
+from hivetune.dashboard.access import COOKIE_NAME, dashboard_token, form_token, make_ticket
 from hivetune.dashboard.app import MAX_FORM_BYTES, PAGES, guarded_dashboard
 from hivetune.dashboard.pages.acts import FORMS
 from hivetune.dashboard.watched import run_id
@@ -227,6 +227,14 @@ def test_the_token_is_traded_for_a_cookie_that_no_script_reads(guarded: tuple[Gu
         assert ask(guarded, "/dashboard/runs", headers={"Cookie": cookie}).status_code == 303
     dashboard_token(new=True)  # everybody is signed out
     assert ask(guarded, "/dashboard/runs", headers={"Cookie": f"{COOKIE_NAME}={value}"}).status_code == 303
+
+
+def test_a_ticket_is_taken_once(guarded: tuple[Guard, str]) -> None:
+    """It stands in the command of the browser that `--open` starts, which all users of the machine can read."""
+    ticket = make_ticket()
+    for status in (303, 401):
+        assert ask(guarded, f"/dashboard/login?token={ticket}").status_code == status
+    assert ask(guarded, "/dashboard/", headers={"Authorization": f"Bearer {make_ticket()}"}).status_code == 303
 
 
 def test_a_form_that_cannot_be_read_is_refused_in_words(guarded: tuple[Guard, str]) -> None:

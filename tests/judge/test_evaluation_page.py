@@ -13,7 +13,7 @@ import pytest
 
 from hivetune.config import GateConfig
 from hivetune.judge.gate import judge
-from hivetune.judge.page import MAX_ANSWERS, _direction, comparison_page
+from hivetune.judge.page import MAX_ANSWERS, MAX_BARS, _bars, _direction, comparison_page
 
 VOID = {"meta", "line", "rect", "circle", "br", "polyline"}
 
@@ -91,6 +91,13 @@ def test_what_is_drawn_is_what_is_printed() -> None:
     labels = [a["aria-label"] or "" for tag, a in structure.tags if tag == "svg" and "aria-label" in a]
     assert any(label.startswith("loss: -") for label in labels) and "deploy: b@2 against fine" in structure.text
     assert structure.text.count("gained") > 5
+
+
+def test_of_many_rows_the_best_and_the_worst_are_drawn() -> None:
+    for n in (2, MAX_BARS, MAX_BARS + 1, 3 * MAX_BARS):
+        drawn = _bars([*range(1, n), 7000.0])
+        assert drawn is not None and drawn["largest"] == "7e+03", n
+        assert len(drawn["bars"]) == min(n, MAX_BARS)
 
 
 def everything(text: str) -> str:

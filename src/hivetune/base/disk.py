@@ -245,6 +245,9 @@ class LockHolder:
     boot_id: str
 
 
+_MACHINES_PIDS = f"pid:[{0xEFFFFFFC}]"  # PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h
+
+
 @contextlib.contextmanager
 def lock(folder: Path, *, hint: str = "wait until it has ended") -> Iterator[None]:
     """Lock `folder` for this process; the kernel unlocks it when the process dies.
@@ -331,9 +334,13 @@ def scratch_folder(below: Path | None = None) -> Iterator[Path]:
 
 
 def boot_id() -> str:
-    """Return an id of this boot, so that a pid of an earlier boot is not taken for a live process."""
+    """Return an id of this boot, in a container also of the container: only where it is the same, a pid is the same
+    process."""
     path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text().strip() if path.exists() else "unknown"
+    if not path.exists():
+        return "unknown"
+    boot, namespace = path.read_text().strip(), os.readlink("/proc/self/ns/pid")
+    return boot if namespace == _MACHINES_PIDS else f"{boot}-{namespace}"
 
 
 # Hashes are remembered by a file's identity: device, inode, size, and the times of content and inode, since each write

@@ -14,6 +14,7 @@ import re
 import sys
 import textwrap
 import time
+import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
@@ -197,6 +198,12 @@ def grid_of(columns: Sequence[str], rows: Sequence[Sequence[object]], numeric: S
     for row in rows:
         grid.add_row(*(Text(clean(str(cell))) for cell in row))
     return grid
+
+
+def open_in_browser(address: str) -> bool:
+    """Return whether a browser was started. Without a screen `webbrowser` would start a program in the terminal."""
+    screen = sys.platform != "linux" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
+    return screen and webbrowser.open(address)
 
 
 def show_unit(text: str, name: str, **more: Any) -> None:

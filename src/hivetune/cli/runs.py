@@ -2,10 +2,8 @@
 processor, memory and cards are, and which run, cycle or gateway uses them.
 """
 
-import os
 import sys
 import time
-import webbrowser
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -20,13 +18,27 @@ from rich.live import Live
 from rich.text import Text
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import home, lock_holder, size_of
+from hivetune.base.disk import boot_id, home, lock_holder, size_of
 from hivetune.base.journal import read_journal
 from hivetune.base.paths import quoted
 from hivetune.base.private import open_plain
 from hivetune.base.typed import to_plain
 from hivetune.cli.arguments import RunArgument
-from hivetune.cli.output import MODE, clean, duration, emit, grid_of, number, out, say, show, show_unit, size, table
+from hivetune.cli.output import (
+    MODE,
+    clean,
+    duration,
+    emit,
+    grid_of,
+    number,
+    open_in_browser,
+    out,
+    say,
+    show,
+    show_unit,
+    size,
+    table,
+)
 from hivetune.cli.training import measure_and_train, show_training, train_detached
 from hivetune.cluster.carry import carry_run
 from hivetune.config import override_config
@@ -114,7 +126,8 @@ def _who() -> list[tuple[str, str, int]]:
     holders += [("cycle", name, loop_folder(name)) for name in loop_names()]
     holders += [("serving", "gateway", home() / "gateway")]
     locks = [(kind, name, lock_holder(folder)) for kind, name, folder in holders]
-    return [(kind, name, holder.pid) for kind, name, holder in locks if holder is not None]
+    here = boot_id()  # the number of a process in a container, or on another machine, is another one's here
+    return [(kind, name, holder.pid) for kind, name, holder in locks if holder is not None and holder.boot_id == here]
 
 
 def _begun(pid: int) -> float:
@@ -392,10 +405,10 @@ def _print_changes(folder: Path) -> None:
     last: tuple[int, str] | None = None
     for status, _, new in _looks(folder):
         for text in new:
-            say(text)
+            show(text)
         if (status.step, status.state) != last:
             last = (status.step, status.state)
-            say(status_line(status))
+            show(status_line(status))
             emit(status)
 
 
@@ -462,11 +475,6 @@ def open_page(
     """
     page = newest_page(find_run(run))
     show(str(page))
-    if not MODE.json and (not _has_screen() or not webbrowser.open(page.as_uri())):
+    if not MODE.json and not open_in_browser(page.as_uri()):
         say("cannot start a browser here; open the file yourself")
     emit({"page": page})
-
-
-def _has_screen() -> bool:
-    """Return whether there is a screen; without one, `webbrowser` would start a program in the terminal."""
-    return sys.platform != "linux" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))

@@ -1,11 +1,21 @@
 """The commands `status` (one screen, also `hivetune` alone) and `dashboard` (the same in a browser)."""
 
-import webbrowser
 from typing import Annotated
 
 import typer
 
-from hivetune.cli.output import MODE, duration, emit, emit_until_stopped, moment, number, say, show, table
+from hivetune.cli.output import (
+    MODE,
+    duration,
+    emit,
+    emit_until_stopped,
+    moment,
+    number,
+    open_in_browser,
+    say,
+    show,
+    table,
+)
 from hivetune.dashboard.overview import Suggestion, overview
 from hivetune.run.status import RunStatus
 
@@ -72,7 +82,7 @@ def dashboard_command(
     same pages at /dashboard.
     """
     # `status` is called often, and should not wait a second for the pages to be imported.
-    from hivetune.dashboard.access import dashboard_token
+    from hivetune.dashboard.access import dashboard_token, make_ticket
     from hivetune.dashboard.app import run_dashboard
 
     token = dashboard_token(new=new_token)
@@ -82,7 +92,8 @@ def dashboard_command(
         show(f"open {address}")
         say("the address holds the token of this dashboard; keep it private. Stop the server with Ctrl-C")
         emit_until_stopped({"url": url, "token": token})
-        if open_it and not MODE.json:
-            webbrowser.open(address)
+        # All users of a machine can read with what words a program was started.
+        if open_it and not MODE.json and not open_in_browser(f"{url}login?token={make_ticket()}"):
+            say("cannot start a browser here; open the address yourself")
 
     run_dashboard(port, tell)

@@ -17,6 +17,7 @@ LOGIN = f"{BELOW}/login"
 STATIC = ("dashboard.css", "dashboard.js", "page.css", "report.css")
 COOKIE_NAME = "hivetune-dashboard"
 OWNER = "owner"
+_tickets: set[str] = set()
 
 
 def dashboard_token(*, new: bool = False) -> str:
@@ -36,6 +37,20 @@ def cookie_value() -> str:
 def form_token(path: str) -> str:
     """Return the value that the form which posts to `path` carries."""
     return _derived(f"form {path}")
+
+
+def make_ticket() -> str:
+    """Return a word that this process takes in place of the token, once."""
+    _tickets.add(ticket := secrets.token_urlsafe(32))
+    return ticket
+
+
+def takes_ticket(value: str) -> bool:
+    """Return whether the value is a ticket, which is then used up."""
+    if value not in _tickets:
+        return False
+    _tickets.remove(value)
+    return True
 
 
 def is_token(value: str) -> bool:

@@ -32,6 +32,7 @@ from hivetune.dashboard.access import (
     dashboard_door,
     is_form_token,
     is_token,
+    takes_ticket,
 )
 from hivetune.dashboard.live import LivePages, RenderedPage
 from hivetune.dashboard.page import DASHBOARD_FOLDER, Page, PageRequest, parts_of, whole
@@ -167,7 +168,7 @@ async def _login(request: Request) -> Response:
     page_request = _page_request(request)
     sent = await _form(request) if request.method == "POST" else page_request.query
     token = sent.get("token", "").strip()
-    if is_token(token):
+    if is_token(token) or takes_ticket(token):
         response: Response = RedirectResponse(f"{BELOW}/", 303)
         response.set_cookie(COOKIE_NAME, cookie_value(), httponly=True, samesite="strict", path=BELOW)
         return response

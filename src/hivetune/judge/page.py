@@ -1,6 +1,5 @@
 """An evaluation or a comparison as one HTML page; comparison_body.html is its template."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -166,7 +165,8 @@ def _bars(values: Sequence[float]) -> dict[str, Any] | None:
     differences = sorted(values)
     if len(differences) < 2:
         return None
-    ordered = differences[:: math.ceil(len(differences) / MAX_BARS)]
+    last = min(len(differences), MAX_BARS) - 1
+    ordered = [differences[bar * (len(differences) - 1) // last] for bar in range(last + 1)]
     largest = max(abs(ordered[0]), abs(ordered[-1])) or 1.0
     step = (_PLOT_WIDTH - _PLOT_LEFT) / len(ordered)
     bars = []

@@ -215,7 +215,7 @@ def ask_to_stop(run: Path) -> bool:
     if holder is None:
         return False
     if holder.boot_id != boot_id():
-        raise UsageError(f"{run} is held by process {holder.pid} of another machine", hint="stop it there")
+        raise UsageError(f"{run} is held by process {holder.pid} of another container or machine", hint="stop it there")
     os.kill(holder.pid, signal.SIGTERM)
     return True
 
