@@ -37,6 +37,16 @@ def test_rows_and_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert checked["categories"]["bees"]
 
 
+def test_the_report_replaces_no_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = "<h1>Hives</h1><h2>Queens</h2><p>A hive has one queen, and she lays up to two thousand eggs a day.</p>"
+    (tmp_path / "manual.html").write_text(document)
+    assert run(["data", "synth", str(tmp_path), "--out", str(tmp_path / "manual.jsonl")], monkeypatch) == 2
+    assert "would replace" in capsys.readouterr().err
+    assert (tmp_path / "manual.html").read_text() == document and not (tmp_path / "manual.jsonl").exists()
+
+
 def test_without_out_the_categories_are_listed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,7 @@ from hivetune.synth.ask_rows import AskSettings, ask_rows
 from hivetune.synth.keep import Against
 from hivetune.synth.maker import TEMPLATES, make_rows, sources_of
 from hivetune.synth.packs.pack import Pack, find_packs
-from hivetune.synth.report import reasons_of, synth_document, write_synth_page
+from hivetune.synth.report import page_beside, reasons_of, synth_document, write_synth_page
 from hivetune.synth.sources.places import Library
 
 _SHOWN_ROWS = 3
@@ -57,7 +57,7 @@ def synth(
     if out is None:
         _list(packs, places)
         return
-    page = out.with_suffix(".html")
+    page = page_beside(out)
     files_to_write([out, page], [*find_sources(against or []), *(what or ())])
     if ask is not None:
         settings = AskSettings(ask, rows, seed, budget, tuple(against or ()))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.data.prepare.page import STYLE
+from hivetune.errors import UsageError
 from hivetune.run.page import render, whole_page
 from hivetune.synth.checks import DRAFT_REASONS
 from hivetune.synth.keep import Against
@@ -19,6 +20,7 @@ from hivetune.synth.sources.page import words_in
 MEASURED_ROWS = 2000  # for the diversity: it falls with the number of words, so it is taken at a stated one
 MEASURED_WORDS = 20_000
 _MAX_SHOWN, _MAX_COMPARED = 12, 400
+_TITLE = "Rows from documentation"
 _BODY = Path(__file__).with_name("report_body.html")
 
 
@@ -137,6 +139,14 @@ def reasons_of(rejected: Mapping[str, int]) -> Iterable[str]:
 # The report as a page in the style of the data report.
 
 
+def page_beside(out: Path) -> Path:
+    """Return the file of the report beside the rows. Raises UsageError where another page, such as a document, is."""
+    page = out.with_suffix(".html")
+    if page.is_file() and f"<title>{_TITLE}</title>".encode() not in page.read_bytes():
+        raise UsageError(f"the report of {out} would replace {page}, which is no report", hint="choose another --out")
+    return page
+
+
 def write_synth_page(path: Path, document: Mapping[str, Any]) -> None:
     """Write the page. Raises OSError when it can't be written."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -147,4 +157,4 @@ def synth_page(document: Mapping[str, Any]) -> str:
     """Return the whole page."""
     heading = f"{document['rows']:,} rows made of {document['asked']:,} that were asked for"
     body = render(_BODY, d=document, meanings=DRAFT_REASONS, reasons_of=reasons_of)
-    return whole_page("Rows from documentation", body, STYLE, heading)
+    return whole_page(_TITLE, body, STYLE, heading)
