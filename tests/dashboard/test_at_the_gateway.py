@@ -10,7 +10,7 @@ import pytest
 from serve.hive import add_release, gateway, stub_on_path
 
 from hivetune.base.database import open_database
-from hivetune.dashboard.access import COOKIE_NAME, cookie_value, dashboard_token, form_token
+from hivetune.dashboard.access import cookie_name, cookie_value, dashboard_token, form_token
 from hivetune.dashboard.app import dashboard_addition
 from hivetune.release.registry import find
 from hivetune.serve.gateway.clients import make_client
@@ -30,12 +30,12 @@ def test_a_client_of_the_api_sees_no_dashboard_and_its_owner_does(
         client_token = make_client(database, "app")
     promotion = "/dashboard/releases/helpdesk/2/promote"
     with gateway(tmp_path / "log", token=client_token) as running:
-        signed_in = {"Cookie": f"{COOKIE_NAME}={cookie_value()}"}
+        signed_in = {"Cookie": f"{cookie_name()}={cookie_value()}"}
         with httpx2.Client(base_url=running.url, timeout=30) as client:
             for headers in (
                 {"Authorization": f"Bearer {client_token}"},
                 {"Cookie": f"{COOKIE}={client_token}"},
-                {"Cookie": f"{COOKIE_NAME}={client_token}"},
+                {"Cookie": f"{cookie_name()}={client_token}"},
             ):
                 refused = client.get("/dashboard/", headers=headers)
                 assert (refused.status_code, refused.headers["location"]) == (303, "/dashboard/login")

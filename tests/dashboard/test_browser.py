@@ -296,8 +296,12 @@ def test_a_person_signs_in_acts_and_signs_out(browser: Browser, site: Site) -> N
     expect(page.locator("h1")).to_contain_text("Forget the user")
     page.click("button >> text=Forget")
     expect(page.locator("main")).to_contain_text("1 interactions were removed")
+    other = tabs.context.new_page()
+    other.goto(shown.url)
     page.click("text=Sign out")
     expect(page.locator("#token")).to_be_visible()
+    expect(other.locator("#token")).to_be_visible()  # and does not say that the dashboard does not answer
+    other.close()
     page.fill("#token", "wrong")
     page.click("button >> text=Sign in")
     expect(page.get_by_role("alert")).to_contain_text("not the token")

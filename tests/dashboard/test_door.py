@@ -20,7 +20,7 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import home
 from hivetune.base.journal import Journal
 from hivetune.base.sealed import write_sealed
-from hivetune.dashboard.access import COOKIE_NAME, dashboard_token, form_token, make_ticket
+from hivetune.dashboard.access import cookie_name, dashboard_token, form_token, make_ticket
 from hivetune.dashboard.app import MAX_FORM_BYTES, PAGES, guarded_dashboard
 from hivetune.dashboard.pages.acts import FORMS
 from hivetune.dashboard.watched import run_id
@@ -218,15 +218,27 @@ def test_the_token_is_traded_for_a_cookie_that_no_script_reads(guarded: tuple[Gu
         cookie = answer.headers["set-cookie"]
         assert "HttpOnly" in cookie and "SameSite=strict" in cookie and token not in cookie
     value = cookie.partition("=")[2].partition(";")[0]
-    for cookies in (f"{COOKIE_NAME}={value}", f'look={{"dark": true}}; {COOKIE_NAME}={value}; of another=port'):
+    for cookies in (f"{cookie_name()}={value}", f'look={{"dark": true}}; {cookie_name()}={value}; of another=port'):
         assert ask(guarded, "/dashboard/runs", headers={"Cookie": cookies}).status_code == 200
     for wrong in ("", "x", token[:-1], value[:-1] + "0" * (value[-1] != "0") + "1" * (value[-1] == "0"), "\u00e9"):
         refused = ask(guarded, "/dashboard/login", "POST", data={"token": wrong})
         assert refused.status_code == (401 if wrong else 200) and "set-cookie" not in refused.headers
-        cookie = f"{COOKIE_NAME}={urllib.parse.quote(wrong)}"
+        cookie = f"{cookie_name()}={urllib.parse.quote(wrong)}"
         assert ask(guarded, "/dashboard/runs", headers={"Cookie": cookie}).status_code == 303
     dashboard_token(new=True)  # everybody is signed out
-    assert ask(guarded, "/dashboard/runs", headers={"Cookie": f"{COOKIE_NAME}={value}"}).status_code == 303
+    assert ask(guarded, "/dashboard/runs", headers={"Cookie": f"{cookie_name()}={value}"}).status_code == 303
+
+
+def test_who_signs_in_to_one_home_stays_signed_in_to_another(
+    guarded: tuple[Guard, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their dashboards have two ports of one host, which share their cookies."""
+    cookies = httpx2.Cookies()
+    for folder in (home(), tmp_path / "other"):
+        monkeypatch.setenv("HIVETUNE_HOME", str(folder))
+        name, value = cookie_name(), ask(guarded, f"/dashboard/login?token={dashboard_token()}").cookies[cookie_name()]
+        cookies.set(name, value)
+    assert len(cookies) == 2
 
 
 def test_a_ticket_is_taken_once(guarded: tuple[Guard, str]) -> None:

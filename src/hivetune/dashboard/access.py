@@ -5,17 +5,17 @@ forms carry values derived from the token, so that neither reveals it.
 """
 
 import hmac
+import os
 import secrets
 from pathlib import Path
 
-from hivetune.base.disk import home, write_atomic
+from hivetune.base.disk import home, sha256_bytes, write_atomic
 from hivetune.base.private import make_folder, open_plain
 from hivetune.serve.gateway.guard import Door
 
 BELOW = "/dashboard"
 LOGIN = f"{BELOW}/login"
 STATIC = ("dashboard.css", "dashboard.js", "page.css", "report.css")
-COOKIE_NAME = "hivetune-dashboard"
 OWNER = "owner"
 _tickets: set[str] = set()
 
@@ -27,6 +27,11 @@ def dashboard_token(*, new: bool = False) -> str:
         make_folder(path.parent)
         write_atomic(path, secrets.token_urlsafe(32).encode())
     return _read()
+
+
+def cookie_name() -> str:
+    """Return the name of this home's cookie: the dashboards of two homes have two ports, which share their cookies."""
+    return f"hivetune-dashboard-{sha256_bytes(os.fsencode(home()))[:8]}"
 
 
 def cookie_value() -> str:
@@ -71,7 +76,7 @@ def dashboard_door() -> Door:
     return Door(
         client_of=lambda value: OWNER if _equal(value, cookie_value()) or is_token(value) else None,
         below=BELOW,
-        cookie=COOKIE_NAME,
+        cookie=cookie_name(),
         open=frozenset({LOGIN, *(f"{BELOW}/static/{name}" for name in STATIC)}),
         login=LOGIN,
     )

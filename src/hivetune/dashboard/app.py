@@ -26,8 +26,8 @@ from starlette.types import ASGIApp
 import hivetune
 from hivetune.dashboard.access import (
     BELOW,
-    COOKIE_NAME,
     STATIC,
+    cookie_name,
     cookie_value,
     dashboard_door,
     is_form_token,
@@ -170,7 +170,7 @@ async def _login(request: Request) -> Response:
     token = sent.get("token", "").strip()
     if is_token(token) or takes_ticket(token):
         response: Response = RedirectResponse(f"{BELOW}/", 303)
-        response.set_cookie(COOKIE_NAME, cookie_value(), httponly=True, samesite="strict", path=BELOW)
+        response.set_cookie(cookie_name(), cookie_value(), httponly=True, samesite="strict", path=BELOW)
         return response
     page = Page("login.html", "Sign in", {"wrong": bool(token)})
     return HTMLResponse(whole(page, page_request, signed_in=False), 401 if token else 200)
@@ -179,7 +179,7 @@ async def _login(request: Request) -> Response:
 async def _logout(request: Request) -> Response:
     await _checked_form(request)
     response = RedirectResponse(f"{BELOW}/login", 303)
-    response.delete_cookie(COOKIE_NAME, path=BELOW, httponly=True, samesite="strict")
+    response.delete_cookie(cookie_name(), path=BELOW, httponly=True, samesite="strict")
     return response
 
 

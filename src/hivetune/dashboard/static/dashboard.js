@@ -15,7 +15,9 @@ async function look() {
   address.searchParams.set("have", have);
   const wanted = { headers: { Accept: "application/json" }, signal: AbortSignal.timeout(OLD_AFTER_MS) };
   try {
-    const answer = await (await fetch(address, wanted)).json();
+    const response = await fetch(address, wanted);
+    if (response.redirected) return location.reload(); // signed out: the login page
+    const answer = await response.json();
     for (const [id, html] of Object.entries(answer.parts)) replace(document.getElementById(id), html);
     have = answer.have;
     heard = Date.now();
