@@ -13,6 +13,9 @@ import pytest
 from hypothesis import settings
 from once import one_at_a_time
 
+from hivetune.process import launch
+from hivetune.process.forkserver import forking
+
 # By default an example that takes 200 ms fails: beside other work any may.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
@@ -39,6 +42,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first, so that no worker is left alone with one at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup() -> None:
+    _forget_test_name()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call() -> None:
+    _forget_test_name()
+
+
+def _forget_test_name() -> None:
+    """Give all tests the same environment, so that one fork server can fork the children of all."""
+    os.environ["PYTEST_CURRENT_TEST"] = "a test"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forks() -> Iterator[None]:
+    """One process imports torch for all tasks that a test starts without a command. It ends after a minute of rest."""
+    with forking():
+        yield
+
+
+@pytest.fixture
+def no_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No server runs at first. Where the test opens none, each child is a new process."""
+    if launch.OPEN.server is not None:
+        launch.OPEN.server.close()
+    monkeypatch.setattr(launch.OPEN, "server", None)
 
 
 def common_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -12,7 +12,6 @@ from serve.fake_server import fake_server, stream
 from serve.hive import MODEL, add_release, make_home, write_adapter
 
 from hivetune.base.disk import MANIFEST, home, sha256_file
-from hivetune.process.forkserver import forking
 from hivetune.release.gguf import base_gguf, write_gguf
 
 pytestmark = pytest.mark.slow
@@ -35,7 +34,6 @@ def rows(tmp_path: Path) -> str:
     return str(tmp_path / "rows.jsonl")
 
 
-@forking()
 def test_any_against_any(own_home: Path, tmp_path: Path, rows: str) -> None:
     labels = [add_release(tmp_path, "helper", seed) for seed in (1, 2)]
     options = ("--rows", rows, "--new-tokens", "6", "--set", "eval.latency_prompts=5")
@@ -67,7 +65,6 @@ def test_any_against_any(own_home: Path, tmp_path: Path, rows: str) -> None:
     assert code == 0 and fourth["base"]["latency_s"] == 20.1 and fourth["base"]["recorded"]
 
 
-@forking()
 def test_bad_sides_are_refused_in_words(own_home: Path, tmp_path: Path, rows: str) -> None:
     base = base_gguf(MODEL, sha256_file(make_home() / MANIFEST), "q8_0")
     label = add_release(tmp_path, "helper", 1)
@@ -92,7 +89,6 @@ def test_bad_sides_are_refused_in_words(own_home: Path, tmp_path: Path, rows: st
     assert code == 1 and "failed 3 times" in document["error"]["message"]
 
 
-@forking()
 def test_an_adapter_of_another_model_is_refused(own_home: Path, tmp_path: Path) -> None:
     from gguf_families import write_model
 

@@ -9,7 +9,6 @@ import pytest
 from serve.hive import make_home, write_adapter
 
 from hivetune.llama.backend import Answer, Backend, ServerSettings, open_backend
-from hivetune.process.forkserver import forking
 from hivetune.release.gguf import write_gguf
 
 pytestmark = pytest.mark.slow
@@ -21,7 +20,6 @@ TOLERANCE_NATS = 0.02
 
 
 @pytest.fixture
-@forking()
 def files(own_home: Path, tmp_path: Path) -> tuple[Path, list[Path]]:
     model = make_home()
     base = write_gguf(model, None, "f16", tmp_path / "base", "base.gguf", lambda done, total: None)

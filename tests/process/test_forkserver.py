@@ -26,7 +26,7 @@ earlier: set[psutil.Process] = set()
 
 
 @pytest.fixture(autouse=True)
-def forks() -> Iterator[None]:
+def opened(no_forks: None) -> Iterator[None]:
     earlier.clear()
     earlier.update(started())
     with forking():

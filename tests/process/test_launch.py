@@ -106,7 +106,7 @@ def test_one_without_work_ends_and_another_serves_the_next_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (tmp_path / "sitecustomize.py").write_text("import hivetune.process.forkserver as f; f.IDLE_S = 0.01\n")
+    (tmp_path / "sitecustomize.py").write_text("import hivetune.process.forkserver as f; f.IDLE_S = 0.5\n")
     with forking():
         assert run_task(Play("items"), tmp_path / "one", module=TINY).status == "done"
         (first,) = servers()

@@ -10,7 +10,6 @@ from hivetune.data.render.folder import load_renderer
 from hivetune.llama.backend import ServerSettings, open_backend
 from hivetune.llama.prompts import compare_prompts
 from hivetune.models.gguf_header import read_header
-from hivetune.process.forkserver import forking
 from hivetune.records import Example, Message
 from hivetune.release.export import Exported, Source, export
 from hivetune.release.gguf import write_gguf
@@ -78,7 +77,6 @@ def adapter(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-@forking()
 def exported(smollm2: Path, adapter: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
     parent = tmp_path_factory.mktemp("export")
     source = Source(adapter, smollm2, "smol")

@@ -20,7 +20,9 @@ pytestmark = pytest.mark.slow
 ROWS = 300
 
 
-def test_each_look_loads_torch_in_one_process(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_look_loads_torch_in_one_process(
+    own_home: Path, no_forks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Processes are counted, not seconds. Proposals: the screen, the control, a fork for each domain, one scoring. Then
     for each of two specialists its training, its export, its losses beside the base and beside the shared adapter, and
     those of its export's proof; the quantized base, and two scorings for the router."""

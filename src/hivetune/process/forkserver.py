@@ -40,6 +40,8 @@ MESSAGE_BYTES = 65_536
 # The first fork waits for imports, about 30 s from a cold disk. Later the child is started without the server.
 FORK_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 10.0
+# Read when they are used, so a fork may have others than its server. Libraries read the rest when they are loaded.
+_READ_LATE = ("HIVETUNE_HOME", "HIVETUNE_KERNELS", "TRITON_CACHE_DIR")
 # A server without forks ends then, so that a loop that waits for rows keeps no 240 MB. The next task starts another.
 IDLE_S = 60.0
 _MAX_NAP_S = 0.05
@@ -117,7 +119,7 @@ class _Server:
             number = theirs.fileno()
             arguments = [FORK, str(number), *imported]
             self._process = launch.start_python(arguments, subprocess.DEVNULL, [number], variables)
-        self._variables, self._forked = variables, False
+        self._variables, self._forked = _read_early(variables), False
 
     def fork(
         self, module: str, task_file: str, log: IO[bytes], handles: Sequence[int], environment: Mapping[str, str | None]
@@ -127,7 +129,8 @@ class _Server:
         variables = launch.child_environment(environment)
         if not self._usable or max(handles) >= RESERVED_HANDLES or not self._serves(variables):
             return None
-        message = json.dumps({"module": module, "task": task_file, "handles": [1, 2, *handles]})
+        own = {name: variables.get(name) for name in _READ_LATE}
+        message = json.dumps({"module": module, "task": task_file, "handles": [1, 2, *handles], "variables": own})
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(FORK_TIMEOUT_S)
         try:
@@ -152,8 +155,9 @@ class _Server:
 
     def _serves(self, variables: Mapping[str, str]) -> bool:
         """Return whether a server with these variables runs. One is started where none runs, or an unused other one."""
-        if self._runs() and (self._forked or variables == self._variables):
-            return variables == self._variables
+        fits = self._runs() and _read_early(variables) == self._variables
+        if fits or (self._runs() and self._forked):
+            return fits
         self.close()
         self.start(variables)
         return self._process is not None
@@ -222,6 +226,7 @@ def serve_forks(handle: int, imported: Sequence[str] = ()) -> tuple[str, str]:
                     requests.close()
                     os.setsid()
                     _take_handles(files[1:], message["handles"], reserved)
+                    _set_variables(message["variables"])
                     guard()
                     if os.getppid() != server or not _may_begin(told):
                         os._exit(1)
@@ -235,6 +240,18 @@ def serve_forks(handle: int, imported: Sequence[str] = ()) -> tuple[str, str]:
                     process = os.pidfd_open(forked)
                     running[process] = forked, told
                     watch.register(process, select.POLLIN)
+
+
+def _read_early(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if name not in _READ_LATE}
+
+
+def _set_variables(changes: Mapping[str, str | None]) -> None:
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _reserve_handles() -> list[int]:

@@ -20,7 +20,6 @@ import pytest
 from hivetune.base.disk import read_json, write_json
 from hivetune.base.journal import read_journal
 from hivetune.config import parse_config
-from hivetune.process.forkserver import forking
 from hivetune.synth.demo import SYSTEM_PROMPTS, write_demo_data
 from hivetune.train import start
 from hivetune.train.open import Run, load_run
@@ -39,7 +38,6 @@ AGAIN = "One more time, in your own order of words: {}"
 
 
 @pytest.mark.slow
-@forking()
 def test_a_tiny_model_and_two_hundred_rows(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -48,7 +46,6 @@ def test_a_tiny_model_and_two_hundred_rows(
 
 
 @pytest.mark.proof
-@forking()
 def test_ten_thousand_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
