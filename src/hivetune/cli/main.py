@@ -42,7 +42,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "cluster status": ("cluster", "status", "List the machines and devices of a cluster."),
     "cluster down": ("cluster", "down", "Leave the cluster, or end it from its head."),
     "stop": ("runs", "stop", "Stop a run after saving a checkpoint."),
-    "resume": ("runs", "resume", "Continue a run that stopped."),
+    "resume": ("training", "resume", "Continue a run that stopped."),
     "eval": ("judge", "evaluate", "Measure base and tuned model on held-out rows."),
     "gate": ("judge", "gate", "Decide whether the tuned model is better."),
     "compare": ("judge", "compare_sides", "Compare two models on the same rows."),

@@ -1,4 +1,4 @@
-"""The commands on runs: `runs`, `show`, `watch`, `logs`, `stop`, `resume`, `rm`, `prune`, `open`; and `top`: how busy
+"""The commands on runs: `runs`, `show`, `watch`, `logs`, `stop`, `rm`, `prune`, `open`; and `top`: how busy
 processor, memory and cards are, and which run, cycle or gateway uses them.
 """
 
@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,21 +34,15 @@ from hivetune.cli.output import (
     out,
     say,
     show,
-    show_unit,
     size,
     table,
 )
-from hivetune.cli.training import measure_and_train, show_training, train_detached
-from hivetune.cluster.carry import carry_run
-from hivetune.config import override_config
 from hivetune.cycle.ledger import loop_folder, loop_names
 from hivetune.dashboard.exporters.follow import reports_of
 from hivetune.dashboard.watched import RunReading, WatchedRun
 from hivetune.errors import UsageError
 from hivetune.judge.page import newest_page
 from hivetune.machine.telemetry import process_tree, sample
-from hivetune.process.detach import systemd_unit
-from hivetune.process.forkserver import start_ahead
 from hivetune.release.prune import delete, find_unused, remove_run
 from hivetune.run.folder import EVENTS, SUPERVISOR_LOG, WORKER_LOG, read_resolved
 from hivetune.run.status import (
@@ -65,7 +58,6 @@ from hivetune.run.status import (
     shortest_name,
     stop_run,
 )
-from hivetune.train.open import load_run
 
 _LOOK_S = 2.0
 _FIRST_LOOK_S = 0.5  # processor time is measured between two looks
@@ -284,42 +276,6 @@ def stop(run: RunArgument) -> None:
     status = run_status(folder)
     say(status_line(status) if stopped else f"{folder} is not running")
     emit({**to_plain(status), "stopped": stopped})
-
-
-def resume(
-    run: RunArgument,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A=B", help="Override supervise.* or report_to.")
-    ] = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Continue in the background.")] = False,
-    unit: Annotated[
-        bool, typer.Option("--unit", help="Print a systemd user unit that resumes the run, and do nothing else.")
-    ] = False,
-    on: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Use a free device of this cluster.")] = None,
-) -> None:
-    """Continue a run that was stopped, interrupted or failed, from its newest valid checkpoint."""
-    folder = find_run(run)
-    if on is not None:
-        if overrides or detach or unit:
-            raise UsageError("--on cannot be combined with --set, --detach or --unit")
-        summary = carry_run(load_run(folder), on, say)
-        show_training(summary)
-        emit(summary)
-        return
-    for override in overrides or ():
-        if not override.startswith(("supervise.", "report_to=")):
-            raise UsageError(f"--set {override}: an existing run can only change supervise.* and report_to")
-    if unit:
-        show_unit(systemd_unit(folder, overrides or ()), f"hivetune-{folder.name}", run=folder)
-        return
-    if detach:
-        train_detached(folder, overrides or ())
-        return
-    start_ahead()
-    opened = load_run(folder)
-    summary = measure_and_train(replace(opened, config=override_config(opened.config, overrides or ())))
-    show_training(summary)
-    emit(summary)
 
 
 def status_line(status: RunStatus) -> str:

@@ -1,9 +1,11 @@
-"""The commands `learn`, `verify-resume` and `sweep` (several settings of one config, of which the best is judged), and
-what all commands that train share.
+"""The commands `resume`, `verify-resume`, `learn` and `sweep`, and what all commands that train share.
+
+A sweep trains several settings of one config and judges the best.
 """
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,26 +18,29 @@ from hivetune.cli.arguments import (
     ColumnsOption,
     ConfigArgument,
     ModelOption,
+    RunArgument,
     SetOption,
     complete_setting,
     model_folder,
     read_settings,
 )
 from hivetune.cli.data import learning_text
-from hivetune.cli.output import AFTER_ROWS, duration, emit, number, parts, progress, say, show, size, table
+from hivetune.cli.output import AFTER_ROWS, duration, emit, number, parts, progress, say, show, show_unit, size, table
 from hivetune.cli.verdict import show_metrics
-from hivetune.config import RunConfig
+from hivetune.cluster.carry import carry_run
+from hivetune.config import RunConfig, override_config
 from hivetune.dashboard.exporters.follow import exporter_problem
 from hivetune.data.intake.files import find_sources
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.errors import Busy, NotDeployed, UsageError
 from hivetune.learn import learn as learn_in_stages
-from hivetune.process.detach import start_detached
+from hivetune.process.detach import start_detached, systemd_unit
+from hivetune.process.forkserver import start_ahead
 from hivetune.release.dry_export import DryExport, dry_export
 from hivetune.run.folder import LOSS_CURVE, read_resolved
-from hivetune.run.status import newest_losses, shortest_name
+from hivetune.run.status import find_run, newest_losses, shortest_name
 from hivetune.sweep import CURVES, run_sweep
-from hivetune.train.open import Run
+from hivetune.train.open import Run, load_run
 from hivetune.train.start import open_run, train_run
 from hivetune.train.supervise.attempt import Terms
 from hivetune.train.supervise.ladder import ArithmeticChange
@@ -139,6 +144,42 @@ def show_training(summary: dict[str, Any]) -> None:
         for change in changes:
             say(f"  {ArithmeticChange(**change).words}")
     say(f"loss curve: {Path(summary['run']) / LOSS_CURVE}")
+
+
+def resume(
+    run: RunArgument,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A=B", help="Override supervise.* or report_to.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Continue in the background.")] = False,
+    unit: Annotated[
+        bool, typer.Option("--unit", help="Print a systemd user unit that resumes the run, and do nothing else.")
+    ] = False,
+    on: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Use a free device of this cluster.")] = None,
+) -> None:
+    """Continue a run that was stopped, interrupted or failed, from its newest valid checkpoint."""
+    folder = find_run(run)
+    if on is not None:
+        if overrides or detach or unit:
+            raise UsageError("--on cannot be combined with --set, --detach or --unit")
+        summary = carry_run(load_run(folder), on, say)
+        show_training(summary)
+        emit(summary)
+        return
+    for override in overrides or ():
+        if not override.startswith(("supervise.", "report_to=")):
+            raise UsageError(f"--set {override}: an existing run can only change supervise.* and report_to")
+    if unit:
+        show_unit(systemd_unit(folder, overrides or ()), f"hivetune-{folder.name}", run=folder)
+        return
+    if detach:
+        train_detached(folder, overrides or ())
+        return
+    start_ahead()
+    opened = load_run(folder)
+    summary = measure_and_train(replace(opened, config=override_config(opened.config, overrides or ())))
+    show_training(summary)
+    emit(summary)
 
 
 def verify_resume(
