@@ -9,8 +9,6 @@ import fcntl
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import hivetune
 
 pytestmark = pytest.mark.slow
 
@@ -92,11 +91,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 def call(place: Path, command: str) -> tuple[int, Any]:
     """Exit code and the documents of `hivetune COMMAND --json`."""
-    environment = {**os.environ, "HIVETUNE_HOME": str(place / "home")}
-    done = subprocess.run(
-        [sys.executable, "-m", "hivetune", *command.split(), "--json"],
-        capture_output=True, text=True, timeout=300, env=environment, cwd=place, check=False,
-    )  # fmt: skip
+    done = hivetune(*command.split(), "--json", cwd=place, HIVETUNE_HOME=str(place / "home"))
     try:
         return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
     except json.JSONDecodeError:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import hivetune
 from data.models import make_model
 from gguf_families import write_model
 
@@ -98,10 +99,10 @@ class Desk:
         return subprocess.Popen(command, cwd=self.folder, env=environment, stdout=pipe, stderr=pipe, text=True)
 
     def call(self, *arguments: str) -> tuple[int, dict[str, Any], str]:
-        process = self.start(*arguments)
-        out, err = process.communicate(timeout=300)
-        assert "Traceback" not in err, err
-        return process.returncode, json.loads(out), err
+        home = str(self.folder / "home")
+        done = hivetune("sweep", "mine.yaml", *arguments, "--json", cwd=self.folder, HIVETUNE_HOME=home)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.returncode, json.loads(done.stdout), done.stderr
 
 
 @pytest.mark.proof

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import hivetune
 from serve.hive import add_release, stored
 
 pytestmark = pytest.mark.slow
@@ -19,8 +20,7 @@ SMALL = ("--quant", "q8_0", "--threads", "1", "--max-tokens", "3")
 
 
 def call(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "hivetune", "chat", *arguments, *SMALL]
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120)
+    done = hivetune("chat", *arguments, *SMALL, stdin=stdin)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command import hivetune
 from data.conftest import chat
 
 from hivetune.cli.data import print_problems
 from hivetune.data.snapshot import open_snapshot
 
 
-def hivetune(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "hivetune", "data", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+def data(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
+    return hivetune("data", *arguments)
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def mixed(write_rows: Callable[..., Path]) -> Path:
 
 
 def test_check_prints_one_document_in_the_form_of_the_contract(mixed: Path) -> None:
-    finished = hivetune("check", mixed, "--json")
+    finished = data("check", mixed, "--json")
     assert finished.returncode == 0, finished.stderr
     document = json.loads(finished.stdout)
     assert document["schema"] == 1
@@ -41,7 +41,7 @@ def test_check_prints_one_document_in_the_form_of_the_contract(mixed: Path) -> N
 
 
 def test_too_many_rejected_rows_exit_with_3_and_still_one_document(mixed: Path) -> None:
-    finished = hivetune("check", mixed, "--set", "data.max_rejected=0.05", "--json")
+    finished = data("check", mixed, "--set", "data.max_rejected=0.05", "--json")
     assert finished.returncode == 3
     assert json.loads(finished.stdout)["usable"] == 9
     assert "max_rejected" in finished.stderr
@@ -53,7 +53,7 @@ def test_a_file_name_is_one_line_of_what_can_be_seen(name: str, tmp_path: Path) 
     spelled = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
     (tmp_path / f"{name}.jsonl").write_text(json.dumps(chat("What is it?", "A bee.")) + "\nno json\n")
     for path in (tmp_path / f"{name}.jsonl", tmp_path / f"{name}-missing.jsonl"):
-        finished = hivetune("check", path)
+        finished = data("check", path)
         said = finished.stdout + finished.stderr
         assert name not in said and str(tmp_path / spelled) in said
         assert all(c.isprintable() or c in "\n\t" for c in said)
@@ -61,13 +61,13 @@ def test_a_file_name_is_one_line_of_what_can_be_seen(name: str, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_empty_and_missing_input(tmp_path: Path, write_rows: Callable[..., Path]) -> None:
-    empty = hivetune("check", write_rows([]))
+    empty = data("check", write_rows([]))
     assert empty.returncode == 3
     assert "no rows" in empty.stderr
-    missing = hivetune("check", tmp_path / "no.jsonl", "--json")
+    missing = data("check", tmp_path / "no.jsonl", "--json")
     assert missing.returncode == 2
     assert json.loads(missing.stdout)["error"]["type"] == "UsageError"
-    nothing = hivetune("check")
+    nothing = data("check")
     assert nothing.returncode == 2
 
 
@@ -75,7 +75,7 @@ def test_empty_and_missing_input(tmp_path: Path, write_rows: Callable[..., Path]
 def test_check_with_everything(write_rows: Callable[..., Path], chatml: Path, tmp_path: Path) -> None:
     rows = [{"q": f"What is {i}?", "a": f"The number after {i - 1}."} for i in range(20)]
     clean, page = tmp_path / "out" / "clean.jsonl", tmp_path / "out" / "report.html"
-    finished = hivetune(
+    finished = data(
         "check", write_rows([*rows, {"q": "x"}]), "--model", chatml, "--columns", "prompt=q,completion=a",
         "--max-length", "40", "--clean", clean, "--html", page,
     )  # fmt: skip
@@ -88,12 +88,12 @@ def test_check_with_everything(write_rows: Callable[..., Path], chatml: Path, tm
 
 @pytest.mark.slow
 def test_prepare_makes_a_snapshot(mixed: Path, chatml: Path, tmp_path: Path) -> None:
-    finished = hivetune("prepare", mixed, "--model", chatml, "--out", tmp_path / "snap", "--json")
+    finished = data("prepare", mixed, "--model", chatml, "--out", tmp_path / "snap", "--json")
     assert finished.returncode == 0, finished.stderr
     document = json.loads(finished.stdout)
     assert open_snapshot(tmp_path / "snap").num_rows == 9
     assert document["snapshot"] == str(tmp_path / "snap")
-    without = hivetune("prepare", mixed)
+    without = data("prepare", mixed)
     assert without.returncode == 2
     assert "--model" in without.stderr
 
@@ -102,7 +102,7 @@ def test_what_is_written_is_for_its_user_alone_whatever_the_umask(mixed: Path, t
     out = tmp_path / "out"
     before = os.umask(0)
     try:
-        finished = hivetune("check", mixed, "--clean", out / "clean.jsonl", "--html", out / "page" / "report.html")
+        finished = data("check", mixed, "--clean", out / "clean.jsonl", "--html", out / "page" / "report.html")
     finally:
         os.umask(before)
     assert finished.returncode == 0, finished.stderr

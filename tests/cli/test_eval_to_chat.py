@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import hivetune
 from gguf_families import write_model
 from serve.fake_server import fake_server, stream
 
@@ -48,9 +49,7 @@ class Workplace:
         self.run = folder / "out"
 
     def call(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
-        environment = {**os.environ, "HIVETUNE_HOME": str(self.folder / "home"), "OMP_NUM_THREADS": "2"}
-        command = [sys.executable, "-m", "hivetune", *arguments]
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, env=environment, timeout=300)
+        done = hivetune(*arguments, stdin=stdin, HIVETUNE_HOME=str(self.folder / "home"))
         return done.returncode, done.stdout, done.stderr
 
     def document(self, *arguments: str) -> tuple[int, dict[str, Any]]:

@@ -1,12 +1,11 @@
 """What `init` writes, read from elsewhere: its rows are where the file says, and are counted once."""
 
 import json
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from command import hivetune
 
 from hivetune.cli.init import _name_of, _relative_paths, _release_name, init
 from hivetune.config import DataConfig, load_config
@@ -48,10 +47,10 @@ def test_rows_lie_beside_the_file_that_names_them(
 def test_a_plan_for_rows_that_do_not_exist_is_refused(tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text("model: smollm2-135m\ndata: nowhere.jsonl\n")
-    command = [sys.executable, "-m", "hivetune", "plan", str(config), "--card", "H200"]
-    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = ["plan", str(config), "--card", "H200"]
+    refused = hivetune(*command)
     assert refused.returncode == 2 and "nowhere.jsonl does not exist" in refused.stderr and not refused.stdout
-    said = subprocess.run([*command, "--rows", "9", "--tokens", "9"], capture_output=True, text=True, check=False)
+    said = hivetune(*command, "--rows", "9", "--tokens", "9")
     assert said.returncode == 0 and "9 rows of" in said.stdout
 
 

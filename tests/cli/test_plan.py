@@ -3,11 +3,11 @@
 import json
 import re
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from command import hivetune
 
 from hivetune.config import parse_config
 from hivetune.errors import UsageError
@@ -15,8 +15,7 @@ from hivetune.train.plan.run import guess_workload, plan_run
 
 
 def run(config: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "hivetune", "plan", str(config), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return hivetune("plan", config, *arguments)
 
 
 @pytest.fixture

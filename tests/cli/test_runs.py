@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command import hivetune
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import lock, write_json
@@ -43,11 +42,6 @@ def make(folder: Path, name: str = "mine-abc", ended: str | None = "stopped") ->
     with open_database() as database:
         database.execute("INSERT INTO runs VALUES (?, 'mine', 5.0, 'h')", (str(run),))
     return run
-
-
-def hivetune(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "hivetune", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_all_runs_and_one_run(tmp_path: Path) -> None:

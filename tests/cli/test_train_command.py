@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import hivetune
 from gguf_families import write_model
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -62,10 +63,9 @@ class Place:
         return subprocess.Popen(command, cwd=self.folder, env=environment, stdout=pipe, stderr=pipe, text=True)
 
     def call(self, *arguments: str) -> tuple[int, dict[str, Any], str]:
-        process = self.start(*arguments)
-        out, err = process.communicate(timeout=300)
-        assert "Traceback" not in err
-        return process.returncode, json.loads(out), err
+        done = hivetune(*arguments, "--json", cwd=self.folder, HIVETUNE_HOME=str(self.folder / "home"))
+        assert "Traceback" not in done.stderr
+        return done.returncode, json.loads(done.stdout), done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """A home with a tiny real model, rows that it can learn, and the loop as a process of its own."""
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from command import hivetune
 from serve.hive import MODEL, make_home
 
 from hivetune.base.database import open_database
@@ -76,8 +76,7 @@ def make_config(folder: Path, *, model: str = MODEL, **cycle: Any) -> Path:
 
 def cycle(*arguments: str, check: bool = True, **environment: str) -> dict[str, Any]:
     """Run `hivetune cycle ARGUMENTS --json` to its end."""
-    command = [sys.executable, "-m", "hivetune", "cycle", *arguments, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env={**os.environ, **environment})
+    done = hivetune("cycle", *arguments, "--json", **environment)
     assert not check or done.returncode == 0, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     return {**document, "exit_code": done.returncode, "told": done.stderr}

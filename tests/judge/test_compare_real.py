@@ -2,12 +2,11 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command import hivetune
 from serve.fake_server import fake_server, stream
 from serve.hive import MODEL, add_release, make_home, write_adapter
 
@@ -18,8 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 def compare(*arguments: str) -> tuple[int, dict[str, Any]]:
-    command = [sys.executable, "-m", "hivetune", "compare", *arguments, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = hivetune("compare", *arguments, "--json")
     assert done.stdout.count("\n") == 1, done.stderr
     return done.returncode, json.loads(done.stdout)
 
