@@ -100,6 +100,22 @@ def test_a_source_that_is_lost_twice_is_said_twice(loop: Loop, tmp_path: Path, m
     assert len([words for words in said if words.startswith("nothing is collected")]) == 2
 
 
+def test_a_source_that_is_lost_holds_up_no_other(loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of all sources behind it were never collected."""
+    acts(monkeypatch, "done")
+    there = tmp_path / "there.jsonl"
+    there.write_text('{"prompt": "What is honey?", "completion": "Food of bees."}\n')
+    sources = [str(tmp_path / "lost.jsonl"), str(there)]
+    loop.config = loop.config.model_copy(update={"cycle": loop.config.cycle.model_copy(update={"sources": sources})})
+    said: list[str] = []
+    loop.listener.say = said.append
+    loop.step()
+    with closing(open_database()) as database:
+        assert database.execute("SELECT count(*) FROM interactions").fetchone() == (1,)
+    (told,) = (words for words in said if words.startswith("nothing is collected from one source"))
+    assert "lost.jsonl" in told
+
+
 def test_a_store_that_can_t_be_read_in_the_middle_of_an_act_is_a_failure_of_it(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -226,9 +226,20 @@ class Loop:
             self.listener.say(f"waits: {action.reason}")
 
     def _collect(self) -> None:
-        """Collect from the sources. A missing source is skipped: the cycle continues with the other rows."""
-        if not self.config.cycle.sources:
-            return
+        """Collect from each source. One that is missing is skipped: the cycle continues with the others' rows."""
+        for source in self.config.cycle.sources:
+            topic = f"collect {source}"
+            try:
+                problem = self._collect_from(source)
+            except (HivetuneError, OSError) as error:
+                problem = str(error).partition("\n")[0]
+            if problem:
+                self._report_once(topic, f"nothing is collected from one source: {problem}")
+            else:
+                self._problems.pop(topic, None)
+
+    def _collect_from(self, source: str) -> str:
+        """Collect from a source; return why nothing comes from a server that is gone, or ""."""
         stop, last = Event(), [0.0, time.monotonic()]
 
         def give_up_when_silent(collected: Collected) -> None:
@@ -238,16 +249,11 @@ class Loop:
             elif time.monotonic() - last[1] > SILENT_S:
                 stop.set()
 
-        try:
-            readers = parse_sources(self.config.cycle.sources)
-            collect(readers, follow=False, stop=stop, tick=give_up_when_silent)
-            if stop.is_set():  # a server that is gone is waited for by its reader
-                notes = [note for reader in readers for note in reader.notes]
-                self._report_once("collect", f"nothing is collected: {(notes or ['no answer'])[-1]}")
-            else:
-                self._problems.pop("collect", None)
-        except (HivetuneError, OSError) as error:
-            self._report_once("collect", f"nothing is collected: {str(error).partition(chr(10))[0]}")
+        readers = parse_sources([source])
+        collect(readers, follow=False, stop=stop, tick=give_up_when_silent)
+        if not stop.is_set():
+            return ""
+        return ["no answer", *(note for reader in readers for note in reader.notes)][-1]  # its reader waits for it
 
     def _in_use(self) -> InUse | None:
         """Return who else uses the machine, or None where the settings say that nobody else counts."""
