@@ -123,8 +123,10 @@ class Machines:
         make_token()
         # The mark by which `close` finds all of it, whatever became of it.
         os.environ.update({**ray_environment("elsewhere:1"), "RAY_REDIS_ADDRESS": redis, HOME_MARK: mark_of_home()})
+        from ray._raylet import AuthenticationTokenLoader
         from ray.cluster_utils import Cluster
 
+        AuthenticationTokenLoader.instance().reset_cache()  # a process keeps the first token that it reads
         self.folder, self.homes = folder, 0
         self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
 

@@ -44,8 +44,10 @@ class Machines:
         make_token()
         # The mark by which `end_node` finds all of it, whatever became of it.
         os.environ.update({**ray_environment("elsewhere:1"), **ONE_THREAD, HOME_MARK: mark_of_home()})
+        from ray._raylet import AuthenticationTokenLoader
         from ray.cluster_utils import Cluster
 
+        AuthenticationTokenLoader.instance().reset_cache()  # a process keeps the first token that it reads
         self.folder = folder
         self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
         self.address = str(self.cluster.address)
