@@ -52,7 +52,7 @@ def merge(model: Path, adapter: Path, target: Path, dtype: str, heartbeat: Heart
     `dtype` "source" rounds each merged weight once, to the base's type. Raises UsageError when the adapter names
     weights that the model does not have.
     """
-    _, parts, missing = read_parts(model, adapter)
+    parts, missing = read_parts(model, adapter)
     work = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
@@ -129,9 +129,8 @@ class Part(NamedTuple):
         return (b @ a).mul_(self.delta.scale) + weight.to(torch.float32)
 
 
-def read_parts(model: Path, adapter: Path) -> tuple[LoraConfig, dict[str, list[Part]], list[str]]:
-    """Return the adapter's settings, its change of each tensor, and the weights that the files lack under a known
-    name."""
+def read_parts(model: Path, adapter: Path) -> tuple[dict[str, list[Part]], list[str]]:
+    """Return the adapter's change of each tensor, and the weights that the files lack under a known name."""
     lora, tensors = read_adapter(adapter)
     transposed = transposed_weights(model)
     stored = open_weights(model)
@@ -164,7 +163,7 @@ def read_parts(model: Path, adapter: Path) -> tuple[LoraConfig, dict[str, list[P
             parts.setdefault(file_name, []).append(part)
         if not of_experts:
             missing.append(name)
-    return lora, parts, missing
+    return parts, missing
 
 
 def pair_up(tensors: Mapping[str, Tensor], lora: LoraConfig) -> dict[str, Delta]:

@@ -103,7 +103,7 @@ def stage(model: Path, parent: Path, converter: Path) -> Iterator[Path]:
 def write(task: WriteGguf, folder: Path, heartbeat: Heartbeat) -> None:
     """Write `task.file` from the staged folder. Raises UsageError for a model or an adapter that the converter can't
     write, or not whole."""
-    lora, parts, missing = read_parts(task.model, task.adapter) if task.adapter else (None, {}, [])
+    parts, missing = read_parts(task.model, task.adapter) if task.adapter else ({}, [])
     if task.quant is None and missing:
         raise UsageError(
             f"the adapter changes {missing[0]}, which the model's files do not have under this name", hint=_MERGE_HINT
@@ -126,7 +126,6 @@ def write(task: WriteGguf, folder: Path, heartbeat: Heartbeat) -> None:
     derived: Any = type("Writer", bases, {"model_arch": base.model_arch})
     model = derived(folder, kind, task.file, hparams=settings, model_name=_model_name(task.model))
     model.task, model.parts, model.heartbeat = task, parts, heartbeat
-    model.alpha = float(lora.alpha) if lora else 0.0
     with torch.inference_mode():
         model.write()
     if task.quant is None:
@@ -239,13 +238,10 @@ class _ModelWriter(_Base):  # type: ignore[misc]
 class _AdapterWriter(_Base):  # type: ignore[misc]
     """Overrides of the converter's class: it writes A and B of each tensor instead of the tensor.
 
-    Its script for adapters has the same, but reads no scale of rsLoRA. llama.cpp divides the file's alpha by each
-    module's rank; the rest of another scale goes into B.
+    Its script for adapters has the same, but reads no scale of rsLoRA: llama.cpp divides the file's alpha by the rank.
     """
 
     no_mtp = True
-    parts: dict[str, list[Part]]
-    alpha: float
 
     def generate_extra_tensors(self) -> tuple[()]:
         return ()
@@ -255,7 +251,8 @@ class _AdapterWriter(_Base):  # type: ignore[misc]
     def set_gguf_parameters(self) -> None:
         self.gguf_writer.add_type("adapter")
         self.gguf_writer.add_string("adapter.type", "lora")
-        self.gguf_writer.add_float32("adapter.lora.alpha", self.alpha)
+        (first, *_), *_ = self.parts.values()
+        self.gguf_writer.add_float32("adapter.lora.alpha", first.delta.scale * first.rank)
         self.gguf_writer.kv_data[0].pop("general.finetune", None)  # the name of the staged folder
 
     def get_tensors(self) -> Iterator[tuple[str, Any]]:
@@ -272,8 +269,7 @@ class _AdapterWriter(_Base):  # type: ignore[misc]
 
         for name, of_tensor in self.parts.items():
             for part in of_tensor:
-                a, b = (half.contiguous() for half in part.halves())
-                yield _converter_name(self, name), Pair(a, b * (part.delta.scale / (self.alpha / part.rank)))
+                yield _converter_name(self, name), Pair(*part.halves())
 
     def modify_tensors(self, data_torch: Any, name: str, bid: int | None) -> Iterator[tuple[str, Any]]:
         for target, pair in super().modify_tensors(data_torch, name, bid):
