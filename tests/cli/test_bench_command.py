@@ -6,8 +6,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hivetune.cli.demo import _run, demo
-from hivetune.errors import MachineNotFit
+from hivetune.cli.demo import _run, bench, demo
+from hivetune.errors import MachineNotFit, UsageError
 
 # As the benchmark: it writes into a temporary folder and starts a worker; then Ctrl-C comes.
 HARNESS = """
@@ -39,6 +39,12 @@ def test_ctrl_c_ends_all_of_it(tmp_path: Path, own_home: Path) -> None:
 
 def test_its_exit_code_is_said(tmp_path: Path) -> None:
     assert _run([sys.executable, "-c", "raise SystemExit(3)"], tmp_path) == 3
+
+
+def test_unknown_rows_to_time_are_refused() -> None:
+    """Nothing was timed, with the exit code 0."""
+    with pytest.raises(UsageError, match="unknown --sets agnts"):
+        bench(sets="short,agnts")
 
 
 def test_a_demo_without_the_converter_ends_before_it_trains(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,8 @@ def chat(
         raise UsageError("--json needs --prompt", hint="give --prompt TEXT, or leave out --json")
     if blind and (beside is None or prompt is not None):
         raise UsageError("--blind needs --beside and no --prompt", hint="use: hivetune chat NAME --beside base --blind")
+    if capture and prompt is not None:
+        raise UsageError("--capture is for a conversation, not for --prompt", hint="leave out one of them")
     with progress("exporting", "tensors") as report:
         if beside is None:
             voice, run = find_voice(name, quant, report)

@@ -22,7 +22,7 @@ from hivetune.cli.output import duration, emit, number, progress, say, short, sh
 from hivetune.cli.training import measure_and_train, show_training
 from hivetune.cli.verdict import show_verdict
 from hivetune.config import load_config
-from hivetune.errors import HivetuneError, MachineNotFit
+from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.gate import verdict_document
 from hivetune.llama.backend import open_backend
 from hivetune.process.forkserver import start_ahead
@@ -109,6 +109,7 @@ def _show_data(run: Run) -> None:
 
 HARNESS = Path(hivetune.__file__).resolve().parents[2] / "bench" / "train_step.py"
 OWN_ROWS = ("limit", "hivetune")
+SETS = ("short", "agents", "long", "prefix")  # of the harness
 
 
 def bench(
@@ -124,6 +125,8 @@ def bench(
 
     Shows seconds, tokens and memory. --peers installs other trainers and times them too.
     """
+    if unknown := set(sets.split(",")) - set(SETS):
+        raise UsageError(f"unknown --sets {sorted(unknown)[0]}", hint=f"choose some of {', '.join(SETS)}")
     if not HARNESS.exists():
         raise MachineNotFit(
             "the benchmark is not part of the installed package", hint="run it in a clone of the repository"
