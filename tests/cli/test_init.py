@@ -8,11 +8,12 @@ import pytest
 from command import hivetune
 
 from hivetune.cli.init import _name_of, _relative_paths, _release_name, init
-from hivetune.config import DataConfig, load_config
+from hivetune.config import DataConfig, load_config, parse_config
 from hivetune.data.files.kinds import refuse_foreign
 from hivetune.data.intake.files import find_sources
-from hivetune.errors import UsageError
+from hivetune.errors import DataRefused, UsageError
 from hivetune.release.registry import check_release_name
+from hivetune.train.plan.propose import propose
 from hivetune.train.plan.run import refuse_missing
 
 ROW = json.dumps({"prompt": "Where is it?", "completion": "Here."}) + "\n"
@@ -124,3 +125,13 @@ def test_a_config_in_a_linked_folder_finds_its_rows(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("stem", ["base", "x" * 200, "a" * 63 + " b", "日本", "Größe & co", "-x-"])
 def test_the_release_of_a_config_can_be_registered(stem: str) -> None:
     assert check_release_name(_release_name(stem))
+
+
+def test_no_config_is_written_for_rows_that_are_all_held_out(tmp_path: Path) -> None:
+    """`train` refused what `init` called ready to train."""
+    (tmp_path / "rows.jsonl").write_text(ROW)
+    settings = parse_config(
+        {"model": "m", "data": {"path": str(tmp_path / "rows.jsonl"), "test": 0.999, "validation": 0}}
+    )
+    with pytest.raises(DataRefused, match="is left to train on"):
+        propose(settings, None)

@@ -315,10 +315,15 @@ def prepare_data(
             if on_busy is None:
                 raise
             on_busy(busy)
-    if not snapshot.rows("train"):
-        hint = "data.validation and data.test hold rows out; see where each went: hivetune data check --config CONFIG"
-        raise DataRefused(f"no row of {config.data.path} is left to train on", hint=hint)
+    refuse_without_training(config.data, len(snapshot.rows("train")))
     return snapshot
+
+
+def refuse_without_training(data: DataConfig, trained: int) -> None:
+    """Raise DataRefused if no row is left to train on."""
+    if not trained:
+        hint = "data.validation and data.test hold rows out; see where each went: hivetune data check --config CONFIG"
+        raise DataRefused(f"no row of {data.path} is left to train on", hint=hint)
 
 
 # The columns that are equal in a chunk's result and in the snapshot.

@@ -7,7 +7,7 @@ from typing import Any
 
 from hivetune.config import MAX_TOKENS_A_ROW, RunConfig, parse_config
 from hivetune.data.intake.files import check_storable, find_sources
-from hivetune.data.prepare.prepare import check
+from hivetune.data.prepare.prepare import check, refuse_without_training
 from hivetune.errors import UsageError
 from hivetune.models.prepared import PACKAGED, prepared_names
 from hivetune.records import Progress, silent
@@ -78,6 +78,7 @@ def propose(settings: RunConfig, folder: Path | None, progress: Progress = silen
         second.refuse(settings.data.max_rejected)
         report = {**second.document, "lengths": report["lengths"]}
         planned = _plan(settings, report)
+    refuse_without_training(settings.data, report["splits"]["train"])
     return Proposal(settings, report, planned)
 
 
