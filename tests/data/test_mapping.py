@@ -268,3 +268,30 @@ def test_a_column_that_is_read_as_a_fact_is_not_called_unread(tmp_path: Path) ->
     for named, unread in (({}, ["Ticket"]), ({"session": "Ticket"}, [])):
         report = check(DataConfig(path=str(path), columns={**columns, **named})).document
         assert report["understood"][str(path)][0]["left_out"] == unread
+
+
+@pytest.mark.parametrize("setting", [{"split": "time"}, {"balance": "category"}])
+def test_a_setting_for_a_fact_that_no_row_tells_is_refused(setting: dict[str, Any], tmp_path: Path) -> None:
+    """Without times nothing was held out, so that there was no verdict after the training."""
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"Where is box {i}?", "completion": f"In room {i}."} for i in range(5)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = DataConfig(path=str(path), near_duplicates=0, **setting)
+    fact = "time" if "split" in setting else "category"
+    with pytest.raises(DataRefused, match=f"no row has the {fact} for data") as refused:
+        check(data).refuse(0.2)
+    assert refused.value.hint == f"map it: --columns {fact}=COLUMN"
+    path.write_text("".join(json.dumps({**row, fact: "2026-11-27"}) + "\n" for row in rows))
+    check(data).refuse(0.2)
+
+
+def test_the_reason_for_most_unused_rows_is_named(tmp_path: Path) -> None:
+    """One row with an empty answer was blamed for all that a filter had left out."""
+    path = tmp_path / "rows.jsonl"
+    rows = [
+        {"prompt": f"Where is box {i}?", "completion": f"In room {i}." if i else "", "state": "new"} for i in range(9)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataRefused, match="none of 9 rows is usable, mostly filtered") as refused:
+        check(DataConfig(path=str(path), columns={"where": "state=old"})).refuse(0.2)
+    assert refused.value.hint.endswith(": state is not old")

@@ -61,8 +61,10 @@ class Report:
         """Raise DataRefused unless a row is usable, at most this share is rejected, and each mapping fits a row."""
         if self.rows_in == 0:
             raise DataRefused("the files contain no rows", hint="give files with one row per line")
-        top = max(self.document["rejected"].items(), key=lambda item: item[1], default=None)
-        reason = f"mostly {top[0]}: {REASONS[top[0]].meaning}" if top else "all are set aside or duplicates"
+        # Rows that are set aside explain why none is left, but not why many are rejected.
+        unused = self.document["rejected"] | ({} if self.usable else self.document["set_aside"])
+        top = max(unused.items(), key=lambda item: item[1], default=None)
+        reason = f"mostly {top[0]}: {REASONS[top[0]].meaning}" if top else "all are duplicates"
         first = next((p for p in self.document["problems"] if not top or p["reason"] == top[0]), None)
         where = f"{spelled(first['source'])}: {first['hint']}" if first else "see the reasons: hivetune data check ROWS"
         suggested: list[dict[str, Any]] = next(iter(self.document.get("unclear", {}).values()), [])
@@ -130,8 +132,8 @@ def make_report(decisions: Decisions, *, model: str | None, max_length: int) -> 
 
 
 def unmatched(decisions: Decisions, data: DataConfig, row: Row) -> list[dict[str, str]]:
-    """Return the mappings that fit no row, each with its problem and a hint: they would be ignored without a word.
-    `row` is one of the rows.
+    """Return the mappings and settings that fit no row, each with its problem and a hint: they would be ignored without
+    a word. `row` is one of the rows.
     """
     num_read = decisions.num_rows - decisions.reasons.total()
     if num_read == 0:
@@ -154,6 +156,13 @@ def unmatched(decisions: Decisions, data: DataConfig, row: Row) -> list[dict[str
             hint = f"rows have: {named}" if named else "if all rows are of one, map it: --columns \"agent='NAME'\""
             names = ", ".join(map(spelled, data.system_prompts))
             found.append({"problem": f"no row has an agent of data.system_prompts: {names}", "hint": hint})
+    facts = {"time": "data.held_out.by: time"} if data.split == "time" else {}
+    facts |= {data.balance: f"data.balance: {data.balance}"} if data.balance != "none" else {}
+    for fact, setting in facts.items():
+        if not any(decisions.rows(f"SELECT n, 1 FROM rows WHERE {fact} IS NOT NULL LIMIT 1")):
+            found.append(
+                {"problem": f"no row has the {fact} for {setting}", "hint": f"map it: --columns {fact}=COLUMN"}
+            )
     return found
 
 
