@@ -73,7 +73,8 @@ def init(
     train = f"hivetune train {quoted(path)}"
     text = _config_text(proposal, shlex.join(sources), train, path, only_suggested)
     write_atomic(path, text.encode())
-    show(f"{text}\nwritten: {path}\nnext: {train}")
+    confirm = "" if only_suggested is None else "remove the # before columns if the mapping is right, then: "
+    show(f"{text}\nwritten: {path}\nnext: {confirm}{train}")
     emit({"config": path, "settings": proposal.config.model_dump(mode="json", exclude_unset=True)})
 
 
