@@ -22,6 +22,7 @@ from hivetune.config import (
     override_config,
     parse_config,
     stored_settings,
+    written_settings,
 )
 from hivetune.errors import UsageError
 from hivetune.process.cluster import cluster_of
@@ -302,12 +303,25 @@ def test_what_would_be_read_as_something_else_is_refused(section: dict[str, obje
     assert message in raised.value.message
 
 
+def test_settings_are_written_under_the_names_of_people() -> None:
+    """`init` wrote former names, which the next command advised against."""
+    tree = {
+        **SMALL,
+        "data": {"path": "a", "also_train": ["failed"], "quotas": {"user": 5}, "test": 0.2},
+        "eval": {"answers": {"tokens": 9}},
+        "gate": {"latency": {"seconds": 3.0}, "loss_gain": 0.1},
+    }
+    assert written_settings(parse_config(tree)) == tree
+
+
 def test_a_former_name_is_read_and_reported(tmp_path: Path) -> None:
-    path = write(tmp_path, "model: m\ndata: {path: a, on_secret: keep}\ngate: {least_kept: 0.5}\n")
+    text = "model: m\ndata: {path: a, on_secret: keep, on_tools: leave_out}\ngate: {least_kept: 0.5}\n"
+    path = write(tmp_path, text)
     config = load_config(path)
     assert (config.data.on_secret, config.gate.least_kept) == ("keep", 0.5)
     assert former_names(path) == [
         ("data.on_secret", "data.on_private.secrets"),
+        ("data.on_tools", "data.do_not_train: [tools]"),
         ("gate.least_kept", "gate.kept.frozen"),
     ]
 

@@ -485,12 +485,32 @@ def _expand_groups(tree: dict[str, Any], where: str, *, replace: bool = False) -
     return expanded
 
 
+def written_settings(config: RunConfig) -> dict[str, Any]:
+    """Return the settings that were set, under the names that people write."""
+    tree = config.model_dump(mode="json", exclude_unset=True)
+    for name, group in GROUPS.items():
+        parts = {}
+        for part, stored in group.parts.items():
+            target, _, stored_key = stored.partition(".")
+            if stored_key in tree.get(target, {}):
+                parts[part] = tree[target].pop(stored_key)
+        if parts:
+            section, _, key = name.partition(".")
+            named = [part for part, value in parts.items() if value == group.listed]
+            tree.setdefault(section, {})[key] = parts if group.listed is None else named
+    return {name: value for name, value in tree.items() if value != {}}
+
+
 def former_names(path: Path) -> list[tuple[str, str]]:
     """Return (former name, present name) of each setting in the config `path` that is now part of a group."""
     tree = read_yaml(path)
+    names = {}
+    for former, present in FORMER_NAMES.items():
+        group, _, part = present.rpartition(".")
+        names[former] = present if GROUPS[group].listed is None else f"{group}: [{part}]"
     return [
         (former, present)
-        for former, present in FORMER_NAMES.items()
+        for former, present in names.items()
         if isinstance(tree, dict)
         and isinstance(section := tree.get(former.partition(".")[0]), dict)
         and former.partition(".")[2] in section

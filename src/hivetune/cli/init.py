@@ -12,13 +12,12 @@ from typing import Annotated, Any
 import jinja2
 import typer
 import yaml
-from pydantic import BaseModel
 
 from hivetune.base.disk import file_to_write, write_atomic
 from hivetune.base.paths import quoted, real_path
 from hivetune.cli.arguments import ColumnsOption, SetOption, complete_model, confirm_columns, model_folder, with_columns
 from hivetune.cli.output import AFTER_ROWS, MODE, duration, emit, progress, show, size, table
-from hivetune.config import config_schema, known_settings
+from hivetune.config import config_schema, known_settings, written_settings
 from hivetune.data.fates import NO_VALUE
 from hivetune.data.intake.files import is_pipe
 from hivetune.data.prepare.report import duplicate_kinds
@@ -117,6 +116,7 @@ def _config_text(proposal: Proposal, sources: str, train: str, path: Path, sugge
     }
     return environment.get_template("config.jinja").render(
         config=settings,
+        set=written_settings(settings),
         report=proposal.report,
         duplicates=duplicate_kinds(proposal.report),
         planned=planned,
@@ -148,10 +148,9 @@ def _relative_paths(folder: Path, paths: str | list[str]) -> str | list[str]:
     return os.path.relpath(paths, os.path.realpath(folder))  # from a link's folder, `..` leads elsewhere
 
 
-def _also_set(section: BaseModel, *written: str) -> list[tuple[str, Any]]:
+def _also_set(section: Mapping[str, Any], *written: str) -> list[tuple[str, Any]]:
     """Return the settings of --set that the template does not write."""
-    values = section.model_dump(mode="json", exclude_unset=True)
-    return [(name, value) for name, value in values.items() if name not in written]
+    return [(name, value) for name, value in section.items() if name not in written]
 
 
 def _value(value: object) -> str:
