@@ -165,14 +165,22 @@ def test_what_comes_into_a_followed_folder_is_collected(tmp_path: Path) -> None:
     (tmp_path / "0.json").write_text(json.dumps([row(0)]))
     stop = threading.Event()
     readers = parse_sources([str(tmp_path), str(tmp_path / "*.csv")], follow=True)
-    follower = threading.Thread(target=collect_module.collect, args=(readers,), kwargs={"follow": True, "stop": stop})
+    notes: set[str] = set()
+    options = {
+        "follow": True,
+        "stop": stop,
+        "tick": lambda c: notes.update(n for r in list(c.readers) for n in r.notes),
+    }
+    follower = threading.Thread(target=collect_module.collect, args=(readers,), kwargs=options)
     follower.start()
     try:
         wait_for(lambda: stored_numbers() == [0], "the row that is there")
         (tmp_path / "0.json").unlink()
         (tmp_path / "1.csv").write_text("prompt,completion\nquestion 1,answer\n")  # of two patterns
         (tmp_path / "chat.jsonl").write_text(line(2))
+        (tmp_path / "no.json").write_bytes(b"%PDF-1.4")
         wait_for(lambda: stored_numbers() == [0, 1, 2], "the rows that came")
+        wait_for(lambda: any("no.json is not collected: " in note for note in notes), "a note of what is no document")
         assert follower.is_alive()
     finally:
         stop.set()

@@ -110,7 +110,8 @@ def _drain(readers: Sequence[Reader], collected: Collected, *, follow: bool, sto
                 if not follow:
                     batches.close()
                 elif isinstance(reader, JsonlReader):
-                    new += filter(collected.enter, map(DocumentReader, reader.new_documents()))
+                    found = [DocumentReader(path, came_later=True) for path in reader.new_documents()]
+                    new += filter(collected.enter, found)
             if not follow or stop.is_set():
                 return
             stop.wait(min(reader.poll_s for reader, _ in started))

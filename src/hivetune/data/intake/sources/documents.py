@@ -6,6 +6,7 @@ import threading
 from itertools import islice
 
 from hivetune.base.disk import scratch_folder
+from hivetune.base.paths import spelled
 from hivetune.data.chunks import RawRow, read_rows
 from hivetune.data.intake.files import plan_inputs
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery, read_cursor
@@ -13,6 +14,7 @@ from hivetune.data.intake.sources.delivered import Batches
 from hivetune.data.prepare.understand import NO_COLUMNS, examine_files
 from hivetune.data.read import parse_row
 from hivetune.data.reasons import RowRefused
+from hivetune.errors import MachineNotFit, UsageError
 
 _BATCH_ROWS = 1000
 
@@ -21,14 +23,16 @@ class DocumentReader:
     """The Reader of one file that is not a log, or of standard input ("-").
 
     A changed file is read again from its start; unchanged rows are recognised by their place. Who follows reads a file
-    once it stays as it is for a second, since a row that is half written may look whole.
+    once it stays as it is for a second, since a row that is half written may look whole. `came_later`: while others
+    were read, so that a file that can't be read is noted and stops nobody.
     """
 
-    def __init__(self, path: str):
+    def __init__(self, path: str, *, came_later: bool = False):
         self.name = path
         self.poll_s = 0.0 if path == "-" else 1.0
         self.notes: list[str] = []
         self.waiting: list[str] = []
+        self._came_later = came_later
         self._path = path if path == "-" else os.path.realpath(path)
 
     def paths(self) -> list[str]:
@@ -46,7 +50,15 @@ class DocumentReader:
                 continue
             stored = read_cursor(database, key)
             with scratch_folder() as spill:  # only while rows are read: a folder may have thousands of documents
-                inputs = examine_files(plan_inputs(path, spill), NO_COLUMNS)
+                try:
+                    inputs = examine_files(plan_inputs(path, spill), NO_COLUMNS)
+                except (UsageError, MachineNotFit) as error:
+                    if not self._came_later:
+                        raise
+                    self.notes.append(f"{spelled(path)} is not collected: {error.message}; {error.hint}")
+                    done = seen
+                    yield None
+                    continue
                 digest, _, count = (stored or " 0").partition(" ")
                 num_taken = int(count) if digest == inputs.digest else 0
                 rows = islice((row for chunk in inputs.chunks for row in read_rows(chunk)), num_taken, None)
