@@ -62,9 +62,9 @@ def test_a_verdict_that_does_not_rest_on_checkers_keeps_its_next_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("judgement", "said"),
+    ("judgement", "said", "state"),
     [
-        (None, ["demo@1: registered, not judged", "next: hivetune eval my-run"]),
+        (None, ["demo@1: registered, not judged", "next: hivetune eval my-run"], {}),
         (
             {
                 "verdict": "not-enough-evidence",
@@ -76,14 +76,18 @@ def test_a_verdict_that_does_not_rest_on_checkers_keeps_its_next_step() -> None:
                 "  seconds per answer: the machine was busy",
                 "next: hold out more rows (data.test), or answer more of them (eval.prompts)",
             ],
+            {},
         ),
-        ({"verdict": "deploy", "reasons": []}, ["demo@1: registered, deploy", "next: hivetune promote demo@1"]),
+        ({"verdict": "deploy", "reasons": []}, ["demo@1: registered, deploy", "next: hivetune promote demo@1"], {}),
+        ({"verdict": "deploy"}, ["demo@1: registered, deploy", "  it is the champion"], {"aliases": ("champion",)}),
+        ({"verdict": "deploy"}, ["demo@1: registered, deploy", "  rolled back: slow"], {"withdrawn": "slow"}),
     ],
 )
 def test_register_says_what_the_gate_said_and_not_to_ask_it_again(
-    judgement: dict[str, Any] | None, said: list[str], monkeypatch: pytest.MonkeyPatch
+    judgement: dict[str, Any] | None, said: list[str], state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    release = SimpleNamespace(label="demo@1", verdict=judgement and judgement["verdict"])
+    facts = {"withdrawn": "", "aliases": ("candidate",), **state}
+    release = SimpleNamespace(label="demo@1", verdict=judgement and judgement["verdict"], **facts)
     told: list[str] = []
     monkeypatch.setattr(commands, "find_run", lambda run: Path(run))
     monkeypatch.setattr(commands, "register_run", lambda run, name: (release, True))

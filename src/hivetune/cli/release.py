@@ -93,7 +93,11 @@ def register(
         document = _document(database, release)
         judgement = explain_release(database, release.label).get("judgement")
     show(f"{release.label}: {'registered' if new else 'already registered'}, {release.verdict or 'not judged'}")
-    if release.verdict == "deploy":
+    if release.withdrawn:
+        show(f"  rolled back: {release.withdrawn}")
+    elif "champion" in release.aliases:
+        show("  it is the champion")
+    elif release.verdict == "deploy":
         show(f"next: hivetune promote {release.label}")
     elif judgement is None:
         show(f"next: hivetune eval {quoted(run)}")
