@@ -2,6 +2,7 @@
 
 import pytest
 
+from hivetune.cli.training import show_sweep
 from hivetune.config import parse_config
 from hivetune.errors import UsageError
 from hivetune.sweep import make_variants
@@ -43,3 +44,11 @@ def test_commas_in_lists_and_quotes_belong_to_a_value() -> None:
 def test_mistakes_are_named(over: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         make_variants(CONFIG, over)
+
+
+def test_the_next_command_of_a_run_in_a_folder_with_spaces_works(capsys: pytest.CaptureFixture[str]) -> None:
+    line = {"settings": ["lora.r=8"], "run": "/my runs/01", "state": "done", "steps": 9, "steps_planned": 9, "why": ""}
+    runs = [{**line, "validation_loss": 2.0, "above_best": None}]
+    verdict = {"verdict": "deploy", "reasons": []}
+    show_sweep({"already_done": False, "sweep": "/s", "runs": runs, "best": "lora.r=8", "verdict": verdict})
+    assert "next: hivetune export '/my runs/01' --to gguf" in capsys.readouterr().out

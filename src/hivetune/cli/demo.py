@@ -17,6 +17,7 @@ import typer
 import hivetune
 from hivetune import walk
 from hivetune.base.disk import home, read_json
+from hivetune.base.paths import quoted
 from hivetune.cli.arguments import model_folder
 from hivetune.cli.output import duration, emit, number, progress, say, short, show, size, table
 from hivetune.cli.training import measure_and_train, show_training
@@ -78,10 +79,10 @@ def demo(
         show(f"\n  {answer['prompt']}\n    base:  {short(answer['base'])}\n    tuned: {short(answer['tuned'])}")
     show("\nWhat to do next:")
     for command, reason in (
-        (f"hivetune chat {exported.path}", "talk to it"),
-        (f"hivetune show {run.folder}", "see the run"),
+        (f"hivetune chat {quoted(exported.path)}", "talk to it"),
+        (f"hivetune show {quoted(run.folder)}", "see the run"),
         ("hivetune data check YOUR.jsonl --model smollm2-135m", "look at your own rows"),
-        (f"cp {config_path} my.yaml", "change data.path to your own rows, then: hivetune train my.yaml"),
+        (f"cp {quoted(config_path)} my.yaml", "change data.path to your own rows, then: hivetune train my.yaml"),
     ):
         show(f"  {command}    # {reason}")
     say(f"all of it took {duration(time.monotonic() - started)}")

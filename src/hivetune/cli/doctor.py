@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from hivetune import __version__
+from hivetune.base.paths import quoted
 from hivetune.base.private import open_plain
 from hivetune.cli.output import emit, emit_failed, parts, progress, say, show
 from hivetune.config import load_config
@@ -117,7 +118,9 @@ def _read(source: str) -> str:
         return sys.stdin.read()
     path = Path(source)
     if path.suffix in (".yaml", ".yml") and " " not in source:
-        raise UsageError(f"{source} is a config, not a log", hint=f"check it: hivetune doctor --config {source}")
+        raise UsageError(
+            f"{source} is a config, not a log", hint=f"check it: hivetune doctor --config {quoted(source)}"
+        )
     try:
         if path.is_dir():
             path = path / WORKER_LOG

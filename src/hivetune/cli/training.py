@@ -13,7 +13,7 @@ import typer
 
 from hivetune import walk
 from hivetune.base.disk import home, scratch_folder
-from hivetune.base.paths import install_command
+from hivetune.base.paths import install_command, quoted
 from hivetune.cli.arguments import (
     ColumnsOption,
     ConfigArgument,
@@ -313,7 +313,11 @@ def show_sweep(document: dict[str, Any]) -> None:
     for reason in verdict["reasons"]:
         show(f"  {reason}")
     say(f"curves: {Path(document['sweep']) / CURVES}")
-    show(f"next: hivetune export {best['run']} --to gguf" if verdict["verdict"] == "deploy" else f"run: {best['run']}")
+    show(
+        f"next: hivetune export {quoted(best['run'])} --to gguf"
+        if verdict["verdict"] == "deploy"
+        else f"run: {best['run']}"
+    )
 
 
 def _above(estimate: dict[str, Any] | None) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import MANIFEST, home, read_json, sha256_file, write_json
-from hivetune.base.paths import install_command
+from hivetune.base.paths import install_command, quoted
 from hivetune.base.private import make_folder, open_plain
 from hivetune.base.typed import from_plain, to_plain
 from hivetune.errors import MachineNotFit, UsageError
@@ -135,7 +135,7 @@ def find_model(model: str, folder: Path, model_hash: str, host: str) -> Path:
 
     if is_model(folder):
         return folder
-    hint = f"prepare it there: hivetune fetch {model}"
+    hint = f"prepare it there: hivetune fetch {quoted(model)}"
     try:
         prepared = find_prepared(model)
     except UsageError:

@@ -29,7 +29,7 @@ from hivetune.base.disk import (
     sha256_bytes,
     sha256_file,
 )
-from hivetune.base.paths import expanded, pip_install
+from hivetune.base.paths import expanded, pip_install, quoted
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.prepared import find_prepared
 from hivetune.process.parent import count_items, run_task
@@ -193,7 +193,9 @@ def base_gguf(
         return existing
     prepared = find_prepared(model)
     if prepared is None:
-        raise UsageError(f"the base model {model} is not prepared here", hint=f"prepare it: hivetune fetch {model}")
+        raise UsageError(
+            f"the base model {model} is not prepared here", hint=f"prepare it: hivetune fetch {quoted(model)}"
+        )
     if sha256_file(prepared.folder / MANIFEST) != model_sha256:
         raise UsageError(
             f"the base model {model} is not the one that this release was trained on",

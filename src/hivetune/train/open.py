@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import lock, problems_once
+from hivetune.base.paths import quoted
 from hivetune.base.private import check_own
 from hivetune.checkers.find import find_checker
 from hivetune.config import EvalConfig, RunConfig
@@ -64,10 +65,10 @@ def load_run(folder: Path) -> Run:
     if not model.exists():
         raise UsageError(
             f"the base model of {folder} is missing: {model}",
-            hint=f"get it again: hivetune fetch {config.model}",
+            hint=f"get it again: hivetune fetch {quoted(config.model)}",
         )
     snapshot = open_snapshot(Path(record.get("snapshot", "(not recorded)")))
-    for part, hint in ((model, f"hivetune fetch {config.model}"), (snapshot.folder, DAMAGED_SNAPSHOT)):
+    for part, hint in ((model, f"hivetune fetch {quoted(config.model)}"), (snapshot.folder, DAMAGED_SNAPSHOT)):
         problems = problems_once(part)
         if problems:
             raise UsageError(f"{folder} needs a file that is damaged: {part / problems[0]}", hint=hint)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from hivetune.base.disk import home, read_json
 from hivetune.base.journal import read_journal
+from hivetune.base.paths import quoted
 from hivetune.config import RunConfig
 from hivetune.errors import UsageError
 from hivetune.machine.doctor.findings import advised_variables, cards_in_question, visible_cards
@@ -295,7 +296,9 @@ def _fields(model: str) -> Mapping[str, Any]:
     prepared = None if Path(model).is_dir() else find_prepared(model)
     folder = prepared.folder if prepared else Path(model)
     if not (folder / "config.json").is_file():
-        raise UsageError(f"the sizes of model {model} are not known yet", hint=f"get it first: hivetune fetch {model}")
+        raise UsageError(
+            f"the sizes of model {model} are not known yet", hint=f"get it first: hivetune fetch {quoted(model)}"
+        )
     config_fields: Mapping[str, Any] = read_json(folder / "config.json")
     return config_fields
 
