@@ -13,12 +13,15 @@ import time
 import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from journals import Points, float32, make_run, make_steps, points_in, take_back
 from tensorboard_reader import read_by_tensorboard
 
 from hivetune.dashboard.exporters.follow import reports_of
+from hivetune.dashboard.exporters.tools import MLflow
 from hivetune.run.status import hold_run
 
 # What each tool needs, as pyproject.toml's extras name it. Installed for the proof alone: together 90 packages.
@@ -126,6 +129,15 @@ def points_of(read: dict[str, list[list[float]]]) -> Points:
             assert (kind, int(step)) not in found, f"{kind} {step} is there twice"
             found[kind, int(step)] = value
     return found
+
+
+def test_a_run_ends_in_mlflow_when_its_newest_point_was_made() -> None:
+    """However late it is reported: MLflow shows the time between start and end as its duration."""
+    client, sink = Mock(), MLflow.__new__(MLflow)
+    client.get_metric_history.side_effect = [[SimpleNamespace(step=3, timestamp=7250)], []]
+    sink._client, sink._run = client, "r"
+    sink.finish("done", {})
+    client.set_terminated.assert_called_once_with("r", "FINISHED", end_time=7250)
 
 
 @pytest.mark.slow

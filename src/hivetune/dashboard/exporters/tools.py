@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -84,7 +83,8 @@ class MLflow:
             self._client.set_tag(self._run, f"hivetune.{name}", value[:_MAX_TAG_CHARS])
         if status == "running":
             return
-        self._client.set_terminated(self._run, _ENDED.get(status, "KILLED"), end_time=round(time.time() * 1000))
+        ended = max(self.held().values(), default=None)  # with the time of this report, a run would last until now
+        self._client.set_terminated(self._run, _ENDED.get(status, "KILLED"), end_time=ended)
 
     def _find_or_make(self, subject: Subject, artifacts: str | None) -> str:
         from mlflow.entities import Param
