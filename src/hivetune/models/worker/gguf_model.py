@@ -13,7 +13,7 @@ from hivetune.base.paths import install_command, pip_install
 from hivetune.data.render.borders import WORDS
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.models.gguf_header import read_header
-from hivetune.models.prepared import TEMPLATE, WEIGHTS
+from hivetune.models.prepared import TEMPLATE
 
 # tokenizer.ggml.pre: how numbers are split; "gpt-2" splits by ByteLevel's own pattern.
 WORD_SPLITS = {
@@ -47,23 +47,18 @@ def take_gguf(file: Path, work: Path) -> None:
     if importlib.util.find_spec("gguf") is None:
         raise MachineNotFit("GGUF files need the package gguf", hint=install_command("export"))
     settings = read_header(file).settings
-    import safetensors.torch
     import torch
     import transformers
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
 
+    here: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
     try:
-        config = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(file.parent, **here)
         # The class that AutoTokenizer chooses by the config. AutoTokenizer would read 100,000 words again: 3 s.
         of_kind = tokenizer_class_from_name(TOKENIZER_MAPPING_NAMES.get(config.model_type) or "PreTrainedTokenizerFast")
-        tokenizer = of_kind.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
+        tokenizer = of_kind.from_pretrained(file.parent, **here)
         model, loading_info = transformers.AutoModelForCausalLM.from_pretrained(
-            file.parent,
-            config=config,
-            gguf_file=file.name,
-            dtype=torch.bfloat16,
-            local_files_only=True,
-            output_loading_info=True,
+            file.parent, config=config, dtype=torch.bfloat16, output_loading_info=True, **here
         )
     except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -77,17 +72,9 @@ def take_gguf(file: Path, work: Path) -> None:
         tokenizer.backend_tokenizer.pre_tokenizer = _splitter(str(settings.get("tokenizer.ggml.pre", "")), file)
     elif settings.get("tokenizer.ggml.model") != "llama":
         raise UsageError(f"{file}: unsupported tokenizer {settings.get('tokenizer.ggml.model')!r}")
-    # Without the second name of a tied tensor (the output embedding), which transformers ties again by the config.
-    tensors = model.state_dict()
-    first: dict[int, str] = {}
-    for name, tensor in tensors.items():
-        first.setdefault(tensor.data_ptr(), name)
-    distinct = {name: tensors[name].contiguous() for name in first.values()}
     del model.config.quantization_config  # of the file, not of what is saved
-    model.config.architectures = [type(model).__name__]  # vLLM and TRL choose the class by it; GGUF does not carry it
-    model.config.save_pretrained(work)
-    model.generation_config.save_pretrained(work)
-    safetensors.torch.save_file(distinct, work / WEIGHTS, metadata={"format": "pt"})
+    model.hf_quantizer = None
+    model.save_pretrained(work, save_original_format=False)
     tokenizer.save_pretrained(work)
     if settings.get("tokenizer.chat_template"):
         (work / TEMPLATE).write_text(settings["tokenizer.chat_template"], encoding="utf-8")

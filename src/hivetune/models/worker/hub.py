@@ -9,6 +9,7 @@ file (HF_HUB_DISABLE_XET=0 brings it back).
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -45,13 +46,10 @@ def download(name: str, *, offline: bool) -> tuple[str, str, Path]:
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     repository, _, revision = name.partition("@")
+    get = partial(huggingface_hub.snapshot_download, repository, revision=revision or None, allow_patterns=WANTED)
     if offline:
         try:
-            folder = Path(
-                huggingface_hub.snapshot_download(
-                    repository, revision=revision or None, allow_patterns=WANTED, local_files_only=True
-                )
-            )
+            folder = Path(get(local_files_only=True))
         except (OSError, ValueError) as error:
             raise MachineNotFit(
                 f"model {name} is not in the cache, and HF_HUB_OFFLINE is set", hint="unset it, or give a folder"
@@ -72,7 +70,7 @@ def download(name: str, *, offline: bool) -> tuple[str, str, Path]:
         )
     _check_room(name, files, Path(constants.HF_HUB_CACHE))
     try:
-        folder = Path(huggingface_hub.snapshot_download(repository, revision=revision or None, allow_patterns=WANTED))
+        folder = Path(get())
     except (OSError, ValueError) as error:
         raise _explain(name, error) from error
     return repository, folder.name, folder
