@@ -122,3 +122,15 @@ def test_a_folder_with_a_config_is_enough(tmp_path: Path) -> None:
 def test_cores_of_a_card_are_refused(config: Path) -> None:
     with pytest.raises(UsageError, match="R9700 is a card, and --cores is of a CPU"):
         plan_run(parse_config({"model": "smollm2-135m", "data": str(config)}), card="R9700", cores=4, rows=1, tokens=9)
+
+
+def test_rows_that_cannot_be_trained_are_no_plain_count(config: Path) -> None:
+    rows = config.with_name("rows.jsonl")
+    tree = {
+        "model": "smollm2-135m",
+        "data": {"path": str(rows), "columns": {"prompt": "promtp", "completion": "completion"}},
+    }
+    planned = plan_run(parse_config(tree), card="R9700")
+    assert planned.rows_known == "50 rows counted, but none can be trained; hivetune data check says why"
+    with pytest.raises(UsageError, match="there is no field 'promt'"):
+        plan_run(parse_config({"model": "smollm2-135m", "data": {"path": str(rows), "columns": {"promt": "prompt"}}}))

@@ -17,6 +17,7 @@ from hivetune.data.chunks import Chunk, RawRow, read_rows
 from hivetune.data.files.kinds import parquet_rows_and_bytes
 from hivetune.data.files.text import COMPRESSED
 from hivetune.data.intake.files import find_sources, is_pipe
+from hivetune.data.mapping import check_columns
 from hivetune.data.prepare.prepare import check
 from hivetune.data.prepare.understand import rows_of_files
 from hivetune.data.read import read_example
@@ -55,6 +56,9 @@ COUNTED_BYTES = 20_000_000  # a CSV file of it takes 0.6 s of processor time, JS
 PART_BYTES = 8_000_000
 _PACKED = 8  # a part of a compressed file is so many times smaller
 SAMPLED, SAMPLED_OF_MORE = 300, 50  # rows that are read as conversations: the first ones, and one in 50 of the others
+
+
+_UNFIT = ", but none can be trained; hivetune data check says why"
 
 
 @dataclass(frozen=True)
@@ -107,9 +111,10 @@ def rows_to_train(config: RunConfig, model_folder: Path | None) -> CountedRows:
     """Return the rows that a config trains on.
 
     Few rows are checked, with the tokens that this model gives them, as `init` does. More are counted by `count_rows`,
-    less the share that is held out.
+    less the share that is held out. Raise UsageError for a mapping that no check would take.
     """
-    data = config.data
+    data, unfit = config.data, False
+    check_columns(data.columns)
     # Counting says why a check could not be made.
     with contextlib.suppress(UsageError, MachineNotFit, DoesNotFit, OSError):
         sources = _sources_of(data)
@@ -118,8 +123,10 @@ def rows_to_train(config: RunConfig, model_folder: Path | None) -> CountedRows:
             checked = check(data, model_folder=model_folder, max_length=config.max_length, learn=config.learn)
             if checked.document["splits"]["train"]:
                 return checked_rows(checked.document)
+            unfit = True
     counted = count_rows(data)
-    return replace(counted, rows=max(1, round(counted.rows * (1 - data.validation - data.test))))
+    rows = max(1, round(counted.rows * (1 - data.validation - data.test)))
+    return replace(counted, rows=rows, words=counted.words.removesuffix(_UNFIT) + _UNFIT if unfit else counted.words)
 
 
 def checked_rows(report: Mapping[str, Any]) -> CountedRows:
@@ -146,9 +153,9 @@ def count_rows(data: DataConfig) -> CountedRows:
     if not rows:
         return _assumed("no row was found" + ("" if share == 1 else f" in the first {size(part.read_bytes)}"))
     tokens = (part.tokens / share + stored.tokens) / rows
-    if share == 1:
-        return CountedRows(rows, tokens, f"{rows:,} rows counted")
-    return CountedRows(rows, tokens, f"about {float(f'{rows:.2g}'):,.0f} rows, from the first {size(part.read_bytes)}")
+    about = f"about {float(f'{rows:.2g}'):,.0f} rows, from the first {size(part.read_bytes)}"
+    words = f"{rows:,} rows counted" if share == 1 else about
+    return CountedRows(rows, tokens or ASSUMED_TOKENS, words if tokens else words + _UNFIT)
 
 
 def _assumed(reason: str) -> CountedRows:
@@ -175,7 +182,7 @@ def _count(sources: Sequence[str], data: DataConfig) -> _Part:
 
 
 def _mean_tokens(raws: Iterable[RawRow], columns: Mapping[str, str]) -> tuple[int, float]:
-    """Return how many rows there are, and about how many tokens one of them has."""
+    """Return how many rows there are, and about how many tokens one of them has, 0 if none can be read."""
     rows = 0
     sampled: list[float] = []
     for raw in raws:
@@ -187,7 +194,7 @@ def _mean_tokens(raws: Iterable[RawRow], columns: Mapping[str, str]) -> tuple[in
                 messages = read_example(raw, columns).example.messages
                 texts = (text for m in messages for text in (m.content, m.reasoning or "", *map(str, m.tool_calls)))
                 sampled.append(sum(map(len, texts)) / CHARS_PER_TOKEN + TOKENS_A_MESSAGE * len(messages))
-    return rows, sum(sampled) / len(sampled) if sampled else ASSUMED_TOKENS
+    return rows, sum(sampled) / max(1, len(sampled))
 
 
 def _first_part(sources: Sequence[str], data: DataConfig) -> _Part:
