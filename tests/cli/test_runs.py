@@ -2,12 +2,14 @@
 
 import json
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from command import hivetune
+from dashboard.shown import supervisor
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import lock, write_json
@@ -120,6 +122,13 @@ def test_a_process_elsewhere_is_neither_stopped_nor_measured(tmp_path: Path) -> 
         with pytest.raises(UsageError, match="another container or machine"):
             ask_to_stop(run)
         assert json.loads(hivetune("top", "--json").stdout)["processes"] == []
+
+
+def test_a_run_without_its_settings_can_be_stopped(tmp_path: Path) -> None:
+    run = make(tmp_path, ended=None)
+    with supervisor(run) as process:
+        assert hivetune("stop", str(run)).returncode == 0
+        assert process.wait(30) == -signal.SIGTERM
 
 
 def test_a_run_in_use_is_refused_before_any_is_deleted(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from hivetune.cli.output import (
     size,
     table,
 )
+from hivetune.config import SuperviseConfig
 from hivetune.cycle.ledger import loop_folder, loop_names
 from hivetune.dashboard.exporters.follow import reports_of
 from hivetune.dashboard.watched import RunReading, WatchedRun
@@ -271,7 +272,10 @@ def logs(
 def stop(run: RunArgument) -> None:
     """Stop a run after it has saved a checkpoint, and wait until it has ended."""
     folder = find_run(run)
-    settings = read_resolved(folder)[0].supervise  # a run whose model is missing can be stopped too
+    try:
+        settings = read_resolved(folder)[0].supervise  # a run whose model is missing can be stopped too
+    except UsageError:  # and one whose settings are damaged
+        settings = SuperviseConfig()
     stopped = stop_run(folder, settings.save_timeout_s + settings.hang_floor_s)
     status = run_status(folder)
     say(status_line(status) if stopped else f"{folder} is not running")
