@@ -309,6 +309,18 @@ def test_a_file_that_is_no_gguf_or_is_cut(tmp_path: Path) -> None:
             prepare_model(str(file), tmp_path / "prepared")
 
 
+def test_a_gguf_file_that_transformers_cannot_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of gpt-oss has lists where transformers expects numbers; it ended as an internal error."""
+    import transformers
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise TypeError("only 0-dimensional arrays can be converted to Python scalars")
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", fail)
+    with pytest.raises(UsageError, match="transformers cannot read this GGUF file: only 0-dimensional"):
+        take_gguf(write_gguf(tmp_path / "model.gguf"), tmp_path)
+
+
 def test_a_package_that_is_not_installed() -> None:
     with pytest.raises(MachineNotFit, match="not installed") as caught:
         packaged_file("no_such_package_at_all", "--no-deps it")

@@ -60,7 +60,7 @@ def take_gguf(file: Path, work: Path) -> None:
         model, loading_info = transformers.AutoModelForCausalLM.from_pretrained(
             file.parent, config=config, dtype=torch.bfloat16, output_loading_info=True, **here
         )
-    except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, NotImplementedError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(
             f"{file}: transformers cannot read this GGUF file: {reason}", hint="use the model's safetensors"
