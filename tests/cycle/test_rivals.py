@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from hivetune.base.database import open_database
+from hivetune.base.journal import Journal
 from hivetune.base.sealed import write_sealed
 from hivetune.config import CycleConfig, parse_config
-from hivetune.cycle.decide import CycleEnd, decide
+from hivetune.cycle.decide import Action, CycleEnd, decide
 from hivetune.cycle.ledger import AGAINST_CHAMPION, GATE, CycleRow, begin_cycle, end_cycle
+from hivetune.cycle.loop import Listener, Loop
 from hivetune.cycle.observe import observe, rivals_of
 from hivetune.cycle.pool import LookCache
 
@@ -78,3 +80,14 @@ def test_a_registered_candidate_is_measured_against_a_champion_that_came_later(
     write_sealed(CYCLE.folder / GATE, {"passed": True, "rivals": ["demo@2"]})
     following = {"auto": "promote", "ask": "close"}
     assert decide(observe(config, "demo", LookCache(), 30.0), config.cycle, 30.0).kind == following[promote]
+
+
+def test_who_is_asked_to_promote_a_release_is_told_which(database: sqlite3.Connection, tmp_path: Path) -> None:
+    """`hivetune promote demo`, by the name alone, promotes nothing."""
+    begin_cycle(database, CYCLE)
+    add_release(database, CYCLE, 3, promoted=False)
+    write_sealed(CYCLE.folder / GATE, {"reasons": ["it is better", "and small"], "decisive": 1})
+    with Journal(tmp_path / "cycle.jsonl") as journal:
+        loop = Loop(parse_config(CONFIG), "demo", journal, Listener())
+        notice = loop._notice(Action("close", "ready: it passed", 0.0), "done", "cycle c0 ready", {"end": "ready"})
+    assert notice == ("ask", "demo@3", "it is better")

@@ -20,6 +20,7 @@ from train.supervise.disks import CountingDisk, PowerCut
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, home, read_json, write_json, write_manifest
 from hivetune.base.sealed import write_sealed
+from hivetune.cli.release import promote as promote_by_command
 from hivetune.errors import Busy, HivetuneError, NotDeployed, UsageError
 from hivetune.release import registry
 from hivetune.release.registry import Release, find, history, moves_of, promote, register, releases, rollback
@@ -249,6 +250,19 @@ def test_damaged_artefacts_are_not_promoted(database: sqlite3.Connection, tmp_pa
     with pytest.raises(HivetuneError, match=r"helpdesk@1 is damaged: .*adapter_model.safetensors"):
         promote(database, release.label, by="ann")
     assert aliases(database) == {"candidate": 1}
+
+
+def test_a_name_alone_promotes_no_candidate_and_says_so(
+    database: sqlite3.Connection, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    promote(database, add(database, tmp_path, 1).label, by="ann")
+    add(database, tmp_path, 2)
+    promote_by_command("helpdesk")
+    told = capsys.readouterr()
+    assert "helpdesk@1 is the champion" in told.out and "hivetune promote helpdesk@2" in told.err
+    promote_by_command("helpdesk@2")
+    assert "nothing changed" not in capsys.readouterr().err
+    assert aliases(database) == {"champion": 2, "previous": 1}
 
 
 def test_no_hint_rolls_back_a_champion_that_is_whole(database: sqlite3.Connection, tmp_path: Path) -> None:

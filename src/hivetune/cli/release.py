@@ -147,7 +147,10 @@ def promote(
     with closing(open_database()) as database:
         promoted = registry.promote(database, release, by=who(), reason=reason, force=force)
         document = _document(database, promoted)
+        waiting = [each for each in registry.releases(database, promoted.name) if "candidate" in each.aliases]
     show(f"{promoted.label} is the champion")  # printed before the next step, which may fail
+    if waiting and "@" not in release:  # a name alone means its champion
+        say(f"nothing changed; to promote the candidate: hivetune promote {waiting[0].label}")
     frozen = freeze_wins(promoted)
     if frozen:
         show(f"{frozen} of its correct answers are now frozen questions: hivetune registry frozen {promoted.name}")

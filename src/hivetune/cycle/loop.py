@@ -33,7 +33,7 @@ from hivetune.cycle.ledger import (
     settle_interrupted,
 )
 from hivetune.cycle.notify import Notice, NoticeKind, send_notice
-from hivetune.cycle.observe import allowed_at, observe
+from hivetune.cycle.observe import allowed_at, observe, release_of
 from hivetune.cycle.pool import LookCache
 from hivetune.cycle.window import Clocks, InUse, clock_changes, parse_window, read_clocks
 from hivetune.data.intake.collect import Collected, collect
@@ -45,7 +45,7 @@ from hivetune.machine.telemetry import busy_core_seconds, own_seconds
 from hivetune.models.fetch import fetch_model
 from hivetune.process.still import moving_s, yielding
 from hivetune.records import Progress, silent
-from hivetune.release.registry import champion_of, check_release_name
+from hivetune.release.registry import check_release_name
 
 # A retry does not change these.
 FINAL = (DataRefused,)
@@ -165,16 +165,16 @@ class Loop:
         self, action: Action, outcome: str, text: str, details: Mapping[str, Any]
     ) -> tuple[NoticeKind, str, str] | None:
         """Return the notice about an act, or None for most acts."""
-        if outcome == "done" and action.kind == "promote":
+        if outcome == "done" and (action.kind == "promote" or details.get("end") == "ready"):
             with closing(open_database()) as database:
-                champion, cycles = champion_of(database, self.name), cycles_of(database, self.name)
-            gate = gate_of(cycles[-1]) if cycles else {}
+                cycle = cycles_of(database, self.name)[-1]
+                release = release_of(database, cycle)
+            gate = gate_of(cycle)
             reasons = "; ".join(gate.get("reasons", [])[: gate.get("decisive")])
-            return "promote", self.name if champion is None else champion.label, reasons
+            kind: NoticeKind = "promote" if action.kind == "promote" else "ask"
+            return kind, self.name if release is None else release.label, reasons
         if outcome == "done" and (action.kind == "roll_back" or details.get("rolled_back")):
             return "rollback", self.name, text
-        if details.get("end") == "ready":
-            return "ask", self.name, action.reason
         if details.get("end") == "failed":
             return "stuck", self.name, action.reason
         if outcome == "failed" and action.kind in ("roll_back", "restore") and not details.get("patient"):
