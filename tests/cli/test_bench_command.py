@@ -47,6 +47,14 @@ def test_unknown_rows_to_time_are_refused() -> None:
         bench(sets="short,agnts")
 
 
+def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended as a bug, behind a traceback."""
+    monkeypatch.setattr("hivetune.cli.demo.find_spec", lambda name: None)
+    with pytest.raises(MachineNotFit, match="torch is not installed") as caught:
+        bench(sets="short")
+    assert "pip install" in caught.value.hint
+
+
 def test_a_demo_without_the_converter_ends_before_it_trains(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIVETUNE_CONVERTERS", str(own_home / "none"))
     with pytest.raises(MachineNotFit, match=r"converter .* is not installed") as caught:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ import typer
 import hivetune
 from hivetune import walk
 from hivetune.base.disk import home, read_json
-from hivetune.base.paths import quoted
+from hivetune.base.paths import install_command, quoted
 from hivetune.cli.arguments import model_folder
 from hivetune.cli.output import duration, emit, number, progress, say, short, show, size, table
 from hivetune.cli.training import measure_and_train, show_training
@@ -132,6 +133,8 @@ def bench(
         raise MachineNotFit(
             "the benchmark is not part of the installed package", hint="run it in a clone of the repository"
         )
+    if find_spec("torch") is None:
+        raise MachineNotFit("the package torch is not installed", hint=install_command("train"))
     with tempfile.TemporaryDirectory() as folder:
         target = out or Path(folder) / "bench.json"
         command = [sys.executable, str(HARNESS), "--out", str(target), "--sets", sets]
