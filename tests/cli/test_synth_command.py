@@ -37,6 +37,20 @@ def test_rows_and_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert checked["categories"]["bees"]
 
 
+def test_rows_that_are_all_there_already_lack_no_documentation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The hint asked for documents with headings, or for more documentation."""
+    document = "# Hives\n\n## Queens\n\nA hive has one queen, and she lays up to two thousand eggs a day.\n"
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "manual.md").write_text(document)
+    words = ["data", "synth", str(tmp_path / "docs"), "--out"]
+    assert run([*words, str(tmp_path / "a.jsonl")], monkeypatch) == 0
+    assert run([*words, str(tmp_path / "b.jsonl"), "--against", str(tmp_path / "a.jsonl")], monkeypatch) == 3
+    told = capsys.readouterr().err
+    assert "duplicate" in told and "--against" in told and "headings" not in told
+
+
 def test_the_report_replaces_no_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

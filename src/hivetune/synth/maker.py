@@ -68,6 +68,8 @@ def _no_rows_error(packs: Sequence[Pack], counts: Mapping[str, CategoryCounts]) 
     for tally in counts.values():
         for reason, count in (tally.skipped | tally.rejected).items():
             message += f"; {reason} ({count:,})"
+    if num_drafts:
+        return DataRefused(message, hint="other pages or another --seed give other drafts; fewer rows in --against too")
     if install := "; ".join(pack.install for pack in packs if pack.install):
         return DataRefused(message, hint=f"install documentation: {install}")
     return DataRefused(
