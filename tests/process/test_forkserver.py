@@ -97,6 +97,19 @@ def test_one_that_is_killed_takes_no_other_with_it(tmp_path: Path) -> None:
     assert second.kill() and second.outcome().signal == signal.SIGKILL
 
 
+def test_a_fork_has_the_folder_and_the_home_that_its_parent_has_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_task(Play("items"), tmp_path / "one", module=TINY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("HIVETUNE_KERNELS")
+    child = start_child(Play("environment"), tmp_path / "two", module=TINY)
+    assert is_fork(child)
+    result = see_off(child).result
+    assert (result["folder"], result["environment"]) == (str(tmp_path), launch.child_environment({}))
+
+
 def test_another_environment_takes_a_new_process(tmp_path: Path) -> None:
     """Libraries have read their variables by then."""
     run_task(Play("items"), tmp_path, module=TINY)

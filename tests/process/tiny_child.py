@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from hivetune.errors import DoesNotFit
 from hivetune.process.child import Heartbeat, run_child
@@ -50,7 +51,8 @@ def main(task: Play | Train, heartbeat: Heartbeat) -> dict[str, object]:
             while True:
                 time.sleep(0.01)
         case "environment":
-            return {"environment": dict(os.environ), "oom": open("/proc/self/oom_score_adj").read().strip()}
+            score = Path("/proc/self/oom_score_adj").read_text().strip()
+            return {"environment": dict(os.environ), "folder": os.getcwd(), "oom": score}
         case "allocate":
             return {"bytes": len(bytearray(1 << 30))}
         case "write":

@@ -129,8 +129,15 @@ class _Server:
         variables = launch.child_environment(environment)
         if not self._usable or max(handles) >= RESERVED_HANDLES or not self._serves(variables):
             return None
-        own = {name: variables.get(name) for name in _READ_LATE}
-        message = json.dumps({"module": module, "task": task_file, "handles": [1, 2, *handles], "variables": own})
+        message = json.dumps(
+            {
+                "module": module,
+                "task": task_file,
+                "handles": [1, 2, *handles],
+                "folder": launch.start_folder(),
+                "variables": {name: variables.get(name) for name in _READ_LATE},
+            }
+        )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(FORK_TIMEOUT_S)
         try:
@@ -226,6 +233,7 @@ def serve_forks(handle: int, imported: Sequence[str] = ()) -> tuple[str, str]:
                     requests.close()
                     os.setsid()
                     _take_handles(files[1:], message["handles"], reserved)
+                    os.chdir(message["folder"])
                     _set_variables(message["variables"])
                     guard()
                     if os.getppid() != server or not _may_begin(told):

@@ -79,16 +79,12 @@ def start_python(
     return process
 
 
-def start_folder() -> str | None:
-    """Return the folder of a child: None for this process's own, or "/" if that was deleted.
-
-    Python can't import in a deleted folder. Tasks have absolute paths.
-    """
+def start_folder() -> str:
+    """Return the folder of a child: this process's own, or "/" if that was deleted: Python can't import there."""
     try:
-        os.getcwd()
+        return os.getcwd()
     except FileNotFoundError:
         return "/"
-    return None
 
 
 def child_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
