@@ -11,6 +11,7 @@ import yaml
 from train.worker.runs import learnable_rows, make_run
 
 from hivetune.base.disk import lock, write_manifest
+from hivetune.base.journal import Journal
 from hivetune.data.identity import identity_of
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import Busy, HivetuneError, UsageError
@@ -18,7 +19,7 @@ from hivetune.judge.compare import evaluate_run
 from hivetune.judge.gate import judge_run
 from hivetune.llama.backend import ServerSettings, check_files
 from hivetune.release.export import export_run
-from hivetune.run.folder import read_record, read_resolved, write_record, write_resolved
+from hivetune.run.folder import EVENTS, METRICS, read_record, read_resolved, write_record, write_resolved
 from hivetune.train.open import load_run, with_workers
 
 
@@ -73,6 +74,20 @@ USES: dict[str, Callable[[Path], Any]] = {
 def test_a_whole_run_is_exported_and_found_again(run: Path) -> None:
     assert export_run(run, "adapter").made
     assert not export_run(run, "adapter").made
+
+
+def test_the_adapter_of_a_stop_is_not_judged_as_that_of_the_steps_that_came_after_it(run: Path) -> None:
+    """The run was stopped after step 1, resumed, and killed after step 2."""
+    write_record(run, {**read_record(run), "status": "stopped", "result": {"steps": 1}})
+    with Journal(run / METRICS) as metrics, Journal(run / EVENTS) as events:
+        events.append("supervisor_started", pid=1)
+        events.append("supervisor_ended", status="stopped", steps=1, restarts=0, why="")
+        for step in (1, 2):
+            metrics.append("step", step=step, loss=1.0, seconds=1.0, tokens=10)
+        events.append("supervisor_started", pid=2)
+    with pytest.raises(UsageError, match="interrupted at step 2, and its adapter is of the stop at step 1") as refused:
+        evaluate_run(load_run(run))
+    assert "hivetune resume" in refused.value.hint
 
 
 @pytest.mark.parametrize("use", USES)

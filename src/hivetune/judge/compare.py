@@ -63,6 +63,7 @@ from hivetune.records import Example, Progress, silent
 from hivetune.release.dry_export import dry_export
 from hivetune.release.gguf import SERVED_QUANT
 from hivetune.run.folder import EVALUATION, adapter_hash, require_adapter
+from hivetune.run.status import refuse_interrupted
 from hivetune.train.open import Run, check_eval
 
 
@@ -374,11 +375,12 @@ def _token_times(answers: Sequence[Mapping[str, Any]]) -> list[float]:
 def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
     """Evaluate baseline and tuned model on the held-out test rows; write `eval.json` and its page.
 
-    Raises UsageError when nothing was trained. Both answer as they are served, by llama.cpp. Where it is not installed
-    or can't serve this model, the base is the baseline and the engine answers; `answered_by` says which, and why.
-    Raises what `compare_pair` does.
+    Both answer as they are served, by llama.cpp. Where it is not installed or can't serve this model, the base is the
+    baseline and the engine answers; `answered_by` says which, and why. Raises what `compare_pair` does, and UsageError
+    when nothing was trained, or more than the adapter has.
     """
     require_adapter(run.folder)
+    refuse_interrupted(run.folder)
     facts = {
         "run": str(run.folder),
         "model": run.config.model,

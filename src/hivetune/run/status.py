@@ -181,6 +181,17 @@ def _status(run: Path, holder: LockHolder | None, tally: RunTally) -> RunStatus:
     )
 
 
+def refuse_interrupted(run: Path) -> None:
+    """Raise UsageError if a run was interrupted after the steps that its adapter has: a stop had written it."""
+    status = run_status(run)
+    stopped_at = (read_record(run).get("result") or {}).get("steps")
+    if status.state == "interrupted" and stopped_at is not None and stopped_at < status.step:
+        raise UsageError(
+            f"{run} was interrupted at step {status.step}, and its adapter is of the stop at step {stopped_at}",
+            hint=f"continue it, or stop it again: hivetune resume {quoted(run)}",
+        )
+
+
 def has_begun(run: Path) -> bool:
     """Return whether the run's choices are made: it was measured, or has a checkpoint."""
     return (run / PROBE / OUTCOME).exists() or bool(checkpoints.steps(run))
