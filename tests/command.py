@@ -28,12 +28,12 @@ def hivetune(
         with (
             mock.patch.dict(os.environ, variables),
             mock.patch.multiple(sys, argv=words, **streams),
-            contextlib.chdir(cwd or Path.cwd()),
+            contextlib.chdir(cwd) if cwd else contextlib.nullcontext(),
             pytest.raises(SystemExit) as ended,
         ):
             cli.main()
     finally:
-        MODE.json = False
+        MODE.json = MODE.is_done = False
         os.umask(umask)
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -5,12 +5,12 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command import hivetune
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from train.supervise.scripted import make_run, supervise
@@ -18,8 +18,6 @@ from train.supervise.scripted import make_run, supervise
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, sha256_file, write_json, write_manifest
 from hivetune.base.sealed import write_sealed
-from hivetune.cli import main as cli
-from hivetune.cli.output import MODE
 from hivetune.config import RunConfig
 from hivetune.data.identity import settings_of
 from hivetune.errors import UsageError
@@ -172,26 +170,17 @@ def raise_it(error: Exception) -> None:
     raise error
 
 
-def exit_code(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
-    """As the program ends; any other exception is the traceback that must not be."""
-    monkeypatch.setattr(sys, "argv", ["hivetune", *arguments])
+def ask(home: Path, command: list[str], monkeypatch: pytest.MonkeyPatch) -> "subprocess.CompletedProcess[str]":
+    """Run the command in a home; an exception that the program does not report in words is raised."""
     monkeypatch.setattr("hivetune.cli.explain._bug", raise_it)
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    MODE.json = False
-    return int(ended.value.code or 0)
+    return hivetune(*(word.replace("RUN", str(home / "all/run")) for word in command), HIVETUNE_HOME=str(home))
 
 
-def test_the_whole_home_is_read_without_a_complaint(
-    whole: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_whole_home_is_read_without_a_complaint(whole: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     home = fresh(whole)
-    monkeypatch.setenv("HIVETUNE_HOME", str(home))
-    codes = {
-        " ".join(c): exit_code([w.replace("RUN", str(home / "all/run")) for w in c], monkeypatch) for c in COMMANDS
-    }
-    expected = {name: 0 for name in codes} | {"gate RUN": 6, "data check store": 3}
-    assert codes == expected, capsys.readouterr().err
+    asked = {" ".join(command): ask(home, command, monkeypatch) for command in COMMANDS}
+    codes = {name: done.returncode for name, done in asked.items()}
+    assert codes == {name: 0 for name in codes} | {"gate RUN": 6, "data check store": 3}, asked
 
 
 @settings(
@@ -218,8 +207,7 @@ def test_no_damage_is_a_traceback(
     home = fresh(whole)
     names = files(home)
     damage(home / names[file % len(names)], where, bit)
-    monkeypatch.setenv("HIVETUNE_HOME", str(home))
-    assert exit_code([word.replace("RUN", str(home / "all/run")) for word in command], monkeypatch) in DOCUMENTED
+    assert ask(home, command, monkeypatch).returncode in DOCUMENTED
 
 
 @settings(
@@ -256,7 +244,6 @@ def test_a_list_of_runs_does_not_die_of_one(
     damage: Callable[[Path, int, int], None],
     name: str,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     home = fresh(whole)
     shutil.copytree(home / "all/run", home / "other")
@@ -264,9 +251,9 @@ def test_a_list_of_runs_does_not_die_of_one(
         database.execute("INSERT INTO runs VALUES (?, 'other', 6.0, 'h')", (str(home / "other"),))
     database.close()
     damage(home / "all/run" / name, 77, 3)
-    monkeypatch.setenv("HIVETUNE_HOME", str(home))
-    assert exit_code(["runs", "--json"], monkeypatch) == 0
-    listed = {entry["run"]: entry for entry in json.loads(capsys.readouterr().out)["runs"]}
+    done = ask(home, ["runs", "--json"], monkeypatch)
+    assert done.returncode == 0
+    listed = {entry["run"]: entry for entry in json.loads(done.stdout)["runs"]}
     assert listed[str(home / "other")]["state"] == "done"
     if (name, damage) != ("run.json", remove):  # then it is not a run any more
         entry = listed[str(home / "all/run")]
@@ -275,19 +262,16 @@ def test_a_list_of_runs_does_not_die_of_one(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
 def test_a_home_that_can_only_be_read_can_be_looked_at(
-    whole: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    whole: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = fresh(whole)
-    monkeypatch.setenv("HIVETUNE_HOME", str(home))
     if subprocess.run(["mount", "--bind", home, home], capture_output=True, check=False).returncode != 0:
         pytest.skip("no mounts here")
     try:
         subprocess.run(["mount", "-o", "remount,ro,bind", home], check=True)
-        codes = {c[0]: exit_code([w.replace("RUN", str(home / "all/run")) for w in c], monkeypatch) for c in COMMANDS}
+        asked = {command[0]: ask(home, command, monkeypatch) for command in COMMANDS}
     finally:
         subprocess.run(["umount", "--lazy", home], check=True)
-    assert {name: codes[name] for name in ("runs", "show", "watch", "logs", "stop", "registry")} == dict.fromkeys(
-        ("runs", "show", "watch", "logs", "stop", "registry"), 0
-    )
-    assert {codes["gate"], codes["export"]} == {2}
-    assert "Read-only file system" in capsys.readouterr().err
+    assert {asked[name].returncode for name in ("runs", "show", "watch", "logs", "stop", "registry")} == {0}
+    assert {asked[name].returncode for name in ("gate", "export")} == {2}
+    assert any("Read-only file system" in done.stderr for done in asked.values())

@@ -2,18 +2,16 @@
 
 import json
 import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command import hivetune
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import sha256_file, write_json, write_manifest
-from hivetune.cli import main as cli
-from hivetune.cli.output import MODE
 from hivetune.release.registry import desired, find, promote, register
 from hivetune.routing.choose import SpecialistTable, served_table, write_table
 from hivetune.routing.domains import RowDomain
@@ -57,17 +55,14 @@ def family(tmp_path: Path, own_home: Path) -> Path:
 
 
 @pytest.fixture
-def document(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
+def document() -> Call:
     """A command with `--json`: its exit code and its document."""
 
     def call(*arguments: str) -> tuple[int, Any]:
-        monkeypatch.setattr(sys, "argv", ["hivetune", *arguments, "--json"])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return int(ended.value.code or 0), json.loads(capsys.readouterr().out)
+        done = hivetune(*arguments, "--json")
+        return done.returncode, json.loads(done.stdout)
 
-    yield call
-    MODE.json = False
+    return call
 
 
 def test_a_key_belongs_to_the_adapter_and_not_to_the_rows_of_today(family: Path, document: Call) -> None:

@@ -8,13 +8,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from command import hivetune
 from small_disk import fill
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import write_json, write_manifest
 from hivetune.base.journal import Journal
-from hivetune.cli import main as cli
-from hivetune.cli.output import MODE
 
 SIZE_BYTES = 300_000
 
@@ -39,14 +38,6 @@ def make_run(folder: Path, status: str) -> Path:
     return folder
 
 
-def run_command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["hivetune", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    MODE.json = False
-    return int(ended.value.code or 0)
-
-
 @pytest.fixture
 def full_home(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home with the runs `finished` and `other`, and no byte left."""
@@ -59,35 +50,30 @@ def full_home(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-def test_on_a_full_disk_looking_works(
-    full_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for arguments in (["runs"], ["status"], ["show", "finished"], ["prune", "--json"]):
-        assert run_command(monkeypatch, *arguments) == 0, capsys.readouterr().err
-    assert capsys.readouterr().out.count("its disk was full once") == 3  # status tells of both runs
+def test_on_a_full_disk_looking_works(full_home: Path) -> None:
+    looks = [hivetune(*words) for words in (["runs"], ["status"], ["show", "finished"], ["prune", "--json"])]
+    assert [look.returncode for look in looks] == [0] * 4, looks
+    assert "".join(look.stdout for look in looks).count("its disk was full once") == 3  # status tells of both runs
 
 
-def test_on_a_full_disk_space_is_freed_and_noted(full_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run_command(monkeypatch, "prune", "--yes") == 0
+def test_on_a_full_disk_space_is_freed_and_noted(full_home: Path) -> None:
+    assert hivetune("prune", "--yes").returncode == 0
     assert not (full_home / "runs/finished/checkpoints").exists()
     manifest = json.loads((full_home / "runs/finished/manifest.json").read_text())
     assert not [name for name in manifest["files"] if name.startswith("checkpoints")]
     fill(full_home.parent)
-    assert run_command(monkeypatch, "rm", "other", "--yes") == 0
+    assert hivetune("rm", "other", "--yes").returncode == 0
     assert not (full_home / "runs/other").exists()
     with closing(open_database()) as database:
         assert [name for (name,) in database.execute("SELECT name FROM runs")] == ["finished"]
 
 
-def test_a_full_disk_in_the_middle_of_a_run_is_told(
-    own_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_in_the_middle_of_a_run_is_told(own_home: Path) -> None:
     make_run(own_home / "runs/mine", "done")
     told = "its disk was full once, it waited 0 s; 1 checkpoint could not be written: [Errno 28] No space left"
     for arguments in (["show", "mine"], ["status"], ["runs"]):
-        assert run_command(monkeypatch, *arguments) == 0
-        out, err = capsys.readouterr()
-        assert told in out + err
+        done = hivetune(*arguments)
+        assert done.returncode == 0 and told in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("arguments", [["status", "--json"], ["runs", "nothing", "--json"], ["--version"], ["config"]])
@@ -100,16 +86,14 @@ def test_output_that_cannot_be_written_is_one_message(arguments: list[str], own_
     assert "Traceback" not in ended.stderr and "Exception ignored" not in ended.stderr
 
 
-def test_a_working_directory_that_was_deleted_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_working_directory_that_was_deleted_is_said(tmp_path: Path) -> None:
     before = os.getcwd()
     gone = tmp_path / "gone"
     gone.mkdir()
     os.chdir(gone)
     gone.rmdir()
     try:
-        assert run_command(monkeypatch, "train", "/nowhere.yaml") == 2
+        refused = hivetune("train", "/nowhere.yaml")
     finally:
         os.chdir(before)
-    assert "the working directory was deleted" in capsys.readouterr().err
+    assert refused.returncode == 2 and "the working directory was deleted" in refused.stderr

@@ -110,7 +110,7 @@ def test_a_config_is_named_after_its_rows(rows: str, name: str, tmp_path: Path) 
 
 
 def test_standard_input_is_no_place_for_rows_of_a_config() -> None:
-    with pytest.raises(UsageError, match="can be read only once"):
+    with pytest.raises(UsageError, match="can be read once"):
         init(["-"])
 
 

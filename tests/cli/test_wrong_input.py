@@ -11,30 +11,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command import hivetune
 from small_disk import fill
 from test_damage import make_home, raise_it
 
 from hivetune.base.database import open_database
-from hivetune.cli import main as cli
-from hivetune.cli.output import MODE
 from hivetune.run.status import known_runs, shortest_name
 
 Call = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """(exit code, what was said) of a command line in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("hivetune.cli.explain._bug", raise_it)
 
     def ask(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["hivetune", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        MODE.json = False
-        told = capsys.readouterr()
-        return int(ended.value.code or 0), told.err + told.out
+        done = hivetune(*arguments)
+        return done.returncode, done.stderr + done.stdout
 
     return ask
 

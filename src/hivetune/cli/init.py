@@ -19,7 +19,7 @@ from hivetune.cli.arguments import ColumnsOption, SetOption, complete_model, con
 from hivetune.cli.output import AFTER_ROWS, MODE, duration, emit, progress, show, size, table
 from hivetune.config import config_schema, known_settings, written_settings
 from hivetune.data.fates import NO_VALUE
-from hivetune.data.intake.files import is_pipe
+from hivetune.data.intake.files import refuse_read_once
 from hivetune.data.prepare.report import duplicate_kinds
 from hivetune.errors import UsageError
 from hivetune.models.prepared import find_prepared, kind_of
@@ -49,10 +49,7 @@ def init(
 ) -> None:
     """Look at rows and machine, and write a commented config that is ready to train."""
     sources = rows or ["store"]
-    for source in sources:
-        if source == "-" or is_pipe(source):
-            hint = "save the rows in a file, and give that: ... > rows.jsonl"
-            raise UsageError(f"init reads rows more than once, and {source} can be read only once", hint=hint)
+    refuse_read_once(sources)
     path = out or Path(f"{_name_of(real_path(sources[0]))}.yaml")
     if file_to_write(path).exists():
         raise UsageError(

@@ -45,7 +45,7 @@ def form_token(path: str) -> str:
 
 
 def make_ticket() -> str:
-    """Return a word that this process takes in place of the token, once."""
+    """Return a one-time ticket, which the login of this process takes in place of the token."""
     _tickets.add(ticket := secrets.token_urlsafe(32))
     return ticket
 

@@ -84,10 +84,7 @@ def _inner_rows(raw: RawRow, path: str) -> Iterator[RawRow]:
         with suppress(ValueError, RecursionError):  # it is no JSON
             inside = [json.dumps(row).encode() for row in rows_at(json.loads(raw.payload), path)]
         if inside == []:
-            raw, inside = (
-                replace(raw, problem=RowRefused("unknown-layout", f"no rows at {path!r}, as rows= says")),
-                None,
-            )
+            yield replace(raw, problem=RowRefused("unknown-layout", f"no rows at {path!r}, as rows= says"))
     elif raw.problem is None and may_hold_rows(raw.payload):
         inside = rows_inside(raw.payload)
     if inside is None:

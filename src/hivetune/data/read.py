@@ -42,8 +42,6 @@ from hivetune.data.reasons import RowRefused, not_utf8
 from hivetune.records import Example, Message, Rendered
 
 WRITTEN_MARKS = ("\\ufeff", "\\uFEFF")
-NO_CONSTANT = "JSON has no "  # NaN and Infinity, which Python's json and others write
-TWO_VALUES = "the key "
 NUL_ESCAPE = "\\u0000"
 QUARANTINE_KEY = "hivetune_quarantine"
 UNTRUSTED_ORIGINS = ("tool", "web")
@@ -56,18 +54,22 @@ WHOLE_ROWS = ("text",)  # layouts in which nothing is asked
 KTO_LABELS = ("label", "kto_tag")  # as TRL and LLaMA-Factory name it
 
 
+class NotJson(ValueError):
+    """What Python's parser would take: a number that JSON lacks, or the last of two values of a key."""
+
+
 def refuse_constant(name: str) -> None:
-    """Raise ValueError for what Python's parser reads beside JSON: NaN, Infinity."""
-    raise ValueError(f"{NO_CONSTANT}{name}: write null, or leave the field out")
+    """Raise NotJson for NaN and Infinity, which Python's json and others write."""
+    raise NotJson(f"JSON has no {name}: write null, or leave the field out")
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> Row:
-    """Return the object of these pairs. Raise ValueError for a key with two values, whose last one would win."""
+    """Return the object of these pairs. Raise NotJson for a key with two values."""
     row = dict(pairs)
     if len(row) < len(pairs):
         for key, value in pairs:
             if row[key] != value:
-                raise ValueError(f"{TWO_VALUES}{key!r} has two values: keep one of them")
+                raise NotJson(f"the key {key!r} has two values: keep one of them")
     return row
 
 
@@ -107,11 +109,9 @@ def _parsed_row(text: str) -> Row:
         value = _decode(text)
     except RecursionError:
         raise RowRefused("too-deep") from None
-    except json.JSONDecodeError as error:
-        raise RowRefused("bad-json", f"{error}") from None
-    except ValueError as error:
-        if str(error).startswith((NO_CONSTANT, TWO_VALUES)):
-            raise RowRefused("bad-json", str(error)) from None
+    except (json.JSONDecodeError, NotJson) as error:
+        raise RowRefused("bad-json", str(error)) from None
+    except ValueError:
         raise RowRefused("bad-json", f"a number has more than {sys.get_int_max_str_digits():,} digits") from None
     if isinstance(value, str):
         value = parsed(value)  # a row that was written as JSON twice

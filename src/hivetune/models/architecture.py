@@ -233,12 +233,12 @@ class Architecture:
         return [replace(linears[name], name=name) for name in chosen]
 
     def adapter_parameters(
-        self, rank: int, target_modules: str | Sequence[str] = ALL_LINEAR, *, met: bool = False
+        self, rank: int, target_modules: str | Sequence[str] = ALL_LINEAR, *, active: bool = False
     ) -> int:
         """Return the number of adapter weights: rank * (inputs + outputs) for each adapted module, of each of its
-        experts; with `met` of those that one token meets."""
+        experts; with `active` only of the experts that one token uses."""
         adapted = self.adapted(target_modules)
-        return sum(rank * (part.inputs + part.outputs) * (part.active if met else part.experts) for part in adapted)
+        return sum(rank * (part.inputs + part.outputs) * (part.active if active else part.experts) for part in adapted)
 
 
 def has_formula(kind: str) -> bool:

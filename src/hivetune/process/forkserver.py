@@ -162,9 +162,9 @@ class _Server:
 
     def _serves(self, variables: Mapping[str, str]) -> bool:
         """Return whether a server with these variables runs. One is started where none runs, or an unused other one."""
-        fits = self._runs() and _read_early(variables) == self._variables
-        if fits or (self._runs() and self._forked):
-            return fits
+        early = _read_early(variables)
+        if self._runs() and (self._forked or early == self._variables):
+            return early == self._variables
         self.close()
         self.start(variables)
         return self._process is not None

@@ -182,7 +182,7 @@ def _status(run: Path, holder: LockHolder | None, tally: RunTally) -> RunStatus:
 
 
 def refuse_interrupted(run: Path) -> None:
-    """Raise UsageError if a run was interrupted after the steps that its adapter has: a stop had written it."""
+    """Raise UsageError if an interrupted run has done more steps than its adapter, which an earlier stop wrote."""
     status = run_status(run)
     stopped_at = (read_record(run).get("result") or {}).get("steps")
     if status.state == "interrupted" and stopped_at is not None and stopped_at < status.step:

@@ -101,7 +101,7 @@ def setup_of(
     """
     targets = target_modules if architecture.exact else ALL_LINEAR
     trained = architecture.adapter_parameters(rank, targets)
-    active = architecture.adapter_parameters(rank, targets, met=True)
+    active = architecture.adapter_parameters(rank, targets, active=True)
     path: Path = "fast" if architecture.is_fast and not quantized else "general"
     return TrainingSetup(architecture, trained, dtype, kind, quantized, path=path, active_adapter_parameters=active)
 

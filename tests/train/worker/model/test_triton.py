@@ -63,7 +63,7 @@ TOKENS = {"attention": 24, "adapter": 70}
 
 @pytest.mark.parametrize(("part", "dtype", "config"), CASES)
 def test_each_part_is_float64s(part: str, dtype: torch.dtype, config: dict[str, Any]) -> None:
-    is_near_float64(part, config, dtype, TOKENS.get(part, 13))
+    assert_near_float64(part, config, dtype, TOKENS.get(part, 13))
 
 
 def test_attention_by_several_blocks_is_float64s(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,10 +71,10 @@ def test_attention_by_several_blocks_is_float64s(monkeypatch: pytest.MonkeyPatch
     from hivetune.train.worker.model.fast.gpu import ops as gpu_ops
 
     monkeypatch.setattr(gpu_ops, "tokens_at_once", lambda *_: 16)
-    is_near_float64("attention", GEMMA, torch.float32, 72)
+    assert_near_float64("attention", GEMMA, torch.float32, 72)
 
 
-def is_near_float64(part: str, config: dict[str, Any], dtype: torch.dtype, tokens: int) -> None:
+def assert_near_float64(part: str, config: dict[str, Any], dtype: torch.dtype, tokens: int) -> None:
     sizes = Sizes(spec_from_config(config), rank=5, tokens=tokens)
     found = make(part, backend_of(Choices(kernels="triton"), CPU, dtype)[0], sizes, dtype)()
     for result, truth in zip(found, make(part, reference(), sizes, dtype)(), strict=True):

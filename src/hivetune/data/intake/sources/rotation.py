@@ -22,7 +22,7 @@ from hivetune.data.intake.files import files_below, is_storable, matching_files
 from hivetune.data.intake.interactions import read_cursors
 
 SAMPLE_BYTES = 4096
-PASSED_BYTES = 1 << 20  # at once
+SKIPPED_BYTES = 1 << 20  # at once, up to the place where reading goes on
 UNREADABLE = (OSError, *DAMAGED)
 
 
@@ -92,8 +92,8 @@ def open_unpacked(path: str, identity: Identity, start: int = 0) -> Iterator[IO[
         if content is file:
             file.seek(start)
         else:
-            while start and (passed := content.read(min(start, PASSED_BYTES))):
-                start -= len(passed)
+            while start and (skipped := content.read(min(start, SKIPPED_BYTES))):
+                start -= len(skipped)
         yield content
 
 
