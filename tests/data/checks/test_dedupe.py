@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from data.conftest import chat
 from data.prepare.faults import WORDS
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hivetune.config import DataConfig
@@ -30,7 +30,6 @@ from hivetune.data.read import content_id
 from hivetune.records import Message
 
 
-@settings(derandomize=True)
 @given(st.lists(st.integers(0, 2**64 - 1) | st.integers(1, 50), max_size=300))
 def test_the_table_is_a_dict(keys: list[int]) -> None:
     table, reference = Table(), {}

@@ -41,7 +41,7 @@ SUFFIXES = st.sampled_from([".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz"
 SLOW = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=SLOW)
+@settings(max_examples=25, deadline=None, suppress_health_check=SLOW)
 @given(lines=st.lists(LINE, max_size=6), ends=st.booleans())
 def test_lines_of_anything(lines: list[bytes], ends: bool, tmp_path: Path, chatml: Path) -> None:
     path = tmp_path / "rows.jsonl"
@@ -53,7 +53,7 @@ def test_lines_of_anything(lines: list[bytes], ends: bool, tmp_path: Path, chatm
     json.dumps(report.document, allow_nan=False).encode()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=SLOW)
+@settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
 @given(
     data=DATA,
     suffix=SUFFIXES,
@@ -70,7 +70,7 @@ def test_files_of_anything(data: bytes, suffix: str, magic: bytes, tmp_path: Pat
         assert adds_up(report)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=SLOW)
+@settings(max_examples=30, deadline=None, suppress_health_check=SLOW)
 @given(cut=st.integers(0, 10_000), suffix=st.sampled_from([".jsonl.gz", ".json", ".csv", ".json.gz"]))
 def test_a_file_cut_anywhere_keeps_the_rows_before_the_cut(cut: int, suffix: str, tmp_path: Path) -> None:
     rows = [{"question": f"what is {i}?", "answer": f"number {i}"} for i in range(50)]
