@@ -50,6 +50,13 @@ def test_numbers_as_people_write_them(tmp_path: Path) -> None:
     assert config.lora.alpha == 20
 
 
+@pytest.mark.parametrize("written", ["016", "-010", "1:30"])
+def test_a_number_that_two_versions_of_yaml_read_differently_is_refused(written: str, tmp_path: Path) -> None:
+    """PyYAML reads 016 as 14 and 1:30 as 90."""
+    with pytest.raises(UsageError, match=f"run.yaml:3: {written} is another number in YAML 1.1"):
+        load_config(write(tmp_path, f"model: m\ndata: {{path: a}}\nbatch_size: {written}\n"))
+
+
 def test_overrides_win_and_can_open_a_section(tmp_path: Path) -> None:
     path = write(tmp_path, "model: m\ndata: {path: a}\nepochs: 1\n")
     config = load_config(path, ["epochs=2", "lora.r=4", "data.path=[a, b]"])

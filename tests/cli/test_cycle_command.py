@@ -55,6 +55,20 @@ def test_a_loop_that_failed_prints_one_document(
     assert (raised.value.exit_code, document["name"], document["error"]["message"]) == (5, "helpdesk", "the disk broke")
 
 
+def test_an_act_whose_process_died_is_interrupted(
+    own_home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MODE, "json", True)
+    with closing(open_database()) as database:
+        begin_act(database, "helpdesk", None, "train", 1.0)
+    loop_folder("helpdesk").mkdir(parents=True)
+    cycle("status")
+    with lock(loop_folder("helpdesk")):
+        cycle("status")
+    died, runs = (json.loads(line)["cycles"][0]["acts"][0] for line in capsys.readouterr().out.splitlines())
+    assert (died["outcome"], runs["outcome"]) == ("interrupted", None)
+
+
 def test_a_look_at_trouble_leaves_nothing_out() -> None:
     seen = Observation(
         paused=True,

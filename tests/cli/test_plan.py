@@ -119,6 +119,12 @@ def test_a_folder_with_a_config_is_enough(tmp_path: Path) -> None:
     assert planned.choice is not None and planned.setup.architecture.layers == 2
 
 
+def test_rows_longer_than_the_longest_that_is_trained_are_refused(config: Path) -> None:
+    """They were planned as rows of max_length."""
+    told = hivetune("plan", str(config), "--rows", "10", "--tokens", "99999")
+    assert told.returncode == 2 and "are longer than max_length" in told.stderr
+
+
 def test_cores_of_a_card_are_refused(config: Path) -> None:
     with pytest.raises(UsageError, match="R9700 is a card, and --cores is of a CPU"):
         plan_run(parse_config({"model": "smollm2-135m", "data": str(config)}), card="R9700", cores=4, rows=1, tokens=9)

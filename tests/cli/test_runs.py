@@ -98,6 +98,13 @@ def test_runs_are_found_by_folder_name_its_beginning_and_last(tmp_path: Path) ->
         find_run(str(tmp_path))
 
 
+def test_a_file_beside_a_run_of_its_name_does_not_hide_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make(tmp_path)
+    (tmp_path / "elsewhere" / run.name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert find_run(run.name) == run
+
+
 def test_a_deleted_run_is_left_out(tmp_path: Path) -> None:
     run = make(tmp_path)
     (run / "run.json").unlink()

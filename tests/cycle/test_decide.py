@@ -106,6 +106,12 @@ def test_a_worse_model_is_closed_when_its_training_was_replayed_without_the_new_
         assert action.kind == "close" and action.reason.startswith(expected)
 
 
+def test_a_name_that_a_person_retired_waits_for_a_person() -> None:
+    """Its candidate was compared with the base alone."""
+    retired = OpenCycle("a", done=before("promote"), passed=True, retired=True)
+    assert decide(replace(READY, open=retired), SETTINGS, NOW).reason.startswith("ready: ")
+
+
 def test_a_person_promotes_where_the_settings_say_so() -> None:
     ready = replace(READY, open=OpenCycle("a", done=before("promote"), passed=True))
     assert decide(ready, SETTINGS, NOW).kind == "promote"

@@ -213,6 +213,16 @@ def test_the_users_column_goes_before_others_of_that_meaning(field: str, own: st
     assert str(getattr(read_example(raw, columns).example, field)).startswith("2")
 
 
+def test_a_mapped_weight_is_obeyed(tmp_path: Path) -> None:
+    """Rows of weight 0 were trained."""
+    path = tmp_path / "rows.jsonl"
+    rows = [{"ask": f"Where is box {i}?", "told": f"In room {i}.", "w": w} for i, w in enumerate((0, "0", 1, 0.5))]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    columns = {"prompt": "ask", "completion": "told", "weight": "w"}
+    report = check(DataConfig(path=str(path), columns=columns, near_duplicates=0)).document
+    assert (report["usable"], report["rejected"]) == (1, {"no-trained-token": 2, "bad-weight": 1})
+
+
 @pytest.mark.parametrize(
     ("field", "column", "hint"),
     [

@@ -117,7 +117,9 @@ def test_the_base_of_a_run_answers_the_rows_of_a_file(
 ) -> None:
     """Its hint names --run, which was left out of account beside --rows: `base` answered no file."""
     (tmp_path / "rows.jsonl").write_text('{"prompt": "Say one.", "completion": "one"}\n')
-    run: Any = SimpleNamespace(folder=tmp_path / "run", config=SimpleNamespace(max_length=64))
+    run: Any = SimpleNamespace(
+        folder=tmp_path / "run", config=SimpleNamespace(max_length=64, cycle=SimpleNamespace(name=None))
+    )
     asked = []
 
     def find(text: str, of: Any, quant: str) -> Any:

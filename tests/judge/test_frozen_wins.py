@@ -12,6 +12,7 @@ from hivetune.config import EvalConfig, parse_config
 from hivetune.data.frozen import freeze, general_questions, wins_of
 from hivetune.data.prepare.prepare import prepare
 from hivetune.data.snapshot import Snapshot
+from hivetune.errors import UsageError
 from hivetune.judge.frozen import freeze_wins, frozen_prompts
 from hivetune.release.registry import Release
 from hivetune.run.folder import write_record
@@ -89,6 +90,13 @@ def test_the_life_of_a_past_win(tmp_path: Path, model: Path) -> None:
     without = snapshot_of(rows(), tmp_path / "rows.jsonl", model)
     assert len(without.rows("train")) == len(snapshot.rows("train")) - 1
     assert without.manifest["accounting"]["set_aside"] == {"frozen-question": 1}
+
+
+def test_a_name_of_no_release_is_refused(own_home: Path) -> None:
+    """It asked nothing and told nobody. The first cycle of a name has no release of it yet."""
+    with pytest.raises(UsageError, match="no release is called 'helpdsk'"):
+        frozen_prompts(EvalConfig(frozen=["helpdsk"]), ())
+    assert frozen_prompts(EvalConfig(frozen=["helpdesk"], general=False), (), "helpdesk") == []
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from hivetune.judge.gate import judge_run
 from hivetune.llama.backend import ServerSettings, check_files
 from hivetune.release.export import export_run
 from hivetune.run.folder import EVENTS, METRICS, read_record, read_resolved, write_record, write_resolved
+from hivetune.serve.register import register_run
 from hivetune.train.open import load_run, with_workers
 
 
@@ -88,6 +89,9 @@ def test_the_adapter_of_a_stop_is_not_judged_as_that_of_the_steps_that_came_afte
     with pytest.raises(UsageError, match="interrupted at step 2, and its adapter is of the stop at step 1") as refused:
         evaluate_run(load_run(run))
     assert "hivetune resume" in refused.value.hint
+    with lock(run), pytest.raises(UsageError, match="runs at step 2, and its adapter is of the stop at") as refused:
+        register_run(run, "helpdesk")
+    assert "hivetune stop" in refused.value.hint
 
 
 @pytest.mark.parametrize("use", USES)

@@ -44,8 +44,9 @@ def spelled(path: object) -> str:
 
 
 def quoted(path: object) -> str:
-    """Return a path or name quoted for a shell."""
-    return shlex.quote(str(path))
+    """Return a path or name quoted for a shell, and never as an option."""
+    text = str(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 def path_hint(error: OSError, otherwise: str = "look at the path with ls") -> str:

@@ -1,5 +1,6 @@
 """The reader of untrusted YAML: limited in bytes, values and depth, without repeated keys."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ MAX_YAML_BYTES, MAX_YAML_VALUES, MAX_YAML_DEPTH = 1 << 20, 100_000, 100
 # libyaml's parser where PyYAML was built with it: 1 MiB takes 0.1 s instead of 10 s.
 LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 _LOOKS_LIKE = "settings are lines of text such as `name: value`"
+_OTHER_BASE = re.compile(r"[-+]?(0[0-9_]+$|[0-9_]+:)")
 
 
 def read_yaml(path: Path) -> Any:
@@ -29,7 +31,7 @@ def parse_yaml(text: bytes | str, where: str) -> Any:
         try:
             node = loader.get_single_node()
             _count_values(node, {})
-            _refuse_repeated(node, where, set())
+            _refuse_ambiguous(node, where, set())
             return None if node is None else loader.construct_document(node)
         finally:
             loader.dispose()
@@ -76,14 +78,20 @@ def _count_values(node: yaml.Node | None, counts: dict[int, int]) -> int:
     return counts[id(node)]
 
 
-def _refuse_repeated(node: yaml.Node | None, where: str, visited: set[int]) -> None:
-    """Raise UsageError for a repeated key, of which YAML would silently use the last."""
+def _refuse_ambiguous(node: yaml.Node | None, where: str, visited: set[int]) -> None:
+    """Raise UsageError for a repeated key, of which YAML would silently use the last, and for a number that YAML 1.1
+    reads to the base 8 or 60, and YAML 1.2 does not."""
     if node is None or id(node) in visited:
         return
     visited.add(id(node))
+    if node.tag.endswith((":int", ":float")) and _OTHER_BASE.match(node.value):
+        raise UsageError(
+            f"{where}:{node.start_mark.line + 1}: {node.value} is another number in YAML 1.1 than in YAML 1.2",
+            hint="write a number without a leading 0 and colons, a text in quotes",
+        )
     if isinstance(node, yaml.SequenceNode):
         for child in node.value:
-            _refuse_repeated(child, where, visited)
+            _refuse_ambiguous(child, where, visited)
     if isinstance(node, yaml.MappingNode):
         lines: dict[str, int] = {}
         for key, child in node.value:
@@ -95,4 +103,4 @@ def _refuse_repeated(node: yaml.Node | None, where: str, visited: set[int]) -> N
                         hint="keep one of the two",
                     )
                 lines[key.value] = line
-            _refuse_repeated(child, where, visited)
+            _refuse_ambiguous(child, where, visited)

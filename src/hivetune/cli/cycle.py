@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +25,7 @@ from hivetune.cycle.ledger import (
     cycles_of,
     loop_folder,
     loop_names,
+    outcome_of,
     suspect_rows,
 )
 from hivetune.cycle.loop import Listener, Loop, opened, release_name
@@ -195,7 +197,7 @@ def _status(name: str) -> dict[str, Any]:
         "paused": paused,
         "suspect_rows": suspect,
         "cycles": [parts(cycle, *_PARTS) for cycle in cycles],
-        "acts": acts[-SHOWN_ACTS:],
+        "acts": [replace(act, outcome=outcome_of(act, running=holder is not None)) for act in acts[-SHOWN_ACTS:]],
     }
 
 

@@ -59,7 +59,8 @@ class OpenCycle:
     `done`: the stations whose artefact is there and whole. `passed`: the gate's answer, None before it. `void`: why the
     cycle must not continue (its rows were forgotten, its base model changed). `withdrawn`: why its release was rolled
     back. `spent_hours` and `spent_kwh`: of training so far. `promoted_at`: since when its release is the champion.
-    `replay_due`: its model was worse, and whether its new rows are the cause is unknown yet.
+    `replay_due`: its model was worse, and whether its new rows are the cause is unknown yet. `retired`: a person took
+    the champion out of service, so only a person brings its name back.
     """
 
     id: str
@@ -72,6 +73,7 @@ class OpenCycle:
     spent_kwh: float = 0.0
     promoted_at: float = 0.0
     replay_due: bool = False
+    retired: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ def ending(cycle: OpenCycle, settings: CycleConfig, failed: FailedAct | None) ->
         return "refused", "the gate refused it; the champion stays"
     if failed is not None and failed.kind == _next(cycle) and _is_enough(failed):
         return "failed", f"{failed.kind} failed: {failed.words}"
-    if settings.promote == "ask" and {"gate", "warm"} <= cycle.done:
+    if (settings.promote == "ask" or cycle.retired) and {"gate", "warm"} <= cycle.done:
         return "ready", "it passed the gate and waits for a person to promote it"
     if "train" in cycle.done or not cycle.spent_hours:
         return None

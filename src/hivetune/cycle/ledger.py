@@ -192,9 +192,14 @@ def acts_of(database: sqlite3.Connection, name: str, cycle: str | None = None) -
     ]
 
 
+def outcome_of(act: Act, *, running: bool) -> str | None:
+    """Return the outcome of an act. `running`: a process holds the loop; otherwise nothing runs."""
+    return act.outcome or (None if running else "interrupted")
+
+
 def act_text(act: Act, *, running: bool) -> str:
-    """Describe an act and its outcome. `running`: a process holds the loop; otherwise nothing runs."""
-    outcome = act.outcome or ("running" if running else "interrupted")
+    """Describe an act and its outcome."""
+    outcome = outcome_of(act, running=running) or "running"
     return f"{act.kind.replace('_', ' ')} {outcome}{f': {act.words}' if act.words else ''}"
 
 

@@ -185,6 +185,7 @@ def _artefacts(
     release = release_of(database, cycle)
     stations: set[Station] = set()
     passed, promoted_at = None, 0.0
+    past = [move for move in history(database, cycle.name) if move.alias == "champion"]
     if release is not None:
         stations |= set(STATIONS[: STATIONS.index("register") + 1]) - {"evaluate", "gate"}
         if _is_beside(cycle, release.adapter_sha256, rivals):
@@ -193,7 +194,6 @@ def _artefacts(
         # The first release of a name is loaded when it is promoted.
         if rivals.champion is None or loaded is None or release.label in loaded:
             stations.add("warm")
-        past = [move for move in history(database, cycle.name) if move.alias == "champion"]
         moves = [move.time for move in past if move.version == release.version]
         if moves:
             stations |= {"evaluate", "gate", "warm", "promote"}
@@ -219,6 +219,7 @@ def _artefacts(
         spent_kwh=round(used[1], 6),
         promoted_at=promoted_at,
         replay_due=did_harm(cycle, passed, withdrawn) and not read_replay(cycle),
+        retired=bool(past) and past[-1].version is None,
     )
 
 

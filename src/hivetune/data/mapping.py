@@ -63,9 +63,19 @@ def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
             for own in _own_names(field, tuple(mapped)):
                 mapped.pop(own, None)
             mapped[field] = value
+    if "weight" in sides:
+        _check_weight(mapped.get("weight", 1))
     if "messages" in sides and isinstance(turns := parsed(mapped.get("messages")), list):
         mapped["messages"] = [_turn(turn, columns) for turn in turns]
     return mapped
+
+
+def _check_weight(weight: Any) -> None:
+    """Raise RowRefused for a row of weight 0, which is not learned, and for a weight that is neither 0 nor 1."""
+    if _plain(weight) in ("0", "0.0", "false"):
+        raise RowRefused("no-trained-token", "its weight is 0")
+    if _plain(weight) not in ("1", "1.0", "true"):
+        raise RowRefused("bad-weight")
 
 
 @lru_cache(512)

@@ -63,7 +63,7 @@ from hivetune.records import Example, Progress, silent
 from hivetune.release.dry_export import dry_export
 from hivetune.release.gguf import SERVED_QUANT
 from hivetune.run.folder import EVALUATION, adapter_hash, require_adapter
-from hivetune.run.status import refuse_interrupted
+from hivetune.run.status import refuse_older_adapter
 from hivetune.train.open import Run, check_eval
 
 
@@ -183,7 +183,7 @@ def compare_pair(
     if sides[0].identity and sides[0].identity == sides[1].identity:
         raise UsageError(f"{first} and {second} are the same model: there is nothing to compare", hint=ANOTHER_SIDE)
     prompts, refused = prompts_of_rows(rows, settings) if rows or run is None else (prompts_of_run(run, settings), {})
-    prompts += frozen_prompts(settings, (first, second))
+    prompts += frozen_prompts(settings, (first, second), None if run is None else run.config.cycle.name)
     # What the document depends on: both sides, the prompts in their order, the settings.
     figures = [dict(side.figures) if side.figures is not None else side.identity for side in sides]
     asked = hashlib.sha256("".join(prompt.key for prompt in prompts).encode()).hexdigest()
@@ -380,7 +380,7 @@ def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
     when nothing was trained, or more than the adapter has.
     """
     require_adapter(run.folder)
-    refuse_interrupted(run.folder)
+    refuse_older_adapter(run.folder)
     facts = {
         "run": str(run.folder),
         "model": run.config.model,
@@ -421,7 +421,8 @@ def _as_served(run: Run, facts: dict[str, Any], progress: Progress) -> dict[str,
             for side in (settings.baseline, str(run.folder)):
                 find_artefact(side, run, SERVED_QUANT)
 
-        prompts = prompts_of_run(run, settings) + frozen_prompts(settings, (settings.baseline, str(run.folder)))
+        sides = (settings.baseline, str(run.folder))
+        prompts = prompts_of_run(run, settings) + frozen_prompts(settings, sides, run.config.cycle.name)
         answers = _num_answers(prompts, settings, 2)
         scored(run, run.folder, NO_ANSWERS, continued(progress, after=answers), make_files)
         progress = continued(progress, before=2 * len(run.snapshot.rows("test")))  # the losses of base and adapter

@@ -2,10 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from hivetune.base.database import open_database
 from hivetune.base.sealed import read_sealed
 from hivetune.config import EvalConfig
 from hivetune.data.frozen import (
@@ -13,6 +15,7 @@ from hivetune.data.frozen import (
     freeze,
     general_questions,
     is_name,
+    names_with_wins,
     own_questions,
     win_of,
     wins_of,
@@ -23,7 +26,7 @@ from hivetune.errors import UsageError
 from hivetune.judge.answers import Prompt
 from hivetune.judge.held_out import last_question
 from hivetune.models.sides import parse_side
-from hivetune.release.registry import Release
+from hivetune.release.registry import Release, releases
 from hivetune.run.folder import EVALUATION, read_record
 
 WINS_PER_RELEASE = 20
@@ -48,14 +51,23 @@ def choose_wins(answers: Sequence[Mapping[str, Any]], num_kept: int) -> list[Map
     return [row for _, _, row in ranked][: max(0, min(WINS_PER_RELEASE, MAX_WINS - num_kept))]
 
 
-def frozen_prompts(settings: EvalConfig, sides: Iterable[str]) -> list[Prompt]:
+def frozen_prompts(settings: EvalConfig, sides: Iterable[str], own: str | None = None) -> list[Prompt]:
     """Return the prompts beside the held-out rows: past wins of the sides' releases, the user's own, general ones.
 
-    Their numbers go from -1 downwards, as they are not rows of a snapshot. Raises DataRefused for a file that can't be
-    used, UsageError for a damaged set.
+    Their numbers go from -1 downwards, as they are not rows of a snapshot. `own`: the name of the cycle's releases,
+    which may have none yet. Raises DataRefused for a file that can't be used, UsageError for a damaged set and for a
+    name of no release.
     """
     names = {side.name.partition("@")[0] for side in map(parse_side, sides) if side.kind == "release"}
-    names |= {entry for entry in settings.frozen if is_name(entry)}
+    named = {entry for entry in settings.frozen if is_name(entry)}
+    with closing(open_database()) as database:
+        known = {own, *names_with_wins(), *(release.name for release in releases(database))} if named else named
+    if unknown := sorted(named - known):
+        raise UsageError(
+            f"eval.frozen: no release is called {unknown[0]!r}",
+            hint=f"see them: hivetune registry; if it is a file: ./{unknown[0]}",
+        )
+    names |= named
     questions = [question for name in sorted(names) for question in wins_of(name)]
     questions += own_questions(settings.frozen, settings.checker)
     questions += general_questions() if settings.general else []

@@ -181,14 +181,16 @@ def _status(run: Path, holder: LockHolder | None, tally: RunTally) -> RunStatus:
     )
 
 
-def refuse_interrupted(run: Path) -> None:
-    """Raise UsageError if an interrupted run has done more steps than its adapter, which an earlier stop wrote."""
+def refuse_older_adapter(run: Path) -> None:
+    """Raise UsageError if a run has done more steps than its adapter, which an earlier stop wrote."""
     status = run_status(run)
     stopped_at = (read_record(run).get("result") or {}).get("steps")
-    if status.state == "interrupted" and stopped_at is not None and stopped_at < status.step:
+    if stopped_at is not None and stopped_at < status.step and (status.pid or status.state == "interrupted"):
+        continues = f"wait for it, or stop it: hivetune stop {quoted(run)}"
         raise UsageError(
-            f"{run} was interrupted at step {status.step}, and its adapter is of the stop at step {stopped_at}",
-            hint=f"continue it, or stop it again: hivetune resume {quoted(run)}",
+            f"{run} {'runs' if status.pid else 'was interrupted'} at step {status.step}, and its adapter is of the stop"
+            f" at step {stopped_at}",
+            hint=continues if status.pid else f"continue it, or stop it again: hivetune resume {quoted(run)}",
         )
 
 
@@ -303,9 +305,9 @@ def find_run(name: str, or_else: str = "") -> Path:
     path = expanded(name)
     if (path / RECORD).exists():
         return path.resolve()
-    if "/" in name or path.exists():
-        raise UsageError(f"{path} is not a run folder", hint="see the runs: hivetune runs")
     runs = run_folders()
+    if "/" in name or (path.exists() and not any(run.name.startswith(name) for run in runs)):
+        raise UsageError(f"{path} is not a run folder", hint="see the runs: hivetune runs")
     if name == LAST and runs:
         return runs[-1]
     beginning = [run for run in runs if run.name.startswith(name)]

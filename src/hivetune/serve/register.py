@@ -22,6 +22,7 @@ from hivetune.release.gguf import SERVED_QUANT, base_gguf
 from hivetune.release.prove import prove_export
 from hivetune.release.registry import Release, exports_in, find, forgotten_rows, moves_of, register
 from hivetune.run.folder import EVALUATION, EVENTS, adapter_hash, require_adapter
+from hivetune.run.status import refuse_older_adapter
 from hivetune.serve.chat import trained_prompt
 from hivetune.serve.swap.wanted import GREEDY
 from hivetune.train.open import Run, load_run
@@ -34,6 +35,7 @@ def register_run(folder: Path, name: str) -> tuple[Release, bool]:
     """
     run = load_run(folder)
     require_adapter(folder)
+    refuse_older_adapter(folder)
     # The settings that the release is judged with, which the gateway adds to a request without them. Evaluations are
     # greedy. `system`: the prompt of most rows, which the chat page sends.
     trained, generation = trained_prompt("", folder), dict(GREEDY)

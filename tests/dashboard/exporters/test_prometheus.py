@@ -67,7 +67,7 @@ def test_what_a_loop_has_done(tmp_path: Path) -> None:
     told = of_home(tmp_path)
     assert told["hivetune_cycles_total", ("refused", "helpdesk")] == 2
     assert told["hivetune_cycle_acts_total", ("train", "helpdesk", "done")] == 3
-    assert told["hivetune_cycle_acts_total", ("open", "helpdesk", "goes_on")] == 1
+    assert ("open", "helpdesk", "goes_on") not in {labels for _, labels in told}  # a counter must not fall
     assert told["hivetune_cycle_training_hours_total", ("helpdesk",)] == 1.5
     assert told["hivetune_cycle_training_kwh_total", ("helpdesk",)] == 0.75
     assert told["hivetune_cycle_closed_timestamp_seconds", ("helpdesk",)] == 25.0

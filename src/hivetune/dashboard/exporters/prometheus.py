@@ -79,7 +79,7 @@ def _cycles(database: Connection) -> Iterator[Metric]:
         for ending, count in sorted(Counter(cycle.end for cycle in cycles if cycle.end is not None).items()):
             ended.add_metric([name, ending], count)
         closed.add_metric([name], max((cycle.closed or 0.0 for cycle in cycles), default=0.0))
-        for (act, outcome), count in sorted(Counter((a.kind, a.outcome or "goes_on") for a in past_acts).items()):
+        for (act, outcome), count in sorted(Counter((a.kind, a.outcome) for a in past_acts if a.outcome).items()):
             acts.add_metric([name, act, outcome], count)
         hours.add_metric([name], sum(past_act.details.get("hours", 0.0) for past_act in past_acts))
         energy.add_metric([name], sum(past_act.details.get("kwh", 0.0) for past_act in past_acts))

@@ -367,6 +367,9 @@ def guess_workload(
     config: RunConfig, rows: int | None, tokens: int | None, model_folder: Path | None = None
 ) -> tuple[Workload, str]:
     """Return the workload and, in words, its basis: the user's numbers, else the data's rows, else an assumption."""
+    if tokens and tokens > config.max_length:
+        message = f"rows of {tokens:,} tokens are longer than max_length, {config.max_length:,}, and are not trained"
+        raise UsageError(message, hint="raise it: --set max_length=N")
     counted = None if rows and tokens else rows_to_train(config, model_folder)
     num_rows = rows or (counted.rows if counted else 1)
     basis = "as given" if rows or counted is None else counted.words
