@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from serve.gateway.stage import Stage, events, said
+from serve.gateway.stage import CHAT, QUESTION, Stage, events, said
 from serve.hive import stored
 
 from hivetune.base.database import open_database, transaction
@@ -98,6 +98,30 @@ def test_an_answer_that_the_client_began_is_stored_as_one_answer(stream: bool) -
     answer = events("the ", "button.") if stream else said("Press the button.")
     row = captured(answer, messages=[*asked, begun], stream=stream)
     assert row["messages"] == [*asked, {"role": "assistant", "content": "Press the button."}]
+
+
+def test_what_is_answered_is_stored_as_it_was_asked() -> None:
+    """Text parts were answered as lines, and stored as parts, which are read without a break between them."""
+    parts = [{"type": "text", "text": "What is this?"}, {"type": "text", "text": "A wasp."}]
+    row = captured(said("An insect."), messages=[{"role": "user", "content": parts}])
+    assert row["messages"][0] == {"role": "user", "content": "What is this?\nA wasp."}
+
+
+def test_a_name_in_a_header_may_have_any_letters() -> None:
+    """It was read as Latin-1: an agent found no specialist, and its rows were of another one."""
+
+    async def scene(stage: Stage) -> None:
+        named = {"X-Session-Id": "größe 1".encode(), "X-Hivetune-Agent": "Küche".encode()}
+        for header, more in ((named, {}), ({}, {"metadata": {"session_id": "größe 1", "agent": "Küche"}})):
+            headers = {b"Authorization": b"Bearer token-a", **{name.encode(): value for name, value in header.items()}}
+            assert (await stage.client.post(CHAT, json={**QUESTION, **more}, headers=headers)).status_code == 200
+        long = await stage.ask_as("token-a", X_Session_Id="x" * 5000)
+        assert (long.status_code, long.json()["error"]["param"]) == (400, "x-session-id")
+        await asyncio.to_thread(stage.capture.close)
+
+    Stage(capture=Capture()).play(scene)
+    rows = [json.loads(row) for _, _, row in stored()]
+    assert [(row["session_id"], row["agent"]) for row in rows] == [("größe 1", "küche")] * 2
 
 
 @pytest.mark.parametrize("empty", ["", " \n"])

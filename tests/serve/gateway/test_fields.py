@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from serve.gateway.stage import QUESTION, Stage
+from serve.gateway.stage import CHAT, QUESTION, Stage
 
 from hivetune.serve.gateway.fields import ChatFields, TextFields
 
@@ -105,7 +105,7 @@ def test_what_is_documented_arrives_as_it_was_sent() -> None:
     sent: dict[str, Any] = {
         "messages": [
             {"role": "system", "content": "be brief"},
-            {"role": "user", "content": [{"type": "text", "text": "find it"}]},
+            {"role": "user", "content": [{"type": "text", "text": "find it"}, {"type": "text", "text": "now"}]},
             {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "audio": None},
             {"role": "tool", "tool_call_id": "c1", "content": "found"},
         ],
@@ -135,6 +135,10 @@ def test_what_is_documented_arrives_as_it_was_sent() -> None:
         _, arrived = stage.asked[0]
         expected = {**sent, "max_tokens": 7}
         del expected["max_completion_tokens"]
+        expected["messages"][1] = {
+            "role": "user",
+            "content": "find it\nnow",
+        }  # as llama.cpp joins parts, and as is stored
         expected["messages"][2] = {"role": "assistant", "tool_calls": [call]}
         assert {key: arrived[key] for key in expected} == expected
         own = {"lora", "id_slot", "cache_prompt", "reasoning_format", "stream"}
@@ -151,8 +155,39 @@ def test_tools_without_a_template_for_them_are_refused() -> None:
         await refused(stage, "tools", tools=[tool], tool_choice="required")
         await refused(stage, "tool_choice", tool_choice="required")
         assert (await stage.ask(tools=[], tool_choice="none")).status_code == 200
+        called = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "find"}}]}
+        asked = [*QUESTION["messages"], called, {"role": "tool", "content": "found"}]
+        await refused(stage, "messages[1].tool_calls", messages=asked)  # llama.cpp left them out without a word
 
     Stage(live_settings={"takes_tools": False}).play(scene)
+
+
+def test_a_key_with_two_values_is_refused() -> None:
+    """Python takes the last one; a proxy that checks the model may take the first."""
+
+    async def scene(stage: Stage) -> None:
+        for twice, status in (('"model": "helpdesk", "model": "base"', 400), ('"model": "base", "model": "base"', 200)):
+            raw = json.dumps(QUESTION)[:-1] + f", {twice}}}"
+            answer = await stage.client.post(CHAT, content=raw, headers={"Authorization": "Bearer token-a"})
+            assert answer.status_code == status and ("'model' has two values" in answer.text) == (status == 400)
+
+    Stage().play(scene)
+
+
+@pytest.mark.parametrize(("path", "asked"), [(CHAT, QUESTION), ("/v1/completions", {"prompt": "hello"})])
+def test_a_prompt_that_is_too_long_has_the_code_that_clients_know(path: str, asked: dict[str, Any]) -> None:
+    error = {"code": 400, "message": "x", "type": "exceed_context_size_error", "n_prompt_tokens": 5000, "n_ctx": 4096}
+
+    async def scene(stage: Stage) -> None:
+        for more in ("", "hello " * 40_000):
+            field = next(iter(asked))
+            long = {"prompt": more} if field == "prompt" else {"messages": [{"role": "user", "content": more}]}
+            answer = await stage.post(long if more else asked, path)
+            told = answer.json()["error"]
+            assert (answer.status_code, told["param"], told["code"]) == (400, field, "context_length_exceeded")
+            assert "do not fit into the context of 4,096 tokens" in told["message"] and "--context" in told["message"]
+
+    Stage(lambda path, body: httpx2.Response(400, json={"error": error})).play(scene)
 
 
 def test_schemas_are_bounded() -> None:

@@ -157,7 +157,7 @@ def test_what_is_refused_is_refused_in_the_form_of_the_api(own_home: Path, tmp_p
             (b"{", "not JSON"),
             (b"[]", "not a JSON object"),
             (deep, "not JSON"),
-            (long, "a body of 100,000 bytes does not fit into the context of 256 tokens"),
+            (long, "100,000 bytes do not fit into the context of 256 tokens"),
         ):
             answer = client.post("/v1/chat/completions", content=body)
             assert answer.status_code == 400 and words in answer.json()["error"]["message"]

@@ -24,6 +24,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ExceptionHandler, Message, Receive, Scope, Send
 
+from hivetune.data.read import refuse_constant, unique_keys
 from hivetune.errors import HivetuneError, MachineNotFit, NotThere, UsageError
 from hivetune.process.lease import Answering
 from hivetune.serve.gateway import metrics
@@ -295,14 +296,13 @@ class _Exchange:
         last = (self.body.get("messages") or [{}])[-1]
         if last.get("role") != "assistant" or last.get("tool_calls"):
             return None
-        content = last.get("content") or ""
-        return content if isinstance(content, str) else "".join(part["text"] for part in content)
+        return last.get("content") or ""
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return the release and why it was chosen. A header holds ASCII only, and a client may have named an agent."""
+        """Return the release and why it was chosen. A header holds ASCII only, and a base or an agent any name."""
         captured = {CAPTURED_HEADER: self.captured} if self.captured else {}
-        return {RELEASE_HEADER: self.label, REASON_HEADER: ascii(self.reason)[1:-1], **captured}
+        return {RELEASE_HEADER: ascii(self.label)[1:-1], REASON_HEADER: ascii(self.reason)[1:-1], **captured}
 
     def labelled(self, document: dict[str, Any]) -> dict[str, Any]:
         """Return the model server's document under the names that clients know."""
@@ -384,13 +384,14 @@ async def _raw_body(request: Request) -> bytes:
 
 
 def _document(raw: bytes) -> dict[str, Any]:
-    """Return the JSON object of a body. A lone surrogate, which UTF-8 can't encode, is replaced. Raises UsageError."""
+    """Return the JSON object of a body. A lone surrogate, which UTF-8 can't encode, is replaced. Raises UsageError for
+    other bodies, and for a key with two values."""
     try:
-        document = json.loads(raw)
+        document = json.loads(raw, parse_constant=refuse_constant, object_pairs_hook=unique_keys)
         if b"\\ud" in raw.lower():
             document = json.loads(json.dumps(document, ensure_ascii=False).encode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        raise UsageError("the body is not JSON") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"the body is not JSON: {error}") from None
     if not isinstance(document, dict):
         raise UsageError("the body is not a JSON object")
     return document
@@ -415,7 +416,7 @@ def _own_error(request: Request, error: Exception) -> Response:
         return _refusal(error.status, error.message)
     message = f"{error.message}; {error.hint}" if error.hint else error.message
     if isinstance(error, FieldRefused):
-        return JSONResponse(error_body(400, message, param=error.field), 400)
+        return JSONResponse(error_body(400, message, error.field, error.code), 400)
     statuses = {TooMany: 429, MachineNotFit: 503, Withdrawn: 410, NotThere: 404, UsageError: 400}
     status = next((status for kind, status in statuses.items() if isinstance(error, kind)), 502)
     return _refusal(status, message, {"Retry-After": str(RETRY_AFTER_S)} if status in (429, 503) else None)

@@ -26,11 +26,24 @@ _GENERIC = re.compile(r"(?:str|list\[.*|Literal\[.*|constrained-.*|function-.*|b
 
 
 class FieldRefused(UsageError):
-    """A field of a request is unknown, out of range or unsupported. `field`: its path in the request."""
+    """A field of a request is unknown, out of range or unsupported. `field`: its path in the request. `code`: the API's
+    name of the error, which clients know."""
 
-    def __init__(self, field: str, reason: str):
-        super().__init__(f"{field}: {reason}", hint="docs/serve.md lists the fields and their ranges")
+    code: str | None = None
+
+    def __init__(self, field: str, reason: str, hint: str = "docs/serve.md lists the fields and their ranges"):
+        super().__init__(f"{field}: {reason}", hint=hint)
         self.field = field
+
+
+class TooLong(FieldRefused):
+    """A prompt does not fit into the context."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, field: str, what: str, context_tokens: int):
+        reason = f"{what} do not fit into the context of {context_tokens:,} tokens"
+        super().__init__(field, reason, hint="shorten it, or give the gateway more: hivetune serve --context N")
 
 
 def _bounded_schema(schema: dict[str, Any]) -> dict[str, Any]:
@@ -69,6 +82,12 @@ class TextPart(_Fields):
     text: str
 
 
+def _joined(content: str | list[TextPart] | None) -> str | None:
+    """Return the text of a message. llama.cpp puts parts on lines of their own; read from a store, they would be
+    joined without, and another prompt would be learned than was answered."""
+    return "\n".join(part.text for part in content) if isinstance(content, list) else content
+
+
 class Called(_Fields):
     name: Name
     arguments: str = ""
@@ -85,7 +104,7 @@ class Turn(_Fields):
     """A message. Fields that the official client's own message objects add must be null."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: Annotated[str | list[TextPart] | None, AfterValidator(_joined)] = None
     name: Name | None = None
     tool_calls: list[Call] | None = None
     tool_call_id: Name | None = None
@@ -238,6 +257,10 @@ def upstream_fields(sent: Mapping[str, Any], *, takes_tools: bool) -> dict[str, 
             raise FieldRefused("tools", "the chat template of this model has no place for tools")
         if sent.get("tool_choice") not in (None, "none", "auto"):
             raise FieldRefused("tool_choice", "the chat template of this model has no place for tools")
+        for number, turn in enumerate(sent.get("messages", ())):
+            if turn.get("tool_calls"):  # it would leave them out without a word
+                field = f"messages[{number}].tool_calls"
+                raise FieldRefused(field, "the chat template of this model has no place for tools")
     forwarded = {key: value for key, value in sent.items() if key not in _NOT_SENT}
     if "max_completion_tokens" in forwarded:
         forwarded["max_tokens"] = forwarded.pop("max_completion_tokens")

@@ -132,11 +132,11 @@ def token_of(headers: Mapping[str, str], cookie_name: str = COOKIE) -> str:
     return cookie_parser(headers.get("cookie", "")).get(cookie_name, "")
 
 
-def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
+def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """Return an error in the format of the OpenAI API. `param`: the field of the request that caused it."""
     kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "service_unavailable"}
     kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": None}}
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 async def _refuse(receive: Receive, send: Send, status: int, message: str, location: str) -> None:

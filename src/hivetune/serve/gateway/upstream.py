@@ -18,7 +18,7 @@ import httpx2
 
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.routing.choose import Chosen, choose, plain_text, question_of
-from hivetune.serve.gateway.fields import FieldRefused, upstream_fields
+from hivetune.serve.gateway.fields import FieldRefused, TooLong, upstream_fields
 from hivetune.serve.swap.keeper import Keeper
 from hivetune.serve.swap.live import BackendRetired, LiveBackend
 from hivetune.serve.swap.wanted import GREEDY, Route, route
@@ -152,7 +152,7 @@ async def ask(
                 sent = live.client.stream("POST", path, content=content, headers=_JSON)
                 response = await stack.enter_async_context(sent)
                 if response.status_code != 200:
-                    raise _refusal(response.status_code, await response.aread())
+                    raise _refusal(response.status_code, await response.aread(), body)
             except (BackendRetired, httpx2.TransportError) as error:
                 if attempt == TRIES - 1:
                     raise Broken(f"the model server is lost: {type(error).__name__}") from None
@@ -171,31 +171,21 @@ def refuse_larger(keeper: Keeper, field: str, *, size_bytes: int = 0, num_turns:
     checking 50,000 messages took the event loop 0.3 s, in which nobody else was answered."""
     context_tokens = max((live.context_tokens for live in keeper.lives.values()), default=0)
     if context_tokens and size_bytes > MAX_BYTES_PER_CHAR * MAX_CHARS_PER_TOKEN * context_tokens:
-        raise FieldRefused(
-            field, f"a body of {size_bytes:,} bytes does not fit into the context of {context_tokens:,} tokens"
-        )
+        raise TooLong(field, f"{size_bytes:,} bytes", context_tokens)
     if context_tokens and num_turns > context_tokens:
-        raise FieldRefused(field, f"{num_turns:,} messages do not fit into the context of {context_tokens:,} tokens")
+        raise TooLong(field, f"{num_turns:,} messages", context_tokens)
 
 
 async def _count_prompt(live: LiveBackend, body: Mapping[str, Any]) -> int:
     """Return about how many tokens the prompt has. A short one has at most as many as bytes; of others the model server
     counts them, outside its slots. Raises FieldRefused for a prompt that no slot holds."""
     turns = body.get("messages", ())
-    field = "messages" if turns else "prompt"
-    contents = [turn.get("content") or "" for turn in turns]
-    texts = [body.get("prompt", "")]
-    for content in contents:
-        texts += [content] if isinstance(content, str) else [part["text"] for part in content]
+    texts = [body.get("prompt", ""), *(turn.get("content") or "" for turn in turns)]
     texts += [json.dumps(body[key], ensure_ascii=False) for key in ("tools", "response_format") if body.get(key)]
     texts += [json.dumps(turn["tool_calls"], ensure_ascii=False) for turn in turns if turn.get("tool_calls")]
     num_chars = sum(map(len, texts))
     if len(turns) > live.context_tokens or num_chars > MAX_CHARS_PER_TOKEN * live.context_tokens:
-        raise FieldRefused(
-            field,
-            f"{len(turns):,} messages with {num_chars:,} characters do not fit into the context of"
-            f" {live.context_tokens:,} tokens",
-        )
+        raise TooLong(_asked(body), f"{len(turns):,} messages with {num_chars:,} characters", live.context_tokens)
     text = "\n".join(texts)
     if (num_bytes := len(text.encode())) <= LONG_TOKENS:
         return num_bytes
@@ -205,8 +195,13 @@ async def _count_prompt(live: LiveBackend, body: Mapping[str, Any]) -> int:
     except (ValueError, KeyError, TypeError, RecursionError):
         raise Broken("the model server does not count tokens") from None
     if num_tokens > live.context_tokens:
-        raise FieldRefused(field, f"{num_tokens:,} tokens do not fit into the context of {live.context_tokens:,}")
+        raise TooLong(_asked(body), f"{num_tokens:,} tokens", live.context_tokens)
     return num_tokens
+
+
+def _asked(body: Mapping[str, Any]) -> str:
+    """Return the field of a request that holds what is asked."""
+    return "messages" if "messages" in body else "prompt"
 
 
 def _route(keeper: Keeper, pick: str, session: str) -> Route:
@@ -240,12 +235,17 @@ def joined_calls(deltas: list[Any]) -> list[dict[str, Any]]:
     return [calls[index] for index in sorted(calls)]
 
 
-def _refusal(status: int, raw: bytes) -> HivetuneError:
+def _refusal(status: int, raw: bytes, body: Mapping[str, Any]) -> HivetuneError:
     """Return Refused for a mistake in the request, or Broken for a fault of the server."""
     try:
         document = json.loads(raw)
+        error = document["error"]
+        if error["type"] == "exceed_context_size_error":
+            return TooLong(_asked(body), f"{int(error['n_prompt_tokens']):,} tokens", int(error["n_ctx"]))
     except (ValueError, RecursionError):
         document = {}
+    except (KeyError, TypeError):  # another error, or of another server
+        pass
     message = _message(document) or raw[:500].decode(errors="replace") or "refused"
     if status in _CLIENT_ERRORS:
         return Refused(status, message)
@@ -283,6 +283,7 @@ def _message(document: Any) -> str:
 
 REASON_HEADER = "X-Hivetune-Reason"
 _AGENT_HEADER = "x-hivetune-agent"
+MAX_NAME_BYTES = 512
 MAX_SESSIONS = 10_000
 SESSION_S = 3600.0  # since its last request: a session that comes back the next day is another conversation
 
@@ -311,7 +312,7 @@ def chosen(
     chose. A `user` is not a session, since it may last a year. A declared key is obeyed each time, so it is not
     remembered."""
     tables, routes = keeper.wanted.experts, keeper.routes
-    question = question_of(body, headers.get(_AGENT_HEADER))
+    question = question_of(body, _header(headers, _AGENT_HEADER))
     family = keeper.wanted.family
     without_family = routes.champions.keys() - family.keys()
     if not question.model and len(without_family) == 1:
@@ -327,11 +328,24 @@ def chosen(
 
 def keys_of_request(headers: Mapping[str, str], body: Mapping[str, Any]) -> Mapping[str, str]:
     """Return the domain keys that a request declares."""
-    return question_of(body, headers.get(_AGENT_HEADER)).keys
+    return question_of(body, _header(headers, _AGENT_HEADER)).keys
 
 
 def session_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:
     """Return X-Session-Id, else OpenAI's metadata.session_id."""
     metadata = body.get("metadata")
     named = metadata.get("session_id") if isinstance(metadata, dict) else None
-    return headers.get("x-session-id") or plain_text(named)
+    return _header(headers, "x-session-id") or plain_text(named)
+
+
+def _header(headers: Mapping[str, str], name: str) -> str | None:
+    """Return a header that names something. Names are sent as UTF-8, and read as Latin-1 by the server. Raises
+    FieldRefused for one that is too long to remember."""
+    value = headers.get(name)
+    if value is None:
+        return None
+    if len(value) > MAX_NAME_BYTES:
+        raise FieldRefused(name, f"a header holds at most {MAX_NAME_BYTES} bytes")
+    with contextlib.suppress(UnicodeDecodeError):
+        return value.encode("latin-1").decode()
+    return value
