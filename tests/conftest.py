@@ -62,8 +62,10 @@ def _forget_test_name() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def forks() -> Iterator[None]:
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One process imports torch for all tasks that a test starts without a command. It ends after a minute of rest."""
+    # What tests make the same each time is made once, and copied (serve/hive.py).
+    os.environ["HIVETUNE_TEST_COMMON"] = str(common_folder(tmp_path_factory) / "common")
     with forking():
         yield
 
@@ -89,8 +91,6 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     monkeypatch.setenv("HIVETUNE_HOME", str(home))
     # The CPU kernels are compiled once for all of a session's processes.
     monkeypatch.setenv("HIVETUNE_KERNELS", str(common_folder(tmp_path_factory) / "kernels"))
-    # What tests make the same each time is made once, and copied (serve/hive.py).
-    monkeypatch.setenv("HIVETUNE_TEST_COMMON", str(common_folder(tmp_path_factory) / "common"))
     return home
 
 

@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from hivetune.synth.demo import write_demo_data
+
 
 @contextlib.contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
@@ -18,7 +20,7 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
         yield
 
 
-def copy_of(name: str, make: Callable[[Path], None], target: Path) -> None:
+def copy_of(name: str, make: Callable[[Path], object], target: Path) -> None:
     """Copy into `target` what `make` puts into an empty folder. It is called once a session and `name`."""
     common = Path(
         os.environ.get("HIVETUNE_TEST_COMMON") or tempfile.mkdtemp(prefix="hivetune-")
@@ -29,3 +31,9 @@ def copy_of(name: str, make: Callable[[Path], None], target: Path) -> None:
             make(work)
             work.rename(common / name)
     shutil.copytree(common / name, target, dirs_exist_ok=True)
+
+
+def demo_rows(folder: Path) -> Path:
+    """Return the demo's rows as a file in `folder`. They are made once (3 s of processor time)."""
+    copy_of("demo-rows", lambda work: write_demo_data(work / "rows.jsonl"), folder)
+    return folder / "rows.jsonl"

@@ -92,7 +92,7 @@ def test_an_interrupted_eval_ends_its_servers_at_once(place: Workplace) -> None:
     """In the middle of answering: nothing is judged by a half, and what was answered is kept."""
     answers = place.folder / "home" / "answers"
     environment = {**os.environ, "HIVETUNE_HOME": str(place.folder / "home")}
-    command = [sys.executable, "-m", "hivetune", "eval", str(place.run), "--set", "eval.new_tokens=500", "--json"]
+    command = [sys.executable, "-m", "hivetune", "eval", str(place.run), "--set", "eval.new_tokens=100", "--json"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
         while not list(answers.glob("*/answers.jsonl")):  # a border of two processes: there is only the file to wait on

@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from once import demo_rows
 
 from hivetune.synth.demo import SYSTEM_PROMPTS, write_demo_data
 
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.slow  # parses the whole standard library
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_demo_data(tmp_path_factory.mktemp("demo") / "a.jsonl")
+    return demo_rows(tmp_path_factory.mktemp("demo"))
 
 
 def read(path: Path) -> tuple[list[dict[str, object]], int]:

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 from data.conftest import adds_up
+from once import demo_rows
 
 from hivetune.config import DataConfig, parse_config
 from hivetune.data.prepare.prepare import check, prepare
 from hivetune.data.render.dialect import template_message
 from hivetune.data.render.folder import load_renderer
-from hivetune.synth.demo import SYSTEM_PROMPTS, write_demo_data
+from hivetune.synth.demo import SYSTEM_PROMPTS
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +31,7 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_demo_data_is_prepared_as_transformers_would(smollm2: Path, tmp_path: Path) -> None:
-    path = write_demo_data(tmp_path / "demo.jsonl")
+    path = demo_rows(tmp_path / "demo")
     data = {"path": str(path), "system_prompts": SYSTEM_PROMPTS}
     report = check(DataConfig(**data), model_folder=smollm2)
     assert adds_up(report)

@@ -92,7 +92,7 @@ class Step:
     """A model as it runs on a card, its optimizer, and one step at a time under both modes."""
 
     def __init__(self, folder: Path, family: str, dtype: torch.dtype, **choices: Any):
-        write_model(folder, family, **({"num_hidden_layers": 2} if choices.get("kernels") == "triton" else {}))
+        write_model(folder, family, **({"num_hidden_layers": 1} if choices.get("kernels") == "triton" else {}))
         chosen = Choices(**{"kernels": "torch", "token_multiple": 64, **choices})
         self.model = FastModel(folder, LoraConfig(r=4), dtype=dtype, device=torch.device("cpu"), choices=chosen)
         initialise(self.model.adapter, 0)
