@@ -124,6 +124,21 @@ def test_a_name_in_a_header_may_have_any_letters() -> None:
     assert [(row["session_id"], row["agent"]) for row in rows] == [("größe 1", "küche")] * 2
 
 
+def test_an_answer_that_is_not_captured_has_nothing_to_correct() -> None:
+    """The correction was accepted, and lost. A rating still counts for the release."""
+
+    async def scene(stage: Stage) -> None:
+        id = (await stage.ask_as("token-a", X_Hivetune_Capture="no")).json()["id"]
+        told = await stage.post({"id": id, "correction": "better"}, "/v1/feedback")
+        assert (told.status_code, told.json()["error"]["param"]) == (400, "correction")
+        assert (await stage.post({"id": id, "rating": "down"}, "/v1/feedback")).status_code == 202
+        assert stage.watch.tallies["helpdesk@1"].complaints == 1
+        await asyncio.to_thread(stage.capture.close)
+
+    Stage(capture=Capture()).play(scene)
+    assert stored() == []
+
+
 @pytest.mark.parametrize("empty", ["", " \n"])
 def test_an_empty_correction_takes_the_place_of_no_answer(empty: str) -> None:
     async def scene(stage: Stage) -> None:

@@ -10,6 +10,7 @@ from serve.swap.test_keeper import Stage as Loop
 from serve.swap.test_keeper import play, wants
 
 from hivetune.errors import HivetuneError, MachineNotFit, NotThere
+from hivetune.serve.gateway.guard import Door
 from hivetune.serve.gateway.run import own_hosts
 from hivetune.serve.swap.wanted import Route, Routes, Withdrawn, route, served_names
 
@@ -128,6 +129,9 @@ def test_the_databases_own_errors_end_no_request() -> None:
         stage.gateway.capture = object()  # type: ignore[assignment]
         answer = await stage.post({"id": "hive-1", "rating": "up"}, "/v1/feedback")
         assert answer.status_code == 500 and "locked" not in answer.text
+        stage.guard.doors = [Door(lambda token: broken(token, ""))]
+        answer = await stage.ask()
+        assert (answer.status_code, answer.json()["error"]["type"]) == (503, "service_unavailable")
 
     Stage().play(scene)
     assert Path(__file__).exists()

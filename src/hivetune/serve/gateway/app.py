@@ -194,8 +194,11 @@ class Gateway:
         if recent is not None and recent[1] != client:
             raise unknown_answer(answer)
         label = recent[0] if recent is not None else await asyncio.to_thread(self.find_answer, answer, client)
+        captured = recent is None or recent[2]
+        if not captured and "correction" in fields:
+            raise FieldRefused("correction", f"{answer} was not captured, so there is nothing to correct")
         entry = Feedback(answer, label, client, rating, fields.get("correction"), fields.get("reason"))
-        if self.capture.put(entry) is None:
+        if captured and self.capture.put(entry) is None:
             raise MachineNotFit("feedback can't be stored now", hint="try again later; /health says what is wrong")
         if rating == "down":
             self.watch.complained(label, answer, client)
@@ -349,12 +352,23 @@ class _Exchange:
         now = time.monotonic()
         tokens = int((document.get("usage") or {}).get("completion_tokens") or 0)
         computing_s = now - self.upstream.sent_s
-        self.gateway.metrics.answered(self.id, self.label, self.client, now - self.started, computing_s, tokens)
-        self.gateway.watch.answered(self.label, self.client, error=False, **self.upstream.pace(document))
         wish = self.request.headers.get("x-hivetune-capture", "").strip().lower()
-        if self.gateway.capture is None or wish in ("no", "false", "0", "off") or "messages" not in self.body:
+        capture = self.gateway.capture
+        if wish in ("no", "false", "0", "off") or "messages" not in self.body:
+            capture = None
+        self.gateway.metrics.answered(
+            self.id,
+            self.label,
+            self.client,
+            now - self.started,
+            computing_s,
+            tokens,
+            captured=capture is not None,
+        )
+        self.gateway.watch.answered(self.label, self.client, error=False, **self.upstream.pace(document))
+        if capture is None:
             return
-        durable = await self.gateway.capture.keep(
+        durable = await capture.keep(
             CapturedAnswer(
                 id=self.id,
                 label=self.label,

@@ -11,6 +11,7 @@ import json
 import re
 import resource
 import secrets
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -98,7 +99,10 @@ class Guard:
             return 413, f"a request holds at most {LIMIT_BYTES:,} bytes", ""
         path = scope["path"]
         door = next((door for door in self.doors if f"{path}/".startswith(f"{door.below}/")), None)
-        client = door.client_of(token_of(headers, door.cookie)) if door is not None else None
+        try:
+            client = door.client_of(token_of(headers, door.cookie)) if door is not None else None
+        except sqlite3.Error as error:
+            return 503, f"the tokens of clients can't be read: {error}; look at hive.db with: hivetune doctor", ""
         scope["client_name"] = client
         if client is not None or (door is not None and path in door.open):
             return None

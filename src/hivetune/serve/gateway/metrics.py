@@ -54,14 +54,24 @@ class Metrics:
                 ("capture_left_out", "Answers that could not be stored"),
             )
         }
-        self._recent: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        self._recent: OrderedDict[str, tuple[str, str, bool]] = OrderedDict()
 
-    def answered(self, answer: str, release: str, client: str, seconds: float, computing_s: float, tokens: int) -> None:
+    def answered(
+        self,
+        answer: str,
+        release: str,
+        client: str,
+        seconds: float,
+        computing_s: float,
+        tokens: int,
+        *,
+        captured: bool = False,
+    ) -> None:
         self._answers.labels("ok", release).inc()
         self._tokens.labels(release).inc(tokens)
         self._seconds.labels(release).observe(seconds)
         self._computing.labels(release).inc(computing_s)
-        self._recent[answer] = (release, client)
+        self._recent[answer] = (release, client, captured)
         if len(self._recent) > MAX_REMEMBERED:
             self._recent.popitem(last=False)
 
@@ -75,8 +85,8 @@ class Metrics:
     def vanished(self, release: str) -> None:
         self._answers.labels("client_gone", release).inc()
 
-    def answer_of(self, answer: str) -> tuple[str, str] | None:
-        """Return the release of a recent answer and the client that asked."""
+    def answer_of(self, answer: str) -> tuple[str, str, bool] | None:
+        """Return the release of a recent answer, the client that asked, and whether it is captured."""
         return self._recent.get(answer)
 
     def text(self, keeper: Keeper, capture: Capture | None) -> bytes:

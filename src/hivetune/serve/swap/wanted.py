@@ -102,10 +102,16 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Chec
 
     The specialists of a name come with it. A release that is damaged or has no GGUF adapter, and a specialist of
     another base than its shared release, are left out and named in `problems`. A champion that can't be served is
-    replaced by the previous one. Raises UsageError for a name that is not registered or has no champion.
+    replaced by the previous one. Raises UsageError for a version, and a name that is not registered or has no champion.
     """
     checks = checks or Checks()
     for name in names:
+        if "@" in name:
+            bare = name.partition("@")[0]
+            raise UsageError(
+                f"{name}: the gateway serves names with all their versions",
+                hint=f"serve {bare}, and ask for the model {name}",
+            )
         find(database, name)
     family = families(database)
     names = (*names, *(expert for name in names for expert in family.get(name, ())))
