@@ -309,7 +309,7 @@ def _forward(
 
 
 def _reached(entrant: Entrant, share: float | None) -> bool:
-    if entrant.run.record["status"] == "done":
+    if entrant.run.is_finished:
         return True
     return share is not None and losses_at(entrant.run.folder, share * entrant.steps) is not None
 
@@ -341,7 +341,7 @@ def _stop_losers(entrants: Sequence[Entrant], share: float, tell: Teller) -> Non
     for loser in losers(losses, *_rows_of(snapshot), looks=len(LOOK_SHARES)):
         entrant = entrants[loser.variant]
         reason = f"at {share:.0%} of the steps {loser.why}"
-        if entrant.run.record["status"] == "done":  # a short run may end before its process hears that it is to stop
+        if entrant.run.is_finished:  # a short run may end before its process hears that it is to stop
             tell(f"{entrant.variant.label}: finished before it could be stopped; {reason}")
         else:
             entrant.stopped = reason

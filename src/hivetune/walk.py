@@ -93,7 +93,7 @@ def train(config: Config, name: str = "python", *, progress: Progress = silent) 
     Raises RecoveryExhausted if faults could not be overcome; the folder then holds the best adapter so far.
     """
     run = open_run(configure(config), name, progress)
-    if run.record["status"] != "done":
+    if not run.is_finished:
         measure(run, progress)
         total = len(run.plan.steps)
         train_run(run, Terms(lambda done: progress(done, total)))

@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,24 @@ def test_three_lines_train_once(place: Place) -> None:
     code, refused, _ = place.call("train", "mine.yaml", "--set", "max_steps=4", "--set", f"output={run}")
     assert code == 2
     assert "max_steps: 3 there, 4 here" in refused["error"]["message"]
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(bytes(path.stat().st_size))])
+def test_an_adapter_that_was_lost_is_written_again_under_any_name(
+    place: Place, harm: Callable[[Path], object], tmp_path: Path
+) -> None:
+    _, document, _ = place.call("train", "mine.yaml", "--set", "max_steps=3")
+    run = tmp_path / "copy"
+    shutil.copytree(document["run"], run)
+    before = (run / "adapter_model.safetensors").read_bytes()
+    code, again, _ = place.call("resume", str(run))
+    assert (code, again["already_done"], again["run"]) == (0, True, str(run))
+    harm(run / "adapter_model.safetensors")
+    code, refused, _ = place.call("export", str(run), "--to", "adapter")
+    assert code in (1, 2) and f"hivetune resume {run}" in refused["error"]["hint"]
+    code, again, _ = place.call("resume", str(run))
+    assert (code, again["already_done"], again["steps"]) == (0, False, 3)
+    assert (run / "adapter_model.safetensors").read_bytes() == before
 
 
 def test_a_held_run_is_busy(place: Place) -> None:

@@ -86,7 +86,7 @@ def measure_and_train(run: Run) -> dict[str, Any]:
     tried: list[DryExport] = []
 
     def meanwhile() -> None:
-        if run.record["status"] != "done":
+        if not run.is_finished:
             tried.append(dry_export(run))
 
     with progress("measuring two steps to choose precision and micro-batch size") as report:

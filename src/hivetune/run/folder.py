@@ -89,14 +89,23 @@ def write_resolved(run: Path, config: RunConfig, choices: Choices) -> None:
 # The adapter at the top of a run folder.
 
 
+def has_adapter(folder: Path) -> bool:
+    return (folder / ADAPTER).is_file() and (folder / ADAPTER_CONFIG).is_file()
+
+
+def adapter_problems(folder: Path) -> list[str]:
+    """Return the differences of the adapter's files from the folder's manifest; none without a manifest."""
+    return named_problems(folder, (ADAPTER, ADAPTER_CONFIG))
+
+
 def require_adapter(folder: Path) -> None:
-    """Raise UsageError if the run has no adapter yet."""
-    if (folder / ADAPTER).is_file() and (folder / ADAPTER_CONFIG).is_file():
+    """Raise UsageError if the run has no adapter."""
+    if has_adapter(folder):
         return
     run = quoted(folder)
     going_on = lock_holder(folder) is not None
     hint = f"it is being trained: hivetune watch {run}" if going_on else f"finish the training: hivetune resume {run}"
-    raise UsageError(f"{folder} has no adapter yet", hint=hint)
+    raise UsageError(f"{folder} has no adapter", hint=hint)
 
 
 def adapter_hash(folder: Path) -> str:
@@ -107,10 +116,9 @@ def adapter_hash(folder: Path) -> str:
     path = folder / ADAPTER
     if not path.is_file():
         raise HivetuneError(f"{path} is missing", hint=f"finish the training: hivetune resume {quoted(folder)}")
-    problems = named_problems(folder, (ADAPTER, ADAPTER_CONFIG))
-    if problems:
+    if problems := adapter_problems(folder):
         raise HivetuneError(
             f"the adapter of {folder} was changed after training: {problems[0]}",
-            hint="restore it from a copy, or train again into another folder",
+            hint=f"restore it from a copy, or write it again: hivetune resume {quoted(folder)}",
         )
     return sha256_once(path)

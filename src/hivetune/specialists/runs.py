@@ -301,7 +301,7 @@ def train_side_by_side(runs: Sequence[Run], attended: Attended) -> None:
 
     Raises HivetuneError naming those that failed, when the others are done; Stopped when `attended` asks for an end.
     """
-    waiting = [run for run in runs if run.record["status"] != "done"]
+    waiting = [run for run in runs if not run.is_finished]
     if len(waiting) < 2 or not attended.side_by_side:
         return
     slots = slots_of(waiting[0].config, read_machine(folder=waiting[0].folder))

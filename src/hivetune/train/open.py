@@ -13,7 +13,14 @@ from hivetune.data.identity import identity_of, refuse_changed
 from hivetune.data.snapshot import DAMAGED_SNAPSHOT, Snapshot, open_snapshot
 from hivetune.errors import UsageError
 from hivetune.models.sides import parse_side
-from hivetune.run.folder import read_record, read_resolved, write_record, write_resolved
+from hivetune.run.folder import (
+    adapter_problems,
+    has_adapter,
+    read_record,
+    read_resolved,
+    write_record,
+    write_resolved,
+)
 from hivetune.train.plan.steps import (
     MIN_VOUCHED,
     Plan,
@@ -37,6 +44,16 @@ class Run:
     @property
     def record(self) -> dict[str, Any]:
         return read_record(self.folder)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Return the document of `train --json` for a finished run, which may have been moved since."""
+        return {**self.record["result"], "run": str(self.folder), "already_done": True}
+
+    @property
+    def is_finished(self) -> bool:
+        """Return whether it was trained to its end, and its adapter is as it was written."""
+        return self.record["status"] == "done" and has_adapter(self.folder) and not adapter_problems(self.folder)
 
 
 def check_eval(config: EvalConfig) -> None:
@@ -82,7 +99,7 @@ def with_workers(run: Run, workers: int | str | None) -> Run:
 
     Raises Busy while another process trains it.
     """
-    if workers == run.config.workers or run.record["status"] == "done":
+    if workers == run.config.workers or run.is_finished:
         return run
     with lock(run.folder):
         config, choices = read_resolved(run.folder)

@@ -116,9 +116,8 @@ def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:
 
     Raises Stopped, RecoveryExhausted, Busy and what else ends a run; the folder holds what was reached.
     """
-    record = run.record
-    if record["status"] == "done":
-        return {**record["result"], "already_done": True}
+    if run.is_finished:
+        return run.summary
     # Exporters start at the first look: the run's lock is held by then, which tells them that the run is alive.
     terms = replace(terms, on_look=Exporters(run.folder, run.config.report_to).look)
     outcome = supervise_run(run.folder, run.config, model=run.model, snapshot=run.snapshot.folder, terms=terms)
