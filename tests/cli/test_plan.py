@@ -63,6 +63,16 @@ def test_what_does_not_fit_ends_with_5_and_what_would(config: Path) -> None:
     assert document["refusal"] in document["error"]["message"]
 
 
+def test_a_disk_without_room_for_the_checkpoints_ends_with_5(config: Path, small_disk: Path) -> None:
+    """The export, which is most of the disk space, may be made on another disk, or never."""
+    ended = run(config, "--set", f"output={small_disk / 'run'}", "--json")
+    assert ended.returncode == 5, ended.stderr
+    document = json.loads(ended.stdout)
+    assert document["fits"] is False and document["step_s"] > 0
+    assert re.search(r"checkpoints and adapter need \d+ MB of disk, and \d+ MB are free", document["refusal"])
+    assert "output=FOLDER" in document["error"]["hint"]
+
+
 def test_what_is_streamed_is_said_with_what_it_costs_and_what_offloading_would_save(config: Path) -> None:
     asked = ("--card", "MI50", "--set", "model=Qwen/Qwen2.5-3B-Instruct")
     told, ended = run(config, *asked), run(config, *asked, "--json")

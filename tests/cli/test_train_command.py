@@ -119,6 +119,13 @@ def test_an_adapter_that_was_lost_is_written_again_under_any_name(
     assert (run / "adapter_model.safetensors").read_bytes() == before
 
 
+def test_a_disk_without_room_for_the_checkpoints_leaves_no_run(place: Place, small_disk: Path) -> None:
+    code, refused, _ = place.call("train", "mine.yaml", "--set", "lora.r=2048", "--set", f"output={small_disk}/run")
+    assert code == 5
+    assert "checkpoints and adapter need" in refused["error"]["message"]
+    assert not (small_disk / "run").exists()
+
+
 def test_a_held_run_is_busy(place: Place) -> None:
     code, document, _ = place.call("train", "mine.yaml", "--set", "max_steps=1", "--set", "seed=2")
     assert code == 0

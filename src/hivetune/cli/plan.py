@@ -12,6 +12,7 @@ from hivetune.cli.arguments import ColumnsOption, ConfigArgument, ModelOption, S
 from hivetune.cli.output import duration, emit, emit_failed, say, show, size, table
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.inventory import disk_free_bytes
+from hivetune.train.open import check_disk
 from hivetune.train.plan.choose import Choice, Option, StreamedFrom, with_advice
 from hivetune.train.plan.memory import disk_bytes, explain_memory, offload_advice
 from hivetune.train.plan.run import Planned, plan_document, plan_run, refuse_missing
@@ -47,11 +48,18 @@ def plan(
         refuse_missing(loaded.data)
     planned = plan_run(loaded, card=card, cores=cores, memory_gb=memory, rows=rows, tokens=tokens)
     show_plan(planned)
-    if planned.choice is not None:
-        emit(plan_document(planned))
-        return
-    error = with_advice(DoesNotFit(planned.why_not), planned.options, planned.case)
-    emit_failed(plan_document(planned), error)
+    try:
+        if planned.choice is None:
+            raise with_advice(DoesNotFit(planned.why_not), planned.options, planned.case)
+        if card is None:
+            check_disk(_folder_of(planned), planned.setup)
+    except DoesNotFit as error:
+        emit_failed({**plan_document(planned), "fits": False, "refusal": error.message}, error)
+    emit(plan_document(planned))
+
+
+def _folder_of(planned: Planned) -> Path:
+    return Path(planned.config.output) if planned.config.output else home()
 
 
 def show_plan(planned: Planned) -> None:
@@ -68,7 +76,7 @@ def show_plan(planned: Planned) -> None:
         _show_choice(planned, choice)
     show(f"GEMM rates {source}" + (f"; {device.note}" if device.note else ""))
     parts = disk_bytes(planned.setup)
-    free = disk_free_bytes(Path(planned.config.output) if planned.config.output else home())
+    free = disk_free_bytes(_folder_of(planned))
     listed = ", ".join(f"{name} {size(value)}" for name, value in parts.items())
     show(f"disk: {size(sum(parts.values()))} ({listed}); {size(free)} free here")
     table(

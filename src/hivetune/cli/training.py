@@ -99,7 +99,7 @@ def measure_and_train(run: Run) -> dict[str, Any]:
         say(f"slow path: without the C++ kernels a step takes about four times as long. {reason}")
     with progress("training", "steps") as report:
         total = len(run.plan.steps)
-        return train_run(run, Terms(lambda done: report(done, total, _losses(run.folder))))
+        return train_run(run, Terms(lambda done: report(done, total, _losses(run.folder)), on_wait=say))
 
 
 def _losses(run: Path) -> str:

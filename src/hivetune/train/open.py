@@ -7,11 +7,13 @@ from typing import Any
 from hivetune.base.disk import lock, problems_once
 from hivetune.base.paths import quoted
 from hivetune.base.private import check_own
+from hivetune.base.units import size
 from hivetune.checkers.find import find_checker
 from hivetune.config import EvalConfig, RunConfig
 from hivetune.data.identity import identity_of, refuse_changed
 from hivetune.data.snapshot import DAMAGED_SNAPSHOT, Snapshot, open_snapshot
-from hivetune.errors import UsageError
+from hivetune.errors import DoesNotFit, UsageError
+from hivetune.machine.inventory import disk_free_bytes
 from hivetune.models.sides import parse_side
 from hivetune.run.folder import (
     adapter_problems,
@@ -21,6 +23,7 @@ from hivetune.run.folder import (
     write_record,
     write_resolved,
 )
+from hivetune.train.plan.memory import TrainingSetup, disk_bytes
 from hivetune.train.plan.steps import (
     MIN_VOUCHED,
     Plan,
@@ -66,6 +69,17 @@ def check_eval(config: EvalConfig) -> None:
     parse_side(config.baseline, "eval.baseline")
     if config.judge is not None:
         parse_side(config.judge, "eval.judge")
+
+
+def check_disk(folder: Path, setup: TrainingSetup) -> None:
+    """Raise DoesNotFit if the disk on which `folder` is made has no room for a run. It can do without an export."""
+    needed = sum(value for name, value in disk_bytes(setup).items() if name != "export")
+    free = disk_free_bytes(folder)
+    if free < needed:
+        raise DoesNotFit(
+            f"checkpoints and adapter need {size(needed)} of disk, and {size(free)} are free for {folder}",
+            hint="free some space, or choose a folder on another disk: --set output=FOLDER",
+        )
 
 
 def load_run(folder: Path) -> Run:

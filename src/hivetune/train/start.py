@@ -18,6 +18,7 @@ from hivetune.data.identity import identity_hash, identity_of, refuse_other
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.data.snapshot import Snapshot
 from hivetune.errors import Busy, UsageError
+from hivetune.models.architecture import read_architecture
 from hivetune.models.fetch import fetch_model
 from hivetune.process.cluster import cluster_of, own_address
 from hivetune.process.detach import Exporters
@@ -26,7 +27,8 @@ from hivetune.run.choices import Choices
 from hivetune.run.folder import EVENTS, RECORD, read_resolved, write_record, write_resolved
 from hivetune.run.page import write_loss_chart
 from hivetune.run.status import hold_run, run_status
-from hivetune.train.open import Run, check_eval, load_run, plan_of, update_record, with_workers
+from hivetune.train.open import Run, check_disk, check_eval, load_run, plan_of, update_record, with_workers
+from hivetune.train.plan.memory import setup_of
 from hivetune.train.plan.steps import write_plan
 from hivetune.train.supervise.attempt import Terms
 from hivetune.train.supervise.ladder import arithmetic_changes
@@ -72,7 +74,8 @@ def open_run(
     `on_busy` as in prepare_data: a second run on the same rows waits until the first has prepared them.
 
     Raises UsageError when the folder belongs to another config or other data, naming the difference, and for a new run
-    whose evaluation could not be made. Raises MachineNotFit when the config's cluster does not answer.
+    whose evaluation could not be made. Raises MachineNotFit when the config's cluster does not answer, and DoesNotFit
+    when the disk has no room for the run.
     """
     model, snapshot, identity = prepare_run(config, progress, on_busy)
     settings_hash = identity_hash(identity)
@@ -84,6 +87,7 @@ def open_run(
         raise UsageError(f"{folder} is not empty and not a run folder", hint="choose another output folder")
     check_eval(config.eval)  # now, not after hours of training
     plan = plan_of(config, snapshot, settings_hash)
+    check_disk(folder, setup_of(read_architecture(model), config.lora.r, config.lora.target_modules, "float32"))
     if (cluster := cluster_of(config)) is not None:
         own_address(cluster)  # raised before a folder is made: no run is left that never began
     make_folder(folder)
@@ -152,7 +156,7 @@ def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:
             write_manifest(run.folder, {"kind": "run"})
 
     with hold_run(run.folder):
-        write_with_retries(run.folder, write)
+        write_with_retries(run.folder, write, terms.on_wait)
     outcome.check()
     return document
 

@@ -111,12 +111,14 @@ def test_what_ends_a_run_is_written_when_there_is_room(small_disk: Path, monkeyp
     (small_disk / "run").mkdir()
     taken = fill(small_disk)
     target = small_disk / "run/run.json"
+    reasons: list[str] = []
 
     def sleep(seconds: float) -> None:
         taken.unlink(missing_ok=True)
 
     monkeypatch.setattr(room.time, "sleep", sleep)
-    room.write_with_retries(small_disk / "run", lambda: write_large(target))
+    room.write_with_retries(small_disk / "run", lambda: write_large(target), reasons.append)
+    assert len(reasons) == 1
     assert target.stat().st_size == 100_000
     assert len(events(small_disk, "disk_wait")) == 1
 

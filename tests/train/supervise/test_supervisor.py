@@ -158,9 +158,13 @@ def test_no_room_for_the_checkpoints_is_said_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_run(tmp_path, [])
-    monkeypatch.setattr(supervisor, "disk_free_bytes", lambda folder: 1 << 20)
-    with pytest.raises(DoesNotFit, match="1 MiB are free"):
+    free = 300_000
+    for module in (supervisor, room):
+        monkeypatch.setattr(module, "disk_free_bytes", lambda folder: free)
+    with pytest.raises(DoesNotFit, match="needs 1 MB of disk, and 300 kB are free"):
         supervise(tmp_path, config)
+    free = 2_000_000  # enough for a small run: its checkpoints have a few kB
+    assert supervise(tmp_path, config).check().status == "done"
 
 
 def test_a_full_disk_is_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,8 +173,10 @@ def test_a_full_disk_is_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for module in (supervisor, room):
         monkeypatch.setattr(module, "disk_free_bytes", lambda folder: next(free, 1 << 40))
     monkeypatch.setattr(supervisor, "LOOK_S", 0.01)
-    outcome = supervise(tmp_path, config).check()
+    reasons: list[str] = []
+    outcome = supervise(tmp_path, config, terms=Terms(on_wait=reasons.append)).check()
     assert (outcome.status, outcome.faults) == ("done", ("disk-full",))
+    assert len(reasons) == 1 and reasons[0].startswith(f"the disk of {tmp_path / 'run'} is full: the run waits until")
     assert events(tmp_path, "disk_wait") and events(tmp_path, "disk_ready")
 
 

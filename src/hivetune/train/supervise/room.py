@@ -54,12 +54,16 @@ def has_room(folder: Path, size_bytes: int) -> bool:
     return True
 
 
-def write_with_retries(run: Path, write: Callable[[], None]) -> None:
-    """Write what ends a run, however long the disk stays full; Ctrl-C ends the wait. Raises other errors."""
+def write_with_retries(run: Path, write: Callable[[], None], on_wait: Callable[[str], None]) -> None:
+    """Write what ends a run, however long the disk stays full; Ctrl-C ends the wait. Raises other errors.
+
+    `on_wait` gets the reason for the wait.
+    """
     if _written(write):
         return
     with Events(run / EVENTS) as events:
         events.append("disk_wait", reclaimed_bytes=0, free_bytes=disk_free_bytes(run))
+        on_wait(f"the disk of {run} is full: the run waits for room to write its result")
         while not _written(write):
             time.sleep(LOOK_S)
         events.append("disk_ready", free_bytes=disk_free_bytes(run))

@@ -17,6 +17,7 @@ from hivetune import __version__
 from hivetune.base.disk import FULL_DISK, boot_id, manifest_problems
 from hivetune.base.journal import Journal, read_journal
 from hivetune.base.paths import quoted
+from hivetune.base.units import size
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import DoesNotFit, HivetuneError, RecoveryExhausted, Stopped, UsageError
@@ -60,9 +61,8 @@ from hivetune.train.supervise.workers import Workers, devices_beside
 
 # The rungs that change the training itself, and only where `supervise.allow` names them.
 SMALLER = ("rank", "sample")
-# Kept free for the checkpoints of a whole run: newest three, the best, and the one that is being written.
-CHECKPOINTS_ON_DISK = 5
-MIN_RESERVE_BYTES = 64 << 20
+# What a run that goes on needs for journals and logs, besides a checkpoint and an adapter of a third of its size.
+MIN_RESERVE_BYTES = 1 << 20
 OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
 SAMPLE_EVERY_S = 30.0
 # The first sample comes sooner: many faults come within the first half minute.
@@ -191,7 +191,7 @@ class _Supervisor:
         reserve, free = _reserve_bytes(self.run), disk_free_bytes(self.run)
         if free < reserve and not checkpoints.reclaim(self.run):
             raise DoesNotFit(
-                f"the checkpoints of {self.run} need {reserve >> 20} MiB of disk, and {free >> 20} MiB are free",
+                f"to go on, {self.run} needs {size(reserve)} of disk, and {size(free)} are free",
                 hint="free some space, or choose another output folder",
             )
 
@@ -415,7 +415,10 @@ class _Supervisor:
         """Free what the run can spare, then wait for room. Training stands still, and nothing is lost."""
         run = self.run
         self.events.append("disk_wait", reclaimed_bytes=checkpoints.reclaim(run), free_bytes=disk_free_bytes(run))
-        while not has_room(run, _reserve_bytes(run)) and not self.stop.count:
+        needed = _reserve_bytes(run)
+        if not has_room(run, needed):
+            self.terms.on_wait(f"the disk of {run} is full: the run waits until {size(needed)} are free")
+        while not has_room(run, needed) and not self.stop.count:
             self.stop.sleep(LOOK_S)
         self.events.append("disk_ready", free_bytes=disk_free_bytes(run))
         self.state_to_disk()
@@ -515,9 +518,9 @@ class _Supervisor:
 
 
 def _reserve_bytes(run: Path) -> int:
-    """Return the room that the checkpoints still to come need, by the size of those that are there."""
+    """Return the room that the next checkpoint and the adapter need. On a full disk older checkpoints are deleted."""
     sizes = [
         sum(path.stat().st_size for path in checkpoints.folder_of(run, step).iterdir())
         for step in checkpoints.steps(run)
     ]
-    return max(MIN_RESERVE_BYTES, max(1, CHECKPOINTS_ON_DISK - len(sizes)) * max(sizes, default=0))
+    return MIN_RESERVE_BYTES + 4 * max(sizes, default=0) // 3
