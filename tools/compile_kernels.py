@@ -7,6 +7,7 @@ program's threads it takes, of which every card has 64 KB; exit code 1 if one do
 
 import argparse
 import sys
+from collections.abc import Mapping
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -86,7 +87,7 @@ def shared_bytes(kernel: str, dtype: str, target: str) -> int | None:
         return None
 
 
-def type_of(name: str, of_products: str, constants: dict[str, object], in_products: tuple[str, ...]) -> str:
+def type_of(name: str, of_products: str, constants: Mapping[str, object], in_products: tuple[str, ...]) -> str:
     if name in constants:
         return "constexpr"
     if name in in_products:
@@ -100,7 +101,7 @@ def type_of(name: str, of_products: str, constants: dict[str, object], in_produc
     return "*fp32" if name in WIDE else "fp32" if name in NUMBERS else "i32"
 
 
-def chosen(text: str, known: dict[str, object]) -> list[str]:
+def chosen(text: str, known: Mapping[str, object]) -> list[str]:
     return list(known) if text == "all" else text.split(",")
 
 

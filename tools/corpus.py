@@ -90,7 +90,8 @@ def read_case(case: Case) -> dict[str, Any]:
                 outcome["counts"] = {name: report[name] for name in COUNTED}
         except HivetuneError as error:
             return {"error": type(error).__name__}
-        return json.loads(json.dumps(outcome))
+        plain: dict[str, Any] = json.loads(json.dumps(outcome))
+        return plain
 
 
 def _rows(case: Case, paths: list[str], folder: Path) -> dict[str, Any]:
@@ -140,12 +141,12 @@ def differences(case: Case, now: Mapping[str, Any]) -> Iterator[Difference]:
         return
     found = False
     for place in dict.fromkeys((*before["rows"], *now["rows"])):
-        old, new = before["rows"].get(place), now["rows"].get(place)
-        kind = _kind(old, new)
-        if kind is not None:
+        row, row_now = before["rows"].get(place), now["rows"].get(place)
+        differs = _kind(row, row_now)
+        if differs is not None:
             found = True
-            by, reason = (old or {}).get("by", ""), (new or {}).get("refused", "" if new else "no row")
-            yield Difference(kind, name, place, by, reason, f"{_short(old)}\n      -> {_short(new)}")
+            by, reason = (row or {}).get("by", ""), (row_now or {}).get("refused", "" if row_now else "no row")
+            yield Difference(differs, name, place, by, reason, f"{_short(row)}\n      -> {_short(row_now)}")
     if not found and before.get("counts") != now.get("counts"):
         yield Difference("other counts", name, "", "", "", f"{before.get('counts')}\n      -> {now.get('counts')}")
 
@@ -211,7 +212,7 @@ def confirmed(case: Case) -> tuple[int, int]:
         return 0, 0
     with TemporaryDirectory() as name:
         suggested = [
-            line["columns"] for lines in suggested_for(_written(case, Path(name)), None).values() for line in lines
+            line["columns"] for lines in suggested_for(_written(case, Path(name)), None)[0].values() for line in lines
         ]
     read = [read_case({**case, "columns": columns}).get("rows", {}) for columns in suggested]
     return len(refused), max((sum("by" in rows.get(place, {}) for place in refused) for rows in read), default=0)

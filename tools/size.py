@@ -8,7 +8,7 @@ A report, never a test. A budget is what a room should need once all that belong
 import ast
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -95,9 +95,12 @@ def longest_chain(graph: dict[str, set[str]]) -> list[str]:
 
     @cache
     def below(name: str) -> tuple[str, ...]:
-        return (name, *max((below(other) for other in graph[name]), key=len, default=()))
+        return (name, *longest(below(other) for other in graph[name]))
 
-    return list(max((below(name) for name in graph), key=len))
+    def longest(chains: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+        return max(chains, key=lambda chain: len(chain), default=())
+
+    return list(longest(below(name) for name in graph))
 
 
 def print_report() -> None:
