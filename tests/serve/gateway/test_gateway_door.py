@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,19 @@ def test_a_pinned_version_that_was_rolled_back_is_gone_with_its_reason() -> None
         assert answer.status_code == 410 and "12 of 20 answers failed" in answer.json()["error"]["message"]
 
     Stage(labels=("a@1", "a@2")).play(scene)
+
+
+def test_a_champion_that_is_damaged_is_not_unknown() -> None:
+    """Clients were told that the model is not served, as of a misspelled name, and did not try again."""
+
+    async def scene(stage: Stage) -> None:
+        stage.keeper.wanted = replace(stage.keeper.wanted, unserved={"sales": "sales@1 is damaged", "sales@1": "it is"})
+        for model in ("sales", "sales@champion", "sales@1"):
+            answer = await stage.ask(model=model)
+            assert answer.status_code == 503 and f"{model} can't be served: " in answer.json()["error"]["message"]
+        assert (await stage.ask(model="sale")).status_code == 404
+
+    Stage().play(scene)
 
 
 def test_a_release_goes_before_a_base_of_its_name() -> None:

@@ -208,10 +208,13 @@ def _route(keeper: Keeper, pick: str, session: str) -> Route:
     """Return the route of a request. Raises MachineNotFit for a model that is wanted and not loaded, UsageError for one
     that is not served at all."""
     routes = keeper.routes
+    named = pick.partition("@champion")[0]
     desired = {label for deployment in keeper.wanted.deployments for label in deployment.labels}
     desired |= keeper.wanted.champions.keys()
     loaded = routes.labels.keys() | routes.champions.keys()
-    if not routes.bases or pick.partition("@champion")[0] in desired - loaded:
+    if named in keeper.wanted.unserved.keys() - loaded:
+        raise MachineNotFit(f"{pick} can't be served: {keeper.wanted.unserved[named]}")
+    if not routes.bases or named in desired - loaded:
         problems = "; ".join(keeper.problems)
         hint = "mend what is named; the gateway tries again by itself" if problems else "try again in a few seconds"
         raise MachineNotFit(f"{pick or 'the model'} is not loaded{problems and ': '}{problems}", hint=hint)

@@ -52,7 +52,8 @@ class DesiredState:
     """All deployments, and for each name its champion and its candidate, if there is one. `problems`: what can't be
     served, in words. `taken`: the card that a run trains on, which no model server may keep. `experts`: the specialists
     of each shared release. `family`: each name that is or was a specialist's, and its shared release. `generation`: the
-    settings that each release was judged with. `withdrawn`: why each rolled back release was."""
+    settings that each release was judged with. `withdrawn`: why each rolled back release was. `unserved`: why a label,
+    or a name whose champion it is, can't be."""
 
     deployments: tuple[Deployment, ...] = ()
     champions: dict[str, str] = field(default_factory=dict)
@@ -63,6 +64,7 @@ class DesiredState:
     family: dict[str, str] = field(default_factory=dict)
     generation: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     withdrawn: dict[str, str] = field(default_factory=dict)
+    unserved: dict[str, str] = field(default_factory=dict)
 
 
 class Checks:
@@ -127,6 +129,7 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Chec
     served: dict[tuple[str, str], list[ServedRelease]] = {}
     champions, candidates, generation = {}, {}, {}
     withdrawn: dict[str, str] = {}
+    unserved: dict[str, str] = {}
     for name, version in desired(database).items():
         if (names and name not in names) or name in strangers:
             continue
@@ -139,6 +142,7 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Chec
                 loadable = load_release(release, checks)
             except HivetuneError as error:
                 problems.append(error.message)
+                unserved[release.label] = error.message
                 continue
             usable.append(release)
             generation[release.label] = release.proof.get("generation", GREEDY)
@@ -147,6 +151,8 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Chec
         champion = champion or next((release for release in usable if "previous" in release.aliases), None)
         if champion is not None:
             champions[name] = champion.label
+        elif f"{name}@{version}" in unserved:
+            unserved[name] = unserved[f"{name}@{version}"]
         candidate = next((release for release in usable if "candidate" in release.aliases), None)
         if candidate is not None:
             candidates[name] = candidate.label
@@ -162,6 +168,7 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Chec
         family={expert: shared for shared, names in family.items() for expert in names},
         generation=generation,
         withdrawn=withdrawn,
+        unserved=unserved,
     )
 
 
