@@ -190,6 +190,38 @@ def test_a_prompt_that_is_too_long_has_the_code_that_clients_know(path: str, ask
     Stage(lambda path, body: httpx2.Response(400, json={"error": error})).play(scene)
 
 
+def test_a_tool_that_is_chosen_is_the_only_one() -> None:
+    """llama.cpp takes the choice of a function for "auto", so the model was free to call none."""
+    tools = [{"type": "function", "function": {"name": name}} for name in ("find", "other")]
+
+    async def scene(stage: Stage) -> None:
+        chosen = {"type": "function", "function": {"name": "find"}}
+        assert (await stage.ask(tools=tools, tool_choice=chosen)).status_code == 200
+        _, arrived = stage.asked[-1]
+        assert (arrived["tools"], arrived["tool_choice"]) == (tools[:1], "required")
+        chosen = {"type": "function", "function": {"name": "unknown"}}
+        await refused(stage, "tool_choice", tools=tools, tool_choice=chosen)
+        await refused(stage, "tool_choice", tool_choice="required")
+
+    Stage(live_settings={"takes_tools": True}).play(scene)
+
+
+def test_arguments_that_are_no_object_are_the_clients_mistake() -> None:
+    """llama.cpp answered 500, which counted as a failure of the release."""
+
+    async def scene(stage: Stage) -> None:
+        def called(arguments: str) -> list[dict[str, Any]]:
+            call = {"id": "1", "type": "function", "function": {"name": "find", "arguments": arguments}}
+            return [*QUESTION["messages"], {"role": "assistant", "content": None, "tool_calls": [call]}]
+
+        for arguments in ("{", "[]", "5", "[" * 5000):
+            await refused(stage, "messages[1].tool_calls[0].function.arguments", messages=called(arguments))
+        assert (await stage.ask(messages=called(""))).status_code == 200
+        assert stage.asked[-1][1]["messages"][1]["tool_calls"][0]["function"]["arguments"] == "{}"
+
+    Stage(live_settings={"takes_tools": True}).play(scene)
+
+
 def test_schemas_are_bounded() -> None:
     """llama.cpp makes a grammar of a schema, and its size grows with every repetition (ggml-org/llama.cpp#22234)."""
 

@@ -5,6 +5,7 @@ grammar (ggml-org/llama.cpp#22234), move adapters and slots, or cost a gigabyte 
 out of range or unsupported is refused by name: a client that is told nothing believes that its field took effect.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -43,7 +44,9 @@ class TooLong(FieldRefused):
 
     def __init__(self, field: str, what: str, context_tokens: int):
         reason = f"{what} do not fit into the context of {context_tokens:,} tokens"
-        super().__init__(field, reason, hint="shorten it, or give the gateway more: hivetune serve --context N")
+        super().__init__(
+            field, reason, hint="shorten it; hivetune serve --context N gives as many as the model can use"
+        )
 
 
 def _bounded_schema(schema: dict[str, Any]) -> dict[str, Any]:
@@ -88,9 +91,22 @@ def _joined(content: str | list[TextPart] | None) -> str | None:
     return "\n".join(part.text for part in content) if isinstance(content, list) else content
 
 
+def _an_object(arguments: str) -> str:
+    """Return the arguments of a call. Raises ValueError where llama.cpp would fail, as if the release had. A call
+    without arguments may have an empty text."""
+    text = arguments.strip() or "{}"
+    try:
+        is_object = isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    if not is_object:
+        raise ValueError("the arguments of a call are a JSON object")
+    return text
+
+
 class Called(_Fields):
     name: Name
-    arguments: str = ""
+    arguments: Annotated[str, AfterValidator(_an_object)] = "{}"
 
 
 class Call(_Fields):
@@ -247,6 +263,12 @@ def checked_fields(fields: type[_Fields], body: Mapping[str, Any]) -> dict[str, 
     for number, turn in enumerate(sent.get("messages", ())):
         if "content" not in turn and not turn.get("tool_calls"):
             raise FieldRefused(f"messages[{number}].content", "a message has a content or tool_calls")
+    choice = sent.get("tool_choice")
+    if isinstance(choice, dict):  # llama.cpp takes it for "auto"
+        named = [tool for tool in sent.get("tools", ()) if tool["function"]["name"] == choice["function"]["name"]]
+        sent |= {"tools": named, "tool_choice": "required"}
+    if sent.get("tool_choice") == "required" and not sent.get("tools"):
+        raise FieldRefused("tool_choice", "no such tool is given")
     return sent
 
 
