@@ -11,14 +11,14 @@ from specialists.test_birth import units
 import hivetune.specialists.runs
 import hivetune.specialists.station
 import hivetune.specialists.survey
-from hivetune.base.database import open_database
+from hivetune.base.database import open_database, transaction
 from hivetune.config import LoraConfig, parse_config
 from hivetune.errors import UsageError
 from hivetune.routing.domains import KeyedRow, RowDomain
 from hivetune.routing.steps import add_steps, newest_steps
 from hivetune.specialists.decide import ScoredUnit, decide_birth
 from hivetune.specialists.routes import keys_of
-from hivetune.specialists.runs import _make, birth_step
+from hivetune.specialists.runs import _make, birth_step, propose_domains
 from hivetune.specialists.station import review
 from hivetune.specialists.survey import ALONE, Serving, read_survey
 
@@ -47,6 +47,21 @@ def test_a_kill_while_an_expert_is_retired_does_not_leave_it_serving(
         review(found)
     with closing(open_database()) as database:
         assert newest_steps(database, "helpdesk")["helpdesk-coder"].step == "retired"
+
+
+def test_a_name_that_a_person_gave_is_no_experts(own_home: Path, tmp_path: Path) -> None:
+    """The expert became its next version, and its champion."""
+    with closing(open_database()) as database, transaction(database):
+        database.execute(
+            "INSERT INTO releases (name, version, run, model, model_sha256, adapter_sha256, snapshot, verdict, proof,"
+            " created) VALUES ('helpdesk-coder', 1, '/runs/mine', 'm', '', '', '', 'deploy', '{}', 1)"
+        )
+    shared = SimpleNamespace(name="helpdesk", label="helpdesk@2", adapter_sha256="new")
+    survey: Any = SimpleNamespace(
+        shared=shared, folder=tmp_path, domains=[DOMAIN], rows_of=lambda _: [], snapshot=SimpleNamespace(hash="rows")
+    )
+    (step,) = propose_domains(survey)
+    assert step.step == "not-born" and step.reason.endswith("of releases from another run (/runs/mine)")
 
 
 def test_a_vanished_domain_keeps_its_keys() -> None:

@@ -23,7 +23,7 @@ from hivetune.machine.inventory import read_machine
 from hivetune.process.parent import count_items, run_task
 from hivetune.process.protocol import Gradients
 from hivetune.release.prune import remove_run
-from hivetune.release.registry import promote
+from hivetune.release.registry import promote, releases
 from hivetune.routing.domains import KeyedRow, RowDomain, too_small
 from hivetune.routing.steps import SpecialistStep, add_steps, newest_steps, specialist_name
 from hivetune.run.folder import EVALUATION, EVENTS, adapter_hash, read_resolved, write_resolved
@@ -69,14 +69,26 @@ def _serves(domain: RowDomain, steps: Mapping[str, SpecialistStep]) -> bool:
     return any(d.kind == domain.kind and {*domain.values} <= {*d.values} for d in served)
 
 
+def _taken(survey: Survey, name: str) -> str:
+    """Return why a name can't be a specialist's: a release of another run has it, and would get another champion."""
+    with closing(open_database()) as database:
+        runs = [Path(release.run) for release in releases(database, name)]
+    own = (survey.folder.parent / RUNS).parts[-3:]  # below the home, which may have moved
+    other = next((run for run in runs if run.parent.parts[-3:] != own), None)
+    return "" if other is None else f"{name} is the name of releases from another run ({other})"
+
+
 def _decide(survey: Survey, steps_by_name: dict[str, SpecialistStep], attended: Attended) -> None:
     steps: list[SpecialistStep] = []
     waiting: list[RowDomain] = []
     for domain in survey.domains:
         if _serves(domain, steps_by_name):  # its review decides about it (station.py)
             continue
+        taken = _taken(survey, specialist_name(survey.shared.name, domain))
         reason = too_small(survey.rows_of(domain))
-        if reason:
+        if taken:
+            steps.append(step_of(survey, domain, "not-born", taken))
+        elif reason:
             steps.append(step_of(survey, domain, "too-small", reason))
         else:
             waiting.append(domain)
