@@ -12,7 +12,7 @@ from programs import require_program
 from serve.hive import Running, add_release, gateway, stored, stub_on_path, wait_until
 
 from hivetune.base.database import open_database
-from hivetune.serve.gateway.clients import make_client
+from hivetune.serve.gateway.clients import make_client, revoke_client
 
 pytestmark = pytest.mark.slow
 
@@ -148,6 +148,22 @@ def test_what_a_model_says_is_text_and_a_failure_gives_the_question_back(browser
     assert page.text_content("#status") == "<i>the model server is lost</i>"
     assert page.input_value("#text") == "again" and page.locator(".turn").count() == 2
     assert watched.foreign == watched.errors == [] and page.title() == "Hivetune chat"
+
+
+def test_a_person_whose_token_was_revoked_signs_in_again(browser: Browser, served: Running) -> None:
+    """The page told how to make a token, and had no place to give it."""
+    watched = Watched(browser, served.url)
+    watched.sign_in(served.token)
+    expect(watched.page.locator("#ask")).to_be_visible()
+    with closing(open_database()) as database:
+        revoke_client(database, "browser")
+        token = make_client(database, "another")
+    watched.ask("hello")
+    expect(watched.page.locator("#login")).to_be_visible()
+    watched.sign_in(token)
+    expect(watched.page.locator("#ask")).to_be_visible()
+    expect(watched.page.locator("#text")).to_have_value("hello")
+    assert (watched.foreign, watched.errors) == ([], [])
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -14,6 +14,7 @@ async function start() {
   element("login").hidden = known;
   element("ask").hidden = element("new").hidden = element("pick").hidden = !known;
   if (!known) { element("token").focus(); return; }
+  if (!answer.ok) throw new Error((await answer.json()).error.message);
   const served = (await answer.json()).data;
   const models = served.map((model) => model.id);
   defaults = Object.fromEntries(served.map((model) => [model.id, model.defaults || {}]));
@@ -67,6 +68,7 @@ async function ask(text) {
       body: JSON.stringify({ model: element("model").value, messages: [...first, ...mine.messages, question], stream: true }),
       signal: mine.running.signal,
     });
+    if (response.status === 401) await start(); // the token was revoked: sign in with another one
     if (!response.ok) throw new Error((await response.json()).error.message);
     release = response.headers.get("X-Hivetune-Release");
     for await (const event of events(response.body)) {
