@@ -89,6 +89,8 @@ def _system_prompt(name: str, run: Path | None, system: str | None, agent: str |
             raise
         say(f"cannot read the system prompt of the training rows: {error.message}")
         return None
+    if trained is None and agent is not None:
+        raise UsageError(f"--agent {agent}: the training rows of {name} are not there", hint="give --system TEXT")
     if trained is None or trained.text is None:
         return None
     if trained.rows * 2 <= trained.looked_at:
