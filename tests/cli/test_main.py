@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from typing import Any
 import pytest
 import typer
 
+from hivetune.cli.explain import explain
 from hivetune.cli.main import ALIASES, COMMANDS, EXIT_CODES, GROUPS, LEFT_BEHIND, SECTIONS, main
 from hivetune.cli.output import MODE
-from hivetune.errors import HivetuneError, Stopped
+from hivetune.errors import DoesNotFit, HivetuneError, Stopped
 
 Ask = Callable[..., tuple[int, dict[str, Any], str]]
 # They do their work without an argument; `cluster up` starts a Ray that goes on (tests/cluster).
@@ -181,6 +183,14 @@ def test_a_bug_with_no_place_for_its_traceback_prints_it(
     monkeypatch.setattr("hivetune.cli.runs.known_runs", lambda *_: 1 / 0)
     code, document, err = ask("runs")
     assert code == 1 and is_error(document) and "Traceback" in err
+
+
+def test_a_file_that_grows_too_large_names_the_limits() -> None:
+    """Of FAT32, or ulimit -f: no path is in the error of a write."""
+    with tempfile.TemporaryFile() as file, pytest.raises(OSError, match="File too large") as caught:
+        os.posix_fallocate(file.fileno(), 1 << 62, 1)
+    told = explain(caught.value)
+    assert type(told) is DoesNotFit and "ulimit -f" in told.hint
 
 
 def test_an_interrupt_is_one_document(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:

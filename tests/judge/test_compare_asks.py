@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from hivetune.config import EvalConfig
-from hivetune.errors import DataRefused, DoesNotFit, HivetuneError, UsageError
+from hivetune.errors import DataRefused, DoesNotFit, HivetuneError, MachineNotFit, UsageError
 from hivetune.judge import answers as answers_module
 from hivetune.judge import artefacts
 from hivetune.judge.answers import (
@@ -67,7 +67,7 @@ def ask_all_of(kept: StoredAnswers, side: FakeSide, count: int = 12) -> None:
 def test_an_endpoint_that_fails_half_way_is_asked_only_for_the_rest(tmp_path: Path) -> None:
     log: list[str] = []
     with stored_answers(tmp_path, "side") as kept:
-        with pytest.raises(HivetuneError) as raised:
+        with pytest.raises(MachineNotFit) as raised:
             ask_all_of(kept, FakeSide("", log, {"7": Unanswered("gone")}))
         done = len(kept.answers)
     assert "failed 3 times on f:7: gone" in raised.value.message

@@ -36,6 +36,9 @@ def explain(error: Exception) -> HivetuneError:
     message = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
     if error.errno in FULL_DISK:
         return DoesNotFit(f"the disk is full: {message}", hint="free some space, then run the same command again")
+    if error.errno == errno.EFBIG and not error.filename:  # by the kernel, and not a limit of ours for what is read
+        hint = "use another disk (FAT32 ends at 4 GB), or raise the limit: ulimit -f unlimited"
+        return DoesNotFit("a file became larger than its disk or ulimit -f allows", hint=hint)
     if error.errno in OF_THE_PATH:
         help = (
             ", or set HIVETUNE_HOME to a folder that you own" if error.errno in _READ_ONLY and _is_ours(error) else ""

@@ -30,7 +30,7 @@ def train(
     from hivetune.cli.training import measure_and_train, open_configured, show_training, train_detached
 
     run = open_configured(loaded, name)
-    if detach:
+    if detach and not run.is_finished:
         train_detached(run.folder)
         return
     summary = measure_and_train(run)

@@ -172,11 +172,11 @@ def resume(
     if unit:
         show_unit(systemd_unit(folder, overrides or ()), f"hivetune-{folder.name}", run=folder)
         return
-    if detach:
+    opened = load_run(folder)
+    if detach and not opened.is_finished:
         train_detached(folder, overrides or ())
         return
     start_ahead()
-    opened = load_run(folder)
     summary = measure_and_train(replace(opened, config=override_config(opened.config, overrides or ())))
     show_training(summary)
     emit(summary)

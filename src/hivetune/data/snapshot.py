@@ -212,7 +212,8 @@ def open_snapshot(folder: Path) -> Snapshot:
     try:
         manifest = read_json(folder / MANIFEST)
     except (OSError, ValueError):
-        raise UsageError(f"{folder} is not a snapshot", hint="make one: hivetune data prepare SRC --out DIR") from None
+        hint = "make it from the same rows: hivetune train CONFIG, or hivetune data prepare SRC --out DIR"
+        raise UsageError(f"{folder} is not a snapshot", hint=hint) from None
     if manifest.get("schema") != 1 or manifest.get("kind") != "snapshot":
         raise UsageError(f"{folder} is a snapshot of another version", hint="prepare it again")
     try:

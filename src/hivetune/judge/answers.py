@@ -20,7 +20,7 @@ import psutil
 from hivetune.base.disk import home, lock
 from hivetune.base.journal import Journal, read_journal
 from hivetune.data.render.dialect import request_hash
-from hivetune.errors import HivetuneError, UsageError
+from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.artefacts import Answerer, Artefact
 from hivetune.judge.statistics import is_busy, was_busy
 from hivetune.llama.ask import TimedAnswer, Unanswered
@@ -189,7 +189,7 @@ def ask_prompt(
         except Unanswered as error:
             if attempt == _TRIES - 1:
                 message = f"{label} failed {_TRIES} times on {prompt.source}: {error}"
-                raise HivetuneError(message, hint="see that it answers, then run the same command again") from None
+                raise MachineNotFit(message, hint="see that it answers, then run the same command again") from None
             pause(FIRST_PAUSE_S * 2**attempt)
         except UsageError as error:
             raise UsageError(f"{label} on {prompt.source}: {error.message}", hint=error.hint) from None

@@ -158,7 +158,7 @@ def test_a_dead_worker_is_an_error_that_names_its_chunk(
     monkeypatch.setattr(module, "num_workers", lambda: 2)
     broken = tmp_path / "model"
     broken.mkdir()
-    with pytest.raises(Exception, match=r"(?s)died.*not a prepared model folder"):
+    with pytest.raises(Exception, match=r"(?s)died.*is not whole"):
         check(DataConfig(path=str(write_rows(rows(400)))), model_folder=broken)
 
 

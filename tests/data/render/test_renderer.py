@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.render.renderer import Renderer
 from hivetune.data.render.template import RenderError
-from hivetune.errors import MachineNotFit, UsageError
+from hivetune.errors import UsageError
 from hivetune.records import Example, Message, Rendered
 
 DIALOGUES = {
@@ -301,7 +301,7 @@ def test_a_template_can_not_reach_outside(tmp_path: Path) -> None:
         "{{ messages.append(1) }}",
         "{{ ''.__class__.__base__.__subclasses__() }}",
     ):
-        with pytest.raises((MachineNotFit, RenderError)):
+        with pytest.raises((UsageError, RenderError)):
             renderer = load_renderer(make_model(tmp_path, attack + CHATML))
             renderer.render(example((("user", "q"), ("assistant", "a"))))
 

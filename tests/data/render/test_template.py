@@ -17,7 +17,7 @@ from hivetune.data.render import template as module
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.render.template import ChatTemplate, RenderError
 from hivetune.data.time_limit import time_limit
-from hivetune.errors import MachineNotFit
+from hivetune.errors import UsageError
 
 LOOPS = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
 DOUBLING = "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}"
@@ -71,7 +71,7 @@ def test_the_time_limit_of_the_row_goes_on() -> None:
 
 def test_a_model_with_such_a_template_is_refused(tmp_path: Path) -> None:
     for attack in (LOOPS, "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "x" * (module.MAX_TEMPLATE_CHARS + 1)):
-        with pytest.raises(MachineNotFit, match="chat template"):
+        with pytest.raises(UsageError, match="chat template"):
             load_renderer(make_model(tmp_path, attack))
 
 

@@ -124,6 +124,26 @@ def test_what_cannot_be_used_is_refused_with_what_to_do(case: str, source: Path,
     assert [path.name for path in tmp_path.iterdir() if "prepared" in path.name] == []
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("tokenizer_config.json", None, "is not whole: tokenizer_config.json is missing"),
+        ("chat_template.jinja", "{{ messages", "its chat template can't render a question"),
+    ],
+)
+def test_what_the_tokenizer_lacks_is_said_of_the_model(
+    file: str, text: str | None, message: str, source: Path, tmp_path: Path
+) -> None:
+    """Not of the folder in which it is being prepared, which is gone then."""
+    (source / file).unlink(missing_ok=True)
+    if text is not None:
+        (source / file).write_text(text)
+    with pytest.raises(UsageError, match=message) as caught:
+        prepare_model(str(source), tmp_path / "prepared")
+    assert str(source) in caught.value.message and ".tmp" not in str(caught.value)
+    assert "hivetune fetch" not in caught.value.hint, "that would end the same way"
+
+
 def test_code_beside_a_known_architecture_is_not_run_and_no_obstacle(source: Path, tmp_path: Path) -> None:
     """Many repositories still carry the code from before their architecture came into transformers."""
     edit(source / "config.json", auto_map={"AutoModelForCausalLM": "modeling_llama.Llama"})

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from hivetune.base.disk import read_json
 from hivetune.data.render.renderer import Renderer, token_id
 from hivetune.data.render.template import RenderError
-from hivetune.errors import MachineNotFit, UsageError
+from hivetune.errors import UsageError
 from hivetune.models.prepared import DESCRIPTION, NAMED_TEMPLATES, TEMPLATE
 from hivetune.records import Example, Message
 
@@ -25,11 +25,14 @@ RENDER_FILES = (
 )
 
 
-def load_renderer(model_folder: Path) -> Renderer:
+def load_renderer(model_folder: Path, name: str = "") -> Renderer:
     """Return the renderer of a prepared model, or of any folder with tokenizer.json and a chat template.
 
-    Raise UsageError if a file is missing, MachineNotFit if the template can't render a conversation.
+    `name` is the model's own while the folder is still being prepared. Raise UsageError if a file is missing, or if the
+    template can't render a conversation.
     """
+    model = f"model {name}" if name else str(model_folder)
+    whole = "get the model again" if name else "get the model again: hivetune fetch MODEL"
     try:
         tokenizer = Tokenizer.from_str((model_folder / "tokenizer.json").read_text(encoding="utf-8"))
         settings = json.loads((model_folder / "tokenizer_config.json").read_text(encoding="utf-8"))
@@ -39,17 +42,13 @@ def load_renderer(model_folder: Path) -> Renderer:
         )
         templates = _templates(model_folder, settings.get("chat_template"))
     except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{model_folder} is not a prepared model folder: {error}", hint="run hivetune fetch MODEL"
-        ) from None
+        reason = f"{Path(error.filename).name} is missing" if isinstance(error, FileNotFoundError) else error
+        raise UsageError(f"{model} is not whole: {reason}", hint=whole) from None
     except Exception as error:  # noqa: BLE001 (tokenizers raises nothing more precise)
-        raise UsageError(
-            f"{model_folder}/tokenizer.json can't be read: {error}", hint="run hivetune fetch MODEL"
-        ) from None
+        raise UsageError(f"{model}: tokenizer.json can't be read: {error}", hint=whole) from None
     if "default" not in templates:
         raise UsageError(
-            f"{model_folder} has no chat template"
-            + (f" named default, only {', '.join(templates)}" if templates else ""),
+            f"{model} has no chat template" + (f" named default, only {', '.join(templates)}" if templates else ""),
             hint=f"use an instruction-tuned model, or add {TEMPLATE}",
         )
     tokenizer.no_truncation()
@@ -59,13 +58,13 @@ def load_renderer(model_folder: Path) -> Renderer:
     eos_ids = description.get("eos_ids") or [token_id(tokenizer, variables.get("eos_token"))]
     eos_ids = [i for i in eos_ids if i is not None]
     if not eos_ids:
-        raise UsageError(f"{model_folder} has no end token", hint="set eos_token in tokenizer_config.json")
+        raise UsageError(f"{model} has no end token", hint="set eos_token in tokenizer_config.json")
     try:
         return Renderer(tokenizer, templates, variables, eos_ids)
     except (RenderError, RecursionError) as error:
         reason = error.hint if isinstance(error, RenderError) else "it calls itself without end"
-        raise MachineNotFit(
-            f"the chat template of {model_folder} can't render a question and its answer: {reason}",
+        raise UsageError(
+            f"{model}: its chat template can't render a question and its answer: {reason}",
             hint="use the template that belongs to the model",
         ) from None
 
@@ -147,7 +146,7 @@ def check_vocabulary(folder: Path, rows: int, name: str) -> None:
 
 def _check_end(folder: Path, eos_ids: list[int], name: str) -> None:
     """Check the last token of an answer: if no server stops at it, the model never stops."""
-    renderer = load_renderer(folder)
+    renderer = load_renderer(folder, name)
     sample = Example("end", "end", (Message("user", "Is it so?"), Message("assistant", "It is.")))
     try:
         rendered = renderer.render(sample)[-1]

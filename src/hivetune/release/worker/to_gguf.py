@@ -363,7 +363,7 @@ def splitting_rule(document: Mapping[str, Any]) -> str:
         steps = [json.dumps(document.get(key), ensure_ascii=False) for key in ("normalizer", "pre_tokenizer")]
         raise UsageError(
             f"llama.cpp does not know this tokenizer's splitting rule: {', then '.join(steps)[:500]}",
-            hint="use --to merged",
+            hint="export it with --to merged",
         )
     return rule
 

@@ -476,7 +476,7 @@ class _Supervisor:
         where = f"in step {ended.step}" if ended.step >= 0 else "while it loaded the model"
         error = RecoveryExhausted(
             f"the worker of {run} ended {where}: {ended.diagnosis.words}\nNo more attempts: {action.why}. {result}",
-            hint=f"{fault.advice} Then: hivetune resume {quoted(run)}",
+            hint=f"{fault.advice} Then: hivetune resume {quoted(run)}; with other settings: hivetune train CONFIG",
         )
         return self._outcome("failed", ended.durable, {}, error)
 
