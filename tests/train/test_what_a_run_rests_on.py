@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,13 @@ def test_the_adapter_of_a_stop_is_not_judged_as_that_of_the_steps_that_came_afte
     with lock(run), pytest.raises(UsageError, match="runs at step 2, and its adapter is of the stop at") as refused:
         register_run(run, "helpdesk")
     assert "hivetune stop" in refused.value.hint
+
+
+def test_a_run_that_can_only_be_read_is_not_evaluated_in_vain(run: Path, small_disk: Path) -> None:
+    shutil.copytree(run, small_disk / "run")
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    with pytest.raises(OSError, match="Read-only file system"):
+        evaluate_run(load_run(small_disk / "run"))
 
 
 @pytest.mark.parametrize("use", USES)

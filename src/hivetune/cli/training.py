@@ -79,15 +79,19 @@ def train_detached(run: Path, overrides: Sequence[str] = ()) -> None:
 
 
 def measure_and_train(run: Run) -> dict[str, Any]:
-    """Train under the supervisor, showing progress, and return the document of `train --json`."""
+    """Train under the supervisor, showing progress, and return the document of `train --json`.
+
+    Nothing is measured for a finished run, which may lie on a disk that is only read.
+    """
+    if run.is_finished:
+        return run.summary
     for target in run.config.report_to:
         if problem := exporter_problem(target):
             say(f"{problem}: {install_command(target)}; the run is not sent there")
     tried: list[DryExport] = []
 
     def meanwhile() -> None:
-        if not run.is_finished:
-            tried.append(dry_export(run))
+        tried.append(dry_export(run))
 
     with progress("measuring two steps to choose precision and micro-batch size") as report:
         notes = walk.measure(run, report, meanwhile)

@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -376,11 +377,12 @@ def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
     """Evaluate baseline and tuned model on the held-out test rows; write `eval.json` and its page.
 
     Both answer as they are served, by llama.cpp. Where it is not installed or can't serve this model, the base is the
-    baseline and the engine answers; `answered_by` says which, and why. Raises what `compare_pair` does, and UsageError
-    when nothing was trained, or more than the adapter has.
+    baseline and the engine answers; `answered_by` says which, and why. Raises what `compare_pair` does, UsageError when
+    nothing was trained, or more than the adapter has, and OSError when the folder can't be written to.
     """
     require_adapter(run.folder)
     refuse_older_adapter(run.folder)
+    tempfile.TemporaryFile(dir=run.folder).close()  # raised now on a read-only disk, and not after hours of answers
     facts = {
         "run": str(run.folder),
         "model": run.config.model,

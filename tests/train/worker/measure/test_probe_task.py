@@ -16,7 +16,7 @@ from train.worker.runs import learnable_rows, make_run, run_training
 from hivetune.base.disk import write_json, write_manifest
 from hivetune.errors import DoesNotFit
 from hivetune.machine.inventory import read_machine
-from hivetune.machine.profile import read_profile
+from hivetune.machine.profile import read_profile, write_profile
 from hivetune.models.architecture import read_architecture
 from hivetune.process.child import Heartbeat
 from hivetune.process.parent import run_task
@@ -181,6 +181,25 @@ def test_what_does_not_fit_is_refused_before_a_weight_is_read(
     task = Probe(model, tmp_path / "snapshot", run)
     with pytest.raises(DoesNotFit, match="are needed, 90 MB may be used"):
         probe.main(task, Heartbeat(None))
+
+
+def test_what_was_measured_decides_as_it_does_in_the_plan(
+    tmp_path: Path, small_canary: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The formula counts 450 MB for Python and torch; this model was measured with less."""
+    model = write_model(tmp_path / "model")
+    write_manifest(model, {"kind": "model"})
+    monkeypatch.setattr(probe, "PROBED_TIME_ERROR", 1.0)  # a busy machine's probe too
+    tasks = [Probe(model, tmp_path / name / "snapshot", tmp_path / name / "run") for name in ("first", "second")]
+    for task in tasks:
+        make_run(task.snapshot.parent, learnable_rows(60), choices=QUICK)
+    profile = read_profile(probe.main(tasks[0], Heartbeat(None))["fingerprint"])
+    ((key, stored),) = profile.probes.items()
+    points = [{**point, "peak_bytes": 50_000_000 + point["tokens"]} for point in stored["points"]]
+    write_profile(profile.with_probe(key, {**stored, "points": points}))
+    tight = replace(read_machine(), memory_bytes=10**8, available_bytes=10**8)
+    monkeypatch.setattr(probe, "read_machine", lambda: tight)
+    assert probe.main(tasks[1], Heartbeat(None))["known"]
 
 
 def test_an_emulated_precision_is_given_up_after_a_small_product(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,11 +126,12 @@ def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
     target = device_of_machine(machine, profile, name)
     work, memory_share = workload_of(config, plan, snapshot), config.supervise.memory_share
     setup = setup_of_run(config, architecture, settled, target.kind)
-    first = _choose_before_loading(task.model, config, setup, target, work)
+    stored = profile.probes.get(probe_key(setup))
+    first = _choose_before_loading(task.model, config, setup, target, work, stored)
     rows = _probe_rows(plan, snapshot, first.budget_tokens)
     measured_under = conditions(task.model, config, settled)
     tokens = micro_batch_shapes(setup, trim_rows(snapshot, rows[-1]), sys.maxsize, share=work.share)[0].tokens
-    earlier = known_probe(profile.probes.get(probe_key(setup)), setup, measured_under, tokens) if run else None
+    earlier = known_probe(stored, setup, measured_under, tokens) if run else None
     measured = earlier or _measure_right(
         task,
         config,
@@ -383,12 +384,20 @@ def _probe_rows(plan: Plan, snapshot: Snapshot, budget_tokens: int) -> list[list
 
 
 def _choose_before_loading(
-    model: Path, config: RunConfig, setup: TrainingSetup, target: Device, work: choose.Workload
+    model: Path,
+    config: RunConfig,
+    setup: TrainingSetup,
+    target: Device,
+    work: choose.Workload,
+    stored: Mapping[str, Any] | None,
 ) -> choose.Choice:
-    """Choose by formula. Raises DoesNotFit with what would fit, before a weight is read."""
+    """Choose by formula, corrected by the profile's probe as the plan is. Raises DoesNotFit with what would fit, before
+    a weight is read.
+    """
     share = config.supervise.memory_share
+    correction = None if stored is None else read_measured(setup, stored).correction
     try:
-        chosen = choose.fastest_that_fits(setup, target, work, memory_share=share)
+        chosen = choose.fastest_that_fits(setup, target, work, memory_share=share, correction=correction)
         if chosen.setup.streamed and not is_known(model):
             setup = replace(setup, path="general")  # which streams nothing
             chosen = choose.fastest_that_fits(setup, target, work, memory_share=share)
