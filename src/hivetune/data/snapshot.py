@@ -212,7 +212,7 @@ def open_snapshot(folder: Path) -> Snapshot:
     try:
         manifest = read_json(folder / MANIFEST)
     except (OSError, ValueError):
-        hint = "make it from the same rows: hivetune train CONFIG, or hivetune data prepare SRC --out DIR"
+        hint = "make it from the same rows: hivetune data prepare SRC --out DIR, or hivetune train CONFIG"
         raise UsageError(f"{folder} is not a snapshot", hint=hint) from None
     if manifest.get("schema") != 1 or manifest.get("kind") != "snapshot":
         raise UsageError(f"{folder} is a snapshot of another version", hint="prepare it again")
