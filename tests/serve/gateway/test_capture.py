@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
+import httpx2
 import pytest
 from serve.gateway.stage import CHAT, QUESTION, Stage, events, said
 from serve.hive import stored
@@ -88,6 +89,38 @@ def test_an_answer_that_was_cut_is_stored_as_one(stream: bool) -> None:
 def test_a_correction_of_a_cut_answer_is_whole() -> None:
     row = captured(said("Press the", finish="length"), {"correction": "Press the button."})
     assert "finish_reason" not in row and row["messages"][-1]["content"] == "Press the button."
+
+
+def test_a_stream_may_hold_any_character() -> None:
+    """Lines were read by Python's rules, so an answer with U+2028 broke off, as a failure of its release."""
+    text = "a\u2028b\u2029c\x85d\x0ce\x1ff \U0001f600"
+    line = json.dumps({"choices": [{"delta": {"content": text}}]}, ensure_ascii=False)
+    answer = httpx2.Response(200, content=f"data: {line}\r\n\r\ndata: [DONE]\n\n".encode())
+
+    async def scene(stage: Stage) -> None:
+        told = await stage.ask(stream=True)
+        pieces = [
+            json.loads(line.removeprefix("data: ")) for line in told.text.splitlines() if line.startswith("data: {")
+        ]
+        assert [piece["choices"][0]["delta"]["content"] for piece in pieces] == [text]
+        await asyncio.to_thread(stage.capture.close)
+
+    Stage(lambda path, body: answer, capture=Capture()).play(scene)
+    ((_, _, row),) = stored()
+    assert json.loads(row)["messages"][-1]["content"] == text
+
+
+@pytest.mark.parametrize("wish", ["no", "No", "never", "false"])
+def test_a_client_that_wishes_no_capture_is_not_captured(wish: str) -> None:
+    """Another word than `no` counted as yes."""
+
+    async def scene(stage: Stage) -> None:
+        assert "x-hivetune-captured" not in (await stage.ask_as("token-a", X_Hivetune_Capture=wish)).headers
+        assert (await stage.ask_as("token-a", X_Hivetune_Capture="yes")).headers["x-hivetune-captured"] == "yes"
+        await asyncio.to_thread(stage.capture.close)
+
+    Stage(capture=Capture()).play(scene)
+    assert len(stored()) == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -354,7 +354,7 @@ class _Exchange:
         computing_s = now - self.upstream.sent_s
         wish = self.request.headers.get("x-hivetune-capture", "").strip().lower()
         capture = self.gateway.capture
-        if wish in ("no", "false", "0", "off") or "messages" not in self.body:
+        if wish not in ("", "yes", "true", "1", "on") or "messages" not in self.body:
             capture = None
         self.gateway.metrics.answered(
             self.id,
@@ -412,7 +412,8 @@ def _document(raw: bytes) -> dict[str, Any]:
 
 
 def _event(document: Mapping[str, Any]) -> bytes:
-    return b"data: " + json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n\n"
+    # In ASCII: clients that read lines by Python's rules end one at U+2028 too.
+    return b"data: " + json.dumps(document).encode() + b"\n\n"
 
 
 # Errors are those of the OpenAI API in form, and say in plain words what to do.

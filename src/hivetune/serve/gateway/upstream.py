@@ -100,14 +100,14 @@ class Upstream:
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the answer piece by piece, up to [DONE]. Raises Broken when it ends without."""
         try:
-            async for line in self.response.aiter_lines():
-                kind, _, data = line.partition(":")
+            async for line in _lines(self.response):
+                kind, _, data = line.partition(b":")
                 data = data.strip()
-                if kind == "error":
-                    raise Broken(f"the model server failed: {data[:500]}")
-                if kind != "data":
+                if kind == b"error":
+                    raise Broken(f"the model server failed: {data[:500].decode(errors='replace')}")
+                if kind != b"data":
                     continue
-                if data == "[DONE]":
+                if data == b"[DONE]":
                     return
                 event = json.loads(data)
                 if isinstance(event, dict) and "error" in event:
@@ -116,6 +116,16 @@ class Upstream:
         except (httpx2.HTTPError, httpx2.StreamError, ValueError, RecursionError) as error:
             raise Broken(f"the model server's answer broke off: {type(error).__name__}") from None
         raise Broken("the model server's answer ended early")
+
+
+async def _lines(response: httpx2.Response) -> AsyncIterator[bytes]:
+    """Yield lines as a stream of events has them. `aiter_lines` also ends one at U+2028 or U+0085, which a model may
+    write."""
+    rest = b""
+    async for chunk in response.aiter_bytes():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line
 
 
 @contextlib.asynccontextmanager
