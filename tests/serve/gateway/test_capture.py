@@ -91,6 +91,20 @@ def test_a_correction_of_a_cut_answer_is_whole() -> None:
     assert "finish_reason" not in row and row["messages"][-1]["content"] == "Press the button."
 
 
+def test_tokens_of_streams_count() -> None:
+    """They have a usage only if the client asks for it, so `hivetune_tokens_total` left most of them out."""
+    timings = {"predicted_ms": 5.0, "predicted_n": 7, "prompt_n": 1, "cache_n": 0}
+    last = json.dumps({"choices": [{"delta": {}, "finish_reason": "stop"}], "timings": timings})
+    answer = httpx2.Response(200, content=f"data: {last}\n\ndata: [DONE]\n\n".encode())
+
+    async def scene(stage: Stage) -> None:
+        await stage.ask(stream=True)
+        told = stage.gateway.metrics.text(stage.keeper, None).decode()
+        assert 'hivetune_tokens_total{release="helpdesk@1"} 7.0' in told
+
+    Stage(lambda path, body: answer).play(scene)
+
+
 def test_a_stream_may_hold_any_character() -> None:
     """Lines were read by Python's rules, so an answer with U+2028 broke off, as a failure of its release."""
     text = "a\u2028b\u2029c\x85d\x0ce\x1ff \U0001f600"

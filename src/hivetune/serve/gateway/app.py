@@ -350,7 +350,9 @@ class _Exchange:
         """Count, watch and capture an answer. `finish`: why it ended. `document` holds its `usage` and `timings`."""
         assert self.upstream is not None
         now = time.monotonic()
-        tokens = int((document.get("usage") or {}).get("completion_tokens") or 0)
+        pace = self.upstream.pace(document)
+        # A stream has its usage only where the client asks for it.
+        tokens = int((document.get("usage") or {}).get("completion_tokens") or pace.get("tokens", 0))
         computing_s = now - self.upstream.sent_s
         wish = self.request.headers.get("x-hivetune-capture", "").strip().lower()
         capture = self.gateway.capture
@@ -365,7 +367,7 @@ class _Exchange:
             tokens,
             captured=capture is not None,
         )
-        self.gateway.watch.answered(self.label, self.client, error=False, **self.upstream.pace(document))
+        self.gateway.watch.answered(self.label, self.client, error=False, **pace)
         if capture is None:
             return
         durable = await capture.keep(
