@@ -106,7 +106,7 @@ def test_what_is_documented_arrives_as_it_was_sent() -> None:
         "messages": [
             {"role": "system", "content": "be brief"},
             {"role": "user", "content": [{"type": "text", "text": "find it"}, {"type": "text", "text": "now"}]},
-            {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "audio": None},
+            {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "thinking_blocks": None},
             {"role": "tool", "tool_call_id": "c1", "content": "found"},
         ],
         "temperature": 0.5,
@@ -129,7 +129,14 @@ def test_what_is_documented_arrives_as_it_was_sent() -> None:
     }
 
     async def scene(stage: Stage) -> None:
-        said = {"n": 1, "user": "ann", "metadata": {"agent": "x"}, "store": False, "model": "helpdesk"}
+        said = {
+            "n": 1,
+            "reasoning_effort": None,
+            "user": "ann",
+            "metadata": {"agent": "x"},
+            "store": False,
+            "model": "helpdesk",
+        }
         answer = await stage.post({**sent, **said})
         assert answer.status_code == 200, answer.text
         _, arrived = stage.asked[0]

@@ -124,6 +124,26 @@ def test_what_was_replaced_comes_back_at_once_while_it_still_answers() -> None:
     play(scene())
 
 
+def test_an_answer_of_some_minutes_is_not_cut_by_a_promotion() -> None:
+    """With little memory its server was ended after a minute, which counted as a failure of its release."""
+
+    async def scene() -> None:
+        stage = Stage(keep_old=lambda: False)
+        keeper = stage.keeper
+        stage.now = wants(1, 1)
+        await stage.until(lambda: keeper.ready)
+        async with keeper.lives["m"].turn("a@1", "s"):
+            stage.now = wants(2, 1, 2)
+            await stage.until(lambda: keeper.swaps == 1)
+            keeper._old = [(live, until_s - 300) for live, until_s in keeper._old]
+            await keeper.look()
+            await asyncio.sleep(0.02)
+            assert stage.ended == []
+        await stage.until(lambda: stage.ended == [deployment(1)])
+
+    play(scene())
+
+
 def test_only_the_last_one_replaced_is_kept() -> None:
     async def scene() -> None:
         stage = Stage()

@@ -79,6 +79,12 @@ class _Fields(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _sent(cls, fields: Any) -> Any:
+        """Return the fields without null: clients' message objects have fields of other servers, which are null."""
+        return {key: value for key, value in fields.items() if value is not None} if type(fields) is dict else fields
+
 
 class TextPart(_Fields):
     type: Literal["text"]
@@ -117,16 +123,13 @@ class Call(_Fields):
 
 
 class Turn(_Fields):
-    """A message. Fields that the official client's own message objects add must be null."""
+    """A message. `annotations` are those of the official client's own message objects, and empty."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | list[TextPart] | None, AfterValidator(_joined)] = None
     name: Name | None = None
     tool_calls: list[Call] | None = None
     tool_call_id: Name | None = None
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
     annotations: list[None] | None = Field(default=None, max_length=0)
 
 

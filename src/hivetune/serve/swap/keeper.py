@@ -17,7 +17,8 @@ from hivetune.serve.swap.live import LiveBackend
 from hivetune.serve.swap.wanted import Deployment, DesiredState, Route, Routes
 
 _POLL_S = 0.25
-DRAIN_S = 60.0
+DRAIN_S = 600.0  # for an answer that fills a context, on two cores
+YIELD_S = 60.0  # the same, where a run waits for the card
 KEEP_S = 600.0  # a replaced backend is kept this long for an instant return, where memory allows
 FIRST_RETRY_S, MAX_RETRY_S = 1.0, 300.0
 PATIENCE_S = 4.0  # of requests: what is tried again within this time is waited for
@@ -197,12 +198,14 @@ class Keeper:
         self._old.append((live, now + (KEEP_S if self.keep_old() else 0.0)))
 
     def _end_old(self) -> None:
-        """End replaced servers when their time and their last answer are over, at most `DRAIN_S` later."""
+        """End replaced servers when their time and their last answer are over, at most `DRAIN_S` later (`YIELD_S` on a
+        card that a run trains on)."""
         now, remaining = time.monotonic(), []
         for live, until_s in self._old:
+            drain_s = DRAIN_S
             if self._must_yield(live):
-                until_s = min(until_s, now)
-            if live.dead or (now >= until_s and not live.turns.num_running) or now >= until_s + DRAIN_S:
+                until_s, drain_s = min(until_s, now), YIELD_S
+            if live.dead or (now >= until_s and not live.turns.num_running) or now >= until_s + drain_s:
                 closing = asyncio.create_task(live.close())  # up to ten seconds for one that hangs
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
