@@ -114,3 +114,19 @@ def test_a_full_disk_is_read_and_written_to_once_there_is_room(small_disk: Path)
         with transaction(database):
             database.execute("DELETE FROM runs")
         assert database.execute("SELECT name FROM runs").fetchall() == []
+
+
+def test_a_home_that_was_moved_is_followed(tmp_path: Path) -> None:
+    """The runs of a home that has a larger disk now are not lost, and `forget` finds its snapshots."""
+    old, new, outside = tmp_path / "old", tmp_path / "new", tmp_path / "runs" / "mine"
+    for folder in (old / "runs" / "a", old / "snapshots" / "b", outside):
+        folder.mkdir(parents=True)
+    with closing(open_database(old / "hive.db")) as database:
+        for run in (old / "runs" / "a", outside):
+            database.execute("INSERT INTO runs VALUES (?, 'name', 1.0, 'b')", (str(run),))
+        database.execute("INSERT INTO snapshots VALUES ('b', ?, 1.0)", (str(old / "snapshots" / "b"),))
+    old.rename(new)
+    with closing(open_database(new / "hive.db")) as database:
+        runs = database.execute("SELECT path FROM runs ORDER BY path").fetchall()
+        assert runs == [(str(new / "runs" / "a"),), (str(outside),)]
+        assert database.execute("SELECT path FROM snapshots").fetchall() == [(str(new / "snapshots" / "b"),)]

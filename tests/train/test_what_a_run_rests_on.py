@@ -12,7 +12,7 @@ import pytest
 import yaml
 from train.worker.runs import learnable_rows, make_run
 
-from hivetune.base.disk import lock, write_manifest
+from hivetune.base.disk import home, lock, write_manifest
 from hivetune.base.journal import Journal
 from hivetune.data.identity import identity_of
 from hivetune.data.snapshot import open_snapshot
@@ -94,6 +94,18 @@ def test_the_adapter_of_a_stop_is_not_judged_as_that_of_the_steps_that_came_afte
     with lock(run), pytest.raises(UsageError, match="runs at step 2, and its adapter is of the stop at") as refused:
         register_run(run, "helpdesk")
     assert "hivetune stop" in refused.value.hint
+
+
+def test_model_and_snapshot_are_found_in_a_home_that_was_moved(run: Path) -> None:
+    record = read_record(run)
+    for key, folder in (("model", "models"), ("snapshot", "snapshots")):
+        place = home() / folder / "its"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(record[key], place)
+        record[key] = f"/gone/{folder}/its"
+    write_record(run, record)
+    assert load_run(run).model == home() / "models" / "its"
+    assert load_run(run).snapshot.folder == home() / "snapshots" / "its"
 
 
 def test_a_run_that_can_only_be_read_is_not_evaluated_in_vain(run: Path, small_disk: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
-from hivetune.base.disk import FULL_DISK, errors_name, home
+from hivetune.base.disk import FULL_DISK, errors_name, home, moved_with_home
 from hivetune.base.private import make_folder
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, UsageError
 
@@ -127,10 +127,27 @@ def _connect(path: Path, *, exclusive: bool = False) -> sqlite3.Connection:
         database.execute("PRAGMA journal_mode=WAL")
         if _migrations_done(database) != len(MIGRATIONS):
             _migrate(database, path)
+        if not exclusive:
+            _follow_home(database, path.parent)
     except BaseException:
         database.close()
         raise
     return database
+
+
+def _follow_home(database: sqlite3.Connection, folder: Path) -> None:
+    """Record the present paths below the home `folder`, if it was moved since they were written."""
+    paths = database.execute("SELECT path FROM runs UNION SELECT path FROM snapshots").fetchall()
+    recorded = (Path(path) for (path,) in paths)
+    old = next((str(path.parents[1]) for path in recorded if moved_with_home(path, folder) != path), None)
+    if old is not None:
+        with transaction(database):
+            for table, column in (("runs", "path"), ("snapshots", "path"), ("cycles", "pool")):
+                database.execute(
+                    f"UPDATE OR REPLACE {table} SET {column} = ?1 || substr({column}, length(?2) + 1)"
+                    f" WHERE substr({column}, 1, length(?2) + 1) = ?2 || '/'",
+                    (str(folder), old),
+                )
 
 
 def _check(database: sqlite3.Connection, path: Path) -> None:

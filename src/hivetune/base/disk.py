@@ -77,6 +77,15 @@ def home() -> Path:
     return path
 
 
+def moved_with_home(path: Path, folder: Path | None = None) -> Path:
+    """Return where a recorded run, snapshot or model is: `path`, else the place below the home `folder` to which it was
+    moved with the home.
+    """
+    moved = (folder or home()) / path.parent.name / path.name
+    parts = ("runs", "snapshots", "models")
+    return moved if path.parent.name in parts and path != moved and not path.exists() and moved.exists() else path
+
+
 def write_atomic(path: Path, data: bytes | memoryview, *, disk: Disk = DISK) -> None:
     """Write `data` to `path`, whole or not at all: write a temporary file, fsync, rename, fsync the folder.
 

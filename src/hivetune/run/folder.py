@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from hivetune.base.disk import lock_holder, named_problems, sha256_once
+from hivetune.base.disk import lock_holder, moved_with_home, named_problems, sha256_once
 from hivetune.base.paths import quoted
 from hivetune.base.sealed import HINT, read_sealed, read_sealed_text, write_sealed, write_sealed_text
 from hivetune.base.typed import from_plain
@@ -48,7 +48,10 @@ OPTIONAL: dict[str, type | tuple[type, ...]] = {"model": str, "snapshot": str, "
 
 
 def read_record(run: Path) -> dict[str, Any]:
-    """Return the contents of `run.json`. Raises UsageError when `run` is not a run folder, or the record is damaged."""
+    """Return the contents of `run.json`, with the present paths of model and snapshot.
+
+    Raises UsageError when `run` is not a run folder, or the record is damaged.
+    """
     path = run / RECORD
     if not path.is_symlink() and not path.exists():
         raise UsageError(f"{run} is not a run folder", hint="see the runs: hivetune runs")
@@ -56,7 +59,7 @@ def read_record(run: Path) -> dict[str, Any]:
     for name, kind in (*FIELDS.items(), *((name, kind) for name, kind in OPTIONAL.items() if name in record)):
         if not isinstance(record.get(name), kind):
             raise UsageError(f"{path} is damaged: its {name!r} is {record.get(name)!r}", hint=HINT)
-    return record
+    return record | {name: str(moved_with_home(Path(record[name]))) for name in ("model", "snapshot") if name in record}
 
 
 def write_record(run: Path, record: dict[str, Any]) -> None:
