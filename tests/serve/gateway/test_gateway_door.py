@@ -59,6 +59,19 @@ def test_a_pinned_version_that_was_rolled_back_is_gone_with_its_reason() -> None
     Stage(labels=("a@1", "a@2")).play(scene)
 
 
+def test_a_base_may_have_any_name() -> None:
+    """A header holds no such letters: the answer was an unexpected error."""
+
+    async def scene(stage: Stage) -> None:
+        stage.keeper.lives["模型"] = stage.live
+        stage.keeper.routes = replace(stage.keeper.routes, bases=("m", "模型"))
+        answer = await stage.ask(model="模型")
+        assert (answer.status_code, answer.json()["model"]) == (200, "模型")
+        assert answer.headers["x-hivetune-release"] == ascii("模型")[1:-1]
+
+    Stage().play(scene)
+
+
 def test_a_champion_that_is_damaged_is_not_unknown() -> None:
     """Clients were told that the model is not served, as of a misspelled name, and did not try again."""
 
