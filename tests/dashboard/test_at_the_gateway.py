@@ -14,7 +14,7 @@ from hivetune.dashboard.access import cookie_name, cookie_value, dashboard_token
 from hivetune.dashboard.app import dashboard_addition
 from hivetune.release.registry import find
 from hivetune.serve.gateway.clients import make_client
-from hivetune.serve.gateway.guard import COOKIE
+from hivetune.serve.gateway.guard import cookie_of_home
 from hivetune.serve.gateway.run import GatewaySettings, additions_for
 
 
@@ -34,7 +34,7 @@ def test_a_client_of_the_api_sees_no_dashboard_and_its_owner_does(
         with httpx2.Client(base_url=running.url, timeout=30) as client:
             for headers in (
                 {"Authorization": f"Bearer {client_token}"},
-                {"Cookie": f"{COOKIE}={client_token}"},
+                {"Cookie": f"{cookie_of_home()}={client_token}"},
                 {"Cookie": f"{cookie_name()}={client_token}"},
             ):
                 refused = client.get("/dashboard/", headers=headers)

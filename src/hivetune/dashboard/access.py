@@ -5,13 +5,12 @@ forms carry values derived from the token, so that neither reveals it.
 """
 
 import hmac
-import os
 import secrets
 from pathlib import Path
 
-from hivetune.base.disk import home, sha256_bytes, write_atomic
+from hivetune.base.disk import home, write_atomic
 from hivetune.base.private import make_folder, open_plain
-from hivetune.serve.gateway.guard import Door
+from hivetune.serve.gateway.guard import Door, cookie_of_home
 
 BELOW = "/dashboard"
 LOGIN = f"{BELOW}/login"
@@ -30,8 +29,8 @@ def dashboard_token(*, new: bool = False) -> str:
 
 
 def cookie_name() -> str:
-    """Return the name of this home's cookie: the dashboards of two homes have two ports, which share their cookies."""
-    return f"hivetune-dashboard-{sha256_bytes(os.fsencode(home()))[:8]}"
+    """Return the name of this home's cookie."""
+    return cookie_of_home("hivetune-dashboard")
 
 
 def cookie_value() -> str:

@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from serve.gateway.stage import Stage, said
+from serve.gateway.stage import TOKENS, Stage, said
 from serve.swap.test_keeper import Stage as Loop
 from serve.swap.test_keeper import play, wants
 
 from hivetune.errors import HivetuneError, MachineNotFit, NotThere
-from hivetune.serve.gateway.guard import Door
+from hivetune.serve.gateway.app import page_routes
+from hivetune.serve.gateway.guard import Door, Guard
 from hivetune.serve.gateway.run import own_hosts
 from hivetune.serve.swap.wanted import Route, Routes, Withdrawn, route, served_names
 
@@ -57,6 +58,26 @@ def test_a_pinned_version_that_was_rolled_back_is_gone_with_its_reason() -> None
         assert answer.status_code == 410 and "12 of 20 answers failed" in answer.json()["error"]["message"]
 
     Stage(labels=("a@1", "a@2")).play(scene)
+
+
+def test_the_chat_pages_of_two_homes_sign_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their gateways have two ports of one host, which share their cookies."""
+    cookies: dict[str, str] = {}
+
+    async def scene(stage: Stage) -> None:
+        app = stage.gateway.app()
+        app.router.routes += page_routes()
+        client = stage.client_of(Guard(app, stage.hosts, [Door(TOKENS.get)]))
+        told = await client.post("/login", headers=HEADERS)
+        assert told.status_code == 200
+        cookies.update(told.cookies)
+        sent = {"Cookie": "; ".join(f"{name}={value}" for name, value in cookies.items())}
+        assert (await client.get("/v1/models", headers=sent)).status_code == 200
+
+    for number in (1, 2):
+        monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / str(number)))
+        Stage().play(scene)
+    assert len(cookies) == 2 and set(cookies.values()) == {"token-a"}
 
 
 def test_a_base_may_have_any_name() -> None:

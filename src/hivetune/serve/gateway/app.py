@@ -36,7 +36,7 @@ from hivetune.serve.gateway.fields import (
     TextFields,
     checked_fields,
 )
-from hivetune.serve.gateway.guard import COOKIE, TooLarge, error_body, token_of
+from hivetune.serve.gateway.guard import TooLarge, error_body, token_of
 from hivetune.serve.gateway.metrics import Metrics
 from hivetune.serve.gateway.upstream import (
     REASON_HEADER,
@@ -491,7 +491,7 @@ async def _login(request: Request) -> Response:
     """Exchange the token in the Authorization header for a cookie that no script can read."""
     if request.scope["client_name"] is None:
         return _refusal(401, "this token is not known; hivetune clients --new NAME makes one")
-    token = token_of({"authorization": request.headers.get("authorization", "")}) or request.cookies.get(COOKIE, "")
+    name = request.scope["cookie_name"]
     response = JSONResponse({"client": request.scope["client_name"]})
-    response.set_cookie(COOKIE, token, httponly=True, samesite="strict", path="/")
+    response.set_cookie(name, token_of(request.headers, name), httponly=True, samesite="strict", path="/")
     return response

@@ -8,13 +8,14 @@ bring a whole request are ended here too.
 
 import asyncio
 import json
+import os
 import re
 import resource
 import secrets
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import h11
@@ -22,9 +23,10 @@ from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from hivetune.base.disk import home, sha256_bytes
+
 LIMIT_BYTES = 8 << 20
 READ_ON_S = 5.0  # of a request that is refused
-COOKIE = "hivetune"
 _SIZE = re.compile("[0-9]{1,18}")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 # Paths without a token: the page itself holds nothing, and /login is where a browser brings its token.
@@ -41,6 +43,11 @@ HEADERS = (
 )
 
 
+def cookie_of_home(kind: str = "hivetune") -> str:
+    """Return the name of this home's cookie: the servers of two homes have two ports, which share their cookies."""
+    return f"{kind}-{sha256_bytes(os.fsencode(home()))[:8]}"
+
+
 @dataclass(frozen=True)
 class Door:
     """The access rule of the paths below `below`. `client_of` maps a token or a cookie's value to a client, or None.
@@ -48,7 +55,7 @@ class Door:
 
     client_of: Callable[[str], str | None]
     below: str = ""
-    cookie: str = COOKIE
+    cookie: str = field(default_factory=cookie_of_home)
     open: frozenset[str] = OPEN
     login: str = ""
 
@@ -103,7 +110,7 @@ class Guard:
             client = door.client_of(token_of(headers, door.cookie)) if door is not None else None
         except sqlite3.Error as error:
             return 503, f"the tokens of clients can't be read: {error}; look at hive.db with: hivetune doctor", ""
-        scope["client_name"] = client
+        scope["client_name"], scope["cookie_name"] = client, door.cookie if door is not None else ""
         if client is not None or (door is not None and path in door.open):
             return None
         if door is not None and door.login:
@@ -127,7 +134,7 @@ class TooLarge(Exception):
     """A body without a declared length grew beyond the limit."""
 
 
-def token_of(headers: Mapping[str, str], cookie_name: str = COOKIE) -> str:
+def token_of(headers: Mapping[str, str], cookie_name: str) -> str:
     """Return the token in the Authorization header, or in the cookie that the login set. Ports share cookies, so the
     cookie of another program may stand before ours, in whatever form."""
     kind, _, token = headers.get("authorization", "").partition(" ")
