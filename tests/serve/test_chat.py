@@ -4,13 +4,14 @@ import json
 import random
 from collections.abc import Generator, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hivetune.base.database import open_database
+from hivetune.base.database import open_database, transaction
 from hivetune.errors import UsageError
-from hivetune.serve.chat import Chat, Talk
+from hivetune.serve.chat import Chat, Talk, TrainedPrompt, trained_prompt
 from hivetune.serve.gateway.capture import Capture
 
 
@@ -198,3 +199,15 @@ def test_two_sides_stay_in_step_when_one_cannot_answer() -> None:
     assert "no answer to rate" in "".join(written)
     for side in sides:
         assert [message["content"] for message in side.messages[::2]] == ["one", "three"]
+
+
+def test_a_release_remembers_the_system_prompt_of_rows_that_are_gone(own_home: Path) -> None:
+    """Without it `chat` asked another question than the gateway's page, and said nothing."""
+    with closing(open_database()) as database, transaction(database):
+        proof = json.dumps({"generation": {"temperature": 0.0, "system": "Be brief."}})
+        database.execute(
+            "INSERT INTO releases (name, version, run, model, model_sha256, adapter_sha256, snapshot, verdict, proof,"
+            f" created) VALUES ('helpdesk', 1, '/run', 'm', '', '', 'gone', 'deploy', '{proof}', 1)"
+        )
+    assert trained_prompt("helpdesk@1", None) == TrainedPrompt("Be brief.", 0, 0)
+    assert trained_prompt("helpdesk@1", None, "guard") is None

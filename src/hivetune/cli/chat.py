@@ -93,10 +93,11 @@ def _system_prompt(name: str, run: Path | None, system: str | None, agent: str |
         raise UsageError(f"--agent {agent}: the training rows of {name} are not there", hint="give --system TEXT")
     if trained is None or trained.text is None:
         return None
-    if trained.rows * 2 <= trained.looked_at:
+    if trained.looked_at and trained.rows * 2 <= trained.looked_at:
         say("the training rows have several system prompts, so none is used; choose one: --agent NAME or --system TEXT")
         return None
-    whose = f"{trained.rows:,} of {trained.looked_at:,} training rows" + (f" of {agent}" if agent else "")
+    counts = f"{trained.rows:,} of {trained.looked_at:,}" if trained.looked_at else "most"
+    whose = f"{counts} training rows" + (f" of {agent}" if agent else "")
     shown = " ".join(trained.text.split())
     say(f"system prompt of {whose}: {shown[:_SHOWN_CHARS]}{'...' if len(shown) > _SHOWN_CHARS else ''}")
     say('use another: --system TEXT; use none: --system ""')

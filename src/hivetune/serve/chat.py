@@ -282,7 +282,8 @@ def find_pair(name: str, beside: str, quant: str, progress: Progress) -> tuple[V
 
 @dataclass(frozen=True)
 class TrainedPrompt:
-    """The system prompt of most rows, None if that is none; it stood in `rows` of `looked_at`."""
+    """The system prompt of most rows, None if that is none; it stood in `rows` of `looked_at`. Both are 0 where the
+    rows are gone, and the release tells."""
 
     text: str | None
     rows: int
@@ -303,7 +304,8 @@ def trained_prompt(name: str, run: Path | None, agent: str | None = None) -> Tra
         with closing(open_database()) as database:
             folder = snapshot_folder(database, release.snapshot)
         if folder is None:
-            return None
+            recorded = release.proof.get("generation", {}).get("system")
+            return None if recorded is None or agent is not None else TrainedPrompt(recorded, 0, 0)
         snapshot = open_snapshot(folder)
     infos = [snapshot.info(row) for row in snapshot.rows("train")[:MAX_ROWS]]
     if agent is not None:
