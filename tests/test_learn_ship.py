@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data.models import make_model
+from data.models import make_sized_model
 
 from hivetune.base.disk import write_manifest
 from hivetune.config import GateConfig, RunConfig, parse_config
@@ -106,7 +106,7 @@ def test_when_there_is_no_stage_2(bad: int, validation: int, use: list[str], why
 
 def test_new_rows_are_learned_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder of the rows before was refused: it holds a run with other data."""
-    model = make_model(tmp_path / "model")
+    model = make_sized_model(tmp_path / "model")
     write_manifest(model)
     monkeypatch.setattr(start, "fetch_model", lambda name, progress: model)
     config = parse_config({"model": str(model), "data": str(tmp_path / "rows.jsonl")})

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from command import hivetune
-from data.models import make_model
+from data.models import make_sized_model
 from gguf_families import write_model
 
 from hivetune import sweep as station
@@ -145,7 +145,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     rows = [{"prompt": f"What comes after {i}?", "completion": f"It is {i + 1}."} for i in range(150)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"path": str(tmp_path / "rows.jsonl"), "near_duplicates": 0, "validation": 0.2}
-    model = make_model(tmp_path / "model")  # a tokenizer without weights
+    model = make_sized_model(tmp_path / "model")  # a tokenizer without weights
     write_manifest(model)
     monkeypatch.setattr(open_station, "fetch_model", lambda name, progress: model)
     return parse_config({"model": str(model), "data": data, "max_steps": 24, "batch_size": 4, "device": "cpu"})

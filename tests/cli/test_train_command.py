@@ -119,6 +119,16 @@ def test_an_adapter_that_was_lost_is_written_again_under_any_name(
     assert (run / "adapter_model.safetensors").read_bytes() == before
 
 
+def test_a_run_is_found_from_any_working_directory(place: Place, tmp_path: Path) -> None:
+    """As by hand, and by cron: rows are read beside the config, and spelled from the working directory."""
+    command = ("train", place.folder / "mine.yaml", "--set", "max_steps=2", "--set", f"model={place.folder}/model")
+    home = str(place.folder / "home")
+    first, second = (hivetune(*command, "--json", cwd=cwd, HIVETUNE_HOME=home) for cwd in (place.folder, tmp_path))
+    assert (first.returncode, second.returncode) == (0, 0), second.stderr
+    assert json.loads(second.stdout)["already_done"] is True
+    assert json.loads(first.stdout)["run"] == json.loads(second.stdout)["run"]
+
+
 def test_a_disk_without_room_for_the_checkpoints_leaves_no_run(place: Place, small_disk: Path) -> None:
     code, refused, _ = place.call("train", "mine.yaml", "--set", "lora.r=2048", "--set", f"output={small_disk}/run")
     assert code == 5

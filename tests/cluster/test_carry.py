@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from data.models import make_model
+from data.models import make_sized_model
 
 from hivetune.base.disk import MANIFEST, lock_holder, manifest_problems, write_manifest
 from hivetune.base.journal import read_journal
@@ -127,7 +127,7 @@ def at(home: Path) -> Iterator[None]:
 @pytest.fixture
 def run(tmp_path: Path, write_rows: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Run:
     rows = write_rows([{"prompt": f"What comes after {i}?", "completion": f"It is {i + 1}."} for i in range(20)])
-    model = make_model(tmp_path / "model")
+    model = make_sized_model(tmp_path / "model")
     write_manifest(model)
     monkeypatch.setattr(open_station, "fetch_model", lambda name, progress: model)
     data = {"path": str(rows), "near_duplicates": 0}

@@ -37,8 +37,8 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     for number in range(3):
         folder = tmp_path / f"run{number}"
         folder.mkdir()
-        record = {"status": "done" if number == 2 else "new", "name": f"team-{number}"}
-        found.append(SimpleNamespace(folder=folder, record=record, config=config, plan=SimpleNamespace(steps=range(4))))
+        facts = {"record": {"name": f"team-{number}"}, "is_finished": number == 2, "config": config}
+        found.append(SimpleNamespace(folder=folder, plan=SimpleNamespace(steps=range(4)), **facts))
     return found
 
 

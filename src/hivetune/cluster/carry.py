@@ -80,7 +80,7 @@ def carry_run(run: Run, address: str, tell: Teller) -> dict[str, Any]:
     A signal ends the run cleanly and copies it back; a second one skips the copy. Raises the errors that end a run,
     Busy, UsageError, and MachineNotFit when no machine is left that can bring it forward.
     """
-    if run.is_finished:
+    if run.record["status"] == "done":
         return run.summary
     check_carried(run)
     with ExitStack() as resources:

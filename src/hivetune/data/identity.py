@@ -12,6 +12,8 @@ from hivetune.data.snapshot import Snapshot
 from hivetune.errors import UsageError
 from hivetune.run.folder import read_record
 
+# The path of the rows is spelled from the working directory; the snapshot tells which rows they are.
+ROWS = "data.path"
 # Settings that may change within one run, since they decide where or how carefully it works.
 NOT_IDENTITY = ("output", "report_to", "supervise", "eval", "gate", "export", "cycle", "experts", "workers")
 
@@ -27,7 +29,7 @@ def identity_hash(identity: Mapping[str, Any]) -> str:
 
 def settings_of(config: RunConfig) -> dict[str, Any]:
     """Return the settings that belong to the identity."""
-    settings = {key: value for key, value in config.model_dump(mode="json").items() if key not in NOT_IDENTITY}
+    settings = config.model_dump(mode="json", exclude={**dict.fromkeys(NOT_IDENTITY, True), "data": {"path"}})
     if config.workers is not None:  # with any number of them gradients are added as integers
         settings["workers"] = "set"
     chunk_rows = config.supervise.chunk_rows  # the one of its section that changes the plan
@@ -76,7 +78,7 @@ def differing_settings(recorded: Mapping[str, Any], present: Mapping[str, Any]) 
 
 def _differences(recorded: Mapping[str, Any], present: Mapping[str, Any], keys: set[str]) -> list[str]:
     changed = differing_settings(recorded["settings"], present["settings"])
-    settings = [text for key, text in changed.items() if key in keys]
+    settings = [text for key, text in changed.items() if key in keys and key != ROWS]  # earlier versions recorded it
     parts = {"snapshot": "other rows, or the same prepared otherwise", "model": "another model"}
     return settings + [text for part, text in parts.items() if recorded[part] != present[part]]
 
