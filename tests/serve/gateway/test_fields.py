@@ -267,8 +267,12 @@ def test_completions_refuse_what_they_can_not_honour(extra: dict[str, Any]) -> N
         answer = await stage.post({"prompt": "one two", **extra}, "/v1/completions")
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(extra))), answer.text
         assert (await stage.post({"messages": []}, "/v1/completions")).status_code == 400
-        ok = await stage.post({"prompt": "one two", "n": 1, "max_tokens": 3}, "/v1/completions")
-        assert ok.status_code == 200 and stage.asked[0][1]["prompt"] == "one two"
+        for prompt in ("one two", ["one two"]):
+            ok = await stage.post({"prompt": prompt, "n": 1, "max_tokens": 3}, "/v1/completions")
+            assert ok.status_code == 200 and stage.asked[-1][1]["prompt"] == "one two"
+        for prompts in (["one", "two"], [], [1, 2], [[1, 2]], 5):
+            answer = await stage.post({"prompt": prompts}, "/v1/completions")
+            assert (answer.status_code, answer.json()["error"]["param"].partition("[")[0]) == (400, "prompt")
 
     text = {"choices": [{"index": 0, "text": "three", "finish_reason": "stop"}], "usage": {"completion_tokens": 1}}
     Stage(lambda path, body: httpx2.Response(200, json=text)).play(scene)

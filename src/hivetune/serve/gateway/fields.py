@@ -224,7 +224,10 @@ class ChatFields(_Common):
 class TextFields(_Common):
     """The fields of /v1/completions."""
 
-    prompt: str
+    prompt: Annotated[
+        str | Annotated[list[str], Field(min_length=1, max_length=1)],  # LangChain sends a list of one
+        AfterValidator(lambda prompt: prompt if isinstance(prompt, str) else prompt[0]),
+    ]
     best_of: Literal[1] | None = None
     echo: Literal[False] | None = None
 
