@@ -14,7 +14,7 @@ from typing import Any
 from hivetune.base.disk import write_manifest
 from hivetune.base.journal import Journal, read_journal
 from hivetune.run.checkpoints import STATE, TENSORS, commit
-from hivetune.run.folder import EVENTS, METRICS, read_record, write_record
+from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG, EVENTS, METRICS, read_record, write_record
 
 STEPS = 40
 
@@ -40,7 +40,8 @@ def main(run: Path) -> int:
                 events.append("supervisor_ended", status="stopped", steps=step, restarts=0, why="a signal")
                 return 143
         events.append("supervisor_ended", status="done", steps=STEPS, restarts=0, why="")
-    (run / "adapter_model.safetensors").write_bytes(b"trained")
+    (run / ADAPTER).write_bytes(b"trained")
+    (run / ADAPTER_CONFIG).write_text("{}")
     numbers = dict.fromkeys(("loss_first", "loss_last", "tokens_per_second", "train_seconds"), 1.0)
     counts = dict.fromkeys(("adapter_step", "peak_memory_bytes", "restarts"), 1)
     result: dict[str, Any] = {"run": str(run), "steps": STEPS, "rows": {}, "quarantined": [], **numbers, **counts}
