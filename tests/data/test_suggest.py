@@ -79,6 +79,10 @@ def test_an_unknown_layout_is_refused_with_the_mapping_that_reads_it(tmp_path: P
             {"prompt": "source", "completion": "target"},
         ),
         (
+            rows_of(description="The {} can't be found.", resolution="We sent another {}.", priority="high"),
+            {"prompt": "description", "completion": "resolution"},
+        ),
+        (
             rows_of(query="Where is the {}?", told_gt=["In Bonn.", "Nobody knows."]),
             {"prompt": "query", "completion": "told_gt[0]"},
         ),

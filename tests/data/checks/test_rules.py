@@ -57,6 +57,12 @@ def test_orders_that_they_have_not(roles: str, reason: str) -> None:
     assert refused.value.reason == reason
 
 
+def test_a_tools_answer_without_a_call_says_where_the_call_belongs() -> None:
+    with pytest.raises(RowRefused) as refused:
+        check_roles(turns("uata"))
+    assert refused.value.hint == "message 3: tool after assistant, which has no tool_calls: write the call there"
+
+
 def refused(messages: Sequence[Message]) -> str | None:
     try:
         check_messages(messages)

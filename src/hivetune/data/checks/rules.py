@@ -110,7 +110,10 @@ def check_roles(messages: Messages) -> None:
         else:
             fits = (previous == "assistant" and calls_open) or previous == "tool"
         if not fits:
-            raise RowRefused("role-order", f"message {i + 1}: {role} after {previous}")
+            lacks = (
+                ", which has no tool_calls: write the call there" if (role, previous) == ("tool", "assistant") else ""
+            )
+            raise RowRefused("role-order", f"message {i + 1}: {role} after {previous}{lacks}")
         previous = role
     if not any(message.role == "assistant" for message in messages):
         raise RowRefused("no-answer")
