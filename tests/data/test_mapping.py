@@ -8,7 +8,7 @@ import pytest
 
 from hivetune.config import DataConfig
 from hivetune.data.chunks import RawRow
-from hivetune.data.mapping import check_columns, parse_columns, write_columns
+from hivetune.data.mapping import check_columns, map_columns, parse_columns, write_columns
 from hivetune.data.prepare.prepare import check
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
@@ -128,6 +128,14 @@ def test_a_list_of_turns_with_its_fields_and_who_answers() -> None:
         ("user", "Thanks."),
         ("assistant", "Gladly."),
     ]
+
+
+def test_turns_of_which_nobody_said_who_answers_are_refused_with_their_speakers() -> None:
+    row = {"thread": [{"author": "Ana", "body": "Where is it?"}, {"author": "Desk", "body": "In Bonn."}]}
+    with pytest.raises(RowRefused) as refused:
+        map_columns(row, {"messages": "thread", "role": "author", "text": "body"})
+    assert refused.value.reason == "who-answers"
+    assert refused.value.hint == "Ana, Desk: say who answers, as in --columns ...,assistant=Desk"
 
 
 def test_a_filter_a_constant_and_paths() -> None:

@@ -15,7 +15,7 @@ import difflib
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -25,6 +25,7 @@ from jmespath.exceptions import JMESPathError
 from hivetune.data.columns import ANSWERED, CONTENT, NOTES, QUESTIONS, SYSTEM, TOOLS, is_content
 from hivetune.data.pieces.fields import columns_of
 from hivetune.data.pieces.said import Row, is_json_text, parsed
+from hivetune.data.pieces.turns import ROLES
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import UsageError
 
@@ -66,8 +67,18 @@ def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
     if "weight" in sides:
         _check_weight(mapped.get("weight", 1))
     if "messages" in sides and isinstance(turns := parsed(mapped.get("messages")), list):
-        mapped["messages"] = [_turn(turn, columns) for turn in turns]
+        mapped["messages"] = named = [_turn(turn, columns) for turn in turns]
+        if "role" in columns:
+            _check_speakers([str(turn.get("role", "")) for turn in named if isinstance(turn, dict)])
     return mapped
+
+
+def _check_speakers(speakers: Sequence[str]) -> None:
+    """Raise RowRefused where nobody has the assistant's role, and somebody has none: it was not said who answers."""
+    roles = {ROLES.get(_plain(speaker)) for speaker in speakers}
+    if None in roles and "assistant" not in roles:
+        names = ", ".join(dict.fromkeys(speakers))
+        raise RowRefused("who-answers", f"{names}: say who answers, as in --columns ...,assistant={speakers[-1]}")
 
 
 def _check_weight(weight: Any) -> None:
