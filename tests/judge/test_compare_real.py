@@ -84,7 +84,7 @@ def test_bad_sides_are_refused_in_words(own_home: Path, tmp_path: Path, rows: st
     assert "is an adapter: its base: the model is not named" in said(str(alone), label)
     with fake_server(lambda body: stream("x", finish=None, tokens=None)) as server:
         code, document = compare(f"{server.url}#m", label, "--rows", rows)
-    assert code == 1 and "failed 3 times" in document["error"]["message"]
+    assert code == 4 and "failed 3 times" in document["error"]["message"]
 
 
 def test_an_adapter_of_another_model_is_refused(own_home: Path, tmp_path: Path) -> None:
