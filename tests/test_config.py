@@ -333,6 +333,13 @@ def test_a_former_name_is_read_and_reported(tmp_path: Path) -> None:
     ]
 
 
+def test_a_refused_yaml_value_of_set_has_its_reason() -> None:
+    with pytest.raises(UsageError) as raised:
+        parse_config(SMALL, "run.yaml", ["batch_size=016"])
+    assert raised.value.message == "--set batch_size=016:1: 016 is another number in YAML 1.1 than in YAML 1.2"
+    assert raised.value.hint == "write a number without a leading 0 and colons, a text in quotes"
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -630,10 +630,7 @@ def _override(tree: dict[str, Any], override: str, origin: str) -> str:
         if not isinstance(child, dict):
             raise UsageError(f"{origin}: {parent} has no settings")
         tree = child
-    try:
-        value = parse_yaml(text, repr(text))
-    except UsageError:
-        raise UsageError(f"{origin}: {text!r} is not a YAML value") from None
+    value = parse_yaml(text, origin)
     if key in _SHORT and isinstance(value, str | list) and isinstance(tree.get(key), dict):
         tree, last = tree[key], _SHORT[key]  # the other settings of the section stay
     tree[last] = value
