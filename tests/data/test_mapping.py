@@ -136,6 +136,9 @@ def test_turns_of_which_nobody_said_who_answers_are_refused_with_their_speakers(
         map_columns(row, {"messages": "thread", "role": "author", "text": "body"})
     assert refused.value.reason == "who-answers"
     assert refused.value.hint == "Ana, Desk: say who answers, as in --columns ...,assistant=Desk"
+    with pytest.raises(RowRefused) as refused:
+        map_columns(row, {"messages": "thread", "role": "author", "text": "body", "assistant": "Dask"})
+    assert (refused.value.reason, refused.value.hint) == ("no-answer", "no turn is of Dask, only of: Ana, Desk")
 
 
 def test_a_filter_a_constant_and_paths() -> None:

@@ -67,17 +67,20 @@ def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
     if "weight" in sides:
         _check_weight(mapped.get("weight", 1))
     if "messages" in sides and isinstance(turns := parsed(mapped.get("messages")), list):
-        mapped["messages"] = named = [_turn(turn, columns) for turn in turns]
+        mapped["messages"] = [_turn(turn, columns) for turn in turns]
         if "role" in columns:
-            _check_speakers([str(turn.get("role", "")) for turn in named if isinstance(turn, dict)])
+            speakers = [str(value_of(turn, columns["role"])) for turn in turns if isinstance(turn, dict)]
+            _check_speakers(speakers, columns.get("assistant", columns.get("assistant_role")))
     return mapped
 
 
-def _check_speakers(speakers: Sequence[str]) -> None:
-    """Raise RowRefused where nobody has the assistant's role, and somebody has none: it was not said who answers."""
-    roles = {ROLES.get(_plain(speaker)) for speaker in speakers}
-    if None in roles and "assistant" not in roles:
-        names = ", ".join(dict.fromkeys(speakers))
+def _check_speakers(speakers: Sequence[str], assistant: str | None) -> None:
+    """Raise RowRefused where the assistant that was named does not speak, or where none was, nobody has its role, and
+    somebody has no role."""
+    names, roles = ", ".join(dict.fromkeys(speakers)), {ROLES.get(_plain(speaker)) for speaker in speakers}
+    if assistant is not None and _plain(assistant) not in map(_plain, speakers):
+        raise RowRefused("no-answer", f"no turn is of {assistant}, only of: {names}")
+    if assistant is None and None in roles and "assistant" not in roles:
         raise RowRefused("who-answers", f"{names}: say who answers, as in --columns ...,assistant={speakers[-1]}")
 
 
