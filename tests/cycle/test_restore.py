@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import hivetune.cycle.acts.release
-from hivetune.cycle.acts.release import promote_candidate, restore_champion, return_to_previous
+from hivetune.cycle.acts.release import restore_champion, return_to_previous
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, MachineNotFit, UsageError
 
 
@@ -89,23 +89,3 @@ def test_what_the_gateway_has_rolled_back_already_is_left_alone(
     context: Any = SimpleNamespace(name="demo", reason="it is slow", observed=observed, champion=lambda: now)
     said = return_to_previous(context)
     assert rolled_back == reasons and said.startswith("demo@1 is" if reasons else "demo@2 is no longer the champion")
-
-
-@pytest.mark.parametrize("withdrawn", ["", "it was slow"])
-def test_what_the_gate_of_a_cycle_passed_is_promoted(
-    own_home: Path, monkeypatch: pytest.MonkeyPatch, withdrawn: str
-) -> None:
-    """Its own verdict is `abort` where a held-out row is not finite for the base: no cycle promoted ever again."""
-    forced: list[bool] = []
-
-    def promote(_: Any, label: str, *, by: str, reason: str, force: bool) -> Any:
-        forced.append(force)
-        assert reason == "the gate of cycle c1 passed it"
-        return SimpleNamespace(label=label)
-
-    release = SimpleNamespace(label="demo@2", withdrawn=withdrawn)
-    monkeypatch.setattr(hivetune.cycle.acts.release, "_needed", lambda _: release)
-    monkeypatch.setattr(hivetune.cycle.acts.release, "promote", promote)
-    context: Any = SimpleNamespace(cycle=lambda: SimpleNamespace(id="c1"))
-    assert promote_candidate(context) == "demo@2 is the champion"
-    assert forced == [not withdrawn]

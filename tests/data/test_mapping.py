@@ -139,6 +139,8 @@ def test_turns_of_which_nobody_said_who_answers_are_refused_with_their_speakers(
     with pytest.raises(RowRefused) as refused:
         map_columns(row, {"messages": "thread", "role": "author", "text": "body", "assistant": "Dask"})
     assert (refused.value.reason, refused.value.hint) == ("no-answer", "no turn is of Dask, only of: Ana, Desk")
+    nameless = {"thread": [{"author": None, "body": "Where is it?"}, {"body": "In Bonn."}]}
+    assert map_columns(nameless, {"messages": "thread", "role": "author", "text": "body", "assistant": "Desk"})
 
 
 def test_a_filter_a_constant_and_paths() -> None:

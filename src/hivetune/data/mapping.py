@@ -69,7 +69,8 @@ def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
     if "messages" in sides and isinstance(turns := parsed(mapped.get("messages")), list):
         mapped["messages"] = [_turn(turn, columns) for turn in turns]
         if "role" in columns:
-            speakers = [str(value_of(turn, columns["role"])) for turn in turns if isinstance(turn, dict)]
+            named = [value_of(turn, columns["role"]) for turn in turns if isinstance(turn, dict)]
+            speakers = [str(speaker) for speaker in named if speaker is not None]
             _check_speakers(speakers, columns.get("assistant", columns.get("assistant_role")))
     return mapped
 
@@ -78,7 +79,7 @@ def _check_speakers(speakers: Sequence[str], assistant: str | None) -> None:
     """Raise RowRefused where the assistant that was named does not speak, or where none was, nobody has its role, and
     somebody has no role."""
     names, roles = ", ".join(dict.fromkeys(speakers)), {ROLES.get(_plain(speaker)) for speaker in speakers}
-    if assistant is not None and _plain(assistant) not in map(_plain, speakers):
+    if speakers and assistant is not None and _plain(assistant) not in map(_plain, speakers):
         raise RowRefused("no-answer", f"no turn is of {assistant}, only of: {names}")
     if assistant is None and None in roles and "assistant" not in roles:
         raise RowRefused("who-answers", f"{names}: say who answers, as in --columns ...,assistant={speakers[-1]}")

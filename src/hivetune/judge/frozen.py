@@ -60,14 +60,15 @@ def frozen_prompts(settings: EvalConfig, sides: Iterable[str], own: str | None =
     """
     names = {side.name.partition("@")[0] for side in map(parse_side, sides) if side.kind == "release"}
     named = {entry for entry in settings.frozen if is_name(entry)}
-    with closing(open_database()) as database:
-        known = {own, *names_with_wins(), *(release.name for release in releases(database))} if named else named
-    if unknown := sorted(named - known):
-        raise UsageError(
-            f"eval.frozen: no release is called {unknown[0]!r}",
-            hint=f"see them: hivetune registry; if it is a file: ./{unknown[0]}",
-        )
-    names |= named
+    if named:
+        with closing(open_database()) as database:
+            known = {own, *names_with_wins(), *(release.name for release in releases(database))}
+        if unknown := sorted(named - known):
+            raise UsageError(
+                f"eval.frozen: no release is called {unknown[0]!r}",
+                hint=f"see them: hivetune registry; if it is a file: ./{unknown[0]}",
+            )
+        names |= named
     questions = [question for name in sorted(names) for question in wins_of(name)]
     questions += own_questions(settings.frozen, settings.checker)
     questions += general_questions() if settings.general else []
