@@ -9,7 +9,7 @@ the time; what it finds is in DIR/card.json at once, so the results are valid wh
 Nothing of this was run on a card yet. Parts in this order:
 
     facts      the doctor's look              job      1,500 rows, 3 epochs, 0.5B: every step
-    proof      the doctor's proof             peers    TRL's SFTTrainer on the same rows, where it is installed
+    peers    TRL's SFTTrainer on the same rows, where it is installed
     correct    loss, each gradient, graphs    1.5b 3b 7b   steps of larger models
     resume     a killed run, gone on with
     0.5b       steps, memory, kernels
@@ -38,7 +38,6 @@ SOURCE = HERE.parent / "src"
 # Part and the most seconds that it may take; what is left of the minutes bounds it too.
 PARTS = {
     "facts": 30.0,
-    "proof": 150.0,
     "correct": 120.0,
     "resume": 120.0,
     "0.5b": 90.0,

@@ -111,7 +111,7 @@ def install_for_amd(architectures: list[str]) -> None:
 def install_for_nvidia() -> None:
     """pip's own build is for CUDA 13, which needs a card from Turing on and driver 580; else an older build."""
     from hivetune.machine.knowledge.facts import in_range
-    from hivetune.machine.nvml import read_nvidia
+    from hivetune.machine.nvidia import read_nvidia
 
     cards = [
         {"vendor": "nvidia", "capability": card["architecture"], "driver": card["driver"]} for card in read_nvidia()

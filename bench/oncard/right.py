@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,32 +33,6 @@ def facts(device: str, work: Path, tiny: bool) -> Found:
     yield "torch", seen.software.torch.version
     yield "doctor", of_this_account().document(report_document(seen, judge_machine(seen)))
     yield "text", of_this_account().text(facts_as_text(seen)).splitlines()
-
-
-def proof(device: str, work: Path, tiny: bool) -> Found:
-    """The doctor's proof of this device alone; the profile that it writes is a finding too."""
-    from hivetune.base.disk import read_json
-    from hivetune.machine.doctor.prove import ProofJob, ProofLimits, job_of, prove_device, with_proven
-    from hivetune.machine.doctor.report import proof_document
-    from hivetune.machine.inventory import read_machine
-    from hivetune.machine.profile import read_profile, write_profile
-
-    machine = read_machine()
-    number = int(device.partition(":")[2] or 0)
-    kind = machine.cards[number].kind if device.startswith("cuda") and number < len(machine.cards) else "cpu"
-    if device.startswith("cuda") and kind == "cpu":
-        kind = "cuda"  # in a container that hides the driver's own tree
-    job = job_of(None, on_card=kind != "cpu")
-    limits = ProofLimits()
-    if tiny:
-        sizes = {"model_type": "llama", **{key: value for key, value in SMALL.items() if isinstance(value, int)}}
-        job, limits = ProofJob("tiny", sizes, 8, (64,)), replace(limits, calls=20)
-    proven = prove_device(device, kind, job, limits)
-    (document,) = proof_document([proven])
-    yield "dtype", document["dtype"]
-    yield "sets", document
-    path = write_profile(with_proven(read_profile(machine.fingerprint), proven))
-    yield "profile", read_json(path)
 
 
 def correct(device: str, work: Path, tiny: bool) -> Found:
@@ -229,4 +202,4 @@ def relative(found: Any, truth: Any) -> float:
     return float((found - truth).norm() / truth.norm().clamp_min(1e-30))
 
 
-PARTS = {"facts": facts, "proof": proof, "correct": correct, "resume": resume}
+PARTS = {"facts": facts, "correct": correct, "resume": resume}

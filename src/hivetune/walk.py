@@ -26,7 +26,7 @@ from hivetune.serve.register import register_run
 from hivetune.train.open import Run, load_run
 from hivetune.train.plan.choose import with_advice
 from hivetune.train.plan.run import Planned, plan_run
-from hivetune.train.probe import probe_run, proof_is_due, prove_again
+from hivetune.train.probe import probe_run
 from hivetune.train.start import open_run, train_run
 from hivetune.train.supervise.attempt import Terms
 
@@ -104,10 +104,9 @@ def measure(run: Run, progress: Progress = silent, meanwhile: Callable[[], None]
     """Choose precision and micro-batch size of a run by measuring two steps; return the environment variables that were
     set.
 
-    If driver, torch or card changed, the machine is tested first. `meanwhile` is called while the steps run.
+    `meanwhile` is called while the steps run.
     """
-    notes = [prove_again(run, progress)] if proof_is_due(run) else []
-    return notes + [variable.words for variable in probe_run(run, progress, meanwhile)]
+    return [variable.words for variable in probe_run(run, progress, meanwhile)]
 
 
 def open_trained(run: str | Path) -> Run:

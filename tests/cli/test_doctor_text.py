@@ -91,7 +91,7 @@ def test_a_machine_that_cannot_train_is_one_document(
     monkeypatch.setattr(command, "judge_machine", lambda facts, job: Judgement((fatal,), ()))
     monkeypatch.setattr(MODE, "json", True)
     with pytest.raises(typer.Exit) as raised:
-        command.doctor(quick=True, soak=0.0)
+        command.doctor()
     document = json.loads(capsys.readouterr().out)
     assert raised.value.exit_code == 4 and not document["fit"]
     assert document["error"]["message"] == "cannot train here: torch is missing"

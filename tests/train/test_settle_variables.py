@@ -8,16 +8,13 @@ import pytest
 from machine.doctor.machines import Fake, Gpu, seen_from
 
 from hivetune.config import parse_config
-from hivetune.machine.doctor.look import look
-from hivetune.machine.doctor.prove import LEAVE_HIPBLASLT
-from hivetune.machine.profile import Proof, ProvenSet, read_profile, write_profile
+from hivetune.machine.doctor.findings import LEAVE_HIPBLASLT
 from hivetune.run.choices import NO_CHOICES
 from hivetune.run.folder import OUTCOME, PROBE, read_resolved, write_resolved
 from hivetune.train.open import Run
 from hivetune.train.probe import settle_variables
 
 R9700 = Gpu(120001, "AMD Radeon AI PRO R9700", 32)
-STRIX_HALO = Gpu(110501, "Radeon 8060S Graphics", 64)
 OVERRIDE = {"HSA_OVERRIDE_GFX_VERSION": "10.3.0"}
 
 
@@ -47,20 +44,6 @@ def test_what_the_user_has_set_stays_unless_it_does_harm(name: str, tmp_path: Pa
     mine = fake(**{name: "1"}, **OVERRIDE)  # type: ignore[arg-type]
     chosen = settle_variables(a_run(tmp_path), seen_from(mine, tmp_path / "machine"))
     assert {one.name for one in chosen} == {"ROCBLAS_USE_HIPBLASLT", "HSA_OVERRIDE_GFX_VERSION"}
-
-
-@pytest.mark.parametrize("card", [STRIX_HALO, R9700])
-def test_what_was_proven_here_comes_before_what_is_reported_but_on_gfx12(card: Gpu, tmp_path: Path) -> None:
-    """hipBLASLt computed right and fastest in the doctor's proof: nothing keeps the run from it. On gfx12 test products
-    are right, and the run faults all the same."""
-    where = seen_from(fake(card, **OVERRIDE), tmp_path / "machine")
-    profile = read_profile(look(where).machine.fingerprint)
-    best = {"bfloat16": ProvenSet(0.1), "float32": ProvenSet(0.9, {}, LEAVE_HIPBLASLT)}
-    write_profile(profile.with_proof("cuda:0", Proof(0.0, "job", "bfloat16", best)))
-    for dtype, kept in (("auto", LEAVE_HIPBLASLT if card is R9700 else {}), ("float32", LEAVE_HIPBLASLT)):
-        run = a_run(tmp_path / dtype, dtype=dtype)
-        settle_variables(run, where)
-        assert read_resolved(run.folder)[1].environment == {**kept, "HSA_OVERRIDE_GFX_VERSION": None}
 
 
 @pytest.mark.parametrize("settings", [{"device": "cpu"}, {}])

@@ -10,7 +10,7 @@ import typer
 from hivetune import __version__
 from hivetune.base.paths import quoted
 from hivetune.base.private import open_plain
-from hivetune.cli.output import emit, emit_failed, parts, progress, say, show
+from hivetune.cli.output import emit, emit_failed, parts, say, show
 from hivetune.config import load_config
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.machine.doctor.findings import (
@@ -19,20 +19,14 @@ from hivetune.machine.doctor.findings import (
     advised_variables,
     as_shell,
     judge_machine,
-    proven_environment,
 )
 from hivetune.machine.doctor.look import look
-from hivetune.machine.doctor.prove import ProvenDevice, prove_look
 from hivetune.machine.doctor.report import (
     facts_as_text,
     findings_as_text,
     of_this_account,
-    proof_as_text,
-    proof_document,
     report_document,
-    with_proof,
 )
-from hivetune.machine.profile import read_profile
 from hivetune.run.folder import WORKER_LOG
 from hivetune.train.supervise.diagnose import LAST_RESORT, Diagnosis, Evidence, diagnose
 from hivetune.train.supervise.ladder import RUNGS
@@ -49,31 +43,21 @@ def doctor(
     env: Annotated[
         bool, typer.Option("--env", help="Print the environment variables that this card needs, for a shell.")
     ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Skip the tests; takes two seconds.")] = False,
-    soak: Annotated[
-        float, typer.Option(metavar="MINUTES", help="Keep testing for this long, to find rare faults.", min=0.0)
-    ] = 0.0,
 ) -> None:
-    """Test this machine and report what is wrong, with the command that fixes it; or explain an error.
+    """Check this machine and report what is wrong, with the command that fixes it; or explain an error.
 
-    The tests check that the machine computes correctly. Their results are saved for plan and train. The report names
-    no user or host.
+    Nothing is changed or kept. The report names no user or host.
     """
     if text is not None:
-        if config is not None or env or quick or soak:
+        if config is not None or env:
             raise UsageError("the explanation of an error takes no options", hint="leave them out")
         explain_text(text)
         return
-    if quick and soak:
-        raise UsageError("--quick skips the tests that --soak repeats", hint="leave one of them out")
     settings = None if config is None else load_config(config, [])
     job = Demand() if settings is None else Demand(settings.dtype, settings.method)
     facts = look()
     if env:
-        proven_here = proven_environment(
-            read_profile(facts.machine.fingerprint), "cuda:0" if facts.cards else "cpu", job.dtype
-        )
-        advised = advised_variables(facts, proven_here)
+        advised = advised_variables(facts)
         if not advised:
             say("this machine needs no environment variables")
         else:
@@ -81,16 +65,10 @@ def doctor(
         emit({"variables": [parts(variable, "name", "value", "why") for variable in advised]})
         return
     judgement = judge_machine(facts, job)
-    proven: tuple[ProvenDevice, ...] = ()
-    if judgement.fit and not quick:
-        with progress("testing that this machine computes correctly") as report:
-            proven = prove_look(facts, settings, soak_s=60 * soak, progress=report)
-        judgement = with_proof(judgement, proven)
     redaction = of_this_account()
-    proof = [proof_as_text(proven)] if proven else []
-    texts = [f"hivetune {__version__}\n{facts_as_text(facts)}", *proof, findings_as_text(judgement)]
+    texts = [f"hivetune {__version__}\n{facts_as_text(facts)}", findings_as_text(judgement)]
     show(redaction.text("\n\n".join(texts)))
-    document = redaction.document(report_document(facts, judgement) | {"proof": proof_document(proven)})
+    document = redaction.document(report_document(facts, judgement))
     if not judgement.fit:
         worst = judgement.findings[0]
         emit_failed(document, MachineNotFit(f"cannot train here: {worst.title}", hint=worst.mend))

@@ -22,7 +22,7 @@ from hivetune.base.disk import home
 from hivetune.base.kernel import kfd_architectures, memory_sizes, system_text, usable_cores, whole_number
 from hivetune.base.typed import to_plain
 from hivetune.machine.knowledge.facts import first_fact
-from hivetune.machine.nvml import read_nvidia
+from hivetune.machine.nvidia import read_nvidia
 
 CardKind = Literal["cpu", "cuda", "rocm"]
 # The instruction sets that decide the speed of a GEMM, slowest first.

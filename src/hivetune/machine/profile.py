@@ -1,6 +1,6 @@
-"""The profile of a machine: measured rates, probes and proven choices, kept per fingerprint.
+"""The profile of a machine: measured rates, probes and remembered choices, kept per fingerprint.
 
-The probe, the doctor and recovery write `home()/profiles/FINGERPRINT.json`; everything else reads it. Another driver,
+The probe and recovery write `home()/profiles/FINGERPRINT.json`; everything else reads it. Another driver,
 card, torch or core count has another fingerprint, so a profile is never stale.
 """
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hivetune.base.disk import home, read_json, write_json
-from hivetune.base.typed import from_plain, to_plain
 
 _SCHEMA = 1
 # What `dtype: auto` is on a device, and what multiplies matrices on "DEVICE DTYPE".
@@ -21,33 +20,12 @@ WORTH_IT = 1.25
 
 
 @dataclass(frozen=True)
-class ProvenSet:
-    """The fastest correct backends of one precision: choices, environment, and the seconds of a step's parts."""
-
-    step_s: float
-    choices: Mapping[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Proof:
-    """The proof of a device: the fastest correct set by dtype, the dtype to use, and why sets were rejected."""
-
-    time: float
-    job: str
-    dtype: str | None
-    best: Mapping[str, ProvenSet] = field(default_factory=dict)
-    rejected: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Profile:
     """The measurements of one machine.
 
     `rates`: device ("cpu", "cuda:0") -> dtype -> FLOP/s of a canary GEMM. `probes`: model and setting -> points.
     `choices`: `rungs` that helped a recovery, `dtypes` that `dtype: auto` became, `products` that multiply matrices.
-    `other_rates`: device -> bandwidth, launch_s, to_device, from_device (measure/rates.py), and the bytes per second
-    of "disk". `proofs`: device -> Proof, as plain values.
+    `other_rates`: device -> bandwidth, launch_s, to_device, from_device (measure/rates.py).
     """
 
     fingerprint: str
@@ -55,7 +33,6 @@ class Profile:
     choices: Mapping[str, Any] = field(default_factory=dict)
     probes: Mapping[str, Any] = field(default_factory=dict)
     other_rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    proofs: Mapping[str, Any] = field(default_factory=dict)
 
     def with_rates(self, device: str, rates: Mapping[str, float]) -> "Profile":
         """Return the profile with the best rates seen, since a busy minute does not show what the machine can do."""
@@ -70,24 +47,6 @@ class Profile:
 
     def with_decided(self, topic: Decision, device: str, value: str) -> "Profile":
         return replace(self, choices={**self.choices, topic: {**self.choices.get(topic, {}), device: value}})
-
-    def proof(self, device: str) -> Proof | None:
-        """Return the proof of a device, None without one of this version."""
-        try:
-            return from_plain(Proof, self.proofs[device]) if device in self.proofs else None
-        except ValueError:
-            return None
-
-    def with_proof(self, device: str, proof: Proof) -> "Profile":
-        proven = replace(self, proofs={**self.proofs, device: to_plain(proof)})
-        return proven if proof.dtype is None else proven.with_decided("dtypes", device, proof.dtype)
-
-    def right_rates(self, device: str) -> Mapping[str, float] | None:
-        """Return the rates of a device without precisions that no backend computed right, None if never measured."""
-        rates, proof = self.rates.get(device), self.proof(device)
-        if rates is None or proof is None or not proof.best:
-            return rates
-        return {dtype: rate for dtype, rate in rates.items() if dtype in proof.best}
 
     def with_probe(self, key: str, probe: Mapping[str, Any]) -> "Profile":
         return replace(self, probes={**self.probes, key: dict(probe)})
@@ -110,12 +69,6 @@ def read_profile(fingerprint: str) -> Profile:
         return Profile(fingerprint)
     parts = {name: content[name] for name in _PARTS if name in content}
     return Profile(fingerprint, **{name: part for name, part in parts.items() if isinstance(part, dict)})
-
-
-def proven_before(fingerprint: str) -> bool:
-    """Return whether this home has a proof, but none for this fingerprint: driver, torch or card has changed."""
-    others = [path.stem for path in (home() / "profiles").glob("*.json") if path.stem != fingerprint]
-    return not read_profile(fingerprint).proofs and any(read_profile(b).proofs for b in others)
 
 
 def write_profile(profile: Profile) -> Path:

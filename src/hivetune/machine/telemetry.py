@@ -1,7 +1,7 @@
 """Samples of memory, load and cards during a run, for post-mortems, and the energy that the machine uses.
 
-They are from psutil, AMD's sysfs (hwmon), NVML and the processor's RAPL. Nothing here imports torch or starts a
-program; missing sensors are left out. `root` replaces `/` in tests.
+They are from psutil, AMD's sysfs (hwmon), nvidia-smi and the processor's RAPL. Missing sensors are left out. `root`
+replaces `/` in tests.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from hivetune.base.kernel import whole_number
-from hivetune.machine.nvml import read_nvidia
+from hivetune.machine.nvidia import read_nvidia
 
 # The values of an NVIDIA card that change during a run.
 SENSORS = ("memory_bytes", "used_bytes", "temperature_c", "watts", "busy_percent", "hot")

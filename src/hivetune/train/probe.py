@@ -1,15 +1,13 @@
-"""Before step 0: environment variables, two measured steps and, where it is due, a new proof settle a run's choices."""
+"""Before step 0: environment variables and two measured steps settle a run's choices."""
 
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
-from hivetune.machine.doctor.findings import Variable, advised_variables, proven_environment
+from hivetune.machine.doctor.findings import Variable, advised_variables
 from hivetune.machine.doctor.look import Surroundings, look
-from hivetune.machine.doctor.prove import prove_look
-from hivetune.machine.doctor.report import proof_as_text
 from hivetune.machine.inventory import read_machine
-from hivetune.machine.profile import proven_before, read_profile
+from hivetune.machine.profile import read_profile
 from hivetune.process.parent import see_off, start_child
 from hivetune.process.protocol import Beat, Probe
 from hivetune.records import Progress, silent
@@ -28,9 +26,7 @@ def settle_variables(run: Run, where: Surroundings | None = None) -> tuple[Varia
         config, choices = read_resolved(run.folder)
         if has_begun(run.folder) or choices.environment is not None or config.device == "cpu":
             return ()
-        facts = look(where or Surroundings(folder=run.folder, measure=False))
-        proven = proven_environment(read_profile(facts.machine.fingerprint), config.device, config.dtype)
-        advised = advised_variables(facts, proven, keep_set=True)
+        advised = advised_variables(look(where or Surroundings(folder=run.folder, measure=False)), keep_set=True)
         if advised:
             settled = replace(choices, environment={variable.name: variable.value for variable in advised})
             write_resolved(run.folder, config, settled)
@@ -77,20 +73,3 @@ def probe_run(
             outcome.check("the probe")
         do_once()  # the child ended before it was done
     return variables
-
-
-def proof_is_due(run: Run) -> bool:
-    """Return whether driver, torch or card changed since this home's proof, and the run has not begun.
-
-    A user who never ran the doctor does not wait for it: each run compares its own first step with transformers.
-    """
-    return not has_begun(run.folder) and proven_before(read_machine().fingerprint)
-
-
-def prove_again(run: Run, progress: Progress = silent) -> str:
-    """Prove this machine at the run's shapes, which takes about a minute. Return what came out, in words.
-
-    The profile that is written decides what the run may compute in. Raises UsageError as `job_of`.
-    """
-    with hold_run(run.folder):
-        return proof_as_text(prove_look(look(Surroundings(folder=run.folder)), run.config, progress=progress))

@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 from machines import GIB, IVY_BRIDGE, Fake, Gpu, seen
 
-from hivetune.machine.doctor.findings import WORST_FIRST, Demand, advised_variables, judge_machine, proven_environment
-from hivetune.machine.doctor.prove import LEAVE_HIPBLASLT
+from hivetune.machine.doctor.findings import LEAVE_HIPBLASLT, WORST_FIRST, Demand, advised_variables, judge_machine
 from hivetune.machine.doctor.report import facts_as_text, findings_as_text
 from hivetune.machine.inventory import Card
-from hivetune.machine.profile import Profile, Proof, ProvenSet
 from hivetune.run.choices import Choices
 from hivetune.train.supervise.ladder import void_rungs
 
@@ -505,23 +503,6 @@ def test_variables_are_for_the_card_with_a_reason_each(tmp_path: Path) -> None:
     assert advised(Fake(gpus=[MI50], torch="2.7.0+rocm6.3", environment=wrong), "mi50") == dict.fromkeys(wrong)
     two = Fake(gpus=[R9700, RX7900], torch="2.11.0+rocm7.2", kernel="6.12.1")
     assert advised(two, "two") == {}
-
-
-def test_what_was_proven_here_comes_before_what_is_reported_elsewhere(tmp_path: Path) -> None:
-    def values(card: Gpu, environment: dict[str, str]) -> dict[str, str | None]:
-        one = seen(Fake(gpus=[card], torch="2.13.0+rocm7.2"), tmp_path / f"{card.target} {len(environment)}")
-        best = {"bfloat16": ProvenSet(1.0, environment=environment)}
-        profile = Profile("f").with_proof("cuda:0", Proof(0.0, "a job", "bfloat16", best))
-        proven = proven_environment(profile, "auto", "auto")
-        assert proven_environment(profile, "cuda:1", "auto") is None
-        assert proven_environment(profile, "cuda", "float32") is None
-        return {variable.name: variable.value for variable in advised_variables(one, proven)}
-
-    off = {"TORCH_BLAS_PREFER_HIPBLASLT": "0"}
-    assert values(STRIX_HALO, {}) == {}  # hipBLASLt computed right here
-    assert values(STRIX_HALO, off) == off
-    # On gfx12 products alone are right, and the run faults all the same.
-    assert values(R9700, {}) == values(R9700, off) == LEAVE_HIPBLASLT
 
 
 def test_what_is_advised_on_gfx12_leaves_nothing_for_the_first_rung(tmp_path: Path) -> None:

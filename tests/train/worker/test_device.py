@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from hivetune.errors import MachineNotFit
 from hivetune.machine.inventory import read_machine
-from hivetune.machine.profile import Proof, ProvenSet, read_profile, write_profile
+from hivetune.machine.profile import read_profile, write_profile
 from hivetune.run.choices import NO_CHOICES, Choices
 from hivetune.train.worker import device
 
@@ -37,19 +36,6 @@ def test_what_the_profile_knows_is_not_measured_again(monkeypatch: pytest.Monkey
     assert device.complete("cpu", "auto", NO_CHOICES).dtype == "bfloat16"
 
 
-def test_a_new_run_takes_the_backends_that_were_proven(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no precision in which nothing computed right, however fast it is; a run that has begun stays as it is."""
-    monkeypatch.setattr(device, "product_rates", lambda place: pytest.fail("measured"))
-    best = {"float32": ProvenSet(1.0, {"kernels": "torch", "attention": "eager"})}
-    profile = read_profile(read_machine().fingerprint).with_rates("cpu", {"float32": 1e11, "bfloat16": 9e11})
-    write_profile(profile.with_proof("cpu", Proof(0.0, "job", "float32", best)))
-    chosen = device.complete("cpu", "auto", NO_CHOICES)
-    assert (chosen.dtype, chosen.kernels, chosen.attention) == ("float32", "torch", "eager")
-    assert device.complete("cpu", "bfloat16", NO_CHOICES).kernels in ("native", "torch")  # not proven, not refused
-    assert device.complete("cpu", "auto", Choices(dtype="float32")).kernels is None
-    assert device.complete("cpu", "auto", Choices(kernels="native")).kernels == "native"
-
-
 def test_a_run_keeps_the_kernels_that_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
     """They were no choice: resumed without a compiler, a run went on with other roundings, and said nothing."""
     monkeypatch.setattr(device, "missing_kernels_reason", lambda: "")
@@ -60,16 +46,6 @@ def test_a_run_keeps_the_kernels_that_it_began_with(monkeypatch: pytest.MonkeyPa
     plain = device.complete("cpu", "float32", NO_CHOICES)
     assert (plain.kernels, plain.kernels_why) == ("torch", "no C++ compiler")
     assert device.complete("cpu", "float64", NO_CHOICES).kernels_why is None
-
-
-def test_a_precision_that_was_proven_wrong_is_refused_in_the_proofs_words() -> None:
-    profile = read_profile(read_machine().fingerprint).with_rates("cpu", {"float32": 1e11, "bfloat16": 9e11})
-    rejected = {"bfloat16 on cpu, own kernels": "norm of 64 tokens: zeros"}
-    write_profile(profile.with_proof("cpu", Proof(0.0, "job", "float32", {"float32": ProvenSet(1.0)}, rejected)))
-    with pytest.raises(MachineNotFit, match="bfloat16 does not compute right on cpu: norm of 64 tokens") as caught:
-        device.complete("cpu", "bfloat16", NO_CHOICES)
-    assert caught.value.hint.startswith("set dtype: float32")
-    assert device.complete("cpu", "auto", NO_CHOICES).dtype == "float32"
 
 
 def test_threads_are_the_cores_that_a_container_may_use(monkeypatch: pytest.MonkeyPatch) -> None:

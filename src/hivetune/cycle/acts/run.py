@@ -61,7 +61,7 @@ from hivetune.run.folder import CONFIG, EVALUATION, RECORD, SCORES, adapter_hash
 from hivetune.specialists.station import train_specialists
 from hivetune.specialists.survey import Attended
 from hivetune.train.open import Run, load_run
-from hivetune.train.probe import probe_run, proof_is_due, prove_again
+from hivetune.train.probe import probe_run
 from hivetune.train.start import open_run, train_run
 
 
@@ -78,8 +78,6 @@ def slice_of(context: ActContext, run: Run, left_kwh: float | None = None) -> st
     """Train one slice. The worker holds the card's lease as long as it lives; the kernel returns it."""
     slice_ = Slice(context.allowed, context.config.cycle.yield_to == "serving", left_kwh)
     total = len(run.plan.steps)
-    if proof_is_due(run):
-        prove_again(run, context.progress("proving again that this machine computes right"))
     probe_run(run, context.progress("measuring this machine"))
     report = context.progress("training")
     slice_.on_step = lambda step: report(step, total)

@@ -63,7 +63,7 @@ def shown_loop(loop: CycleLoop) -> dict[str, Any]:
 
 
 def doctor_page(watcher: Watcher, request: PageRequest) -> Page:
-    """Show the facts of this machine as `hivetune doctor --quick` does. Nothing is measured, which would disturb a
+    """Show the facts of this machine as `hivetune doctor` does. Nothing is measured, which would disturb a
     training."""
     facts_seen = look(Surroundings(measure=False))
     judgement = judge_machine(facts_seen, Demand())

@@ -12,13 +12,18 @@ from hivetune.base.kernel import gfx_name
 from hivetune.base.paths import pip_install, uv_install
 from hivetune.machine.doctor.look import Look, SeenCard, Software
 from hivetune.machine.knowledge.facts import Fact, choose_install, facts, first_fact, is_met
-from hivetune.machine.profile import Profile
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # in the order of reading
 OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
 HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 # Graphics inside a processor have less memory; beside a real card no run would use them.
 SMALL_CARD_BYTES = 2 << 30
+# ROCBLAS_USE_HIPBLASLT is needed too: rocBLAS itself prefers hipBLASLt on gfx12 (its environment variables).
+LEAVE_HIPBLASLT = {
+    "TORCH_BLAS_PREFER_HIPBLASLT": "0",
+    "TORCH_BLAS_PREFER_CUBLASLT": "0",
+    "ROCBLAS_USE_HIPBLASLT": "0",
+}
 CPU_BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
@@ -285,8 +290,8 @@ def _open_question(observed: Mapping[str, Any], card_name: str) -> str:
     if pair not in (("amd", "rocm"), ("nvidia", "cuda")) or first_fact("build", observed):
         return ""
     if not first_fact("chip", observed):
-        return f"{card_name}: nothing is known of this architecture; only the proof can tell"
-    return f"{card_name}: no report of torch {observed.get('torch')} on it, good or bad; only the proof can tell"
+        return f"{card_name}: nothing is known of this architecture"
+    return f"{card_name}: no report of torch {observed.get('torch')} on it, good or bad"
 
 
 def _of_variables(look: Look, whole: Mapping[str, Any]) -> Iterable[MachineFinding]:
@@ -360,13 +365,10 @@ class Variable:
         return f"{self.name}={self.value}: {self.why}" if self.value is not None else f"no {self.name}: {self.why}"
 
 
-def advised_variables(
-    look: Look, proven: Mapping[str, str] | None = None, *, keep_set: bool = False
-) -> tuple[Variable, ...]:
+def advised_variables(look: Look, *, keep_set: bool = False) -> tuple[Variable, ...]:
     """Return the variables that a worker on this machine should have, set or removed.
 
-    `proven` has the variables of the fastest correct set in the machine's profile, which outrank advice; None if
-    nothing was proven. With `keep_set` the user's own values stay unless they are known to do harm.
+    With `keep_set` the user's own values stay unless they are known to do harm.
     """
     observed = [of_card(look, card) for card in cards_in_question(look)] or [of_machine(look)]
     # Variables that are set and harm one of the cards.
@@ -381,29 +383,18 @@ def advised_variables(
     good = [
         Variable(fact.more["name"], fact.more["value"], fact.says, fact)
         for fact in facts("advice")
-        if not (proven is not None and fact.more.get("proof_decides", False))
-        and all(is_met(fact.when, facts_of_card) for facts_of_card in observed)
+        if all(is_met(fact.when, facts_of_card) for facts_of_card in observed)
     ]
     good += [
         Variable(name, value, "another card can't work with this torch") for name, value in visible_cards(look).items()
     ]
     chosen |= {v.name: v for v in good if not (keep_set and _is_set(v, look.variables)) or v.name in chosen}
-    for name, value in (proven or {}).items():
-        chosen[name] = Variable(name, value, "the fastest of those that computed right here, by this machine's profile")
     return tuple(chosen.values())
 
 
 def _is_set(v: Variable, variables: Mapping[str, str]) -> bool:
     """Return whether the user has set a variable, also by another name of the same switch."""
     return v.name in variables or (v.fact is not None and v.fact.more.get("other_name") in variables)
-
-
-def proven_environment(profile: Profile, device: str, dtype: str) -> Mapping[str, str] | None:
-    """Return the variables of the fastest correct set on a device in a dtype (auto: the best), None without a proof."""
-    number = device.partition(":")[2] or "0"
-    proof = profile.proof(device if device == "cpu" else f"cuda:{number}")
-    best = proof.best.get((proof.dtype or "") if dtype == "auto" else dtype) if proof else None
-    return best.environment if best else None
 
 
 def as_shell(variables: tuple[Variable, ...]) -> str:

@@ -133,7 +133,7 @@ def _published(card: Mapping[str, Any], cores: int = 0) -> Device:
 
 def _with_measured(device: Device, profile: Profile) -> Device:
     """Return the device with this machine's measurements instead of published numbers."""
-    measured = profile.right_rates(device.torch_name)
+    measured = profile.rates.get(device.torch_name)
     if measured is not None:
         note = "" if device.kind == "cpu" else device.note
         device = replace(device, rates=measured, measured=True, source="GEMMs measured on this machine", note=note)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-from hivetune.machine.doctor.prove import LEAVE_HIPBLASLT
+from hivetune.machine.doctor.findings import LEAVE_HIPBLASLT
 from hivetune.machine.faults import fault as fault_of
 from hivetune.run.choices import NO_CHOICES, Choices
 

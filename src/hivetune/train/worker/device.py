@@ -12,7 +12,7 @@ from hivetune.base.kernel import usable_cores
 from hivetune.config import RunConfig
 from hivetune.errors import MachineNotFit
 from hivetune.machine.inventory import WORKERS_PER_MACHINE, read_machine
-from hivetune.machine.profile import Profile, read_profile
+from hivetune.machine.profile import read_profile
 from hivetune.process.lease import card_name, train_on
 from hivetune.run.choices import Choices
 from hivetune.run.folder import write_resolved
@@ -66,13 +66,12 @@ def complete(device: str, dtype: str, choices: Choices) -> Choices:
     if choices.dtype is None:  # a run that begins
         profile = read_profile(read_machine().fingerprint)
         precision = dtype
-        if dtype == "auto":  # by the profile's rates, where the doctor or a probe has measured them; else measure now
+        if dtype == "auto":  # by the profile's rates, where a probe has measured them; else measure now
             # Near a tie the earlier decision on this machine stands; the probe writes it down.
             place = device_name(checked)
             decided = profile.decided("dtypes", place)
-            precision = auto_dtype(profile.right_rates(place) or product_rates(checked), decided)
+            precision = auto_dtype(profile.rates.get(place) or product_rates(checked), decided)
         choices = replace(choices, dtype=precision)
-        choices = choices.over(proven_choices(checked, precision, profile))
         if precision in ("float32", "bfloat16") and checked.type == "cpu" and choices.products is None:
             decided = profile.decided("products", f"{name} {precision}")
             choices = replace(choices, products=chosen_products(decided, DTYPES[precision]))
@@ -82,27 +81,6 @@ def complete(device: str, dtype: str, choices: Choices) -> Choices:
             native = has_kernels and not reason
             choices = replace(choices, kernels="native" if native else "torch", kernels_why=reason or None)
     return replace(choices, device=name, threads=choices.threads or default_threads())
-
-
-def proven_choices(device: torch.device, dtype: str, profile: Profile) -> Choices:
-    """Return the backends that computed right and fastest here; nothing where the doctor has not looked.
-
-    Raises MachineNotFit for a precision in which none did.
-    """
-    proof = profile.proof(device_name(device))
-    if proof is None:
-        return Choices()
-    if dtype in proof.best:
-        return Choices(**proof.best[dtype].choices)
-    reason = next((reason for name, reason in proof.rejected.items() if name.startswith(f"{dtype} ")), None)
-    if reason is None:
-        return Choices()
-    remedy = "set device: cpu, " if device.type != "cpu" else ""
-    remedy = f"set dtype: {proof.dtype}, " if proof.dtype else remedy
-    raise MachineNotFit(
-        f"{dtype} does not compute right on {device_name(device)}: {reason}",
-        hint=f"{remedy}or prove the machine again after a change: hivetune doctor",
-    )
 
 
 def device_name(device: torch.device) -> str:

@@ -15,10 +15,8 @@ from hivetune.base.disk import home
 from hivetune.base.private import keep_private
 from hivetune.errors import HivetuneError, MachineNotFit
 from hivetune.machine.cluster import claim_device, find_model, read_membership
-from hivetune.machine.doctor.findings import advised_variables, proven_environment
+from hivetune.machine.doctor.findings import advised_variables
 from hivetune.machine.doctor.look import Surroundings, look
-from hivetune.machine.inventory import read_machine
-from hivetune.machine.profile import read_profile
 from hivetune.process.launch import ENVIRONMENT
 
 if TYPE_CHECKING:
@@ -109,6 +107,5 @@ def _own_environment(device: str) -> dict[str, str]:
     """Return the environment variables for this machine's card, as for a run on this machine."""
     if device == "cpu":
         return {}
-    proven = proven_environment(read_profile(read_machine().fingerprint), device, "auto")
-    advised = advised_variables(look(Surroundings(folder=home(), measure=False)), proven, keep_set=True)
+    advised = advised_variables(look(Surroundings(folder=home(), measure=False)), keep_set=True)
     return {variable.name: variable.value for variable in advised if variable.value is not None}
