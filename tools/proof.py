@@ -83,21 +83,11 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         "environment (HIVETUNE_OTHER_PYTHON: of another torch) takes part in one run",
         ["-m", "proof", "tests/cluster/test_cluster.py"],
     ),
-    "cluster-sweep": (
-        "a sweep of two variants on two machines of a real local Ray cluster, a real run on each, one machine killed "
-        "without notice: the adapters of a sweep without a cluster, byte for byte",
-        ["-m", "proof", "tests/cluster/test_sweep_on_cluster.py"],
-    ),
     "streaming": (
         "frozen layers streamed by a reader of a known rate: the knee of a step's time over tokens is within 20 % of "
         "T* = b F / (2 B), every loss and gradient has the bits of layers that stay, and the process's peak is that of "
         "the layers that stay and three more",
         ["tests/train/worker/model/test_streaming_proof.py", "tests/train/worker/model/test_streaming.py"],
-    ),
-    "sweep": (
-        "a sweep on a real model: killed in the middle it goes on, a bad learning rate stops at a quarter of the "
-        "steps, the best is judged, the same command again trains nothing",
-        ["-m", "proof", "tests/test_sweep.py"],
     ),
     "isolation": (
         "10,000 rows with 200 that give NaN and 3 that kill the worker: exactly those 203 are quarantined",

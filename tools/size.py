@@ -29,7 +29,7 @@ BUDGETS: dict[str, tuple[tuple[str, ...], int]] = {
     "serve": (("serve", "llama", "routing"), 3200),
     "cycle": (("cycle",), 2000),
     "dashboard": (("dashboard",), 2000),
-    "features": (("synth", "specialists", "learn", "cluster", "sweep"), 5500),
+    "features": (("synth", "specialists", "cluster"), 5500),
     "cli": (("cli", "walk"), 2700),
 }
 MAX_LINES, MAX_MODULES, MAX_CHAIN, MAX_IMPORT_SHARE = 52_000, 280, 18, 0.045

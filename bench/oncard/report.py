@@ -60,7 +60,6 @@ SHOWN = (
     "dtype",
     "wrong",
     "worst",
-    "resumed",
     "agents",
     "plain",
     "full",

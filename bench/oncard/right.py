@@ -2,9 +2,6 @@
 
 import importlib.util
 import itertools
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,31 +91,6 @@ def replayed(
     return same, relative(last[1], torch.cat([truth[name] for name in names]))
 
 
-def resume(device: str, work: Path, tiny: bool) -> Found:
-    """`hivetune verify-resume` on a small random model: a SIGKILL, gone on with, compared with the undisturbed run."""
-    folder = write_random(work / "resume", "llama", {**SMALL, "vocab_size": 3 + 256})
-    write_tokenizer(folder)
-    rows = work / "resume.jsonl"
-    words = ["what", "is", "the", "state", "of", "line", "two", "please", "check", "it", "again", "and", "tell", "me"]
-    rows.write_text(
-        "".join(
-            json.dumps({"prompt": f"{words[i % 13]} {i} ?", "completion": " ".join(words[: 3 + i % 9])}) + "\n"
-            for i in range(60)
-        )
-    )
-    config = work / "resume.yaml"
-    config.write_text(
-        f"model: {folder}\ndata: {{path: {rows}}}\ndevice: {device}\nbatch_size: 4\nmax_steps: 8\nlora: {{r: 4}}\n"
-    )
-    command = [sys.executable, "-m", "hivetune", "verify-resume", str(config), "--json"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    print(ended.stderr, file=sys.stderr)
-    told = json.loads(ended.stdout) if ended.stdout.strip() else {"error": {"message": ended.stderr[-300:]}}
-    yield "resumed", {key: told[key] for key in ("passed", "identical", "steps", "kills", "device") if key in told}
-    if "error" in told:
-        raise SystemExit(told["error"]["message"])
-
-
 def write_random(folder: Path, family: str, sizes: dict[str, Any], on: str = "cpu") -> Path:
     """A model of these sizes with random weights in bfloat16, as transformers saves it."""
     import torch
@@ -202,4 +174,4 @@ def relative(found: Any, truth: Any) -> float:
     return float((found - truth).norm() / truth.norm().clamp_min(1e-30))
 
 
-PARTS = {"facts": facts, "correct": correct, "resume": resume}
+PARTS = {"facts": facts, "correct": correct}

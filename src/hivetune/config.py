@@ -105,7 +105,6 @@ class LearnConfig(Section):
     rate: float = setting(0.2, "learning rate of stage 2, as a share of learning_rate", gt=0, le=1)
     weight: float = setting(0.5, "maximum weight of a bad row; a good row has 1", ge=0, le=1)
     beta: float = setting(5.0, "a bad row has no effect after about 4 / beta nats", gt=0)
-    least_bad: int = setting(50, "minimum bad rows for a stage 2", gt=0)
     quota_per_user: int = setting(100, "maximum bad rows from one user", gt=0)
 
 
@@ -326,9 +325,8 @@ GROUPS = {
         {"by": "data.split", "together": "data.group_by"},
     ),
     "learn.stage2": Group(
-        "training with bad answers, stage 2 of hivetune learn",
-        {"steps": "learn.steps", "rate": "learn.rate", "weight": "learn.weight", "beta": "learn.beta",
-         "min_bad": "learn.least_bad"},
+        "training with bad answers",
+        {"steps": "learn.steps", "rate": "learn.rate", "weight": "learn.weight", "beta": "learn.beta"},
     ),
     "eval.answers": Group(
         "length and number of answers",

@@ -112,7 +112,7 @@ def test_a_deleted_run_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_run_that_holds_other_runs_is_not_deleted_with_them(tmp_path: Path) -> None:
-    """A sweep puts its runs below `output`, which may be the folder of a finished run."""
+    """The `output` of a config may lie in the folder of another run."""
     outer, inner = make(tmp_path, "outer"), make(tmp_path / "outer", "01")
     refused = hivetune("rm", str(outer), "--yes")
     assert refused.returncode == 2 and f"{outer} holds other runs: {inner}" in refused.stderr

@@ -70,7 +70,6 @@ WRONG = [
     ("train mine.yaml --set data.path=", 2, "'data.path': choose one of: files, globs or folders"),
     ("train mine.yaml --set device=tpu", 2, "'device': choose one of: auto, cpu, cuda, cuda:1; got 'tpu'"),
     ("train mine.yaml --set lorra.r=8", 2, "--set lorra.r=8: unknown setting 'lorra', did you mean 'lora.r'?"),
-    ("sweep mine.yaml --over lora.r=4,x", 2, "--over lora.r=x: 'lora.r'"),
     ("init rows.jsonl --set lora.r=x", 2, "--set lora.r=x: 'lora.r'"),
     ("init rowz.jsonl", 2, "rowz.jsonl does not exist"),
     ("init rows.jsonl --out here", 2, "here is a folder"),

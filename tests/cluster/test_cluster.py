@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from safetensors.torch import load_file
 from train.supervise.paced_worker import HURRY
 from train.supervise.tiny_run import SUPERVISOR, Progress, make_run
 
-from hivetune.base.disk import home, manifest_problems, sha256_file
+from hivetune.base.disk import home, sha256_file
 from hivetune.base.journal import read_journal
 from hivetune.cluster.node import HOME_MARK, end_node, mark_of_home
 from hivetune.errors import MachineNotFit
@@ -27,12 +26,10 @@ from hivetune.machine.cluster import (
     Membership,
     make_token,
     ray_environment,
-    read_membership,
     token_path,
     write_membership,
 )
 from hivetune.process.cluster import ask_cluster
-from hivetune.run.folder import read_record, write_record
 
 require_module("ray", "cluster")
 TESTS = Path(__file__).parents[1]
@@ -59,7 +56,6 @@ def test_a_worker_is_placed_and_its_end_is_told_and_nothing_is_left(tmp_path: Pa
         again = hivetune("cluster", "up", "--json")
         assert again.returncode == 75
         _compute_and_kill(address, tmp_path)
-        _carry_a_run(address, tmp_path)
         token_path().write_text("0" * 64)
         with pytest.raises(MachineNotFit, match="does not know this machine's token"):
             ask_cluster(address)
@@ -93,27 +89,6 @@ def _compute_and_kill(address: str, folder: Path) -> None:
     assert computed["0"] > 0 and computed["1"] > 0
     hashes = {sha256_file(each / "run/adapter_model.safetensors") for each in (folder / "alone", folder / "beside")}
     assert len(hashes) == 1 and not told(folder / "beside", "worker_wrong")
-
-
-def _carry_a_run(address: str, folder: Path) -> None:
-    """A whole run to a device of the cluster and home again: to the second one of this machine, by Ray."""
-    make_run(folder / "whole", 20)
-    run = folder / "whole/run"
-    about = {"model": str(folder / "whole/model"), "snapshot": str(folder / "whole/snapshot")}
-    write_record(run, {"name": "whole", "created": 1.0, "status": "new", **about})
-    python = folder / "python"
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{Path(__file__).with_name("guest_run.py")}" "$@"\n')
-    python.chmod(0o700)
-    membership = read_membership()
-    assert membership is not None
-    write_membership(replace(membership, python=str(python)))
-    (home() / "finish").touch()
-    carried = hivetune("resume", str(run), "--on", address, "--json")
-    assert carried.returncode == 0, carried.stderr
-    assert json.loads(carried.stdout)["run"] == str(run) and "continues on" in carried.stderr
-    record = read_record(run)
-    assert (record["status"], record["model"]) == ("done", about["model"]) and not manifest_problems(run)
-    assert not list((home() / "cluster/runs").iterdir())
 
 
 class Machines:

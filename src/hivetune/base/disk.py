@@ -27,7 +27,6 @@ from hivetune.base.private import check_own, make_folder, open_plain, read_bound
 from hivetune.errors import Busy, UsageError
 
 MANIFEST = "manifest.json"
-HASH_CHUNK_BYTES = 1 << 20
 LOCK = ".lock"  # names the process that holds a folder; not part of its manifest
 # The largest JSON files are eval.json and compare.json: 10,000 answers of 4 kB, twice, are 80 MB.
 MAX_JSON_BYTES = 1 << 30

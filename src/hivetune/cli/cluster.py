@@ -42,7 +42,6 @@ def up(
             f"to join another machine, copy {token_path()} to it, then: hivetune cluster up --join {membership.address}"
         )
     show(f"train one run on it: hivetune train CONFIG --set workers={membership.address}")
-    show(f"train one run per device: hivetune sweep CONFIG --over KEY=A,B --on {membership.address}")
     emit({**asdict(membership), "warnings": warnings})
 
 

@@ -6,7 +6,7 @@ without seeing colours, since lines differ in dashes too. On a page, colours are
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from html import escape
@@ -120,15 +120,6 @@ def write_loss_chart(run: Path) -> None:
     steps, validations = ([(step, loss) for step, loss, of in points if of == kind] for kind in ("step", "validation"))
     curves = [DrawnCurve("training", "raw", steps), DrawnCurve("validation", "second", validations, dots=True)]
     write_atomic(run / LOSS_CURVE, chart_file(Chart(f"{run.name}: nats per token", curves, "")).encode())
-
-
-def curves_chart(curves: Mapping[str, Sequence[tuple[int, float]]], *, title: str, best: str) -> str:
-    """Return an SVG file of several curves of (step, nats per token), each with its label at its last point."""
-    drawn = [
-        DrawnCurve(label, "second" if label == best else "raw", points, dots=True, label=label)
-        for label, points in curves.items()
-    ]
-    return chart_file(Chart(title, drawn, ""))
 
 
 def round_ticks(low: float, high: float) -> list[float]:

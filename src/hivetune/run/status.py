@@ -331,7 +331,7 @@ def shortest_name(folder: Path) -> str:
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """Return the runs that lie in the folder of another run, as a sweep's do whose config names that one's `output`."""
+    """Return the runs that lie in the folder of another run."""
     with home_as_it_is() as database:
         runs = [Path(path) for (path,) in database.execute("SELECT path FROM runs ORDER BY path")]
     return [run for run in runs if folder in run.parents and (run / RECORD).exists()]

@@ -139,7 +139,7 @@ def plan_of(config: RunConfig, snapshot: Snapshot, settings_hash: str) -> Plan:
         if config.lora.start is None:
             raise UsageError(
                 "learn.stage is 2, but lora.start does not name a run of stage 1",
-                hint="run both stages: hivetune learn CONFIG",
+                hint="name the folder of a finished run",
             )
         if not snapshot.bad_rows():
             raise UsageError(

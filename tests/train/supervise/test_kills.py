@@ -96,7 +96,7 @@ def check(folder: Path, num_rows: int, workers: int, supervisors: int, seed: int
     (folder / "calm/config.json").write_text(config.model_dump_json())
     Killer(folder / "calm", 0, 0, seed).run(timeout_s)
     # The library of products is measured, and on a busy machine not each time the same: what was measured once holds
-    # for both runs, as in verify-resume.
+    # for both runs.
     products = read_resolved(calm)[1].products
     config = make_run(folder / "killed", num_rows, choices={"products": products} if products else {}, **SETTINGS)
     (folder / "killed/config.json").write_text(config.model_dump_json())

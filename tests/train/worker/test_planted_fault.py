@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hivetune.learn import choose_stage
 from train.worker.planted import END, Bench, Row, judged_by_feedback, make_bench, planted_rows, right
 
 from hivetune.config import GateConfig
 from hivetune.judge.statistics import discordant, mcnemar_p, paired_proportions
-from hivetune.learn import choose_stage
 
 RATE, STEPS = 1e-3, 40
 ARMS = ("stage1", "longer", "rated", "liked", "flipped", "flipped-liked", "sft")

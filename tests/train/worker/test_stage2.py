@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hivetune.train.supervise.verify import excerpt_of
 from safetensors.torch import load_file, save_file
 from train.worker.planted import BAD, TAIL, Bench, judged_by_feedback, make_bench, planted_rows, right
 from train.worker.runs import stop_after
@@ -15,7 +16,6 @@ from hivetune.errors import UsageError
 from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat
 from hivetune.train.plan.steps import read_plan
-from hivetune.train.supervise.verify import excerpt_of
 from hivetune.train.worker.model.adapter import read_adapter
 
 NAN = 95  # a token that no other row has

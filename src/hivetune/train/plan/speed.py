@@ -329,7 +329,7 @@ class Worth:
         )
         if self.gain >= WORTH_STARTING:
             return text
-        return f"{text}: not worth it, use the other devices for other runs (hivetune sweep, hivetune experts)"
+        return f"{text}: not worth it, use the other devices for other runs"
 
 
 def worth_of(
