@@ -201,7 +201,10 @@ _SET_ASIDE = {
         "nothing to do; the row's error or reason has the cause",
     ),
     "not-learned": ("the setting learn does not name this kind of row", "see learn in the config"),
-    "for-stage-2": ("only stage 2 learns from a bad answer", "train from the finished run: --set learn.stage=2 --set lora.start=RUN"),
+    "for-stage-2": (
+        "only stage 2 learns from a bad answer",
+        "train from the finished run: --set learn.stage=2 --set lora.start=RUN",
+    ),
     "bad-held-out": ("a bad answer belongs to a group in validation or test", "nothing to do"),
     "contradictory": (
         "the same answer is called good in one row and bad in another",
