@@ -172,13 +172,6 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         "a fifth of the labels wrong; shuffled labels never ship and gradient ascent is always stopped, ten of ten",
         ["-m", "proof", "tests/train/worker/test_planted_fault.py"],
     ),
-    "experts": (
-        "planted domains on a tiny model: conflicting styles get experts in 19 of 20 seeds, shuffled labels in at most "
-        "1 of 20, domains that agree in none of 5; at most 2 % of texts go to the wrong expert, 90 % of other texts or "
-        "more to none; no domain is worse; a decision takes less than 1 ms; 200 interleaved requests equal the same "
-        "ones alone",
-        ["-m", "proof", "tests/specialists", "tests/serve/gateway/test_gateway_experts.py"],
-    ),
     "null-draws": (
         "rows on which two models are equally good (skewed, heavy-tailed, mostly equal, in sessions, written five "
         "times, or 5 to 10 % much worse and the rest slightly better), n = 5 to 200, 1,000 draws each: the loss alone "

@@ -233,16 +233,6 @@ class CycleConfig(Section):
     notify: NotifyConfig = NotifyConfig()
 
 
-class ExpertsConfig(Section):
-    """Specialists: adapters for single domains, besides the shared one."""
-
-    shared: str | None = setting(None, "release of the shared adapter; default: cycle.name")
-    by: Literal["auto", "agent", "category", "system", "tools"] = setting(
-        "auto", "field with the domain; auto: the first one that divides the rows"
-    )
-    auto: bool = setting(False, "after each promotion, look for domains that need a specialist")
-
-
 class RunConfig(Section):
     """One YAML file. The identity of a run is all of this but what `data/identity.py` leaves out."""
 
@@ -284,7 +274,6 @@ class RunConfig(Section):
     export: ExportConfig = ExportConfig()
     supervise: SuperviseConfig = SuperviseConfig()
     cycle: CycleConfig = CycleConfig()
-    experts: ExpertsConfig = ExpertsConfig()
 
 
 @dataclass(frozen=True)

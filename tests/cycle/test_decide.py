@@ -30,16 +30,9 @@ def before(station: str) -> frozenset[str]:
         (replace(READY, failed_cycles=1, failed_at=NOW), "wait"),
         (READY, "open"),
         (replace(READY, new_groups=9), "wait"),
-        (replace(READY, experts_due="new"), "experts"),
-        (replace(READY, experts_due="new", open=OpenCycle("a")), "snapshot"),
-        (replace(READY, experts_due="new", asked=True), "open"),
-        (replace(READY, experts_due="new", allowed=SHUT), "wait"),
-        (replace(READY, experts_due="new", failed=FailedAct("experts", 1, NOW - 1, "why")), "wait"),
-        (replace(READY, experts_due="new", failed=FailedAct("experts", 3, NOW - 1, "why")), "open"),
     ],
     ids=[
         *("paused", "restore", "roll back", "open cycle", "rebuild", "cooling down", "enough", "else"),
-        *("experts", "a cycle first", "asked", "shut", "experts failed", "experts given up"),
     ],
 )
 def test_the_first_match_wins(observed: Observation, kind: str) -> None:

@@ -63,7 +63,6 @@ OTHER = (
     ALLOWED,
     (None, 9.0),  # predicted hours
     (0, 2),  # disk needed, where 1 is free
-    ("", "new champion"),  # experts are due
 )
 
 
@@ -76,9 +75,9 @@ def open_state(
 
 
 def other_state(*values: Any) -> tuple[Observation, CycleConfig]:
-    paused, served, watch, cycle, forgotten, known, asked, groups, bad, failed, cool, allowed, hours, disk, due = values
+    paused, served, watch, cycle, forgotten, known, asked, groups, bad, failed, cool, allowed, hours, disk = values
     before = (paused, *served, "why", watch, cycle, forgotten, known, asked, groups, bad, failed, *cool, allowed)
-    return Observation(*before, hours, None, 1, disk, due), AUTO
+    return Observation(*before, hours, None, 1, disk), AUTO
 
 
 def states(every: int) -> Iterator[tuple[Observation, CycleConfig]]:
@@ -99,7 +98,7 @@ def check_states(every: int, chains: int) -> Counter[str]:
     for number, (observed, settings) in enumerate(states(every)):
         action = decide(observed, settings, NOW)
         check(action, observed, settings, NOW)
-        assert not (action.kind in {*HEAVY, "experts"} and not observed.allowed.now)
+        assert not (action.kind in HEAVY and not observed.allowed.now)
         if action.kind != "wait":
             again = decide(after(action, observed, settings, NOW), settings, NOW)
             assert again.kind != action.kind, (observed, action, again)
@@ -122,7 +121,7 @@ def follow(observed: Observation, settings: CycleConfig) -> None:
 
 def test_one_state_of_twenty_three() -> None:
     seen = check_states(every=23, chains=10)
-    assert seen.keys() >= {"wait", "restore", "roll_back", "rebuild", "open", "close", "experts", "replay", *STATIONS}
+    assert seen.keys() >= {"wait", "restore", "roll_back", "rebuild", "open", "close", "replay", *STATIONS}
     assert seen.total() > 50_000
 
 

@@ -42,7 +42,7 @@ def loop(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         },
     }
     monkeypatch.setattr(hivetune.cycle.loop, "observe", lambda *_: Observation())
-    monkeypatch.setattr(hivetune.cycle.loop, "decide", lambda *_: Action("experts", "a test", 0.0))
+    monkeypatch.setattr(hivetune.cycle.loop, "decide", lambda *_: Action("warm", "a test", 0.0))
     open_database().close()
     with Journal(tmp_path / "cycle.jsonl") as journal:
         yield Loop(parse_config(tree, "a test"), "demo", journal, Listener())

@@ -19,8 +19,6 @@ def after(
     cycle = observed.open
     if kind == "restore":
         return replace(state, served=observed.desired)
-    if kind == "experts":
-        return replace(state, experts_due="")
     if kind == "roll_back":
         promoted = cycle is not None and "promote" in cycle.done
         gone = replace(cycle, withdrawn="slow", replay_due=True) if promoted and cycle is not None else cycle

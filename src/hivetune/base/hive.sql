@@ -94,18 +94,6 @@ CREATE TABLE suspect_rows (        -- rows that came with a cycle whose model wa
 ) WITHOUT ROWID;
 
 -- migration 6
-CREATE TABLE expert_steps (        -- what became of each domain of a shared release, and why; never edited
-  number INTEGER PRIMARY KEY,
-  shared TEXT NOT NULL,            -- name of the shared release
-  domain TEXT NOT NULL,            -- JSON: kind, values, title
-  step TEXT NOT NULL, reason TEXT NOT NULL,
-  expert TEXT NOT NULL,            -- name that its releases have, or would have
-  parent TEXT NOT NULL,            -- SHA-256 of the shared adapter then
-  details TEXT NOT NULL, time REAL NOT NULL
-);
-CREATE INDEX expert_steps_shared ON expert_steps(shared);
-
--- migration 7
 ALTER TABLE interactions ADD COLUMN seal INTEGER;  -- `row_seal` of the columns before it
 UPDATE interactions SET seal = row_seal(id, content_id, source, session, user, agent, category, time, success,
   feedback, row);

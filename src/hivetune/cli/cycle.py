@@ -133,7 +133,6 @@ def observation_lines(state: Observation, after_rows: int) -> Iterator[tuple[str
         ("worse than before", state.watch_failed),
         ("no rows", state.unusable),
         ("forgotten rows in the champion", str(state.forgotten_rows or "")),
-        ("experts", state.experts_due),
         ("requested", "paused" if state.paused else "now" if state.asked else ""),
     ):
         if value:

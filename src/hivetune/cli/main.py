@@ -54,12 +54,10 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "registry why": ("release", "why", "Explain where a release comes from."),
     "registry retire": ("release", "retire", "Take a champion out of service."),
     "registry frozen": ("release", "show_frozen", "List questions that every new release must answer."),
-    "registry route": ("serve", "route_request", "Show which adapter answers a request."),
     "serve": ("serve", "serve", "Serve the champions over the OpenAI API."),
     "clients": ("serve", "show_clients", "List clients of the gateway; create or revoke tokens."),
     "chat": ("chat", "chat", "Talk to one model, or to two side by side."),
     "cycle": ("cycle", "cycle", "Train, judge and promote whenever new rows arrive."),
-    "experts": ("experts", "experts", "Train specialists for domains that need one."),
     "status": ("status", "status", "Show what runs, what is served and what comes next."),
     "dashboard": ("status", "dashboard_command", "Show runs, releases and rows in a browser."),
     "runs": ("runs", "runs", "List runs, or delete them."),
@@ -88,9 +86,7 @@ ALIASES = {
     "why": "registry why",
     "retire": "registry retire",
     "frozen": "registry frozen",
-    "route": "registry route",
     "lm-eval": "bench lm-eval",
-    "specialists": "experts",
 }
 # How the help groups the commands: by what people do.
 SECTIONS = {
@@ -98,7 +94,7 @@ SECTIONS = {
     "Train": ("plan", "train", "cluster", "stop", "resume"),
     "Judge": ("eval", "gate", "compare", "bench"),
     "Serve": ("export", "register", "registry", "promote", "rollback", "serve", "clients", "chat"),
-    "Keep going": ("cycle", "experts"),
+    "Keep going": ("cycle",),
     "Look": ("status", "dashboard", "runs", "show", "watch", "logs", "report"),
 }
 # What a stopped command leaves behind. Commands that only read, or say it themselves, are not listed.
@@ -110,7 +106,6 @@ LEFT_BEHIND = {
     "data synth": "no file was written; replies of --ask are kept, and the same command continues",
     "train": "finished steps are kept; the same command continues",
     "cycle": "finished work is kept; the same command continues",
-    "experts": "finished work is kept; the same command continues",
     "eval": "no new eval.json was written, an earlier one is kept; the same command continues",
     "compare": "finished answers are kept; the same command continues",
     "bench": "nothing was kept",

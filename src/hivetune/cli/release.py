@@ -22,7 +22,6 @@ from hivetune.release.export import DEFAULT_QUANT, QUANTIZED, Exported, export_r
 from hivetune.release.gguf import QUANTS
 from hivetune.release.prove import describe_proof, export_merged, prove_export
 from hivetune.release.registry import Release, find, forgotten_rows
-from hivetune.routing.steps import retire_release
 from hivetune.run.status import find_run
 from hivetune.serve.register import explain_release, register_run, who
 
@@ -167,9 +166,11 @@ def rollback(name: Annotated[str, typer.Argument(metavar="NAME")], reason: Reaso
 
 
 def retire(name: Annotated[str, typer.Argument(metavar="NAME")], reason: ReasonOption = "") -> None:
-    """Take the champion of NAME out of service. For a specialist the shared adapter answers instead."""
+    """Take the champion of NAME out of service."""
     with closing(open_database()) as database:
-        retired = retire_release(database, name, by=who(), reason=reason or "taken out of service by hand")
+        retired = registry.retire(database, name, by=who(), reason=reason or "taken out of service by hand")
+        if retired is None:
+            raise UsageError(f"{name} has no champion", hint="see what is served: hivetune registry")
         document = _document(database, retired)
     show(f"{retired.label} is out of service; to bring it back: hivetune promote {retired.label}")
     emit(document)

@@ -1,4 +1,4 @@
-"""The commands `serve` (the OpenAI API of the champions), `clients` (who may use it) and `route`."""
+"""The commands `serve` (the OpenAI API of the champions) and `clients` (who may use it)."""
 
 import re
 import sys
@@ -19,12 +19,8 @@ from hivetune.llama.backend import unused_program
 from hivetune.process.detach import serve_unit
 from hivetune.release.gguf import SERVED_QUANT
 from hivetune.release.registry import desired
-from hivetune.routing.choose import Asking, choose
-from hivetune.routing.domains import declared_keys
-from hivetune.routing.steps import families
 from hivetune.serve.gateway.clients import Client, clients, make_client, revoke_client
 from hivetune.serve.gateway.run import GatewaySettings, is_loopback, refuse_open, run_gateway
-from hivetune.serve.swap.wanted import wanted
 
 DEFAULT_CLIENT = "default"
 
@@ -122,40 +118,3 @@ def show_clients(
         rows = [(client.name, moment(client.created), moment(client.revoked)) for client in all_clients]
         table("", ("client", "created", "revoked"), rows)
     emit({"token": token, "clients": all_clients})
-
-
-def route_request(
-    text: Annotated[
-        str, typer.Argument(metavar="TEXT", help="The last user message of a request, or '-' for standard input.")
-    ],
-    name: Annotated[str | None, typer.Option(help="The shared release; needed if several have specialists.")] = None,
-    agent: Annotated[str | None, typer.Option(help="Agent that the request declares.")] = None,
-    category: Annotated[str | None, typer.Option(help="Category that the request declares.")] = None,
-    system: Annotated[str | None, typer.Option(help="System prompt of the request.")] = None,
-) -> None:
-    """Show which adapter answers a request, and why.
-
-    A declared key decides first, then the text; otherwise the shared adapter answers.
-    """
-    with closing(open_database()) as database:
-        all_families = families(database)
-    shared = name or (next(iter(all_families)) if len(all_families) == 1 else None)
-    if shared is None or shared not in all_families:
-        named = f"; families: {', '.join(all_families)}" if all_families else ""
-        message = "several releases have specialists" if all_families else "there are no specialists"
-        if shared:
-            message = f"{shared} has no specialists"
-        raise UsageError(
-            f"{message}{named}", hint="train some: hivetune experts CONFIG --train; or choose a release: --name NAME"
-        )
-    with closing(open_database()) as database:
-        served = wanted(database, [shared])  # as the gateway sees it: adapters that cannot be loaded are left out
-    for problem in served.problems:
-        say(problem)
-    if shared not in served.experts:
-        raise UsageError(f"cannot read the router of {shared}", hint="make it again: hivetune experts CONFIG --train")
-    request_text = sys.stdin.read() if text == "-" else text
-    question = Asking(shared, declared_keys(agent, category, system, ()), request_text)
-    choice = choose(served.experts, served.family, question, served.champions)
-    show(f"{choice.model}: {choice.reason}")
-    emit({"name": choice.model, "by": choice.by, "reason": choice.reason, "problems": served.problems})

@@ -14,7 +14,7 @@ from hivetune.config import CycleConfig
 # station: the worker's kernel lock exists exactly as long as the worker lives (process/lease.py).
 Station = Literal["snapshot", "train", "evaluate", "gate", "export", "register", "warm", "promote", "watch"]
 STATIONS: tuple[Station, ...] = get_args(Station)
-ActionKind = Literal["wait", "restore", "roll_back", "rebuild", "open", "close", "experts", "replay", Station]
+ActionKind = Literal["wait", "restore", "roll_back", "rebuild", "open", "close", "replay", Station]
 # What computes for minutes or hours, only while `Observation.allowed` says so.
 HEAVY: frozenset[ActionKind] = frozenset(("snapshot", "train", "evaluate", "gate", "export", "register", "replay"))
 OpenedFor = Literal["rows", "rebuild", "request"]
@@ -84,7 +84,7 @@ class Observation:
     they differ. `watch_failed`: why the champion is worse than the one before it. `forgotten_rows`: of the champion's
     snapshot. `known`: a cycle of these rows, settings and champion is closed already, so opening it again would change
     nothing. `asked`: a person wants a cycle now. `new_groups`: usable groups that no cycle has trained on. `unusable`:
-    why no rows can be trained on now. `experts_due`: why specialists are looked for now (`experts.auto`).
+    why no rows can be trained on now.
     `failed_cycles`: how many failed in a row, the last at `failed_at`. `predicted_hours` and `predicted_kwh`: the upper
     end of the plan, None if unknown.
     """
@@ -108,7 +108,6 @@ class Observation:
     predicted_kwh: float | None = None
     disk_free_bytes: int = 0
     disk_needed_bytes: int = 0
-    experts_due: str = ""
 
 
 @dataclass(frozen=True)
@@ -211,10 +210,6 @@ def _begin(observed: Observation, settings: CycleConfig, now: float) -> Action:
         cool_at = observed.failed_at + _doubled(FIRST_COOL_S, observed.failed_cycles, MAX_COOL_S)
         if observed.failed_at <= now < cool_at:
             return Action("wait", f"{observed.failed_cycles} cycles failed in a row", cool_at)
-    failed = observed.failed
-    given_up = failed is not None and failed.kind == "experts" and _is_enough(failed)
-    if observed.experts_due and observed.allowed.now and not observed.asked and not given_up:
-        return Action("experts", observed.experts_due, now)
     reason = _lacks(observed, settings)
     if reason:
         return Action("wait", reason, now + LOOK_AGAIN_S)

@@ -301,7 +301,6 @@ def release_name(config: RunConfig) -> str:
 ACTS: Mapping[ActionKind, Callable[[ActContext], str]] = {
     "restore": release_acts.restore_champion,
     "roll_back": release_acts.return_to_previous,
-    "experts": run_acts.look_for_experts,
     "open": run_acts.open_cycle_of,
     "rebuild": partial(run_acts.open_cycle_of, opened_for="rebuild"),
     "snapshot": run_acts.make_run,

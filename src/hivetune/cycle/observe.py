@@ -19,7 +19,6 @@ from hivetune.cycle.window import InUse, allowed_now, local_zone, parse_window
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.models.prepared import folder_for
 from hivetune.release.registry import ADAPTER_EXPORT, Release, champion_of, desired, forgotten_rows, history, releases
-from hivetune.routing.choose import not_looked_at
 from hivetune.run.folder import ADAPTER, CONFIG, EVALUATION, EXPORTS, RECORD, adapter_hash, read_record, read_resolved
 from hivetune.serve.swap.wanted import loaded_labels, wanted
 from hivetune.serve.swap.watch import ReleaseCounts, read_service, regression_reason, watched_pair
@@ -68,8 +67,6 @@ def observe(config: RunConfig, name: str, known: LookCache, now: float, in_use: 
     predicted_kwh = None
     if rows.hours is not None and trained_hours and trained_kwh:
         predicted_kwh = rows.hours * trained_kwh / trained_hours
-    experts = config.experts
-    looks = experts.auto and champion is not None and experts.shared in (None, champion.name)
     return replace(
         common,
         forgotten_rows=forgotten,
@@ -83,9 +80,6 @@ def observe(config: RunConfig, name: str, known: LookCache, now: float, in_use: 
         predicted_kwh=predicted_kwh,
         disk_free_bytes=shutil.disk_usage(home()).free,
         disk_needed_bytes=rows.disk_bytes,
-        experts_due=f"{champion.label} was not looked at for experts"
-        if looks and champion is not None and not_looked_at(champion)  # once for each champion
-        else "",
     )
 
 

@@ -15,7 +15,7 @@ from hivetune.run.folder import read_record
 # The path of the rows is spelled from the working directory; the snapshot tells which rows they are.
 ROWS = "data.path"
 # Settings that may change within one run, since they decide where or how carefully it works.
-NOT_IDENTITY = ("output", "report_to", "supervise", "eval", "gate", "export", "cycle", "experts", "workers")
+NOT_IDENTITY = ("output", "report_to", "supervise", "eval", "gate", "export", "cycle", "workers")
 
 
 def identity_of(config: RunConfig, snapshot: Snapshot, model: Path) -> dict[str, Any]:

@@ -178,33 +178,6 @@ class Score:
 
 
 @dataclass(frozen=True)
-class ScoreAdapters:
-    """Score `model` with each of `adapters` on its rows, with a line in `scores` each."""
-
-    model: Path
-    adapters: Mapping[str, Path]
-    snapshot: Path
-    scores: Path
-    rows: Mapping[str, tuple[int, ...]]
-    like: Path
-    """The adapter in whose precision all are scored."""
-    dtype: str = "auto"
-    device: str = "auto"
-
-
-@dataclass(frozen=True)
-class Gradients:
-    """Compute the inner products of `adapter`'s gradients on the parts of each domain's rows."""
-
-    model: Path
-    adapter: Path
-    snapshot: Path
-    parts: Mapping[str, tuple[tuple[int, ...], ...]]
-    dtype: str = "auto"
-    device: str = "auto"
-
-
-@dataclass(frozen=True)
 class Passage:
     """The tokens of a conversation, and the places among them that are compared."""
 
@@ -271,8 +244,6 @@ ENTRIES: Mapping[type, str] = {
     Replay: "hivetune.train.worker.replay",
     Salvage: "hivetune.train.worker.salvage",
     Score: "hivetune.judge.worker.score",
-    ScoreAdapters: "hivetune.judge.worker.adapters",
-    Gradients: "hivetune.judge.worker.gradients",
     ScorePassages: "hivetune.release.worker.score_passages",
     Merge: "hivetune.release.worker.merge",
     WriteGguf: "hivetune.release.worker.to_gguf",

@@ -1,4 +1,4 @@
-"""Acts on the run of a cycle: its rows, its training in slices, its evaluation and verdict; the replay; specialists.
+"""Acts on the run of a cycle: its rows, its training in slices, its evaluation and verdict; the replay.
 
 The replay is the training of a cycle whose model was worse, made again without its new rows. Rows are blamed only where
 all else is equal: the champion was trained alike, and the replay is better on the held-out rows that are older than the
@@ -58,8 +58,6 @@ from hivetune.process.still import yielding
 from hivetune.release.dry_export import dry_export
 from hivetune.release.registry import Release, champion_of
 from hivetune.run.folder import CONFIG, EVALUATION, RECORD, SCORES, adapter_hash, read_record, read_resolved
-from hivetune.specialists.station import train_specialists
-from hivetune.specialists.survey import Attended
 from hivetune.train.open import Run, load_run
 from hivetune.train.probe import probe_run
 from hivetune.train.start import open_run, train_run
@@ -147,29 +145,6 @@ def judge_candidate(context: ActContext) -> str:
     }
     write_sealed(cycle.folder / ledger.GATE, document)
     return f"{verdict.verdict}: {'; '.join(reasons[:decisive])}"
-
-
-def look_for_experts(context: ActContext) -> str:
-    """Look for specialists as `hivetune experts CONFIG --train` does, within the window. Finished work is kept."""
-    slice_ = Slice(context.allowed, context.config.cycle.yield_to == "serving")
-
-    def between() -> None:
-        allowed = context.allowed()
-        if not allowed.now:
-            raise SliceEnded(allowed.reason)
-
-    try:
-        report = train_specialists(
-            context.config, Attended(context.progress, slice_.terms(), between, not slice_.yields)
-        )
-    except Stopped as error:
-        if error.signal_number is not None:
-            raise
-        raise SliceEnded(f"{slice_.why}: {error.message}") from None
-    counts = Counter(step.step for step in report.steps)
-    context.details["experts"] = dict(counts)
-    steps = ", ".join(f"{count} {step}" for step, count in counts.items()) or "the rows have no domains"
-    return "; ".join((steps, *report.problems))
 
 
 def open_cycle_of(context: ActContext, opened_for: OpenedFor = "rows") -> str:

@@ -16,10 +16,8 @@ from hivetune.dashboard.watched import Watcher, run_id
 from hivetune.errors import HivetuneError, NotThere, UsageError
 from hivetune.judge.page import comparison_body
 from hivetune.release.registry import Release, find, forgotten_rows, moves_of, releases, returns_to, snapshot_folder
-from hivetune.routing.steps import families
 from hivetune.run.folder import EVALUATION, VERDICT
 from hivetune.serve.register import explain_release
-from hivetune.specialists.costs import known_costs
 
 MAX_DIGITS = 9  # digits of a page's number
 
@@ -43,15 +41,12 @@ def release_page(watcher: Watcher, request: PageRequest) -> Page:
         except HivetuneError as error:
             problem = error.message
         moves = list(reversed(moves_of(database, release)))
-        family = families(database)
         snapshot = snapshot_folder(database, release.snapshot)
         forgotten = forgotten_rows(database, release.snapshot)
         earlier = returns_to(database, release.name)
-    shared = next((name for name, experts in family.items() if release.name in (name, *experts)), "")
     values = {
         "release": release,
         "about": origin,
-        "costs": known_costs(shared) if shared else (),
         "problem": problem,
         "moves": moves,
         "forgotten": forgotten,

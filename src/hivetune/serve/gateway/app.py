@@ -39,15 +39,12 @@ from hivetune.serve.gateway.fields import (
 from hivetune.serve.gateway.guard import TooLarge, error_body, token_of
 from hivetune.serve.gateway.metrics import Metrics
 from hivetune.serve.gateway.upstream import (
-    REASON_HEADER,
     Asker,
     Refused,
-    Sessions,
     Upstream,
     ask,
-    chosen,
+    declared,
     joined_calls,
-    keys_of_request,
     refuse_larger,
     session_of,
 )
@@ -81,7 +78,6 @@ class Gateway:
     failed: Callable[[BaseException], None] = lambda error: None
     _open: Counter[str] = field(default_factory=Counter)
     _answering: Answering = field(default_factory=Answering)
-    _sessions: Sessions = field(default_factory=Sessions)
 
     def app(self) -> Starlette:
         """Return the ASGI application, without the guard (guard.py) and without the chat page (`page_routes`)."""
@@ -160,15 +156,12 @@ class Gateway:
     ) -> Upstream | dict[str, Any]:
         """Return the whole answer, counted and captured, or the beginning of a stream. `stack` holds the slot."""
         body = exchange.body
-        choice = chosen(self.keeper, self._sessions, exchange.client, exchange.request.headers, body)
-        exchange.reason = choice.reason
         asker = Asker(exchange.client, exchange.session or exchange.id)
         # The release is recorded before its answer, so that an early failure counts against it too.
         routed = partial(setattr, exchange, "label")
         upstream = await stack.enter_async_context(
-            ask(self.keeper, path, body, asker, pick=choice.model, routed=routed)
+            ask(self.keeper, path, body, asker, pick=body.get("model") or "", routed=routed)
         )
-        self.metrics.routed(choice)
         exchange.upstream = upstream
         if body.get("stream") is True:
             return upstream
@@ -278,7 +271,6 @@ class _Exchange:
     request: Request
     body: Mapping[str, Any]
     label: str = ""
-    reason: str = ""
     id: str = field(default_factory=lambda: f"hive-{secrets.token_hex(12)}")
     started: float = field(default_factory=time.monotonic)
     upstream: Upstream | None = None
@@ -303,9 +295,9 @@ class _Exchange:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return the release and why it was chosen. A header holds ASCII only, and a base or an agent any name."""
+        """Return the release in ASCII, the only letters of a header: a base may have any name."""
         captured = {CAPTURED_HEADER: self.captured} if self.captured else {}
-        return {RELEASE_HEADER: ascii(self.label)[1:-1], REASON_HEADER: ascii(self.reason)[1:-1], **captured}
+        return {RELEASE_HEADER: ascii(self.label)[1:-1], **captured}
 
     def labelled(self, document: dict[str, Any]) -> dict[str, Any]:
         """Return the model server's document under the names that clients know."""
@@ -381,7 +373,7 @@ class _Exchange:
                 session=self.session,
                 user=self.body.get("user"),
                 client=self.client,
-                keys=keys_of_request(self.request.headers, self.body),
+                keys=declared(self.request.headers, self.body),
                 seconds=now - self.started,
             )
         )

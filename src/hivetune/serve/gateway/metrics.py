@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.registry import Collector
 
-from hivetune.routing.choose import Chosen
 from hivetune.serve.gateway.capture import Capture
 from hivetune.serve.swap.keeper import Keeper
 
@@ -25,9 +24,6 @@ class Metrics:
             self.registry.register(collector)
         self._answers = Counter(
             "hivetune_answers", "Answers by release and outcome", ("outcome", "release"), registry=self.registry
-        )
-        self._routed = Counter(
-            "hivetune_routed", "Requests by what chose their release", ("by", "name"), registry=self.registry
         )
         self._tokens = Counter("hivetune_tokens", "Tokens written by release", ("release",), registry=self.registry)
         self._seconds = Histogram(
@@ -77,10 +73,6 @@ class Metrics:
 
     def failed(self, release: str, *, broken: bool) -> None:
         self._answers.labels("broken_stream" if broken else "error", release or "none").inc()
-
-    def routed(self, choice: Chosen) -> None:
-        """Count how the release of a request was chosen: by name, declared key, session, text, or the shared one."""
-        self._routed.labels(choice.by, choice.model or "none").inc()
 
     def vanished(self, release: str) -> None:
         self._answers.labels("client_gone", release).inc()

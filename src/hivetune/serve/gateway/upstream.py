@@ -9,15 +9,13 @@ import asyncio
 import contextlib
 import json
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import httpx2
 
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
-from hivetune.routing.choose import Chosen, choose, plain_text, question_of
 from hivetune.serve.gateway.fields import FieldRefused, TooLong, upstream_fields
 from hivetune.serve.swap.keeper import Keeper
 from hivetune.serve.swap.live import BackendRetired, LiveBackend
@@ -292,63 +290,28 @@ def _message(document: Any) -> str:
     return str(error or "")
 
 
-# A name may have specialists. A session stays with the release that answered it first.
-
-REASON_HEADER = "X-Hivetune-Reason"
-_AGENT_HEADER = "x-hivetune-agent"
+AGENT_HEADER = "x-hivetune-agent"
 MAX_NAME_BYTES = 512
-MAX_SESSIONS = 10_000
-SESSION_S = 3600.0  # since its last request: a session that comes back the next day is another conversation
 
 
-@dataclass
-class Sessions:
-    """The release that answered each session of a client, by the name asked for. The oldest is forgotten first."""
-
-    _answered: OrderedDict[tuple[str, str], tuple[str, float]] = field(default_factory=OrderedDict)
-
-    def find(self, model: str, session: str, now_s: float) -> str | None:
-        answered = self._answered.get((model, session))
-        return answered[0] if answered is not None and now_s - answered[1] < SESSION_S else None
-
-    def keep(self, model: str, session: str, choice: Chosen, now_s: float) -> None:
-        self._answered[model, session] = (choice.model, now_s)
-        self._answered.move_to_end((model, session))
-        if len(self._answered) > MAX_SESSIONS:
-            self._answered.popitem(last=False)
-
-
-def chosen(
-    keeper: Keeper, sessions: Sessions, client: str, headers: Mapping[str, str], body: Mapping[str, Any]
-) -> Chosen:
-    """Choose who answers, among what is loaded now. A session that the client names keeps the release that its text
-    chose. A `user` is not a session, since it may last a year. A declared key is obeyed each time, so it is not
-    remembered."""
-    tables, routes = keeper.wanted.experts, keeper.routes
-    question = question_of(body, _header(headers, _AGENT_HEADER))
-    family = keeper.wanted.family
-    without_family = routes.champions.keys() - family.keys()
-    if not question.model and len(without_family) == 1:
-        question = replace(question, model=min(without_family))
-    named, now_s = session_of(headers, body), time.monotonic()
-    session = f"{client}\0{named}" if named else None  # another client's session of this name is another session
-    earlier = sessions.find(question.model, session, now_s) if session else None
-    choice = choose(tables, family, question, routes.champions.keys() | routes.labels.keys(), earlier)
-    if session and question.model in tables and choice.by in ("text", "session", "shared"):
-        sessions.keep(question.model, session, choice, now_s)
-    return choice
-
-
-def keys_of_request(headers: Mapping[str, str], body: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the domain keys that a request declares."""
-    return question_of(body, _header(headers, _AGENT_HEADER)).keys
+def declared(headers: Mapping[str, str], body: Mapping[str, Any]) -> dict[str, str]:
+    """Return the agent and the category that a request declares: the header X-Hivetune-Agent, else its metadata."""
+    metadata = body.get("metadata")
+    meta = metadata if isinstance(metadata, dict) else {}
+    agent = _header(headers, AGENT_HEADER) or _text(meta.get("agent"))
+    pairs = {"agent": agent, "category": _text(meta.get("category"))}
+    return {kind: " ".join(value.split()).casefold() for kind, value in pairs.items() if value and value.strip()}
 
 
 def session_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:
     """Return X-Session-Id, else OpenAI's metadata.session_id."""
     metadata = body.get("metadata")
     named = metadata.get("session_id") if isinstance(metadata, dict) else None
-    return _header(headers, "x-session-id") or plain_text(named)
+    return _header(headers, "x-session-id") or _text(named)
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
 
 
 def _header(headers: Mapping[str, str], name: str) -> str | None:

@@ -16,8 +16,6 @@ from typing import Any
 from hivetune.base.disk import home, lock_holder, read_json, write_json
 from hivetune.errors import HivetuneError, NotThere, UsageError
 from hivetune.release.registry import Release, desired, find, gguf_adapter, releases
-from hivetune.routing.choose import SpecialistTable, served_table
-from hivetune.routing.steps import families
 
 BASE = "base"
 GREEDY: Mapping[str, Any] = {"temperature": 0.0}  # as every evaluation asks: judge/worker
@@ -50,8 +48,7 @@ class Deployment:
 @dataclass(frozen=True)
 class DesiredState:
     """All deployments, and for each name its champion and its candidate, if there is one. `problems`: what can't be
-    served, in words. `taken`: the card that a run trains on, which no model server may keep. `experts`: the specialists
-    of each shared release. `family`: each name that is or was a specialist's, and its shared release. `generation`: the
+    served, in words. `taken`: the card that a run trains on, which no model server may keep. `generation`: the
     settings that each release was judged with. `withdrawn`: why each rolled back release was. `unserved`: why a label,
     or a name whose champion it is, can't be."""
 
@@ -60,8 +57,6 @@ class DesiredState:
     candidates: dict[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     taken: str = ""
-    experts: dict[str, SpecialistTable] = field(default_factory=dict)
-    family: dict[str, str] = field(default_factory=dict)
     generation: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     withdrawn: dict[str, str] = field(default_factory=dict)
     unserved: dict[str, str] = field(default_factory=dict)
@@ -102,9 +97,9 @@ def _identities(folder: Path) -> list[tuple[str, int, int]]:
 def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Checks | None = None) -> DesiredState:
     """Read from the registry what should be served, of `names` or of every name with a champion.
 
-    The specialists of a name come with it. A release that is damaged or has no GGUF adapter, and a specialist of
-    another base than its shared release, are left out and named in `problems`. A champion that can't be served is
-    replaced by the previous one. Raises UsageError for a version, and a name that is not registered or has no champion.
+    A release that is damaged or has no GGUF adapter is left out and named in `problems`. A champion that can't be
+    served is replaced by the previous one. Raises UsageError for a version, and a name that is not registered or has
+    no champion.
     """
     checks = checks or Checks()
     for name in names:
@@ -115,23 +110,13 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Chec
                 hint=f"serve {bare}, and ask for the model {name}",
             )
         find(database, name)
-    family = families(database)
-    names = (*names, *(expert for name in names for expert in family.get(name, ())))
-    experts: dict[str, SpecialistTable] = {}
     problems: list[str] = []
-    for shared in family:
-        try:
-            experts[shared] = served_table(database, shared)
-        except UsageError as error:  # the shared release answers alone
-            problems.append(error.message)
-    strangers = _of_another_base(database, family)
-    problems += strangers.values()
     served: dict[tuple[str, str], list[ServedRelease]] = {}
     champions, candidates, generation = {}, {}, {}
     withdrawn: dict[str, str] = {}
     unserved: dict[str, str] = {}
     for name, version in desired(database).items():
-        if (names and name not in names) or name in strangers:
+        if names and name not in names:
             continue
         all_releases = releases(database, name)
         withdrawn |= {release.label: release.withdrawn for release in all_releases if release.withdrawn}
@@ -164,30 +149,10 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Chec
         champions,
         candidates,
         tuple(problems),
-        experts=experts,
-        family={expert: shared for shared, names in family.items() for expert in names},
         generation=generation,
         withdrawn=withdrawn,
         unserved=unserved,
     )
-
-
-def _of_another_base(database: sqlite3.Connection, family: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return, in words, the specialists whose champion has another base than their shared release."""
-    wants = desired(database)
-    bases = {
-        name: (release.model, release.model_sha256)
-        for shared, experts in family.items()
-        for name in (shared, *experts)
-        for release in releases(database, name)
-        if release.version == wants.get(name, 0)
-    }
-    return {
-        expert: f"{expert} is of another base than {shared}, which answers instead"
-        for shared, experts in family.items()
-        for expert in experts
-        if shared in bases and bases.get(expert, bases[shared]) != bases[shared]
-    }
 
 
 def load_release(release: Release, checks: Checks | None = None) -> ServedRelease:
