@@ -34,7 +34,6 @@ FOREIGN_OPTIONS = {
     *(
         "--unshare-all",
         "--die-with-parent",
-        "--seccomp",
         "--new-session",
         "--clearenv",
         "--cap-drop",

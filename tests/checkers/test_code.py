@@ -6,7 +6,6 @@ import psutil
 import pytest
 from programs import require_program
 
-from hivetune.checkers import limited
 from hivetune.checkers.find import answer_succeeds
 from hivetune.checkers.limited import TooSlow, run_limited
 from hivetune.errors import MachineNotFit, UsageError
@@ -38,7 +37,7 @@ def test_code_passes_or_fails_by_its_tests(bwrap: None) -> None:
     assert not passes("no code", "assert True")
 
 
-def test_it_reaches_neither_network_nor_files_nor_processes(bwrap: None, tmp_path: Path) -> None:
+def test_it_reaches_neither_network_nor_files_nor_others_processes(bwrap: None, tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("private")
     tests = f"""
@@ -54,28 +53,9 @@ open("own.txt", "w").write("its own folder")
     assert secret.read_text() == "private"
 
 
-def test_code_starts_no_process(bwrap: None) -> None:
-    """Counting the children of a fork bomb is a race that it wins on a busy machine; the first fork already fails."""
-    tests = """
-import ctypes, errno, os, subprocess
-assert tries(os.fork) == "refused"
-assert tries(lambda: subprocess.run(["true"])) == "refused"
-assert tries(lambda: os.posix_spawn("/usr/bin/true", ["true"], {})) == "refused"
-c = ctypes.CDLL(None, use_errno=True)
-assert c.fork() == -1 and ctypes.get_errno() == errno.EPERM
-"""
-    assert passes(TRIES, tests)
-
-
 def test_code_may_have_threads(bwrap: None) -> None:
     code = "import threading\nseen = []\nfor i in range(4):\n    threading.Thread(target=seen.append, args=[i]).start()"
     assert passes(code, "import time\nwhile len(seen) < 4: time.sleep(0.01)\nassert sorted(seen) == [0, 1, 2, 3]")
-
-
-def test_a_processor_without_a_filter_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limited, "call_filter", lambda **_: None)
-    with pytest.raises(MachineNotFit, match="no sandbox for programs is known"):
-        limited.run_sandboxed(["true"], "", 1.0)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from llama.hostile import TEXT, changed, gguf
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.llama.backend import Engine, ServerSettings, find_engine, open_backend, unused_program
 from hivetune.llama.child import SocketConnection
-from hivetune.process.sandbox import available, named_environment
+from hivetune.process.sandbox import named_environment
 from hivetune.release.gguf import write_gguf
 
 SMALL = ServerSettings(context_tokens=256, slots=2, threads=1)
@@ -274,12 +274,11 @@ def test_the_servers_process_has_the_made_environment(
 def test_the_server_is_in_a_sandbox(
     tiny: Path, tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = available()
     monkeypatch.setenv("PATH", f"{stand_in(tmp_path)}:{os.environ['PATH']}")
     with open_backend(tiny, replace(SMALL, engine=engine)) as backend:
         assert backend.complete(HELLO, max_tokens=2).new_tokens
         server = psutil.Process(backend.process.pid)
         server = (server.children() or [server])[0]
         status = Path(f"/proc/{server.pid}/status").read_text()
-        assert f"Seccomp:\t{2 if held.seccomp else 0}" in status and "NoNewPrivs:\t1" in status
+        assert "NoNewPrivs:\t1" in status
         assert f"Max core file size        {0:<21}{0:<21}" in Path(f"/proc/{server.pid}/limits").read_text()

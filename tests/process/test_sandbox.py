@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hivetune.process.sandbox import available, call_filter
+from hivetune.process.sandbox import landlock_version
 
 TRIES = r"""
 import errno, os, pathlib, socket, sys, threading
@@ -24,23 +24,21 @@ def listen():
         one.bind(folder + "/s")
 ran = []
 thread = threading.Thread(target=lambda: ran.append(1)); thread.start(); thread.join()
-print(held.landlock > 0, held.seccomp)
+print(held > 0)
 for call in (
     lambda: open(model).read(), listen, lambda: ran[0],
     lambda: open(secret).read(), lambda: open(secret, "w"), lambda: os.listdir("/root"),
     lambda: open(model, "w"), lambda: pathlib.Path(secret).parent.joinpath("new").touch(),
-    lambda: socket.socket(socket.AF_INET), lambda: socket.socket(socket.AF_INET6),
-    lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW),
-    os.fork, lambda: os.execv("/bin/true", ["true"]), lambda: os.system("true") and None,
+    lambda: os.execv("/bin/true", ["true"]),
+    lambda: socket.create_connection(("127.0.0.1", 22)), lambda: socket.create_server(("127.0.0.1", 0)),
 ):
     print(tried(call))
 """
 
 
 def test_nothing_is_reached_but_what_is_named(tmp_path: Path) -> None:
-    held = available()
-    if not (held.landlock and held.seccomp):
-        pytest.skip(f"this kernel offers less: {held.words}")
+    if landlock_version() < 4:
+        pytest.skip("this kernel has no Landlock for TCP")
     folder = tmp_path / "own"
     folder.mkdir()
     model, secret = tmp_path / "model", tmp_path / "secret"
@@ -49,14 +47,6 @@ def test_nothing_is_reached_but_what_is_named(tmp_path: Path) -> None:
     command = [sys.executable, "-c", TRIES, str(model), str(folder), str(secret)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     lines = done.stdout.splitlines()
-    assert lines[:4] == ["True True", "done", "done", "done"], done
-    assert all(line in ("EACCES", "EPERM", "EAFNOSUPPORT") for line in lines[4:-1]), lines
+    assert lines[:4] == ["True", "done", "done", "done"], done
+    assert len(lines) == 12 and all(line in ("EACCES", "EPERM") for line in lines[4:]), lines
     assert secret.read_text() == "private" and not (tmp_path / "new").exists()
-
-
-def test_a_processor_whose_calls_are_unknown_has_no_filter() -> None:
-    assert call_filter(may_execute=False, machine="riscv64") is None
-    for machine in ("x86_64", "aarch64"):
-        program = call_filter(may_execute=True, machine=machine)
-        assert program is not None and len(program) % 8 == 0
-        assert len(call_filter(may_execute=False, machine=machine) or b"") == len(program) + 32

@@ -1,15 +1,12 @@
 """Append-only journals in JSON Lines: one event per line, each written at once, readable after any crash.
 
-Each file has one writer. A torn last line, which a dead writer leaves, is ignored. Each line has its CRC-32, in every
-version of Hivetune. A line that differs from what was written (a flipped bit, an edit, no CRC-32) is read as the event
-`damaged` with its number, so that readers continue and can report it.
+Each file has one writer. A torn last line, which a dead writer leaves, is ignored. A line that is no event is read as
+the event `damaged` with its number, so that readers continue and can report it.
 """
 
-import ctypes
 import errno
 import json
 import os
-import sys
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,13 +19,9 @@ from hivetune.base.private import make_folder, open_plain
 
 DAMAGED = "damaged"
 TAIL_BYTES = 1 << 16
-CHECKSUM = "crc32"
 # The most that one call of `read_after` reads, and the bytes by which it recognises a place.
 FOLLOWED_BYTES = 4 << 20
 MARK_BYTES = 64
-# Reserved on the disk after the last line: about 300 events, more than a supervisor writes during a pause.
-RESERVE_BYTES = 64 << 10
-FALLOC_FL_KEEP_SIZE = 1
 # The losses of a million validation rows take 30 MB in one line. Hivetune writes no longer line.
 MAX_LINE_BYTES = 256 << 20
 
@@ -59,16 +52,13 @@ LINE_FIELDS: Mapping[str, Mapping[str, Mapping[str, type | tuple[type, ...]]]] =
 
 
 class Journal:
-    """A journal to append to. `time` is the wall clock in seconds; only the order of lines counts.
-
-    Room for the next lines is reserved, so that a full disk can still be reported.
-    """
+    """A journal to append to. `time` is the wall clock in seconds; only the order of lines counts."""
 
     def __init__(self, path: Path):
         make_folder(path.parent)
         self._path = path
         self._pending = b""
-        self._handle, self._size_bytes, self._reserved_bytes = -1, 0, 0
+        self._handle = -1
         self._open()
 
     def append(self, event: str, **fields: Any) -> dict[str, Any]:
@@ -86,8 +76,6 @@ class Journal:
         while self._pending:
             written = os.write(self._handle, self._pending)
             self._pending = self._pending[written:]
-            self._size_bytes += written
-        self._reserve()
 
     def replace(self, entries: Iterable[dict[str, Any]]) -> None:
         """Replace all lines atomically, and continue with the new file. Raise OSError."""
@@ -117,17 +105,7 @@ class Journal:
 
     def _open(self) -> None:
         self._handle = open_plain(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        self._size_bytes = _drop_torn_line(self._handle)
-        self._reserved_bytes = 0
-        self._reserve()
-
-    def _reserve(self) -> None:
-        """Reserve blocks for the next lines, where the system supports it."""
-        if self._size_bytes + RESERVE_BYTES // 2 <= self._reserved_bytes or sys.platform != "linux":
-            return
-        start, size = ctypes.c_long(self._size_bytes), ctypes.c_long(RESERVE_BYTES)
-        if ctypes.CDLL(None).fallocate(self._handle, FALLOC_FL_KEEP_SIZE, start, size) == 0:
-            self._reserved_bytes = self._size_bytes + RESERVE_BYTES
+        _drop_torn_line(self._handle)
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
@@ -210,9 +188,8 @@ def read_after(path: Path, place: JournalPlace, max_bytes: int = FOLLOWED_BYTES)
 
 
 def _line(entry: dict[str, Any]) -> bytes:
-    """Return an entry as JSON with the CRC-32 of the text before it as last field."""
-    text = json.dumps(entry, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace")[:-1]
-    return text + f', "{CHECKSUM}": {zlib.crc32(text)}}}\n'.encode()
+    text = json.dumps(entry, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
 def _read_line(file: IO[bytes], path: Path) -> bytes:
@@ -224,25 +201,23 @@ def _read_line(file: IO[bytes], path: Path) -> bytes:
 
 
 def _entry(line: bytes, path: Path) -> dict[str, Any] | None:
-    """Return the event without its checksum, None for a damaged line or one without a needed field."""
+    """Return the event, None for a damaged line or one without a needed field."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
         return None
     if not isinstance(entry, dict) or not isinstance(entry.get("event"), str):
         return None
-    if entry.pop(CHECKSUM, None) != zlib.crc32(line.rpartition(f', "{CHECKSUM}": '.encode())[0]):
-        return None
     needed = LINE_FIELDS.get(path.name, {}).get(entry["event"], {})
     return entry if all(isinstance(entry.get(name, ...), kind) for name, kind in needed.items()) else None
 
 
-def _drop_torn_line(handle: int) -> int:
-    """Remove a torn last line, and return the size in bytes."""
+def _drop_torn_line(handle: int) -> None:
+    """Remove a torn last line."""
     size = end = os.fstat(handle).st_size
     tail = b""
     while end > 0:
-        start = max(0, end - RESERVE_BYTES)
+        start = max(0, end - TAIL_BYTES)
         tail = os.pread(handle, end - start, start)
         newline = tail.rfind(b"\n")
         if newline >= 0:
@@ -251,4 +226,3 @@ def _drop_torn_line(handle: int) -> int:
         end = start
     if end < size:
         os.ftruncate(handle, end)
-    return end

@@ -86,8 +86,10 @@ def _run_xllamacpp(settings: dict[str, Any]) -> None:
 
 
 def _confine(settings: dict[str, Any]) -> None:
-    """Deny network, processes, and all files but the model's and those that the programs need. A card's driver reads
-    and caches in places of its own, so with a card only writing is limited, to its usual places."""
+    """Deny network, other programs, and all files but the model's and those that the programs need.
+
+    A card's driver reads and caches in places of its own, so with a card only writing is limited, to its usual places.
+    """
     model, program = Path(settings["model"]), settings["program"]
     split = model.parent.glob(f"{model.stem.rpartition('-of-')[0].rpartition('-')[0]}-*-of-*.gguf")
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")

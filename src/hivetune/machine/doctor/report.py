@@ -12,7 +12,7 @@ from typing import Any
 from hivetune.base.units import size
 from hivetune.machine.doctor.findings import CPU_BF16, Judgement
 from hivetune.machine.doctor.look import Look, SeenCard, describe_look
-from hivetune.process.sandbox import available
+from hivetune.process.sandbox import landlock_version, protection
 
 # Accounts that name no person.
 NOBODYS = frozenset({"root", "nobody", "user", "ubuntu", "admin", ""})
@@ -80,7 +80,7 @@ def facts_as_text(look: Look) -> str:
         ("CUDA toolkit", software.cuda_toolkit),
         ("compiler", host.compiler or "none: the plain kernels in torch run"),
         ("llama.cpp", ", ".join(servers) or "none"),
-        ("its sandbox", available().words),
+        ("its sandbox", protection(landlock_version())),
         ("services", _services(look)),
         *(("variable", f"{name}={value}") for name, value in look.variables.items()),
     ]
