@@ -3,8 +3,6 @@
 import json
 from typing import Any
 
-import pytest
-
 from hivetune.data.chunks import RawRow
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
@@ -16,28 +14,6 @@ def reason_of(row: dict[str, Any]) -> str:
     except RowRefused as refused:
         return refused.reason
     return ""
-
-
-CUT = {"question": "How are lists sorted in Java?", "answer": "There are two ways. The first one is to call"}
-
-
-@pytest.mark.parametrize(
-    ("more", "reason"),
-    [
-        ({"tok_count": 200}, "cut-off-answer"),
-        ({"tok_count": "200", "time": "4.7"}, "cut-off-answer"),
-        ({"usage": {"prompt_tokens": 9, "completion_tokens": 256}}, "cut-off-answer"),
-        ({"tok_count": 187}, ""),
-        ({"max_tokens": 200}, ""),
-        ({}, ""),
-    ],
-)
-def test_as_many_tokens_as_a_limit_in_an_answer_that_ends_inside_a_sentence(more: dict[str, Any], reason: str) -> None:
-    assert reason_of(CUT | more) == reason
-
-
-def test_an_answer_that_ends_is_whole_whatever_was_counted() -> None:
-    assert reason_of(CUT | {"answer": "With the method sort.", "tok_count": 200}) == ""
 
 
 def test_a_call_whose_input_was_not_logged() -> None:
@@ -56,12 +32,6 @@ def test_a_row_that_tests_a_judge() -> None:
     judged = {"input": "What colour was the door?", "output": "green", "expected": "green"}
     assert reason_of({"input": judged, "expected": 1}) == "wrong-type"
     assert reason_of({"input": judged["input"], "output": "green", "expected": "green"}) == ""
-
-
-def test_two_numbers_ask_nothing() -> None:
-    assert reason_of({"input": 5.0, "output": 25.0, "cache_read": 0.5}) == "unknown-layout"
-    assert reason_of({"input": "12", "output": "144"}) == "unknown-layout"
-    assert reason_of({"instruction": "Square it.", "input": "12", "output": "144"}) == ""
 
 
 def test_a_text_of_a_retrieval_benchmark_is_not_learned_alone() -> None:

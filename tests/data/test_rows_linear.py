@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from hivetune.data.checks.placeholders import MAX_CHARS, placeholder_in
 from hivetune.data.chunks import RawRow
 from hivetune.data.columns import stands_in
 from hivetune.data.files.text import text_lines
@@ -128,11 +127,3 @@ def test_a_huge_line_is_copied_once(tmp_path: Path) -> None:
     started = time.process_time()
     assert [len(line) for _, line in text_lines(str(path), "talk")] == [128 << 20]
     assert time.process_time() - started < 2  # 7 s when each block was joined to what was there
-
-
-def test_the_longest_slot_is_looked_at_in_a_moment() -> None:
-    """Its words may be joined by what words are made of, too: each way to divide them was tried."""
-    started = time.process_time()
-    assert placeholder_in("[" + "a_" * (MAX_CHARS // 2 - 1), ()) is None
-    assert time.process_time() - started < 0.5
-    assert placeholder_in("[the text of your_final_answer here]", ()) is not None

@@ -186,8 +186,6 @@ def learning_text(learned: dict[str, Any]) -> str:
         f"{count:,} {kind} not used, since learn.use does not name them" for kind, count in learned["not_used"].items()
     ]
     lessons += [f"{count:,} worse answers left out: {reason}" for reason, count in learned["worse_left_out"].items()]
-    if learned["no_lesson"]:
-        lessons.append(f"{learned['no_lesson']:,} failures of a time limit, tool or network, which are not used")
     return f"lessons besides good rows: {', '.join(lessons)}" if lessons else ""
 
 

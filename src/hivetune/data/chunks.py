@@ -27,8 +27,7 @@ class Chunk:
     path of the rows in a record (`rows` of data.columns), empty if a record is a row.
 
     The other fields describe the whole file: `line` suggests a mapping for unread rows, `telling` is an unread column
-    that distinguishes equal questions, `cut_chars` is the length at which answers were cut, 0 for none
-    (data/judged/failures.py), and `most_tokens` the largest number of tokens that its first rows report.
+    that distinguishes equal questions.
     """
 
     kind: ChunkKind
@@ -42,8 +41,6 @@ class Chunk:
     inside: str = ""
     line: str = ""
     telling: str = ""
-    cut_chars: int = 0
-    most_tokens: int = 0
 
 
 Parcel = Sequence[Chunk]  # chunks that are examined together, with one result

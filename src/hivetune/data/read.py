@@ -11,7 +11,6 @@ from typing import Any
 from hivetune.data.chunks import Chunk, RawRow
 from hivetune.data.columns import CHOICE, outcome_of
 from hivetune.data.conversation import read_conversation
-from hivetune.data.files.encodings import latin_text
 from hivetune.data.formats import claude_code, codex, pi
 from hivetune.data.judged.answers import (
     TwoAnswers,
@@ -19,15 +18,6 @@ from hivetune.data.judged.answers import (
     read_corrected,
     read_preference,
     with_answers_apart,
-)
-from hivetune.data.judged.failures import (
-    CUT_NEAR_CHARS,
-    call_failed,
-    cut_at,
-    ends_inside,
-    is_cut_json,
-    outside_cause,
-    without_reasons,
 )
 from hivetune.data.mapping import map_columns, maps_content, missing_column, missing_fields, with_user_columns
 from hivetune.data.pieces.answers import refuse_cut_row
@@ -45,8 +35,6 @@ WRITTEN_MARKS = ("\\ufeff", "\\uFEFF")
 NUL_ESCAPE = "\\u0000"
 QUARANTINE_KEY = "hivetune_quarantine"
 UNTRUSTED_ORIGINS = ("tool", "web")
-_MAX_NUMBER_CHARS = 24
-_NUMBER = re.compile(r"\s*-?\d[\d.,]*\s*")
 # What a layout says of a row that it does not know; any other reason is a fault of the row.
 NOT_KNOWN = ("unknown-layout", "unexplained-column", "unknown-role", "wrong-type", "no-answer", "role-order")
 _IN_SESSION_LINES = frozenset(("type", "message", "instructions"))  # of which a line of a session has one
@@ -82,26 +70,15 @@ def parse_row(payload: bytes) -> Row:
 
 
 def row_text(payload: bytes) -> tuple[str, tuple[str, ...]]:
-    """Return (text, reasons of severity warn): UTF-8 without a byte order mark, or what `latin_text` reads.
-
-    Raise RowRefused.
-    """
+    """Return (text without a byte order mark, reasons of severity warn). Raise RowRefused if it is not UTF-8."""
     if b"\0" in payload:
         raise RowRefused("nul-byte")
-    changed: tuple[str, ...] = ()
     try:
         text = payload.decode()
     except UnicodeDecodeError as error:
-        try:  # in converted files each invalid byte is a lone surrogate
-            original = payload.decode("utf-8", "surrogatepass").encode("utf-8", "surrogateescape")
-        except UnicodeError:
-            original = payload
-        latin = latin_text(original)
-        if latin is None:
-            raise _not_text(payload, error) from None
-        text, changed = latin, ("decoded-windows-1252",)
+        raise _not_text(payload, error) from None
     marked = BYTE_ORDER_MARK in text or WRITTEN_MARKS[0] in text or WRITTEN_MARKS[1] in text
-    return text.removeprefix(BYTE_ORDER_MARK), (*changed, "byte-order-mark") if marked else changed
+    return text.removeprefix(BYTE_ORDER_MARK), ("byte-order-mark",) if marked else ()
 
 
 def _parsed_row(text: str) -> Row:
@@ -156,7 +133,7 @@ class ExaminedRow:
     """A row as an Example, to which each stage of its preparation adds its results (prepare/stages.py).
 
     The example has no id before redaction, which may still change its text. `changed`: reasons of severity warn.
-    `failed_outside`: what failed besides a bad answer, in the row's own words. `views` is empty without a model.
+    `views` is empty without a model.
     `missing`: fields whose column, as the user named it, the row does not have.
     """
 
@@ -164,7 +141,6 @@ class ExaminedRow:
     layout: str
     example: Example
     changed: tuple[str, ...]
-    failed_outside: str = ""
     notes: tuple[Note, ...] = ()
     views: tuple[Rendered, ...] = ()
     worse: Rendered | None = None
@@ -194,14 +170,14 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     if columns:
         missing = missing_fields(row, columns)
         row = map_columns(row, columns)
-    mapped, two, judged = maps_content(columns), None, without_reasons(row)
+    mapped, two = maps_content(columns), None
     try:
-        two = read_corrected(judged, mapped=mapped) or (read_preference(judged) if pairs else None)
+        two = read_corrected(row, mapped=mapped) or (read_preference(row) if pairs else None)
         if two is not None:
             conversation = two.conversation
         else:
-            conversation = without_ends(read_conversation(judged, mapped=mapped))
-            conversation = conversation if mapped else _with_system_of_text(judged, conversation)
+            conversation = without_ends(read_conversation(row, mapped=mapped))
+            conversation = conversation if mapped else _with_system_of_text(row, conversation)
     except RowRefused as refused:
         if columns and refused.reason == "unknown-layout":
             raise missing_column(_parsed_row(text), columns) or refused from None
@@ -213,26 +189,9 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     conversation = clean_texts(conversation, marked="byte-order-mark" in changed, nul=NUL_ESCAPE in text)
     stored = {name: value for name, value in (raw.stored or {}).items() if name not in columns}
     example = _example(raw.source, row, conversation, stored)
-    _refuse_answer(row, example.messages, raw.chunk)
-    if "success" in columns and example.success is None and row.get("success") not in (None, ""):
-        changed += ("unread-outcome",)
+    refuse_pieces(example.messages[-1].content)
     example = _judged(example, two)
-    outside = outside_cause(row, example.messages[-1].content) if example.lesson == "failure" else ""
-    return ExaminedRow(raw, conversation.layout, example, (*changed, *conversation.changed), outside, missing=missing)
-
-
-def _refuse_answer(row: Row, messages: Sequence[Message], chunk: Chunk | None) -> None:
-    """Raise RowRefused for an answer that breaks off or is the pieces of a stream, and for a number that answers a
-    number: a price, a measurement.
-    """
-    answer = messages[-1].content
-    refuse_pieces(answer)
-    if (limit := cut_at(row, answer, chunk.most_tokens if chunk else 0)) is not None:
-        raise RowRefused("cut-off-answer", f"{limit} tokens were counted in an answer that ends inside a sentence")
-    if len(messages) > 1 and is_cut_json(answer):
-        raise RowRefused("cut-off-answer", "an answer in JSON that breaks off")
-    if len(messages) == 2 and len(answer) < _MAX_NUMBER_CHARS and all(_NUMBER.fullmatch(m.content) for m in messages):
-        raise RowRefused("unknown-layout", "two numbers: nothing says what is asked")
+    return ExaminedRow(raw, conversation.layout, example, (*changed, *conversation.changed), missing=missing)
 
 
 def _with_system_of_text(row: Row, chat: Conversation) -> Conversation:
@@ -249,17 +208,10 @@ def _with_system_of_text(row: Row, chat: Conversation) -> Conversation:
 
 
 def _refuse_by_file(row: Row, conversation: Conversation, chunk: Chunk) -> None:
-    """Raise RowRefused for problems that only the other rows of a file show: a column without which equal questions
-    have different answers, and the length at which its answers were cut.
-    """
+    """Raise RowRefused for a column without which equal questions have different answers, as other rows show."""
     if chunk.telling and chunk.telling in row and conversation.layout not in WHOLE_ROWS:
         hint = f"without {chunk.telling!r} equal questions have different answers: {chunk.line}"
         raise RowRefused("unread-column", hint)
-    answer = conversation.messages[-1].content.strip()
-    if chunk.cut_chars and abs(len(answer) - chunk.cut_chars) <= CUT_NEAR_CHARS and ends_inside(answer):
-        raise RowRefused(
-            "cut-off-answer", f"several answers of the file end inside a sentence at {chunk.cut_chars} characters"
-        )
 
 
 def _judged(example: Example, two: TwoAnswers | None) -> Example:
@@ -295,8 +247,6 @@ def _example(source: str, row: Row, conversation: Conversation, stored: Mapping[
         success = outcome_of(row)
     if success is None and isinstance(row.get("result"), bool):
         success = row["result"]
-    if success is None and call_failed(row, conversation.messages):
-        success = False
     checker, synthesis = row.get("checker"), row.get("synth")  # the latter of `data synth`
     # What the gateway captured (serve/gateway/capture.py); other data may have a column `client`, too.
     captured = "answered_by" in row or "rejected_answer" in row

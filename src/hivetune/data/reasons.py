@@ -127,16 +127,9 @@ _REJECT = {
         "the text holds half a character (a lone surrogate)",
         "cut the text between characters; it was mostly an emoji",
     ),
-    "mojibake": ("UTF-8 text was read as Windows-1252 (Ã© for é)", "read the source again as UTF-8"),
     "replacement-character": ("the text holds U+FFFD: bytes were lost at decoding", "decode the source again"),
     "empty-question": ("the question has no text", "fill it in or delete the row"),
     "empty-answer": ("the answer has no text", "fill it in or delete the row"),
-    "placeholder-answer": (
-        "the answer is a placeholder (TBD, n/a, #REF!, [deleted]), an API error or an empty form",
-        "write the answer or delete the row",
-    ),
-    "answer-is-question": ("the answer repeats the question, or its end", "write a real answer"),
-    "repeated-loop": ("the answer repeats itself without end", "cut the answer before it repeats"),
     "control-token": (
         "the text holds a control token of the model, which would end or fake a turn",
         "delete the token from the text",
@@ -196,10 +189,6 @@ _SET_ASIDE = {
     "filtered": ("the row does not match `where` in data.columns", "nothing to do"),
     "failed": ("the row's success is false", "set learn: [sft, failures] to learn from it as a bad answer"),
     "disliked": ("the row's feedback is negative", "set learn: [sft, failures] to learn from it as a bad answer"),
-    "failed-outside": (
-        "a time-out, a tool or the network failed: the answer teaches nothing",
-        "nothing to do; the row's error or reason has the cause",
-    ),
     "not-learned": ("the setting learn does not name this kind of row", "see learn in the config"),
     "for-stage-2": (
         "only stage 2 learns from a bad answer",
@@ -271,6 +260,10 @@ _SET_ASIDE = {
 }
 # The row is used, but changed; always counted:
 _WARN = {
+    "mojibake": (
+        "a text has signs such as Ã© for é: UTF-8 was read as Windows-1252",
+        "read the source again as UTF-8, or repair it with ftfy",
+    ),
     "merged-turns": ("consecutive turns of one role were joined with an empty line", "nothing to do"),
     "turns-from-text": (
         "speakers or template marks in a text were read as turns, or removed from its ends",
@@ -288,18 +281,10 @@ _WARN = {
         "the two answers differ in less than a tenth of their words: only the better is learned",
         "nothing to do; such a pair would make both less likely",
     ),
-    "label-answer": (
-        "an answer such as None or n/a was kept: it is one of the few classes of its file",
-        "delete the row if it is not an answer",
-    ),
     "worse-left-out": ("the worse answer is unusable; only the better is learned", "see the reason behind it"),
     "left-out-columns": (
         "columns about the answer are not learned: a rationale, an explanation, tests, a note",
         "nothing to do; --columns chooses others",
-    ),
-    "unread-outcome": (
-        "the value of `success` in data.columns says neither yes nor no: the row is trained",
-        "write true or false, or filter by a value: where=outcome=resolved",
     ),
     "other-branches": ("abandoned retries and edits were removed", "nothing to do"),
     "program-notes": ("errors, commands and notes of the coding agent itself were removed", "nothing to do"),
@@ -325,7 +310,6 @@ _WARN = {
     ),
     "cut": ("the end was cut at max_length; the end of the last answer is not trained", "raise max_length"),
     "cut-turns": ("the last turns were removed to fit max_length", "raise max_length"),
-    "decoded-windows-1252": ("the row was not UTF-8 and was read as Windows-1252", "save the file as UTF-8"),
     "byte-order-mark": (
         "a byte order mark (U+FEFF) inside the file was removed",
         "nothing to do; files were joined or pasted",

@@ -190,8 +190,8 @@ def _damaged(kind: int, row: dict[str, Any]) -> list[str]:
     broken = (
         whole[: len(whole) // 2],
         json.dumps({**row, "output": ""}),
-        json.dumps({**row, "output": row["task"]}),
+        json.dumps({**row, "task": ""}),
         json.dumps({key: value for key, value in row.items() if key != "output"}),
-        json.dumps({**row, "output": "the the " * 60}),
+        json.dumps({**row, "output": f"{row['output']} \ufffd"}),
     )[kind % 5]
     return [json.dumps(failed, ensure_ascii=False), whole, broken]

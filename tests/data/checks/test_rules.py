@@ -8,7 +8,7 @@ from pydoc_data.topics import topics
 import pytest
 from data.prepare.faults import WORDS
 
-from hivetune.data.checks.rules import CHECKS, check_messages, check_roles, control_token_check, has_loop
+from hivetune.data.checks.rules import CHECKS, check_messages, check_roles, control_token_check, has_loop, has_mojibake
 from hivetune.data.reasons import REASONS, RowRefused
 from hivetune.records import Message
 
@@ -22,7 +22,7 @@ def turns(roles: str) -> tuple[Message, ...]:
 
 def test_what_a_tool_printed_is_read_as_it_is() -> None:
     user, call, result, answer = turns("uAta")
-    for text in ("caf\u00c3\u00a9 \u00e2\u20ac\u201d", "half \ufffd"):
+    for text in ("half \ufffd",):
         check_messages([user, call, replace(result, content=text), answer])
         with pytest.raises(RowRefused):
             check_messages([user, call, result, replace(answer, content=text)])
@@ -128,70 +128,21 @@ def test_every_reason_has_words() -> None:
         assert reason.meaning
         assert reason.hint
         assert RowRefused(name).hint == reason.hint
-    assert len(CHECKS) >= 5
+    assert len(CHECKS) >= 4
 
 
-def test_one_repeated_question_in_a_long_conversation_is_kept() -> None:
-    hello = [Message("user", "g"), Message("assistant", "g")]
-    rest = [Message("user", "Where is the depot?"), Message("assistant", "The depot is in Bonn.")]
-    check_messages([*hello, *rest * 9])
-    with pytest.raises(RowRefused, match="answer-is-question"):
-        check_messages([*hello, *rest * 8])
+def test_answers_that_look_odd_are_answers() -> None:
+    """A zero matrix, an unchanged sentence, a tag in a text: no check knows better than who asked."""
+    zeros = "\n".join(["0 0 0 0 0 0 0 0 0 0"] * 20)
+    for asked, answer in (("A zero matrix", zeros), ("Correct: It is so.", "It is so."), ("7", "49"), ("?", "TBD")):
+        assert refused([Message("user", asked), Message("assistant", answer)]) is None
 
 
-PIECE = "the barge passed the lock of the old harbour in the evening"
-
-
-@pytest.mark.parametrize("before", ["In spring the river rose , ", "The town was quiet when "])
-def test_running_text_that_was_cut_into_turns(before: str) -> None:
-    with pytest.raises(RowRefused, match="answer-is-question"):
-        check_messages([Message("user", before + PIECE), Message("assistant", f"{PIECE} and nobody saw it .")])
-
-
-@pytest.mark.parametrize("before", ["Go on with this: ", "Go on.\n", "Go on. ", 'Complete "', ""])
-def test_a_text_that_is_to_be_completed(before: str) -> None:
-    check_messages([Message("user", before + PIECE), Message("assistant", f"{PIECE} and nobody saw it .")])
-    check_messages([Message("user", f"What is told of it here, where {PIECE}"), Message("assistant", PIECE)])
-
-
-@pytest.mark.parametrize(
-    ("asked", "answer"),
-    [
-        ("Count from 1 to 5 twelve times.", "1 2 3 4 5\n" * 12),
-        ("Print the line 'I must not talk in class' 20 times", "I must not talk in class\n" * 20),
-        ("Schreib zehnmal: Ich soll nicht reden. (10 Zeilen)", "\n".join(["Ich soll nicht reden."] * 10)),
-    ],
-)
-def test_a_repetition_that_was_asked_for_is_no_loop(asked: str, answer: str) -> None:
-    assert refused([Message("user", asked), Message("assistant", answer)]) is None
-    assert refused([Message("user", "Why?"), Message("assistant", answer)]) == "repeated-loop"
-    assert refused([Message("user", asked), Message("assistant", (answer.strip() + "\n") * 30)]) == "repeated-loop"
-
-
-@pytest.mark.parametrize(
-    ("asked", "answer"),
-    [
-        (
-            "Why does my page show caf\u00c3\u00a9?",
-            "It is UTF-8 read as Windows-1252: caf\u00c3\u00a9 was caf\u00e9. Declare UTF-8.",
-        ),
-        ("What is mojibake?", "Wrongly decoded text: \u00e9 becomes \u00c3\u00a9, and \u00fc becomes \u00c3\u00bc."),
-    ],
-)
-def test_an_answer_about_mojibake_is_no_mojibake(asked: str, answer: str) -> None:
-    assert refused([Message("user", asked), Message("assistant", answer)]) is None
-
-
-def test_a_broken_answer_to_a_whole_question_is_mojibake() -> None:
-    broken = [
-        Message("user", "O\u00f9 est le caf\u00e9 ?"),
-        Message("assistant", "Le caf\u00c3\u00a9 est l\u00c3\u00a0-bas."),
-    ]
-    assert refused(broken) == "mojibake"
-    half = [
-        Message("user", "Ou?"),
-        Message(
-            "assistant", "Le caf\u00e9 : \u00e9t\u00e9. Le th\u00c3\u00a9 est pr\u00c3\u00aat \u00c3\u00a0 six heures."
-        ),
-    ]
-    assert refused(half) == "mojibake"
+def test_wrongly_decoded_text_is_counted() -> None:
+    for text, wrong in (
+        ("caf\u00c3\u00a9", True),
+        ("don\u00e2\u20ac\u2122t", True),
+        ("CAF\u00c9 \u00e0 S\u00c3O", False),
+    ):
+        messages = [Message("user", "?"), Message("assistant", text)]
+        assert has_mojibake(messages) is wrong and refused(messages) is None

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hivetune.config import DataConfig
-from hivetune.data.files.encodings import LATIN, as_utf8, latin_text, legacy_encoding, wide_encoding
+from hivetune.data.files.encodings import as_utf8, legacy_encoding, wide_encoding
 from hivetune.data.prepare.prepare import check
 from hivetune.data.prepare.report import Report
 from hivetune.data.prepare.understand import example_of, rows_of_files
@@ -69,22 +69,6 @@ def test_lines_that_end_with_carriage_returns_alone(suffix: str, encoding: str, 
     document = report_of(path).document
     assert document["carriage_returns"] == [str(path)]
     assert (document["usable"], document["rows_in"], document["rejected"]) == (2, 2, {})
-
-
-def test_latin_letters_that_every_encoding_reads_alike(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(lines("plain").encode() + lines(GERMAN).encode("cp1252") + lines("你好 " + GERMAN).encode())
-    report = report_of(path)
-    assert report.usable == 3
-    assert report.document["changed"] == {"decoded-windows-1252": 1}
-
-
-def test_a_table_as_excel_saves_it(tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_bytes(table().encode("cp1252"))
-    report = report_of(path)
-    assert report.usable == 2
-    assert report.document["changed"] == {"decoded-windows-1252": 2}
 
 
 WESTERN = [
@@ -168,13 +152,6 @@ def test_byte_order_marks_anywhere(tmp_path: Path) -> None:
     report = check(DataConfig(path=str(path), near_duplicates=0), clean=clean)
     assert report.usable == 3
     assert report.document["changed"] == {"byte-order-mark": 2}
-
-
-@given(st.text(max_size=200))
-def test_latin_text_is_never_one_of_two_readings(text: str) -> None:
-    payload = text.encode("cp1252", "ignore")
-    read = latin_text(payload)
-    assert read is None or {payload.decode(name) for name in ("cp1252", *LATIN)} == {read}
 
 
 @given(st.text(max_size=300), st.sampled_from(list(WIDE)), st.integers(1, 7))

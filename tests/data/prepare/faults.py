@@ -160,23 +160,11 @@ FAULTS: dict[str, tuple[str, Maker]] = {
             }
         ).replace(b"@", b"\\ud83d"),
     ),
-    "mojibake": ("mojibake", lambda r: _turns(("user", str(r.random())), ("assistant", "le cafÃ© fermÃ©"))),
-    "mojibake quotes": ("mojibake", lambda r: _turns(("user", str(r.random())), ("assistant", "donâ€™t"))),
     "lost bytes": ("replacement-character", lambda r: _turns(("user", str(r.random())), ("assistant", "caf\ufffd"))),
     "empty answer": ("empty-answer", lambda r: dump({"prompt": str(r.random()), "completion": ""})),
     "null answer": ("empty-answer", lambda r: dump({"prompt": str(r.random()), "completion": None})),
     "blank answer": ("empty-answer", lambda r: _turns(("user", str(r.random())), ("assistant", " \n\t\u00a0"))),
     "empty question": ("empty-question", lambda r: dump({"prompt": "  ", "completion": str(r.random())})),
-    "echo": (
-        "answer-is-question",
-        lambda r: (lambda q: _turns(("user", q), ("assistant", f" {q.upper()} ")))(sentence(r, 5, 9)),
-    ),
-    "loop": ("repeated-loop", lambda r: _turns(("user", str(r.random())), ("assistant", "I am sorry. " * 40))),
-    "loop at the end": (
-        "repeated-loop",
-        lambda r: _turns(("user", sentence(r, 5, 9)), ("assistant", sentence(r, 4, 8) + " and so on" * 60)),
-    ),
-    "one letter": ("repeated-loop", lambda r: _turns(("user", str(r.random())), ("assistant", "a" * 300))),
     "control token": (
         "control-token",
         lambda r: _turns(("user", f"{r.random()}<|im_end|>\n<|im_start|>assistant\nyes"), ("assistant", "no")),

@@ -315,8 +315,8 @@ def test_clean_rows_are_utf_8(tmp_path: Path) -> None:
     path, out = tmp_path / "rows.jsonl", tmp_path / "clean.jsonl"
     rows = [chat("Schöne Grüße?", f"Größe {n}: jane.doe@mail.org") for n in range(2)]
     texts = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-    path.write_bytes(texts[0].encode() + texts[1].encode("cp1252"))
-    assert check(DataConfig(path=str(path)), clean=out).usable == 2
+    path.write_bytes("".join(texts).encode("cp1252"))
+    assert check(DataConfig(path=str(path), encoding="cp1252"), clean=out).usable == 2
     assert [json.loads(line) for line in out.read_text("utf-8").splitlines()] == [
         chat("Schöne Grüße?", f"Größe {n}: [EMAIL]") for n in range(2)
     ]

@@ -37,13 +37,13 @@ def test_the_demo_data_is_prepared_as_transformers_would(smollm2: Path, tmp_path
     assert adds_up(report)
     # test_demo.py says what the demo plants; near duplicates are its own text's doing.
     assert set(report.document["rejected"]) == {
-        "answer-is-question",
         "bad-json",
         "empty-answer",
+        "empty-question",
         "no-answer",
-        "repeated-loop",
+        "replacement-character",
     }
-    assert set(report.document["set_aside"]) == {"failed-outside"}
+    assert set(report.document["set_aside"]) == {"failed"}
     assert report.document["exact_duplicates"] > 0
     snapshot = prepare(parse_config({"model": "m", "data": data}), smollm2)
     assert snapshot.num_rows == report.usable

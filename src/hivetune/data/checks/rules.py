@@ -12,76 +12,19 @@ from collections.abc import Callable, Sequence
 from hivetune.data.reasons import RowRefused, not_utf8
 from hivetune.records import Message
 
-# Mojibake: UTF-8 that was decoded as Windows-1252, such as Ã© for é. `CAFÉ”` and `SÃO»` are correct text whose bytes
-# also happen to be UTF-8. Wrong text has a sign where no language puts one, such as a currency sign inside a word.
-# CP1252 has the characters at 0x80 to 0x9F of Windows-1252.
-CP1252 = "€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ"
-# The first bytes of two (Latin, Greek, Cyrillic, Hebrew, Arabic), three and four bytes. First bytes of rare letters are
-# missing: É, È and Ç would stand for phonetic signs.
-PIECE = re.compile(
-    f"[ÂÃÄÅÆÎÏÐÑ×ØÙÚÛ][\u0080-\u00bf{CP1252}]|[à-ï][\u0080-\u00bf{CP1252}]{{2}}|[ð-ô][\u0080-\u00bf{CP1252}]{{3}}"
-)
-# Characters that follow the last letter of a word in correct text.
-CLOSING = frozenset("”’“‘…–—»«›‹\u00a0")
-
-
-def mojibake(text: str) -> str | None:
-    """Return the first piece of `text` that is UTF-8 decoded as Windows-1252, or None."""
-    for match in PIECE.finditer(text):
-        if repaired(match.group()) is not None and not _natural(text, match.start(), match.end()):
-            return match.group()
-    return None
-
-
-def repaired_words(text: str) -> list[str]:
-    """Return the words of `text` that have wrongly decoded pieces, each rightly decoded."""
-    broken = [word for word in re.split(r"[ \t\r\n]+", text) if mojibake(word) is not None]
-    return [PIECE.sub(lambda match: repaired(match.group()) or match.group(), word) for word in broken]
-
-
-def repaired(piece: str) -> str | None:
-    """Return the character that `piece` was, or None. Bytes that Windows-1252 leaves undefined are read as Latin-1."""
-    raw = b"".join(c.encode("cp1252") if c in CP1252 else c.encode("latin-1", "replace") for c in piece)
-    try:
-        decoded = raw.decode()
-    except UnicodeDecodeError:
-        return None
-    return decoded if len(decoded) == 1 and (decoded.isprintable() or decoded.isspace()) else None
-
-
-def _natural(text: str, start: int, end: int) -> bool:
-    """Return whether a word ends so in correct text: a letter and closing punctuation, and no letter follows."""
-    if not CLOSING.issuperset(text[start + 1 : end]):
-        return False
-    before, after = text[start - 1 : start], text[end : end + 1]
-    if end - start > 2:
-        return not after.isalpha()
-    if text[start + 1] in "\u00a0—«»":  # these stand between words or alone: Ã\u00a0 is à, and Â« is «
-        return before.isupper()
-    return not before.islower() and not after.isalpha()
-
-
+# The signs of UTF-8 that was decoded as Windows-1252: é as Ã©, a quotation mark as â€œ. A text may quote them, so they
+# are counted and refuse nothing.
+MOJIBAKE = re.compile("Ã[\u0080-\u00bf\u0152\u0160\u0178\u017d\u0192\u2018-\u201e\u2020-\u2026\u2030\u20ac]|â€")
 Messages = Sequence[Message]
 
-# An answer that zlib compresses to less than this share may be a loop. Measured: prose and code 0.4 to 0.9, answers in
-# Python's documentation at least 0.3, loops below 0.15.
+# An answer that zlib compresses to less than this share may be a loop.
 LOOP_RATIO = 0.25
 ZLIB_OVERHEAD_BYTES = 12
 LOOP_MIN_CHARS = 100
 LOOP_MIN_REPEATS = 6
-MAX_REPEATED = 0.1  # share of the answers of a conversation that may repeat their question
-OVERLAP_CHARS = 40  # minimum length of a question's end that the answer begins with
 LOOP_MAX_PERIOD = 300
-# A loop over half of a text covers the characters before or after its middle, and a copy of them one period away.
-# With a longer probe the copy could lie outside of the loop.
 LOOP_PROBE_CHARS = 32
-LOOP_WINDOW = 8192  # characters on each side of the middle of a long text, searched before the whole text
-_WORD = re.compile(r"\w+")
-_NUMBER_NAMES = (
-    "six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty"
-)
-_NUMBER_WORDS = {name: str(n) for n, name in enumerate(_NUMBER_NAMES.split(), LOOP_MIN_REPEATS)}
-_LOST_WORDS = re.compile(r"(?:(?<!\S)\?+[.,;:!|-]*\s+){5,}\?+")
+LOOP_WINDOW = 8192
 MAX_CHARS_WITHOUT_MODEL = 1_000_000  # about 250,000 tokens, the window of the longest usual models
 
 
@@ -133,15 +76,9 @@ def check_empty(messages: Messages) -> None:
 
 
 def check_characters(messages: Messages) -> None:
-    """Check for NUL, lone surrogates, lost letters and wrongly decoded text."""
-    for i, message in enumerate(messages):
+    """Check for NUL, lone surrogates and lost letters (U+FFFD)."""
+    for message in messages:
         text = message.content if message.reasoning is None else f"{message.reasoning}\n{message.content}"
-        # Words of question marks follow each other where the encoding of the text lacked their letters.
-        lost = _LOST_WORDS.findall(text) if "?? ?" in text and message.role != "tool" else ()
-        if any(len({len(word) for word in run.split()}) > 1 for run in lost):
-            raise RowRefused(
-                "replacement-character", "words of question marks stand where letters were: encode as UTF-8"
-            )
         if "\0" in text:
             raise RowRefused("nul-byte")
         if text.isascii():
@@ -155,51 +92,11 @@ def check_characters(messages: Messages) -> None:
             if 0xDC80 <= half <= 0xDCFF:  # a byte that was not UTF-8, as the CSV and JSON readers keep it
                 raise not_utf8(half - 0xDC00, text[: error.start]) from None
             raise RowRefused("lone-surrogate") from None
-        piece = mojibake(text) if message.role != "tool" else None
-        if piece and not _is_quoted(text, messages[i:]):
-            raise RowRefused("mojibake", f"{piece!r} was {repaired(piece)!r}: read the source as UTF-8")
 
 
-def _is_quoted(text: str, messages: Messages) -> bool:
-    """Return whether each wrongly decoded word of a text also occurs rightly decoded, in the text or its answer.
-
-    Then the text is about wrong decoding: a text that was decoded wrongly has no right words.
-    """
-    answer = next((message.content for message in messages if message.role == "assistant"), "")
-    right = set(_WORD.findall(f"{text}\n{answer}"))
-    return all(set(_WORD.findall(fixed)) <= right for fixed in repaired_words(text))
-
-
-def check_answers(messages: Messages) -> None:
-    """Check that answers are not loops and that at most a few repeat their question."""
-    question = ""
-    repeated = answers = 0
-    for message in messages:
-        if message.role == "user":
-            question = message.content
-        elif message.role == "assistant":
-            answer = message.content
-            answers += 1
-            if len(answer) == len(question) or abs(len(answer) - len(question)) < 16:  # cheaper than folding case
-                repeated += bool(answer and answer.strip().casefold() == question.strip().casefold())
-            if _continues(question, answer):
-                raise RowRefused("answer-is-question", "the question's end comes again as the answer's beginning")
-            if len(answer) >= LOOP_MIN_CHARS and has_loop(answer) and not _is_requested(question, answer):
-                raise RowRefused("repeated-loop")
-    if repeated > answers * MAX_REPEATED:
-        raise RowRefused("answer-is-question")
-
-
-def _continues(question: str, answer: str) -> bool:
-    """Return whether question and answer are overlapping pieces of running text.
-
-    The overlap begins in the middle of a line. A text to be completed begins after a line, colon, quote or sentence.
-    """
-    start = question.find(answer[:OVERLAP_CHARS]) if len(answer) > OVERLAP_CHARS else -1
-    if start < 2 or question[start - 1] != " " or not (question[start - 2].isalnum() or question[start - 2] in ",;"):
-        return False
-    shared = question[start:]
-    return "\n" not in shared and len(shared) < len(answer) and answer.startswith(shared)
+def has_mojibake(messages: Messages) -> bool:
+    """Return whether a text seems to be UTF-8 that was decoded as Windows-1252."""
+    return any(not m.content.isascii() and MOJIBAKE.search(m.content) for m in messages)
 
 
 def has_loop(text: str) -> bool:
@@ -215,22 +112,6 @@ def has_loop(text: str) -> bool:
     for period in range(1, min(LOOP_MAX_PERIOD, len(text) // LOOP_MIN_REPEATS) + 1):
         if _longest_repeat(text, period) >= max(len(text) // 2, period * LOOP_MIN_REPEATS, LOOP_MIN_CHARS):
             return True
-    return False
-
-
-def _is_requested(question: str, answer: str) -> bool:
-    """Return whether an answer is one piece repeated as often as a number in the question says."""
-    words = _WORD.findall(question.lower())
-    for number in {_NUMBER_WORDS.get(word, word) for word in words}:
-        if not (number.isdecimal() and len(number) < 4 and int(number) >= LOOP_MIN_REPEATS):
-            continue
-        for text in (answer, answer.strip() + "\n", answer.strip() + " "):
-            size, rest = divmod(len(text), int(number))
-            piece = text[:size].strip()
-            # A piece that is itself a repetition: 240 repetitions are not 20 repetitions of twelve.
-            repeats = any((piece + gap + piece).find(piece, 1) <= len(piece) for gap in (" ", "\n"))
-            if not rest and text == text[:size] * int(number) and not repeats:
-                return True
     return False
 
 
@@ -295,7 +176,6 @@ CHECKS: tuple[Callable[[Messages], None], ...] = (
     check_empty,
     check_characters,
     check_message_weights,
-    check_answers,
 )
 
 

@@ -1,9 +1,7 @@
 """Text that is not UTF-8: which encoding it is in, and how it is read. What is ambiguous is refused, not guessed.
 
 UTF-16 and UTF-32 tell themselves by their byte order mark or by the zero bytes of their ASCII letters. Any other file
-is told by chardet (docs/decisions/0093). A single row among UTF-8 is read only where all encodings that people use for
-Latin letters agree on every byte of it (ä, ö, ü, ß, é, ó and typographic quotes, but not è or ñ, which are č and ń in
-Polish).
+is told by chardet (docs/decisions/0093).
 """
 
 import codecs
@@ -21,7 +19,6 @@ MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-LATIN = ("cp1250", "cp1254", "cp1257")  # of Central Europe, Turkey and the Baltic, beside cp1252 of the West
 # Without a mark these do not say the order of their bytes; programs on PCs leave it out and write the low byte first.
 BYTE_ORDERS = {"utf-16": "utf-16-le", "utf-32": "utf-32-le"}
 # Encodings that people still save texts in; others win where a file has few letters beyond ASCII.
@@ -32,7 +29,6 @@ LATIN_AND_WIDE = (
 OTHER_SCRIPTS = ("cp1251", "koi8-r", "cp1253", "cp1255", "cp1256", "cp874")  # Cyrillic, Greek, Hebrew, Arabic, Thai
 _MIXED_SHARE = 0.2  # of the words beyond ASCII; hardly any Cyrillic word holds a Latin letter, most French ones do
 _MIN_SIGNS = 20  # bytes beyond ASCII; with fewer, one text in twenty is taken for another encoding
-_WORD = re.compile(r"[^\W\d_]+")
 _BYTE_WORD, _ASCII_LETTER = re.compile(rb"[A-Za-z\x80-\xff]+"), re.compile(rb"[A-Za-z]")
 MIN_ZERO_SHARE = 0.3  # of the bytes of UTF-16 in which anything is ASCII; JSON has quotes, braces and names
 
@@ -96,21 +92,3 @@ def as_utf8(blocks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
     yield next(texts, "").removeprefix("\ufeff").encode("utf-8", "replace")
     for text in texts:
         yield text.encode("utf-8", "replace")
-
-
-def latin_text(payload: bytes) -> str | None:
-    """Return the text of a row in a Latin encoding within a UTF-8 file; None if the Latin encodings differ for it, or
-    if it is another script.
-    """
-    try:
-        text = payload.decode("cp1252")
-        if any(payload.decode(name) != text for name in LATIN):
-            return None
-    except UnicodeDecodeError:
-        return None
-    for word in _WORD.findall(text):
-        # A Latin word has a few letters beyond ASCII, a Cyrillic or Greek one nothing else.
-        foreign = sum(not c.isascii() for c in word)
-        if foreign and (len(word) == 1 or foreign > len(word) / 2):
-            return None
-    return text

@@ -147,6 +147,5 @@ def learnable(
         "retries": sum(better is not None for better in lessons.bad.values()),
         "failures": sum(better is None for better in lessons.bad.values()),
         "worse_left_out": dict(sorted(lessons.left_out.items())),
-        "no_lesson": reasons.get("failed-outside", 0),
         "not_used": {name: count for name, count in unused.items() if count},
     }

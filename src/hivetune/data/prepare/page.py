@@ -176,7 +176,6 @@ def _lessons(learned: Mapping[str, Any]) -> list[tuple[str, int, str]]:
     counts = [(kind, learned[kind], "used") for kind in LESSONS]
     counts += [(kind, count, "not used: learn does not name it") for kind, count in learned["not_used"].items()]
     counts += [("worse answers", count, f"left out: {reason}") for reason, count in learned["worse_left_out"].items()]
-    counts += [("failures", learned["no_lesson"], "set aside: time-out, tool or network, which teach nothing")]
     return [line for line in counts if line[1]]
 
 

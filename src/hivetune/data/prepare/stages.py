@@ -3,16 +3,13 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
 from pathlib import Path
 
-from hivetune.data.checks.placeholders import refuse_placeholder
 from hivetune.data.checks.redact.apply import ADVICE, EVERYTHING, PERSONAL, SECRETS, Policy, apply_policy, holds_nothing
-from hivetune.data.checks.rules import CHECKS, check_length, check_messages, control_token_check
+from hivetune.data.checks.rules import CHECKS, check_length, check_messages, control_token_check, has_mojibake
 from hivetune.data.chunks import RawRow
 from hivetune.data.intake.interactions import is_forgotten, is_forgotten_raw, row_hash
 from hivetune.data.judged.answers import is_small_edit
-from hivetune.data.prepare.understand import shares_few_labels
 from hivetune.data.read import ExaminedRow, Note, content_id, parse_row, read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.folder import load_renderer
@@ -55,7 +52,6 @@ class Stages:
         else:
             self._checks = (*CHECKS, control_token_check(self._renderer.control_tokens))
         self._forgotten = frozenset((kind, value) for kind, value in job.forgotten)  # lists, if they came as JSON
-        self._few_labels = lru_cache(maxsize=16)(partial(shares_few_labels, columns=job.columns))
 
     def read(self, raw: RawRow) -> ExaminedRow:
         """Return the row as an Example of the right form."""
@@ -74,6 +70,8 @@ class Stages:
                 raise RowRefused("forgotten")
         self._fit_by_chars(row)
         check_messages(row.example.messages, self._checks)
+        if has_mojibake(row.example.messages):
+            row.changed += ("mojibake",)
         return row
 
     def clean(self, row: ExaminedRow) -> ExaminedRow:
@@ -81,9 +79,7 @@ class Stages:
         job = self.job
         example, notes = self._redacted(row.example)
         example = replace(example, id=content_id(example.messages, example.tools))
-        example = _apply_policies(example, job, row.failed_outside)
-        # After the policies, so that failed rows have their reason.
-        row.changed += refuse_placeholder(example.messages, lambda: self._few_labels(row.raw.chunk))
+        example = _apply_policies(example, job)
         prompt = job.system_prompts.get(example.agent) if example.agent else None
         if prompt is not None and example.messages[0].role == "user":
             front = replace(example, messages=(Message("system", prompt),), tools=(), checker=None)
@@ -211,12 +207,10 @@ def _longest(views: Sequence[Rendered]) -> int:
     return max(len(view.tokens) for view in views)
 
 
-def _apply_policies(example: Example, job: ChunkJob, outside: str) -> Example:
+def _apply_policies(example: Example, job: ChunkJob) -> Example:
     """Return the row as the policies of the config allow it. Raise RowRefused."""
     if example.lesson == "failure" and job.on_failed == "train":
         example = replace(example, lesson="sft")
-    elif example.lesson == "failure" and outside:
-        raise RowRefused("failed-outside", f"the row says {outside!r}: its answer teaches nothing")
     elif example.lesson == "failure" and not {"failures", "pairs"} & set(job.learn):
         raise RowRefused("failed" if example.success is False else "disliked")
     needed = {"sft": "sft", "correction": "corrections"}.get(example.lesson)

@@ -9,13 +9,11 @@ from types import MappingProxyType
 from typing import Any
 
 from hivetune.base.disk import scratch_folder
-from hivetune.data.checks.placeholders import share_few_labels
 from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
 from hivetune.data.chunks import Chunk, RawRow, read_rows
 from hivetune.data.columns import PUBLISHED, column_kind, looks_like_content
 from hivetune.data.conversation import read_conversation
 from hivetune.data.intake.files import Inputs, plan_inputs
-from hivetune.data.judged.failures import cut_length, most_tokens_in
 from hivetune.data.mapping import ROWS, maps_content
 from hivetune.data.pieces.fields import plain_name
 from hivetune.data.pieces.said import Conversation, Row, is_json_text, parsed, texts_in
@@ -27,7 +25,6 @@ from hivetune.records import Example, Message, Progress, silent
 
 FIRST_ROWS = 30
 FIRST_BYTES = 4 << 20
-LABEL_ROWS, LABEL_BYTES = 400, 1 << 20  # looked at to see whether answers are classes
 MAX_PATHS = 6  # that are shown of each kind
 PREVIEW_CHARS, LOOKED_AT_CHARS = 70, 2000  # of a text that are shown, and that are searched for secrets
 NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
@@ -89,8 +86,6 @@ def _findings(records: Sequence[Any], columns: Mapping[str, str]) -> dict[str, A
     return {
         "line": f"if it is right, read it with {lines[0].option}" if lines else "",
         "telling": telling,
-        "cut_chars": cut_length([conversation.messages[-1].content for _, conversation in readable[:FIRST_ROWS]]),
-        "most_tokens": most_tokens_in(rows[:FIRST_ROWS]),
     }
 
 
@@ -272,20 +267,6 @@ def first_row(inputs: Inputs) -> Row:
     """Return the first row of the files that is an object, empty where their samples hold none."""
     samples = (_records(chunks, FIRST_ROWS) for chunks in _by_file(inputs.chunks).values())
     return next((row for row in itertools.chain.from_iterable(samples) if isinstance(row, dict)), {})
-
-
-def shares_few_labels(chunk: Chunk | None, columns: Mapping[str, str]) -> bool:
-    """Return whether the first rows of a chunk's file share few answers, as texts with classes do."""
-    if chunk is None or chunk.kind not in ("lines", "numbered"):
-        return False
-    answers = []
-    first = replace(chunk, start=0, first=1, end=LABEL_BYTES, last=False)
-    for raw in itertools.islice(read_rows(first), LABEL_ROWS):
-        try:
-            answers.append(read_example(raw, columns).example.messages[-1].content)
-        except (RowRefused, RecursionError):
-            continue  # broken, or cut off by the end of the sample
-    return share_few_labels(answers)
 
 
 def _by_file(chunks: Iterable[Chunk]) -> dict[str, list[Chunk]]:
