@@ -98,10 +98,9 @@ PROOFS: dict[str, tuple[str, list[str]]] = {
         "less than 2 h with a loss below 3, exactly that row is quarantined, and the adapter answers in PEFT",
         ["-m", "proof", "tests/train/supervise/test_users_goal.py"],
     ),
-    "exporters": (
-        "TensorBoard, MLflow, trackio and W&B, each killed 10 times while a run goes on and its worker goes back: the "
-        "tool itself reads the journal's points, each once; a server that never answers is told",
-        ["-m", "proof", "tests/dashboard/exporters/test_tools.py"],
+    "report-to": (
+        "MLflow, trackio and W&B get a run twice: the tool itself reads the journal's points, each once",
+        ["-m", "proof", "tests/run/test_figures.py"],
     ),
     "tutorials": (
         "the commands of the three tutorials, run in their order as they stand there: all of them, with SmolLM2-135M "

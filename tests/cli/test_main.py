@@ -244,9 +244,7 @@ def test_a_command_that_is_stopped_says_what_it_leaves_behind(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "command", ["serve --port 0", "dashboard --port 0", "report all metrics.prom --to prometheus --follow"]
-)
+@pytest.mark.parametrize("command", ["serve --port 0", "dashboard --port 0"])
 def test_a_server_that_is_stopped_has_printed_one_document(command: str, tmp_path: Path) -> None:
     line = [sys.executable, "-m", "hivetune", *command.split(), "--json"]
     environment = {**os.environ, "HIVETUNE_HOME": str(tmp_path / "home")}
@@ -325,17 +323,3 @@ def complete(shell: str, asked: dict[str, str], home: Path) -> str:
     environment = {**os.environ, **asked, "_HIVETUNE_COMPLETE": f"complete_{shell}", "HIVETUNE_HOME": str(home)}
     command = [sys.executable, "-c", "from hivetune.cli.main import main; main()"]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment).stdout
-
-
-def test_only_the_metrics_need_prometheus_client(tmp_path: Path) -> None:
-    """A report to another tool was refused without it."""
-    script = (
-        "import sys\nsys.modules['prometheus_client'] = None\n"
-        "from hivetune.cli.main import main\nsys.argv = ['hivetune', *sys.argv[1:]]\nmain()\n"
-    )
-    for arguments, said in (
-        (("last",), "there is no run"),
-        (("all", "x.prom", "--to", "prometheus"), "prometheus_client"),
-    ):
-        command = [sys.executable, "-c", script, "report", *arguments]
-        assert said in subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path).stderr

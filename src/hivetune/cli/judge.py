@@ -24,6 +24,7 @@ from hivetune.judge.lm_eval import measure_tasks
 from hivetune.judge.page import write_comparison_page
 from hivetune.models.sides import BASELINE, parse_side
 from hivetune.release.gguf import SERVED_QUANT
+from hivetune.run.figures import report
 from hivetune.run.folder import EVALUATION
 from hivetune.run.status import find_run
 from hivetune.train.open import Run, load_run
@@ -57,8 +58,11 @@ def gate(run: RunArgument, overrides: SetOption = None) -> None:
 
     The verdict is deploy, iterate, abort or not-enough-evidence. Exits with 6 unless it is deploy.
     """
-    verdict = walk.gate(_open(run, overrides, "gate."))
+    opened = _open(run, overrides, "gate.")
+    verdict = walk.gate(opened)
     show_verdict(verdict)
+    for problem in report(opened.folder, opened.config.report_to):
+        say(problem)
     if verdict.verdict == "deploy":
         show(f"next: hivetune export {quoted(run)} --to gguf")
     emit(verdict_document(verdict))

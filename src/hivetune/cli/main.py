@@ -68,7 +68,6 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "show": ("runs", "show_run", "Show one run: state, losses, faults."),
     "watch": ("runs", "watch", "Follow a run until it ends."),
     "logs": ("runs", "logs", "Print the log of a run."),
-    "report": ("report", "report", "Send a run to TensorBoard, MLflow, trackio or W&B."),
 }
 GROUPS = {
     "data": "Check, prepare, make or delete rows.",
@@ -95,7 +94,7 @@ SECTIONS = {
     "Judge": ("eval", "gate", "compare", "bench"),
     "Serve": ("export", "register", "registry", "promote", "rollback", "serve", "clients", "chat"),
     "Keep going": ("cycle",),
-    "Look": ("status", "dashboard", "runs", "show", "watch", "logs", "report"),
+    "Look": ("status", "dashboard", "runs", "show", "watch", "logs"),
 }
 # What a stopped command leaves behind. Commands that only read, or say it themselves, are not listed.
 LEFT_BEHIND = {

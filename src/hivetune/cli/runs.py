@@ -39,7 +39,6 @@ from hivetune.cli.output import (
 )
 from hivetune.config import SuperviseConfig
 from hivetune.cycle.ledger import loop_folder, loop_names
-from hivetune.dashboard.exporters.follow import reports_of
 from hivetune.dashboard.watched import RunReading, WatchedRun
 from hivetune.errors import UsageError
 from hivetune.judge.page import newest_page
@@ -220,10 +219,6 @@ def show_run(run: RunArgument) -> None:
     show(computed)
     for line in text_chart(loss_curve(folder)):
         show(line)
-    reports = reports_of(folder)
-    for report in reports:
-        problem = f"; {report.problem}" if report.problem else ""
-        show(f"  {report.points} points in {report.target} at {report.place}{problem}")
     events = list(read_journal(folder / EVENTS))
     sample: dict[str, Any] | None = None
     for entry in events:
@@ -233,7 +228,7 @@ def show_run(run: RunArgument) -> None:
             sample = entry
         elif entry["event"] == "failure" and sample is not None:
             show(f"{'':19}{_machine_then(sample, entry['time'])}")
-    emit({**to_plain(status), "choices": choices, "reports": reports, "events": events})
+    emit({**to_plain(status), "choices": choices, "events": events})
 
 
 def _choices(folder: Path) -> tuple[dict[str, Any] | None, str]:

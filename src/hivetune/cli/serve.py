@@ -13,7 +13,6 @@ from hivetune.base.database import open_database
 from hivetune.cli.output import emit, emit_until_stopped, moment, say, show, show_unit, table
 from hivetune.dashboard.access import BELOW, dashboard_token
 from hivetune.dashboard.app import dashboard_addition
-from hivetune.dashboard.exporters.prometheus import HomeCollector
 from hivetune.errors import UsageError
 from hivetune.llama.backend import unused_program
 from hivetune.process.detach import serve_unit
@@ -77,7 +76,7 @@ def serve(
         say("no champion to serve yet; make one: hivetune register RUN --as NAME, then hivetune promote NAME@1")
     if unused := unused_program():
         say(unused)
-    run_gateway(settings, _tell, [HomeCollector()], dashboard_addition)
+    run_gateway(settings, _tell, dashboard_addition)
 
 
 def _clients_with_tokens(database: Connection) -> list[Client]:

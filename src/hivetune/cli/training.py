@@ -9,19 +9,18 @@ from typing import Annotated, Any
 import typer
 
 from hivetune import walk
-from hivetune.base.paths import install_command
 from hivetune.cli.arguments import (
     RunArgument,
     model_folder,
 )
 from hivetune.cli.output import AFTER_ROWS, duration, emit, number, progress, say, show_unit, size, table
 from hivetune.config import RunConfig, override_config
-from hivetune.dashboard.exporters.follow import exporter_problem
 from hivetune.data.intake.files import find_sources
 from hivetune.errors import Busy, UsageError
 from hivetune.process.detach import start_detached, systemd_unit
 from hivetune.process.forkserver import start_ahead
 from hivetune.release.dry_export import DryExport, dry_export
+from hivetune.run.figures import missing_tools
 from hivetune.run.folder import LOSS_CURVE, read_resolved
 from hivetune.run.status import find_run, newest_losses, shortest_name
 from hivetune.train.open import Run, load_run
@@ -68,9 +67,8 @@ def measure_and_train(run: Run) -> dict[str, Any]:
     """
     if run.is_finished:
         return run.summary
-    for target in run.config.report_to:
-        if problem := exporter_problem(target):
-            say(f"{problem}: {install_command(target)}; the run is not sent there")
+    for problem in missing_tools(run.config.report_to):
+        say(problem)
     tried: list[DryExport] = []
 
     def meanwhile() -> None:

@@ -1,19 +1,16 @@
-"""Processes that outlive their terminal: detached runs, systemd units, and exporters beside a run."""
+"""Processes that outlive their terminal: detached runs, and systemd units."""
 
-import contextlib
 import os
 import shlex
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from hivetune.base.disk import home, lock_holder
 from hivetune.base.paths import quoted
-from hivetune.base.private import check_own, make_folder, open_plain
-from hivetune.errors import Busy, UsageError
+from hivetune.base.private import check_own, open_plain
+from hivetune.errors import Busy
 from hivetune.run.folder import SUPERVISOR_LOG
 
 
@@ -100,53 +97,3 @@ NoNewPrivileges=yes
 [Install]
 WantedBy=default.target
 """
-
-
-AGAIN_S = 30.0
-# Exit codes after which an exporter is not started again: all is sent, or a person has to act first.
-_FINAL = (0, UsageError.exit_code)
-_Process = subprocess.Popen[bytes]
-
-
-@dataclass
-class _Exporter:
-    target: str
-    process: _Process | None = None
-    ended: bool = False
-    next_start: float = 0.0
-
-
-class Exporters:
-    """The exporters of a run, one process per tool, restarted when it dies. Call `look` now and then.
-
-    The processes end with the run, and survive this process.
-    """
-
-    def __init__(
-        self,
-        run: Path,
-        targets: Sequence[str],
-        *,
-        start: Callable[[Path, str], _Process] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        self._run, self._start, self._clock = run, start or start_exporter, clock
-        self._exporters = [_Exporter(target) for target in dict.fromkeys(targets)]
-
-    def look(self) -> None:
-        """Start the exporters that do not run. A failed start is retried later, since it must not stop the run."""
-        for exporter in self._exporters:
-            if exporter.process is not None and (code := exporter.process.poll()) is not None:
-                exporter.process, exporter.ended = None, code in _FINAL
-            if exporter.process is None and not exporter.ended and self._clock() >= exporter.next_start:
-                exporter.next_start = self._clock() + AGAIN_S
-                with contextlib.suppress(OSError):  # no memory or a full disk: retried after AGAIN_S
-                    exporter.process = self._start(self._run, exporter.target)
-
-
-def start_exporter(run: Path, target: str) -> _Process:
-    """Start an exporter in its own session, with its output in `reports/RUN-TARGET.log` of the home. Raise OSError."""
-    folder = home() / "reports"
-    make_folder(folder)
-    command = hivetune_command("report", str(run), "--to", target, "--follow")
-    return _start_apart(command, folder / f"{run.name}-{target}.log")

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ from hivetune.errors import Busy, UsageError
 from hivetune.models.architecture import read_architecture
 from hivetune.models.fetch import fetch_model
 from hivetune.process.cluster import cluster_of, own_address
-from hivetune.process.detach import Exporters
 from hivetune.records import Accounting, Progress, silent
 from hivetune.run.choices import Choices
+from hivetune.run.figures import report
 from hivetune.run.folder import EVENTS, RECORD, read_resolved, write_record, write_resolved
 from hivetune.run.page import write_loss_chart
 from hivetune.run.status import hold_run, run_status
@@ -122,8 +122,6 @@ def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:
     """
     if run.is_finished:
         return run.summary
-    # Exporters start at the first look: the run's lock is held by then, which tells them that the run is alive.
-    terms = replace(terms, on_look=Exporters(run.folder, run.config.report_to).look)
     outcome = supervise_run(run.folder, run.config, model=run.model, snapshot=run.snapshot.folder, terms=terms)
     run = load_run(run.folder)  # with the amendments that were made
     result = outcome.result
@@ -157,6 +155,8 @@ def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:
 
     with hold_run(run.folder):
         write_with_retries(run.folder, write, terms.on_wait)
+    for problem in report(run.folder, run.config.report_to):
+        terms.on_wait(problem)
     outcome.check()
     return document
 

@@ -14,11 +14,11 @@ from hivetune.base.private import open_plain
 from hivetune.base.sealed import read_sealed
 from hivetune.base.units import size
 from hivetune.config import stored_settings
-from hivetune.dashboard.exporters.points import flat_settings
 from hivetune.dashboard.page import Page, PageRequest, of_this_version
 from hivetune.dashboard.watched import Series, WatchedRun, Watcher, short_path
 from hivetune.errors import NotThere, UsageError
 from hivetune.judge.page import comparison_body
+from hivetune.run.figures import flat_settings
 from hivetune.run.folder import EVALUATION, SUPERVISOR_LOG, VERDICT, WORKER_LOG, read_record, read_resolved
 from hivetune.run.page import Chart, DrawnCurve, draw_chart
 

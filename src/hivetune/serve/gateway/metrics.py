@@ -1,10 +1,8 @@
 """The gateway's counters for Prometheus. No label holds a prompt, a user or a session."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.registry import Collector
 
 from hivetune.serve.gateway.capture import Capture
 from hivetune.serve.swap.keeper import Keeper
@@ -15,13 +13,10 @@ MAX_REMEMBERED = 10_000
 
 
 class Metrics:
-    """The counters of one gateway in their own registry, and the release of each recent answer. `beside`: other
-    collectors that are read with them, such as the cycle's."""
+    """The counters of one gateway in their own registry, and the release of each recent answer."""
 
-    def __init__(self, beside: Iterable[Collector] = ()) -> None:
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        for collector in beside:
-            self.registry.register(collector)
         self._answers = Counter(
             "hivetune_answers", "Answers by release and outcome", ("outcome", "release"), registry=self.registry
         )

@@ -5,14 +5,13 @@ import errno
 import socket
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 
 import psutil
 import uvicorn
-from prometheus_client.registry import Collector
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
@@ -71,10 +70,9 @@ class Addition:
 def run_gateway(
     settings: GatewaySettings,
     on_ready: Callable[[str], None] = lambda url: None,
-    beside: Iterable[Collector] = (),
     add: Callable[[], Addition] | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM. `on_ready` gets the address. `beside`: more collectors for /metrics.
+    """Serve until SIGINT or SIGTERM. `on_ready` gets the address.
 
     `add` makes routes that are shown beside the API while only this machine can reach it.
 
@@ -103,7 +101,7 @@ def run_gateway(
             with closing(open_database()) as database:
                 return label_of(database, answer, client)
 
-        gateway = Gateway(keeper, watch, find_answer, Capture() if settings.capture else None, Metrics(beside), end)
+        gateway = Gateway(keeper, watch, find_answer, Capture() if settings.capture else None, Metrics(), end)
         config = uvicorn.Config(
             guarded(gateway, settings, port, additions_for(settings, add)),
             log_level="warning",

@@ -17,14 +17,13 @@ class Terms:
     """The caller's requests to a running run. Each function but `on_wait` is called about four times a second.
 
     `on_step` gets the number of finished steps. While `stand_still` is true the worker computes nothing. `ends` returns
-    0, 1 for an end after a checkpoint, or 2 for an end now. `on_look` is called at every look. `on_wait` gets the
+    0, 1 for an end after a checkpoint, or 2 for an end now. `on_wait` gets the
     reason for a wait that a person has to end.
     """
 
     on_step: Callable[[int], None] = lambda done: None
     stand_still: Callable[[], bool] = lambda: False
     ends: Callable[[], int] = lambda: 0
-    on_look: Callable[[], None] = lambda: None
     on_wait: Callable[[str], None] = lambda reason: None
 
 

@@ -261,7 +261,6 @@ class _Supervisor:
         next_sample = time.monotonic() + FIRST_SAMPLE_S
         while not child.ended:
             beats = child.wait_beats()
-            self.terms.on_look()
             if Beat.ITEM in beats:
                 self.terms.on_step(last_step(self.run))
             still = self.terms.stand_still() and not self.stop.count

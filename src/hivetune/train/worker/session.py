@@ -36,6 +36,7 @@ from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import LoraModel
 from hivetune.train.worker.optimizer import AdamW
 from hivetune.train.worker.stage2 import MIN_GUARDS, Stage2, open_stage2
+from hivetune.train.worker.tensorboard import EventFiles
 from hivetune.train.worker.validation import Scored, choose_sample, score_rows
 from hivetune.train.worker.watch import LossHistory
 
@@ -89,6 +90,7 @@ class Session:
     optimizer: AdamW
     saver: Saver
     metrics: Journal
+    event_files: EventFiles
     row_losses: Journal
     exchange: Exchange
     heartbeat: Heartbeat
@@ -162,6 +164,7 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
             mean_time_between_faults_s=task.mean_time_between_faults_s or checkpoints.MEAN_TIME_BETWEEN_FAULTS_S,
         ),
         metrics=metrics,
+        event_files=EventFiles(folder, config.report_to),
         row_losses=Journal(folder / ROW_LOSSES),
         exchange=open_exchange(task, config, choices, model, metrics),
         heartbeat=heartbeat,
@@ -205,6 +208,7 @@ def restore(session: Session) -> LoopState:
         progress = _progress_of(state)
     _take_back(session.metrics, session.folder / METRICS, progress.step)
     _take_back(session.row_losses, session.folder / ROW_LOSSES, progress.step)
+    session.event_files.begin(progress.step)
     for problem in problems:
         journal(session, "problem", step=progress.step, text=problem)
     # The supervisor reads here which step a worker died in, and which path it took.
@@ -266,6 +270,7 @@ def journal(session: Session, event: str, *, started: float | None = None, **fie
     if started is not None:
         fields["seconds"] = round(time.perf_counter() - started, 6)
     session.metrics.append(event, **fields)
+    session.event_files.write(event, time.time(), fields)
 
 
 def finish(session: Session, progress: LoopState) -> dict[str, Any]:
@@ -298,6 +303,7 @@ def finish(session: Session, progress: LoopState) -> dict[str, Any]:
     session.exchange.close()
     session.row_losses.close()
     session.metrics.close()
+    session.event_files.close()
     metrics = list(read_journal(session.folder / METRICS))
     return {
         "status": "done" if is_done else "stopped",
