@@ -1,10 +1,10 @@
 # make demo    set up, then the whole walk on a real model, from interactions to a verdict and a chat answer
-# make check   seconds: lint, types, fast tests
+# make check   lint, types, and the tests that start no model, server or kill: a few minutes
 # make test    everything that CI runs: at most 15 minutes on 2 cores
 # make corpus  reads the corpus of rows again and prints what is read differently: at most 60 s
 # make site    the documentation as pages that open without a server, below site/
 # make size    lines, modules, settings, commands and words beside their budgets: a report, never a test
-# make proof   the full counts behind docs/proof/*.json: resumable, hours at most, only what is named: make proof NAME=kills
+# make proof   lists the full counts behind docs/proof/*.json and which are stale; make proof NAME=kills runs one
 
 PYTHON ?= python3
 BIN := .venv/bin

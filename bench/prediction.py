@@ -1,6 +1,6 @@
 """Does the plan's prediction hold? Whole runs of the demo's kind, each probed anew, predicted against actual.
 
-python bench/prediction.py --out docs/proof/prediction_cpu.json        about 1 minute a run on 2 cores
+python bench/prediction.py --out docs/measured/prediction_cpu.json        about 1 minute a run on 2 cores
 
 A run is void when its canary product moved by more than 5 % between the probe and the steps that are compared: then
 something else used the machine. Void runs are listed and not counted.

@@ -1,8 +1,8 @@
 """How many runs end by themselves, with real processes and by the ladder alone, and how much of the time is useful.
 
-    python bench/reliability.py completion --out docs/proof/completion.json     about 5 minutes
+    python bench/reliability.py completion --out docs/measured/completion.json     about 5 minutes
     python bench/reliability.py ladder                                          about 20 seconds, in memory
-    python bench/reliability.py useful --out docs/proof/useful_time.json        about 4 minutes, on a quiet machine
+    python bench/reliability.py useful --out docs/measured/useful_time.json        about 4 minutes, on a quiet machine
 
 completion: runs of the scripted worker (tests/train/supervise), each with one to three random faults of the kinds that
 a run can survive, at random steps and rows. ladder: the same runs played in memory (supervise/worlds.py). useful: the

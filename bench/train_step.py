@@ -4,7 +4,7 @@ Each row of the results is a process of its own that stays loaded; a clock gives
 a slow minute of the machine hits all of them. One step of every row is a round: what is said about two rows are medians
 over the rounds of their ratio in that round, with the quartiles. Rows whose loss curve leaves the reference's are void.
 
-    python bench/train_step.py --out docs/proof/bench_cpu.json          the whole, about 25 minutes on 2 cores
+    python bench/train_step.py --out docs/measured/bench_cpu.json          the whole, about 25 minutes on 2 cores
     python bench/train_step.py --full-precision --out bench_fp32.json          as on a processor without bfloat16
     python bench/train_step.py --sets agents --rows "limit,hivetune,rank 64"
     python bench/train_step.py --steps 2 --sets agents --rows limit,hivetune

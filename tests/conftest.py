@@ -4,9 +4,9 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import platformdirs
 import pytest
@@ -40,10 +40,31 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first, so that no worker is left alone with one at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return _without_a_skip((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return _without_a_skip((yield))
+
+
+def _without_a_skip(report: Report) -> Report:
+    """Fail what is skipped where everything that tests need must be at hand (CI), wherever the skip stands."""
+    if report.skipped and os.environ.get("HIVETUNE_REQUIRE_ALL") == "1" and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        report.outcome, report.longrepr = "failed", f"HIVETUNE_REQUIRE_ALL=1 allows no skip. {reason}"
+    return report
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -44,18 +44,6 @@ def test_facts_correctness_and_a_size(tmp_path: Path) -> None:
     assert steps["kernels"]["product"] > 0 and steps["graphs"] == 3
 
 
-@pytest.mark.proof
-def test_a_kill_and_the_whole_job(tmp_path: Path) -> None:
-    """Each loads torch several times, so both are left to the full count."""
-    parts = card(tmp_path, "--minutes", "8", "--parts", "resume", "job")["parts"]
-    assert {name: part["status"] for name, part in parts.items()} == {"resume": "done", "job": "done"}
-    told = parts["resume"]["found"]["resumed"]
-    assert told["passed"] and told["identical"] and told["kills"] >= 1
-    job = parts["job"]["found"]
-    assert job["job"]["steps"] == job["job"]["of"] == job["job graphs"]["steps"]
-    assert job["job"]["loss"] == pytest.approx(job["job graphs"]["loss"], rel=0.01)
-
-
 def test_a_part_that_is_cut_off_leaves_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that says something, prints something else and then goes on for ever."""
     monkeypatch.syspath_prepend(str(BENCH))

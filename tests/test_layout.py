@@ -109,18 +109,6 @@ def test_only_workers_touch_tensors() -> None:
     assert not wrong
 
 
-def test_tests_mirror_the_source() -> None:
-    """Each folder of tests is a folder of the source, `docs` aside, and no room is without tests."""
-    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")} - {Path(), Path("docs")}
-    assert not [str(folder) for folder in folders if not (SOURCE / folder).is_dir()]
-    tested = {folder.parts[0] for folder in folders}
-    assert {path.relative_to(SOURCE).parts[0] for path in MODULES if path.parent != SOURCE} <= tested
-
-
-def test_every_module_says_what_lives_there() -> None:
-    assert not [str(path) for path in MODULES if not ast.get_docstring(parsed(path))]
-
-
 def test_no_exception_is_swallowed() -> None:
     wrong = []
     for path in MODULES:
@@ -136,15 +124,6 @@ def test_no_exception_is_swallowed() -> None:
     assert not wrong
 
 
-def test_only_the_command_line_prints() -> None:
-    for path in MODULES:
-        if room(path) == "cli" or path == SOURCE / "process" / "child.py":  # a child prints into its own log file
-            continue
-        for node in ast.walk(parsed(path)):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                assert node.func.id != "print", f"{path}:{node.lineno} prints"
-
-
 def test_who_watches_never_loads_torch() -> None:
     """Command line, supervisor and everything but the workers, imported for real in a fresh interpreter."""
     names = [
@@ -156,23 +135,3 @@ def test_who_watches_never_loads_torch() -> None:
     script += f"loaded = sorted({TENSORS!r} & set(sys.modules))\nassert not loaded, loaded\n"
     finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
-
-
-def test_no_two_files_of_tests_have_one_name() -> None:
-    """pytest imports each by its name alone, and stops at the second."""
-    names = [path.name for path in TESTS.rglob("test_*.py")]
-    assert sorted(names) == sorted(set(names))
-
-
-def test_no_test_imports_a_conftest() -> None:
-    """Several folders have one, and by that name Python finds the first that pytest happened to load."""
-    found = [str(path) for path in TESTS.rglob("*.py") for _, name in imports(path) if name.startswith("conftest.")]
-    assert not found
-
-
-def test_a_program_starts_behind_its_last_definition() -> None:
-    """A function below `if __name__ == "__main__"` doesn't exist yet when a worker runs."""
-    for path in MODULES:
-        for place, node in enumerate(parsed(path).body, 1):
-            if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):
-                assert place == len(parsed(path).body), f"{path}:{node.lineno}: code follows"

@@ -15,7 +15,8 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "hivetune"
 MODULES = sorted(SOURCE.rglob("*.py"))
 DATA = sorted(SOURCE.rglob("*.yaml"))
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LOG = ROOT / "docs" / "log.md"  # it names what was tried and is gone
+PAGES = [ROOT / "README.md", *sorted({*(ROOT / "docs").rglob("*.md")} - {LOG})]
 
 # Options of other programs that a message or a page names.
 FOREIGN_OPTIONS = {

@@ -123,7 +123,7 @@ def test_the_base_needs_what_it_says_and_nothing_else(
 def test_the_extras_train_and_export_have_all_that_the_engine_imports(
     built: Path, tmp_path: Path, run: Callable[..., "subprocess.CompletedProcess[str]"]
 ) -> None:
-    """All but the kernels for cards, which bring triton with torch's own builds for them (the extra `card`)."""
+    """All but the kernels for cards: triton comes with torch's own builds for them."""
     python = environment_of(wheel_in(built), {"train", "export"}, tmp_path / "train")
     script = (
         "import importlib, pkgutil; from hivetune.train import worker as engine\n"

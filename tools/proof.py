@@ -1,12 +1,16 @@
-"""`make proof`: runs the full counts behind one claim and writes `docs/proof/NAME.json`, for each NAME in PROOFS.
+"""`make proof`: the full counts behind one claim; writes `docs/proof/NAME.json`.
 
-A proof is a pytest selection; its tests print nothing and record what they counted with the `record_property` fixture.
-Resumable by name: `make proof NAME=kills` runs one; without a name those whose result is missing or of another commit.
-A proof that takes long keeps its work below HIVETUNE_PROOF_FOLDER, which is there until it has passed: the same command
-goes on where it was stopped.
+    make proof               lists the proofs, and which results are stale
+    make proof NAME=kills    runs one; its tests record what they counted with the `record_property` fixture
+
+A result names the commit that it ran, and a hash of the code that it ran: the folders of the source that the proof
+names, and its tests. It is stale when that code has changed since, and only then. A proof that takes long keeps its
+work in HIVETUNE_PROOF_FOLDER until it has passed, so the same command continues; the folder's name has the hash of the
+code, so work of other code is never counted.
 """
 
 import datetime
+import hashlib
 import json
 import os
 import platform
@@ -16,218 +20,187 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "docs" / "proof"
-WORK = ROOT / ".cache" / "proof"
-# name: (what it proves, pytest arguments)
-PROOFS: dict[str, tuple[str, list[str]]] = {
-    "sample-files": (
-        "a sample of every named format, and logs that people have: each is read as it should be",
-        ["tests/data/formats"],
-    ),
-    "served-families": (
-        "40 architectures with random weights from rows to an answer over HTTP, each with its export proven",
-        ["-m", "proof", "tests/release/test_served_families.py"],
-    ),
-    "planted-faults": (
-        "10,000 rows with 200 planted faults: exactly those are rejected, each with its reason and line",
-        ["-m", "proof", "tests/data/prepare/test_faults.py"],
-    ),
-    "redaction": (
-        "1,360 labelled strings: at least 95 % of secrets and 90 % of personal data found, at most 1 % false alarms",
-        ["tests/data/checks/test_redaction_corpus.py"],
-    ),
-    "properties": (
-        "every property that `make test` checks on the same examples each time, on examples drawn anew",
-        ["-m", "hypothesis and not proof", "tests"],
-    ),
-    "any-bytes": (
-        "any bytes in never crash the check, and the sum always adds up",
-        ["-m", "proof", "tests/data/prepare/test_any_bytes.py"],
-    ),
-    "collect-kills": (
-        "kill -9 at random points of intake: every acknowledged row exactly once",
-        ["-m", "proof", "tests/data/intake/test_collect_kill.py", "-k", "not fast_rotation"],
-    ),
-    "collect-rotation": (
-        "33 runs in which a log is rotated 50 times, every 0.4 s, while its collectors are killed: "
-        "every row exactly once",
-        ["-m", "proof", "tests/data/intake/test_collect_kill.py", "-k", "fast_rotation"],
-    ),
-    "triton": (
-        "the kernels for cards: whole steps equal to the plain ones in Triton's interpreter, and compiled, on a "
-        "machine without a card, for CUDA 7.5, 8.0, 9.0, gfx906, gfx90a, gfx942, gfx1100 and gfx1201, within 64 KB of "
-        "shared memory",
-        ["-m", "proof", "tests/train/worker/model/test_triton.py"],
-    ),
-    "over-read": (
-        "whole steps of every family give the same bits where NaN lies in all memory that was not written and beside "
-        "each slice that a product reads",
-        ["-m", "proof", "tests/train/worker/model/test_over_read.py"],
-    ),
-    "kills": (
+RESULTS = Path("docs", "proof")
+WORK = Path(".cache", "proof")
+PACKAGES = ("torch", "transformers", "peft", "tokenizers", "xllamacpp", "gguf", "redis")
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A claim, the tests that prove it, and the folders of `src/hivetune` that they run."""
+
+    claim: str
+    tests: tuple[str, ...]
+    rooms: tuple[str, ...]
+    marked: bool = True
+    """Whether only the tests marked `proof` belong to it."""
+
+    def paths(self) -> list[str]:
+        return [*(f"src/hivetune/{room}" for room in self.rooms), *self.tests]
+
+
+TRAINING = ("train", "process", "run", "base", "models")
+PROOFS = {
+    "kills": Proof(
         "100 kills of the worker and 20 of the supervisor: the same adapter, optimizer and plan, byte for byte",
-        ["-m", "proof", "tests/train/supervise/test_kills.py"],
+        ("tests/train/supervise/test_kills.py",),
+        TRAINING,
     ),
-    "workers": (
-        "one adapter hash for 1, 2 and 4 workers and for 3 of which 20 are killed or stopped in 200 steps; for 1 to 4 "
-        "processes of torchrun",
-        ["-m", "proof", "tests/train/supervise/test_workers.py", "tests/train/worker/test_ranks.py"],
+    "workers": Proof(
+        "one adapter hash for any number of ranks, on one machine and on a real local Ray cluster, with ranks, machine "
+        "and head killed",
+        ("tests/train/supervise/test_workers.py", "tests/train/worker/test_ranks.py", "tests/cluster"),
+        (*TRAINING, "cluster"),
     ),
-    "cluster": (
-        "a run on a real local Ray cluster whose machine is killed without notice and whose head is killed with -9 "
-        "and comes back with the state of a real Redis: the adapter of one worker, byte for byte; a worker of another "
-        "environment (HIVETUNE_OTHER_PYTHON: of another torch) takes part in one run",
-        ["-m", "proof", "tests/cluster/test_cluster.py"],
-    ),
-    "streaming": (
-        "frozen layers streamed by a reader of a known rate: the knee of a step's time over tokens is within 20 % of "
-        "T* = b F / (2 B), every loss and gradient has the bits of layers that stay, and the process's peak is that of "
-        "the layers that stay and three more",
-        ["tests/train/worker/model/test_streaming_proof.py", "tests/train/worker/model/test_streaming.py"],
-    ),
-    "isolation": (
+    "isolation": Proof(
         "10,000 rows with 200 that give NaN and 3 that kill the worker: exactly those 203 are quarantined",
-        ["-m", "proof", "tests/train/supervise/test_isolate_real.py"],
+        ("tests/train/supervise/test_isolate_real.py",),
+        TRAINING,
     ),
-    "users_goal": (
+    "users_goal": Proof(
         "10,000 rows, SmolLM2-135M, one epoch, with a kill, a NaN row and an error of hipBLASLt: ends by itself in "
         "less than 2 h with a loss below 3, exactly that row is quarantined, and the adapter answers in PEFT",
-        ["-m", "proof", "tests/train/supervise/test_users_goal.py"],
+        ("tests/train/supervise/test_users_goal.py",),
+        TRAINING,
     ),
-    "report-to": (
-        "MLflow, trackio and W&B get a run twice: the tool itself reads the journal's points, each once",
-        ["-m", "proof", "tests/run/test_figures.py"],
+    "engine": Proof(
+        "dropout has the mean gradient of separate masks; streamed layers give the bits of layers that stay; no "
+        "product reads memory that was not written",
+        ("tests/train/worker/model", "--ignore=tests/train/worker/model/test_families.py"),
+        ("train/worker",),
     ),
-    "tutorials": (
-        "the commands of the three tutorials, run in their order as they stand there: all of them, with SmolLM2-135M "
-        "where they name it, and a small random model with Qwen 2.5's template where they name that one",
-        ["-m", "proof", "tests/docs/test_tutorials.py"],
+    "families": Proof(
+        "every causal family that transformers knows, on a tiny random model: at least 90 % train with PEFT's loss and "
+        "gradients, resume and merge, all others are refused; 40 are exported and answer over HTTP",
+        ("tests/train/worker/model/test_families.py", "tests/release"),
+        ("train/worker", "models", "release", "llama"),
     ),
-    "cycle-gate": (
-        "200 lives of 100 cycles whose candidates are as good as the champion: one takes its place in at most 5 % of "
-        "the lives; none of 2,000 candidates of poisoned rows does; 90 % of real gains are found",
-        ["-m", "proof", "tests/cycle/test_gate_lives.py"],
+    "collect": Proof(
+        "kill -9 at random points of intake, also while a log is rotated: every acknowledged row exactly once",
+        ("tests/data/intake",),
+        ("data/intake", "base"),
     ),
-    "cycle-night": (
-        "a loop that trains SmolLM2-135M beside its own gateway: its last process ends at most 1 % of the window after "
-        "the window does, and the first token of a user's answer comes at most 1 s later than without it",
-        ["-m", "proof", "tests/cycle/test_night_shift.py"],
+    "redaction": Proof(
+        "1,360 labelled strings: at least 95 % of secrets and 90 % of personal data found, at most 1 % false alarms",
+        ("tests/data/checks/test_redaction_corpus.py",),
+        ("data/checks",),
+        marked=False,
     ),
-    "cycle-poisons": (
-        "30 unattended cycles, five of them with shuffled answers, a flood by one user, secrets, a broken base file, "
-        "NaN rows: no champion is worse than the one before it on rows that no cycle saw",
-        ["-m", "proof", "tests/cycle/test_poisons.py"],
+    "rows": Proof(
+        "10,000 rows with 200 planted faults: exactly those are rejected, each with its reason and line; any bytes "
+        "never crash the check; 1,500 rows from documentation name no option that their page does not have",
+        ("tests/data/prepare", "tests/synth"),
+        ("data", "synth"),
     ),
-    "cycle-watch": (
-        "1,000 lives of an equally good release: at most 5 % are rolled back; one that is worse is rolled back in 95 %",
-        ["-m", "proof", "tests/cycle/test_cycle_watch.py"],
+    "judge": Proof(
+        "each printed 95 % interval holds the truth in 93 to 97 % of 10,000 evaluations; an equal model deploys in at "
+        "most 5 %; an improvement of the demo's size is found in at least 90 %",
+        ("tests/judge",),
+        ("judge",),
     ),
-    "families": (
-        "every causal family that transformers knows, on a tiny random model: at least 90 % of those that are causal "
-        "text models train with PEFT's loss and gradients (1e-5 in fp32), resume and merge; all others are refused",
-        ["-m", "proof", "tests/train/worker/model/test_families.py"],
-    ),
-    "dropout": (
-        "dropout with one mask for each computed token, prefixes shared: over 5,000 draws its mean gradient is that of "
-        "separate masks for each row, within the standard error, in which a difference of 3 % would be seen",
-        ["-m", "proof", "tests/train/worker/model/test_dropout.py"],
-    ),
-    "doctor": (
-        "the whole doctor with its proof takes less than a minute on a quiet and healthy processor and blames nothing",
-        ["-m", "proof", "tests/cli/test_doctor_proof.py"],
-    ),
-    "cycle-kills": (
-        "16 cycles, three of them of poisoned rows, with 180 kills of the loop and of what it started at the borders "
-        "of every act: cycles, adapters, accounting and aliases are those of the same cycles without kills",
-        ["-m", "proof", "tests/cycle/test_kills_of_cycles.py"],
-    ),
-    "cycle-states": (
-        "1.5 million abstract states of the cycle: each has an action, every action makes progress or waits with a "
-        "time, none is taken twice",
-        ["-m", "proof", "tests/cycle/test_every_state.py"],
-    ),
-    "gateway": (
+    "gateway": Proof(
         "10,000 requests of 16 clients through 20 swaps and 3 killed backends: none lost, none with another release's "
         "label, every stream that broke off counted, every captured answer stored once",
-        ["-m", "proof", "tests/serve/gateway/test_gateway.py"],
+        ("tests/serve",),
+        ("serve", "llama", "release", "process", "base"),
     ),
-    "synth": (
-        "1,500 rows from documentation in less than two minutes, at least 20 of 24 categories filled; no option in an "
-        "answer that its page does not have, by an extraction of its own; questions with 0.7 of the distinct-2 "
-        "of real ones; less than 1 % near copies",
-        ["-m", "proof", "tests/synth/test_synth_proof.py", "-k", "not 50_000"],
+    "cycle-kills": Proof(
+        "16 cycles with 180 kills of the loop and of what it started: cycles, adapters, accounting and aliases are "
+        "those of the same cycles without kills",
+        ("tests/cycle/test_kills_of_cycles.py",),
+        (*TRAINING, "cycle", "judge", "release", "data"),
     ),
-    "synth-many": (
-        "50,000 rows from documentation take no more memory than a few pages do",
-        ["-m", "proof", "tests/synth/test_synth_proof.py", "-k", "50_000"],
+    "cycle-poisons": Proof(
+        "30 unattended cycles, five of them poisoned: no champion is worse than the one before it on rows that no "
+        "cycle saw; equal candidates seldom replace a champion, and a worse one is rolled back",
+        ("tests/cycle", "--ignore=tests/cycle/test_kills_of_cycles.py"),
+        ("cycle", "judge", "release", "data", "serve"),
     ),
-    "learn": (
-        "a planted fault that is disliked where there is feedback, three seeds, 92 prompts: stage 2 takes it from "
-        "about 30 % of the answers to at most 10 %, against stage 1 and stage 1 with as many steps; half the gain with "
-        "a fifth of the labels wrong; shuffled labels never ship and gradient ascent is always stopped, ten of ten",
-        ["-m", "proof", "tests/train/worker/test_planted_fault.py"],
+    "exporters": Proof(
+        "TensorBoard, MLflow, trackio and W&B, each killed 10 times: the tool has the journal's points, each once",
+        ("tests/dashboard",),
+        ("dashboard", "run", "base"),
     ),
-    "null-draws": (
-        "rows on which two models are equally good (skewed, heavy-tailed, mostly equal, in sessions, written five "
-        "times, or 5 to 10 % much worse and the rest slightly better), n = 5 to 200, 1,000 draws each: the loss alone "
-        "deploys in at most 4 %, nominal 2.5 %; and how often real gains deploy",
-        ["-m", "proof", "tests/judge/test_wrong_verdicts.py"],
-    ),
-    "judge": (
-        "each printed 95 % interval holds the truth in 93 to 97 % of 10,000 evaluations (n = 10, 30, 100; rows "
-        "and sessions); an equal model is declared better in at most 5 % of 200 evaluations and of 200 lives of 30 "
-        "nights; an improvement of the demo's size is found in at least 90 %",
-        ["-m", "proof", "tests/judge/test_coverage.py"],
+    "tutorials": Proof(
+        "the commands of the tutorials, run in their order as they stand there",
+        ("tests/docs/test_tutorials.py", "docs/tutorial-chats.md", "docs/tutorial-agent.md", "docs/tutorial-csv.md"),
+        (".",),
     ),
 }
-PACKAGES = ("torch", "transformers", "peft", "tokenizers", "xllamacpp", "gguf", "redis")
 
 
 def main(names: list[str]) -> None:
     unknown = [name for name in names if name not in PROOFS]
     if unknown:
         sys.exit(f"no proof named {unknown[0]}\nhint: one of {', '.join(PROOFS)}")
-    failed = [name for name in names or stale() if not prove(name)]
+    if not names:
+        for name, proof in PROOFS.items():
+            print(f"{name:<14}{state(ROOT, name, proof)}")
+        return
+    failed = [name for name in names if not prove(name)]
     if failed:
         sys.exit(f"not proven: {', '.join(failed)}")
 
 
-def stale() -> list[str]:
-    """Proofs whose result is missing or was made at another commit."""
-    return [name for name in PROOFS if not (path := RESULTS / f"{name}.json").exists() or commit() != read(path)]
+def state(root: Path, name: str, proof: Proof) -> str:
+    """Return whether the result of a proof is up to date, stale or missing, and which commit it ran."""
+    path = root / RESULTS / f"{name}.json"
+    if not path.exists():
+        return "never run"
+    result = json.loads(path.read_text())
+    is_current = result.get("code") == code_hash(root, proof.paths())
+    return f"{'up to date' if is_current else 'stale'}: {result['date']}, commit {result['commit']}"
 
 
-def read(path: Path) -> str:
-    return str(json.loads(path.read_text())["commit"])
+def code_hash(root: Path, paths: list[str]) -> str:
+    """Return the SHA-256 of the committed files below these paths, whatever their history."""
+    files = [path for path in paths if not path.startswith("--")]
+    listed = subprocess.run(["git", "ls-tree", "-r", "HEAD", "--", *files], cwd=root, capture_output=True, check=True)
+    return hashlib.sha256(listed.stdout).hexdigest()
+
+
+def changed_files(root: Path, paths: list[str]) -> list[str]:
+    """Return the files below these paths that differ from the commit."""
+    files = [path for path in paths if not path.startswith("--")]
+    command = ["git", "status", "--porcelain", "--", *files]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def prove(name: str) -> bool:
-    claim, arguments = PROOFS[name]
-    print(f"proof {name}: {claim}", flush=True)
+    proof = PROOFS[name]
+    if changed := changed_files(ROOT, proof.paths()):
+        sys.exit(f"{changed[0].strip()} is not committed, so a result could not name what it ran\nhint: commit it")
+    code = code_hash(ROOT, proof.paths())
+    print(f"proof {name}: {proof.claim}", flush=True)
     started = time.monotonic()
-    (WORK / name).mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "HIVETUNE_PROOF_FOLDER": str(WORK / name), "HIVETUNE_EXAMPLES_PROFILE": "random"}
+    work = ROOT / WORK / f"{name}-{code[:12]}"
+    resumed = work.exists()
+    work.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "HIVETUNE_PROOF_FOLDER": str(work), "HIVETUNE_EXAMPLES_PROFILE": "random"}
+    selection = [argument for argument in proof.tests if not argument.endswith(".md")]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        code = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "--timeout=0", f"--junit-xml={report}", *arguments],
-            cwd=ROOT,
-            env=environment,
-            check=False,
-        ).returncode
+        command = [sys.executable, "-m", "pytest", "-q", "--timeout=0", f"--junit-xml={report}", *selection]
+        command += ["-m", "proof"] if proof.marked else []
+        passed = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode == 0
         cases = list(ElementTree.parse(report).iter("testcase")) if report.exists() else []
+    if not passed:
+        return False
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
     result = {
-        "schema": 1,
-        "claim": claim,
+        "schema": 2,
+        "claim": proof.claim,
         "command": f"make proof NAME={name}",
-        "passed": code == 0,
-        "commit": commit(),
+        "commit": head.stdout.strip(),
+        "code": code,
         "date": datetime.date.today().isoformat(),
         "seconds": round(time.monotonic() - started),
+        "resumed": resumed,
         "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
         "python": platform.python_version(),
         "versions": {package: installed(package) for package in PACKAGES},
@@ -235,24 +208,14 @@ def prove(name: str) -> bool:
             {
                 "name": case.get("name"),
                 "seconds": float(case.get("time", 0)),
-                "passed": case.find("failure") is None and case.find("error") is None and case.find("skipped") is None,
                 "counts": {entry.get("name"): entry.get("value") for entry in case.iter("property")},
             }
             for case in cases
         ],
     }
-    if code == 0:
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-        shutil.rmtree(WORK / name)
-    return code == 0
-
-
-def commit() -> str:
-    """The commit of the tree; `-dirty` when files of the project differ from it."""
-    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
-    dirty = subprocess.run(["git", "status", "--porcelain", "src", "tests"], cwd=ROOT, capture_output=True, text=True)
-    return head.stdout.strip() + ("-dirty" if dirty.stdout.strip() else "")
+    (ROOT / RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    shutil.rmtree(work)
+    return True
 
 
 def installed(package: str) -> str | None:

@@ -1,6 +1,6 @@
 """The watch after a swap: an equal release is left alone for life, a worse one is noticed, and nothing goes in circles.
 
-Full counts: make proof NAME=cycle-watch, whose result is docs/proof/cycle-watch.json.
+Full counts: make proof NAME=cycle-poisons.
 """
 
 import random

@@ -1,6 +1,6 @@
 """How often chance alone changes the champion over the whole life of a loop, and how often a real gain is found.
 
-Full counts: make proof NAME=cycle-gate, whose result is docs/proof/cycle-gate.json.
+Full counts: make proof NAME=cycle-poisons.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""The conversion of frozen dataclasses to plain JSON values and back (docs/decisions/0102: why not pydantic)."""
+"""The conversion of frozen dataclasses to plain JSON values and back."""
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass

@@ -426,7 +426,7 @@ def _spins() -> str:
     A token of a small model passes hundreds of barriers, and each sleep costs more than the work between two.
     SmolLM2-135M q8_0 on 2 cores: idle, one request makes 31 tokens/s without spinning and 85 with it, 8 slots 125 and
     215. Beside two busy processes 8 slots make 79 without and 18 to 44 with it: a spinning thread takes the core of the
-    one that it waits for (bench/answers.py measures it). A user's own value of the variable is kept.
+    one that it waits for. docs/log.md has the timings. A user's own value of the variable is kept.
     """
     if setting := os.environ.get("GOMP_SPINCOUNT"):
         return setting

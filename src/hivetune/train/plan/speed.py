@@ -293,7 +293,7 @@ def predicted_and_actual(
 
 
 # Between processes of one machine gloo sums 35 MB in 36 to 51 ms on two busy cores, and Ray's object store carries them
-# in 6 to 78 ms (decision 0098).
+# in 6 to 78 ms.
 LOCAL_BYTES_PER_S = 1e9
 WEIGHT_BYTES = 4
 GRADIENT_BYTES = 8
