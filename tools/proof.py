@@ -123,8 +123,8 @@ PROOFS = {
     ),
     "exporters": Proof(
         "TensorBoard, MLflow, trackio and W&B, each killed 10 times: the tool has the journal's points, each once",
-        ("tests/dashboard",),
-        ("dashboard", "run", "base"),
+        ("tests/run",),
+        ("run", "base"),
     ),
     "tutorials": Proof(
         "the commands of the tutorials, run in their order as they stand there",
