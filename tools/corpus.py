@@ -6,7 +6,6 @@ weights, reasons, warnings and counts. Exit code 1 when a difference isn't liste
     python tools/corpus.py                  replay all cases
     python tools/corpus.py --show CASE      the files of a case, what was read and what is read now
     python tools/corpus.py --write          make what is read now the expectation (after review)
-    python tools/corpus.py --confirm        how many rows that were read by their structure a suggestion reads
 """
 
 import argparse
@@ -30,7 +29,7 @@ from hivetune.data.checks.rules import CHECKS, check_messages
 from hivetune.data.chunks import RawRow, read_rows
 from hivetune.data.intake.files import plan_inputs
 from hivetune.data.prepare.prepare import check
-from hivetune.data.prepare.understand import examine_files, suggested_for
+from hivetune.data.prepare.understand import examine_files
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.data.snapshot import messages_json
@@ -199,25 +198,6 @@ def on_all_cores(read: Callable[[Case], Any], cases: Sequence[Case]) -> list[Any
         return list(pool.map(read, cases, chunksize=20))
 
 
-def confirmed(case: Case) -> tuple[int, int]:
-    """Return how many rows were read by their structure and are not read now, and how many of these the best of the
-    suggestions reads.
-    """
-    now = read_case(case).get("rows", {})
-    before = case["outcome"].get("rows", {})
-    refused = [
-        place for place, row in before.items() if row.get("by") == "structure" and "by" not in now.get(place, {})
-    ]
-    if not refused or "columns" in case:
-        return 0, 0
-    with TemporaryDirectory() as name:
-        suggested = [
-            line["columns"] for lines in suggested_for(_written(case, Path(name)), None)[0].values() for line in lines
-        ]
-    read = [read_case({**case, "columns": columns}).get("rows", {}) for columns in suggested]
-    return len(refused), max((sum("by" in rows.get(place, {}) for place in refused) for rows in read), default=0)
-
-
 def _written(case: Case, folder: Path) -> list[str]:
     paths = []
     for file, content in case["files"]:
@@ -232,20 +212,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--show", metavar="CASE", help="id of one case")
     parser.add_argument("--write", action="store_true", help="make what is read now the expectation")
-    parser.add_argument("--confirm", action="store_true", help="count what the suggestions read")
     options = parser.parse_args()
     cases = load_cases()
     if options.show:
         for case in [case for case in cases if case["id"].startswith(options.show)]:
             _show(case)
-        return 0
-    if options.confirm:
-        counts = on_all_cores(confirmed, cases)
-        refused, read = (sum(count[side] for count in counts) for side in (0, 1))
-        print(
-            f"{refused:,} rows that were read by their structure are refused; {read:,} ({read / refused:.0%}) are read"
-        )
-        print("after one of the suggestions is confirmed")
         return 0
     results = on_all_cores(read_case, cases)
     if options.write:

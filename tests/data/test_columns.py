@@ -246,23 +246,10 @@ def test_what_a_user_said_is_not_who_they_are() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "### Human: Which river?\n### Assistant: The Seine.",
-        "### Human: Which river?### Assistant: The Seine.",
-        "<s>Human: Which river?\n</s><s>Assistant: The Seine.\n</s>",
-        "USER: Which river?\nASSISTANT: The Seine.",
-        "\n\nHuman: Which river?\n\nAssistant: The Seine.",
         "<|im_start|>user\nWhich river?<|im_end|>\n<|im_start|>assistant\nThe Seine.<|im_end|>",
-        "<s>[INST] Which river? [/INST] The Seine.</s>",
-        "<s>### Instruction:\nWhich river?\n\n### Response:\nThe Seine.</s>",
-        "### Question: Which river? ### Answer: The Seine.",
-        "### Instruction\nWhich river?\n### Input\n\n### Response\nThe Seine.\n### End",
-        "### 指示:\nWhich river?\n\n### 応答:\nThe Seine.",
-        "Below is an instruction that describes a task. Write a response.\n\n### Instruction:\nWhich river?\n\n"
-        "### Response: The Seine.",
-        "Question: Which river?\nAnswer: The Seine.",
-        "Question: Which river? Answer: The Seine.<|endoftext|>",
-        "<START_Q>Which river?<END_Q><START_A>The Seine.<END_A>",
-        "<question>\nWhich river?\n</question>\n<answer>The Seine.</answer>",
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
+        "Today Date: 26 Jul 2024\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nWhich river?<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\nThe Seine.<|eot_id|>",
     ],
 )
 def test_a_text_that_is_a_chat_is_read_as_one(text: str) -> None:
@@ -274,10 +261,8 @@ def test_a_text_that_is_a_chat_is_read_as_one(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "### Instruction:\nName a river.\n\n### Response:\n",
-        "### Instruction:\na\n### Response:\nb\n### Instruction:\nc\n### Response:\nd",
-        "User: a\nUser: b\nAssistant: c",
-        "Assistant: c\nUser: a",
+        "<s>[INST] Which river? [/INST] The Seine.</s>",
+        "<start_of_turn>user\nWhich river?<end_of_turn>\n<start_of_turn>model\nThe Seine.<end_of_turn>",
         "<|im_start|>user\na<|im_end|> stray <|im_start|>assistant\nb<|im_end|>",
         "text before [INST] a [/INST] b",
     ],
@@ -305,12 +290,6 @@ def test_documents_stay_documents(text: str) -> None:
     assert [(m.role, m.content) for m in read_conversation({"text": text}).messages] == [("assistant", text)]
 
 
-def test_headers_of_alpaca_without_marks_are_a_question_and_its_answer() -> None:
-    """`Response:` was taken for a speaker, and the text was learned whole, the question too."""
-    said = read_conversation({"text": f"Instruction: {QUESTION}\nResponse: {ANSWER}"})
-    assert [(one.role, one.content) for one in said.messages] == SPLIT
-
-
 @pytest.mark.parametrize("names", [("tool", "args"), ("tool_name", "tool_input"), ("function_name", "arguments")])
 def test_a_call_in_two_columns_is_the_answer(names: tuple[str, str]) -> None:
     name, arguments = names
@@ -322,9 +301,3 @@ def test_a_preference_row_in_a_trace_is_named_as_such() -> None:
     row = {"span_attributes": {"type": "llm"}, "input": QUESTION, "output": ANSWER, "chosen": ANSWER, "rejected": "No."}
     with pytest.raises(RowRefused, match="preference-row"):
         read_conversation(row)
-
-
-def test_what_a_program_keeps_beside_its_span_is_no_content() -> None:
-    where = {"caller_functionname": "answer_the_customer", "caller_filename": "desk of the town/main.py"}
-    row = {"span_attributes": {"type": "llm"}, "input": [{"role": "user", "content": QUESTION}], "output": ANSWER}
-    assert read_conversation({**row, "context": where}).layout == "braintrust"

@@ -274,16 +274,6 @@ def test_system_prompts_of_agents_that_no_row_has_are_refused(tmp_path: Path) ->
     assert refused.value.hint == "rows have: help"
 
 
-def test_an_outcome_that_says_neither_yes_nor_no_is_counted(tmp_path: Path) -> None:
-    """Rows with it are trained, whatever it means."""
-    path = tmp_path / "rows.jsonl"
-    ends = ("Resolved", "escalated", "", None, "failed", "given up")
-    rows = [{"prompt": f"Where is box {i}?", "completion": f"In room {i}.", "end": end} for i, end in enumerate(ends)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    report = check(DataConfig(path=str(path), columns={"success": "end"}, near_duplicates=0)).document
-    assert (report["changed"], report["set_aside"]) == ({"unread-outcome": 2}, {"failed": 1})
-
-
 def test_a_column_that_is_read_as_a_fact_is_not_called_unread(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("ask,told,Ticket\n" + "".join(f"Where is box {n}?,In room {n}.,T{n}\n" for n in range(4)))

@@ -12,11 +12,9 @@ import pytest
 from hivetune.data.chunks import RawRow
 from hivetune.data.columns import stands_in
 from hivetune.data.files.text import text_lines
-from hivetune.data.formats import langchain_debug, lm_studio_log, vllm_log
 from hivetune.data.formats.opencode import rows as opencode_rows
 from hivetune.data.pieces.logs import PlacedRow
 from hivetune.data.pieces.parts import split_thoughts
-from hivetune.data.pieces.transcripts import ended_rounds
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.dialect import CLOSED_THOUGHT
@@ -31,11 +29,6 @@ HOSTILE = [
     ("[INST] a", " ", "b [/INST] c"),
     ("", "[INST] a ", ""),
     ("", "[INST] <<SYS>>\n", ""),
-    ("", "### Instruction:\n", ""),
-    ("### Instruction: a", " ", "b"),
-    ("### Question: a\n### Answer: b", " ", "c"),
-    ("", "[Round 1] ", ""),
-    ("1.0 a", " ", "b"),
     ("<tool_response>a", " ", "b"),
     ("", "<tool_call>{", ""),
     ("", '<details type="reasoning"', ""),
@@ -84,22 +77,12 @@ def session(turns: str) -> str:
 
 
 CALLED = "**Tool: a**\n\n**Input:**\n```json\n{}\n```\n"
-BODY = 'Received request: POST to /v1 with body {"a": "'
 
 # A part that reads, and of what it gets: the beginning, what comes again and again, and the end.
 PARTS: list[tuple[Callable[[str], Any], str, str, str]] = [
-    (lambda text: rows_of(lm_studio_log.rows, text), BODY, '\\"', ""),
-    (lambda text: rows_of(lm_studio_log.rows, text), BODY, '"a\\', ""),
-    (lambda text: rows_of(langchain_debug.rows, text), "", "[llm/start] ", ""),
-    (lambda text: rows_of(langchain_debug.rows, text), "", "[llm/start] [", ""),
-    (lambda text: rows_of(vllm_log.rows, text), "", "Generated response a (", ""),
-    (lambda text: rows_of(vllm_log.rows, text), "", "Generated response a: output: 'b' ", ""),
     (lambda text: rows_of(opencode_rows, text), session(CALLED), "\n**Error:**\n```\na", ""),
     (lambda text: rows_of(opencode_rows, text), session("**Output:**\n```\n"), "---\n\n## User\n\n", ""),
     (split_thoughts, '<details type="reasoning"><summary>', "</summary>", "a"),
-    (ended_rounds, "USER: a", " ", "b"),
-    (ended_rounds, "USER: a\nASSISTANT: b", " ", "c"),
-    (ended_rounds, "USER: a\nASSISTANT: ", '<functioncall>{"name": "a", "arguments": \'b\'} ', "c"),
     (CLOSED_THOUGHT.search, "<", "think", ""),
     (lambda text: seconds({f"question_{i}": "What is it?" for i in range(len(text) // 20)}), "", " ", ""),
     (lambda text: stands_in(text[: len(text) // 2] + "b", text), "", "a ", ""),

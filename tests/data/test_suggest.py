@@ -165,14 +165,6 @@ def test_other_values_of_such_columns_say_nothing(tmp_path: Path) -> None:
     assert report_of(tmp_path / "rows.jsonl", rows).usable == 6
 
 
-def test_a_text_with_speakers_in_one_line_is_read_as_turns(tmp_path: Path) -> None:
-    """Learned whole, the user's turns too, where the speakers stood in capitals or the assistant came first."""
-    texts = [f"### ASSISTANT: Hello! ### HUMAN: Where is the {t}? ### ASSISTANT: In Bonn, {t}." for t in TOPICS]
-    report = report_of(tmp_path / "rows.jsonl", [{"text": text} for text in texts])
-    assert report.document["changed"]["turns-from-text"] == 6
-    assert report.document["changed"]["leading-answer"] == 6
-
-
 def test_a_header_whose_names_come_again_below_is_a_header(tmp_path: Path) -> None:
     path = tmp_path / "rows.tsv"
     rows = "".join(f"Where is the {t}?\tIn Bonn, {t}.\tanswer\n" for t in TOPICS)

@@ -14,7 +14,7 @@ from hivetune.data.pieces.fields import NAMES, names_of, plain_name
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Conversation, Row, first_of, names, parsed, texts_in
 from hivetune.data.reasons import RowRefused
-from hivetune.records import Message, Role
+from hivetune.records import Message
 
 Kind = Literal["note", "media", "content", "choice", "unknown"]
 
@@ -30,7 +30,6 @@ _FACTS = ("session", "user", "agent", "category", "time", "success", "feedback",
 FACTS = tuple(itertools.chain.from_iterable(names_of(*_FACTS)))
 MEDIA = frozenset(_names("media"))
 CONTENT = frozenset((*SYSTEM, *QUESTIONS, *ANSWERED, *CONTEXT, *THOUGHTS, *TURNS, *_names("content")))
-SPEAKERS: dict[Role, list[str]] = NAMES["speakers"]
 OUTCOMES: list[dict[str, list[str]]] = NAMES["outcome"]
 NOTES = frozenset((*FACTS, *_names("note"), *(name for one in OUTCOMES for name in one["names"])))
 TRUE_ANSWERS = frozenset(_names("true_answer"))

@@ -7,9 +7,7 @@ from typing import Any
 
 from hivetune.data.columns import QUESTIONS, leaves_out, plain_row, unexplained
 from hivetune.data.formats import formats_with
-from hivetune.data.formats.callback_log import event_in
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.rendered import spoken_turns
 from hivetune.data.pieces.said import Conversation, Row, objects, one_of
 from hivetune.data.pieces.session import read_session
 from hivetune.data.reasons import RowRefused
@@ -105,7 +103,7 @@ def _answers(turn: Any) -> bool:
 def _preferred(row: Row, column: str) -> str:
     """Return the part of a `--columns` line that reads the better answer; `...` if its question is unclear."""
     better = row[column]
-    spoken = (spoken_turns(better.strip()) or []) if isinstance(better, str) else objects(better) or []
+    spoken = objects(better) or []
     if len(spoken) > 1 and not _answers(spoken[0]) and _answers(spoken[-1]):
         return f"messages={column}"  # it also contains its question
     if isinstance(row.get("input"), dict) and isinstance(row["input"].get("messages"), list):
@@ -139,7 +137,5 @@ def _refuse_single_message(row: Row) -> None:
         raise RowRefused("one-message", f"the columns {speaker} and {spoken}: one message of a conversation")
     if spoken is None:
         return
-    if (event := event_in(row)) is not None:
-        raise RowRefused("one-message", f"an event {event!r} of a log: what was asked or answered, and not both")
     if kind in _PART_KINDS and any(name in row for name in _MESSAGE_COLUMNS):
         raise RowRefused("one-message", f"a part of type {kind!r} of a message that is in another row or file")

@@ -11,7 +11,7 @@ from typing import Any
 from hivetune.data.chunks import Chunk, RawRow
 from hivetune.data.columns import CHOICE, outcome_of
 from hivetune.data.conversation import read_conversation
-from hivetune.data.formats import claude_code, codex, pi
+from hivetune.data.formats import claude_code, codex
 from hivetune.data.judged.answers import (
     TwoAnswers,
     only_last_answer,
@@ -22,11 +22,9 @@ from hivetune.data.judged.answers import (
 from hivetune.data.mapping import map_columns, maps_content, missing_column, missing_fields, with_user_columns
 from hivetune.data.pieces.answers import refuse_cut_row
 from hivetune.data.pieces.fields import as_success, extract
-from hivetune.data.pieces.rendered import is_marked, turns_of, without_ends
-from hivetune.data.pieces.said import BYTE_ORDER_MARK, Conversation, Row, all_texts, clean_texts, parsed
+from hivetune.data.pieces.said import BYTE_ORDER_MARK, Conversation, Row, clean_texts, parsed
 from hivetune.data.pieces.session import ASSISTANT
 from hivetune.data.pieces.streams import refuse_pieces
-from hivetune.data.pieces.transcripts import turns_in_text
 from hivetune.data.pieces.turns import is_conversation
 from hivetune.data.reasons import RowRefused, not_utf8
 from hivetune.records import Example, Message, Rendered
@@ -92,12 +90,8 @@ def _parsed_row(text: str) -> Row:
         raise RowRefused("bad-json", f"a number has more than {sys.get_int_max_str_digits():,} digits") from None
     if isinstance(value, str):
         value = parsed(value)  # a row that was written as JSON twice
-    if isinstance(value, str) and turns_in_text(value):
-        return {"text": value}
     if isinstance(value, list) and is_conversation(value):
         return {"messages": value}
-    if all_texts(value) and turns_in_text("\n".join(value)):
-        return {"text": "\n".join(value)}
     value = _object(value)
     if QUARANTINE_KEY in value:
         inner = value.get("row")
@@ -149,7 +143,7 @@ class ExaminedRow:
 
 def refuse_session_line(row: Row) -> None:
     """Raise RowRefused for one line of a coding agent's session, which is no row without the other lines."""
-    if not _IN_SESSION_LINES.isdisjoint(row) and any(program.is_line(row) for program in (claude_code, codex, pi)):
+    if not _IN_SESSION_LINES.isdisjoint(row) and any(program.is_line(row) for program in (claude_code, codex)):
         raise RowRefused("session-line")
 
 
@@ -176,8 +170,7 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
         if two is not None:
             conversation = two.conversation
         else:
-            conversation = without_ends(read_conversation(row, mapped=mapped))
-            conversation = conversation if mapped else _with_system_of_text(row, conversation)
+            conversation = read_conversation(row, mapped=mapped)
     except RowRefused as refused:
         if columns and refused.reason == "unknown-layout":
             raise missing_column(_parsed_row(text), columns) or refused from None
@@ -192,19 +185,6 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     refuse_pieces(example.messages[-1].content)
     example = _judged(example, two)
     return ExaminedRow(raw, conversation.layout, example, (*changed, *conversation.changed), missing=missing)
-
-
-def _with_system_of_text(row: Row, chat: Conversation) -> Conversation:
-    """Return a question and its answer with the system prompt of their rendered text, if the row has it."""
-    if chat.messages[0].role == "system" or len(chat.messages) != 2:
-        return chat
-    for text in row.values():
-        if isinstance(text, str) and text.lstrip()[:1] in ("<", "[") and is_marked(text):
-            turns = turns_of(text, whole=True) or []
-            texts = [turn["content"].strip() for turn in turns]
-            if texts[1:] == [message.content.strip() for message in chat.messages] and turns[0]["role"] == "system":
-                return chat._replace(messages=(Message("system", turns[0]["content"]), *chat.messages))
-    return chat
 
 
 def _refuse_by_file(row: Row, conversation: Conversation, chunk: Chunk) -> None:

@@ -253,7 +253,7 @@ def test_quotes_are_signs_where_tabs_delimit() -> None:
 
 
 def test_the_check_says_that_there_is_no_header(tmp_path: Path) -> None:
-    path = tmp_path / "dialogs.txt"
+    path = tmp_path / "dialogs.tsv"
     path.write_text("".join("\t".join(pair) + "\n" for pair in SAID))
     document = check(DataConfig(path=str(path))).document
     assert (document["rows_in"], document["usable"], document["no_header"]) == (len(SAID), len(SAID), [str(path)])

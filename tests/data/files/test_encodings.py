@@ -54,14 +54,12 @@ def test_wide_encodings(encoding: str, marked: bool, suffix: str, tmp_path: Path
 
 @pytest.mark.parametrize("packed", ["", ".gz"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".txt"])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
 def test_lines_that_end_with_carriage_returns_alone(suffix: str, encoding: str, packed: str, tmp_path: Path) -> None:
     """As old programs for the Macintosh write them; such a table ended the check as a bug, JSONL was one broken row."""
-    dialogue = "User: Why is it so?\nAssistant: That is how it works.\n\n"
     texts = {
         ".csv": table(),
         ".jsonl": lines(GERMAN, "Das ist gut so."),
-        ".txt": dialogue + dialogue.replace("so", "to"),
     }
     path = tmp_path / f"rows{suffix}{packed}"
     content = texts[suffix].replace("\r\n", "\n").replace("\n", "\r").encode(encoding)

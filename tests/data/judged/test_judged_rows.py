@@ -50,9 +50,8 @@ def read(row: Mapping[str, Any]) -> Any:
             "chosen": {"from": "gpt", "value": GOOD},
             "rejected": {"from": "gpt", "value": BAD},
         },
-        {"chosen": f"\n\nHuman: {ASKED}\n\nAssistant: {GOOD}", "rejected": f"\n\nHuman: {ASKED}\n\nAssistant: {BAD}"},
     ],
-    ids=["texts", "turns", "turns and texts", "whole", "ultrafeedback", "scores", "alpaca", "sharegpt", "dialogue"],
+    ids=["texts", "turns", "turns and texts", "whole", "ultrafeedback", "scores", "alpaca", "sharegpt"],
 )
 def test_pairs_of_every_layout(row: dict[str, Any]) -> None:
     example = read(row)

@@ -20,17 +20,7 @@ from hivetune.data.files.encodings import BYTE_ORDERS, legacy_encoding, plain_na
 from hivetune.data.files.json_document import json_rows
 from hivetune.data.files.message_log import NUM_SAMPLE, message_rows, message_shape
 from hivetune.data.files.text import CR_FORMAT, Text, beginning, package, text_lines
-from hivetune.data.files.text_file import (
-    HTTPRR_HEAD,
-    RENDERED,
-    TEXT_FORMS,
-    httprr_rows,
-    is_rendered_file,
-    text_form,
-    text_rows,
-)
 from hivetune.data.formats import file_rows, format_of_file, is_file_format
-from hivetune.data.formats.inspect_ai import eval_rows, is_eval_file
 from hivetune.data.pieces.format import Head
 from hivetune.data.pieces.logs import PlacedRow, begins_with_json, write_rows
 from hivetune.data.reasons import RowRefused
@@ -40,7 +30,6 @@ HEAD_BYTES = 4096  # by which the kind of a file is told
 _SAMPLE_BYTES = 1 << 20  # in which the encoding of a text shows
 _LOG_BYTES = 256 << 10  # by which a log is told: a first line may hold an agent's whole instructions
 _SERVER_BYTES = 8 << 20  # servers print pages before the first request
-_NUM_LINES = 20  # by which a format of whole files is told
 _TABLES = (".csv", ".tsv", ".parquet")
 MESSAGES = "message-log"
 
@@ -119,7 +108,7 @@ def _refuse_prose(path: str, name: str, form: str, kind: str) -> None:
 
 
 def file_format(path: str, name: str, encoding: str | None = None) -> str:
-    """Return one of jsonl, json, csv, tsv, parquet, eval, httprr, TEXT_FORMS, MESSAGES or a format of whole files;
+    """Return one of jsonl, json, csv, tsv, parquet, MESSAGES or a format of whole files;
     after it CR_FORMAT, .as=utf-16-le, .as=gb18030 or the like, and .gz or .zst. Content beats the suffix. `encoding`:
     that of all texts, as the user says.
 
@@ -135,8 +124,6 @@ def file_format(path: str, name: str, encoding: str | None = None) -> str:
         raise UsageError(f"cannot read {spelled(name)}: {error.strerror}", hint=path_hint(error)) from None
     if head.startswith(b"PAR1"):
         return "parquet"
-    if head.startswith(b"PK\x03\x04") and is_eval_file(path):
-        return "eval"
     refuse_foreign(head, name)
     packed = ".gz" if head.startswith(b"\x1f\x8b") else ".zst" if head.startswith(b"\x28\xb5\x2f\xfd") else ""
     lower = lower.removesuffix(packed)
@@ -164,23 +151,11 @@ def _written_as(path: str, packed: str, encoding: str | None) -> str:
 
 def _kind(head: bytes, name: str) -> str:
     """Return the kind of a text that begins so, with a name in lower case."""
-    lines = _lines_of(head)
     if name.endswith(".csv"):
         return "csv"
-    if name.endswith((".tsv", ".txt")):
-        if (form := text_form(lines, table=name.endswith(".tsv"))) is not None:
-            return form
-    elif is_rendered_file(lines):  # whatever its name
-        return RENDERED
-    elif lines.startswith(HTTPRR_HEAD):
-        return "httprr"
+    if name.endswith(".tsv"):
+        return "tsv"
     return "json" if _is_json_document(head, not name.endswith((".jsonl", ".ndjson"))) else "jsonl"
-
-
-def _lines_of(head: bytes) -> str:
-    """Return the beginning of a text, without a last line that may be cut."""
-    text = head.removeprefix(codecs.BOM_UTF8).decode("utf-8", "replace").replace("\r\n", "\n")
-    return text if len(head) < HEAD_BYTES else text[: text.rfind("\n") + 1]
 
 
 def _is_json_document(head: bytes, spread: bool) -> bool:
@@ -203,13 +178,13 @@ def _log(path: str, name: str, kind: str, written: str) -> str | None:
     head = beginning(path, written, _LOG_BYTES)
     if kind == "jsonl":
         lines = head.split(b"\n")
-        whole = len(head) < _LOG_BYTES and len(lines) <= NUM_SAMPLE
-        sample = lines if whole else lines[:-1][:NUM_SAMPLE]
-        events = [_object(line) for line in sample if line.strip()]
-        begun = [event for event in events[:_NUM_LINES] if event is not None]
+        sample = lines if len(head) < _LOG_BYTES else lines[:-1]
+        sample = [line for line in sample if line.strip()][:NUM_SAMPLE]
+        events = [_object(line) for line in sample]
+        begun = [event for event in events if event is not None]
         if (form := format_of_file(Head(name, head, begun))) is not None:
             return form.name
-        if message_shape(events, name, whole=whole) is not None:
+        if message_shape(events) is not None:
             return MESSAGES
     if begins_with_json(head):
         return None
@@ -229,8 +204,6 @@ _READERS: dict[str, Callable[[Text], Iterator[PlacedRow]]] = {
     "json": json_rows,
     "csv": partial(csv_rows, delimiter=None),
     "tsv": partial(csv_rows, delimiter="\t"),
-    "httprr": httprr_rows,
-    **{form: partial(text_rows, form=form) for form in TEXT_FORMS},
 }
 
 
@@ -247,8 +220,6 @@ def convert(path: str, name: str, form: str, out: str) -> bool:
         rows, joined = message_rows(((number, line) for number, line in lines if line.strip()), name)
     elif kind == "parquet":
         rows, joined = message_rows(_parquet_rows(path), name)
-    elif kind == "eval":
-        rows, joined = message_rows(eval_rows(path), name)
     else:
         rows, joined = message_rows(_READERS[kind](Text(path, form)), name)
     write_rows(itertools.chain(rows, damage), out)

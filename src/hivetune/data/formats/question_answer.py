@@ -17,7 +17,6 @@ from hivetune.data.columns import (
     SYSTEM,
     TOOLS,
     TURNS,
-    looks_like_content,
     names_document,
     says_none,
     system_of,
@@ -27,7 +26,7 @@ from hivetune.data.columns import (
 from hivetune.data.pieces.fields import plain_name
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.parts import calls_in_text, read_tools
-from hivetune.data.pieces.rendered import goes_on, is_rendered, prompt_turns, turns_of, without_end, without_header
+from hivetune.data.pieces.rendered import has_marks, rendered_turns
 from hivetune.data.pieces.said import Conversation, Row, all_texts, first_of, names, objects, parsed, text_of
 from hivetune.data.pieces.turns import ROLE_KEYS, conversation_of, read_messages, read_system
 from hivetune.data.reasons import RowRefused
@@ -59,11 +58,6 @@ def _read_pair(
     if question_column is None or answer_column is None:
         return None
     question, answer = row[question_column], row[answer_column]
-    bare = False
-    if isinstance(question, str) and isinstance(answer, str):  # headers and marks of a template may be left in them
-        question = without_header(question, answer=False)
-        answer = without_end(without_header(answer, answer=True), row[question_column])
-        bare = (question, answer) != (row[question_column], row[answer_column])
     if all_texts(question) and all_texts(answer) and len(question) == len(answer):  # questions and answers in turn
         dialogue = read_system(system_of(row))
         for q, a in zip(question, answer, strict=True):
@@ -73,7 +67,6 @@ def _read_pair(
     listed, replies = _turns(question), _turns(answer)
     turns = listed or _spoken_prompt(question)
     if turns:
-        answer = without_end(answer, "") if isinstance(answer, str) and turns != listed else answer
         before = read_messages(turns, system_of(row))
         if before[-1].role == "assistant" and before[-1].content.strip() == str(answer).strip():
             before.pop()  # the prompt is the whole row as a template wrote it
@@ -95,11 +88,9 @@ def _read_pair(
         after = read_messages(replies, None)
     else:
         text, calls = calls_in_text(text_of(answer, answer_column))
-        if goes_on(text):
-            raise RowRefused("rendered-text")
         after = [Message("assistant", text, tool_calls=calls, reasoning=thoughts_of(row))]
-    read = (*((question_column,) if turns or bare else ()), *((answer_column,) if replies or more or bare else ()))
-    from_text = bare or (turns and isinstance(parsed(question), str))
+    read = (*((question_column,) if turns else ()), *((answer_column,) if replies or more else ()))
+    from_text = turns and isinstance(parsed(question), str)
     changed = (*more, *(("turns-from-text",) if from_text else ()))
     return conversation_of(name, [*before, *after], read_tools(tools_of(row)), changed, read)
 
@@ -143,15 +134,11 @@ def _turns(value: Any) -> list[dict[str, Any]] | None:
 
 
 def _spoken_prompt(prompt: Any) -> list[dict[str, str]] | None:
-    """Return the turns of a prompt that ends where the answer begins: "Human: .. Assistant:". Raise RowRefused when its
-    speakers do not take turns.
-    """
+    """Return the turns of a prompt that a template has written. Raise RowRefused for the marks of another one."""
     if not isinstance(prompt, str):
         return None
-    turns = prompt_turns(prompt)
-    if turns is None and is_rendered(prompt):
-        turns = turns_of(prompt)  # None: the marks stand in a text, or nobody can tell its turns
-    if turns == [] or (turns is None and prompt.lstrip().startswith("<s>")):
+    turns = rendered_turns(prompt, whole=False)
+    if turns is None and has_marks(prompt):
         raise RowRefused("rendered-text")
     return turns
 
@@ -187,17 +174,9 @@ def _pair(row: Row) -> Conversation | None:
     return None if first_of(row, QUESTIONS) == "input" else _read_pair("question-answer", row, QUESTIONS)
 
 
-def _key(row: Row) -> Conversation | None:
-    """Read a row that is a `key` and a `value` with sentences in both; names and settings are not sentences."""
-    if set(row) != {"key", "value"} or not all(map(looks_like_content, row.values())):
-        return None
-    return _read_pair("key-value", row, ("key",), ("value",), ())
-
-
 _BESIDE = frozenset((*SYSTEM, *TOOLS, "history", "chat_history"))
 _PROMPT, _INSTRUCTION = names("prompt completion"), names("instruction")
 PROMPT_FORMAT = Format("prompt-completion", _prompt, needs=names("prompt"), rank=24, explains=_BESIDE | _PROMPT)
 ALPACA_FORMAT = Format("alpaca", _alpaca, needs=_INSTRUCTION, rank=25, explains=_BESIDE | _INSTRUCTION)
 INPUT_FORMAT = Format("input-output", _input, needs=names("input"), rank=32, explains=_BESIDE)
 FORMAT = Format("question-answer", _pair, needs=frozenset(QUESTIONS), rank=33, explains=_BESIDE)
-KEY_FORMAT = Format("key-value", _key, needs=names("key"), rank=34, explains=names("key value"))

@@ -1,13 +1,12 @@
-"""A text that is learned whole, or its turns where speakers take turns in it.
+"""A text that is learned whole, or its turns where a template has written them (ChatML, Llama 3).
 
 https://huggingface.co/docs/trl/dataset_formats#language-modeling
 """
 
 from hivetune.data.columns import LABELS
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.rendered import is_marked, is_rendered, spoken_turns, turns_of, without_end
+from hivetune.data.pieces.rendered import has_marks, rendered_turns
 from hivetune.data.pieces.said import Conversation, Row, names, text_of
-from hivetune.data.pieces.transcripts import turns_behind_system, turns_in_text
 from hivetune.data.pieces.turns import conversation_of, read_messages
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
@@ -20,22 +19,15 @@ _HALVES = (
 
 
 def read(row: Row) -> Conversation | None:
-    """Return a text that is learned whole, or its turns if speakers take turns in it. Raise RowRefused if a template
-    wrote it and its turns are unclear.
-    """
+    """Return a text that is learned whole, or its turns. Raise RowRefused for the marks of another template."""
     if str(row.get("type")).startswith("response."):
         return None  # a piece of a stream
     text = text_of(row["text"], "text")
-    turns = turns_of(text, whole=True)
-    turns = spoken_turns(text) if turns is None else turns
-    if turns == [] or (turns is None and is_marked(without_end(text, ""))):
+    if (turns := rendered_turns(text, whole=True)) is not None:
+        return conversation_of("text", read_messages(turns, None), changed=("turns-from-text",))
+    if has_marks(text):
         raise RowRefused("rendered-text")
-    turns = turns or turns_in_text(text) or turns_behind_system(text)
-    if turns is None and is_rendered(text):
-        raise RowRefused("rendered-text")
-    if turns is None:
-        return Conversation("text", (Message("assistant", text),))
-    return conversation_of("text", read_messages(turns, None), changed=("turns-from-text",))
+    return Conversation("text", (Message("assistant", text),))
 
 
 _TEXT = names("text")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hivetune.data.pieces.parts import calls_in_text, read_call, read_tools
-from hivetune.data.pieces.rendered import prompt_turns, turns_of
+from hivetune.data.pieces.rendered import rendered_turns
 from hivetune.data.pieces.said import Tools, all_texts, listed, objects, one_of, parsed
 from hivetune.data.pieces.streams import DATA_KEY, pieces_in, refuse_guarded, starts_events, whole_response
 from hivetune.data.pieces.turns import ROLE_KEYS, THOUGHT_KEYS, is_item, read_messages, read_system, read_turn
@@ -81,7 +81,7 @@ def read_request(value: Any) -> Request:
     config = one_of(value, "config", "generationConfig")
     system = one_of(value, *_SYSTEMS) or one_of(config, *_SYSTEMS)
     if isinstance(request, str):
-        spoken = turns_of(request) or prompt_turns(request) or [{"role": "user", "content": request}]
+        spoken = rendered_turns(request, whole=False) or [{"role": "user", "content": request}]
         history = listed(parsed(one_of(value, "chat_history", "history")))
         before = read_messages(history, None) if history else []
         messages = [*read_system(system), *before, *read_messages(spoken, None)]
@@ -147,11 +147,6 @@ def is_response(value: Any) -> bool:
     if isinstance(one_of(value, "generated_text", "text_output"), str) or (all_texts(text) and len(text) == 1):
         return True
     return _is_text_output(value) or any(end in value for end in (*ENDS, "done", "results", "promptFeedback", "lc"))
-
-
-def says_answer(value: Mapping[str, Any]) -> bool:
-    """Return whether an object may be an answer of a model's API, not one that it stores or counts."""
-    return "status_code" in value or is_response(value) or one_of(value, *_ANSWERED, "content") is not None
 
 
 def _is_text_output(value: Mapping[str, Any]) -> bool:

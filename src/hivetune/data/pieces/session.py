@@ -19,7 +19,7 @@ from hivetune.data.pieces.turns import conversation_of, read_messages, read_turn
 from hivetune.data.reasons import REASONS, RowRefused
 from hivetune.records import Message, Role
 
-_AGENTS = ("claude-code", "codex", "pi", "antigravity")  # programs that may hide what was thought
+_AGENTS = ("claude-code", "codex")  # programs that may hide what was thought
 BESIDE = names("trajectory replay_config task intent knowledge topic summary description notes note comment comments")
 # Answers beside a list of messages, of which nothing else in the row can be the answer.
 TEXT_ANSWERS = (

@@ -4,11 +4,8 @@ OpenAI (chat, completions, Responses), Anthropic, Gemini, Ollama, Bedrock, Coher
 text of server-sent events, or lines of JSON.
 """
 
-import base64
 import json
 import re
-import struct
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -351,38 +348,3 @@ def _bedrock(pieces: StreamPieces) -> Response | None:
             block["toolUse"]["input"] = parsed(block["toolUse"]["input"] or "{}")
     message = {"role": "assistant", "content": list(blocks.values())}
     return None if end is None else {"output": {"message": message}, "stopReason": end}
-
-
-# The text of what was sent.
-
-_MAX_BODY_BYTES = 16 << 20  # unpacked
-_FRAME_BYTES = 16  # of Bedrock's stream, without its heads and what it says
-_FRAME_KIND = re.compile(rb":event-type\x07\x00.(\w+)", re.S)
-
-
-def text_of_bytes(data: bytes) -> str | None:
-    """Return the text of a body, unpacked where it is compressed; None where it is not a text."""
-    try:
-        if data.startswith(b"\x1f\x8b"):
-            data = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(data, _MAX_BODY_BYTES)
-        return _events_of_amazon(data) or data.decode()
-    except (ValueError, zlib.error, RecursionError):
-        return None
-
-
-def _events_of_amazon(data: bytes) -> str:
-    """Return what Bedrock streams, in frames of bytes, as lines of JSON; nothing for other bytes, ValueError
-    for a frame that holds no JSON.
-    """
-    lines: list[str] = []
-    while len(data) >= _FRAME_BYTES:
-        size, heads, check = struct.unpack_from(">III", data)
-        if zlib.crc32(data[:8]) != check or not _FRAME_BYTES <= size <= len(data):
-            break
-        kind = _FRAME_KIND.search(data, 12, 12 + heads)
-        event = json.loads(data[12 + heads : size - 4])
-        whole = event.get("bytes") if isinstance(event, dict) else None
-        event = json.loads(base64.b64decode(whole)) if isinstance(whole, str) else event
-        lines.append(json.dumps({kind[1].decode(): event} if kind and whole is None else event))
-        data = data[size:]
-    return "\n".join(lines)

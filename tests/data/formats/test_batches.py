@@ -1,40 +1,16 @@
-"""Logs of servers and batch files, in the form that each program writes, from file to rows."""
+"""Batch files: questions and answers in two files, joined by their ids."""
 
 from pathlib import Path
 from typing import Any
 
-import pytest
 from session_files import said, write
 
 from hivetune.config import DataConfig
 from hivetune.data.chunks import read_rows
 from hivetune.data.intake.files import plan_inputs
-from hivetune.data.pieces.rendered import turns_of
 from hivetune.data.prepare.prepare import check
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
-
-
-@pytest.mark.parametrize(
-    ("prompt", "turns"),
-    [
-        (
-            "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
-            "Today Date: 26 Jul 2024\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
-            "<|start_header_id|>assistant<|end_header_id|>\n\n",
-            [("user", "Hi")],
-        ),
-        ("<bos><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n", [("user", "Hi")]),
-        ("<s>[INST] Hi [/INST] Hello</s>[INST] Bye [/INST]", [("user", "Hi"), ("assistant", "Hello"), ("user", "Bye")]),
-        ("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n", [("user", "Hi")]),
-        ("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nThe answer", None),
-        ("<|im_start|>user\nHi<|im_end|>\nstray text", None),
-        ("Once upon a time", None),
-    ],
-)
-def test_prompts_back_to_turns(prompt: str, turns: list[tuple[str, str]] | None) -> None:
-    found = turns_of(prompt)
-    assert (found and [(turn["role"], turn["content"]) for turn in found]) == turns
 
 
 def batch(identity: str, text: str) -> dict[str, Any]:
