@@ -6,8 +6,8 @@ over the rounds of their ratio in that round, with the quartiles. Rows whose los
 
     python bench/train_step.py --out docs/measured/bench_cpu.json          the whole, about 25 minutes on 2 cores
     python bench/train_step.py --full-precision --out bench_fp32.json          as on a processor without bfloat16
-    python bench/train_step.py --sets agents --rows "limit,hivetune,rank 64"
-    python bench/train_step.py --steps 2 --sets agents --rows limit,hivetune
+    python bench/train_step.py --sets agents --rows "hivetune,rank 64"
+    python bench/train_step.py --device cuda:0 --random 1.5b --sets agents     random weights of true shapes, on a card
 """
 
 import argparse
@@ -26,10 +26,11 @@ from typing import Any
 
 from step.peers import FLOAT32_ROWS, ROWS, Row, environment, python_of
 from step.report import summarize, write_report
-from step.rows import SETS, Set, write_rows
+from step.rows import SETS, Set, write_random_rows, write_rows
 
 from hivetune.base.disk import home
 from hivetune.machine.inventory import describe_machine, read_machine
+from hivetune.models.architecture import read_architecture
 from hivetune.models.prepared import find_prepared, folder_for
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import PrepareModel
@@ -38,6 +39,14 @@ LORA = {"r": 8, "alpha": 16}
 RATE = 2e-4
 MODEL = "smollm2-135m"
 TURN_S = 600.0
+# Qwen 2.5's shapes: hidden, MLP, layers, heads, key-value heads, vocabulary.
+SIZES = {
+    "tiny": (64, 128, 2, 4, 2, 512),
+    "0.5b": (896, 4864, 24, 14, 2, 151936),
+    "1.5b": (1536, 8960, 28, 12, 2, 151936),
+    "3b": (2048, 11008, 36, 16, 2, 151936),
+    "7b": (3584, 18944, 28, 28, 4, 151936),
+}
 HERE = Path(__file__).resolve().parent
 
 
@@ -89,21 +98,28 @@ def main() -> None:
         wanted = list(FLOAT32_ROWS)
     rows = [row for row in ROWS if row.name in wanted]
     sets = [chosen for chosen in SETS if chosen.name in arguments.sets.split(",")]
-    model = prepared_model()
+    model = random_model(arguments.random, cache) if arguments.random else prepared_model()
+    architecture = read_architecture(model)
     pythons = {row.name: python for row in rows if (python := interpreter(row, cache))}
     measured_from = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data.json"
-        about = write_rows(data, model / "tokenizer.json", arguments.steps)
+        if arguments.random:
+            about = write_random_rows(data, architecture.vocabulary, arguments.steps)
+        else:
+            about = write_rows(data, model / "tokenizer.json", arguments.steps)
         adapter = write_adapter(model, Path(folder) / "adapter.safetensors", pythons)
         job = {"model": str(model), "data": str(data), "adapter": str(adapter), "lora": LORA, "rate": RATE}
+        job["device"] = arguments.device
         results = run_all(rows, sets, pythons, job, folder)
     document = {
         "schema": 1,
         "command": " ".join(["python", "bench/train_step.py", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d"),
         "machine": describe_machine(read_machine()),
-        "model": MODEL,
+        "model": arguments.random or MODEL,
+        "device": arguments.device,
+        "parameters": architecture.parameters,
         "lora": LORA,
         "data": about,
         "setup_s": round(measured_from - began, 1),
@@ -121,8 +137,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=13, help="steps of each set; the first warms up (13: 12 rounds)")
     parser.add_argument("--sets", default=",".join(chosen.name for chosen in SETS))
     parser.add_argument("--rows", default="", help=", ".join(row.name for row in ROWS))
+    parser.add_argument("--full-precision", action="store_true", help="ours and TRL's best effort, both in float32")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda:0 for an NVIDIA or AMD card")
     parser.add_argument(
-        "--full-precision", action="store_true", help="ours, TRL's best effort and the limit, all in float32"
+        "--random", choices=list(SIZES), default="", help="random weights of this shape, and random rows"
     )
     return parser.parse_args()
 
@@ -132,6 +150,21 @@ def prepared_model() -> Path:
         folder = folder_for(MODEL)
         run_task(PrepareModel(MODEL, folder), folder.with_name(f".{folder.name}.task")).check(f"preparing {MODEL}")
     return folder_for(MODEL)
+
+
+def random_model(size: str, cache: Path) -> Path:
+    """Return a folder with a Qwen 2.5 of this size with random weights; made on first use, in a child."""
+    folder = cache / f"random-{size}"
+    if not (folder / "config.json").exists():
+        code = (
+            "import sys, torch; from transformers import AutoConfig, AutoModelForCausalLM; torch.manual_seed(1);"
+            "h, m, l, a, k, v = map(int, sys.argv[2:]);"
+            "c = AutoConfig.for_model('qwen2', hidden_size=h, intermediate_size=m, num_hidden_layers=l,"
+            " num_attention_heads=a, num_key_value_heads=k, vocab_size=v, tie_word_embeddings=h < 3000);"
+            "AutoModelForCausalLM.from_config(c, dtype=torch.bfloat16).save_pretrained(sys.argv[1])"
+        )
+        subprocess.run([sys.executable, "-c", code, str(folder), *map(str, SIZES[size])], check=True)
+    return folder
 
 
 def interpreter(row: Row, cache: Path) -> Path | None:
@@ -236,7 +269,7 @@ def start(row: Row, python: Path, job: dict[str, Any], folder: str) -> Worker:
     with open(Path(folder) / f"{file.stem}.log", "ab") as log:
         process = subprocess.Popen(
             [str(python), str(HERE / "step" / "workers" / row.worker), str(file)],
-            env={**environment(row), "BENCH_IN": str(their_in), "BENCH_OUT": str(their_out)},
+            env={**environment(row, job["device"]), "BENCH_IN": str(their_in), "BENCH_OUT": str(their_out)},
             pass_fds=(their_in, their_out),
             stdout=log,
             stderr=None if os.environ.get("BENCH_SHOW") else log,

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -31,23 +32,8 @@ class Row:
 
 
 NO_RECOMPUTE = {"gradient_checkpointing": False}
-FLOAT32_ROWS = ("limit fp32", "hivetune fp32", "TRL best effort fp32")
+FLOAT32_ROWS = ("hivetune fp32", "TRL best effort fp32")
 ROWS = (
-    Row("limit", "limit.py", {}, about="the step's own matrix products, attention's at the same rate"),
-    Row(
-        "limit fp32",
-        "limit.py",
-        {"dtypes": ["float32"]},
-        about="the limit in float32 by the fastest library at hand",
-        asked_for=True,
-    ),
-    Row(
-        "limit with our product",
-        "limit.py",
-        {"own": True},
-        about="the limit by the fastest of the libraries and our own product",
-        asked_for=True,
-    ),
     Row("hivetune", "ours.py", {"choices": {}}, about="defaults"),
     Row(
         "hivetune fp32",
@@ -114,7 +100,7 @@ def python_of(row: Row, cache: Path) -> Path:
     """
     if not row.packages:
         return Path(sys.executable)
-    torch = "torch==" + _torch_version()
+    torch = "torch==" + metadata.version("torch").partition("+")[0]  # without the name of its build
     name = hashlib.sha256("\n".join((torch, *row.packages, sys.version)).encode()).hexdigest()[:12]
     folder, ready = cache / f"peer-{name}", cache / f"peer-{name}" / ".ready"
     if not ready.exists():
@@ -126,14 +112,7 @@ def python_of(row: Row, cache: Path) -> Path:
     return folder / "bin" / "python"
 
 
-def _torch_version() -> str:
-    """The installed one, without the name of its build."""
-    from importlib import metadata
-
-    return metadata.version("torch").partition("+")[0]
-
-
-def environment(row: Row) -> dict[str, str]:
+def environment(row: Row, device: str = "cpu") -> dict[str, str]:
     """Every core and no network for all. How threads wait is each one's own: torch's default, or what our runs set."""
     waiting = {name: ENVIRONMENT[name] for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
     inherited = {name: value for name, value in os.environ.items() if name not in waiting}
@@ -144,5 +123,5 @@ def environment(row: Row) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        "CUDA_VISIBLE_DEVICES": "",
+        **({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}),
     }

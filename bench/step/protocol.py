@@ -32,16 +32,31 @@ class Clock:
 
 
 def forget_peak() -> None:
-    """From here on `peak_bytes` is what is held from now on (Linux)."""
+    """Count anew what `peak_bytes` returns."""
     Path("/proc/self/clear_refs").write_text("5")
+    if _on_card():
+        sys.modules["torch"].cuda.reset_peak_memory_stats()
 
 
 def peak_bytes() -> int:
-    """The most that was resident since `forget_peak`."""
+    """Return the most bytes held since `forget_peak`: by torch on the card, else resident in this process (Linux)."""
+    if _on_card():
+        return int(sys.modules["torch"].cuda.max_memory_allocated())
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
 
 
+def finish() -> None:
+    """Wait until the card has done all that was given to it."""
+    if _on_card():
+        sys.modules["torch"].cuda.synchronize()
+
+
+def _on_card() -> bool:
+    return "torch" in sys.modules and bool(sys.modules["torch"].cuda.is_available())
+
+
 def resident_bytes() -> int:
+    """Return how many bytes of this process are in memory."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS:"))
     return int(line.split()[1]) * 1024

@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hivetune.models.architecture import read_architecture
-from hivetune.models.prepared import folder_for
-
 # A loss curve is the same curve: float32 rows differ by rounding only (measured: 0.0001 %), bfloat16 rows by the
 # rounding of the base weights' products, which the reference lacks (1.3 to 1.6 % for every one, ours and the peers').
 TOLERANCE = {"float32": 0.002, "bfloat16": 0.03}
@@ -20,7 +17,7 @@ BYTES = {"float32": 4, "bfloat16": 2}
 def summarize(document: Mapping[str, Any], titles: Mapping[str, str]) -> list[dict[str, Any]]:
     """One line for each set and row, over the rounds after the first. What compares two rows is paired by the round."""
     lines = []
-    parameters = read_architecture(folder_for(document["model"])).parameters
+    parameters = document["parameters"]
     for name in titles:
         results = [result for result in document["results"] if result["set"] == name]
         about = document["data"]["sets"][name]
@@ -57,13 +54,9 @@ def _line(
         # A projection: measured loading and first step, then as many median steps as the job has.
         "job_s": result["load_s"] + steps[0]["seconds"] + (JOB_EXAMPLES * JOB_EPOCHS / documents - 1) * step_s,
     }
-    limit, ours = (_partner(name, result["row"], beside) for name in ("limit", "hivetune"))
-    if limit is not None:
-        line["share_of_limit"] = paired(limit["steps"], steps)
+    ours = (beside.get("hivetune fp32") if result["row"].endswith(" fp32") else None) or beside.get("hivetune")
     if ours is not None:
         line["times_hivetune"] = paired(steps, ours["steps"])
-    if result["path"] == "limit":
-        return line
     dtype = "bfloat16" if result["dtype"].startswith("bfloat16") else "float32"
     line["peak_bytes"] = max(step["peak_bytes"] for step in steps)
     line["peak_above_bytes"] = line["peak_bytes"] - result["bare_bytes"] - parameters * BYTES[dtype]
@@ -82,12 +75,6 @@ def _line(
     if not all(step["grad_norm"] is None or step["grad_norm"] > 0 for step in steps):
         line["void"].append("its gradient is zero")
     return line
-
-
-def _partner(name: str, row: str, beside: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """What `row` is compared with: float32 with float32, where there is such a row."""
-    in_float32 = beside.get(f"{name} fp32") if row.endswith(" fp32") else None
-    return in_float32 or beside.get(name)
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
@@ -116,10 +103,8 @@ def markdown(document: Mapping[str, Any]) -> str:
             f"### {name}: {about['documents_per_step']} rows a step, {about['mean_tokens']:.0f} tokens a row, "
             f"{100 * about['trained_share']:.0f} % trained; {rounds} rounds\n"
         )
-        parts.append(
-            "| row | s/step | tokens/s | samples/s | times ours | of the limit | peak above | load | job | loss off |"
-        )
-        parts.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+        parts.append("| row | s/step | tokens/s | samples/s | times ours | peak above | load | job | loss off |")
+        parts.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
         parts += [_table_row(line) for line in lines]
         parts.append("")
     return "\n".join(parts)
@@ -127,18 +112,16 @@ def markdown(document: Mapping[str, Any]) -> str:
 
 def _table_row(line: Mapping[str, Any]) -> str:
     if line["void"]:
-        return f"| {line['row']} | void: {'; '.join(line['void'])} | | | | | | | | |"
+        return f"| {line['row']} | void: {'; '.join(line['void'])} | | | | | | | |"
     ratio = (
         "{median:.2f} ({low:.2f} to {high:.2f})".format(**line["times_hivetune"]) if "times_hivetune" in line else ""
     )
     peak = f"{line['peak_above_bytes'] / 1e9:.2f} GB" if "peak_above_bytes" in line else ""
-    of_limit = {key: 100 * value for key, value in line.get("share_of_limit", {}).items()}
-    share = "{median:.0f} % ({low:.0f} to {high:.0f})".format(**of_limit) if of_limit else ""
     step = "{:.2f} ({:.2f} to {:.2f})".format(line["step_s"], *line["step_s_quartiles"])
     off = f"{100 * line['loss_off']:.2f} %" if "loss_off" in line else ""
     return (
         f"| {line['row']} ({line['dtype']}) | {step} | {line['tokens_per_s']:,.0f} | "
-        f"{line['samples_per_s']:.2f} | {ratio} | {share} | {peak} | {line['load_s']:.0f} s | "
+        f"{line['samples_per_s']:.2f} | {ratio} | {peak} | {line['load_s']:.0f} s | "
         f"{line['job_s'] / 60:.0f} min | {off} |"
     )
 
@@ -156,8 +139,6 @@ def write_report(document: Mapping[str, Any], out: Path | None) -> None:
 
 
 COLOURS = {
-    "limit": "#b8c0cc",
-    "limit fp32": "#d3d9e2",
     "hivetune": "#d98200",
     "hivetune fp32": "#f0b95c",
     "rank 64": "#e5a13c",

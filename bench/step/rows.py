@@ -9,6 +9,7 @@ of its own.
 import ast
 import hashlib
 import json
+import random
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,25 @@ def write_rows(path: Path, tokenizer_file: Path, steps: int) -> dict[str, Any]:
     path.write_text(text)
     described = {name: _describe(content["steps"]) for name, content in sets.items()}
     return {"sha256": hashlib.sha256(text.encode()).hexdigest(), "sets": described}
+
+
+def write_random_rows(path: Path, vocabulary: int, steps: int) -> dict[str, Any]:
+    """Write the set `agents` of random ids, for models with random weights and no tokenizer: 60 common tokens, 90 of a
+    row's own, the last 60 trained. Return what is in it, as `write_rows`."""
+    chosen = next(each for each in SETS if each.name == "agents")
+    draw = random.Random(3)
+    common = [draw.randrange(5, vocabulary) for _ in range(60)]
+    trained = [0] * 90 + [1] * 60
+    grouped = [
+        [
+            {"tokens": common + [draw.randrange(5, vocabulary) for _ in range(90)], "trained": trained}
+            for _ in range(chosen.batch)
+        ]
+        for _ in range(steps)
+    ]
+    text = json.dumps({"sets": {chosen.name: {"micro": chosen.micro, "steps": grouped}}})
+    path.write_text(text)
+    return {"sha256": hashlib.sha256(text.encode()).hexdigest(), "sets": {chosen.name: _describe(grouped)}}
 
 
 def prompts_and_answers(count: int) -> list[tuple[str, str, str]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
-from protocol import Clock, forget_peak, peak_bytes, resident_bytes
+from protocol import Clock, finish, forget_peak, peak_bytes, resident_bytes
 
 BARE_BYTES = resident_bytes()  # Python with torch imported and nothing else
 
@@ -26,8 +26,8 @@ from hivetune.train.worker.optimizer import AdamW  # noqa: E402
 def main() -> None:
     clock = Clock()
     job, options = clock.job, clock.job["options"]
-    settled = complete("cpu", options.get("dtype", "auto"), Choices())
-    _, dtype = start_with(settled)
+    settled = complete(job["device"], options.get("dtype", "auto"), Choices())
+    device, dtype = start_with(settled)
     sets = json.loads(Path(job["data"]).read_text())["sets"]
     lora = LoraConfig(**{**job["lora"], **options.get("lora", {})})
     model = load_model(
@@ -35,7 +35,7 @@ def main() -> None:
         lora,
         method="lora",
         dtype=dtype,
-        device=torch.device("cpu"),
+        device=device,
         choices=Choices(products=settled.products, **options["choices"]),
     )
     initial = load_file(job["adapter"])
@@ -46,7 +46,7 @@ def main() -> None:
         else:
             for parameter, view in model.adapter.items():
                 view.copy_(initial[parameter])
-        norm = torch.zeros((), dtype=torch.float64)
+        norm = torch.zeros((), dtype=torch.float64, device=device)
         optimizer = AdamW(model.master_N, weight_decay=0.0, kernels=model.kernels)
         clock.tell(ready=name, dtype=settled.dtype, bare_bytes=BARE_BYTES, path=model.path)
         for number, step in enumerate(sets[name]["steps"]):
@@ -63,6 +63,7 @@ def main() -> None:
             optimizer.update(model.grad_N, rate=job["rate"], number=number + 1)
             loss = nll.item() / trained
             optimizer.norm(model.grad_N, norm)
+            finish()
             clock.tell(
                 step=number,
                 loss=loss,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
-from protocol import Clock, forget_peak, peak_bytes, resident_bytes
+from protocol import Clock, finish, forget_peak, peak_bytes, resident_bytes
 
 BARE_BYTES = resident_bytes()
 
@@ -45,6 +45,7 @@ class Turns(TrainerCallback):
             forget_peak()
 
     def on_step_end(self, args, state, control, **kwargs):
+        finish()
         self.seconds = time.perf_counter() - self.started
 
     def on_log(self, args, state, control, logs=None, **kwargs):
@@ -116,7 +117,7 @@ def make_trainer(job, options, content):
         logging_steps=1,
         save_strategy="no",
         report_to="none",
-        use_cpu=True,
+        use_cpu=job["device"] == "cpu",
         seed=0,
         disable_tqdm=True,
         **options["arguments"],
