@@ -21,14 +21,15 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 SAMPLE_EVERY_S = 0.1
-CASES = {
-    "check + tokenise, exact dedupe": ["near_duplicates=0", "on_secret=keep", "on_personal=keep"],
-    "+ secrets and personal data": ["near_duplicates=0"],
-    "+ near duplicates (all defaults)": [],
+CASES: dict[str, dict[str, Any]] = {
+    "check + tokenise, exact dedupe": {"near_duplicates": 0, "on_private": "keep"},
+    "+ secrets and personal data": {"near_duplicates": 0},
+    "+ near duplicates (all defaults)": {},
 }
+PREPARE = "import json, sys, hivetune; hivetune.prepare(json.loads(sys.argv[1]))"
 
 
 def write_rows(path: Path, num_rows: int) -> None:
@@ -110,22 +111,15 @@ def bare_interpreter_bytes() -> int:
     return size
 
 
-def run_case(rows: Path, model: Path, settings: list[str], work: Path) -> Measured:
+def run_case(rows: Path, model: Path, settings: dict[str, Any], work: Path) -> Measured:
     home = Path(tempfile.mkdtemp(dir=work))
-    command = [sys.executable, "-m", "hivetune", "data", "prepare", str(rows), "--model", str(model)]
-    for setting in settings:
-        command += ["--set", f"data.{setting}"]
+    config = json.dumps({"model": str(model), "data": {"path": str(rows), **settings}})
     try:
-        return measure(command, {**os.environ, "HIVETUNE_HOME": str(home)})
+        return measure([sys.executable, "-c", PREPARE, config], {**os.environ, "HIVETUNE_HOME": str(home)})
     finally:
         shutil.rmtree(home)
 
 
-DATASETS = """
-import sys, datasets
-datasets.disable_progress_bars()
-print(len(datasets.load_dataset("json", data_files=sys.argv[1], split="train", cache_dir=sys.argv[3])))
-"""
 TRL = """
 import os, sys, datasets, trl
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -178,13 +172,9 @@ def main() -> None:
         write_rows(small, 10_000)
         if arguments.only in "10,000 rows":
             line("10,000 rows, all defaults", 10_000, run_case(small, model, [], work))
-        peers = {
-            "datasets' JSON loader alone": ("datasets", DATASETS),
-            "datasets + TRL's preparation (SFTTrainer made, not run)": ("trl", TRL),
-        }
-        for name, (package, script) in peers.items():
-            if arguments.only in name and importlib.util.find_spec(package):
-                line(name, arguments.rows, run_peer(script, rows, model, work))
+        name = "datasets + TRL's preparation (SFTTrainer made, not run)"
+        if arguments.only in name and importlib.util.find_spec("trl"):
+            line(name, arguments.rows, run_peer(TRL, rows, model, work))
     finally:
         shutil.rmtree(work)
 

@@ -1,19 +1,14 @@
-"""How many runs end by themselves, with real processes and by the ladder alone, and how much of the time is useful.
+"""How much of a run's time is useful although its worker is killed again and again.
 
-    python bench/reliability.py completion --out docs/measured/completion.json     about 5 minutes
-    python bench/reliability.py ladder                                          about 20 seconds, in memory
-    python bench/reliability.py useful --out docs/measured/useful_time.json        about 4 minutes, on a quiet machine
+    python bench/reliability.py --out docs/measured/useful_time.json        about 4 minutes, on a quiet machine
 
-completion: runs of the scripted worker (tests/train/supervise), each with one to three random faults of the kinds that
-a run can survive, at random steps and rows. ladder: the same runs played in memory (supervise/worlds.py). useful: the
-real worker on SmolLM2-135M, killed again and again; what one kill costs (noticing, loading, steps made twice) gives
+The real worker on SmolLM2-135M is killed four times. What one kill costs (noticing, loading, steps made twice) gives
 the share at one fault per ten minutes.
 """
 
 import argparse
-import collections
+import json
 import os
-import random
 import signal
 import statistics
 import sys
@@ -22,61 +17,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests/train/supervise"))
-
-from scripted import CARD, make_run, supervise  # noqa: E402
-from worlds import World, draw, play  # noqa: E402
-
-from hivetune.base.disk import write_json  # noqa: E402
-from hivetune.base.journal import read_journal  # noqa: E402
-from hivetune.config import parse_config  # noqa: E402
-from hivetune.errors import HivetuneError  # noqa: E402
-from hivetune.machine.inventory import describe_machine, read_machine  # noqa: E402
-from hivetune.synth.demo import write_demo_data  # noqa: E402
-from hivetune.train.start import open_run, train_run  # noqa: E402
-from hivetune.train.supervise.attempt import Terms  # noqa: E402
-from hivetune.train.supervise.ladder import Bounds  # noqa: E402
+from hivetune.base.disk import write_json
+from hivetune.base.journal import read_journal
+from hivetune.config import parse_config
+from hivetune.errors import HivetuneError
+from hivetune.machine.inventory import describe_machine, read_machine
+from hivetune.synth.demo import write_demo_data
+from hivetune.train.start import open_run, train_run
+from hivetune.train.supervise.attempt import Terms
 
 KILLS, BETWEEN_S = 4, 25.0
 TEN_MINUTES_S = 600.0
-
-
-def completion(runs: int = 200, seed: int = 1000) -> dict[str, Any]:
-    """Every run is started once; whoever needs a person has failed."""
-    ended, needed_person = 0, []
-    restarts: dict[int, list[int]] = collections.defaultdict(list)
-    met: collections.Counter[str] = collections.Counter()
-    for number in range(seed, seed + runs):
-        chosen, faults = draw(number)
-        met.update(chosen)
-        with tempfile.TemporaryDirectory() as folder:
-            os.environ["HIVETUNE_HOME"] = f"{folder}/home"
-            config = make_run(Path(folder), faults, device="cuda")
-            outcome = supervise(Path(folder), config, CARD)
-        restarts[len(chosen)].append(outcome.restarts)
-        ended += outcome.status == "done"
-        if outcome.status != "done":
-            needed_person.append({"seed": number, "faults": chosen, "diagnoses": list(outcome.faults)})
-    return {
-        "schema": 1,
-        "claim": "runs with one to three random survivable faults that ended by themselves",
-        "runs": runs,
-        "first_seed": seed,
-        "ended": ended,
-        "completion_rate": ended / runs,
-        "restarts": {
-            f"{number} fault{'s' * (number > 1)}": {
-                "runs": len(counts),
-                "median": statistics.median(counts),
-                "most": max(counts),
-                "more than 6": sum(count > 6 for count in counts),
-            }
-            for number, counts in sorted(restarts.items())
-        },
-        "faults_met": dict(sorted(met.items())),
-        "needed_a_person": needed_person,
-    }
 
 
 def useful() -> dict[str, Any]:
@@ -149,32 +100,13 @@ def _report(run: Path, started: float, lost: list[dict[str, Any]]) -> dict[str, 
     }
 
 
-def ladder(runs: int = 20_000, seed: int = 0) -> dict[str, Any]:
-    """The rules of the supervisor against the same random faults, without a process: thousands in a second."""
-    needed_person = []
-    for number in range(seed, seed + runs):
-        chosen, faults = draw(number)
-        status, history = play(World(faults, Bounds(on_device=True), random.Random(number)))
-        if status != "done":
-            diagnoses = [f"{failure.fault} in step {failure.step}" for failure in history]
-            needed_person.append({"seed": number, "faults": chosen, "diagnoses": diagnoses})
-            print(needed_person[-1], file=sys.stderr)
-    ended = runs - len(needed_person)
-    return {"schema": 1, "runs": runs, "first_seed": seed, "ended": ended, "needed_a_person": needed_person}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("completion", "ladder", "useful"))
-    parser.add_argument("--runs", type=int, help="default: 200 with processes, 20,000 in memory")
-    parser.add_argument("--seed", type=int, help="of the first run; default: 1000 with processes, 0 in memory")
     parser.add_argument("--out", type=Path, help="JSON file")
-    arguments = parser.parse_args()
-    given = {name: value for name in ("runs", "seed") if (value := vars(arguments)[name]) is not None}
-    result = {"completion": completion, "ladder": ladder, "useful": useful}[arguments.what](**given)
-    if arguments.out:
-        write_json(arguments.out, result)
-    print({name: value for name, value in result.items() if not isinstance(value, (dict, list))})
+    result = useful()
+    if (out := parser.parse_args().out) is not None:
+        write_json(out, result)
+    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

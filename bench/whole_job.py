@@ -1,14 +1,10 @@
 """The whole job as a user meets it: from the command to the finished adapter, ours and TRL's, on the same rows.
 
-Data, probe, loading, steps, validation and the final save are all in it, and beside them what the optimizer steps alone
-took. Each round runs everybody once, each in a home and a folder of its own, in an order that changes; the figures are
+Data, loading, steps, validation and the final save are all in it, and beside them what the optimizer steps alone took.
+Each round runs everybody once, each in a home and a folder of its own, in an order that changes; the figures are
 medians over the rounds with their quartiles, and what compares two is the median of their ratio in the same round.
 
-Our home knows what `hivetune fetch` leaves (model and kernels); that of "known machine" also what a first run, made
-before the clock starts, measured of this machine.
-
     python bench/whole_job.py --out whole_job.json                      about 30 minutes on 2 cores
-    python bench/whole_job.py --epochs 7 --who "hivetune,known machine" --rounds 12
     python bench/whole_job.py --rows 24 --rounds 1 --who hivetune       whether it works
 """
 
@@ -34,8 +30,7 @@ from hivetune.base.journal import read_journal
 from hivetune.machine.inventory import describe_machine, read_machine
 from hivetune.run.folder import METRICS
 
-OURS, AGAIN = "hivetune", "known machine"
-FETCHED, MEASURED = ("kernels",), ("profiles",)
+OURS = "hivetune"
 BATCH_SIZE, VALIDATION = 8, 0.1
 KERNELS = "from hivetune.train.worker.model.fast.kernels.build import library; library()"
 HERE = Path(__file__).resolve().parent
@@ -50,23 +45,17 @@ def main() -> None:
     pythons = {name: python_of(row, home() / "bench") for name, row in peers.items()}
     model = prepared_model()
     subprocess.run([sys.executable, "-c", KERNELS], check=True)
-    names = [name for name in (OURS, AGAIN) if name in who] + list(peers)
+    names = [*([OURS] if OURS in who else []), *peers]
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "rows.jsonl"
         write_data(data, arguments.rows)
-        known = Path(folder) / "known"
-        if AGAIN in names:
-            known.mkdir()
-            ours(known, data, model, 1, home(), FETCHED)
         for number in range(arguments.rounds):
             for name in names[number % len(names) :] + names[: number % len(names)]:
                 place = Path(folder) / f"{number}-{name.replace(' ', '-')}"
                 place.mkdir()
-                if name == AGAIN:
-                    told = ours(place, data, model, arguments.epochs, known / "home", FETCHED + MEASURED)
-                elif name == OURS:
-                    told = ours(place, data, model, arguments.epochs, home(), FETCHED)
+                if name == OURS:
+                    told = ours(place, data, model, arguments.epochs)
                 else:
                     told = peer(place, data, model, arguments.epochs, peers[name], pythons[name])
                 results[name].append(told)
@@ -100,8 +89,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=400)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
-    who = f"{OURS},{AGAIN},TRL defaults,TRL best effort"
-    parser.add_argument("--who", default=who, help=f"{AGAIN}, and names of bench/step/peers.py")
+    parser.add_argument("--who", default=f"{OURS},TRL defaults,TRL best effort", help="names of bench/step/peers.py")
     return parser.parse_args()
 
 
@@ -119,14 +107,13 @@ def validate_every(rows_file: Path, epochs: int) -> int:
     return max(1, int(count * (1 - VALIDATION)) * epochs // BATCH_SIZE // 2)
 
 
-def ours(place: Path, data: Path, model: Path, epochs: int, known_home: Path, known: Sequence[str]) -> dict[str, Any]:
-    """`hivetune train` in a home that has the model, these folders of another one and nothing else; validation as it
-    comes by default."""
+def ours(place: Path, data: Path, model: Path, epochs: int) -> dict[str, Any]:
+    """`hivetune train` in a home that has what `hivetune fetch` leaves (model, kernels) and nothing else; validation as
+    it comes by default."""
     own_home = place / "home"
     shutil.copytree(model, own_home / "models" / model.name)
-    for name in known:
-        if (known_home / name).is_dir():
-            shutil.copytree(known_home / name, own_home / name)
+    if (home() / "kernels").is_dir():
+        shutil.copytree(home() / "kernels", own_home / "kernels")
     config = {
         "model": MODEL,
         "data": {"path": str(data), "validation": VALIDATION, "test": 0, "near_duplicates": 0},
