@@ -1,4 +1,4 @@
-"""`hivetune data synth` as a person meets it."""
+"""`hivetune synth` as a person meets it."""
 
 import json
 from pathlib import Path
@@ -15,10 +15,8 @@ def test_rows_and_report(tmp_path: Path) -> None:
     words = ["data", "synth", str(pack), str(PAGES), "--out", str(out), "--rows", "30"]
     document = json.loads(hivetune(*words, "--json").stdout)
     assert (document["schema"], document["rows"], document["maker"]) == (1, 30, "templates")
-    page = Path(document["report"]).read_text()
-    assert "30 rows made of 30" in page and "<script" not in page
     told = hivetune(*words).stdout
-    assert "bees\t30" in told and "30 rows, all synthetic" in told and "distinct-2" in told
+    assert "bees\t30" in told and "30 rows, all synthetic" in told
     checked = json.loads(hivetune("data", "check", out, "--json").stdout)
     assert checked["rejected"] == {} and checked["rows_in"] == 30
     assert checked["categories"]["bees"]
@@ -34,14 +32,6 @@ def test_rows_that_are_all_there_already_lack_no_documentation(tmp_path: Path) -
     refused = hivetune(*words, tmp_path / "b.jsonl", "--against", tmp_path / "a.jsonl")
     assert refused.returncode == 3
     assert "duplicate" in refused.stderr and "--against" in refused.stderr and "headings" not in refused.stderr
-
-
-def test_the_report_replaces_no_document(tmp_path: Path) -> None:
-    document = "<h1>Hives</h1><h2>Queens</h2><p>A hive has one queen, and she lays up to two thousand eggs a day.</p>"
-    (tmp_path / "manual.html").write_text(document)
-    refused = hivetune("data", "synth", tmp_path, "--out", tmp_path / "manual.jsonl")
-    assert refused.returncode == 2 and "would replace" in refused.stderr
-    assert (tmp_path / "manual.html").read_text() == document and not (tmp_path / "manual.jsonl").exists()
 
 
 def test_without_out_the_categories_are_listed() -> None:

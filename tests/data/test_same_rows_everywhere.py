@@ -15,7 +15,7 @@ from hivetune.data.frozen import own_questions
 from hivetune.data.prepare.prepare import check
 from hivetune.errors import DataRefused
 from hivetune.judge.compare import prompts_of_rows
-from hivetune.synth.keep import Against
+from hivetune.synth.rows import Against
 from hivetune.train.plan.run import count_rows
 
 QUESTIONS = [f"What does part {number} of the machine do?" for number in range(5)]

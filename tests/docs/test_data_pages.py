@@ -6,8 +6,8 @@ from pathlib import Path
 from hivetune.data.formats import all_formats
 from hivetune.data.pieces.format import Format
 from hivetune.data.reasons import REASONS
-from hivetune.synth.make.draft import DRAFT_KINDS
-from hivetune.synth.packs.pack import shipped_packs
+from hivetune.synth.packs import shipped_packs
+from hivetune.synth.questions import KIND_WEIGHTS
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
@@ -35,6 +35,6 @@ def test_the_page_on_rows_from_documentation_has_every_category_and_kind() -> No
     for pack in shipped_packs():
         assert f"| `{pack.category}` | {pack.install} |" in page
     assert set(re.findall(r"^\| `([a-z-]+)` \|", page, flags=re.M)) == {
-        *DRAFT_KINDS,
+        *KIND_WEIGHTS,
         *(pack.category for pack in shipped_packs()),
     }

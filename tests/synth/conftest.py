@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from hivetune.synth.packs.pack import Pack
-from hivetune.synth.sources.places import Library
+from hivetune.synth.packs import Pack
+from hivetune.synth.places import Library
 
 HERE = Path(__file__).parent
+KEYS = ("combkey(1)", "combargs(1)")
 
 
 @pytest.fixture
@@ -17,5 +18,5 @@ def places() -> Library:
 
 @pytest.fixture
 def hive_pack() -> Pack:
-    names = ("combcopy(1)", "hivectl(1)", "waxd(8)", "hive.unit(5)", "broken(1)", "alias(1)")
-    return Pack("bees", "bees", "test", pages=names, documents=(str(HERE / "documents"),))
+    names = ("combcopy(1)", "hivectl(1)", "waxd(8)", "hive.unit(5)", "broken(1)", "alias(1)", *KEYS)
+    return Pack(pages=names, documents=(str(HERE / "documents"),), category="bees", title="bees")

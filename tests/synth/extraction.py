@@ -15,7 +15,7 @@ def plain_source(path: Path) -> str:
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     text = data.decode("utf-8", "replace")
     text = re.sub(r"\\f(?:\[[^\]]*\]|\(..|.)|\\[&,/|^%:]|\\s[-+]?\d", "", text)
-    text = text.replace("\\-", "-").replace("\\(hy", "-").replace("\\[hy]", "-")
+    text = text.replace("\\\\-", "-").replace("\\-", "-").replace("\\(hy", "-").replace("\\[hy]", "-")
     text = re.sub(r"^\.\s*Fl +", "-", text, flags=re.MULTILINE)
     return re.sub(r"\bFl +(?=[A-Za-z0-9?-])", "-", text)
 

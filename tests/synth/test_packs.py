@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hivetune.errors import UsageError
-from hivetune.synth.packs.pack import find_packs, parse_pack, shipped_packs
+from hivetune.synth.packs import find_packs, parse_pack, shipped_packs
 
 
 def test_shipped_packs_cover_24_categories_and_say_what_to_install() -> None:
@@ -16,31 +16,24 @@ def test_shipped_packs_cover_24_categories_and_say_what_to_install() -> None:
     wanted |= {"ai-frameworks", "kernel", "storage", "monitoring", "llama-cpp"}
     assert wanted <= {pack.category for pack in packs}
     for pack in packs:
-        assert pack.install and pack.title and pack.weight > 0 and f"{pack.category}.toml" == pack.where
+        assert pack.install and pack.title
         assert all(fact.question and any(fnmatchcase(fact.source, page) for page in pack.pages) for fact in pack.facts)
         assert len(set(pack.pages)) == len(pack.pages)
 
 
 def test_a_pack_of_two_lines() -> None:
     pack = parse_pack('category = "mine"\npages = ["ls(1)"]', "mine.toml")
-    assert (pack.category, pack.title, pack.pages, pack.weight) == ("mine", "mine", ("ls(1)",), 1.0)
-    assert pack.kind_weight("meaning") > 0
+    assert (pack.category, pack.title, pack.pages) == ("mine", "mine", ("ls(1)",))
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ('category = "a"\npage = ["ls(1)"]', "unknown key 'page', did you mean 'pages'?"),
-        (
-            'category = "a"\npages = ["ls(1)"]\nkinds = {meanings = 1}',
-            "unknown key 'meanings', did you mean 'meaning'?",
-        ),
         ('category = "a"\npages = "ls(1)"', "'pages' must be a list"),
         ('category = "a"\npages = [3]', "'pages' must be a list"),
         ('pages = ["ls(1)"]', "'category' is missing"),
         ('category = "a"', "names no source"),
-        ('category = "a"\npages = ["ls(1)"]\nweight = -1', "'weight' must be a number"),
-        ('category = "a"\npages = ["ls(1)"]\nweight = true', "'weight' must be a number"),
         ('category = "a"\n[[fact]]\nquestion = "x"\nanswer = "y"', "a fact needs 'source'"),
         ('category = "a"\nfact = "x"', "facts are written as tables"),
         ("category = ", "is not TOML"),

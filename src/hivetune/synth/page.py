@@ -7,23 +7,14 @@ from pathlib import Path
 from typing import Literal
 
 EntryKind = Literal["option", "command", "directive", "variable", "file", "status", "function"]
-BlockKind = Literal["heading", "subheading", "term", "text", "code"]
 
 # An option wherever it stands in a text: -n, --lines, -Wall; not a range (a-z), a number (-1) or a ruler (---).
-OPTION = re.compile(r"(?<![\w/.+@-])(--[A-Za-z0-9][\w.-]*\w|--[A-Za-z]|-[A-Za-z?#@][\w-]*)")
+_OPTION = re.compile(r"(?<![\w/.+@-])(--[A-Za-z0-9][\w.-]*\w|--[A-Za-z]|-[A-Za-z?#@][\w-]*)")
+_WORD = re.compile(r"[^\W_]+(?:[._'-][^\W_]+)*")
 
 
 class NotUnderstood(Exception):
     """A page without anything to ask about, with the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class DocBlock:
-    """A piece of a page in reading order. `depth`: how far it is indented, in levels."""
-
-    kind: BlockKind
-    depth: int
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +30,10 @@ class DocEntry:
 
 @dataclass(frozen=True, slots=True)
 class DocPassage:
-    """A stretch of prose below a heading. `whole`: of a document, and nothing else stands below the heading."""
+    """The prose below a heading of a document, or of a module."""
 
     heading: str
     text: str
-    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,29 +54,24 @@ class DocPage:
 
     @property
     def called(self) -> str:
-        """Return the subject of a question: the command, even without a synopsis; else the page."""
+        """Return the subject of a question: the command, else the page."""
         return self.command or re.sub(r"\([18]\w*\)$", "", self.label)
 
     @cached_property
     def options(self) -> frozenset[str]:
         """Return every option that is named anywhere on the page."""
-        return options_in(self.text)
-
-
-_WORD = re.compile(r"[^\W_]+(?:[._'-][^\W_]+)*")
+        return options_in(self.text) | {name for e in self.entries if e.kind == "option" for name in e.names}
 
 
 def words_in(text: str) -> list[str]:
     """Return words in lower case; names with dots or hyphens are one word, and their parts are words too."""
     words = []
     for word in _WORD.findall(text.lower()):
-        words.append(word)
         parts = re.split(r"[._'-]", word)
-        if len(parts) > 1:
-            words += parts
+        words += [word, *(parts if len(parts) > 1 else ())]
     return words
 
 
 def options_in(text: str) -> frozenset[str]:
     """Return options as a reader finds them; a value after = is not part of one."""
-    return frozenset(option.rstrip(".-") if len(option) > 2 else option for option in OPTION.findall(text))
+    return frozenset(option.rstrip(".-") if len(option) > 2 else option for option in _OPTION.findall(text))

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hivetune.synth.make.questions import drafts_of, option_line
-from hivetune.synth.sources.page import DocEntry, DocPage
+from hivetune.synth.page import DocEntry, DocPage
+from hivetune.synth.questions import drafts_of, option_line
 
 
 def page(command: str, *synopsis: str, entries: tuple[DocEntry, ...] = ()) -> DocPage:
@@ -53,9 +53,5 @@ def test_an_option_that_needs_another_or_a_sub_command_is_no_call() -> None:
 
 def test_nobody_asks_about_help_and_version() -> None:
     entries = (option("--help"), option("--version"), option("--names"))
-    asked = "\n".join(
-        question
-        for draft in drafts_of(page("tidy", "tidy [OPTION]", entries=entries), 0)
-        for question, _ in draft.turns
-    )
+    asked = "\n".join(draft.question for draft in drafts_of(page("tidy", "tidy [OPTION]", entries=entries), 0))
     assert "--names" in asked and "--help" not in asked and "--version" not in asked

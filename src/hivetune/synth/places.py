@@ -11,11 +11,10 @@ from pathlib import Path
 
 from hivetune.base.paths import expanded
 from hivetune.errors import UsageError
-from hivetune.synth.sources.docstrings import module_files, read_module
-from hivetune.synth.sources.documents import documents_below, read_document
-from hivetune.synth.sources.help import help_page, run_help
-from hivetune.synth.sources.manual import name_of, read_manual
-from hivetune.synth.sources.page import DocPage
+from hivetune.synth.docstrings import module_files, read_module
+from hivetune.synth.documents import documents_below, read_document
+from hivetune.synth.manual import help_page, name_of, read_manual, run_help
+from hivetune.synth.page import DocPage
 
 _SHARES = (Path("/usr/local/share"), Path("/usr/share"))
 _SECTION_FOLDER = re.compile(r"man\w+")
@@ -29,6 +28,16 @@ class DocSource:
     kind: str  # manual, document, module, help
     name: str
     path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What a category is documented in: manual pages, documents, Python modules, and commands that have --help."""
+
+    pages: tuple[str, ...] = ()
+    documents: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    help: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,20 @@ class Library:
                     for path in sorted(below.iterdir()):
                         files.setdefault(name_of(path), path)
         return files
+
+    def sources_of(self, places: Places) -> list[DocSource]:
+        """Return the pages that are on this machine, each once."""
+        by_path: dict[tuple[str, Path, str], DocSource] = {}
+        for names, find in (
+            (places.pages, self.find_manuals),
+            (places.documents, self.find_documents),
+            (places.modules, self.find_modules),
+            (places.help, self.find_help),
+        ):
+            for name in names:
+                for source in find(name):
+                    by_path.setdefault((source.kind, source.path, source.name if source.kind == "help" else ""), source)
+        return list(by_path.values())
 
     def find_manuals(self, reference: str) -> Iterator[DocSource]:
         """Find `systemctl(1)`, or with wildcards `systemd.*(5)`.

@@ -7,7 +7,7 @@ import sysconfig
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from hivetune.synth.sources.page import DocEntry, DocPage, DocPassage, NotUnderstood
+from hivetune.synth.page import DocEntry, DocPage, DocPassage, NotUnderstood
 
 MAX_SOURCE_BYTES = 2 << 20
 _SKIPPED = {"test", "tests", "testing", "_vendor", "idlelib", "lib2to3", "turtledemo", "__pycache__"}

@@ -1,76 +1,10 @@
-"""A question and its answer before they are checked, and how their wording is drawn.
+"""Sentences of documentation: the first ones as they are, and what they say as an imperative."""
 
-Sentences of documentation are put into both: the first ones, and what they say as an imperative.
-"""
-
-import random
 import re
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
-from hivetune.synth.words import word_list
-
-OPENER_SHARE = 0.3
-# What a row teaches, and its weight where a pack says nothing: what people ask most, first.
-KIND_WEIGHTS: Mapping[str, float] = {
-    "meaning": 4, "which": 4, "command": 4, "mistake": 1.5, "explain": 2, "compare": 1,
-    "follow-up": 2, "unsaid": 1, "purpose": 1, "concept": 2, "call": 4, "fact": 4,
-}  # fmt: skip
-DRAFT_KINDS = tuple(KIND_WEIGHTS)
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """`turns`: questions and answers in order. `passage`: what of the source the answers rest on.
-
-    `absent`: options that the questions name and that do not exist. `commands`: shell lines of the answers, `python`:
-    code of the answers; both are parsed. `checker`: what a correct answer contains, where that is known.
-    """
-
-    kind: str
-    turns: tuple[tuple[str, str], ...]
-    section: str
-    passage: str
-    absent: tuple[str, ...] = ()
-    commands: tuple[str, ...] = ()
-    python: tuple[str, ...] = ()
-    checker: Mapping[str, Any] | None = field(default=None)
-
-
-@cache
-def _phrases() -> dict[str, Any]:
-    return tomllib.loads((files(__package__) / "phrases.toml").read_text(encoding="utf-8"))
-
-
-def worded(name: str, draw: random.Random, fields: Mapping[str, str], *, opener: bool = True) -> tuple[str, str]:
-    """Return a question and an answer of the kind `name` ("meaning.option"), in wordings that are drawn."""
-    phrases = _phrases()
-    for part in name.split("."):
-        phrases = phrases[part]
-    ask, answer = _pick(phrases["ask"], draw, fields), _pick(phrases["answer"], draw, fields)
-    if opener and "```" not in ask and draw.random() < OPENER_SHARE:
-        ask = _pick(_phrases()["openers"]["any"], draw, fields) + ask
-    return ask, answer
-
-
-def _pick(wordings: list[str], draw: random.Random, fields: Mapping[str, str]) -> str:
-    """Return one wording whose fields are all known and not empty."""
-    # `{value}` may be empty: it is the sentence that gives a number, where one is asked for.
-    known = {name for name, value in fields.items() if value or name == "value"}
-    return draw.choice([text for text in wordings if _needs(text) <= known]).format_map(fields)
-
-
-@cache
-def _needs(text: str) -> frozenset[str]:
-    """Return the fields of a wording."""
-    return frozenset(name for part in text.split("{")[1:] if (name := part.partition("}")[0]))
-
-
-_MAX_TOLD_CHARS = 420
+MAX_TOLD_CHARS = 420
 MAX_DEED_CHARS = 150
 MIN_SENTENCE_CHARS = 12
 _ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|etc|vs|cf|resp|approx|incl|no|fig|sec|dr|mr|ms|inc|ltd)\.|\b[A-Z]\.)$",
@@ -125,7 +59,7 @@ def sentences(text: str) -> list[str]:
     return whole_sentences
 
 
-def excerpt(text: str, longest: int = _MAX_TOLD_CHARS) -> str:
+def excerpt(text: str, longest: int = MAX_TOLD_CHARS) -> str:
     """Return the first whole sentences that fit and need nothing else of the page; empty if there are none."""
     if _POINTING.match(text.lstrip()):
         return ""
@@ -183,3 +117,9 @@ def imperative(word: str) -> str:
         if plain.endswith(ending) and (base := plain.removesuffix(ending) + instead) in verbs:
             return base
     return ""
+
+
+@cache
+def word_list(name: str) -> frozenset[str]:
+    """Return the words of words/NAME.txt."""
+    return frozenset((files(__package__) / "words" / f"{name}.txt").read_text(encoding="utf-8").split())

@@ -2,8 +2,7 @@
 
 import pytest
 
-from hivetune.synth.make.draft import capital, deed, excerpt, sentences
-from hivetune.synth.make.questions import says_nothing
+from hivetune.synth.sentences import capital, deed, excerpt, sentences
 
 
 @pytest.mark.parametrize(
@@ -44,11 +43,6 @@ def test_names_keep_their_letters() -> None:
 
 def test_a_paragraph_without_an_end_gets_one() -> None:
     assert sentences("show this and exit\n\nThe mode is set") == ["show this and exit.", "The mode is set."]
-
-
-def test_a_summary_that_repeats_the_name_says_nothing() -> None:
-    assert says_nothing("CRL command", "openssl crl")
-    assert not says_nothing("CRL management command", "openssl crl")
 
 
 def test_what_points_at_the_rest_of_the_page_is_left_out() -> None:

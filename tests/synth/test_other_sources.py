@@ -3,23 +3,27 @@
 import os
 from pathlib import Path
 
-from hivetune.synth.sources.docstrings import module_files, read_module
-from hivetune.synth.sources.documents import documents_below, read_document
-from hivetune.synth.sources.places import Library
+import pytest
 
-DOCUMENTS = Path(__file__).parent.parent / "documents"
+from hivetune.synth.docstrings import module_files, read_module
+from hivetune.synth.documents import documents_below, read_document
+from hivetune.synth.page import NotUnderstood
+from hivetune.synth.places import Library
+
+DOCUMENTS = Path(__file__).parent / "documents"
 
 
 def test_documents() -> None:
-    found = {path.name: read_document(path, path.name) for path in documents_below(DOCUMENTS)}
-    assert list(found) == ["guide.md", "notes.rst", "page.html"]
-    guide = {passage.heading: passage.text for passage in found["guide.md"].passages}
+    paths = {path.name: path for path in documents_below(DOCUMENTS)}
+    assert list(paths) == ["guide.md", "notes.rst", "page.html"]
+    guide = {passage.heading: passage.text for passage in read_document(paths["guide.md"], "guide").passages}
+    assert list(guide) == ["What is a smoker for?"], "a section with a command is not prose alone"
     assert "a bee that has drunk is calm" in guide["What is a smoker for?"]
-    assert "Details are in the calendar" in guide["Feeding in autumn"]
-    (swarming,) = found["notes.rst"].passages
-    assert swarming.heading == "Swarming" and "left out" not in swarming.text
-    (honey,) = found["page.html"].passages
-    assert honey.text.endswith("turn each comb once & spin again.") and "--none" not in found["page.html"].text
+    with pytest.raises(NotUnderstood, match="no prose"):
+        read_document(paths["notes.rst"], "notes")
+    page = read_document(paths["page.html"], "page")
+    (honey,) = page.passages
+    assert honey.text.endswith("turn each comb once & spin again.") and "--none" not in page.text
 
 
 def test_a_name_that_no_row_could_cite_is_left_out(tmp_path: Path) -> None:

@@ -1,1 +1,0 @@
-"""From what a page documents to questions and answers, without a model."""

@@ -1,0 +1,399 @@
+"""Manual pages as `man` renders them, and the output of `--help`: one reader of indented text.
+
+`man` marks bold and italic letters by overstriking. Italics are placeholders, so a name ends where they begin: that
+tells the option -u with its argument USER from an option -uUSER.
+"""
+
+import bz2
+import contextlib
+import gzip
+import lzma
+import os
+import re
+import resource
+import signal
+import subprocess
+import tempfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hivetune.synth.page import DocEntry, DocPage, EntryKind, NotUnderstood
+
+WIDTH = 2000  # columns, so that nearly every paragraph is one line
+TIMEOUT_S = 20.0
+MAX_BYTES = 4 << 20  # the longest page of Debian's compilers has 1.5 MB
+MAX_TERM_CHARS = 160
+OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_NAME = re.compile(r"(?P<name>.+)\.(?P<section>\d\w*|n|l)$")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_OPTION_TERM = re.compile(r"--?[A-Za-z0-9?#@]")
+# A number is an option only as a single digit: `-0`, but neither `-1d` nor `-4w`, which are times.
+_OPTION_NAME = re.compile(r"--[A-Za-z0-9][\w+.-]*|-[A-Za-z?#@][\w+.-]*|-\d")
+_DIRECTIVE = re.compile(r"[A-Z][A-Za-z0-9]+=")
+_COMMAND = re.compile(r"[a-z][a-z0-9]*(?:[-_:][a-z0-9]+)*")
+_OF_SECTION: tuple[tuple[str, EntryKind, str], ...] = (
+    (r"EXIT|RETURN VALUE|RETURN CODE|STATUS CODE", "status", r">?\d{1,3}\b"),
+    (r"ENVIRONMENT", "variable", r"\$?[A-Z][A-Z0-9_]{2,}\b"),
+    (r"^FILES|FILES$", "file", r"(?:~|\$\w+|\.)?/[^\s,]+"),
+    (r"COMMAND|SUBCOMMAND|ACTION|VERB|OPERATION", "command", rf"{_COMMAND.pattern}\b"),
+)
+_FILE = re.compile(r"(?:~|\$\w+|\.)?/[^\s,]+")
+_LEFT_OUT = re.compile(
+    r"^(NAME|SYNOPSIS|SEE ALSO|AUTHORS?|COPYRIGHT|LICEN[SC]E|HISTORY|REPORTING|BUGS?|COLOPHON|VERSION|RESOURCES"
+    r"|ACKNOWLEDG|CREDITS|WWW|NOTES|AVAILABILITY|GIT$|TRADEMARK|DISTRIBUTION|CONTRIBUT|EXAMPLES?$)",
+    re.IGNORECASE,
+)  # headings that say who wrote it, or show calls, not how it works
+
+
+def read_manual(path: Path) -> DocPage:
+    """Read one page. Raises NotUnderstood for a file that can't be read, an alias (.so), or one without entries."""
+    name, section = name_of(path)
+    if read_packed(path).lstrip().startswith(".so "):
+        raise NotUnderstood("alias of another page")
+    variables = {"MANWIDTH": str(WIDTH), "MAN_KEEP_FORMATTING": "1", "GROFF_NO_SGR": "1", "LC_ALL": "C.UTF-8"}
+    command = ["man", "--local-file", "--encoding=ascii", "--pager=cat", "--no-hyphenation", "--no-justification"]
+    try:
+        shown = subprocess.run(
+            [*command, "--", str(path)],
+            capture_output=True,
+            timeout=TIMEOUT_S,
+            check=False,
+            env={**os.environ, **variables},
+        )
+    except OSError as error:
+        raise NotUnderstood(f"man can't be run: {error}") from None
+    except subprocess.TimeoutExpired:
+        raise NotUnderstood(f"man did not end in {TIMEOUT_S:.0f} s") from None
+    lines = [decode(line) for line in shown.stdout.decode("ascii", "replace").splitlines()[1:-1]]
+    typed = re.fullmatch(r"[168]|1\w+|8\w+", section)  # these sections document what is typed
+    return page_of(lines, path, f"{name}({section})", command=name if typed else None)
+
+
+def name_of(path: Path) -> tuple[str, str]:
+    """Return ("systemctl", "1") for systemctl.1.gz."""
+    stem = path.stem if path.suffix in OPENERS else path.name
+    match = _NAME.fullmatch(stem)
+    return (match["name"], match["section"]) if match else (stem, "1")
+
+
+def read_packed(path: Path) -> str:
+    """Return the text of a file that may be compressed. Raises NotUnderstood."""
+    try:
+        with OPENERS.get(path.suffix, open)(path, "rb") as file:
+            data: bytes = file.read(MAX_BYTES + 1)
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise NotUnderstood(f"can't be read: {error}") from None
+    if len(data) > MAX_BYTES:
+        raise NotUnderstood(f"larger than {MAX_BYTES >> 20} MiB")
+    if b"\0" in data[:4096]:
+        raise NotUnderstood("not text")
+    return data.decode("utf-8", "replace")
+
+
+def help_page(command: str, text: str, path: Path) -> DocPage:
+    """Return the page that `command --help` printed. Raises NotUnderstood."""
+    lines = [decode(_COLOUR.sub("", line)) for line in text.expandtabs().splitlines()]
+    usage = next((line.text for line in lines if line.text.lower().lstrip().startswith("usage:")), "")
+    synopsis = [Line("SYNOPSIS", ""), Line(f"       {usage.partition(':')[2].strip()}", "")] if usage else []
+    heads = [Line("OPTIONS", ""), *(line for line in lines if line.text != usage)]
+    return page_of([*synopsis, *heads], path, f"{command} --help", command=command)
+
+
+def run_help(command: Sequence[str]) -> str:
+    """Return what a command prints for --help; some print it to standard error, some end with 1.
+
+    Nothing of it is left running. Files take what it prints, since a pipe would wait for all that it has started.
+    Raises NotUnderstood.
+    """
+    shown = f"{' '.join(command)} --help"
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            process = subprocess.Popen(
+                [*command, "--help"],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                cwd=folder,
+                env={**os.environ, "PAGER": "cat", "MANPAGER": "cat", "COLUMNS": "200", "TERM": "dumb"},
+                start_new_session=True,
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4 * MAX_BYTES, 4 * MAX_BYTES)),
+            )
+        except OSError as error:
+            raise NotUnderstood(f"its help can't be read: {shown}: {error}") from None
+        try:
+            process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise NotUnderstood(f"its help did not end in {TIMEOUT_S:.0f} s: {shown}") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for file in (err, out):
+            file.seek(0)
+        printed = out.read(MAX_BYTES + 1) or err.read(MAX_BYTES + 1)
+    if len(printed) > MAX_BYTES:  # a part would end within what one option does
+        raise NotUnderstood(f"its help prints more than {MAX_BYTES >> 20} MiB: {shown}")
+    return printed.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of rendered text; `italic` has an i for each italic letter, and is empty where there are none."""
+
+    text: str
+    italic: str
+
+    @property
+    def indent(self) -> int:
+        return len(self.text) - len(self.text.lstrip())
+
+    def part(self, start: int, end: int | None = None) -> "Line":
+        return Line(self.text[start:end].rstrip(), self.italic[start:end])
+
+
+def decode(raw: str) -> Line:
+    """Return the line without overstriking: `_`, backspace, `x` is an italic x."""
+    if "\b" not in raw:
+        return Line(raw.rstrip(), "")
+    letters: list[str] = []
+    italic: list[str] = []
+    at = 0
+    while at < len(raw):
+        first, style = raw[at], " "
+        while raw[at + 1 : at + 2] == "\b" and at + 2 < len(raw):
+            underlined = raw[at] == "_" and (raw[at + 2] != "_" or italic[-1:] == ["i"])
+            style = "i" if underlined else style
+            first = raw[at + 2]
+            at += 2
+        letters.append(first)
+        italic.append(style)
+        at += 1
+    return Line("".join(letters).rstrip(), "".join(italic))
+
+
+def page_of(lines: Sequence[Line], path: Path, label: str, *, command: str | None) -> DocPage:
+    """Return the page of rendered lines. `command`: its name, if its section documents what is typed.
+
+    Raises NotUnderstood when it documents nothing.
+    """
+    text = "\n".join(line.text for line in lines)
+    sections = list(_sections(lines))
+    entries = [entry for heading, body in sections if not _LEFT_OUT.match(heading) for entry in _entries(heading, body)]
+    below = {heading: body for heading, body in reversed(sections)}
+    named = (line.text.strip().partition(" - " if " - " in line.text else " -- ") for line in below.get("NAME", ()))
+    summary = next((" ".join(rest.split()).rstrip(".") for _, dash, rest in named if dash), "")
+    synopsis = tuple(with_placeholders(line).strip() for line in below.get("SYNOPSIS", ()) if line.text)
+    typed = _typed(command, synopsis) if command else None
+    if not entries and not (typed and summary):
+        raise NotUnderstood("nothing is documented in a form that is understood")
+    entries = [e for e in entries if e.kind != "command" or _is_command_of(typed, e.names[0], synopsis, text)]
+    unique: dict[tuple[str, tuple[str, ...]], DocEntry] = {}  # a page may show an option twice: the first counts
+    for entry in entries:
+        unique.setdefault((entry.kind, entry.names), entry)
+    return DocPage(label, path, typed, summary, synopsis, tuple(unique.values()), (), text)
+
+
+def with_placeholders(line: Line, *, glued: bool = False) -> str:
+    """Return the text with each italic word as <word>: what a caller has to replace.
+
+    Where a line begins in italics, that is the command, as in Git's pages. `glued`: only words right behind a letter.
+    """
+    marked = line.text
+    for match in reversed(list(re.finditer(r"i+", line.italic[: len(line.text)]))):
+        before = zip(line.text[: match.start()], line.italic, strict=False)
+        if all(style == "i" or letter == " " for letter, style in before):
+            continue
+        word = line.text[match.start() : match.end()]
+        is_glued = line.text[match.start() - 1].isalnum()
+        if not word.isupper() and (is_glued or not glued):
+            marked = f"{marked[: match.start()]}<{word}>{marked[match.end() :]}"
+    return marked
+
+
+def _sections(lines: Sequence[Line]) -> Iterator[tuple[str, list[Line]]]:
+    """Yield (heading or "HEADING: subheading", the lines below it)."""
+    heading, title = "", ""
+    body: list[Line] = []
+    for at, line in enumerate(lines):
+        behind = next((after for after in lines[at + 1 : at + 3] if after.text), None)
+        is_sub = 0 < line.indent <= 3 and behind is not None and behind.indent > line.indent and not line.italic
+        if line.text and (line.indent == 0 or is_sub) and not _OPTION_TERM.match(line.text.strip()):
+            if body:
+                yield title, body
+            heading = heading if line.indent else line.text.strip().rstrip(":")
+            title = f"{heading}: {line.text.strip().rstrip(':')}" if line.indent else heading
+            body = []
+        else:
+            body.append(line)
+    if body:
+        yield title, body
+
+
+def _entries(heading: str, body: Sequence[Line]) -> Iterator[DocEntry]:
+    """Yield each term with the paragraphs that are indented below it, or that follow it on its line."""
+    at = 0
+    while at < len(body):
+        terms, start = _terms_at(body, at)
+        if not terms:
+            at += 1
+            continue
+        text = _text_below(body, start, terms[-1][0].indent, terms[-1][1])
+        joined = Line(", ".join(with_placeholders(t, glued=True).strip() for t, _ in terms), "")
+        together = all(term.text.strip().startswith("-") for term, _ in terms)
+        for term in [joined] if together and len(terms) > 1 else [term for term, _ in terms]:
+            usage = " ".join(with_placeholders(term, glued=True).split()).rstrip(":")
+            kind = _kind(usage, heading) if text and 0 < len(usage) <= MAX_TERM_CHARS else None
+            sources = [t for t, _ in terms] if term is joined else [term]
+            if kind is not None and (names := _names(kind, usage, sources)):
+                yield DocEntry(kind, names, usage, text, heading)
+        at = start
+
+
+def _terms_at(body: Sequence[Line], at: int) -> tuple[list[tuple[Line, str]], int]:
+    """Return the terms of one text that begin at a line, each with the text on its own line, and the next line."""
+    terms: list[tuple[Line, str]] = []
+    while at < len(body):
+        line = body[at]
+        if not line.text or (terms and line.indent != terms[0][0].indent):
+            break
+        split = _same_line(body, at)
+        if split is not None:
+            term, text = line.part(0, split), line.text[split:].strip()
+            if not _looks_like_term(term.text):
+                break
+            return [*terms, (term, text)], at + 1
+        below = body[at + 1] if at + 1 < len(body) else Line("", "")
+        deeper = below.text and below.indent > line.indent
+        more_terms = below.text and below.indent == line.indent and _looks_like_term(below.text)
+        if not _looks_like_term(line.text) or not (deeper or more_terms):
+            break
+        terms.append((line, ""))
+        at += 1
+        if deeper:
+            return terms, at
+    return [], at
+
+
+def _same_line(body: Sequence[Line], at: int) -> int | None:
+    """Return the column of the text that stands on its term's line, None where the line is a term or prose alone."""
+    line = body[at]
+    if gap := re.search(r"(?<=\S)\s{2,}(?=\S)", line.text[line.indent :]):
+        term = line.text[line.indent :][: gap.start()]
+        # Of other terms than options, only those that leave their text its usual place: no columns of a table.
+        in_place = term.startswith("-") or (gap.end() <= 8 and " " not in term)
+        if in_place and term[-1] not in ".:;,!?" and len(term) <= 60:
+            return line.indent + gap.end()
+    column = line.indent + 7  # man(7) indents by seven; a term of six letters leaves one blank
+    is_tag = _OPTION_TERM.match(line.text.strip()) and line.text[column - 1 : column] == " "
+    return column if is_tag and line.text[column : column + 1].isupper() and "-" not in line.text[column:][:1] else None
+
+
+def _looks_like_term(text: str) -> bool:
+    text = text.strip()
+    plain = text.endswith("...") or not text.endswith((".", ":", ";", ",", "!", "?"))
+    return 0 < len(text) <= MAX_TERM_CHARS and plain and not text.startswith(("- ", "o ", "* ", "$ ", "# "))
+
+
+def _text_below(body: Sequence[Line], start: int, indent: int, first: str) -> str:
+    """Return the paragraphs of one entry, up to the first deeper or unindented line.
+
+    A deeper line is an example or another list: the text goes on behind it, so what leads there is no whole sentence.
+    """
+    paragraphs = [first] if first else []
+    depth = None
+    for at in range(start, len(body)):
+        line = body[at]
+        if not line.text:
+            continue
+        if line.indent <= indent:
+            break
+        depth = line.indent if depth is None else depth
+        below = body[at + 1] if at + 1 < len(body) else Line("", "")
+        if line.indent != depth or (below.text and below.indent > depth):
+            paragraphs.append(":")
+            break
+        goes_on = paragraphs and body[at - 1].text and at > start - (1 if first else 0)
+        if goes_on and (at > start or first):
+            paragraphs[-1] = f"{paragraphs[-1]} {line.text.strip()}"
+        else:
+            paragraphs.append(line.text.strip())
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def _kind(term: str, heading: str) -> EntryKind | None:
+    if _OPTION_TERM.match(term):
+        return "option"
+    if _DIRECTIVE.match(term):
+        return "directive"
+    for pattern, kind, fits in _OF_SECTION:
+        if re.search(pattern, heading.upper()) and re.match(fits, term):
+            return kind
+    return "file" if _FILE.fullmatch(term) else None
+
+
+def _names(kind: EntryKind, usage: str, terms: Sequence[Line]) -> tuple[str, ...]:
+    if kind == "option":
+        names = [name for term in terms for name in _option_names(term)]
+    elif kind == "directive":
+        names = _DIRECTIVE.findall(usage)
+    elif kind == "command":
+        # `ip addr add` of `ip addr add IFADDR dev IFNAME`: words up to the first that is a placeholder
+        names = [" ".join(_leading_words(part)) for part in usage.split(", ")]
+    elif kind == "status":
+        names = [match[0]] if (match := re.match(r">?\d{1,3}\b", usage)) else []
+    else:
+        names = [part.strip() for part in usage.split(", ")]
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def _leading_words(text: str) -> list[str]:
+    words = text.split()
+    count = next((n for n, word in enumerate(words) if not _COMMAND.fullmatch(word)), len(words))
+    return words[: min(count, 3)]
+
+
+def _option_names(term: Line) -> Iterator[str]:
+    """Yield the options of a term such as `-e[eof], --eof[=eof]`; italic letters belong to an argument."""
+    for match in re.finditer(r"(?:^|(?<=[\s,|/(\[]))--?[^\s,|=\[\]<({]+", term.text):
+        italic = term.italic[match.start() : match.end()].find("i")
+        name = match[0] if italic < 0 else match[0][:italic]
+        name = name.rstrip(".-+/)]") if len(name) > 2 else name
+        if _OPTION_NAME.fullmatch(name):
+            yield name
+
+
+def _typed(name: str, synopsis: Sequence[str]) -> str | None:
+    """Return the command line of a page: git-log(1) documents `git log`, apt-get(8) `apt-get`. The synopsis decides."""
+    if name.endswith((".service", ".socket", ".target", ".mount", ".slice", ".path", ".timer")):
+        return None
+    for line in synopsis:
+        words = line.split()
+        for count in range(1, min(4, len(words)) + 1):
+            joined = "-".join(words[:count])
+            if joined == name or (count > 1 and name.startswith(f"{joined}-") and not words[count : count + 1]):
+                return " ".join(words[:count])
+        if words and name.startswith(f"{words[0]}."):
+            return words[0]  # sar.sysstat(1) documents sar
+    return name if not synopsis or " " in name else None
+
+
+def _is_command_of(typed: str | None, name: str, synopsis: Sequence[str], text: str) -> bool:
+    """Return whether `typed name` is a call: the page writes it so somewhere, or its synopsis has a place for a
+    command.
+
+    Pages list other things below such headings too: what a shell has built in, what is typed at a prompt.
+    """
+    if typed is None:
+        return False
+    if name.split()[0] == typed.split()[0] or re.search(
+        rf"(?<![\w,)] )(?<![\w-]){re.escape(f'{typed} {name}')}(?![\w-])", text
+    ):
+        return True
+    for line in (line for line in synopsis if line.startswith(f"{typed} ")):
+        words = re.sub(r"\[[^\[\]]*\]", " ", re.sub(r"\[[^\[\]]*\]", " ", line.removeprefix(typed))).split()
+        if words and re.fullmatch(r"\{?(?:SUB)?COMMAND\}?|VERB|<(?:sub)?command>", words[0]):
+            return True
+    return False

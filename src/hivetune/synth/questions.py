@@ -1,0 +1,280 @@
+"""Questions about a page, of five kinds, with what answers them.
+
+meaning: what does this do or say? which: what does this? command: how is it called? mistake: what is wrong with this
+misspelled option? fact: a question that a person wrote into a pack.
+"""
+
+import random
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from hivetune.synth.page import DocEntry, DocPage, DocPassage, options_in, words_in
+from hivetune.synth.sentences import MAX_TOLD_CHARS, capital, deed, excerpt, sentences, word_list
+
+# What people ask most comes most often; of what a person wrote, all.
+KIND_WEIGHTS: Mapping[str, float] = {"meaning": 3, "which": 3, "command": 2, "mistake": 1, "fact": 100}
+OPENER_SHARE = 0.3
+_LENGTHS = (160, 260, MAX_TOLD_CHARS)  # answers of several lengths, so that none is learned
+MAX_SECTION_CHARS, MIN_SECTION_CHARS = 600, 60
+_MAX_SIGNATURE_CHARS = 300
+_NAMED = {"width", "cols", "depth", "level", "port", "size", "bytes", "pid", "days"}
+_SPELLED = re.compile(r"(-{1,2}[A-Za-z0-9?][\w.-]*)(?:(=| )(\S+))?")
+_OPERAND = re.compile(r"<?[A-Za-z][\w./-]*>?(?:\.\.\.)?")
+_OPTION = frozenset({"option", "opt", "flag", "switche"})  # without the s of the plural
+# Sections for options of every call; in others stand those of a suite or a mode, as in perf-bench(1).
+_OF_THE_WHOLE = re.compile(r"OPTION|DESCRIPTION|SYNOPSIS", re.IGNORECASE)
+_GENERAL = re.compile(
+    r"^(?:DESCRIPTION|OVERVIEW|INTRODUCTION|EXAMPLES?|USAGE|COMMANDS|NOTES?|DETAILS|GENERAL|FILES|ENVIRONMENT|CAVEATS"
+    r"|DIAGNOSTICS|ERRORS|CONFIGURATION|ARGUMENTS|REMARKS|TODO|BUGS|[\w ]*OPTIONS)$",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """`passage`: what of the source the answer rests on. `absent`: an option of the question that does not exist.
+
+    `command`: a shell line of the answer, which is parsed. `checker`: what a correct answer contains, where that is
+    known.
+    """
+
+    kind: str
+    question: str
+    answer: str
+    section: str
+    passage: str
+    absent: str = ""
+    command: str = ""
+    checker: Mapping[str, Any] | None = field(default=None)
+
+
+def drafts_of(page: DocPage, seed: int) -> Iterator[Draft]:
+    """Yield the drafts of one page. The draw depends on the seed and the entry only."""
+    for entry in page.entries:
+        draw = random.Random(f"{seed} {page.label} {entry.kind} {entry.names[0]}")
+        if entry.kind == "function":
+            yield from _of_function(page, entry, draw)
+        elif not {name.lstrip("-") for name in entry.names} & {"help", "version", "usage"}:  # nobody asks a model that
+            yield from _of_entry(page, entry, draw)
+    draw = random.Random(f"{seed} {page.label} page")
+    yield from _purpose(page, draw)
+    for passage in page.passages:
+        yield from _of_passage(page, passage, draw)
+
+
+@cache
+def _phrases() -> dict[str, Any]:
+    return tomllib.loads((files(__package__) / "phrases.toml").read_text(encoding="utf-8"))
+
+
+def _worded(name: str, draw: random.Random, fields: Mapping[str, str], *, opener: bool = True) -> tuple[str, str]:
+    """Return a question and an answer of a kind ("meaning.option"), in wordings that are drawn."""
+    phrases = _phrases()
+    for part in name.split("."):
+        phrases = phrases[part]
+    ask, answer = _pick(phrases["ask"], draw, fields), _pick(phrases["answer"], draw, fields)
+    if opener and draw.random() < OPENER_SHARE:
+        ask = _pick(_phrases()["openers"]["any"], draw, fields) + ask
+    return ask, answer
+
+
+def _pick(wordings: list[str], draw: random.Random, fields: Mapping[str, str]) -> str:
+    """Return one wording whose fields are all known. `value` may be empty: it gives a number where one is asked for."""
+    known = {name for name, value in fields.items() if value or name == "value"}
+    return draw.choice([text for text in wordings if {*re.findall(r"{(\w+)}", text)} <= known]).format_map(fields)
+
+
+def _of_entry(page: DocPage, entry: DocEntry, draw: random.Random) -> Iterator[Draft]:
+    """Yield the questions on an option, sub-command, setting, variable, file or exit code."""
+    told = excerpt(entry.text, draw.choice(_LENGTHS)) or excerpt(entry.text)
+    of_several = len(entry.names) > 2 and "respectively" in entry.text  # each name does something else
+    if not told or of_several or (entry.kind == "command" and page.command is None):
+        return
+    fields, passage = _fields(page, entry, told), f"{entry.usage}\n{entry.text}"
+    yield Draft("meaning", *_worded(f"meaning.{entry.kind}", draw, fields), entry.section, passage)
+    action = deed(entry.text) if entry.kind in ("option", "command", "directive") and not _is_pair(entry) else ""
+    if not action or any(name in action for name in entry.names) or (not page.command and entry.kind != "directive"):
+        return
+    fields["deed"] = action
+    right = fields["full"] if entry.kind == "command" else fields["name"]
+    checker = {"name": "contains_any", "any": list(entry.names) if entry.kind == "option" else [right]}
+    line = fields["line"] if entry.kind == "command" else ""
+    turn = _worded(f"which.{entry.kind}", draw, fields)
+    yield Draft("which", *turn, entry.section, passage, command=line, checker=checker)
+    if entry.kind != "option":
+        return
+    if call := option_line(page, entry, draw):
+        turn = _worded("command.option", draw, {**fields, "line": call[0], "value": call[1]})
+        yield Draft("command", *turn, entry.section, passage, command=call[0], checker=checker)
+    if wrong := _misspelled(page, fields["name"], draw):
+        turn = _worded("mistake.option", draw, {**fields, "wrong": wrong})
+        yield Draft("mistake", *turn, entry.section, passage, absent=wrong, checker=checker)
+
+
+def _fields(page: DocPage, entry: DocEntry, told: str) -> dict[str, str]:
+    name = max(entry.names, key=len) if entry.kind == "option" else entry.names[0]  # the longest spelling says most
+    names = " or ".join(f"`{n}`" for n in entry.names)
+    fields = {"name": name, "names": names, "usage": entry.usage, "told": told, "page": page.label, "full": name}
+    fields |= dict.fromkeys(("command", "topic", "parent"), page.called)
+    if entry.kind == "command":
+        fields["full"] = name if name.split()[0] == page.called.split()[0] else f"{page.called} {name}"
+        fields["parent"] = fields["full"].rsplit(" ", 1)[0]
+        rest = _without_brackets(entry.usage.split(", ")[0]).split()[len(name.split()) :]
+        operands = _placeholders(rest)
+        fields["line"] = " ".join([fields["full"], *(operands or ())])
+    return fields
+
+
+def _is_pair(entry: DocEntry) -> bool:
+    """Return whether the entry is an option and its negation. A description of both does not fit one."""
+    plain = {name.lstrip("-") for name in entry.names}
+    return any(f"no{name}" in plain or f"no-{name}" in plain for name in plain)
+
+
+def _of_function(page: DocPage, entry: DocEntry, draw: random.Random) -> Iterator[Draft]:
+    """Yield what a function or class of Python does, which one does something, and how it is called."""
+    told = excerpt(entry.text)
+    if not told:
+        return
+    name, module, passage = entry.names[0], page.label.removeprefix("Python "), f"{entry.usage}\n{entry.text}"
+    fields = {"name": name, "short": name.removeprefix(f"{module}."), "module": module, "told": told}
+    fields |= {"topic": module, "usage": entry.usage, "page": page.label, "command": module}
+    yield Draft("meaning", *_worded("call.meaning", draw, fields), name, passage)
+    if action := deed(entry.text):
+        checker = {"name": "contains_any", "any": [name.rpartition(".")[2]]}
+        turn = _worded("call.which", draw, {**fields, "deed": action})
+        yield Draft("which", *turn, name, passage, checker=checker)
+    has_arguments = entry.usage.endswith(")") and not entry.usage.endswith("()")
+    if has_arguments and len(entry.usage) <= _MAX_SIGNATURE_CHARS:
+        yield Draft("command", *_worded("call.usage", draw, fields), name, passage)
+
+
+def _purpose(page: DocPage, draw: random.Random) -> Iterator[Draft]:
+    """Yield what a command is for, and which command does it, from the line below NAME."""
+    empty = {"a", "the", "command", "commands", "utility", "tool", "program"}
+    if not page.command or len(page.summary) < 8 or not {*words_in(page.summary)} - {*words_in(page.command)} - empty:
+        return  # `CRL command` of openssl-crl(1ssl)
+    summary = capital(page.summary)
+    fields = {"command": page.command, "page": page.label, "summary": summary, "topic": page.command}
+    yield Draft("meaning", *_worded("purpose", draw, fields), "NAME", page.summary)
+    if action := deed(f"{summary}."):
+        checker = {"name": "contains_any", "any": [page.command]}
+        turn = _worded("which.page", draw, {**fields, "deed": action})
+        yield Draft("which", *turn, "NAME", page.summary, checker=checker)
+
+
+def _of_passage(page: DocPage, passage: DocPassage, draw: random.Random) -> Iterator[Draft]:
+    """Ask about a module, or about a section of a document that is short enough to be told whole."""
+    told, heading = excerpt(passage.text, MAX_SECTION_CHARS), passage.heading.strip()
+    if len(told) < MIN_SECTION_CHARS or told.startswith("This is"):  # of what stood before, as a heading's first words
+        return
+    fields = {"heading": heading, "told": told, "page": page.label, "command": page.label, "topic": heading}
+    if page.label == f"Python {heading}":
+        turn = _worded("call.module", draw, {**fields, "module": heading, "command": heading})
+    elif len(sentences(told)) != len(sentences(passage.text)):
+        return
+    elif heading.endswith("?"):
+        turn = heading, told
+    elif 4 <= len(heading) <= 80 and not (_GENERAL.match(heading) or " - " in heading or heading.startswith("-")):
+        turn = _worded("section", draw, fields)
+    else:
+        return
+    yield Draft("meaning", *turn, heading, f"{heading}\n{passage.text}")
+
+
+# Command lines, by what a synopsis says.
+
+
+def option_line(page: DocPage, entry: DocEntry, draw: random.Random) -> tuple[str, str] | None:
+    """Return (command line, sentence for the question that gives its value) of an option; None where it can't be
+    told.
+    """
+    if (options_in(entry.text) - {*entry.names}) or any(e.kind == "command" for e in page.entries):
+        return None  # it may need another option, or a sub-command
+    operands, spelled = _operands_of(page, entry), _spelled(entry, draw)
+    if page.command is None or operands is None or spelled is None or not _OF_THE_WHOLE.search(entry.section):
+        return None
+    option, value = spelled
+    return " ".join([page.command, option, *operands]), value
+
+
+def _operands_of(page: DocPage, entry: DocEntry) -> list[str] | None:
+    """Return what must follow the option `entry`, as capital letters; None where it can't be told.
+
+    The form of the synopsis that has the option decides: by its name, or as OPTION.
+    """
+    if page.command is None:
+        return None
+    for text in page.synopsis:
+        # What follows each call of the command: `sleep NUMBER` and `sleep OPTION` may share a line.
+        first, *forms = re.split(rf"(?:^|(?<=\s)){re.escape(page.command)}(?=\s|$)", text)
+        for form in [] if first.strip() else forms:
+            form_words = set(re.findall(r"[\w-]+", form))
+            if form_words & {*entry.names} or any(map(_means_options, form_words)):
+                operands = _placeholders([w for w in _without_brackets(form).split() if not _means_options(w)])
+                return None if operands and "COMMAND" in operands else operands
+    return None
+
+
+def _means_options(word: str) -> bool:
+    """Return whether a word of a synopsis stands for options: OPTION, options, <flags>."""
+    return word.strip("<>.").lower().rstrip("s") in _OPTION
+
+
+def _placeholders(words: Sequence[str]) -> list[str] | None:
+    """Return NAME of NAME or <name>. None if a word may be literal, or there are more than three."""
+    operands = []
+    for word in words:
+        if word == "...":
+            continue
+        if not _OPERAND.fullmatch(word) or not (word[0] == "<" or word.removesuffix("...").isupper()):
+            return None
+        operands.append(word.strip("<>").removesuffix("...").strip("<>").upper())
+    return operands if len(operands) <= 3 else None
+
+
+def _without_brackets(text: str) -> str:
+    """Return the synopsis without its optional parts."""
+    while (shorter := re.sub(r"\[[^\[\]]*\]", " ", text)) != text:
+        text = shorter
+    return text.replace("…", "...")
+
+
+def _spelled(entry: DocEntry, draw: random.Random) -> tuple[str, str] | None:
+    """Return the option with a value for its argument, and the sentence that names the value."""
+    forms = [re.sub(r"\[[^\]]*\]", "", form).strip() for form in re.split(r", | \| ", entry.usage)]
+    fitting = [match for form in forms if (match := _SPELLED.fullmatch(form))]
+    if not fitting or len(entry.names) > len(fitting):
+        return None
+    chosen = next((match for match in reversed(fitting) if match[3]), max(fitting, key=lambda m: len(m[0])))
+    if chosen[3] is None:
+        return (chosen[0], "") if not entry.usage.rstrip("]").endswith("=") else None
+    if chosen[2] == "=" and chosen[3].islower() and not chosen[3].startswith("<"):
+        return None  # --order=path names a value, not what stands for one
+    argument = chosen[3].strip("<>").lower()
+    if argument in word_list("numbers"):
+        value = str(draw.choice((2, 3, 5, 8, 10, 12, 20, 25, 40, 50, 64, 80, 100, 128, 250, 500)))
+        named = f" Use {value} as the {argument}." if argument in _NAMED else f" Use the number {value}."
+        return f"{chosen[1]}{chosen[2]}{value}", named
+    if not re.fullmatch(r"[A-Za-z][\w-]*", argument):
+        return None
+    placeholder = argument.upper().replace("-", "_")
+    return f"{chosen[1]}{chosen[2]}{placeholder}", f" Write {placeholder} for its argument."
+
+
+def _misspelled(page: DocPage, name: str, draw: random.Random) -> str:
+    """Return a misspelling of `name` that the page does not know and that abbreviates no option, or an empty text."""
+    if not name.startswith("--") or len(name) < 7:
+        return ""
+    for _ in range(8):
+        at = draw.randrange(3, len(name) - 1)
+        swapped = name[:at] + name[at + 1] + name[at] + name[at + 2 :]
+        wrong = draw.choice((swapped, name[:at] + name[at] + name[at:], name[:at] + name[at + 1 :]))
+        if wrong != name and wrong not in page.text and not any(o.startswith(wrong) for o in page.options):
+            return wrong
+    return ""

@@ -1,1 +1,0 @@
-"""Documentation read as structure: manual pages, help texts, completions, folders of documents, docstrings."""
