@@ -47,7 +47,7 @@ def test_frozen_questions(nested: str) -> None:
 
 def test_made_rows_are_compared_with_them(nested: str) -> None:
     against = Against([nested])
-    assert [text.split("\n")[0] for _, text in against] == QUESTIONS and against.unreadable == 0
+    assert [text.split("\n")[0] for text in against] == QUESTIONS and against.unreadable == 0
 
 
 def test_a_line_of_a_log_that_holds_rows(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_categories_share_the_rows_and_an_empty_one_gives_its_share(
     none = Pack(category="nothing", title="nothing", install="hives", pages=("nothing(1)",))
     document = make_rows([one, two, none], places, tmp_path / "rows.jsonl", rows=12, seed=0)
     kept = {c["category"]: c["kept"] for c in document["categories"]}
-    assert kept == {"ctl": 10, "key": 2, "nothing": 0}
+    assert kept == {"ctl": 9, "key": 3, "nothing": 0}
     assert document["empty"] == ["nothing"] and document["categories"][2]["install"] == "hives"
 
 
@@ -118,8 +118,10 @@ def test_frozen_questions_are_not_made(
     frozen.write_text(out.read_text())
     hashes = frozen_hashes([str(frozen)])
     monkeypatch.setattr("hivetune.synth.rows.frozen_hashes", lambda: hashes)
+    asked = {row["messages"][0]["content"] for row in rows_of(out)}
     document = make_rows([hive_pack], places, out, rows=20, seed=0)
-    assert document["rejected"]["frozen-question"] == 20
+    assert not asked & {row["messages"][0]["content"] for row in rows_of(out)}
+    assert document["rejected"]["frozen-question"] >= 15
 
 
 def test_a_fact_is_checked_against_the_page_that_it_names(hive_pack: Pack, places: Library, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hivetune.data.intake.files import find_sources
 from hivetune.synth.packs import Pack, find_packs
 from hivetune.synth.places import Library
 from hivetune.synth.rephrase import rephrasing
-from hivetune.synth.rows import TEMPLATES, make_rows
+from hivetune.synth.rows import DRAFT_REASONS, TEMPLATES, make_rows
 
 _SHOWN_ROWS = 3
 
@@ -104,5 +104,7 @@ def _show(document: dict[str, Any]) -> None:
     if document["not_comparable"]:
         say(f"--against: {document['not_comparable']:,} rows could not be read; see: hivetune check ROWS")
     show(f"\n{document['rows']:,} rows, all synthetic: {document['out']}")
+    for reason in document["rejected"]:
+        say(f"rejected as {reason}: {DRAFT_REASONS[reason]}")
     if document["rows"] < document["asked"]:
         say(f"{document['asked']:,} rows were asked for, but this documentation yields no more")

@@ -173,6 +173,8 @@ def _no_rows_error(packs: Sequence[Pack], tallies: Mapping[str, Tally]) -> DataR
     message = f"no row could be made of {', '.join(tallies)}: {pages:,} pages found"
     message += "".join(f"; {reason} ({count:,})" for reason, count in sorted(reasons.items()))
     install = "; ".join(pack.install for pack in packs if pack.install)
+    if any(tally.rejected for tally in tallies.values()):
+        return DataRefused(message, hint="another --seed gives other drafts; fewer rows in --against too")
     hint = "a folder needs Markdown, reStructuredText or HTML with headings; see the categories: hivetune synth"
     return DataRefused(message, hint=f"install documentation: {install}" if install and not pages else hint)
 
