@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from hivetune.config import FORMER_NAMES, GROUPS, known_settings, stored_settings
+from hivetune.config import known_settings
 from hivetune.machine.faults import catalogue
 from hivetune.machine.knowledge.facts import Fact, facts
 
@@ -17,17 +17,10 @@ FIRST = {"again": "retry", "change": "no plain retry"}
 
 def with_settings(page: str) -> str:
     """Return the page of the settings with its table as the code has it."""
-    stored = {setting.key: setting for setting in stored_settings()}
     lines = ["| setting | default | meaning |", "| --- | --- | --- |"]
     for setting in known_settings():
         default = setting.default.strip('"') or "required"
         lines.append(f"| `{setting.key}` | `{default}` | {setting.meaning} |")
-    lines += ["", "## Parts of settings", "", "| part | meaning | former name |", "| --- | --- | --- |"]
-    for name, group in GROUPS.items():
-        for part, key in group.parts.items():
-            shown = f"`{name}.{part}`" if group.listed is None else f"`{part}` in `{name}`"
-            lines.append(f"| {shown} | {stored[key].meaning} | `{key}` |")
-    assert set(FORMER_NAMES) <= set(stored)
     return page.partition("## All settings\n")[0] + "## All settings\n\n" + "\n".join(lines) + "\n"
 
 

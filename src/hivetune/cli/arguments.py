@@ -12,9 +12,7 @@ from hivetune.base.disk import size_of
 from hivetune.base.paths import quoted, spelled
 from hivetune.cli.output import MODE, emit, progress, say, show, size
 from hivetune.config import (
-    GROUPS,
     RunConfig,
-    former_names,
     known_settings,
     load_config,
     override_config,
@@ -39,11 +37,11 @@ def complete_run() -> list[str]:
 
 def complete_setting(incomplete: str) -> list[str]:
     """Return `a.b=` for each setting, and after the equals sign the values of a setting that has few."""
-    completions = [f"{name}.{part}=" for name, group in GROUPS.items() if group.listed is None for part in group.parts]
+    completions = []
     for setting in known_settings():
         if incomplete.startswith(f"{setting.key}="):
             completions += [f"{setting.key}={value}" for value in setting.choices]
-        elif setting.key not in GROUPS or GROUPS[setting.key].listed:
+        else:
             completions.append(f"{setting.key}=")
     return completions
 
@@ -115,10 +113,7 @@ def read_settings(
     if path.is_dir() and path.suffix.lower() in (".yaml", ".yml"):
         raise UsageError(f"{config} is a folder", hint="give a YAML file, or a file of rows with --model")
     if model is None and not names_rows(config):
-        loaded = load_config(path, overrides or ())
-        for former, present in former_names(path) if path.is_file() else ():
-            say(f"note: {config}: '{former}' is now '{present}'; the former name still works")
-        return with_columns(loaded, columns), path.stem
+        return with_columns(load_config(path, overrides or ()), columns), path.stem
     if path.suffix.lower() in (".yaml", ".yml"):
         raise UsageError(
             f"--model {model} is for rows, but {config} is a config", hint=f"to change its model: --set model={model}"

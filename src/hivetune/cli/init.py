@@ -17,7 +17,7 @@ from hivetune.base.disk import file_to_write, write_atomic
 from hivetune.base.paths import quoted, real_path
 from hivetune.cli.arguments import ColumnsOption, SetOption, complete_model, confirm_columns, model_folder, with_columns
 from hivetune.cli.output import AFTER_ROWS, MODE, duration, emit, progress, show, size, table
-from hivetune.config import config_schema, known_settings, written_settings
+from hivetune.config import RunConfig, known_settings, written_settings
 from hivetune.data.fates import NO_VALUE
 from hivetune.data.intake.files import refuse_read_once
 from hivetune.data.prepare.report import duplicate_kinds
@@ -160,7 +160,7 @@ def config(
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema.")] = False,
 ) -> None:
     """List the settings of the YAML config with their defaults, or print their JSON Schema for an editor."""
-    document = config_schema()
+    document = RunConfig.model_json_schema()
     settings = known_settings()
     if schema and not MODE.json:
         typer.echo(json.dumps(document, indent=1))

@@ -15,10 +15,10 @@ from hivetune.base.paths import quoted
 from hivetune.cli.arguments import RunArgument, SetOption
 from hivetune.cli.output import emit, number, progress, say, short, show, size, table
 from hivetune.cli.verdict import next_step_text, show_metrics, show_verdict
-from hivetune.config import DataConfig, EvalConfig, GateConfig, RunConfig, override_config
+from hivetune.config import DataConfig, EvalConfig, RunConfig, override_config
 from hivetune.errors import NotDeployed, UsageError
 from hivetune.judge.compare import compare_pair
-from hivetune.judge.findings import by_part
+from hivetune.judge.findings import Thresholds, by_part
 from hivetune.judge.gate import judge, verdict_document
 from hivetune.judge.lm_eval import measure_tasks
 from hivetune.judge.page import write_comparison_page
@@ -129,10 +129,10 @@ def compare_sides(
         str | None, typer.Option(metavar="RUN", help="Answer the held-out rows of this run; 'base' is its base model.")
     ] = None,
     prompts: Annotated[int | None, typer.Option(min=1, help="Number of rows to answer.")] = None,
-    new_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum tokens of an answer.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Maximum tokens of an answer.")] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="A.B=C", help="Override a setting in eval.*, such as eval.judge=URL#MODEL."),
+        typer.Option("--set", metavar="A.B=C", help="Override a setting in eval.*, such as eval.prompts=100."),
     ] = None,
     quant: Annotated[str, typer.Option(help="Quantization of the base model that adapters run on.")] = (SERVED_QUANT),
 ) -> None:
@@ -150,17 +150,17 @@ def compare_sides(
     wrong = next((override for override in overrides or () if not override.startswith("eval.")), None)
     if wrong:
         raise UsageError(f"--set {wrong}: this command can only change eval.*")
-    changes = {"eval.prompts": prompts, "eval.answers.tokens": new_tokens}
+    changes = {"eval.prompts": prompts, "eval.tokens": tokens}
     options = [f"{key}={value}" for key, value in changes.items() if value is not None]
     # Without a run only the section `eval` of this config is read.
-    rows_alone = RunConfig(model=BASELINE, data=DataConfig(path="-"), eval=EvalConfig(general=False))
+    rows_alone = RunConfig(model=BASELINE, data=DataConfig(path="-"), eval=EvalConfig())
     settings = override_config(
         rows_alone if rows or opened is None else opened.config, [*options, *(overrides or ())]
     ).eval
     with progress("answering", "answers") as report:
         comparison = compare_pair(first, second, settings, run=opened, rows=rows or (), quant=quant, progress=report)
     # The measurements and their metrics stay in the folder of the comparison.
-    nothing_required = GateConfig(loss_gain=None, latency_ratio=None, memory_ratio=None, least_kept=None)
+    nothing_required = Thresholds(loss_gain=None, latency_ratio=None, memory_ratio=None, least_kept=None)
     metrics = verdict_document(judge(comparison.document, nothing_required))["metrics"]
     document = {**comparison.document, "metrics": metrics}
     write_json(comparison.folder / _COMPARISON, document)
@@ -182,12 +182,6 @@ def _show_comparison(document: dict[str, Any]) -> None:
     table("", columns, [_cost_cells(name, document[side]) for name, side in (("A", "base"), ("B", "tuned"))])
     for metric, reason in document["not_compared"].items():
         say(f"{metric} not compared: {reason}")
-    if "preferences" in document:
-        given = document["preferences"]
-        said = f"{given['contradictions']} of {given['asked']} pairs differ in reverse order"
-        if given["unreadable"]:
-            said += f", {given['unreadable']} pairs without a readable reply"
-        say(f"judge {given['judge']}: {said}")
     refused = document["rows_refused"]
     if refused:
         say(f"{sum(refused.values())} rows cannot be answered: {', '.join(f'{r} {n}' for r, n in refused.items())}")

@@ -37,12 +37,12 @@ from hivetune.cli.output import (
     size,
     table,
 )
-from hivetune.config import SuperviseConfig
 from hivetune.cycle.ledger import loop_folder, loop_names
 from hivetune.dashboard.watched import RunReading, WatchedRun
 from hivetune.errors import UsageError
 from hivetune.judge.page import newest_page
 from hivetune.machine.telemetry import process_tree, sample
+from hivetune.process.supervision import supervision
 from hivetune.release.prune import delete, find_unused, remove_run
 from hivetune.run.folder import EVENTS, SUPERVISOR_LOG, WORKER_LOG, read_resolved
 from hivetune.run.status import (
@@ -267,11 +267,8 @@ def logs(
 def stop(run: RunArgument) -> None:
     """Stop a run after it has saved a checkpoint, and wait until it has ended."""
     folder = find_run(run)
-    try:
-        settings = read_resolved(folder)[0].supervise  # a run whose model is missing can be stopped too
-    except UsageError:  # and one whose settings are damaged
-        settings = SuperviseConfig()
-    stopped = stop_run(folder, settings.save_timeout_s + settings.hang_floor_s)
+    limits = supervision()
+    stopped = stop_run(folder, limits.save_timeout_s + limits.hang_floor_s)
     status = run_status(folder)
     say(status_line(status) if stopped else f"{folder} is not running")
     emit({**to_plain(status), "stopped": stopped})

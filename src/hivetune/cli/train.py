@@ -22,7 +22,7 @@ def train(
 
     A finished run is not trained again. CONFIG is a YAML file, or a file of rows together with --model.
     """
-    chunks = [] if chunk_rows is None else [f"supervise.chunk_rows={chunk_rows}"]
+    chunks = [] if chunk_rows is None else [f"chunk_rows={chunk_rows}"]
     loaded, name = read_settings(config, model, [*(overrides or []), *chunks], columns)
     if not detach:
         start_ahead()

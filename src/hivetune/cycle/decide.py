@@ -58,7 +58,7 @@ class OpenCycle:
 
     `done`: the stations whose artefact is there and whole. `passed`: the gate's answer, None before it. `void`: why the
     cycle must not continue (its rows were forgotten, its base model changed). `withdrawn`: why its release was rolled
-    back. `spent_hours` and `spent_kwh`: of training so far. `promoted_at`: since when its release is the champion.
+    back. `spent_hours`: of training so far. `promoted_at`: since when its release is the champion.
     `replay_due`: its model was worse, and whether its new rows are the cause is unknown yet. `retired`: a person took
     the champion out of service, so only a person brings its name back.
     """
@@ -70,7 +70,6 @@ class OpenCycle:
     void: str = ""
     withdrawn: str = ""
     spent_hours: float = 0.0
-    spent_kwh: float = 0.0
     promoted_at: float = 0.0
     replay_due: bool = False
     retired: bool = False
@@ -155,7 +154,7 @@ def ending(cycle: OpenCycle, settings: CycleConfig, failed: FailedAct | None) ->
         return "ready", "it passed the gate and waits for a person to promote it"
     if "train" in cycle.done or not cycle.spent_hours:
         return None
-    over = _over_budget(cycle.spent_hours + _min_slice_s(settings) / 3600, cycle.spent_kwh, settings)
+    over = _over_budget(cycle.spent_hours + _min_slice_s(settings) / 3600, settings)
     return ("failed", over) if over else None
 
 
@@ -186,7 +185,7 @@ def _go_on(cycle: OpenCycle, observed: Observation, settings: CycleConfig, now: 
     until = observed.allowed.until
     if station in HEAVY and until is not None and until - now < _min_slice_s(settings):
         return Action("wait", f"{station}: what is left of the window is too short", _later(until, now))
-    watch_until = cycle.promoted_at + settings.watch.hours * 3600
+    watch_until = cycle.promoted_at + settings.watch * 3600
     if station == "watch" and cycle.promoted_at <= now < watch_until:
         return Action("wait", "the new champion is watched", watch_until)
     return Action(station, f"the next missing artefact of cycle {cycle.id}", now)
@@ -228,7 +227,7 @@ def _lacks(observed: Observation, settings: CycleConfig) -> str:
     enough = 1 if observed.asked else settings.after_rows
     if observed.new_groups < enough:
         return f"{observed.new_groups} of {enough} new groups"
-    over = _over_budget(observed.predicted_hours, observed.predicted_kwh, settings)
+    over = _over_budget(observed.predicted_hours, settings)
     if over:
         return f"the plan: {over}"
     if observed.disk_free_bytes < observed.disk_needed_bytes:
@@ -238,13 +237,12 @@ def _lacks(observed: Observation, settings: CycleConfig) -> str:
 
 
 def _min_slice_s(settings: CycleConfig) -> float:
-    return min(MIN_SLICE_S, 360 * settings.budget_hours) if settings.budget_hours is not None else MIN_SLICE_S
+    return min(MIN_SLICE_S, 360 * settings.hours) if settings.hours is not None else MIN_SLICE_S
 
 
-def _over_budget(hours: float | None, kwh: float | None, settings: CycleConfig) -> str:
-    for value, budget, unit in ((hours, settings.budget_hours, "hours"), (kwh, settings.budget_kwh, "kWh")):
-        if value is not None and budget is not None and value > budget:
-            return f"{value:.3g} {unit} of training are above the budget of {budget:g}"
+def _over_budget(hours: float | None, settings: CycleConfig) -> str:
+    if hours is not None and settings.hours is not None and hours > settings.hours:
+        return f"{hours:.3g} hours of training are above the budget of {settings.hours:g}"
     return ""
 
 

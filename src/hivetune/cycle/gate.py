@@ -15,14 +15,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from hivetune.config import GateConfig
+from hivetune.judge.findings import Thresholds
 from hivetune.judge.gate import Evaluation, judge, loss_columns
 from hivetune.judge.statistics import Estimate, jackknife, loss_difference
 from hivetune.records import Metric, Verdict, VerdictName
 
 _GRAVEST_FIRST: tuple[VerdictName, ...] = ("abort", "iterate", "not-enough-evidence", "deploy")
 Rival = Literal["base", "champion", "best"]
-NOTHING_REQUIRED = {name: None for name, field in GateConfig.model_fields.items() if field.annotation == float | None}
+NOTHING_REQUIRED = {name: None for name, field in Thresholds.model_fields.items() if field.annotation == float | None}
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class CycleVerdict:
         return self.verdict == "deploy"
 
 
-def judge_cycle(contests: Comparisons, config: GateConfig) -> CycleVerdict:
+def judge_cycle(contests: Comparisons, config: Thresholds) -> CycleVerdict:
     """Return the worst of the verdicts against each rival; its reasons name the rival.
 
     A held-out row on which a rival's loss is not finite is left out and counted. Otherwise one such row would stop
@@ -106,7 +106,7 @@ def _against(rival: Rival, reason: str) -> str:
     return f"against the {'best ever' if rival == 'best' else rival}: {reason}"
 
 
-def _against_champion(evaluation: Evaluation, contests: Comparisons, config: GateConfig) -> Verdict:
+def _against_champion(evaluation: Evaluation, contests: Comparisons, config: Thresholds) -> Verdict:
     """Require any gain in the required metrics. Speed and size are held against the base, which does not change. Where
     the base model was upgraded since, losses are of other tokens, and answers decide."""
     by_answers = config.loss_gain is None and config.success_gain is not None
@@ -132,7 +132,7 @@ def _against_champion(evaluation: Evaluation, contests: Comparisons, config: Gat
     return replace(verdict, reasons=(*verdict.reasons, fact))
 
 
-def _against_best(evaluation: Evaluation, contests: Comparisons, config: GateConfig) -> Verdict:
+def _against_best(evaluation: Evaluation, contests: Comparisons, config: Thresholds) -> Verdict:
     """Require that the tolerance is shown to hold on the rows that are not fresh.
 
     This reveals a candidate that learned the fresh rows, right or wrong, at the price of everything else. A candidate

@@ -190,10 +190,12 @@ class Loop:
         if notice.sentence in self._sent:
             return
         self._sent.add(notice.sentence)
-        for sent in send_notice(notice, self.config.cycle.notify):
-            self.journal.append("notice", kind=notice.kind, way=sent.way, problem=sent.problem)
-            if sent.problem:
-                self.listener.say(f"a notice was not sent: {sent.problem}")
+        if not self.config.cycle.notify:
+            return
+        problem = send_notice(notice, self.config.cycle.notify)
+        self.journal.append("notice", kind=notice.kind, problem=problem)
+        if problem:
+            self.listener.say(f"a notice was not sent: {problem}")
 
     def _allowed(self, observed: Observation) -> Permission:
         """Return whether an act may continue. A person's pause ends it too."""
@@ -256,9 +258,7 @@ class Loop:
         return ["no answer", *(note for reader in readers for note in reader.notes)][-1]  # its reader waits for it
 
     def _in_use(self) -> InUse | None:
-        """Return who else uses the machine, or None where the settings say that nobody else counts."""
-        if self.config.cycle.yield_to == "nothing":
-            return None
+        """Return who else uses the machine."""
         now = CoreUse(time.monotonic(), busy_core_seconds(), own_seconds())
         return InUse(person_idle_s(self.clock()), self._others.cores(now), len(os.sched_getaffinity(0)))
 
@@ -323,7 +323,7 @@ def act(action: Action, context: ActContext) -> str:
     Long work stands still for requests. For training the supervisor does that, since it knows that the silence is no
     hang, and a replay does it for what follows; for everything else it happens here.
     """
-    if action.kind not in HEAVY - {"train", "replay"} or context.config.cycle.yield_to == "nothing":
+    if action.kind not in HEAVY - {"train", "replay"}:
         return ACTS[action.kind](context)
     began_s, moved_s = time.monotonic(), moving_s()
     try:

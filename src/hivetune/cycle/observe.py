@@ -43,7 +43,7 @@ def observe(config: RunConfig, name: str, known: LookCache, now: float, in_use: 
             desired=label,
             served=served,
             problem=problem,
-            watch_failed=_watch_failed(database, name, settings.watch.hours, now),
+            watch_failed=_watch_failed(database, name, settings.watch, now),
             asked=requested,
             failed=ledger.last_failure(acts, opened.id if opened and served == label else None),
         )
@@ -52,8 +52,8 @@ def observe(config: RunConfig, name: str, known: LookCache, now: float, in_use: 
         if opened is not None:
             used = spent([act for act in acts if act.cycle == opened.id])
             seen = _artefacts(database, opened, rivals_of(database, name), used)
-            trains = settings.budget_hours is not None and "train" not in seen.done  # other stations have no budget
-            left = max(0.0, (settings.budget_hours or 0.0) - used[0]) if trains else None
+            trains = settings.hours is not None and "train" not in seen.done  # other stations have no budget
+            left = max(0.0, (settings.hours or 0.0) - used[0]) if trains else None
             by_person = opened.opened_for == "request"
             return replace(common, open=seen, allowed=allowed_at(config, now, in_use, left=left, asked=by_person))
         forgotten = forgotten_behind(database, name, champion.folder, champion.snapshot) if champion is not None else 0
@@ -75,7 +75,7 @@ def observe(config: RunConfig, name: str, known: LookCache, now: float, in_use: 
         unusable=rows.problem,
         failed_cycles=times,
         failed_at=failed_at,
-        allowed=allowed_at(config, now, in_use, newest=newest, left=settings.budget_hours, asked=requested),
+        allowed=allowed_at(config, now, in_use, newest=newest, left=settings.hours, asked=requested),
         predicted_hours=rows.hours,
         predicted_kwh=predicted_kwh,
         disk_free_bytes=shutil.disk_usage(home()).free,
@@ -210,7 +210,6 @@ def _artefacts(
         void=_void(database, cycle),
         withdrawn=withdrawn,
         spent_hours=round(used[0], 6),
-        spent_kwh=round(used[1], 6),
         promoted_at=promoted_at,
         replay_due=did_harm(cycle, passed, withdrawn) and not read_replay(cycle),
         retired=bool(past) and past[-1].version is None,

@@ -306,7 +306,7 @@ def _read(config: RunConfig, database: sqlite3.Connection, name: str, champion: 
     groups = new_groups(rows, settings)
     hours, disk_bytes, problem = _planned(config, rows)
     if budget_tokens(config, rows) is not None:
-        hours = config.cycle.budget_hours  # the choice of rows keeps to it
+        hours = config.cycle.hours  # the choice of rows keeps to it
     return RowsNow(pool, groups, hours, disk_bytes, problem)
 
 
@@ -321,7 +321,7 @@ def _planned(config: RunConfig, rows: Sequence[PoolRow]) -> tuple[float | None, 
 
 def budget_tokens(config: RunConfig, rows: Sequence[PoolRow]) -> int | None:
     """Return how many tokens of rows fit the budget of hours, or None where all fit, or not even a few steps would."""
-    budget, (hours, _, _) = config.cycle.budget_hours, _planned(config, rows)
+    budget, (hours, _, _) = config.cycle.hours, _planned(config, rows)
     lengths = [row.length for row in rows if row.split == "train"]
     if budget is None or hours is None or hours <= budget or not lengths:
         return None
@@ -331,7 +331,7 @@ def budget_tokens(config: RunConfig, rows: Sequence[PoolRow]) -> int | None:
 
 def _inputs(config: RunConfig, database: sqlite3.Connection) -> tuple[Any, ...]:
     """Return what changes whenever the rows may have changed: the store's counts, and size and time of files."""
-    paths = pool_config(config).data.path
+    paths = config.data.path
     marks: list[Any] = [
         database.execute(
             "SELECT count(*), max(rowid), count(feedback), total(feedback), total(length(row)) FROM interactions"
@@ -347,24 +347,7 @@ def _inputs(config: RunConfig, database: sqlite3.Connection) -> tuple[Any, ...]:
 
 def pool_of(config: RunConfig) -> Snapshot:
     """Return all rows of the config, before a cycle leaves any out. Raises what preparing raises."""
-    return prepare_data(pool_config(config), fetch_model(config.model))
-
-
-def pool_config(config: RunConfig) -> RunConfig:
-    """Return the config with the user's general rows among its data."""
-    general = config.cycle.general
-    if general is None:
-        return config
-    paths = [config.data.path] if isinstance(config.data.path, str) else config.data.path
-    return config.model_copy(update={"data": config.data.model_copy(update={"path": [*paths, general]})})
-
-
-def general_files(config: RunConfig) -> frozenset[str]:
-    """Return the files of the general rows, as the sources of rows name them: another path may lead to one too."""
-    if config.cycle.general is None:
-        return frozenset()
-    general = set(map(os.path.realpath, find_sources(config.cycle.general)))
-    return frozenset(name for name in find_sources(pool_config(config).data.path) if os.path.realpath(name) in general)
+    return prepare_data(config, fetch_model(config.model))
 
 
 def rows_behind(database: sqlite3.Connection, release: Release) -> frozenset[str]:
@@ -387,8 +370,6 @@ def choice_settings(
     return ChoiceSettings(
         known=trained_rows(database, name) | behind,
         suspect=suspect_rows(database, name).keys(),
-        general=general_files(config),
-        replay=config.cycle.replay,
     )
 
 
@@ -400,7 +381,7 @@ def cycle_id(pool: Snapshot, suspect: Collection[str], config: RunConfig, champi
         "suspect": sorted(suspect),
         "settings": settings_of(config),
         # No other run for these, but another cycle: one that failed by them is not begun again with them.
-        **{key: getattr(config, key).model_dump(mode="json") for key in ("gate", "eval", "supervise")},
+        **{key: getattr(config, key).model_dump(mode="json") for key in ("gate", "eval")},
         "name": config.cycle.name,
         "model": sha256_file(model) if model.exists() else None,
         "champion": champion.adapter_sha256 if champion is not None else None,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import MANIFEST, sha256_file
-from hivetune.config import RunConfig, stored_settings
+from hivetune.config import RunConfig, known_settings
 from hivetune.data.snapshot import Snapshot
 from hivetune.errors import UsageError
 from hivetune.run.folder import read_record
@@ -15,7 +15,7 @@ from hivetune.run.folder import read_record
 # The path of the rows is spelled from the working directory; the snapshot tells which rows they are.
 ROWS = "data.path"
 # Settings that may change within one run, since they decide where or how carefully it works.
-NOT_IDENTITY = ("output", "report_to", "supervise", "eval", "gate", "export", "cycle", "workers")
+NOT_IDENTITY = ("output", "report_to", "memory_share", "allow", "eval", "gate", "cycle", "workers")
 
 
 def identity_of(config: RunConfig, snapshot: Snapshot, model: Path) -> dict[str, Any]:
@@ -32,8 +32,7 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
     settings = config.model_dump(mode="json", exclude={**dict.fromkeys(NOT_IDENTITY, True), "data": {"path"}})
     if config.workers is not None:  # with any number of them gradients are added as integers
         settings["workers"] = "set"
-    chunk_rows = config.supervise.chunk_rows  # the one of its section that changes the plan
-    return settings if chunk_rows is None else {**settings, "supervise": {"chunk_rows": chunk_rows}}
+    return settings
 
 
 def refuse_other(folder: Path, identity: Mapping[str, Any]) -> None:
@@ -42,7 +41,7 @@ def refuse_other(folder: Path, identity: Mapping[str, Any]) -> None:
     A setting that an earlier version did not have counts as equal at its default.
     """
     recorded = read_record(folder).get("identity", {"settings": {}, "snapshot": None, "model": None})
-    defaults = {setting.key: setting.default for setting in stored_settings()}
+    defaults = {setting.key: setting.default for setting in known_settings()}
     added = _leaves(identity["settings"]) - _leaves(recorded["settings"])
     set_here = {key for key in added if json.dumps(_at(identity["settings"], key)) != defaults.get(key)}
     differences = _differences(recorded, identity, _leaves(recorded["settings"]) | set_here)

@@ -40,11 +40,13 @@ from hivetune.judge.answers import (
     time_in_turns,
 )
 from hivetune.judge.artefacts import Artefact, check_memory, find_artefact, open_artefact
+from hivetune.judge.findings import thresholds_of
 from hivetune.judge.frozen import frozen_prompts
 from hivetune.judge.gate import judge, verdict_document
 from hivetune.judge.held_out import (
     EMPTY_ANSWER,
     NO_ANSWERS,
+    SLOTS,
     add_answer,
     choose_prompts,
     compared_losses,
@@ -56,7 +58,6 @@ from hivetune.judge.held_out import (
     scored,
 )
 from hivetune.judge.page import write_evaluation_page
-from hivetune.judge.preferences import judged
 from hivetune.llama.backend import CONTEXT_TOKENS, Backend, ServerSettings
 from hivetune.llama.prompts import prompt_of
 from hivetune.models.sides import BASELINE, SIDES
@@ -137,6 +138,8 @@ def _prompt(info: RowInfo, group: str, checker: Mapping[str, Any] | None) -> Pro
 COMPARISONS = "comparisons"
 ANOTHER_SIDE = "name another run, release, GGUF file or endpoint"
 MIN_TIMED_TOKENS = 8
+# Questions answered one at a time, both sides in turns, to measure latency; more of them take minutes on a CPU.
+TIMED_PROMPTS = 12
 COSTS = ("peak_memory_bytes", "cold_start_s")
 
 
@@ -193,7 +196,7 @@ def compare_pair(
     folder = home() / COMPARISONS / key[:16]
     total = _num_answers(prompts, settings, sum(side.figures is None for side in sides))
     # A slot holds the longest row and the longest answer.
-    context_tokens = max(CONTEXT_TOKENS, run.config.max_length + settings.new_tokens if run else 0)
+    context_tokens = max(CONTEXT_TOKENS, run.config.max_length + settings.tokens if run else 0)
     with lock(folder):
         answered = _answer(sides, prompts, settings, context_tokens, folder, progress)
     facts = {
@@ -210,7 +213,7 @@ def compare_pair(
     document = comparison_document(prompts, answered[0], answered[1], losses, facts)
     with lock(folder):
         doubt_times(folder / TIMES, document)
-    return Comparison({**document, **judged(document, settings, run, quant, progress)}, folder)
+    return Comparison(document, folder)
 
 
 def _num_answers(prompts: Sequence[Prompt], settings: EvalConfig, num_sides: int) -> int:
@@ -220,7 +223,7 @@ def _num_answers(prompts: Sequence[Prompt], settings: EvalConfig, num_sides: int
 
 
 def _timed(prompts: Sequence[Prompt], settings: EvalConfig) -> list[Prompt]:
-    return timed_first([prompt for prompt in prompts if not prompt.origin], settings.latency_prompts)
+    return timed_first([prompt for prompt in prompts if not prompt.origin], TIMED_PROMPTS)
 
 
 def _answer(
@@ -235,18 +238,18 @@ def _answer(
     answering = [side for side in sides if side.figures is None]
     check_memory(answering)
     timed = _timed(prompts, settings)
-    server = ServerSettings(slots=settings.slots, context_tokens=context_tokens)
+    server = ServerSettings(slots=SLOTS, context_tokens=context_tokens)
     unique = list({prompt.key: prompt for prompt in prompts}.values())  # a past win may be a held-out row too
     with ExitStack() as stack:
-        stores = [stack.enter_context(stored_side(side, settings.new_tokens, settings.slots)) for side in answering]
+        stores = [stack.enter_context(stored_side(side, settings.tokens, SLOTS)) for side in answering]
         timed_keys = {prompt.key for prompt in timed}
         num_stored = sum(prompt.key in s.answers and prompt.key not in timed_keys for s in stores for prompt in unique)
         on_answer = counter(progress, _num_answers(prompts, settings, len(answering)), num_stored)
         opened = [stack.enter_context(open_artefact(side, server)) for side in answering]
         pairs = list(zip((answerer for answerer, _ in opened), stores, strict=True))
-        times = time_in_turns(pairs, timed, folder / TIMES, new_tokens=settings.new_tokens, on_answer=on_answer)
+        times = time_in_turns(pairs, timed, folder / TIMES, new_tokens=settings.tokens, on_answer=on_answer)
         for (answerer, cold_start_s), store in zip(opened, stores, strict=True):
-            ask_all(answerer, store, unique, slots=settings.slots, new_tokens=settings.new_tokens, on_answer=on_answer)
+            ask_all(answerer, store, unique, slots=SLOTS, new_tokens=settings.tokens, on_answer=on_answer)
             memory = answerer.peak_memory_bytes() if isinstance(answerer, Backend) else None
             store.note_served(cold_start_s=cold_start_s, peak_memory_bytes=memory)
         measured = iter(zip(stores, times, strict=True))
@@ -394,7 +397,7 @@ def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
     else:
         evaluation = _as_served(run, facts, progress)
     write_sealed(run.folder / EVALUATION, evaluation)
-    metrics = verdict_document(judge(evaluation, run.config.gate))["metrics"]
+    metrics = verdict_document(judge(evaluation, thresholds_of(run.config.gate)))["metrics"]
     write_evaluation_page(run.folder, evaluation, {"metrics": metrics})
     return evaluation
 
@@ -407,8 +410,7 @@ def _beside_base(run: Run, facts: dict[str, Any], progress: Progress) -> dict[st
             return _as_served(run, facts, progress)
         except DoesNotFit as error:
             reason = error.message
-    names = [name for name, value in (("eval.judge", settings.judge), ("eval.frozen", settings.frozen)) if value]
-    unused = f"; {' and '.join(names)}: not asked, since that needs llama.cpp" if names else ""
+    unused = "; eval.frozen: not asked, since that needs llama.cpp" if settings.frozen else ""
     _, generate = plan_evaluation(run.snapshot, settings)
     scores, result = scored(run, run.folder, generate, progress)
     facts = {**facts, "answered_by": f"the engine: {reason}{unused}", "rank": result.get("rank")}

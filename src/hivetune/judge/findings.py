@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from hivetune.config import GateConfig
-from hivetune.data.checks.rules import has_loop
 from hivetune.judge import statistics as stats
 from hivetune.models.sides import SIDES
 from hivetune.records import Metric
@@ -196,21 +195,38 @@ def _outcomes(
     return make
 
 
+class Thresholds(GateConfig):
+    """The gate's settings, and the thresholds that only a cycle changes.
+
+    `look`: the number of candidates judged against the champion so far, which share the level of significance.
+    """
+
+    latency_ratio: float | None = 1.5
+    memory_ratio: float | None = 1.5
+    least_kept: float | None = 0.9
+    look: int | None = None
+
+
+def thresholds_of(gate: GateConfig) -> Thresholds:
+    """Return the thresholds of a config."""
+    return Thresholds(**gate.model_dump())
+
+
 def limit_findings(evaluation: Mapping[str, Any], config: GateConfig) -> list[Finding]:
     """Return a finding for each of `least_success`, `most_latency_s` and `most_memory_gb` of the gate that is set."""
     findings = []
-    if config.least_success is not None:
+    if config.min_success is not None:
         share, n = alone_share(evaluation), len(_values(evaluation, "success"))
-        findings.append(_alone("least_success", share, n, config.least_success, config.tolerance))
-    if config.most_latency_s is not None:
+        findings.append(_alone("least_success", share, n, config.min_success, config.tolerance))
+    if config.max_seconds is not None:
         mean, n = alone_mean(evaluation, "seconds"), len(_values(evaluation, "seconds"))
-        findings.append(_alone("most_latency_s", mean, n, config.most_latency_s, config.tolerance))
-    if config.most_memory_gb is not None:
+        findings.append(_alone("most_latency_s", mean, n, config.max_seconds, config.tolerance))
+    if config.max_gb is not None:
         memory = evaluation["tuned"].get("peak_memory_bytes")
         usable = isinstance(memory, int | float) and math.isfinite(memory) and memory > 0
         gb = memory / 1e9 if usable else math.nan  # one number: no interval
         estimate = stats.Estimate(gb, (gb, gb), 1, math.nan) if usable else None
-        findings.append(_alone("most_memory_gb", estimate, 1, config.most_memory_gb, config.tolerance))
+        findings.append(_alone("most_memory_gb", estimate, 1, config.max_gb, config.tolerance))
     return findings
 
 
@@ -321,72 +337,6 @@ def is_refusal(answer: str) -> bool:
     return bool(_REFUSAL.search(answer[:LOOKED_AT_CHARS]))
 
 
-def drift_findings(evaluation: Mapping[str, Any], config: GateConfig) -> list[Finding]:
-    """Return `length` (characters an answer), `loops` and `refusals` (shares of answers), where both sides answered."""
-    pairs = []
-    for answer in evaluation["answers"]:
-        base, tuned = (answer[side].get("answer") for side in ("base", "tuned"))
-        if isinstance(base, str) and isinstance(tuned, str):
-            pairs.append((base, tuned, answer["group"]))
-    if not pairs:
-        return []
-    return [
-        _length(pairs, config.length_drift, config.tolerance),
-        _share("loops", pairs, has_loop, config.more_loops, config.tolerance),
-        _share("refusals", pairs, is_refusal, config.more_refusals, config.tolerance),
-    ]
-
-
-def _length(pairs: Sequence[tuple[str, str, str]], limit: float | None, tolerance: float) -> Finding:
-    """Judge the ratio of all characters, tuned / base, which may leave its threshold in neither direction."""
-    base, tuned, groups = zip(*pairs, strict=True)
-    lengths = [[float(len(text)) for text in texts] for texts in (base, tuned)]
-    columns = stats.by_group([*lengths, [1.0] * len(pairs)], groups)
-    n, sums, named = len(pairs), [math.fsum(column) for column in columns], titled("length")
-    shown = stats.jackknife(columns, lambda s: (s[1] - s[0]) / s[2])
-    passed = None if limit is None else False
-    metric = Metric("length", sums[0] / n, sums[1] / n, shown.value, shown.ci95, n, limit, passed, limit is not None)
-    if limit is None:
-        return Finding(metric, "reported")
-    if not sums[0] or not sums[1]:
-        return Finding(metric, "missed", f"{named}: one side's answers are all empty")
-    ratio = stats.jackknife(columns, lambda s: s[1] / s[0], positive=True)
-    if ratio.ci95 is None:
-        return _too_few(metric, ratio, f"{named}: {counted_units(ratio, n)}")
-    low, high = ratio.ci95
-    fact = f"{named}: {ratio.value:.3g} times the baseline's, 95 % interval {low:.3g} to {high:.3g}"
-    bounds = f"between 1/{limit:g} and {limit:g}"
-    holds, fails = 1 / limit <= low and high <= limit, high < 1 / limit or low > limit
-    effect = max(tolerance, min(abs(ratio.value - limit), abs(ratio.value - 1 / limit)))
-    reasons = Reasons(f"{fact}, {bounds}", f"{fact}: not {bounds}", f"{fact}: {bounds}")
-    return _bounded(metric, ratio, effect, reasons, holds=holds, fails=fails)
-
-
-def _share(
-    name: str,
-    pairs: Sequence[tuple[str, str, str]],
-    test: Callable[[str], bool],
-    limit: float | None,
-    tolerance: float,
-) -> Finding:
-    """Judge how much larger the tuned model's share is."""
-    base, tuned = ([test(pair[side]) for pair in pairs] for side in (0, 1))
-    n, rise = len(pairs), stats.paired_proportions(base, tuned, [group for _, _, group in pairs])
-    passed = None if limit is None else False
-    metric = Metric(name, sum(base) / n, sum(tuned) / n, rise.value, rise.ci95, n, limit, passed, limit is not None)
-    if limit is None:
-        return Finding(metric, "reported", gain95=rise.reversed().ci95)
-    if rise.ci95 is None:
-        return _too_few(metric, rise, f"{titled(name)}: {counted_units(rise, n)}")
-    low, high = rise.ci95
-    counts = f"{sum(tuned)} of {n}, {sum(base)} of the baseline's"
-    fact = f"{titled(name)}: {counts}, 95 % interval {low:+.3g} to {high:+.3g}"
-    allowed = f"at most {limit:+.3g}"
-    reasons = Reasons(f"{fact}, {allowed}", f"{fact}: more than {allowed}", f"{fact}: {allowed}")
-    effect = max(tolerance, abs(rise.value - limit))
-    return _bounded(metric, rise, effect, reasons, holds=high <= limit, fails=low > limit)
-
-
 # What each part of the rows shows, for people; it decides nothing.
 
 
@@ -454,12 +404,12 @@ def kept_questions(evaluation: Mapping[str, Any], origins: Collection[str]) -> K
     return KeptQuestions(len(answered), len(answered) - len(lost), lost, len(required) - len(answered))
 
 
-def frozen_findings(evaluation: Mapping[str, Any], config: GateConfig) -> list[Finding]:
+def frozen_findings(evaluation: Mapping[str, Any], config: Thresholds) -> list[Finding]:
     """Return `kept` (past wins and the user's own) and `kept_general`, where such questions exist."""
     findings = []
     for name, origins, limit in (
         ("kept", ("win", "own"), config.least_kept),
-        ("kept_general", ("general",), config.least_general),
+        ("kept_general", ("general",), None),
     ):
         questions = kept_questions(evaluation, origins)
         if questions.n or questions.unanswered:
@@ -489,10 +439,3 @@ def _kept_finding(name: str, kept: KeptQuestions, limit: float | None) -> Findin
     if kept.unanswered and passed:
         return Finding(metric, "undecided", f"{fact}: not every one was answered")
     return Finding(metric, "passed" if passed else "missed", f"{fact}; at least {limit:.0%} must be kept")
-
-
-def preference(rows: Sequence[Mapping[str, Any]], *, alpha: float = stats.ALPHA) -> stats.Estimate:
-    """Return the share of pairs in which the tuned model is preferred less that of the base; ties count as neither."""
-    decided = [row for row in rows if row["preferred"] is not None]
-    base, tuned = ([row["preferred"] == side for row in decided] for side in SIDES)
-    return stats.paired_proportions(base, tuned, [row["group"] for row in decided], alpha=alpha)

@@ -13,7 +13,6 @@ from hivetune.config import EvalConfig
 from hivetune.data.frozen import (
     FrozenQuestion,
     freeze,
-    general_questions,
     is_name,
     names_with_wins,
     own_questions,
@@ -71,7 +70,6 @@ def frozen_prompts(settings: EvalConfig, sides: Iterable[str], own: str | None =
         names |= named
     questions = [question for name in sorted(names) for question in wins_of(name)]
     questions += own_questions(settings.frozen, settings.checker)
-    questions += general_questions() if settings.general else []
     unique = {question.key: question for question in reversed(questions)}  # of equal ones the first counts: a past win
     return [_prompt(-number, question, settings) for number, question in enumerate(reversed(unique.values()), 1)]
 

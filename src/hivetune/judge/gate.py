@@ -17,24 +17,23 @@ from typing import Any
 from hivetune.base.disk import write_json
 from hivetune.base.sealed import read_sealed
 from hivetune.base.typed import to_plain
-from hivetune.config import GateConfig
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.judge import statistics as stats
 from hivetune.judge.advice import advise, contradictory_rows, curve_document, read_curve
 from hivetune.judge.findings import (
     Finding,
     FindingOutcome,
+    Thresholds,
     against,
     alone_mean,
     alone_share,
     described,
-    drift_findings,
     frozen_findings,
     gain_finding,
     limit_findings,
-    preference,
     ratio_finding,
     refuse_loss,
+    thresholds_of,
     titled,
 )
 from hivetune.judge.page import write_evaluation_page
@@ -44,13 +43,9 @@ from hivetune.run.status import shortest_name
 from hivetune.train.open import Run
 
 Evaluation = Mapping[str, Any]
-JUDGED_ALONE = (
-    "a judge model's preference is all that says better: require gate.loss_gain or gate.success.gain too, or set "
-    "gate.preferred.alone"
-)
 
 
-def judge(evaluation: Evaluation, config: GateConfig) -> Verdict:
+def judge(evaluation: Evaluation, config: Thresholds) -> Verdict:
     """Return the verdict on an evaluation as `held_out.evaluation_document` makes it (docs/formats.md, eval.json)."""
     refuse_not_finite(evaluation)
     findings = [
@@ -58,13 +53,11 @@ def judge(evaluation: Evaluation, config: GateConfig) -> Verdict:
         _perplexity(evaluation),
         _success(evaluation, config),
         _ended(evaluation),
-        *_preferred(evaluation, config),
         _latency(evaluation, config),
         _speed(evaluation),
         _memory(evaluation, config),
         *limit_findings(evaluation, config),
         *frozen_findings(evaluation, config),
-        *drift_findings(evaluation, config),
     ]
     missing: Mapping[str, str] = evaluation.get("not_compared") or {}
     for number, finding in enumerate(findings):
@@ -78,16 +71,11 @@ def judge(evaluation: Evaluation, config: GateConfig) -> Verdict:
     name, deciding = _verdict_of(findings, required)
     first = [described(finding) for outcome in deciding for finding in findings if finding.outcome == outcome]
     if not required:
-        setting = "gate.success.gain" if "loss" in missing else "gate.loss_gain"
+        setting = "gate.success_gain" if "loss" in missing else "gate.loss_gain"
         first.append(f"the gate requires no metric: set at least {setting}")
     reasons = first + [described(finding) for finding in findings if finding.outcome not in deciding]
     decisive = len(first)
-    better = {finding.metric.name for finding in findings if finding.outcome == "passed"}
-    judged_alone = "preferred" in better and not better & {"loss", "success", "least_success"}
-    if name == "deploy" and not config.judge_alone and judged_alone:
-        name, reasons = "not-enough-evidence", [*reasons, JUDGED_ALONE]
-        decisive = len(reasons)
-    elif name == "deploy":
+    if name == "deploy":
         reasons += _unchecked(evaluation)
     return Verdict(name, tuple(reasons), tuple(finding.metric for finding in findings), decisive=decisive)
 
@@ -142,7 +130,7 @@ def _unchecked(evaluation: Evaluation) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def _loss(evaluation: Evaluation, config: GateConfig) -> Finding:
+def _loss(evaluation: Evaluation, config: Thresholds) -> Finding:
     """Judge nats per trained token: the sum over the tokens of all held-out rows, then one division."""
     columns = loss_columns(evaluation)
     if isinstance(columns, str):
@@ -155,7 +143,7 @@ def _loss(evaluation: Evaluation, config: GateConfig) -> Finding:
     return gain_finding(metric, estimate, deciding.reversed(), config.loss_gain, config.tolerance)
 
 
-def _alpha(config: GateConfig) -> float:
+def _alpha(config: Thresholds) -> float:
     """Return the level at which a gain is decided: that of the gate's look, where it has several."""
     return stats.ALPHA if config.look is None else stats.alpha_of_look(config.look)
 
@@ -171,7 +159,7 @@ def _perplexity(evaluation: Evaluation) -> Finding:
     return _reported("perplexity", base, tuned, n, estimate.ci95)
 
 
-def _success(evaluation: Evaluation, config: GateConfig) -> Finding:
+def _success(evaluation: Evaluation, config: Thresholds) -> Finding:
     """Judge the share of answers that pass their checker; rows without one count in the loss only."""
     pairs, threshold = _answer_pairs(evaluation, "success"), config.success_gain
     figure, share = _recorded(evaluation, "success"), alone_share(evaluation)
@@ -193,25 +181,6 @@ def _success(evaluation: Evaluation, config: GateConfig) -> Finding:
     return replace(finding, reason=described(finding) + detail, gain95=estimate.ci95)
 
 
-def _preferred(evaluation: Evaluation, config: GateConfig) -> list[Finding]:
-    """Judge a judge model's preferences: the share of pairs that the tuned model wins less the base's share."""
-    threshold, preferences = config.preferred_gain, evaluation.get("preferences")
-    if preferences is None:
-        return [] if threshold is None else [_failed("preferred", "no model judged (eval.judge)", 0, threshold)]
-    votes = [row["preferred"] for row in preferences["rows"] if row["preferred"] is not None]
-    if not votes:
-        return [_failed("preferred", f"{preferences['judge']} gave no readable reply", 0, threshold)]
-    estimate = preference(preferences["rows"])
-    deciding = preference(preferences["rows"], alpha=_alpha(config))
-    n = len(votes)
-    metric = _measured("preferred", votes.count("base") / n, votes.count("tuned") / n, n)
-    finding = gain_finding(metric, estimate, deciding, threshold, config.tolerance)
-    share = f"{preferences['contradictions']} of {preferences['asked']} pairs"
-    note = f"; {preferences['judge']} contradicts itself on {share} when the answers change places"
-    note += "; it judges its own answers" * preferences["judges_itself"]
-    return [replace(finding, reason=described(finding) + note, gain95=estimate.ci95)]
-
-
 def _ended(evaluation: Evaluation) -> Finding:
     """Report the share of answers that the model ended: one that never stops is of no use, whatever its loss."""
     pairs = _answer_pairs(evaluation, "ended")
@@ -223,7 +192,7 @@ def _ended(evaluation: Evaluation) -> Finding:
     return replace(_reported("ended", sum(base) / n, sum(tuned) / n, n, interval), gain95=interval)
 
 
-def _latency(evaluation: Evaluation, config: GateConfig) -> Finding:
+def _latency(evaluation: Evaluation, config: Thresholds) -> Finding:
     """Judge seconds per answer; the threshold is on tuned / base.
 
     The units are blocks that both models answered one right after the other, or sessions where those are fewer. A
@@ -296,7 +265,7 @@ def _speed(evaluation: Evaluation) -> Finding:
     return _reported("tokens_per_second", sums[0] / sums[1], sums[2] / sums[3], len(timed), interval)
 
 
-def _memory(evaluation: Evaluation, config: GateConfig) -> Finding:
+def _memory(evaluation: Evaluation, config: Thresholds) -> Finding:
     base, tuned = (_positive(evaluation[side].get("peak_memory_bytes")) for side in ("base", "tuned"))
     limit = config.memory_ratio
     if base is None or tuned is None:
@@ -379,7 +348,7 @@ def judge_run(run: Run) -> Verdict:
     if evaluation is None or evaluation.get("adapter_sha256") != adapter_hash(run.folder):
         name = shortest_name(run.folder)
         raise UsageError(f"the adapter of {name} was not evaluated", hint=f"evaluate it: hivetune eval {name}")
-    verdict, curve = judge(evaluation, run.config.gate), read_curve(run)
+    verdict, curve = judge(evaluation, thresholds_of(run.config.gate)), read_curve(run)
     advice = advise(curve, evaluation, evaluation.get("rank"), contradictory_rows(run.snapshot), verdict.metrics)
     verdict = replace(verdict, advice=advice)
     document = verdict_document(verdict)

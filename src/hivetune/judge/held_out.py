@@ -31,6 +31,7 @@ from hivetune.run.folder import ADAPTER, CONFIG, SCORES, read_resolved
 from hivetune.train.open import Run, check_eval
 
 SAME_ROW = 0.85  # likeness from which two held-out rows are one piece of evidence, as data.near_duplicates has it
+SLOTS = 8  # answers generated at the same time
 _KEYS = {"loss": "nll", "answer": "answer"}  # the events of scores.jsonl that are about a row
 EMPTY_ANSWER: Mapping[str, Any] = dict.fromkeys(("answer", "ended", "seconds", "new_tokens", "block", "success"))
 
@@ -40,7 +41,7 @@ def plan_evaluation(snapshot: Snapshot, config: EvalConfig) -> tuple[tuple[int, 
     check_eval(config)
     rows = snapshot.rows("test")
     chosen = choose_prompts([snapshot.info(row) for row in rows], config.prompts)
-    return tuple(rows), Generate(tuple(chosen), config.new_tokens, config.slots)
+    return tuple(rows), Generate(tuple(chosen), config.tokens, SLOTS)
 
 
 def choose_prompts(rows: Iterable[RowInfo], count: int) -> list[int]:

@@ -19,10 +19,10 @@ from typing import Any, Protocol
 
 from hivetune.base.disk import read_json
 from hivetune.base.private import make_folder, open_plain
-from hivetune.config import SuperviseConfig
 from hivetune.process.launch import launch_child
 from hivetune.process.protocol import ENTRIES, EXIT_FULL_DISK, Beat, ChildError, Outcome, Status, write_task
 from hivetune.process.still import Process, moving_s
+from hivetune.process.supervision import Supervision
 from hivetune.records import Progress
 from hivetune.run.folder import OUTCOME, WORKER_LOG
 
@@ -72,7 +72,7 @@ class LearnedLimits:
     with the same settings, if there was one.
     """
 
-    settings: SuperviseConfig
+    settings: Supervision
     usual_start_s: float | None = None
     start_s: float = 0.0
     _steps: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))

@@ -54,7 +54,7 @@ def dry_export(run: Run) -> DryExport:
     Raises DoesNotFit on a full disk. Any other failure is part of the result: the training itself can continue.
     """
     try:
-        converter = find_converter(run.config.export.converter)
+        converter = find_converter()
         linears = read_architecture(run.model).adapted(run.config.lora.target_modules)
     except (UsageError, MachineNotFit) as error:
         return DryExport(unwritten=_error_text(error))

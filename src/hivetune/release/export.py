@@ -30,14 +30,12 @@ from hivetune.release.ollama import write_modelfile
 from hivetune.run.folder import (
     ADAPTER,
     ADAPTER_CONFIG,
-    CONFIG,
     EXPORTS,
     PROOF,
     RECORD,
     VERDICT,
     adapter_hash,
     read_record,
-    read_resolved,
     require_adapter,
 )
 
@@ -70,7 +68,7 @@ class Exported:
 @dataclass(frozen=True)
 class Source:
     """The source of an export: an adapter (any PEFT folder) of a prepared model, under a name. `run`: the run that
-    trained it; `converter`: the setting export.converter."""
+    trained it; `converter`: a checkout of llama.cpp; None: the fetched one."""
 
     adapter: Path
     model: Path
@@ -93,8 +91,7 @@ def export_run(
     except FileNotFoundError:
         raise UsageError(f"{run} is not a run folder", hint="see the runs: hivetune runs") from None
     record = read_record(run)
-    converter = read_resolved(run)[0].export.converter if (run / CONFIG).is_file() else None
-    source = Source(run, Path(record["model"]), Path(record["name"]).name, converter, run)
+    source = Source(run, Path(record["model"]), Path(record["name"]).name, None, run)
     return export(source, run / EXPORTS, to, quant=quant, dtype=dtype, progress=progress)
 
 

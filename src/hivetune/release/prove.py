@@ -256,7 +256,7 @@ def prove_export(folder: Path, exported: Exported, progress: Progress = silent) 
     if not proof["holds"]:
         problems = list(proof["problems"])
         if "quant" in proof:
-            converter = find_converter(load_run(folder).config.export.converter).name
+            converter = find_converter().name
             problems += untested_pair(converter, server_name(find_engine("auto")))
         raise HivetuneError(
             f"{exported.path} differs from the trained model: {'; '.join(problems)}",
@@ -357,7 +357,7 @@ def _measure_served(
 
 def _base(run: Run, quant: str) -> Path:
     model_sha256 = sha256_file(run.model / MANIFEST)
-    return base_gguf(run.config.model, model_sha256, quant, converter=run.config.export.converter)
+    return base_gguf(run.config.model, model_sha256, quant)
 
 
 def context_tokens(file: Path) -> int | None:

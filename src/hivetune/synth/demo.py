@@ -41,8 +41,6 @@ def write_inputs(folder: Path) -> Path:
         "learning_rate": 5e-4,
         "validate_every": 30,
         "output": str(folder / "run"),
-        # 12 are answered one at a time, the other 52 in a third of their time; the 48 general questions would add 70 s.
-        "eval": {"latency_prompts": 12, "general": False},
         "gate": {"success_gain": 0.0},
     }
     path = folder / "demo.yaml"
@@ -61,7 +59,7 @@ def ask_some(run: Run, evaluation: Mapping[str, Any], backend: Backend) -> list[
             for message in run.snapshot.info(row["row"]).messages
             if message.role != "assistant"
         ]
-        answer = backend.complete(messages, max_tokens=run.config.eval.new_tokens)
+        answer = backend.complete(messages, max_tokens=run.config.eval.tokens)
         answers.append({"prompt": row["prompt"], "base": row["base"]["answer"], "tuned": answer.text})
     return answers
 

@@ -26,6 +26,7 @@ from hivetune.run.folder import (
 from hivetune.train.plan.memory import TrainingSetup, disk_bytes
 from hivetune.train.plan.steps import (
     MIN_VOUCHED,
+    STAGE2_STEPS,
     Plan,
     PlanRow,
     make_plan,
@@ -67,8 +68,6 @@ def check_eval(config: EvalConfig) -> None:
     if config.checker is not None:
         find_checker(config.checker, "eval.checker")
     parse_side(config.baseline, "eval.baseline")
-    if config.judge is not None:
-        parse_side(config.judge, "eval.judge")
 
 
 def check_disk(folder: Path, setup: TrainingSetup) -> None:
@@ -154,7 +153,7 @@ def plan_of(config: RunConfig, snapshot: Snapshot, settings_hash: str) -> Plan:
             settings_hash=settings_hash,
             seed=config.seed,
             batch_size=config.batch_size,
-            steps=config.max_steps or config.learn.steps,
+            steps=config.max_steps or STAGE2_STEPS,
         )
 
     return make_plan(
@@ -165,5 +164,5 @@ def plan_of(config: RunConfig, snapshot: Snapshot, settings_hash: str) -> Plan:
         batch_size=config.batch_size,
         epochs=config.epochs,
         max_steps=config.max_steps,
-        chunk_rows=config.supervise.chunk_rows,
+        chunk_rows=config.chunk_rows,
     )

@@ -9,7 +9,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,6 @@ from hivetune.cycle.pool import (
     cycle_id,
     innocent_rows,
     needs_scores,
-    pool_config,
     pool_of,
     rows_behind,
     rows_of,
@@ -49,6 +48,7 @@ from hivetune.data.snapshot import PoolRow, open_snapshot
 from hivetune.errors import HivetuneError, Stopped, UsageError
 from hivetune.judge.artefacts import Artefact
 from hivetune.judge.compare import compare_pair, evaluate_run
+from hivetune.judge.findings import thresholds_of
 from hivetune.judge.gate import read_evaluation, verdict_document
 from hivetune.judge.held_out import compared_losses
 from hivetune.models.fetch import fetch_model
@@ -65,16 +65,12 @@ from hivetune.train.start import open_run, train_run
 
 def train_slice(context: ActContext) -> str:
     """Train one slice of the cycle's run."""
-    settings, opened = context.config.cycle, context.observed.open
-    assert opened is not None
-    return slice_of(
-        context, context.run(), None if settings.budget_kwh is None else settings.budget_kwh - opened.spent_kwh
-    )
+    return slice_of(context, context.run())
 
 
-def slice_of(context: ActContext, run: Run, left_kwh: float | None = None) -> str:
+def slice_of(context: ActContext, run: Run) -> str:
     """Train one slice. The worker holds the card's lease as long as it lives; the kernel returns it."""
-    slice_ = Slice(context.allowed, context.config.cycle.yield_to == "serving", left_kwh)
+    slice_ = Slice(context.allowed, True)
     total = len(run.plan.steps)
     probe_run(run, context.progress("measuring this machine"))
     report = context.progress("training")
@@ -123,7 +119,7 @@ def judge_candidate(context: ActContext) -> str:
         known=earlier,
         look=1 + looks,
     )
-    verdict = judge_cycle(contests, run.config.gate)
+    verdict = judge_cycle(contests, thresholds_of(run.config.gate))
     passed, reasons, decisive = verdict.passed, list(verdict.reasons), verdict.decisive
     if cycle.opened_for == "rebuild" and not passed:
         # What was forgotten must go: a model without it need not be better than one with it, only no failure.
@@ -211,7 +207,7 @@ def run_without(
     write_leave_out(file, left_out)
     if folder.exists() and not (folder / RECORD).exists():
         shutil.rmtree(folder)  # killed before it was a run
-    data = pool_config(config).data.model_copy(update={"leave_out": str(file)})
+    data = config.data.model_copy(update={"leave_out": str(file)})
     chosen = config.model_copy(update={"data": data, "output": str(folder)})
     run = open_run(chosen, context.name, ends_with_window(context, "preparing rows"))
     late = {row.id for row in run.snapshot.pool()} - ids
@@ -225,15 +221,15 @@ def run_without(
 
 
 def _start(config: RunConfig, champion: Release | None) -> Path | None:
-    """Return the adapter that training continues from (`cycle.start_from: last`), or None for the base.
+    """Return the adapter that training continues from, or None for the base.
 
     It is the base too when the champion has another base or another kind of adapter, and after MAX_IN_A_ROW cycles,
     since forgetting adds up.
     """
-    if champion is None or begins_from(config.cycle.start_from, trained_in_a_row(champion.folder)) == "base":
+    if champion is None or begins_from("base", trained_in_a_row(champion.folder)) == "base":
         return None
     theirs = read_resolved(champion.folder)[0].lora
-    kind = [(lora.r, lora.alpha, lora.rslora, lora.target_modules) for lora in (theirs, config.lora)]
+    kind = [(lora.r, lora.alpha, lora.target_modules) for lora in (theirs, config.lora)]
     return champion.folder if _is_of_base(champion, config) and kind[0] == kind[1] else None
 
 
@@ -296,8 +292,7 @@ def replay_training(context: ActContext) -> str:
     problem = _replay_problem(cycle, champion, trained, innocent)
     opened, settings = context.observed.open, context.config.cycle
     assert opened is not None
-    budgets = ((opened.spent_hours, settings.budget_hours), (opened.spent_kwh, settings.budget_kwh))
-    if not begun and any(budget is not None and 2 * spent > budget for spent, budget in budgets):
+    if not begun and settings.hours is not None and 2 * opened.spent_hours > settings.hours:
         problem = problem or "the budget has no room for a second training, without them"
     shown = {"better": False, "words": problem} if problem else _compared(context, trained & innocent, innocent)
     facts = {"schema": 1, "adapter_sha256": gate_of(cycle).get("adapter_sha256")}
@@ -307,14 +302,14 @@ def replay_training(context: ActContext) -> str:
 
 def _compared(context: ActContext, ids: Set[str], known: Set[str]) -> dict[str, Any]:
     """Train on the rows `ids` as the cycle did, and compare both models on the held-out rows `known`."""
-    run, yields = context.run(), context.config.cycle.yield_to == "serving"
+    run = context.run()
     replayed = _replay_run(context, run, ids)
     changed = len(ids ^ {row.id for row in replayed.snapshot.pool()})
     if changed:
         return {"better": False, "words": f"{changed} of its other {len(ids)} rows came or went meanwhile"}
     slice_of(context, replayed)
     sides = [Artefact(side.folder.name, "run", trained=(run.model, side.folder)) for side in (replayed, run)]
-    with yielding(Requests()) if yields else nullcontext():
+    with yielding(Requests()):
         rows = compared_losses(run, sides, ends_with_window(context, "scoring the training without the new rows"))
     if isinstance(rows, str):
         return {"better": False, "words": rows}

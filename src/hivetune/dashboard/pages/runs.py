@@ -13,7 +13,7 @@ from hivetune.base.paths import quoted
 from hivetune.base.private import open_plain
 from hivetune.base.sealed import read_sealed
 from hivetune.base.units import size
-from hivetune.config import stored_settings
+from hivetune.config import known_settings
 from hivetune.dashboard.page import Page, PageRequest, of_this_version
 from hivetune.dashboard.watched import Series, WatchedRun, Watcher, short_path
 from hivetune.errors import NotThere, UsageError
@@ -118,7 +118,7 @@ def _settings(run: Path) -> tuple[list[dict[str, Any]], str]:
         config, choices = read_resolved(run)
     except UsageError as error:
         return [], error.message
-    defaults = {setting.key: json.loads(setting.default) for setting in stored_settings() if setting.default}
+    defaults = {setting.key: json.loads(setting.default) for setting in known_settings() if setting.default}
     settings = flat_settings(config.model_dump(mode="json", exclude={"cycle": {"notify"}}))  # addresses are secrets
     chosen = {f"choices.{key}": value for key, value in choices.made().items()}
     return [

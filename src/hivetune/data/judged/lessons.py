@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hivetune.config import LearnConfig
 
 NO_NAME = 0
+QUOTA_PER_CLIENT = 100  # bad rows of one user: with more, one person would decide what is unlearned
 
 
 class Candidate(NamedTuple):
@@ -75,7 +76,7 @@ def judge_rows(decisions: Decisions, ties: Ties, order: Sequence[int], learn: "L
         answers_of_user[candidate.user] += candidate.user != NO_NAME
         # A row without a time (NaN) counts as later.
         retry = retries.get((candidate.session, candidate.read))
-        if answers_of_user[candidate.user] > learn.quota_per_user:
+        if answers_of_user[candidate.user] > QUOTA_PER_CLIENT:
             leave_out(candidate, "quota-user")
         elif fate[candidate.holder] != TRAIN:
             leave_out(candidate, "bad-held-out")

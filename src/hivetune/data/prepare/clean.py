@@ -55,8 +55,8 @@ def _redacted(raw: bytes, data: DataConfig) -> bytes:
     """Return a usable row in UTF-8 and redacted: also the columns that are not learned, since people share the file."""
     text = row_text(raw)[0]
     value: Any = json.loads(text)
-    clean: Any = redact_value(value, SECRETS) if data.on_secret == "redact" else value
-    clean = redact_value(clean, PERSONAL) if data.on_personal == "redact" else clean
+    clean: Any = redact_value(value, SECRETS) if data.on_private == "redact" else value
+    clean = redact_value(clean, PERSONAL) if data.on_private == "redact" else clean
     if clean is value:
         return text.encode("utf-8", "surrogatepass")
     if isinstance(clean, dict):

@@ -41,6 +41,7 @@ from hivetune.data.prepare.split import Ties, sides
 from hivetune.data.snapshot import SPLITS, messages_from
 
 HASHES = ("hash64", "lesson64", "read64", "question64", "session64", "user64")  # of a row, see RESULT_SCHEMA
+SYNTHETIC_SHARE = 0.5  # the most that synthetic rows may be of the usable ones
 CACHED_LESSONS, CACHED_ROW_CHARS = 500, 20_000  # a lesson takes ten times its text, so longer ones are read again
 
 
@@ -52,7 +53,7 @@ def decide_rows(
     `frozen` has the hashes of questions that are never trained (data/frozen.py).
     """
     decisions = Decisions(results)
-    files, times, (hash64, lesson64, read, question, session, user) = _read_rows(decisions)
+    _, times, (hash64, lesson64, read, question, session, user) = _read_rows(decisions)
     ties = Ties(read, question, session, user, times)
     for row, texts in decisions.rows("SELECT n, texts64 FROM rows WHERE texts64 IS NOT NULL ORDER BY n"):
         ties.texts.frombytes(texts)
@@ -63,12 +64,7 @@ def decide_rows(
         if decisions.fate[row] == TRAIN:
             decisions.changed.update(changed.split(","))
     leaks = _drop_near(decisions, data.near_duplicates, ties, hash64) if data.near_duplicates > 0 else []
-    if data.quota_per_session is not None:
-        in_sessions = (row for row in _usable(decisions) if ties.session[row])
-        _limit(decisions, in_sessions, ties.session, hash64, data.quota_per_session, "quota-session")
-    if data.quota_per_source is not None:
-        _limit(decisions, _usable(decisions), files, hash64, data.quota_per_source, "quota-source")
-    _cap_synthetic(decisions, hash64, data.synthetic_share)
+    _cap_synthetic(decisions, hash64, SYNTHETIC_SHARE)
 
     rows = array("I", _usable(decisions))
     split = sides(rows, ties, leaks, data)

@@ -244,7 +244,7 @@ def _key(inputs: Inputs, job: ChunkJob, config: RunConfig, model_folder: Path, f
     if config.data.leave_out is not None:
         settings["leave_out"] = sorted(read_leave_out(Path(config.data.leave_out)).items())
     shape = [chunk.rows for chunk in inputs.chunks]  # results of other chunks can't be mixed
-    learn = [sorted(config.learn.use), config.learn.quota_per_user]
+    learn = sorted(config.learn.use)
     parts = [FORMAT, __version__, inputs.digest, settings, config.max_length, model, shape]
     parts += [job.near_duplicates > 0, job.forgotten, sorted(frozen), learn]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

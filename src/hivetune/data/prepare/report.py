@@ -156,8 +156,7 @@ def unmatched(decisions: Decisions, data: DataConfig, row: Row) -> list[dict[str
             hint = f"rows have: {named}" if named else "if all rows are of one, map it: --columns \"agent='NAME'\""
             names = ", ".join(map(spelled, data.system_prompts))
             found.append({"problem": f"no row has an agent of data.system_prompts: {names}", "hint": hint})
-    facts = {"time": "data.held_out.by: time"} if data.split == "time" else {}
-    facts |= {data.balance: f"data.balance: {data.balance}"} if data.balance != "none" else {}
+    facts = {data.balance: f"data.balance: {data.balance}"} if data.balance != "none" else {}
     for fact, setting in facts.items():
         if not any(decisions.rows(f"SELECT n, 1 FROM rows WHERE {fact} IS NOT NULL LIMIT 1")):
             found.append(

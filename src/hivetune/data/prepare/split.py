@@ -3,7 +3,7 @@
 Rows are tied by an equal question or text, by their session, by a long text that few rows share, by most of their
 words, and by their user. A group is a connected component of these ties. Its side is a function of the hash of its
 oldest row's session or question: no state is kept, the order of the input does not matter, and shares are exact only on
-average. With `data.split: time` the newest groups are held out. docs/decisions/0012 ranks these promises.
+average. docs/decisions/0012 ranks these promises.
 """
 
 from array import array
@@ -24,23 +24,13 @@ SALT = b"hivetune split 1"
 SCALE = 1 << 64
 NONE = 0  # the hash of a session or user that a row does not name
 READ, SAID, SESSION, TEXT, USER = range(5)
-# `auto` keeps a user together only up to this share of the held-out rows (by default 2 % of all rows), since otherwise
+# A user is kept together only up to this share of the held-out rows (by default 2 % of all rows), since otherwise
 # the side of one user would decide the verdict.
 USERS_SHARE = 0.1
-# GROWTH has the ties in the order in which groups grow. A row is in its largest group of a level in LEVELS_OF that is
-# small enough to be held out, else in its group of the last level.
-GROWTH = {
-    "none": (READ, SAID, TEXT),
-    "session": (READ, SAID, SESSION, TEXT),
-    "user": (READ, SAID, SESSION, USER, TEXT),
-    "auto": (READ, SAID, SESSION, TEXT, USER),
-}
-LEVELS_OF = {
-    "none": (TEXT, SAID, READ),
-    "session": (TEXT, SESSION),
-    "user": (TEXT, USER),
-    "auto": (USER, TEXT, SESSION, SAID, READ),
-}
+# The ties in the order in which groups grow. A row is in its largest group of these levels that is small enough to be
+# held out, else in its group of the last level, READ.
+GROWTH = (READ, SAID, SESSION, TEXT, USER)
+LEVELS = (USER, TEXT, SESSION, SAID, READ)
 # A text is long from 20 words (answers) or 50 words (paragraphs).
 LONG_ANSWER_CHARS, LONG_CONTEXT_CHARS, MAX_CONTEXTS = 120, 300, 8
 # A text that more rows share than this share of the held-out rows is an instruction or a stock answer.
@@ -119,7 +109,7 @@ class Sides:
     """The result: for each input row `side`, an index into SPLITS, and `group`, a row that identifies its group.
 
     `counts` is for the report: how many groups there are, the size of the largest, and the rows that are broken up, as
-    their session or user is too large to be kept together (data.group_by: auto), or are trained because their group is
+    their session or user is too large to be kept together, or are trained because their group is
     too large, larger than all that may be held out.
     """
 
@@ -137,12 +127,12 @@ def sides(
 ) -> Sides:
     """Return the side of each of `rows`. `alike` are pairs of nearly equal rows, `twins` pairs that share most words.
 
-    A group that is larger than validation and test together can't be held out. Then `auto` keeps only smaller groups
+    A group that is larger than validation and test together can't be held out. Then only smaller groups are kept
     together: the session, else the question, else all text that is read (one question about many documents, one
-    greeting before many conversations). If that is still too large, or with another `group_by`, the group is trained.
+    greeting before many conversations). If that is still too large, the group is trained.
     """
     num_rows = len(ties.time)
-    levels = LEVELS_OF[data.group_by]
+    levels = LEVELS
     limit = (data.validation + data.test) * len(rows)
     group, level_of, fits = array("I", bytes(4 * num_rows)), bytearray(num_rows), bytearray(num_rows)
     member = bytearray(num_rows)
@@ -151,7 +141,7 @@ def sides(
     groups, sizes = _Groups(num_rows), array("I")
     groups.join((row, copy) for row, copy in alike if member[row] and member[copy])
     equal = {READ: ties.read, SAID: ties.question, SESSION: ties.session, USER: ties.user}
-    for level in GROWTH[data.group_by]:
+    for level in GROWTH:
         if level == TEXT:
             groups.join(_sharing_texts(ties, member, max(FEW_ROWS, int(TEXTS_SHARE * limit))))
             groups.join(twins)
@@ -163,7 +153,7 @@ def sides(
         if level not in levels:
             continue
         sizes = _sizes(rows, roots)
-        largest = max(1.0, limit * USERS_SHARE if level == USER and data.group_by == "auto" else limit)
+        largest = max(1.0, limit * USERS_SHARE if level == USER else limit)
         for row in rows:
             if level == levels[-1] or sizes[roots[row]] <= largest:
                 group[row], level_of[row], fits[row] = roots[row], level, sizes[roots[row]] <= largest
@@ -175,13 +165,10 @@ def sides(
         "too_large": len(rows) - sum(fits),
     }
     side = bytearray(num_rows)
-    if data.split == "time":
-        _hold_out_newest(side, [row for row in rows if fits[row]], ties.time, group, data, len(rows))
-    else:
-        anchors = _anchors(rows, ties, group, level_of, data.group_by)
-        for row in rows:
-            if fits[row]:
-                side[row] = SPLITS.index(split_of(anchors[group[row]], data.validation, data.test))
+    anchors = _anchors(rows, ties, group, level_of)
+    for row in rows:
+        if fits[row]:
+            side[row] = SPLITS.index(split_of(anchors[group[row]], data.validation, data.test))
     return Sides(side, group, counts)
 
 
@@ -220,33 +207,6 @@ def _sharing_texts(ties: Ties, member: bytearray, max_rows: int) -> Iterator[tup
             yield from ((first, other) for other in others)
 
 
-def _hold_out_newest(
-    side: bytearray,
-    rows: Sequence[int],
-    time: "array[float]",
-    group: "array[int]",
-    data: "DataConfig",
-    num_rows: int,
-) -> None:
-    """Write the sides of a split by time: the newest groups are the test, the next ones the validation.
-
-    A group is as old as its oldest row. A group with a row without a time is trained.
-    """
-    oldest: dict[int, float] = {}
-    members: dict[int, list[int]] = {}
-    for row in rows:
-        root = group[row]
-        members.setdefault(root, []).append(row)
-        oldest[root] = min(oldest.get(root, time[row]), time[row]) if time[row] != float("inf") else -1.0
-    num_taken, counts = 0, (data.test * num_rows, (data.test + data.validation) * num_rows)
-    for root in sorted(members, key=lambda root: (-oldest[root], root)):
-        num_taken += len(members[root])
-        if oldest[root] < 0 or num_taken > counts[1] + 1e-9:
-            break
-        for row in members[root]:
-            side[row] = SPLITS.index("test" if num_taken <= counts[0] + 1e-9 else "validation")
-
-
 def _sizes(rows: Sequence[int], roots: "array[int]") -> "array[int]":
     sizes = array("I", bytes(4 * len(roots)))
     for row in rows:
@@ -259,15 +219,12 @@ def _anchors(
     ties: Ties,
     group: "array[int]",
     level_of: bytearray,
-    group_by: str,
 ) -> "array[int]":
     """Return for each group the hash that decides its side: of its oldest row, without times the smallest hash."""
     times = array("d", [float("inf")]) * len(group)
     anchors = array("Q", [SCALE - 1]) * len(group)
     for row in rows:
-        key = ties.user[row] if group_by == "user" else NONE
-        if level_of[row] >= SESSION and group_by != "none":
-            key = key or ties.session[row]
+        key = ties.session[row] if level_of[row] >= SESSION else NONE
         key = key or (ties.question if level_of[row] >= SAID else ties.read)[row]
         root, time = group[row], ties.time[row]
         if (time, key) < (times[root], anchors[root]):

@@ -1,7 +1,7 @@
 """The stages of a row: read, clean and render. Each is a function of one row that may refuse it; work.py runs them."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,14 +26,9 @@ class ChunkJob:
     columns: Mapping[str, str]
     system_prompts: Mapping[str, str]
     on_overlong: str
-    on_failed: str
-    on_untrusted: str
-    on_own_answers: str
-    on_tools: str
-    on_reasoning: str
+    also_train: Sequence[str]
     learn: Sequence[str]
-    on_secret: Policy
-    on_personal: Policy
+    on_private: Policy
     near_duplicates: float
     max_length: int
     model_folder: str | None
@@ -58,7 +53,6 @@ class Stages:
         job = self.job
         try:
             row = read_example(raw, job.columns, pairs="pairs" in job.learn)
-            _leave_parts_out(row, job)
         except RowRefused:
             if self._forgotten and is_forgotten_raw(self._forgotten, _names_of(raw), raw.payload):
                 raise RowRefused("forgotten") from None
@@ -122,12 +116,11 @@ class Stages:
         """Return the row after redaction, and the replaced texts with their places. Raise RowRefused if a policy
         rejects it.
         """
-        if "keep" not in (self.job.on_secret, self.job.on_personal) and holds_nothing(example, EVERYTHING):
+        if self.job.on_private != "keep" and holds_nothing(example, EVERYTHING):
             return example, ()
         notes: list[Note] = []
-        policies = (("secret", SECRETS, self.job.on_secret), ("personal", PERSONAL, self.job.on_personal))
-        for kind, rules, policy in policies:
-            example, finds = apply_policy(example, rules, policy, kind)
+        for kind, rules in (("secret", SECRETS), ("personal", PERSONAL)):
+            example, finds = apply_policy(example, rules, self.job.on_private, kind)
             if finds:
                 notes.append((f"redacted-{kind}", f"{', '.join(finds)}; {ADVICE[kind]}"))
         return example, tuple(notes)
@@ -209,17 +202,17 @@ def _longest(views: Sequence[Rendered]) -> int:
 
 def _apply_policies(example: Example, job: ChunkJob) -> Example:
     """Return the row as the policies of the config allow it. Raise RowRefused."""
-    if example.lesson == "failure" and job.on_failed == "train":
+    if example.lesson == "failure" and "failed" in job.also_train:
         example = replace(example, lesson="sft")
     elif example.lesson == "failure" and not {"failures", "pairs"} & set(job.learn):
         raise RowRefused("failed" if example.success is False else "disliked")
     needed = {"sft": "sft", "correction": "corrections"}.get(example.lesson)
     if needed is not None and needed not in job.learn:
         raise RowRefused("not-learned", f"learn does not name {needed}")
-    if example.untrusted and job.on_untrusted == "set_aside":
+    if example.untrusted and "untrusted" not in job.also_train:
         raise RowRefused("untrusted")
     is_own_answer = example.answered_by is not None and example.lesson == "sft"
-    if is_own_answer and not is_vouched(example) and job.on_own_answers == "set_aside":
+    if is_own_answer and not is_vouched(example) and "own_answers" not in job.also_train:
         raise RowRefused("own-answer")
     if example.worse is not None and "pairs" not in job.learn:
         return replace(example, worse=None)  # a correction is a target in any case
@@ -230,45 +223,3 @@ def is_vouched(example: Example) -> bool:
     """Return whether the answer was called good: by its success, a rating, or as the better one of two."""
     liked = example.feedback is not None and example.feedback > 0
     return example.success is True or liked or example.lesson in ("correction", "pair")
-
-
-def _leave_parts_out(row: ExaminedRow, job: ChunkJob) -> None:
-    """Remove tool calls and reasoning by data.on_tools and data.on_reasoning. Raise RowRefused if no answer stays."""
-    example = row.example
-    if job.on_reasoning == "leave_out" and any(m.reasoning for m in example.messages):
-        example = replace(example, messages=tuple(replace(m, reasoning=None) for m in example.messages))
-        row.changed += ("reasoning-left-out",)
-    if job.on_tools == "leave_out" and (example.tools or any(map(_uses_tools, example.messages))):
-        messages = tuple(_plain_turns(example.messages))
-        last = example.messages[-1]
-        if not any(m.role == "assistant" and m.weight for m in messages) or (
-            example.lesson != "sft" and messages[-1] is not last  # the last answer is the judged one
-        ):
-            raise RowRefused("only-tool-calls")
-        worse = None if example.worse is not None and example.worse.tool_calls else example.worse
-        example = replace(example, messages=messages, tools=(), worse=worse)
-        row.changed += ("tools-left-out",)
-    row.example = example
-
-
-def _plain_turns(messages: Sequence[Message]) -> Iterator[Message]:
-    """Yield each question with the answers in words after its last call; without such an answer skip the question.
-
-    Training on what an agent says before a call ("I'll look at it") would teach it to say that and stop.
-    """
-    start = 0
-    while start < len(messages):
-        end = start + 1
-        while end < len(messages) and messages[end].role not in ("system", "user"):
-            end += 1
-        head, rest = messages[start], messages[start + 1 : end]
-        used = [n for n, message in enumerate(rest) if _uses_tools(message)]
-        answers = rest[max(used) + 1 :] if used else rest
-        if (answers or not used) and not _uses_tools(head):
-            yield head
-            yield from answers
-        start = end
-
-
-def _uses_tools(message: Message) -> bool:
-    return bool(message.tool_calls) or message.role == "tool"

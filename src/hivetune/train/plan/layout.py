@@ -141,7 +141,7 @@ def trim_rows(snapshot: Snapshot, rows: Iterable[int]) -> tuple[TrimmedDocument,
 
 def shares_prefixes(lora: LoraConfig) -> bool:
     """Return whether a prefix of several rows may be computed once, as far as dropout goes (docs/engine.md)."""
-    return not lora.dropout or lora.dropout_per == "token"
+    return True
 
 
 def make_layout(documents: Sequence[TrimmedDocument], *, share: bool, pad: Padding = unpadded) -> Layout:

@@ -29,6 +29,7 @@ from hivetune.machine.profile import read_profile
 from hivetune.models.architecture import Architecture, parse_architecture, read_architecture
 from hivetune.models.prepared import find_prepared
 from hivetune.process.cluster import ask_cluster, cluster_of, own_address
+from hivetune.process.supervision import supervision
 from hivetune.train.plan.choose import (
     DISK_BYTES_PER_S,
     Case,
@@ -46,7 +47,7 @@ from hivetune.train.plan.device import Device, device_of_card, device_of_machine
 from hivetune.train.plan.layout import pack_tokens
 from hivetune.train.plan.memory import TrainingSetup, disk_bytes, setup_of
 from hivetune.train.plan.speed import LOCAL_BYTES_PER_S, Worth, probe_key, read_measured, worth_of
-from hivetune.train.plan.steps import BAD_SHARE
+from hivetune.train.plan.steps import BAD_SHARE, STAGE2_STEPS
 
 # English prose by the vocabularies of SmolLM2 and Qwen2.5, and the tokens that templates write around a message.
 CHARS_PER_TOKEN, TOKENS_A_MESSAGE = 4.4, 5
@@ -262,7 +263,7 @@ class Planned:
         """Return the most seconds of work that a power cut can lose; 0 where nothing fits."""
         if self.choice is None:
             return 0.0
-        every_s = self.config.supervise.checkpoint_every_s
+        every_s = supervision().checkpoint_every_s
         return power_loss_s(self.setup, self.choice.step_s, every_s, disk_bytes_per_s=self.disk_bytes_per_s)
 
     @property
@@ -314,7 +315,7 @@ def plan_run(
         measured = read_measured(setup, probe)
         rate, correction = measured.rate(), measured.correction
         setup = replace(setup, path=measured.setup.path)
-    share = config.supervise.memory_share
+    share = config.memory_share
     choice, why_not = None, ""
     try:
         choice = fastest_that_fits(setup, device, work, memory_share=share, correction=correction, rate=rate)
@@ -375,7 +376,7 @@ def guess_workload(
     basis = "as given" if rows or counted is None else counted.words
     batch_size, epochs, max_steps = config.batch_size, config.epochs, config.max_steps
     if config.learn.stage == 2:  # good rows and, beside them, bad ones; as often as the steps need
-        batch_size, max_steps = math.ceil(batch_size * (1 + BAD_SHARE)), max_steps or config.learn.steps
+        batch_size, max_steps = math.ceil(batch_size * (1 + BAD_SHARE)), max_steps or STAGE2_STEPS
         epochs = max(epochs, max_steps * batch_size / num_rows)
     work = assumed_workload(
         longest=config.max_length,

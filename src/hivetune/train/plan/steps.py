@@ -311,6 +311,7 @@ def _decode(binary: bytes) -> tuple[array[int], array[int], array[int]]:
 
 # Bad rows in a step for each good one. Together they may push half as much as the good rows pull (train/worker).
 BAD_SHARE = 0.5
+STAGE2_STEPS = 40
 # With fewer rows that people called good, all rows keep the model where it is.
 MIN_VOUCHED = 32
 

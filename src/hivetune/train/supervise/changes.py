@@ -49,6 +49,6 @@ def thin_out(run: Path, snapshot: Path) -> str:
         counts[info.agent, info.category] += 1
         if counts[info.agent, info.category] % 2 == 0:
             left_out.append(row)
-    reason = "sample: every second row is left out, as supervise.allow permits"
+    reason = "sample: every second row is left out, as allow permits"
     append_amendment(run, Amendment(step, tuple(left_out), reason, len(steps)))
     return f"{len(left_out)} of {len(coming)} coming rows left out from step {step}"

@@ -28,6 +28,7 @@ from hivetune.process.cluster import ask_cluster, cluster_of
 from hivetune.process.parent import Child, LearnedLimits, run_task, start_child
 from hivetune.process.protocol import Beat, Outcome, Salvage, Train
 from hivetune.process.stop import StopRequest
+from hivetune.process.supervision import supervision
 from hivetune.run import checkpoints
 from hivetune.run.choices import Choices
 from hivetune.run.folder import EVENTS, METRICS, SALVAGE, read_resolved
@@ -59,7 +60,7 @@ from hivetune.train.supervise.ladder import (
 from hivetune.train.supervise.room import LOOK_S, Events, has_room
 from hivetune.train.supervise.workers import Workers, devices_beside
 
-# The rungs that change the training itself, and only where `supervise.allow` names them.
+# The rungs that change the training itself, and only where `allow` names them.
 SMALLER = ("rank", "sample")
 # What a run that goes on needs for journals and logs, besides a checkpoint and an adapter of a third of its size.
 MIN_RESERVE_BYTES = 1 << 20
@@ -198,10 +199,10 @@ class _Supervisor:
     def attempt(self) -> Ended:
         """Start a worker with the rungs in effect, watch it to its end, and explain how it ended."""
         self.attempts += 1
-        limits = LearnedLimits(self.config.supervise, self.start_s.get(self.rungs))
+        limits = LearnedLimits(supervision(), self.start_s.get(self.rungs))
         environment, choices = worker_effects(self.run, self.rungs)
         devices = devices_beside(self.run, self.model, self.config, self.machine, self._device())
-        memory_bytes = int(self.machine.memory_bytes * self.config.supervise.memory_share) // (1 + len(devices))
+        memory_bytes = int(self.machine.memory_bytes * self.config.memory_share) // (1 + len(devices))
         between_s = max(1.0, (time.monotonic() - self.started) / len(self.history)) if self.history else None
         kernel, oom_before, started = KernelLog(), oom_kills(), time.monotonic()
         self.state_to_disk()  # what an earlier attempt left and a full disk refused
@@ -212,7 +213,7 @@ class _Supervisor:
             devices,
             self.events,
             environment=environment,
-            limits=lambda: LearnedLimits(self.config.supervise),
+            limits=lambda: LearnedLimits(supervision()),
             module=self.worker,
         )
         try:
@@ -388,7 +389,7 @@ class _Supervisor:
             data.folder,
             rungs=self.rungs,
             module=self.replay,
-            limits=lambda: LearnedLimits(self.config.supervise, self.start_s.get(self.rungs)),
+            limits=lambda: LearnedLimits(supervision(), self.start_s.get(self.rungs)),
         )
         findings = isolate(steps[failure.step].rows, replay, control=before[0] if before else None)
         most = max_quarantined(plan.num_rows, self.config.data.max_rejected)
@@ -423,7 +424,7 @@ class _Supervisor:
         self.state_to_disk()
 
     def _bounds(self) -> Bounds:
-        settings, run = self.config.supervise, self.run
+        settings, run = supervision(), self.run
         # A worker as it is started now: rungs that would change nothing in it are void.
         environment, changes = worker_effects(run, self.rungs)
         config, settled = read_resolved(run)  # a lower rank is written there
@@ -439,7 +440,7 @@ class _Supervisor:
             attempts=settings.attempts,
             on_device=self._on_device() and "cpu" not in self.rungs,
             backoff_s=settings.backoff_s,
-            allow=frozenset({name for name in settings.allow if name != "rank" or self.config.lora.start is None}),
+            allow=frozenset({name for name in self.config.allow if name != "rank" or self.config.lora.start is None}),
             void=void_rungs(variables, changes.over(settled.over(as_started))),
             published=published_remedies(self.machine),
         )

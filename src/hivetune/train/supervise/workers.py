@@ -41,7 +41,7 @@ def devices_beside(run: Path, model: Path, config: RunConfig, machine: Machine, 
         return ()
     if device == "cpu":
         most = cpu_workers(machine.cores, read_resolved(run)[1].threads)
-        most = min(most, int(machine.memory_bytes * config.supervise.memory_share // _memory_of_worker(model)))
+        most = min(most, int(machine.memory_bytes * config.memory_share // _memory_of_worker(model)))
         return ("cpu",) * (max(1, most) - 1 if isinstance(number, str) else number - 1)
     own_index = int(device.partition(":")[2] or 0)
     others = [f"cuda:{index}" for index in range(len(machine.cards)) if index != own_index]

@@ -40,7 +40,7 @@ def load_as_saved(task: Replay) -> LoraModel:
     """Return the run's model with the weights of its newest good checkpoint, or those of the start."""
     config, choices = read_resolved(task.run)
     choices = with_changes(config, settle(task.run, config, choices, write=False), task.changes)
-    device, dtype = start_with(choices, config.supervise.memory_share)
+    device, dtype = start_with(choices, config.memory_share)
     model = load_model(
         task.model,
         config.lora,

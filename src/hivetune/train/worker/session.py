@@ -21,6 +21,7 @@ from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.errors import DataRefused, HivetuneError, UsageError
 from hivetune.process.child import Heartbeat, read_ranks
 from hivetune.process.protocol import Beat, Train
+from hivetune.process.supervision import supervision
 from hivetune.run import checkpoints
 from hivetune.run.folder import METRICS, ROW_LOSSES, read_resolved
 from hivetune.run.standby import Standby
@@ -41,6 +42,7 @@ from hivetune.train.worker.validation import Scored, choose_sample, score_rows
 from hivetune.train.worker.watch import LossHistory
 
 VALIDATIONS = 10
+VALIDATION_ROWS = 48  # the most of a validation during training
 STAGE2_VALIDATIONS = 5
 
 
@@ -136,7 +138,7 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
     if snapshot.hash != plan.snapshot_hash:
         raise UsageError(f"the plan of {folder} was made for other data", hint="train into another folder")
     choices = with_changes(config, with_packs(folder, config, settle(folder, config, choices), snapshot), task.changes)
-    device, dtype = start_with(choices, config.supervise.memory_share)
+    device, dtype = start_with(choices, config.memory_share)
     model = load_model(
         task.model,
         config.lora,
@@ -160,7 +162,7 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
         saver=Saver(
             folder,
             standby=Standby(task.standby) if task.standby and read_ranks().size == 1 else None,
-            every_s=config.supervise.checkpoint_every_s,
+            every_s=supervision().checkpoint_every_s,
             mean_time_between_faults_s=task.mean_time_between_faults_s or checkpoints.MEAN_TIME_BETWEEN_FAULTS_S,
         ),
         metrics=metrics,
@@ -169,7 +171,7 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
         exchange=open_exchange(task, config, choices, model, metrics),
         heartbeat=heartbeat,
         validation_rows=validation_rows,
-        sample_rows=validation_rows if stage2 else choose_sample(snapshot, validation_rows, config.validate_rows),
+        sample_rows=validation_rows if stage2 else choose_sample(snapshot, validation_rows, VALIDATION_ROWS),
     )
 
 

@@ -19,6 +19,8 @@ from hivetune.train.plan.steps import Plan
 from hivetune.train.worker.model.protocol import Bad, Document, LoraModel, read_documents
 from hivetune.train.worker.validation import VALIDATION_DOCUMENTS
 
+# The most of a bad row; a good one has 1. It has no effect after about 4 / BETA nats.
+WEIGHT, BETA = 0.5, 5.0
 # All bad rows of a step together push at most half as hard as its good rows pull.
 MAX_PUSH = 0.5
 # Nats per token by which the loss of the good validation rows may rise before the run stops.
@@ -82,7 +84,7 @@ def open_stage2(
         write_sealed(folder / REFERENCE, document)
     # A number that is not finite makes the step not finite, and the search for the cause then names the row.
     reference = {int(row): math.nan if nll is None else float(nll) for row, nll in document["nll"].items()}
-    return Stage2(better, reference, config.learn.weight, config.learn.beta)
+    return Stage2(better, reference, WEIGHT, BETA)
 
 
 def _measure(

@@ -91,7 +91,7 @@ def conditions(model: Path, config: RunConfig, begun: Choices) -> dict[str, Any]
     return {
         "model": sha256_bytes(manifest.read_bytes()),
         "code": digest.hexdigest(),
-        "dropout": config.lora.dropout_per if config.lora.dropout else None,
+        "dropout": "token" if config.lora.dropout else None,
         "begun": begun.made(),
     }
 
@@ -124,7 +124,7 @@ def main(task: Probe, heartbeat: Heartbeat) -> dict[str, Any]:
     if name not in profile.rates:
         profile = profile.with_rates(name, canary_rates(device))
     target = device_of_machine(machine, profile, name)
-    work, memory_share = workload_of(config, plan, snapshot), config.supervise.memory_share
+    work, memory_share = workload_of(config, plan, snapshot), config.memory_share
     setup = setup_of_run(config, architecture, settled, target.kind)
     stored = profile.probes.get(probe_key(setup))
     first = _choose_before_loading(task.model, config, setup, target, work, stored)
@@ -394,7 +394,7 @@ def _choose_before_loading(
     """Choose by formula, corrected by the profile's probe as the plan is. Raises DoesNotFit with what would fit, before
     a weight is read.
     """
-    share = config.supervise.memory_share
+    share = config.memory_share
     correction = None if stored is None else read_measured(setup, stored).correction
     try:
         chosen = choose.fastest_that_fits(setup, target, work, memory_share=share, correction=correction)

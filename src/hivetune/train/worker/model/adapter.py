@@ -26,11 +26,8 @@ def tensor_shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def scaling(lora: LoraConfig) -> float:
-    """Return what B A is multiplied by.
-
-    It is alpha / r (LoRA, arXiv 2106.09685), or alpha / sqrt(r) (rsLoRA, arXiv 2312.03732).
-    """
-    return lora.alpha / math.sqrt(lora.r) if lora.rslora else lora.alpha / lora.r
+    """Return what B A is multiplied by (LoRA, arXiv 2106.09685)."""
+    return lora.alpha / lora.r
 
 
 def allocate(
@@ -85,7 +82,7 @@ def begin(adapter: Mapping[str, Tensor], lora: LoraConfig, seed: int) -> None:
     if scaling(theirs) != scaling(lora):
         raise UsageError(
             f"lora.start: {lora.start} is scaled by {scaling(theirs):g}, this run by {scaling(lora):g}",
-            hint="set lora.r, lora.alpha and lora.rslora as in the run that trained it",
+            hint="set lora.r and lora.alpha as in the run that trained it",
         )
     fill(adapter, tensors, f"lora.start: {lora.start}")
 
@@ -121,7 +118,7 @@ def write_adapter(
         "r": lora.r,
         "lora_alpha": lora.alpha,
         "lora_dropout": 0.0 if experts else lora.dropout,  # PEFT refuses any on experts, and it counts in training only
-        "use_rslora": lora.rslora,
+        "use_rslora": False,
         "target_modules": peft_targets(names, lora.target_modules) if names else [],
         "target_parameters": sorted({".".join(name.split(".")[-2:]) for name in experts.values()}) or None,
         "bias": "none",
@@ -150,10 +147,10 @@ def read_adapter(folder: Path) -> tuple[LoraConfig, dict[str, Tensor]]:
     experts = expert_tensors(tensor_shapes(tensors), config["r"], named)
     lora = LoraConfig(
         r=config["r"],
-        alpha=config["lora_alpha"],
+        # rsLoRA scales by alpha / sqrt(r): the same as alpha * sqrt(r) / r
+        alpha=config["lora_alpha"] * (math.sqrt(config["r"]) if config.get("use_rslora") else 1),
         dropout=config.get("lora_dropout", 0.0),
         target_modules=sorted({experts.get(module, module) for module in modules}),
-        rslora=config.get("use_rslora", False),
     )
     return lora, {name: tensor.to(torch.float32) for name, tensor in tensors.items()}
 

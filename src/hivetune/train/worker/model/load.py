@@ -82,7 +82,7 @@ def welcome_of(config: RunConfig, choices: Choices) -> dict[str, Any]:
     return {
         "lora": config.lora.model_dump(mode="json"),
         "method": config.method,
-        "memory_share": config.supervise.memory_share,
+        "memory_share": config.memory_share,
         "choices": to_plain(choices),
     }
 
