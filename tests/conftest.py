@@ -15,6 +15,7 @@ from once import one_at_a_time
 
 from hivetune.process import launch
 from hivetune.process.forkserver import forking
+from hivetune.process.supervision import VARIABLE
 
 # By default an example that takes 200 ms fails: beside other work any may. `make test` checks the same examples every
 # time, so that no change fails by chance. `make proof NAME=properties` draws others.
@@ -110,6 +111,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
     """No test reads or writes the user's home."""
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HIVETUNE_HOME", str(home))
+    monkeypatch.setenv(VARIABLE, "{}")  # of a test that sets it (train/supervise/tiny_run.py)
     # The CPU kernels are compiled once for all of a session's processes.
     monkeypatch.setenv("HIVETUNE_KERNELS", str(common_folder(tmp_path_factory) / "kernels"))
     return home

@@ -7,21 +7,15 @@ import runpy
 import time
 from pathlib import Path
 
-import jsonschema
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hivetune.config import (
-    FORMER_NAMES,
-    config_schema,
-    former_names,
     known_settings,
     load_config,
     override_config,
     parse_config,
-    stored_settings,
     written_settings,
 )
 from hivetune.errors import UsageError
@@ -68,8 +62,10 @@ def test_overrides_win_and_can_open_a_section(tmp_path: Path) -> None:
     [
         ({**SMALL, "epoch": 2}, "did you mean 'epochs'"),
         ({**SMALL, "lora": {"rank": 4}}, "did you mean 'lora.r'"),
-        ({**SMALL, "gate": {"latency": {"ratio": -1}}}, "'gate.latency.ratio': Input should be greater than 0"),
-        ({**SMALL, "eval": {"latency_prompt": 3}}, "did you mean 'eval.answers.timed'"),
+        ({**SMALL, "gate": {"max_seconds": -1}}, "'gate.max_seconds': Input should be greater than 0"),
+        ({**SMALL, "eval": {"prompt": 3}}, "did you mean 'eval.prompts'"),
+        ({**SMALL, "data": {"path": "a", "also_train": ["faled"]}}, "'data.also_train"),
+        ({**SMALL, "data": "faq.csv"}, "'data': it has settings of its own, such as data.path"),
         ({**SMALL, "lora": {"r": "many"}}, "'lora.r'"),
         ({**SMALL, "batch_size": 0}, "'batch_size'"),
         ({"model": "m"}, "'data' is missing"),
@@ -82,29 +78,19 @@ def test_a_wrong_setting_is_named(tree: dict[str, object], message: str) -> None
     assert caught.value.exit_code == 2
 
 
-def test_a_wrong_part_is_named_as_it_was_written() -> None:
-    """Not by the former name under which it is stored, which no page lists."""
-    for wrong in ("data.quotas.user=-5", "data.held_out.by=random", "supervise.limits.attempts=0"):
-        with pytest.raises(UsageError, match=f"'{wrong.partition('=')[0]}': Input should"):
-            parse_config(SMALL, "run.yaml", [wrong])
-    with pytest.raises(UsageError, match=r"'data\.quotas\.source': Input should"):
-        parse_config({"model": "m", "data": {"path": "a", "quotas": {"source": 0}}}, "run.yaml")
-    with pytest.raises(UsageError, match=r"'data\.split': Input should"):
-        parse_config({"model": "m", "data": {"path": "a", "split": "random"}}, "run.yaml")
-
-
 def test_the_values_of_the_caller_stay_as_they_are() -> None:
     """A loop over settings in Python would train with those of the rounds before."""
-    tree = {"model": "m", "data": {"path": "a", "quotas": {"source": 5}}, "lora": {"r": 8}}
+    tree = {"model": "m", "data": {"path": "a", "columns": {"prompt": "q"}}, "lora": {"r": 8}}
     before = json.dumps(tree)
     assert parse_config(tree, overrides=["lora.r=16", "data.test=0.3"]).data.test == 0.3
     assert json.dumps(tree) == before and parse_config(tree).lora.r == 8
 
 
 def test_paths_may_be_given_as_such(tmp_path: Path) -> None:
-    config = parse_config({"model": tmp_path, "data": [tmp_path / "a.jsonl"], "eval": {"checker": {"file": tmp_path}}})
+    config = parse_config(
+        {"model": tmp_path, "data": {"path": [tmp_path / "a.jsonl"]}, "eval": {"checker": {"file": tmp_path}}}
+    )
     assert (config.model, config.data.path) == (str(tmp_path), [str(tmp_path / "a.jsonl")])
-    assert parse_config({"model": "m", "data": tmp_path}).data.path == str(tmp_path)
 
 
 def test_a_setting_that_was_null_takes_parts() -> None:
@@ -123,18 +109,6 @@ def test_a_wrong_setting_of_the_command_line_is_not_blamed_on_the_file(tmp_path:
     assert f"{path}: unknown setting 'epoch', did you mean 'epochs'?" in lines
     assert "--set lerning_rate=1: unknown setting 'lerning_rate', did you mean 'learning_rate'?" in lines
     assert any(line.startswith("--set lora.r=0: 'lora.r'") for line in lines)
-
-
-def test_rows_alone_are_their_path(tmp_path: Path) -> None:
-    path = write(tmp_path, "model: m\ndata: faq.csv\n")
-    assert load_config(path, ["data.test=0.2"]).data.model_dump(include={"path", "test"}) == {
-        "path": str(tmp_path / "faq.csv"),
-        "test": 0.2,
-    }
-    assert load_config(write(tmp_path, "model: m\ndata: [a.csv, b.csv]\n")).data.path == [
-        str(tmp_path / name) for name in ("a.csv", "b.csv")
-    ]
-    assert load_config(path, ["data=b.csv"]).data.path == "b.csv"
 
 
 def test_a_setting_that_stands_twice_is_refused(tmp_path: Path) -> None:
@@ -231,74 +205,19 @@ def test_no_text_is_a_traceback(tmp_path_factory: pytest.TempPathFactory, value:
 
 @pytest.mark.parametrize("value", [1, 64, "auto", "10.0.0.5:6479", "node-1:7000", None])
 def test_workers_are_a_number_a_word_or_a_cluster(value: object) -> None:
-    config = parse_config({"model": "m", "data": "d", "workers": value})
+    config = parse_config({"model": "m", "data": {"path": "d"}, "workers": value})
     assert cluster_of(config) == (value if isinstance(value, str) and ":" in value else None)
 
 
 @pytest.mark.parametrize("value", [0, 65, "all", "10.0.0.5", "http://host:1", 1.5, True])
 def test_other_workers_are_refused_with_what_there_is(value: object) -> None:
     with pytest.raises(UsageError, match="must be auto, a number from 1 to 64, or HOST:PORT of a cluster"):
-        parse_config({"model": "m", "data": "d", "workers": value})
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "model: smollm2-135m\ndata: interactions.jsonl\n",  # the README's own
-        "model: m\ndata: [a.jsonl, b.csv]\nlearn: [sft, pairs]\n",
-        "model: m\ndata: {path: a.jsonl}\n",
-    ],
-)
-def test_the_schema_takes_what_is_read(text: str) -> None:
-    jsonschema.validate(yaml.safe_load(text), config_schema())
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({"model": "m", "data": 5}, config_schema())
-
-
-def test_at_most_80_settings_are_shown_and_all_that_are_stored_can_be_set() -> None:
-    shown = {setting.key for setting in known_settings()}
-    assert len(shown) <= 80
-    stored = {setting.key for setting in stored_settings()}
-    by_other_ways = {"learn.stage", "gate.look", *(key for key in stored if key.startswith("cycle.notify."))}
-    assert stored - shown - by_other_ways == set(FORMER_NAMES)
-
-
-def test_a_group_sets_what_is_stored(tmp_path: Path) -> None:
-    text = "model: m\ndata: {path: a, quotas: {source: 5, user: 7}, also_train: [failed]}\n"
-    config = load_config(
-        write(tmp_path, text), ["gate.latency={ratio: 2}", "gate.latency.seconds=3", "data.do_not_train=tools"]
-    )
-    assert (config.data.quota_per_source, config.learn.quota_per_user, config.data.on_failed) == (5, 7, "train")
-    assert (config.gate.latency_ratio, config.gate.most_latency_s) == (2, 3)
-    assert (config.data.on_tools, config.data.on_reasoning, config.data.on_untrusted) == (
-        "leave_out",
-        "train",
-        "set_aside",
-    )
-
-
-def test_an_override_takes_the_place_of_the_list_in_the_file(tmp_path: Path) -> None:
-    """Failed rows were trained and tools left out, whatever the command line said."""
-    path = write(tmp_path, "model: m\ndata: {path: a, also_train: [failed], do_not_train: [tools]}\n")
-    data = load_config(path, ["data.also_train=[]", "data.do_not_train=[reasoning]"]).data
-    assert (data.on_failed, data.on_tools, data.on_reasoning) == ("set_aside", "train", "leave_out")
-    again = override_config(load_config(path), ["data.also_train=untrusted"]).data
-    assert (again.on_failed, again.on_untrusted, again.on_tools) == ("set_aside", "train", "leave_out")
-
-
-def test_an_override_of_the_short_form_keeps_the_section(tmp_path: Path) -> None:
-    text = "model: m\ndata: {path: a, columns: {prompt: q}}\nlearn: {use: [sft], stage2: {steps: 4}}\n"
-    config = load_config(write(tmp_path, text), ["data=b.csv", "learn=[sft, pairs]"])
-    assert (config.data.path, config.data.columns, config.learn.steps) == ("b.csv", {"prompt": "q"}, 4)
+        parse_config({"model": "m", "data": {"path": "d"}, "workers": value})
 
 
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        (
-            {"gate": {"latency": {"ratio": 2}, "latency_ratio": 3}},
-            "'gate.latency' and 'gate.latency_ratio' set the same",
-        ),
         ({"gate": {"loss_gain": False}}, "'gate.loss_gain': must be a number or null, got False"),
         ({"batch_size": True}, "'batch_size': must be a number, got True"),
         ({"data": {"path": "a", "validation": 0.5, "test": 0.5}}, "'data.test': with data.validation it leaves no row"),
@@ -310,27 +229,14 @@ def test_what_would_be_read_as_something_else_is_refused(section: dict[str, obje
     assert message in raised.value.message
 
 
-def test_settings_are_written_under_the_names_of_people() -> None:
-    """`init` wrote former names, which the next command advised against."""
+def test_only_settings_that_were_set_are_written() -> None:
     tree = {
         **SMALL,
-        "data": {"path": "a", "also_train": ["failed"], "quotas": {"user": 5}, "test": 0.2},
-        "eval": {"answers": {"tokens": 9}},
-        "gate": {"latency": {"seconds": 3.0}, "loss_gain": 0.1},
+        "data": {"path": "a", "also_train": ["failed"], "test": 0.2},
+        "eval": {"tokens": 9},
+        "gate": {"max_seconds": 3.0, "loss_gain": 0.1},
     }
     assert written_settings(parse_config(tree)) == tree
-
-
-def test_a_former_name_is_read_and_reported(tmp_path: Path) -> None:
-    text = "model: m\ndata: {path: a, on_secret: keep, on_tools: leave_out}\ngate: {least_kept: 0.5}\n"
-    path = write(tmp_path, text)
-    config = load_config(path)
-    assert (config.data.on_secret, config.gate.least_kept) == ("keep", 0.5)
-    assert former_names(path) == [
-        ("data.on_secret", "data.on_private.secrets"),
-        ("data.on_tools", "data.do_not_train: [tools]"),
-        ("gate.least_kept", "gate.kept.frozen"),
-    ]
 
 
 def test_a_refused_yaml_value_of_set_has_its_reason() -> None:
@@ -338,25 +244,3 @@ def test_a_refused_yaml_value_of_set_has_its_reason() -> None:
         parse_config(SMALL, "run.yaml", ["batch_size=016"])
     assert raised.value.message == "--set batch_size=016:1: 016 is another number in YAML 1.1 than in YAML 1.2"
     assert raised.value.hint == "write a number without a leading 0 and colons, a text in quotes"
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("data.quotas=5", "'data.quotas': must be a mapping of source, session, user, synthetic, got 5"),
-        ("data.quotas.sources=5", "'data.quotas': unknown part 'sources'"),
-        ("data.also_train=[faled]", "'data.also_train': unknown part 'faled'"),
-        ("data.do_not_train=5", "'data.do_not_train': must be a list of tools, reasoning, got 5"),
-    ],
-)
-def test_a_wrong_part_of_a_group_is_named(override: str, message: str) -> None:
-    with pytest.raises(UsageError) as raised:
-        parse_config(SMALL, "run.yaml", [override])
-    assert raised.value.message == f"--set {override}: {message}"
-
-
-def test_the_schema_knows_groups(tmp_path: Path) -> None:
-    tree = {"model": "m", "data": {"path": "a", "quotas": {"source": 5}, "also_train": ["failed"]}}
-    jsonschema.validate(tree, config_schema())
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({**tree, "gate": {"latency": {"rate": 5}}}, config_schema())

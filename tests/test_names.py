@@ -9,7 +9,7 @@ from pathlib import Path
 import typer.main
 
 from hivetune.cli.main import ALIASES, COMMANDS, _app
-from hivetune.config import FORMER_NAMES, GROUPS, known_settings, stored_settings
+from hivetune.config import known_settings
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "hivetune"
@@ -146,29 +146,14 @@ def test_every_option_that_is_named_exists() -> None:
 
 
 def test_every_setting_that_is_named_exists() -> None:
-    """`data.path`, `supervise.allow` and the like, wherever the first word is a section of the config."""
-    keys = {setting.key for setting in (*known_settings(), *stored_settings())} | {"cycle.watch", *GROUPS}
+    """`data.path`, `lora.r` and the like, wherever the first word is a section of the config."""
+    keys = {setting.key for setting in known_settings()}
     sections = {key.split(".")[0] for key in keys if "." in key}
     pattern = re.compile(rf"(?<![\w./-])(?:{'|'.join(sorted(sections))})\.[a-z_]+\b(?![./(])")
     found = [(place, name) for place, text in texts() for name in pattern.findall(text)]
     assert len(found) > 30
     files = (".json", ".jsonl", ".md", ".html", ".py")  # eval.json, data.md, experts.py
     assert not [(place, name) for place, name in found if name not in keys and not name.endswith(files)]
-
-
-def test_messages_name_settings_by_their_present_names() -> None:
-    """A setting that became a part of another is still read, but the page of settings lists only its present name."""
-    former = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, FORMER_NAMES))})(?!\w)")
-    wrong = []
-    for path in MODULES:
-        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
-        starts = [node.body[0] for node in ast.walk(parsed(path)) if isinstance(node, kinds) and node.body]
-        docstrings = {id(start.value) for start in starts if isinstance(start, ast.Expr)}
-        for node in ast.walk(parsed(path)):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-                wrong += [(path.relative_to(SOURCE), node.lineno, name) for name in former.findall(node.value)]
-    wrong += [(path, 0, name) for path in SOURCE.rglob("*.jinja") for name in former.findall(path.read_text("utf-8"))]
-    assert not [place for place in wrong if str(place[0]) != "config.py"]  # which reads them
 
 
 def test_every_page_that_is_named_exists() -> None:

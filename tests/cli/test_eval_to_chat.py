@@ -35,8 +35,7 @@ lora: {{r: 4, alpha: 8}}
 batch_size: 4
 max_steps: 4
 learning_rate: 1e-3
-eval: {{prompts: 6, new_tokens: 6, slots: 3}}
-gate: {{latency_ratio: null}}
+eval: {{prompts: 6, tokens: 6}}
 output: {out}
 """
 
@@ -92,7 +91,7 @@ def test_an_interrupted_eval_ends_its_servers_at_once(place: Workplace) -> None:
     """In the middle of answering: nothing is judged by a half, and what was answered is kept."""
     answers = place.folder / "home" / "answers"
     environment = {**os.environ, "HIVETUNE_HOME": str(place.folder / "home")}
-    command = [sys.executable, "-m", "hivetune", "eval", str(place.run), "--set", "eval.new_tokens=100", "--json"]
+    command = [sys.executable, "-m", "hivetune", "eval", str(place.run), "--set", "eval.tokens=100", "--json"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
         while not list(answers.glob("*/answers.jsonl")):  # a border of two processes: there is only the file to wait on
@@ -264,7 +263,7 @@ def test_a_run_is_compared_and_judged_against_other_baselines(place: Workplace) 
     if not path.exists():
         assert place.document("eval", run)[0] == 0
     kept, evaluation = path.read_bytes(), json.loads(path.read_bytes())
-    code, compared = place.document("compare", "base", run, "--set", "eval.latency_prompts=5")
+    code, compared = place.document("compare", "base", run)
     assert code == 0, compared
     for side in ("base", "tuned"):
         losses = [row[side] for row in compared["rows"]]
@@ -277,13 +276,13 @@ def test_a_run_is_compared_and_judged_against_other_baselines(place: Workplace) 
     )
     (place.folder / "my.yaml").write_text("latency_s: 1000\nsuccess: 0.0\n")
     baseline = ("--set", f"eval.baseline={place.folder / 'my.yaml'}")
-    code, against = place.document("eval", run, *baseline, "--set", "eval.latency_prompts=5")
+    code, against = place.document("eval", run, *baseline)
     assert code == 0 and against["base"]["recorded"] and "loss" in against["not_compared"]
-    limits = ("gate.latency_ratio=0.6", "gate.most_latency_s=999", "gate.most_memory_gb=9")
+    limits = ("gate.latency_ratio=0.6", "gate.max_seconds=999", "gate.max_gb=9")
     code, verdict = place.document("gate", run, *(word for limit in limits for word in ("--set", limit)))
     assert (code, verdict["verdict"]) == (0, "deploy"), verdict
     assert "<h1>deploy: llama tuned in out against" in (place.run / "eval.html").read_text()
-    code, verdict = place.document("gate", run, "--set", "gate.most_memory_gb=0.000001")
+    code, verdict = place.document("gate", run, "--set", "gate.max_gb=0.000001")
     assert (code, verdict["verdict"]) == (6, "iterate")
     exported = place.document("export", run, "--to", "gguf", "--quant", "f32", "--no-check")[1]["path"]
     with fake_server(lambda body: stream("It is 1.", tokens=9)) as server:
@@ -291,7 +290,7 @@ def test_a_run_is_compared_and_judged_against_other_baselines(place: Workplace) 
             code, against = place.document("eval", run, "--set", f"eval.baseline={side}")
             assert code == 0 and against["answered_by"] == "llama.cpp, q8_0" and "loss" in against["not_compared"]
             # The fake answers in 1 ms: after one slow answer of six the interval of the ratio reached beyond 1,000.
-            limits = [f"gate.latency_ratio={1000 if side == exported else 1e9}", "gate.most_latency_s=999"]
+            limits = [f"gate.latency_ratio={1000 if side == exported else 1e9}", "gate.max_seconds=999"]
             limits += ["gate.success_gain=0", "gate.memory_ratio=9"]
             code, verdict = place.document("gate", run, *(word for limit in limits for word in ("--set", limit)))
             found = {metric["name"]: metric["passed"] for metric in verdict["metrics"]}

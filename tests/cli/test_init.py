@@ -47,7 +47,7 @@ def test_rows_lie_beside_the_file_that_names_them(
 
 def test_a_plan_for_rows_that_do_not_exist_is_refused(tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
-    config.write_text("model: smollm2-135m\ndata: nowhere.jsonl\n")
+    config.write_text("model: smollm2-135m\ndata: {path: nowhere.jsonl}\n")
     command = ["plan", str(config), "--card", "H200"]
     refused = hivetune(*command)
     assert refused.returncode == 2 and "nowhere.jsonl does not exist" in refused.stderr and not refused.stdout

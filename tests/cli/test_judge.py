@@ -35,12 +35,12 @@ def test_where_no_answer_is_checked_the_next_step_is_a_checker(metric: Metric, w
     ("open_ones", "said"),
     [
         ({"loss": 90}, "hold out more rows (data.test)"),
-        ({"latency_s": 9}, "time more answers (eval.answers.timed, eval.prompts)"),
+        ({"latency_s": 9}, "answer more held-out rows (eval.prompts, data.test)"),
         ({"latency_s": None}, "evaluate again when the machine is quiet: hivetune eval RUN"),
         ({"success": 90, "least_success": 99}, "answer more held-out rows (eval.prompts, data.test)"),
         (
             {"loss": 90, "latency_s": 9},
-            "hold out more rows (data.test); time more answers (eval.answers.timed, eval.prompts)",
+            "hold out more rows (data.test); answer more held-out rows (eval.prompts, data.test)",
         ),
     ],
 )

@@ -137,7 +137,13 @@ def test_rows_longer_than_the_longest_that_is_trained_are_refused(config: Path) 
 
 def test_cores_of_a_card_are_refused(config: Path) -> None:
     with pytest.raises(UsageError, match="R9700 is a card, and --cores is of a CPU"):
-        plan_run(parse_config({"model": "smollm2-135m", "data": str(config)}), card="R9700", cores=4, rows=1, tokens=9)
+        plan_run(
+            parse_config({"model": "smollm2-135m", "data": {"path": str(config)}}),
+            card="R9700",
+            cores=4,
+            rows=1,
+            tokens=9,
+        )
 
 
 def test_rows_that_cannot_be_trained_are_no_plain_count(config: Path) -> None:

@@ -38,13 +38,13 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
 def make_files(folder: Path) -> None:
     rows = [{"prompt": f"What is {i}?", "completion": f"The number after {i - 1}."} for i in range(12)]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    (folder / "mine.yaml").write_text("model: smollm2-135m\ndata: rows.jsonl\n")
+    (folder / "mine.yaml").write_text("model: smollm2-135m\ndata: {path: rows.jsonl}\n")
     (folder / "half.yaml").write_text("model: smollm2-135m\n")
     (folder / "folder.yaml").mkdir()
     (folder / "here").mkdir()
     os.mkfifo(folder / "pipe")
     (folder / "no.yaml").write_text("model: [" + "x, " * 200 + "x]\n")
-    (folder / "lost.yaml").write_text("model: smollm2-135m\ndata: rowz.jsonl\n")
+    (folder / "lost.yaml").write_text("model: smollm2-135m\ndata: {path: rowz.jsonl}\n")
     (folder / "odd.csv").write_text("colour,weight\nred,1\n")
     (folder / "empty.jsonl").write_text("")
     (folder / "tab.yaml").write_text("model: smollm2-135m\ndata:\n\tpath: rows.jsonl\n")

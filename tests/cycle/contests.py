@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hivetune.config import GateConfig
 from hivetune.cycle.gate import Comparisons
+from hivetune.judge.findings import Thresholds
 
 # Answers are not asked in these worlds, so nothing is required of them.
-LOSS_ONLY = GateConfig(latency_ratio=None, memory_ratio=None)
+LOSS_ONLY = Thresholds(latency_ratio=None, memory_ratio=None)
 BASE_NLL, ROW_SD = 2.0, 0.2
 
 

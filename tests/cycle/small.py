@@ -65,9 +65,8 @@ def make_config(folder: Path, *, model: str = MODEL, **cycle: Any) -> Path:
         "learning_rate": 0.01,
         "dtype": "float32",
         "device": "cpu",
-        "eval": {"prompts": 1, "new_tokens": 2, "slots": 1, "latency_prompts": 1, "general": False},
-        "gate": {"latency_ratio": None, "memory_ratio": None},
-        "cycle": {"name": NAME, "after_rows": 40, "watch": {"hours": 0}, "yield_to": "nothing", **cycle},
+        "eval": {"prompts": 1, "tokens": 2},
+        "cycle": {"name": NAME, "after_rows": 40, "watch": 0, **cycle},
     }
     path = folder / "cycle.yaml"
     path.write_text(yaml.safe_dump(settings))

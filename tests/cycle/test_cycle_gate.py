@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from contests import LOSS_ONLY, HeldOutWorld, contest
 
-from hivetune.config import GateConfig
 from hivetune.cycle.gate import Comparisons, judge_cycle
+from hivetune.judge.findings import Thresholds
 
 KNOWN = 70
 
@@ -127,7 +127,7 @@ def test_frozen_questions_that_were_lost_keep_the_champion() -> None:
 
 def test_success_is_not_to_be_won_again_from_every_champion() -> None:
     """`gate.success_gain: 0.1` is required against the base; ten cycles can't each gain a tenth."""
-    config = GateConfig(success_gain=0.1, latency_ratio=None, memory_ratio=None)
+    config = Thresholds(success_gain=0.1, latency_ratio=None, memory_ratio=None)
     contests = situation(0.5)
     answers = [
         {"source": f"f:{n}", "group": f"g{n}", "base": side(n % 3 == 0), "tuned": side(n % 10 != 0)} for n in range(64)

@@ -8,7 +8,7 @@ from hivetune.config import CycleConfig
 from hivetune.cycle.decide import HEAVY, STATIONS, Action, FailedAct, Observation, OpenCycle, Permission, decide
 
 NOW = 1_800_000_000.0
-SETTINGS = CycleConfig(name="demo", after_rows=10, budget_hours=8.0)
+SETTINGS = CycleConfig(name="demo", after_rows=10, hours=8.0)
 ASK = SETTINGS.model_copy(update={"promote": "ask"})
 ALL = frozenset(STATIONS)
 READY = Observation(desired="demo@1", served="demo@1", new_groups=10, disk_free_bytes=2, disk_needed_bytes=1)
@@ -53,7 +53,7 @@ def test_what_is_left_of_a_window_may_be_too_short_to_begin() -> None:
     short, long = (Permission(True, NOW + left, None, "open") for left in (59, 61))
     assert decide(replace(READY, open=cycle, allowed=short), SETTINGS, NOW).not_before == NOW + 59
     assert decide(replace(READY, open=cycle, allowed=long), SETTINGS, NOW).kind == "train"
-    brief = SETTINGS.model_copy(update={"budget_hours": 0.01})  # 36 s in all: begun, and ended when they are used up
+    brief = SETTINGS.model_copy(update={"hours": 0.01})  # 36 s in all: begun, and ended when they are used up
     assert decide(replace(READY, open=cycle, allowed=Permission(True, NOW + 36)), brief, NOW).kind == "train"
     used = replace(cycle, spent_hours=0.0095)
     assert decide(replace(READY, open=used, allowed=Permission(True, NOW + 2)), brief, NOW).kind == "close"

@@ -13,7 +13,7 @@ from hivetune.config import CycleConfig
 from hivetune.cycle.decide import HEAVY, STATIONS, FailedAct, Observation, OpenCycle, Permission, decide
 
 LONGEST_CHAIN = 30  # restore, roll back, close, wait, open, nine stations, close, and waits between them
-AUTO = CycleConfig(name="demo", after_rows=10, budget_hours=8.0)
+AUTO = CycleConfig(name="demo", after_rows=10, hours=8.0)
 ASK = AUTO.model_copy(update={"promote": "ask"})
 BOTH = (False, True)
 ALLOWED = (

@@ -124,7 +124,7 @@ def test_a_budget_that_training_used_up_holds_up_nothing_after_it(
     own_home: Path, monkeypatch: pytest.MonkeyPatch, station: Station, kind: str
 ) -> None:
     data = {"path": "rows.jsonl"}
-    config = parse_config({"model": "tiny", "data": data, "cycle": {"name": "demo", "budget_hours": 8.0}}, "a test")
+    config = parse_config({"model": "tiny", "data": data, "cycle": {"name": "demo", "hours": 8.0}}, "a test")
     with closing(open_database()) as database:
         begin_cycle(database, CYCLE)
         number = begin_act(database, "demo", CYCLE.id, "train", 100.0)

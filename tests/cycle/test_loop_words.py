@@ -37,7 +37,6 @@ def loop(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         "cycle": {
             "name": "demo",
             "sources": [str(tmp_path / "came.jsonl")],
-            "yield_to": "nothing",
             "notify": {"command": [str(told)]},
         },
     }

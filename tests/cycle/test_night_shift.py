@@ -85,7 +85,7 @@ class Watched:
 def test_it_ends_with_its_window_and_users_do_not_wait(
     smollm2: Path, own_home: Path, tmp_path: Path, record_property: Any
 ) -> None:
-    config = make_config(tmp_path, model=str(smollm2), yield_to="serving")
+    config = make_config(tmp_path, model=str(smollm2))
     write_settings(config, learning_rate=0.001)
     append_rows(tmp_path / "rows.jsonl", make_rows(0, FIRST_ROWS))
     once = [sys.executable, "-m", "hivetune", "cycle", str(config), "--once"]

@@ -19,8 +19,7 @@ from hivetune.cycle.acts.slices import ActContext
 from hivetune.cycle.decide import STATIONS, OpenCycle
 from hivetune.cycle.ledger import CycleRow, begin_cycle, end_cycle, open_cycle
 from hivetune.cycle.observe import settings_then
-from hivetune.cycle.pool import LookCache, budget_tokens, general_files, pool_config, pool_of, read_rows_now
-from hivetune.data.intake.files import find_sources
+from hivetune.cycle.pool import LookCache, budget_tokens, pool_of, read_rows_now
 from hivetune.errors import DataRefused, UsageError
 from hivetune.release.registry import champion_of
 
@@ -53,10 +52,10 @@ def test_refused_rows_are_read_again_when_they_changed(
 def test_a_budget_of_no_rows_is_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows are suspect, but the steps that the config asks for still take hours."""
     monkeypatch.setattr(hivetune.cycle.pool, "_planned", lambda config, rows: (5.0, 0, ""))
-    assert budget_tokens(config_of(Path("rows.jsonl"), budget_hours=1.0), []) is None
+    assert budget_tokens(config_of(Path("rows.jsonl"), hours=1.0), []) is None
 
 
-@pytest.mark.parametrize("mended", [{"eval": {"prompts": 3}}, {"supervise": {"checkpoint_every_s": 60}}])
+@pytest.mark.parametrize("mended", [{"eval": {"prompts": 3}}, {"memory_share": 0.5}])
 def test_a_cycle_that_failed_is_not_begun_again_with_the_settings_that_were_mended_since(
     own_home: Path, monkeypatch: pytest.MonkeyPatch, mended: dict[str, Any]
 ) -> None:
@@ -115,21 +114,3 @@ def test_rows_of_a_champion_that_a_person_deployed_are_not_new(
         )
         make_champion(database, 2, trained.hash)
         assert groups(database) == 0
-
-
-@pytest.mark.parametrize("general", ["general", "general/", "./general", "general/*.jsonl", "~/general", "link"])
-def test_general_rows_are_known_however_their_folder_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, general: str
-) -> None:
-    """With a slash at the end or a glob they counted as new rows, and had no limit."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "general").mkdir()
-    (tmp_path / "link").symlink_to("general")
-    for name in ("rows.jsonl", "general/a.jsonl", "general/b.jsonl"):
-        (tmp_path / name).touch()
-    for path in (["rows.jsonl"], ["*.jsonl", "general"]):
-        config = parse_config({"model": "tiny", "data": {"path": path}, "cycle": {"general": general}})
-        found = general_files(config)
-        assert found < set(find_sources(pool_config(config).data.path))
-        assert {name.rpartition("/")[2] for name in found} == {"a.jsonl", "b.jsonl"}

@@ -76,7 +76,7 @@ def refused(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             monkeypatch.setattr(module, "rows_of", lambda cycle: OLD | NEW)
         opened = OpenCycle("c1", done=frozenset(STATIONS[:4]), passed=False, spent_hours=spent_hours)
         context = SimpleNamespace(
-            config=SimpleNamespace(cycle=CycleConfig(name="demo", yield_to="nothing", budget_hours=8.0)),
+            config=SimpleNamespace(cycle=CycleConfig(name="demo", hours=8.0)),
             now=2.0,
             details={},
             cycle=lambda: cycle,

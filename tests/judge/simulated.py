@@ -7,7 +7,6 @@ import math
 import random
 from collections.abc import Callable
 
-from hivetune.judge.findings import preference
 from hivetune.judge.statistics import Interval, by_group, jackknife, paired_proportions, proportion
 
 World = Callable[[int, random.Random, bool], tuple[Interval | None, float]]
@@ -65,17 +64,6 @@ def share_world(n: int, rng: random.Random, sessions: bool) -> tuple[Interval | 
     return proportion(tuned, groups).ci95, 0.3 * 0.4 + 0.7 * 0.7
 
 
-def preferred_world(n: int, rng: random.Random, sessions: bool) -> tuple[Interval | None, float]:
-    """A judge model prefers the base in a fifth of the pairs, the tuned model in half; the rest are ties."""
-    rows = []
-    for unit in range(n):
-        shared = rng.random()
-        for _ in range(rng.randint(1, 5) if sessions else 1):
-            draw = shared if sessions and rng.random() < 0.6 else rng.random()
-            rows.append({"preferred": "base" if draw < 0.2 else "tuned" if draw < 0.7 else "tie", "group": unit})
-    return preference(rows).ci95, 0.5 - 0.2
-
-
 def times(n: int, rng: random.Random, sessions: bool) -> list[list[float]]:
     """Seconds of both sides and answers: skewed as times are, the second side 0.8 times the first."""
     columns: list[list[float]] = [[], [], []]
@@ -111,7 +99,6 @@ WORLDS: dict[str, World] = {
     "perplexity": perplexity_world,
     "success": success_world,
     "share": share_world,
-    "preferred": preferred_world,
     "time_ratio": time_ratio_world,
     "time_difference": time_difference_world,
     "mean_time": mean_time_world,

@@ -106,5 +106,5 @@ def test_more_times_come_from_timed_answers() -> None:
     """At any eval.prompts only `timed` answers are timed, so more prompts would decide nothing."""
     few = Metric("latency_s", 0.8, 0.9, 0.1, None, 3, 1.5, False, True, None, 5)
     assert said(GOOD, metrics=(few,)) == [
-        "seconds per answer: about 5 rows decide it, 3 are there: time more answers (eval.answers.timed, eval.prompts)"
+        "seconds per answer: about 5 rows decide it, 3 are there: answer more held-out rows (eval.prompts, data.test)"
     ]

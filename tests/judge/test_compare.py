@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from hivetune.config import EvalConfig, GateConfig
+from hivetune.config import EvalConfig
 from hivetune.judge import compare
 from hivetune.judge.answers import Prompt, PromptAnswer
 from hivetune.judge.compare import SideAnswers, comparison_document
+from hivetune.judge.findings import Thresholds
 from hivetune.judge.gate import judge
 
 CHECKER = {"name": "contains_any", "any": ["yes"]}
-NOTHING = GateConfig(loss_gain=None, latency_ratio=None, memory_ratio=None)
+NOTHING = Thresholds(loss_gain=None, latency_ratio=None, memory_ratio=None)
 
 
 def prompt(number: int, **changes: Any) -> Prompt:
@@ -74,7 +75,7 @@ def test_a_busy_machine_is_why_a_time_is_undecided() -> None:
     for label in ("a", "b"):
         answers = {one.key: PromptAnswer("yes", True, 5, rng.uniform(0.2, 2.0), 0.1) for one in prompts}
         sides.append(SideAnswers(label, "release", answers, {}))
-    config = GateConfig(loss_gain=None, memory_ratio=None, latency_ratio=1.1)
+    config = Thresholds(loss_gain=None, memory_ratio=None, latency_ratio=1.1)
     reasons = []
     for share in (0.1, 0.8):
         verdict = judge(comparison_document(prompts, *sides, "none", {"others_share": share}), config)
@@ -156,5 +157,5 @@ def test_the_noise_is_that_of_a_token_of_each_timed_answer() -> None:
         sides.append(SideAnswers(label, "release", answers, {}))
     document = comparison_document(prompts, *sides, "none", {})
     assert document["noise"] == pytest.approx(2, abs=0.15) and document["repeat_noise"] < 1.15
-    verdict = judge(document, GateConfig(loss_gain=None, memory_ratio=None, latency_ratio=9))
+    verdict = judge(document, Thresholds(loss_gain=None, memory_ratio=None, latency_ratio=9))
     assert any("the machine was busy: equal work took up to 2" in reason for reason in verdict.reasons)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from simulated import SIZES, WORLDS
 
-from hivetune.config import GateConfig
+from hivetune.judge.findings import Thresholds
 from hivetune.judge.gate import judge
 from hivetune.judge.statistics import paired_proportions
 
@@ -104,7 +104,7 @@ def evaluation(seed: int, gain: float, rates: tuple[float, float]) -> dict[str, 
 
 
 def deployed(seed: int, gain: float, rates: tuple[float, float], look: int | None = None) -> bool:
-    return judge(evaluation(seed, gain, rates), GateConfig(look=look)).verdict == "deploy"
+    return judge(evaluation(seed, gain, rates), Thresholds(look=look)).verdict == "deploy"
 
 
 def equal_declared_better(repetitions: int) -> int:

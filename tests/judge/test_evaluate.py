@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hivetune.config import EvalConfig, GateConfig
+from hivetune.config import EvalConfig
 from hivetune.errors import UsageError
-from hivetune.judge.findings import by_part
+from hivetune.judge.findings import Thresholds, by_part
 from hivetune.judge.gate import judge
 from hivetune.judge.held_out import evaluation_document, evidence_groups, plan_evaluation
 from hivetune.process.protocol import Generate
@@ -138,7 +138,7 @@ def test_the_document_keeps_each_row_and_is_what_the_gate_reads() -> None:
     assert document["answers"][0]["prompt"] == "well?"
     assert document["answers"][0]["reference"] == "yes"
     assert document["problems"] == []
-    assert judge(document, GateConfig()).verdict == "deploy"
+    assert judge(document, Thresholds()).verdict == "deploy"
     assert [(a["agent"], a["rows"], a["base_loss"] > a["tuned_loss"]) for a in by_part(document, "agent")] == [
         ("a", 40, True),
         ("b", 40, True),
@@ -149,7 +149,7 @@ def test_a_row_without_checker_counts_in_loss_only() -> None:
     snapshot, config = held_out(a=8), EvalConfig(prompts=8)
     document = evaluation_document(snapshot, config, scores(snapshot, plan_evaluation(snapshot, config)), OUTCOME, {})
     assert [answer["base"]["success"] for answer in document["answers"]] == [None] * 8
-    assert judge(document, GateConfig()).metrics[2].n == 0
+    assert judge(document, Thresholds()).metrics[2].n == 0
 
 
 def test_missing_and_infinite_scores_stay_visible() -> None:
@@ -160,7 +160,7 @@ def test_missing_and_infinite_scores_stay_visible() -> None:
     document = evaluation_document(snapshot, config, lines, OUTCOME, {})
     assert document["rows"][0]["base"] == "not finite"
     assert document["rows"][3]["tuned"] is None
-    assert judge(document, GateConfig()).verdict == "abort"
+    assert judge(document, Thresholds()).verdict == "abort"
 
 
 def test_a_row_with_a_broken_checker_is_a_problem_not_a_failure() -> None:

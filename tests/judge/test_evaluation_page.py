@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hivetune.config import GateConfig
+from hivetune.judge.findings import Thresholds
 from hivetune.judge.gate import judge
 from hivetune.judge.page import MAX_ANSWERS, MAX_BARS, _bars, _direction, comparison_page
 
@@ -71,7 +71,7 @@ def document(n: int = 80, text: str = "fine") -> dict[str, Any]:
 
 
 def page(found: dict[str, Any]) -> str:
-    verdict = judge(found, GateConfig())
+    verdict = judge(found, Thresholds())
     return comparison_page(found, asdict(verdict))
 
 
@@ -117,7 +117,7 @@ def everything(text: str) -> str:
     ]
     curve = {"steps": [[1, 3.0], [2, 2.5], [3, 2.2]], "validations": [[1, 2.9], [3, 2.4]]}
     advice = [{"about": "rows", "said": text, "rows": [text]}]
-    verdict = asdict(judge({**found, "not_compared": {}}, GateConfig()))
+    verdict = asdict(judge({**found, "not_compared": {}}, Thresholds()))
     return comparison_page(found, {**verdict, "advice": advice, "curve": curve})
 
 

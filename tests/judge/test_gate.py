@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hivetune.config import GateConfig
+from hivetune.judge.findings import Thresholds
 from hivetune.judge.gate import judge
 
 LOSS_ONLY = {"success_gain": None, "latency_ratio": None, "memory_ratio": None}
@@ -102,7 +102,7 @@ SITUATIONS = {
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_verdicts(name: str) -> None:
     document, settings, expected, reason = SITUATIONS[name]
-    verdict = judge(document, GateConfig.model_validate(settings))
+    verdict = judge(document, Thresholds.model_validate(settings))
     assert verdict.verdict == expected, verdict.reasons
     assert any(reason in line for line in verdict.reasons), verdict.reasons
 
@@ -111,7 +111,7 @@ def test_verdicts(name: str) -> None:
 def test_one_row_that_is_missing_or_not_finite_fails_the_loss(value: object, expected: str) -> None:
     document = evaluation()
     document["rows"][7]["tuned"] = value
-    verdict = judge(document, GateConfig())
+    verdict = judge(document, Thresholds())
     loss = next(metric for metric in verdict.metrics if metric.name == "loss")
     assert verdict.verdict == expected
     assert (loss.base, loss.tuned, loss.difference, loss.passed) == (None, None, None, False)
@@ -134,8 +134,8 @@ def loaded(order: str, load: float = 4.0) -> dict[str, Any]:
 
 def test_a_load_that_comes_half_way_does_not_change_the_verdict_but_is_named() -> None:
     """The situation is a real one: evaluated one after the other, the same adapter was aborted as four times slower."""
-    assert judge(loaded("one after the other"), GateConfig()).verdict == "abort"
-    verdict = judge(loaded("in turns"), GateConfig())
+    assert judge(loaded("one after the other"), Thresholds()).verdict == "abort"
+    verdict = judge(loaded("in turns"), Thresholds())
     assert verdict.verdict == "deploy", verdict.reasons
     latency = next(reason for reason in verdict.reasons if reason.startswith("seconds per answer: "))
     assert latency.endswith("the machine was busy: equal work took up to 4 x")
@@ -152,7 +152,7 @@ def test_moments_are_the_units_of_latency_so_that_noise_widens_the_interval() ->
                 answer[side]["seconds"] *= busy
 
     def width(of: dict[str, Any]) -> float:
-        latency = next(metric for metric in judge(of, GateConfig()).metrics if metric.name == "latency_s")
+        latency = next(metric for metric in judge(of, Thresholds()).metrics if metric.name == "latency_s")
         assert latency.ci95 is not None and latency.n == 64
         return latency.ci95[1] - latency.ci95[0]
 
@@ -168,28 +168,28 @@ def test_too_few_moments_are_told_in_answers() -> None:
     for block, answer in enumerate(document["answers"]):
         for side in ("base", "tuned"):
             answer[side]["block"] = block % 3
-    verdict = judge(document, GateConfig())
+    verdict = judge(document, Thresholds())
     assert verdict.verdict == "not-enough-evidence"
     assert verdict.reasons[0].startswith("seconds per answer: 64 answers are too few for an interval")
 
 
 def test_a_deploy_without_a_checked_answer_says_so() -> None:
     document = evaluation()
-    assert not any("checked" in reason for reason in judge(document, GateConfig()).reasons)
+    assert not any("checked" in reason for reason in judge(document, Thresholds()).reasons)
     for answer in document["answers"]:
         answer["base"]["success"] = answer["tuned"]["success"] = None
-    verdict = judge(document, GateConfig())
+    verdict = judge(document, Thresholds())
     assert verdict.verdict == "deploy"
     assert verdict.reasons[-1] == "no answer was checked: neither the held-out rows nor eval.checker name a checker"
 
 
 def test_abort_comes_before_everything() -> None:
     document = evaluation(n=3, rates=(0.9, 0.1))
-    assert judge(document, GateConfig(success_gain=0.0)).verdict == "abort"
+    assert judge(document, Thresholds(success_gain=0.0)).verdict == "abort"
 
 
 def test_the_table_is_complete_and_adds_up() -> None:
-    verdict = judge(evaluation(), GateConfig(success_gain=0.1))
+    verdict = judge(evaluation(), Thresholds(success_gain=0.1))
     names = [metric.name for metric in verdict.metrics]
     assert names == ["loss", "perplexity", "success", "ended", "latency_s", "tokens_per_second", "peak_memory_bytes"]
     for metric in verdict.metrics:
@@ -202,7 +202,7 @@ def test_the_table_is_complete_and_adds_up() -> None:
 
 def test_the_same_evaluation_gives_the_same_verdict() -> None:
     document = evaluation()
-    assert asdict(judge(document, GateConfig())) == asdict(judge(document, GateConfig()))
+    assert asdict(judge(document, Thresholds())) == asdict(judge(document, Thresholds()))
 
 
 def test_rows_of_one_session_are_one_piece_of_evidence() -> None:
@@ -210,14 +210,14 @@ def test_rows_of_one_session_are_one_piece_of_evidence() -> None:
     document = evaluation()
     for number, row in enumerate(document["rows"]):
         row["group"] = f"session-{number % 2}"
-    assert judge(document, GateConfig.model_validate(LOSS_ONLY)).verdict == "not-enough-evidence"
+    assert judge(document, Thresholds.model_validate(LOSS_ONLY)).verdict == "not-enough-evidence"
 
 
 def test_too_few_sessions_are_not_called_rows() -> None:
     document = evaluation()
     for number, row in enumerate(document["rows"]):
         row["group"] = f"session:{number % 4}"
-    reason = judge(document, GateConfig()).reasons[0]
+    reason = judge(document, Thresholds()).reasons[0]
     assert reason.startswith("loss: 4 sessions are too few for an interval"), reason
 
 
@@ -225,11 +225,11 @@ def test_a_loss_beyond_floats_is_reported_as_unmeasured_perplexity() -> None:
     document = evaluation()
     for row in document["rows"]:
         row["tuned"] = row["tokens"] * 1000.0
-    verdict = judge(document, GateConfig())
+    verdict = judge(document, Thresholds())
     assert verdict.verdict == "abort"
     assert next(metric for metric in verdict.metrics if metric.name == "perplexity").tuned is None
 
 
 def test_equal_models_gain_nothing_and_not_less_than_nothing() -> None:
-    verdict = judge(evaluation(shift=0.0, noise=0.0), GateConfig.model_validate(LOSS_ONLY))
+    verdict = judge(evaluation(shift=0.0, noise=0.0), Thresholds.model_validate(LOSS_ONLY))
     assert verdict.verdict == "abort" and verdict.reasons[0].startswith("loss: gain 0, 95 % interval 0 to 0:")

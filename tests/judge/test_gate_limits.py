@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hivetune.config import GateConfig
+from hivetune.judge.findings import Thresholds
 from hivetune.judge.gate import judge
 from hivetune.judge.statistics import proportion
 
@@ -32,16 +32,16 @@ def evaluation(
 
 
 SITUATIONS = {
-    "success shown": (evaluation(), {"least_success": 0.98}, "deploy", "is shown"),
-    "success missed": (evaluation(rate=0.9), {"least_success": 0.98}, "iterate", "is missed"),
-    "success open": (evaluation(n=60), {"least_success": 0.98}, "not-enough-evidence", "60 rows, about 573 needed"),
-    "too few rows": (evaluation(n=3), {"least_success": 0.98}, "not-enough-evidence", "too few for an interval"),
-    "fast enough": (evaluation(), {"most_latency_s": 12}, "deploy", "is kept"),
-    "too slow": (evaluation(seconds=15), {"most_latency_s": 12}, "iterate", "is exceeded"),
-    "small enough": (evaluation(), {"most_memory_gb": 10}, "deploy", "is kept"),
-    "too large": (evaluation(memory=11e9), {"most_memory_gb": 10}, "iterate", "is exceeded"),
-    "memory unknown": (evaluation(memory=None), {"most_memory_gb": 10}, "not-enough-evidence", "not measured"),
-    "nothing required": (evaluation(), {}, "iterate", "gate.success.gain"),
+    "success shown": (evaluation(), {"min_success": 0.98}, "deploy", "is shown"),
+    "success missed": (evaluation(rate=0.9), {"min_success": 0.98}, "iterate", "is missed"),
+    "success open": (evaluation(n=60), {"min_success": 0.98}, "not-enough-evidence", "60 rows, about 573 needed"),
+    "too few rows": (evaluation(n=3), {"min_success": 0.98}, "not-enough-evidence", "too few for an interval"),
+    "fast enough": (evaluation(), {"max_seconds": 12}, "deploy", "is kept"),
+    "too slow": (evaluation(seconds=15), {"max_seconds": 12}, "iterate", "is exceeded"),
+    "small enough": (evaluation(), {"max_gb": 10}, "deploy", "is kept"),
+    "too large": (evaluation(memory=11e9), {"max_gb": 10}, "iterate", "is exceeded"),
+    "memory unknown": (evaluation(memory=None), {"max_gb": 10}, "not-enough-evidence", "not measured"),
+    "nothing required": (evaluation(), {}, "iterate", "gate.success_gain"),
     "a loss that nobody has is not required": (evaluation(), {"loss_gain": 0.0}, "iterate", "an endpoint has none"),
     "40 % faster than was recorded": (
         evaluation(recorded=True, latency_s=20.1),
@@ -70,7 +70,7 @@ SITUATIONS = {
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_verdicts(name: str) -> None:
     document, thresholds, expected, words = SITUATIONS[name]
-    verdict = judge(document, GateConfig(**{**NOTHING, **thresholds}))
+    verdict = judge(document, Thresholds(**{**NOTHING, **thresholds}))
     assert verdict.verdict == expected, verdict.reasons
     assert words in " ".join(verdict.reasons)
 
@@ -78,29 +78,27 @@ def test_verdicts(name: str) -> None:
 @pytest.mark.parametrize(
     ("document", "thresholds", "name", "needed"),
     [
-        (evaluation(n=60), {"least_success": 0.98}, "least_success", 573),
-        (evaluation(n=3), {"least_success": 0.98}, "least_success", 5),
-        (evaluation(n=3), {"most_latency_s": 12}, "most_latency_s", 5),
+        (evaluation(n=60), {"min_success": 0.98}, "least_success", 573),
+        (evaluation(n=3), {"min_success": 0.98}, "least_success", 5),
+        (evaluation(n=3), {"max_seconds": 12}, "most_latency_s", 5),
     ],
 )
 def test_a_limit_that_more_rows_would_decide_is_open(
     document: dict[str, Any], thresholds: dict[str, float], name: str, needed: int
 ) -> None:
-    verdict = judge(document, GateConfig(**{**NOTHING, **thresholds}))
+    verdict = judge(document, Thresholds(**{**NOTHING, **thresholds}))
     (metric,) = [metric for metric in verdict.metrics if metric.name == name]
     assert (metric.passed, metric.needed) == (False, needed)
     assert "; 3 " in verdict.reasons[0] or "60 rows" in verdict.reasons[0]
 
-    shown = judge(evaluation(), GateConfig(**{**NOTHING, **thresholds}))
+    shown = judge(evaluation(), Thresholds(**{**NOTHING, **thresholds}))
     assert all(metric.needed is None for metric in shown.metrics)
 
 
 def test_all_of_a_team_at_once() -> None:
     """Latency <= 12 s and -40 %, success >= 98 %, memory <= 10 GB against a model with 20.1 s, 98.7 % and 32.5 GB."""
     figures = {"recorded": True, "latency_s": 20.1, "success": 0.987, "peak_memory_bytes": 32.5e9}
-    config = GateConfig(
-        loss_gain=None, latency_ratio=0.6, least_success=0.98, most_latency_s=12, most_memory_gb=10, memory_ratio=1
-    )
+    config = Thresholds(loss_gain=None, latency_ratio=0.6, min_success=0.98, max_seconds=12, max_gb=10, memory_ratio=1)
     assert judge(evaluation(**figures), config).verdict == "deploy"
     assert judge(evaluation(seconds=13, **figures), config).verdict == "iterate"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hivetune.config import GateConfig
+from hivetune.judge.findings import Thresholds
 from hivetune.judge.gate import judge, verdict_document
 
 HOME = Path(__file__).parents[1] / "contract" / "home-0.1.0.tar.xz"
@@ -24,7 +24,7 @@ def verdict_on(name: str) -> dict[str, Any]:
         member = archive.extractfile(f"hivetune-contract/{name}")
         assert member is not None
         evaluation = json.load(member)
-    text = json.dumps(verdict_document(judge(evaluation, GateConfig())))
+    text = json.dumps(verdict_document(judge(evaluation, Thresholds())))
     document: dict[str, Any] = json.loads(text, parse_float=lambda number: float(f"{float(number):.9g}"))
     return {"verdict": document["verdict"], "metrics": document["metrics"]}
 

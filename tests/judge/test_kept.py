@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from hivetune.config import GateConfig
-from hivetune.judge.findings import frozen_findings, kept_questions
+from hivetune.judge.findings import Thresholds, frozen_findings, kept_questions
 from hivetune.judge.frozen import MAX_WINS, WINS_PER_RELEASE, choose_wins
 
 
@@ -25,28 +24,28 @@ def test_of_other_questions_only_what_the_baseline_knew() -> None:
 
 def test_too_many_lost_is_missed_and_names_them() -> None:
     rows = [row(number, True, number >= 3) for number in range(20)]
-    (found,) = frozen_findings({"frozen": rows}, GateConfig())
+    (found,) = frozen_findings({"frozen": rows}, Thresholds())
     assert found.outcome == "missed" and found.metric.tuned == 0.85 and found.metric.threshold == 0.9
     assert "17 of 20" in found.reason and "r:0, r:1, r:2" in found.reason
-    (kept,) = frozen_findings({"frozen": rows}, GateConfig(least_kept=0.85))
+    (kept,) = frozen_findings({"frozen": rows}, Thresholds(least_kept=0.85))
     assert kept.outcome == "passed"
 
 
 def test_general_questions_are_reported_unless_asked_for() -> None:
     rows = [row(number, True, number >= 10, "general") for number in range(20)]
-    (found,) = frozen_findings({"frozen": rows}, GateConfig())
+    (found,) = frozen_findings({"frozen": rows}, Thresholds())
     assert (found.outcome, found.metric.name, found.metric.required) == ("reported", "kept_general", False)
-    (required,) = frozen_findings({"frozen": rows}, GateConfig(least_general=0.8))
+    (required,) = frozen_findings({"frozen": rows}, Thresholds(least_general=0.8))
     assert required.outcome == "missed"
 
 
 def test_few_questions_and_questions_without_an_answer_decide_nothing() -> None:
-    (few,) = frozen_findings({"frozen": [row(1, True, False)]}, GateConfig())
+    (few,) = frozen_findings({"frozen": [row(1, True, False)]}, Thresholds())
     assert few.outcome == "reported" and "too few" in few.reason
     rows = [row(number, True, None if number == 0 else True) for number in range(20)]
-    (open_one,) = frozen_findings({"frozen": rows}, GateConfig())
+    (open_one,) = frozen_findings({"frozen": rows}, Thresholds())
     assert open_one.outcome == "undecided" and "1 could not be checked" in open_one.reason
-    assert frozen_findings({"frozen": []}, GateConfig()) == [] and frozen_findings({}, GateConfig()) == []
+    assert frozen_findings({"frozen": []}, Thresholds()) == [] and frozen_findings({}, Thresholds()) == []
 
 
 def test_wins_are_what_training_won_of_every_agent() -> None:

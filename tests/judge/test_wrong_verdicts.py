@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hivetune.config import GateConfig
 from hivetune.errors import HivetuneError
+from hivetune.judge.findings import Thresholds
 from hivetune.judge.gate import judge, loss_columns
 from hivetune.judge.statistics import loss_estimate
 from hivetune.records import Verdict
@@ -57,7 +57,7 @@ def answers_of(base: list[bool], tuned: list[bool], **texts: tuple[str, str]) ->
 
 
 def gate(evaluation: dict[str, Any], **settings: Any) -> Verdict:
-    return judge(evaluation, GateConfig(**{**LOSS_ONLY, **settings}))
+    return judge(evaluation, Thresholds(**{**LOSS_ONLY, **settings}))
 
 
 def better_loss(n: int = 100) -> list[dict[str, Any]]:

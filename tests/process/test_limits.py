@@ -6,12 +6,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from hivetune.config import SuperviseConfig
 from hivetune.process.parent import LearnedLimits
 from hivetune.process.protocol import Beat
+from hivetune.process.supervision import Supervision
 from hivetune.train.worker.device import cap_memory
 
-DEFAULTS = SuperviseConfig()
+DEFAULTS = Supervision()
 
 
 def noisy(base_s: float, random_: random.Random) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hivetune.base.disk import write_manifest
-from hivetune.config import ExportConfig, LoraConfig
+from hivetune.config import LoraConfig
 from hivetune.records import Message
 from hivetune.release import dry_export as dry
 from hivetune.release.dry_export import DryExport
@@ -37,7 +37,7 @@ def make_run(model: Path, *, weights: str = "w", rank: int = 16, text: str = "hi
         tokens=lambda row: memoryview(bytes(4)),
         trained=lambda row: memoryview(bytes((0, 0, 1, 1))),
     )
-    config = SimpleNamespace(lora=LoraConfig(r=rank), export=ExportConfig())
+    config = SimpleNamespace(lora=LoraConfig(r=rank))
     return SimpleNamespace(config=config, model=model, snapshot=snapshot, folder=model)
 
 

@@ -382,6 +382,7 @@ def cycle_id(pool: Snapshot, suspect: Collection[str], config: RunConfig, champi
         "settings": settings_of(config),
         # No other run for these, but another cycle: one that failed by them is not begun again with them.
         **{key: getattr(config, key).model_dump(mode="json") for key in ("gate", "eval")},
+        "memory": [config.memory_share, sorted(config.allow)],
         "name": config.cycle.name,
         "model": sha256_file(model) if model.exists() else None,
         "champion": champion.adapter_sha256 if champion is not None else None,

@@ -47,7 +47,7 @@ def read_conversation(row: Row, *, mapped: bool = False) -> Conversation:
             return conversation
     if (sides := preference_columns(row)) is not None:
         fact = f"{sides[0]} and {sides[1]} are for preference training"
-        raise RowRefused("preference-row", f"{fact}: learn: [sft, pairs], or --columns {_preferred(row, sides[0])}")
+        raise RowRefused("preference-row", f"{fact}: learn.use: [sft, pairs], or --columns {_preferred(row, sides[0])}")
     layout, conversation = _read(row, [layout for layout in formats if layout.rank > 0])
     for message in conversation.messages:  # data sets for other models point to an image, a sound or a film
         if message.role == "user" and "<" in message.content and (tag := _MEDIA_TAG.search(message.content)):

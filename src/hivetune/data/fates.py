@@ -63,7 +63,7 @@ TRAIN, VALIDATION, TEST, DUPLICATE, BEGINNING, NEAR_DUPLICATE, REFUSED = range(7
 DUPLICATES = {DUPLICATE: "exact", BEGINNING: "beginning", NEAR_DUPLICATE: "near"}
 # All other decisions set a row aside, each for a reason. Their numbers are part of a snapshot's hash.
 _REASONS = (
-    *("quota-source", "quota-session", "balance", "frozen-question", "for-stage-2", "bad-held-out", "contradictory"),
+    *("balance", "frozen-question", "for-stage-2", "bad-held-out", "contradictory"),
     *("quota-user", "not-learned", "synthetic-share", *LEAVE_OUT),
 )
 SET_ASIDE = dict(enumerate(_REASONS, REFUSED + 1))

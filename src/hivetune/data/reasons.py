@@ -115,7 +115,7 @@ _REJECT = {
     "bad-weight": ("a message's weight is neither 0 nor 1", "1: learn from it, 0: only read it"),
     "preference-row": (
         "chosen/rejected pairs are for preference training",
-        "set learn: [sft, pairs], or map completion to the chosen column",
+        "set learn.use: [sft, pairs], or map completion to the chosen column",
     ),
     "equal-pair": ("the better and the worse answer are the same", "correct or delete the row"),
     "pair-differs": (
@@ -153,7 +153,7 @@ _REJECT = {
     ),
     "not-in-template": (
         "the template drops a tool call, a tool, reasoning or a system prompt of the row",
-        "use a model whose template keeps it, or set data.do_not_train: [tools] or [reasoning]",
+        "use a model whose template keeps it",
     ),
     "part-not-found": (
         "the template rewrites a part of the row",
@@ -187,8 +187,8 @@ _REJECT = {
 _SET_ASIDE = {
     # By policy
     "filtered": ("the row does not match `where` in data.columns", "nothing to do"),
-    "failed": ("the row's success is false", "set learn: [sft, failures] to learn from it as a bad answer"),
-    "disliked": ("the row's feedback is negative", "set learn: [sft, failures] to learn from it as a bad answer"),
+    "failed": ("the row's success is false", "set learn.use: [sft, failures] to learn from it as a bad answer"),
+    "disliked": ("the row's feedback is negative", "set learn.use: [sft, failures] to learn from it as a bad answer"),
     "not-learned": ("the setting learn does not name this kind of row", "see learn in the config"),
     "for-stage-2": (
         "only stage 2 learns from a bad answer",
@@ -199,7 +199,7 @@ _SET_ASIDE = {
         "the same answer is called good in one row and bad in another",
         "decide which is right and delete the other",
     ),
-    "quota-user": ("its user has more bad answers than data.quotas.user", "raise data.quotas.user"),
+    "quota-user": ("its user has more than 100 bad answers", "nothing to do; the others are used"),
     "cut-off-answer": (
         "the answer was cut at a length limit: its end would be learned as one",
         "raise the limit where the answers are made",
@@ -218,15 +218,9 @@ _SET_ASIDE = {
         "the row asks a frozen question, which judges releases and is never trained",
         "nothing to do; list them: hivetune registry frozen NAME",
     ),
-    "quota-source": ("the source has more rows than data.quotas.source", "raise the quota"),
-    "quota-session": ("the session has more rows than data.quotas.session", "raise the quota"),
-    "only-tool-calls": (
-        "without tool calls the row has no answer (data.do_not_train: [tools])",
-        "use a model whose template has tools, and train them",
-    ),
     "synthetic-share": (
-        "the share of synthetic rows is above data.quotas.synthetic",
-        "collect more rows of your own, or raise the share",
+        "synthetic rows would be more than half of all",
+        "collect more rows of your own",
     ),
     "balance": ("its agent or category has more rows than the others", "set data.balance: none"),
     # By a cycle's choice of rows, through data.leave_out
@@ -246,11 +240,11 @@ _SET_ASIDE = {
     "general-share": ("general rows would be more than 5 % of the tokens", "nothing to do"),
     "next-cycle": (
         "the training budget is too small for this new row; the next cycle sees it again",
-        "raise cycle.budget.hours",
+        "raise cycle.hours",
     ),
     "not-replayed": (
         "the training budget is too small for this old row; the champion scores it well",
-        "raise cycle.budget.hours or cycle.mix.replay",
+        "raise cycle.hours",
     ),
     "suspect": (
         "a cycle's model was worse with these new rows, and better without them",
@@ -295,18 +289,10 @@ _WARN = {
     "result-without-call": ("results of tool calls that the log lacks were removed", "nothing to do"),
     "internal-notes": ("internal notes of a help desk were removed", "nothing to do"),
     "markup": ("HTML of a help desk's messages was read as text", "nothing to do"),
-    "tools-left-out": (
-        "tool calls and results were removed: each question keeps the text after its last call",
-        "to keep them, use a model whose template has tools, and data.do_not_train without tools",
-    ),
-    "reasoning-left-out": (
-        "the reasoning before an answer was removed",
-        "to keep it, use a model whose template has reasoning, and data.do_not_train without reasoning",
-    ),
     "redacted-secret": ("a secret was replaced by [SECRET]", "revoke it: it was in a log"),
     "redacted-personal": (
         "personal data was replaced by a placeholder",
-        "to keep it, set data.on_private.personal: keep",
+        "to keep it, set data.on_private: keep",
     ),
     "cut": ("the end was cut at max_length; the end of the last answer is not trained", "raise max_length"),
     "cut-turns": ("the last turns were removed to fit max_length", "raise max_length"),

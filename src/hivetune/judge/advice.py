@@ -181,8 +181,6 @@ def more_evidence(name: str) -> str:
     """Return what gives a metric more rows: its settings differ."""
     if name == "loss":
         return "hold out more rows (data.test)"
-    if name in ("latency_s", "most_latency_s"):
-        return "time more answers (eval.answers.timed, eval.prompts)"
     return "answer more held-out rows (eval.prompts, data.test)"
 
 

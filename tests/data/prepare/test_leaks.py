@@ -146,24 +146,6 @@ def test_an_instruction_that_all_rows_share_ties_none(write_rows: Callable[..., 
     assert 15 < counts["validation"] < 50
 
 
-def test_the_newest_rows_are_the_test(write_rows: Callable[..., Path], chatml: Path) -> None:
-    rng = random.Random(10)
-    times = list(range(200))
-    rng.shuffle(times)
-    rows = [chat(text(rng, 12), text(rng, 12), session=f"s{t}", time=1_700_000_000 + 3600 * t) for t in times]
-    found = splits(write_rows(rows), chatml, split="time")
-    assert {found[f"s{t}"] for t in range(160)} == {"train"}
-    assert {found[f"s{t}"] for t in range(160, 180)} == {"validation"}
-    assert {found[f"s{t}"] for t in range(180, 200)} == {"test"}
-
-
-def test_rows_without_a_time_are_trained_when_the_split_is_by_time(write_rows: Callable[..., Path]) -> None:
-    rng = random.Random(11)
-    rows = [chat(text(rng, 12), text(rng, 12), **({"time": 1_700_000_000 + i} if i % 2 else {})) for i in range(100)]
-    document = check(DataConfig(path=str(write_rows(rows)), split="time")).document
-    assert document["splits"] == {"train": 80, "validation": 10, "test": 10}
-
-
 def test_the_report_says_how_near_test_rows_are_to_training_rows(write_rows: Callable[..., Path]) -> None:
     """Half of what one question asks again and again is answered from one stock of sentences: too many for one side."""
     rng = random.Random(12)

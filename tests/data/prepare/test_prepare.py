@@ -275,18 +275,18 @@ def test_policies_set_aside_and_can_be_lifted(write_rows: Callable[..., Path]) -
     report = check(DataConfig(path=str(path)))
     assert report.document["set_aside"] == {"disliked": 1, "failed": 1, "own-answer": 1, "untrusted": 1}
     assert adds_up(report)
-    lifted = check(DataConfig(path=str(path), on_failed="train", on_untrusted="train", on_own_answers="train"))
+    lifted = check(DataConfig(path=str(path), also_train=["failed", "untrusted", "own_answers"]))
     assert (lifted.usable, lifted.document["set_aside"]) == (9, {})
 
 
 @pytest.mark.parametrize(("policy", "rejected", "changed"), [("redact", 0, 1), ("reject", 1, 0), ("keep", 0, 0)])
 def test_personal_data(policy: str, rejected: int, changed: int, write_rows: Callable[..., Path], chatml: Path) -> None:
     path = write_rows([*rows(8), chat("Mail?", "Write to jane.doe@mail.org today.")])
-    report = check(DataConfig(path=str(path), on_personal=policy), model_folder=chatml)
+    report = check(DataConfig(path=str(path), on_private=policy), model_folder=chatml)
     assert report.document["rejected"] == ({"personal": 1} if rejected else {})
     assert report.document["changed"] == ({"redacted-personal": 1} if changed else {})
     if not rejected:
-        snapshot = prepare(config(path, on_personal=policy), chatml)
+        snapshot = prepare(config(path, on_private=policy), chatml)
         assert ("jane" in snapshot.info(8).messages[-1].content) == (policy == "keep")
 
 
@@ -307,7 +307,7 @@ def test_clean_rows_are_redacted_whole(tmp_path: Path) -> None:
     clean = [json.loads(line) for line in out.read_text().splitlines()]
     assert "@mail.org" not in out.read_text() and len(clean) == len(rows)
     assert len({extract(row).user for row in clean}) == len({extract(row).user for row in rows}) == 4
-    check(DataConfig(path=str(path), on_personal="keep"), clean=out)
+    check(DataConfig(path=str(path), on_private="keep"), clean=out)
     assert [json.loads(line) for line in out.read_text().splitlines()] == rows
 
 

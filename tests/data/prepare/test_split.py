@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 from data.conftest import chat
 from data.prepare.faults import WORDS
 from hypothesis import given, settings
@@ -64,12 +63,9 @@ def test_adding_rows_moves_no_row(write_rows: Callable[..., Path], chatml: Path)
     assert set(before.values()) == {"train", "validation", "test"}
 
 
-@pytest.mark.parametrize(("group_by", "key"), [("auto", "session"), ("user", "user")])
-def test_sessions_and_users_are_never_divided(
-    group_by: str, key: str, write_rows: Callable[..., Path], chatml: Path
-) -> None:
-    rows = [chat(f"question {i}", f"answer {i}", **{key: f"g{i % 30}"}) for i in range(300)]
-    found = sides(write_rows(rows), chatml, group_by=group_by)
+def test_sessions_are_never_divided(write_rows: Callable[..., Path], chatml: Path) -> None:
+    rows = [chat(f"question {i}", f"answer {i}", session=f"g{i % 30}") for i in range(300)]
+    found = sides(write_rows(rows), chatml)
     for group in range(30):
         assert len({found[f"answer {i}"] for i in range(group, 300, 30)}) == 1
 
@@ -118,14 +114,14 @@ def test_newer_rows_that_tie_old_groups_follow_the_older_one(write_rows: Callabl
 
 
 @settings(max_examples=60)
-@given(st.data(), st.sampled_from(["auto", "session", "user", "none"]))
-def test_sides_depend_on_the_set_of_rows_and_divide_no_group(data: st.DataObject, group_by: str) -> None:
+@given(st.data())
+def test_sides_depend_on_the_set_of_rows_and_divide_no_group(data: st.DataObject) -> None:
     """Random ties: in any order the same sides, and what reads the same or is nearly the same is on one side."""
     number = st.integers(0, 12)
     row = st.tuples(st.integers(0, 24), number, number, st.sampled_from([1.0, 2.0, math.inf]))
     rows = data.draw(st.lists(row, max_size=40))  # what is read (its question: half of that), session, user, time
     alike = data.draw(st.lists(st.tuples(*[st.integers(0, max(0, len(rows) - 1))] * 2), max_size=5)) if rows else []
-    config = DataConfig(path="x", group_by=group_by, test=0.3, validation=0.3)
+    config = DataConfig(path="x", test=0.3, validation=0.3)
     order = data.draw(st.permutations(range(len(rows))))
 
     def found(places: Sequence[int]) -> list[int]:
@@ -146,26 +142,20 @@ def test_sides_depend_on_the_set_of_rows_and_divide_no_group(data: st.DataObject
         assert found(order) == side
         for one, other in alike:
             assert side[one] == side[other]
-        level = {"session": 1, "user": 2}.get(group_by)
         for i, one in enumerate(rows):
             for j, other in enumerate(rows[:i]):
                 assert one[0] != other[0] or side[i] == side[j]
-                assert not level or one[0] // 2 != other[0] // 2 or side[i] == side[j]
-                assert not level or not one[level] or one[level] != other[level] or side[i] == side[j]
 
 
 def test_what_is_too_large_for_one_side(write_rows: Callable[..., Path], chatml: Path) -> None:
-    """One session with half of the rows: `auto` divides it so that something can be held out, `session` trains it."""
+    """One session with half of the rows is divided, so that something can be held out."""
     rows = [chat(f"question {i}", f"answer {i}", session="loud" if i % 2 else f"s{i}") for i in range(400)]
     path = write_rows(rows)
     loud = [f"answer {i}" for i in range(1, 400, 2)]
-    auto, strict = sides(path, chatml), sides(path, chatml, group_by="session")
-    assert Counter(auto[answer] for answer in loud)["test"] > 5
-    assert Counter(strict[answer] for answer in loud) == {"train": 200}
+    found = sides(path, chatml)
+    assert Counter(found[answer] for answer in loud)["test"] > 5
     groups = check(DataConfig(path=str(path))).document["groups"]
     assert (groups["groups"], groups["largest"], groups["broken_up"], groups["too_large"]) == (400, 1, 200, 0)
-    groups = check(DataConfig(path=str(path), group_by="session")).document["groups"]
-    assert (groups["largest"], groups["broken_up"], groups["too_large"]) == (200, 0, 200)
 
 
 def test_one_question_for_everything_is_trained(write_rows: Callable[..., Path]) -> None:
@@ -238,17 +228,6 @@ def test_balance_evens_out_training_and_keeps_the_evidence(write_rows: Callable[
     assert snapshot.manifest["accounting"]["set_aside"] == {"balance": 400 - snapshot.num_rows}
 
 
-def test_quotas_take_rows_by_their_content(write_rows: Callable[..., Path], chatml: Path) -> None:
-    rows = [chat(f"question {i}", f"answer {i}", session="loud" if i < 50 else f"s{i}") for i in range(80)]
-    path = write_rows(rows)
-    kept = sides(path, chatml, quota_per_session=5)
-    assert sum(1 for answer in kept if int(answer.split()[1]) < 50) == 5
-    assert len(kept) == 35
-    turned = sides(write_rows(rows[::-1], "turned.jsonl"), chatml, quota_per_session=5)
-    assert turned == kept
-    assert len(sides(path, chatml, quota_per_source=20)) == 20
-
-
 def test_defaults_are_the_documented_shares() -> None:
     data = DataConfig(path="x")
-    assert (data.validation, data.test, data.group_by) == (0.1, 0.1, "auto")
+    assert (data.validation, data.test) == (0.1, 0.1)

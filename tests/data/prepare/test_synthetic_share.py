@@ -22,14 +22,11 @@ def write(path: Path, real: int, made: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("real", "made", "share", "kept"),
-    [(20, 50, 0.5, 20), (20, 10, 0.5, 10), (0, 30, 0.5, 30), (30, 30, 0.25, 10), (30, 30, 0.0, 0), (5, 30, 1.0, 30)],
-)
-def test_share(real: int, made: int, share: float, kept: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("real", "made", "kept"), [(20, 50, 20), (20, 10, 10), (0, 30, 30)])
+def test_share(real: int, made: int, kept: int, tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", real, made)
     page = tmp_path / "page.html"
-    document = check(DataConfig(path=str(path), synthetic_share=share, near_duplicates=0), page=page).document
+    document = check(DataConfig(path=str(path), near_duplicates=0), page=page).document
     assert document["synthetic"] == {"rows": kept, "others": real}
     assert document["set_aside"].get("synthetic-share", 0) == made - kept
     assert document["usable"] == real + kept == document["rows_in"] - (made - kept)

@@ -4,13 +4,10 @@ Most run in one process, against a model server that is a function. Those about 
 those about models in tests/models; the last test counts all of them.
 """
 
-import asyncio
 import json
 import os
-import threading
 from collections.abc import Awaitable, Callable
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +18,6 @@ from serve.gateway.stage import CHAT, PORT, QUESTION, Stage, said
 from starlette.routing import Route
 
 from hivetune.base.database import open_database
-from hivetune.config import NotifyConfig
-from hivetune.cycle.notify import Notice, send_notice
 from hivetune.errors import UsageError
 from hivetune.llama.child import _run_program, _run_xllamacpp
 from hivetune.process.sandbox import named_environment
@@ -180,33 +175,6 @@ async def names_that_are_paths(stage: Stage) -> None:
         for name in ("helpdesk@\u00b2", "helpdesk@" + "9" * 5000, "helpdesk@\u0663", "helpdesk@-1", "helpdesk@1.0"):
             with pytest.raises(UsageError):
                 find(database, name)
-
-
-@replays("CVE-2026-2393", "CVE-2026-45401")
-async def webhooks_that_redirect(stage: Stage) -> None:
-    """A notice goes to the address that its user named and nowhere else."""
-    seen: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            seen.append(self.path)
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(307)
-            self.send_header("Location", f"http://127.0.0.1:{server.server_port}/latest/meta-data")
-            self.end_headers()
-
-        do_GET = do_POST
-
-        def log_message(self, format: str, *arguments: Any) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.handle_request)
-        thread.start()
-        settings = NotifyConfig(webhook=f"http://127.0.0.1:{server.server_port}/hook")
-        (sent,) = await asyncio.to_thread(send_notice, Notice("promote", "a@1", "better"), settings)
-        thread.join()
-    assert seen == ["/hook"] and sent.problem
 
 
 @replays("CVE-2026-45349", "CVE-2026-45671")

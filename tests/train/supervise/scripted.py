@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import os
 import sqlite3
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from hivetune.base.disk import write_manifest
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import ROWS_SCHEMA
 from hivetune.machine.inventory import Card, Machine
+from hivetune.process.supervision import VARIABLE
 from hivetune.train.plan.steps import PlanRow, make_plan, write_plan
 from hivetune.train.supervise.supervisor import RunOutcome, supervise_run
 
@@ -26,18 +29,21 @@ CARD = Machine(
 )
 
 
-def make_run(folder: Path, faults: list[dict[str, Any]], *, device: str = "cpu", **supervise: Any) -> RunConfig:
-    """`folder/run`, `folder/model` and `folder/snapshot`, ready for `supervise`."""
+def make_run(
+    folder: Path, faults: list[dict[str, Any]], *, device: str = "cpu", allow: Sequence[str] = (), **limits: Any
+) -> RunConfig:
+    """`folder/run`, `folder/model` and `folder/snapshot`, ready for `supervise`; `limits` of the test."""
     run = folder / "run"
     run.mkdir(parents=True)
     floor_s = FLOOR_S[any(fault["do"] in HANGS for fault in faults if "do" in fault)]
+    os.environ[VARIABLE] = json.dumps({**QUICK, "hang_floor_s": floor_s, **limits})
     config = parse_config(
         {
             "model": "none",
             "data": {"path": "none"},
             "batch_size": BATCH,
             "epochs": 1,
-            "supervise": {**QUICK, "hang_floor_s": floor_s, **supervise},
+            "allow": list(allow),
         }
     )
     (run / "config.resolved.yaml").write_text(

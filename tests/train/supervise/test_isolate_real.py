@@ -52,7 +52,7 @@ def test_two_hundred_nan_rows_and_three_that_kill_in_ten_thousand(tmp_path: Path
 @pytest.mark.slow
 def test_a_run_in_chunks_saves_after_each(tmp_path: Path) -> None:
     """A row that kills costs its chunk nothing else; every chunk ends with a checkpoint."""
-    config = make_run(tmp_path, 96, {40: KILL}, epochs=2, supervise={"hang_floor_s": 60, "chunk_rows": 32})
+    config = make_run(tmp_path, 96, {40: KILL}, epochs=2, supervise={"hang_floor_s": 60}, chunk_rows=32)
     supervise(tmp_path, config).check()
     plan = read_plan(tmp_path / "run")
     assert plan.chunk_ends == (4, 8, 12)

@@ -56,13 +56,13 @@ def machine(cores: int, memory_gb: float, cards: int = 0) -> Machine:
 def test_one_worker_a_card_or_a_quarter_of_the_cores(
     workers: Any, device: str, cores: int, memory_gb: float, cards: int, beside: tuple[str, ...], tmp_path: Path
 ) -> None:
-    config = parse_config({"model": "tiny", "data": "none", "workers": workers})
+    config = parse_config({"model": "tiny", "data": {"path": "none"}, "workers": workers})
     write_resolved(tmp_path, config, Choices())
     assert devices_beside(tmp_path, tmp_path, config, machine(cores, memory_gb, cards), device) == beside
 
 
 def test_more_workers_than_cards_are_refused(tmp_path: Path) -> None:
-    config = parse_config({"model": "tiny", "data": "none", "workers": 4})
+    config = parse_config({"model": "tiny", "data": {"path": "none"}, "workers": 4})
     with pytest.raises(UsageError, match="workers: 4, but this machine has 2 cards"):
         devices_beside(tmp_path, tmp_path, config, machine(8, 64, 2), "cuda")
 

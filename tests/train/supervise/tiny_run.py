@@ -6,6 +6,7 @@ process of whoever computes it, if that is `poisoned_worker.py`.
 
 import hashlib
 import json
+import os
 import random
 import sqlite3
 import time
@@ -22,6 +23,7 @@ from hivetune.base.disk import write_json, write_manifest
 from hivetune.base.journal import read_journal
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import ROWS_SCHEMA
+from hivetune.process.supervision import VARIABLE
 from hivetune.train.plan.steps import PlanRow, make_plan, write_plan
 from hivetune.train.supervise.supervisor import RunOutcome, supervise_run
 
@@ -68,9 +70,14 @@ def make_run(
     *,
     seed: int = 0,
     choices: Mapping[str, Any] | None = None,
+    supervise: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> RunConfig:
-    """`folder/run`, `folder/model` and `folder/snapshot`. `poison`: row -> token that is put into it."""
+    """`folder/run`, `folder/model` and `folder/snapshot`. `poison`: row -> token that is put into it.
+
+    `supervise`: the limits of all runs of the test.
+    """
+    os.environ[VARIABLE] = json.dumps(supervise or {})
     config = parse_config(
         {
             "model": "tiny",
@@ -99,7 +106,7 @@ def make_run(
         seed=config.seed,
         batch_size=config.batch_size,
         epochs=config.epochs,
-        chunk_rows=config.supervise.chunk_rows,
+        chunk_rows=config.chunk_rows,
     )
     write_plan(run, plan)
     return config

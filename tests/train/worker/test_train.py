@@ -188,7 +188,6 @@ CHANGES: dict[str, Any] = {
     "lora.alpha": {"lora": {"r": 4, "alpha": 16}},
     "lora.dropout": {"lora": {"r": 4, "alpha": 8, "dropout": 0.2}},
     "lora.target_modules": {"lora": {"r": 4, "alpha": 8, "target_modules": ["q_proj"]}},
-    "lora.rslora": {"lora": {"r": 4, "alpha": 8, "rslora": True}},
     "batch_size": {"batch_size": 4},
     "epochs": {"epochs": 3},
     "max_steps": {"max_steps": 5},

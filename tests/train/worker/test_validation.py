@@ -11,6 +11,7 @@ from train.worker.runs import learnable_rows, make_run, metrics, run_training
 
 from hivetune.base.journal import read_journal
 from hivetune.train.plan.steps import spread_sample
+from hivetune.train.worker import session
 from hivetune.train.worker.model.adapter import fill, read_adapter
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import read_documents
@@ -71,8 +72,11 @@ def test_a_row_that_is_not_finite_is_left_out_and_named() -> None:
     assert found.not_finite == (7,) and found.rows == 19 and math.isfinite(found.loss)
 
 
-def test_a_run_scores_its_sample_and_at_its_end_all_rows(tiny_model_folder: Path, tmp_path: Path) -> None:
-    make_run(tmp_path, learnable_rows(120), validate_rows=4, epochs=1, batch_size=16)
+def test_a_run_scores_its_sample_and_at_its_end_all_rows(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "VALIDATION_ROWS", 4)
+    make_run(tmp_path, learnable_rows(120), epochs=1, batch_size=16)
     result = run_training(tmp_path, tiny_model_folder)
     entries = list(read_journal(tmp_path / "run/metrics.jsonl"))
     during = [entry for entry in entries if entry["event"] == "validation"]

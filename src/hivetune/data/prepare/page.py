@@ -124,7 +124,7 @@ def report_body(document: Mapping[str, Any], samples: Sequence[Mapping[str, Any]
         changes_note=f"The first {MAX_CHANGES:,}; {more_changes:,} more are in report.json."
         if more_changes > 0
         else "",
-        synthetic_note=f"{num_held_back:,} more are set aside: data.quotas.synthetic allows no more of them."
+        synthetic_note=f"{num_held_back:,} more are set aside: synthetic rows are at most half."
         if num_held_back
         else "",
         lessons=_lessons(document["learn"]),

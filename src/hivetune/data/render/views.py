@@ -225,9 +225,9 @@ COMING = 99_998  # the mark of a message that would come next
 _SHOWN_CHARS = 40
 # Small models whose templates write what others leave out, and what to leave out with others.
 _WRITTEN_BY = {
-    "tool call": ("Qwen/Qwen2.5-0.5B-Instruct or Qwen/Qwen3-0.6B", "tools"),
-    "tool": ("Qwen/Qwen2.5-0.5B-Instruct or Qwen/Qwen3-0.6B", "tools"),
-    "reasoning": ("Qwen/Qwen3-0.6B", "reasoning"),
+    "tool call": "Qwen/Qwen2.5-0.5B-Instruct or Qwen/Qwen3-0.6B",
+    "tool": "Qwen/Qwen2.5-0.5B-Instruct or Qwen/Qwen3-0.6B",
+    "reasoning": "Qwen/Qwen3-0.6B",
 }
 
 
@@ -386,8 +386,8 @@ class SpokenTemplate:
         if closed and message.reasoning is not None:
             raise RenderError(
                 "not-in-template",
-                f"the prompt of the template has no place for the reasoning of message {last + 1}; train without it: "
-                "the same command with --set data.do_not_train=reasoning",
+                f"the prompt of the template has no place for the reasoning of message {last + 1}: "
+                "take a model whose template has one",
             )
         header, before = MARK.split(prompt)[-1], _literal_before(new, own_parts)
         if header and before is not None and before[1].startswith(header):
@@ -457,11 +457,7 @@ def _raise_missing(skeleton: Skeleton, missing: set[int]) -> None:
     else:
         hint = f"the template leaves out the {part.name} of message {part.message + 1} ({shown})"
     if part.name in _WRITTEN_BY:
-        models, parts = _WRITTEN_BY[part.name]
-        hint += (
-            f"; take a model whose template has it (--model), such as {models}, or train only the answers in words: "
-            f"the same command with --set data.do_not_train={parts}"
-        )
+        hint += f"; take a model whose template has it (--model), such as {_WRITTEN_BY[part.name]}"
     raise RenderError("not-in-template", hint)
 
 

@@ -101,13 +101,6 @@ def test_any_rank(rank: int, tmp_path: Path) -> None:
     assert worst_difference(gradients(model), grads) < 1e-5
 
 
-def test_rslora_is_only_another_scale(tmp_path: Path) -> None:
-    folder, docs = write_model(tmp_path), documents()
-    model = load(folder, torch.float64, LoraConfig(r=4, alpha=6, rslora=True))  # 6 / sqrt(4) = 3 = 12 / 4
-    plain = load(folder)
-    assert torch.equal(model.backward(docs, 1.0), plain.backward(docs, 1.0))
-
-
 def test_an_unknown_module_is_refused_with_those_that_exist(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no linear module matches 'wq'(.|\n)*q_proj"):
         load(write_model(tmp_path), lora=LoraConfig(target_modules=["wq"]))
