@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer.main
 
-from hivetune.cli.main import ALIASES, COMMANDS, _app
+from hivetune.cli.main import COMMANDS, _app
 from hivetune.config import known_settings
 
 ROOT = Path(__file__).parent.parent
@@ -26,7 +26,6 @@ FOREIGN_OPTIONS = {
     *("--lora", "--alias", "--host", "--port", "--parallel", "--ctx-size", "--jinja", "--no-webui"),  # llama-server
     *("--no-warmup", "--verbose"),  # llama-server
     "--output-format",  # Gemini CLI
-    "--log",  # lm_eval --log_samples
     *("--enable-log-requests", "--enable-log-outputs"),  # vLLM
     *("--user", "--now"),  # systemctl
     *("--no-legend", "--property"),  # loginctl
@@ -100,18 +99,14 @@ def _texts() -> Iterator[tuple[str, str]]:
 @functools.cache
 def options_of(command: str) -> set[str]:
     """The options of a command, as its help lists them."""
-    words = command.split()
-    found = typer.main.get_command(_app(words))
-    for word in words:
-        found = found.commands[word]  # type: ignore[attr-defined]
+    found = typer.main.get_command(_app(command)).commands[command]  # type: ignore[attr-defined]
     options = {text for parameter in found.params for text in (*parameter.opts, *parameter.secondary_opts)}
     return {text for text in options if text.startswith("-")} | {"--json", "--help", "-h"}
 
 
 def command_in(words: list[str]) -> str | None:
-    words = [word.strip(".,;:()'\"") for word in words[:2]]
-    words = [*ALIASES.get(words[0], words[0]).split(), *words[1:]]
-    return next((" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in COMMANDS), None)
+    word = words[0].strip(".,;:()'\"")
+    return word if word in COMMANDS else None
 
 
 def commands_in(text: str) -> Iterator[tuple[str | None, str]]:

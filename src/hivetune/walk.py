@@ -50,7 +50,7 @@ def configure(config: Config, overrides: Iterable[str] = ()) -> RunConfig:
 
 
 def check(config: Config, *, progress: Progress = silent) -> dict[str, Any]:
-    """Return the report on the rows of a config, as `hivetune data check --json` prints it.
+    """Return the report on the rows of a config, as `hivetune check --json` prints it.
 
     It counts every row by what becomes of it, with reasons and places. Bad rows raise nothing.
     """

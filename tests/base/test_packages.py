@@ -45,5 +45,4 @@ def test_of_a_source_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 def test_elsewhere_the_packages_themselves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(paths, "ROOT", tmp_path)
     assert paths.install_command("redis") == "pip install 'redis>=5'"
-    assert paths.install_command("lm-eval") == "pip install 'lm-eval[api]>=0.4.13'"
     assert "xllamacpp" in paths.install_command("serve")

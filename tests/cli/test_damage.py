@@ -132,15 +132,15 @@ COMMANDS = [
     ["runs", "--json"],
     ["show", "RUN"],
     ["show", "RUN", "--json"],
-    ["watch", "RUN"],
-    ["logs", "RUN"],
+    ["show", "RUN", "--follow"],
+    ["show", "RUN", "--log"],
     ["stop", "RUN"],
-    ["resume", "RUN", "--unit"],
-    ["resume", "RUN"],
-    ["gate", "RUN"],
+    ["train", "RUN", "--unit"],
+    ["train", "RUN"],
+    ["eval", "RUN", "--set", "gate.loss_gain=0"],
     ["export", "RUN", "--to", "adapter", "--no-check"],
-    ["registry"],
-    ["data", "check", "store"],
+    ["releases"],
+    ["check", "store"],
 ]
 
 

@@ -1,4 +1,4 @@
-"""The commands `data check` and `data prepare` as scripts see them: one document, exit codes, files."""
+"""The command `check` as scripts see them: one document, exit codes, files."""
 
 import json
 import os
@@ -13,11 +13,10 @@ from command import hivetune
 from data.conftest import chat
 
 from hivetune.cli.data import print_problems
-from hivetune.data.snapshot import open_snapshot
 
 
 def data(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
-    return hivetune("data", *arguments)
+    return hivetune(*arguments)
 
 
 @pytest.fixture
@@ -84,18 +83,6 @@ def test_check_with_everything(write_rows: Callable[..., Path], chatml: Path, tm
     assert len(clean.read_text().splitlines()) == 20
     assert len((tmp_path / "out" / "clean.quarantine.jsonl").read_text().splitlines()) == 1
     assert page.read_text().startswith("<!doctype html>")
-
-
-@pytest.mark.slow
-def test_prepare_makes_a_snapshot(mixed: Path, chatml: Path, tmp_path: Path) -> None:
-    finished = data("prepare", mixed, "--model", chatml, "--out", tmp_path / "snap", "--json")
-    assert finished.returncode == 0, finished.stderr
-    document = json.loads(finished.stdout)
-    assert open_snapshot(tmp_path / "snap").num_rows == 9
-    assert document["snapshot"] == str(tmp_path / "snap")
-    without = data("prepare", mixed)
-    assert without.returncode == 2
-    assert "--model" in without.stderr
 
 
 def test_what_is_written_is_for_its_user_alone_whatever_the_umask(mixed: Path, tmp_path: Path, own_home: Path) -> None:

@@ -51,13 +51,13 @@ def full_home(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_on_a_full_disk_looking_works(full_home: Path) -> None:
-    looks = [hivetune(*words) for words in (["runs"], ["status"], ["show", "finished"], ["prune", "--json"])]
+    looks = [hivetune(*words) for words in (["runs"], ["status"], ["show", "finished"], ["rm", "--unused", "--json"])]
     assert [look.returncode for look in looks] == [0] * 4, looks
     assert "".join(look.stdout for look in looks).count("its disk was full once") == 3  # status tells of both runs
 
 
 def test_on_a_full_disk_space_is_freed_and_noted(full_home: Path) -> None:
-    assert hivetune("prune", "--yes").returncode == 0
+    assert hivetune("rm", "--unused", "--yes").returncode == 0
     assert not (full_home / "runs/finished/checkpoints").exists()
     manifest = json.loads((full_home / "runs/finished/manifest.json").read_text())
     assert not [name for name in manifest["files"] if name.startswith("checkpoints")]

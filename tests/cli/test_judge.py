@@ -1,4 +1,4 @@
-"""What `hivetune gate` and `hivetune register` say to do next."""
+"""What `hivetune eval` and `hivetune register` say to do next."""
 
 import json
 from pathlib import Path

@@ -153,6 +153,6 @@ def test_rows_that_cannot_be_trained_are_no_plain_count(config: Path) -> None:
         "data": {"path": str(rows), "columns": {"prompt": "promtp", "completion": "completion"}},
     }
     planned = plan_run(parse_config(tree), card="R9700")
-    assert planned.rows_known == "50 rows counted, but none can be trained; hivetune data check says why"
+    assert planned.rows_known == "50 rows counted, but none can be trained; hivetune check says why"
     with pytest.raises(UsageError, match="there is no field 'promt'"):
         plan_run(parse_config({"model": "smollm2-135m", "data": {"path": str(rows), "columns": {"promt": "prompt"}}}))

@@ -12,12 +12,12 @@ PACK = 'category = "bees"\npages = ["combcopy(1)", "hivectl(1)"]\n'
 def test_rows_and_report(tmp_path: Path) -> None:
     pack, out = tmp_path / "bees.toml", tmp_path / "rows.jsonl"
     pack.write_text(PACK)
-    words = ["data", "synth", str(pack), str(PAGES), "--out", str(out), "--rows", "30"]
+    words = ["synth", str(pack), str(PAGES), "--out", str(out), "--rows", "30"]
     document = json.loads(hivetune(*words, "--json").stdout)
     assert (document["schema"], document["rows"], document["maker"]) == (1, 30, "templates")
     told = hivetune(*words).stdout
     assert "bees\t30" in told and "30 rows, all synthetic" in told
-    checked = json.loads(hivetune("data", "check", out, "--json").stdout)
+    checked = json.loads(hivetune("check", out, "--json").stdout)
     assert checked["rejected"] == {} and checked["rows_in"] == 30
     assert checked["categories"]["bees"]
 
@@ -27,7 +27,7 @@ def test_rows_that_are_all_there_already_lack_no_documentation(tmp_path: Path) -
     document = "# Hives\n\n## Queens\n\nA hive has one queen, and she lays up to two thousand eggs a day.\n"
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "manual.md").write_text(document)
-    words = ["data", "synth", str(tmp_path / "docs"), "--out"]
+    words = ["synth", str(tmp_path / "docs"), "--out"]
     assert hivetune(*words, tmp_path / "a.jsonl").returncode == 0
     refused = hivetune(*words, tmp_path / "b.jsonl", "--against", tmp_path / "a.jsonl")
     assert refused.returncode == 3
@@ -35,18 +35,18 @@ def test_rows_that_are_all_there_already_lack_no_documentation(tmp_path: Path) -
 
 
 def test_without_out_the_categories_are_listed() -> None:
-    found = {one["category"]: one for one in json.loads(hivetune("data", "synth", "--json").stdout)["categories"]}
+    found = {one["category"]: one for one in json.loads(hivetune("synth", "--json").stdout)["categories"]}
     assert len(found) == 24 and found["python"]["pages"] > 50 and "policycoreutils" in found["selinux"]["install"]
 
 
 def test_mistakes(tmp_path: Path) -> None:
     out = ("--out", tmp_path / "x.jsonl")
-    refused = hivetune("data", "synth", "sytemd", *out)
+    refused = hivetune("synth", "sytemd", *out)
     assert refused.returncode == 2 and "did you mean 'systemd'?" in refused.stderr
     pack = tmp_path / "bees.toml"
     pack.write_text('category = "bees"\npages = ["nothing(1)"]\ninstall = "hives"')
-    refused = hivetune("data", "synth", pack, *out)
+    refused = hivetune("synth", pack, *out)
     assert refused.returncode == 3 and "install documentation: hives" in refused.stderr
     pack.write_text('category = "bees"\npages = ["ls"]')
-    refused = hivetune("data", "synth", pack, *out)
+    refused = hivetune("synth", pack, *out)
     assert refused.returncode == 2 and "name(section)" in refused.stderr

@@ -100,12 +100,12 @@ def test_an_adapter_that_was_lost_is_written_again_under_any_name(
     run = tmp_path / "copy"
     shutil.copytree(document["run"], run)
     before = (run / "adapter_model.safetensors").read_bytes()
-    code, again, _ = place.call("resume", str(run))
+    code, again, _ = place.call("train", str(run))
     assert (code, again["already_done"], again["run"]) == (0, True, str(run))
     harm(run / "adapter_model.safetensors")
     code, refused, _ = place.call("export", str(run), "--to", "adapter")
-    assert code in (1, 2) and f"hivetune resume {run}" in refused["error"]["hint"]
-    code, again, _ = place.call("resume", str(run))
+    assert code in (1, 2) and f"hivetune train {run}" in refused["error"]["hint"]
+    code, again, _ = place.call("train", str(run))
     assert (code, again["already_done"], again["steps"]) == (0, False, 3)
     assert (run / "adapter_model.safetensors").read_bytes() == before
 
@@ -133,7 +133,7 @@ def test_a_held_run_is_busy(place: Place) -> None:
     run = Path(document["run"])
     write_record(run, {**read_record(run), "status": "new"})
     with lock(run):
-        code, document, _ = place.call("resume", str(run))
+        code, document, _ = place.call("train", str(run))
     assert code == 75
     assert str(os.getpid()) in document["error"]["message"]
 
@@ -193,13 +193,13 @@ def test_rows_alone_train_and_init_writes_what_trains(place: Place) -> None:
     code, document, _ = place.call("train", "faq.json")
     assert code == 2
     assert document["error"]["message"] == "faq.json holds rows, and no model is given"
-    own = ("--set", "data.on_reasoning=leave_out", "--set", "patience=2")
+    own = ("--set", "data.on_private=keep", "--set", "patience=2")
     code, document, _ = place.call("init", "faq.json", "--model", "model", *own)
     assert code == 0
     text = (place.folder / "faq.yaml").read_text()
     assert text.startswith("# Written by `hivetune init` from faq.json. Train with it: hivetune train faq.yaml\n")
     assert "# 80 rows: " in text
-    data = {"path": "faq.json", "on_reasoning": "leave_out"}
+    data = {"path": "faq.json", "on_private": "keep"}
     assert document["settings"] == {"model": "model", "data": data, "patience": 2, "max_length": 64}
     planned = place.call("plan", "faq.yaml")[1]
     assert planned["workload"]["rows_known"] == "80 rows checked"
@@ -217,14 +217,14 @@ def test_rows_alone_train_and_init_writes_what_trains(place: Place) -> None:
     assert (code, from_rows["run"], from_rows["already_done"]) == (0, from_file["run"], True)
     code, refused, _ = place.call("train", "faq.yaml", "--model", "model")
     assert (code, "but faq.yaml is a config" in refused["error"]["message"]) == (2, True)
-    code, left, _ = place.call("prune")
+    code, left, _ = place.call("rm", "--unused")
     checkpoints = str(Path(from_file["run"]) / "checkpoints")
     assert (code, left["pruned"]) == (0, False)
     assert checkpoints in [each["path"] for each in left["unused"] if each["what"] == "checkpoints"]
-    code, gone, _ = place.call("prune", "--yes")
+    code, gone, _ = place.call("rm", "--unused", "--yes")
     assert (code, gone["size_bytes"]) == (0, left["size_bytes"])
     assert not Path(checkpoints).exists()
-    assert place.call("prune")[1]["unused"] == []
+    assert place.call("rm", "--unused")[1]["unused"] == []
     code, again, _ = place.call("train", "faq.yaml", *steps)
     assert (code, again["already_done"]) == (0, True)
     assert manifest_problems(Path(from_file["run"])) == []

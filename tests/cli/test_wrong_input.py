@@ -162,7 +162,7 @@ def test_a_name_that_is_not_utf_8(tmp_path: Path, call: Call) -> None:
     make_files(tmp_path)
     name = os.fsdecode(b"rows\xff.jsonl")
     (tmp_path / "rows.jsonl").rename(tmp_path / name)
-    assert call("data", "check", name)[0] == 0
+    assert call("check", name)[0] == 0
     code, said = call("init", name)
     assert (code, "not UTF-8, as settings and the store are\nhint: rename it" in said) == (2, True), said
     assert call("train", name, "--model", "smollm2-135m")[0] == 2
@@ -180,10 +180,10 @@ def test_a_full_disk_is_the_one_that_is_named(
     (small_disk / "file").write_bytes(bytes(3_800_000))
     with monkeypatch.context() as temporary:
         temporary.setattr("tempfile.tempdir", str(small_disk))
-        code, said = call("data", "check", "many.jsonl")  # its children find the disk full
+        code, said = call("check", "many.jsonl")  # its children find the disk full
     assert (code, f"the disk of {small_disk}" in said, "set TMPDIR" in said) == (5, True, True), said
     fill(small_disk)
-    code, said = call("data", "check", "rows.jsonl", "--clean", str(small_disk / "clean.jsonl"))
+    code, said = call("check", "rows.jsonl", "--clean", str(small_disk / "clean.jsonl"))
     assert (code, f"{small_disk / 'clean.jsonl'} cannot be written: No space left" in said) == (5, True), said
     monkeypatch.setenv("HIVETUNE_HOME", str(small_disk / "home"))
     code, said = call("collect", "rows.jsonl")
@@ -203,8 +203,8 @@ def test_output_on_a_full_disk_is_said() -> None:
 
 
 def test_input_that_was_closed_is_empty() -> None:
-    """`hivetune data check - <&-`, as some programs start others: Python's sys.stdin is None then."""
-    command = f"{shlex.quote(sys.executable)} -m hivetune data check - <&-"
+    """`hivetune check - <&-`, as some programs start others: Python's sys.stdin is None then."""
+    command = f"{shlex.quote(sys.executable)} -m hivetune check - <&-"
     ended = subprocess.run(
         ["sh", "-c", command], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, check=False
     )

@@ -1,6 +1,5 @@
 """A real cluster of Ray on this machine: workers are placed, watched and placed again, and the bits stay the same."""
 
-import json
 import os
 import signal
 import subprocess
@@ -19,8 +18,8 @@ from train.supervise.tiny_run import SUPERVISOR, Progress, make_run
 
 from hivetune.base.disk import home, sha256_file
 from hivetune.base.journal import read_journal
-from hivetune.cluster.node import HOME_MARK, end_node, mark_of_home
-from hivetune.errors import MachineNotFit
+from hivetune.cluster.node import HOME_MARK, Joining, end_node, mark_of_home, start_node
+from hivetune.errors import Busy, MachineNotFit
 from hivetune.machine.cluster import (
     DEVICE,
     Membership,
@@ -41,20 +40,14 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def hivetune(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hivetune", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
-
-
 @pytest.mark.slow
 def test_a_worker_is_placed_and_its_end_is_told_and_nothing_is_left(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     try:
-        started = hivetune("cluster", "up", "--listen", address, "--devices", "cpu,cpu", "--json")
-        assert started.returncode == 0, started.stderr
-        assert json.loads(started.stdout)["devices"] == ["cpu", "cpu"]
-        again = hivetune("cluster", "up", "--json")
-        assert again.returncode == 75
+        membership, _ = start_node(Joining(address, None, "cpu,cpu", None, None))
+        assert list(membership.devices) == ["cpu", "cpu"]
+        with pytest.raises(Busy):
+            start_node(Joining("127.0.0.1", None, "auto", None, None))
         _compute_and_kill(address, tmp_path)
         token_path().write_text("0" * 64)
         with pytest.raises(MachineNotFit, match="does not know this machine's token"):

@@ -231,7 +231,7 @@ def test_a_run_is_followed_through_reloads_kills_and_steps_made_again(
             expect(page.locator("#connection")).to_be_hidden()
             training.kill()
             expect(page.locator(".state").first).to_have_text("interrupted", timeout=DEATH_MS)
-            expect(page.locator("#head")).to_contain_text("hivetune resume")
+            expect(page.locator("#head")).to_contain_text("hivetune train")
             truth = [(step, loss) for step, loss, kind in loss_curve(going) if kind == "step"]
             assert [round(step) for step, _ in drawn_loss(page)] == [step for step, _ in truth]
             for (_, drawn), (_, loss) in zip(drawn_loss(page), truth, strict=True):

@@ -71,7 +71,7 @@ def test_what_stopped_by_itself_waits_for_a_person(tmp_path: Path) -> None:
     states: tuple[State, ...] = ("interrupted", "failed", "damaged", "done", "stopped", "running")
     runs = [run(tmp_path / state, state) for state in states]
     steps = list(needs_of(runs, shortest_names([status.run for status in runs]), [], {}))
-    assert commands(steps) == ["hivetune resume interrupted", "hivetune show failed", "hivetune show damaged"]
+    assert commands(steps) == ["hivetune train interrupted", "hivetune show failed", "hivetune show damaged"]
     assert [step.why for step in steps] == [
         "interrupted was interrupted at step 20",
         "failed failed: out of memory",
@@ -82,7 +82,7 @@ def test_what_stopped_by_itself_waits_for_a_person(tmp_path: Path) -> None:
 def test_runs_of_a_loop_go_on_by_themselves_and_names_that_two_have_are_paths(own_home: Path, tmp_path: Path) -> None:
     runs = [run(home() / "cycles" / "faq" / "run", "interrupted"), run(tmp_path / "a" / "run", "interrupted")]
     found = overview([*runs, run(tmp_path / "own", "done")])
-    assert commands(found.needs) == [f"hivetune resume {tmp_path}/a/run"]
+    assert commands(found.needs) == [f"hivetune train {tmp_path}/a/run"]
     assert commands(found.next) == ["hivetune eval own"]
     assert commands(overview(runs[:1]).needs) == []
 
@@ -139,7 +139,7 @@ def test_the_newest_finished_run_goes_on_station_by_station(tmp_path: Path) -> N
     write_record(done.run, {**record, "result": {"rows": {"held_out": 12}}})
     assert asked() == ["hivetune eval one"]
     (done.run / "eval.json").write_text("{}")
-    assert asked() == ["hivetune gate one"]
+    assert asked() == ["hivetune eval one"]
     (done.run / "gate.json").write_text(json.dumps({"verdict": "deploy"}))
     (done.run / "adapter_model.safetensors").write_bytes(b"")
     assert asked() == ["hivetune register one --as NAME"]
@@ -149,7 +149,7 @@ def test_the_newest_finished_run_goes_on_station_by_station(tmp_path: Path) -> N
     (done.run / "gate.json").write_text(json.dumps({"verdict": "iterate"}))
     assert asked() == []
     (done.run / "gate.json").write_text('{"verdict": "dep')
-    assert asked() == ["hivetune gate one"]
+    assert asked() == ["hivetune eval one"]
 
 
 def test_a_store_that_cannot_be_read_is_said(own_home: Path) -> None:

@@ -31,7 +31,7 @@ INSTALL = "the packages of docs/synth.md, installed, or unpacked into a folder t
 
 def synth(out: Path, *options: str) -> tuple[dict[str, Any], tuple[float, float], float]:
     """(report, seconds of processor and clock, largest memory in MB) of one run of the command."""
-    command = [sys.executable, "-m", "hivetune", "data", "synth", *roots(), "--out", str(out), "--json", *options]
+    command = [sys.executable, "-m", "hivetune", "synth", *roots(), "--out", str(out), "--json", *options]
     started = time.monotonic()
     with open(out.with_suffix(".json"), "wb") as said:
         process = subprocess.Popen(command, stdout=said)

@@ -277,7 +277,7 @@ def _explain(error: sqlite3.OperationalError) -> HivetuneError | sqlite3.Operati
     if _is_full(error):
         return DoesNotFit(
             f"hive.db cannot be written: {error}; nothing of this batch was stored or acknowledged",
-            hint="free space in the home folder (hivetune prune), then run the same command again",
+            hint="free space in the home folder (hivetune rm --unused), then run the same command again",
         )
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
         return Busy("another process holds hive.db for more than 30 s", hint="wait for it, then run the command again")

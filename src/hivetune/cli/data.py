@@ -1,4 +1,4 @@
-"""The commands `data check`, `data prepare` and `data forget`."""
+"""The commands `check` and `forget`."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import files_to_write, read_json
+from hivetune.base.disk import files_to_write
 from hivetune.base.paths import expanded, spelled
 from hivetune.cli.arguments import ColumnsOption, model_folder, show_suggestion
 from hivetune.cli.output import AFTER_ROWS, MODE, emit, parts, progress, say, show, table
@@ -20,10 +20,8 @@ from hivetune.data.intake.files import find_sources
 from hivetune.data.mapping import parse_columns
 from hivetune.data.prepare.clean import beside
 from hivetune.data.prepare.prepare import check as check_rows
-from hivetune.data.prepare.prepare import prepare as prepare_rows
 from hivetune.data.prepare.report import duplicate_kinds, secrets_first
 from hivetune.data.reasons import REASONS
-from hivetune.data.snapshot import REPORT, REPORT_PAGE
 from hivetune.errors import DataRefused, UsageError
 
 SHOWN_PROBLEMS = 10
@@ -84,27 +82,6 @@ def check(
     except DataRefused as error:
         say(f"hivetune: {error}")
         raise typer.Exit(error.exit_code) from None
-
-
-def prepare(
-    sources: Sources = None,
-    model: Model = None,
-    config: Config = None,
-    columns: ColumnsOption = None,
-    max_length: MaxLength = None,
-    overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the snapshot; default: in the home folder.")] = None,
-) -> None:
-    """Turn rows into an immutable snapshot of tokens. The same rows and settings give the same snapshot."""
-    settings = _settings(sources, model, config, columns, max_length, overrides)
-    if settings.model == NO_MODEL:
-        raise UsageError("no model given", hint="give --model M or --config CONFIG")
-    with progress("preparing", "rows", AFTER_ROWS) as report:
-        snapshot = prepare_rows(settings, _model_folder(settings.model), out, report)
-    document = read_json(snapshot.folder / REPORT)
-    show_report(document)
-    show(f"snapshot: {snapshot.folder}\nreport:   {snapshot.folder / REPORT_PAGE}")
-    emit({**document, "snapshot": str(snapshot.folder), "hash": snapshot.hash})
 
 
 def _settings(
@@ -245,7 +222,7 @@ def _show_groups(document: dict[str, Any]) -> None:
     synthetic, groups = document["synthetic"], document["groups"]
     if synthetic["rows"]:
         share = synthetic["rows"] / (synthetic["rows"] + synthetic["others"])
-        show(f"synthetic: {synthetic['rows']:,} of the usable rows ({share:.0%}) were made by hivetune data synth")
+        show(f"synthetic: {synthetic['rows']:,} of the usable rows ({share:.0%}) were made by hivetune synth")
     if groups["broken_up"]:
         show(f"splits: {groups['broken_up']:,} rows belong to a session, user or question too large for one split")
     if groups["too_large"]:

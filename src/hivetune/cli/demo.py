@@ -82,7 +82,7 @@ def demo(
     for command, reason in (
         (f"hivetune chat {quoted(exported.path)}", "talk to it"),
         (f"hivetune show {quoted(run.folder)}", "see the run"),
-        ("hivetune data check YOUR.jsonl --model smollm2-135m", "look at your own rows"),
+        ("hivetune check YOUR.jsonl --model smollm2-135m", "look at your own rows"),
         (f"cp {quoted(config_path)} my.yaml", "change data.path to your own rows, then: hivetune train my.yaml"),
     ):
         show(f"  {command}    # {reason}")

@@ -1,6 +1,5 @@
-"""The commands that measure models: `eval` (base and tuned model on held-out rows), `gate` (the verdict), `compare`
-(two models on the same rows) and `lm-eval` (models on standard tasks).
-"""
+"""The commands that measure models: `eval` (base and tuned model on held-out rows, and the verdict) and `compare` (two
+models on the same rows)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,8 +18,7 @@ from hivetune.config import DataConfig, EvalConfig, RunConfig, override_config
 from hivetune.errors import NotDeployed, UsageError
 from hivetune.judge.compare import compare_pair
 from hivetune.judge.findings import Thresholds, by_part
-from hivetune.judge.gate import judge, verdict_document
-from hivetune.judge.lm_eval import measure_tasks
+from hivetune.judge.gate import judge, read_evaluation, verdict_document
 from hivetune.judge.page import write_comparison_page
 from hivetune.models.sides import BASELINE, parse_side
 from hivetune.release.gguf import SERVED_QUANT
@@ -33,14 +31,48 @@ MAX_PROBLEMS = 5  # printed one by one
 
 
 def evaluate(run: RunArgument, overrides: SetOption = None) -> None:
-    """Measure base and tuned model on held-out rows: the loss on all of them, and answers to some.
+    """Measure base and tuned model on held-out rows, and decide whether the tuned model is better.
 
-    Writes eval.json into the folder of the run.
+    The verdict is deploy, iterate, abort or not-enough-evidence, and the exit code 6 unless it is deploy. Writes
+    eval.json into the folder of the run. With --set gate.x=.. alone, an existing eval.json is judged again.
     """
-    opened = _open(run, overrides, "eval.")
-    with progress("scoring and answering", "items") as report:
-        evaluation = walk.evaluate(opened, progress=report)
-    show_evaluation(evaluation)
+    opened = _open(run, overrides)
+    if not overrides or not all(override.startswith("gate.") for override in overrides):
+        with progress("scoring and answering", "items") as tell:
+            _show_measured(walk.evaluate(opened, progress=tell))
+    verdict = walk.gate(opened)
+    show_verdict(verdict)
+    for problem in report(opened.folder, opened.config.report_to):
+        say(problem)
+    if verdict.verdict == "deploy":
+        show(f"next: hivetune export {quoted(run)} --to gguf")
+    elif not verdict.advice:
+        show(f"next: {next_step_text(verdict)}")
+    emit({**read_evaluation(opened.folder / EVALUATION), **verdict_document(verdict)})
+    if verdict.verdict != "deploy":
+        raise typer.Exit(NotDeployed.exit_code)  # no error: the document above is the answer
+
+
+SHOWN_ANSWERS = 3
+
+
+def _open(run: str, overrides: Sequence[str] | None) -> Run:
+    """Return the run with settings of its evaluation changed; others belong to its training."""
+    opened = load_run(find_run(run))
+    for override in overrides or ():
+        if not override.startswith(("eval.", "gate.")):
+            raise UsageError(f"--set {override}: this command can only change eval.* and gate.*")
+    return replace(opened, config=override_config(opened.config, overrides or ()))
+
+
+def _show_measured(evaluation: dict[str, Any]) -> None:
+    """Show loss and success by agent and category, some answers, and problems with single rows."""
+    say(f"answers come from {evaluation['answered_by']}")
+    for part in ("agent", "category"):
+        lines = by_part(evaluation, part)
+        if part == "agent" or len(lines) > 1:
+            _show_parts(part, lines)
+    print_row_problems(evaluation["problems"], EVALUATION)
     answers = evaluation["answers"]  # first those where only one of the two succeeded
     for row in sorted(answers, key=lambda row: row["base"]["success"] == row["tuned"]["success"])[:SHOWN_ANSWERS]:
         show(f"\n{short(row['prompt'])}", style="bold")
@@ -48,50 +80,7 @@ def evaluate(run: RunArgument, overrides: SetOption = None) -> None:
             mark = {True: "ok    ", False: "wrong ", None: ""}[row[side]["success"]]
             show(f"  {side:6}{mark}{short(row[side]['answer'] or '')}")
     if len(answers) > SHOWN_ANSWERS:
-        show(f"\n{len(answers) - SHOWN_ANSWERS} more, side by side: hivetune runs open RUN")
-    show(f"next: hivetune gate {quoted(run)}")
-    emit(evaluation)
-
-
-def gate(run: RunArgument, overrides: SetOption = None) -> None:
-    """Decide whether the tuned model is better, from eval.json and the thresholds in gate.*.
-
-    The verdict is deploy, iterate, abort or not-enough-evidence. Exits with 6 unless it is deploy.
-    """
-    opened = _open(run, overrides, "gate.")
-    verdict = walk.gate(opened)
-    show_verdict(verdict)
-    for problem in report(opened.folder, opened.config.report_to):
-        say(problem)
-    if verdict.verdict == "deploy":
-        show(f"next: hivetune export {quoted(run)} --to gguf")
-    emit(verdict_document(verdict))
-    if verdict.verdict != "deploy":
-        if not verdict.advice:
-            show(f"next: {next_step_text(verdict)}")
-        raise typer.Exit(NotDeployed.exit_code)  # no error: the document above is the answer
-
-
-SHOWN_ANSWERS = 3
-
-
-def _open(run: str, overrides: Sequence[str] | None, section: str) -> Run:
-    """Return the run with settings of one section changed; others belong to its training."""
-    opened = load_run(find_run(run))
-    for override in overrides or ():
-        if not override.startswith(section):
-            raise UsageError(f"--set {override}: this command can only change {section}*")
-    return replace(opened, config=override_config(opened.config, overrides or ()))
-
-
-def show_evaluation(evaluation: dict[str, Any]) -> None:
-    """Show loss and success by agent and category, and problems with single rows."""
-    say(f"answers come from {evaluation['answered_by']}")
-    for part in ("agent", "category"):
-        lines = by_part(evaluation, part)
-        if part == "agent" or len(lines) > 1:
-            _show_parts(part, lines)
-    print_row_problems(evaluation["problems"], EVALUATION)
+        show(f"\n{len(answers) - SHOWN_ANSWERS} more, side by side: eval.html in the folder of the run")
 
 
 def print_row_problems(problems: Sequence[Mapping[str, str]], file: str) -> None:
@@ -214,48 +203,3 @@ def _cost_cells(name: str, side: dict[str, Any]) -> tuple[object, ...]:
         number(side.get("cold_start_s"), 2),
         "-" if memory is None else size(memory),
     )
-
-
-def lm_eval(
-    first: Annotated[str, typer.Argument(metavar="A", help=SIDE_HELP)],
-    second: Annotated[
-        str | None, typer.Argument(metavar="B", help="The other model, in the same forms. Differences are B - A.")
-    ] = None,
-    task: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A task of the harness; may be repeated.")
-    ] = None,
-    folder: Annotated[Path | None, typer.Option("--task-folder", help="Folder with your own tasks.")] = None,
-    run: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Take the base model of this run for the side `base`.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N rows of each task.")] = None,
-    download: Annotated[
-        bool, typer.Option("--download", help="Allow the harness to download the data of its tasks.")
-    ] = False,
-) -> None:
-    """Measure one or two models on tasks of lm-evaluation-harness, with paired intervals.
-
-    Needs the extra `lm-eval`. An endpoint can only do tasks whose answers are generated text.
-    """
-    if not task:
-        raise UsageError("no task given: --task NAME", hint="list all tasks: lm-eval ls tasks")
-    sides = [first] if second is None else [first, second]
-    say("running lm-evaluation-harness; this may take long")
-    # Its base model is the side `base`.
-    named = run or _first_run(*sides)
-    opened = load_run(find_run(named)) if named is not None and BASELINE in sides else None
-    document = measure_tasks(sides, task, run=opened, quant=SERVED_QUANT, folder=folder, limit=limit, download=download)
-    columns = (
-        ("task", "metric", "n", "A") if second is None else ("task", "metric", "n", "A", "B", "B - A", "95 %", "p")
-    )
-    table("", columns, [_figure_cells(figure, two=second is not None) for figure in document["figures"]])
-    emit(document)
-
-
-def _figure_cells(figure: Mapping[str, Any], *, two: bool) -> tuple[object, ...]:
-    begins = (figure["task"], figure["metric"], figure["n"] or "-", number(figure["base"]["value"]))
-    if not two:
-        return begins
-    low_high = "-" if figure["ci95"] is None else " to ".join(number(value) for value in figure["ci95"])
-    values = (number(figure["tuned"]["value"]), number(figure["difference"]), low_high, number(figure["p_holm"]))
-    return (*begins, *values)

@@ -9,9 +9,9 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -22,98 +22,89 @@ from hivetune.cli.output import MODE, as_document, emit, errors_of_stdout, say, 
 from hivetune.errors import HivetuneError, Stopped, UsageError
 from hivetune.process.stop import take_stops
 
-# name: (module, function, one line). `group name` is a command of a group. The order is the order of the help.
-COMMANDS: dict[str, tuple[str, str, str]] = {
-    "init": ("init", "init", "Look at rows and machine, and write a commented config."),
-    "demo": ("demo", "demo", "Run every step once on a small real model, in minutes."),
-    "doctor": ("doctor", "doctor", "Test this machine, and explain errors."),
-    "fetch": ("arguments", "fetch", "Download and prepare a model."),
-    "collect": ("collect", "collect", "Copy interactions into the store."),
-    "data check": ("data", "check", "Report what is wrong with rows, and where."),
-    "data prepare": ("data", "prepare", "Turn rows into a snapshot of tokens."),
-    "data synth": ("synth", "synth", "Make training rows from documentation."),
-    "data forget": ("data", "forget", "Delete a user, session, source or row from the store."),
-    "config": ("init", "config", "List the settings, or print their JSON Schema."),
-    "plan": ("plan", "plan", "Predict memory, time and disk of a run."),
-    "train": ("train", "train", "Train an adapter, or continue its run."),
-    "cluster up": ("cluster", "up", "Start a cluster on this machine, or join one."),
-    "cluster status": ("cluster", "status", "List the machines and devices of a cluster."),
-    "cluster down": ("cluster", "down", "Leave the cluster, or end it from its head."),
-    "stop": ("runs", "stop", "Stop a run after saving a checkpoint."),
-    "resume": ("training", "resume", "Continue a run that stopped."),
-    "eval": ("judge", "evaluate", "Measure base and tuned model on held-out rows."),
-    "gate": ("judge", "gate", "Decide whether the tuned model is better."),
-    "compare": ("judge", "compare_sides", "Compare two models on the same rows."),
-    "bench": ("demo", "bench", "Time a training step on this machine."),
-    "bench lm-eval": ("judge", "lm_eval", "Measure models on tasks of lm-evaluation-harness."),
-    "export": ("release", "export", "Write an adapter, a merged model or a GGUF file."),
-    "register": ("release", "register", "Add a run to the registry as a new release."),
-    "promote": ("release", "promote", "Make a release the champion of its name."),
-    "rollback": ("release", "rollback", "Return to the previous champion."),
-    "registry": ("release", "show_registry", "List releases, and manage what they rest on."),
-    "registry why": ("release", "why", "Explain where a release comes from."),
-    "registry retire": ("release", "retire", "Take a champion out of service."),
-    "registry frozen": ("release", "show_frozen", "List questions that every new release must answer."),
-    "serve": ("serve", "serve", "Serve the champions over the OpenAI API."),
-    "clients": ("serve", "show_clients", "List clients of the gateway; create or revoke tokens."),
-    "chat": ("chat", "chat", "Talk to one model, or to two side by side."),
-    "cycle": ("cycle", "cycle", "Train, judge and promote whenever new rows arrive."),
-    "status": ("status", "status", "Show what runs, what is served and what comes next."),
-    "dashboard": ("status", "dashboard_command", "Show runs, releases and rows in a browser."),
-    "runs": ("runs", "runs", "List runs, or delete them."),
-    "runs rm": ("runs", "rm", "Delete runs."),
-    "runs prune": ("runs", "prune", "Delete files that nothing needs any more."),
-    "runs open": ("runs", "open_page", "Open the newest page of a run in a browser."),
-    "runs top": ("runs", "top", "Show how busy this machine is, and with what."),
-    "show": ("runs", "show_run", "Show one run: state, losses, faults."),
-    "watch": ("runs", "watch", "Follow a run until it ends."),
-    "logs": ("runs", "logs", "Print the log of a run."),
+
+class Command(NamedTuple):
+    """`module`, `function`: its body below hivetune.cli. `left_behind`: what a stop leaves, where the command does not
+    print that itself.
+    """
+
+    module: str
+    function: str
+    help: str
+    left_behind: str = ""
+
+
+CONTINUES = "finished steps are kept; the same command continues"
+# How the help groups the commands: by what people do. The order is the order of the help.
+SECTIONS: Mapping[str, Mapping[str, Command]] = {
+    "Start": {
+        "init": Command("init", "init", "Look at rows and machine, and write a commented config."),
+        "demo": Command("demo", "demo", "Run every step once on a small real model, in minutes.", CONTINUES),
+        "doctor": Command("doctor", "doctor", "Test this machine, and explain errors."),
+        "fetch": Command(
+            "arguments",
+            "fetch",
+            "Download and prepare a model.",
+            "the model is not ready; downloaded files are kept, and the same command continues",
+        ),
+        "config": Command("init", "config", "List the settings, or print their JSON Schema."),
+    },
+    "Rows": {
+        "collect": Command("collect", "collect", "Copy interactions into the store."),
+        "check": Command("data", "check", "Report what is wrong with rows, and where.", "nothing was written"),
+        "synth": Command("synth", "synth", "Make training rows from documentation.", "no file was written"),
+        "forget": Command("data", "forget", "Delete a user, session, source or row from the store."),
+    },
+    "Train": {
+        "plan": Command("plan", "plan", "Predict memory, time and disk of a run."),
+        "train": Command("train", "train", "Train an adapter, or continue its run.", CONTINUES),
+        "stop": Command("runs", "stop", "Stop a run after saving a checkpoint."),
+        "bench": Command("demo", "bench", "Time a training step on this machine.", "nothing was kept"),
+    },
+    "Judge": {
+        "eval": Command(
+            "judge",
+            "evaluate",
+            "Measure a run on held-out rows, and decide whether it is better.",
+            "no new eval.json was written, an earlier one is kept; the same command continues",
+        ),
+        "compare": Command(
+            "judge",
+            "compare_sides",
+            "Compare two models on the same rows.",
+            "finished answers are kept; the same command continues",
+        ),
+    },
+    "Release": {
+        "export": Command(
+            "release",
+            "export",
+            "Write an adapter, a merged model or a GGUF file.",
+            "no partial file is left, an earlier export is kept; the same command starts again",
+        ),
+        "register": Command("release", "register", "Add a run to the registry as a new release."),
+        "releases": Command("release", "releases", "List releases, or explain where one comes from."),
+        "promote": Command("release", "promote", "Make a release the champion of its name."),
+        "rollback": Command("release", "rollback", "Return to the previous champion."),
+    },
+    "Serve": {
+        "serve": Command("serve", "serve", "Serve the champions over the OpenAI API."),
+        "clients": Command("serve", "show_clients", "List clients of the gateway; create or revoke tokens."),
+        "chat": Command("chat", "chat", "Talk to one model, or to two side by side."),
+        "cycle": Command("cycle", "cycle", "Train, judge and promote whenever new rows arrive.", CONTINUES),
+    },
+    "Look": {
+        "status": Command("status", "status", "Show what runs, what is served and what comes next."),
+        "dashboard": Command("status", "dashboard_command", "Show runs, releases and rows in a browser."),
+        "runs": Command("runs", "runs", "List runs, newest first."),
+        "show": Command("runs", "show_run", "Show one run: state, losses, faults, or its log; follow it."),
+        "rm": Command("runs", "rm", "Delete runs, or files that nothing needs."),
+    },
 }
-GROUPS = {
-    "data": "Check, prepare, make or delete rows.",
-    "cluster": "Train on several machines at once.",
-    "bench": "Time a training step on this machine, or measure models on standard tasks.",
-    "registry": "List releases with their aliases and verdicts, or manage what they rest on.",
-    "runs": "List all runs, newest first, or do something with them.",
-}
-# Former names at the top level, which keep working.
-ALIASES = {
-    "rm": "runs rm",
-    "prune": "runs prune",
-    "open": "runs open",
-    "top": "runs top",
-    "why": "registry why",
-    "retire": "registry retire",
-    "frozen": "registry frozen",
-    "lm-eval": "bench lm-eval",
-}
-# How the help groups the commands: by what people do.
-SECTIONS = {
-    "Start": ("init", "demo", "doctor", "fetch", "collect", "data", "config"),
-    "Train": ("plan", "train", "cluster", "stop", "resume"),
-    "Judge": ("eval", "gate", "compare", "bench"),
-    "Serve": ("export", "register", "registry", "promote", "rollback", "serve", "clients", "chat"),
-    "Keep going": ("cycle",),
-    "Look": ("status", "dashboard", "runs", "show", "watch", "logs"),
-}
-# What a stopped command leaves behind. Commands that only read, or say it themselves, are not listed.
-LEFT_BEHIND = {
-    "demo": "finished steps are kept; the same command continues",
-    "fetch": "the model is not ready; downloaded files are kept, and the same command continues",
-    "data check": "nothing was written",
-    "data prepare": "no snapshot was made; finished chunks are kept, and the same command continues",
-    "data synth": "no file was written; replies of --ask are kept, and the same command continues",
-    "train": "finished steps are kept; the same command continues",
-    "cycle": "finished work is kept; the same command continues",
-    "eval": "no new eval.json was written, an earlier one is kept; the same command continues",
-    "compare": "finished answers are kept; the same command continues",
-    "bench": "nothing was kept",
-    "bench lm-eval": "models that were measured are kept; the same command continues with the next",
-    "export": "no partial file is left, an earlier export is kept; the same command starts again",
-}
+COMMANDS = {name: command for commands in SECTIONS.values() for name, command in commands.items()}
 EXIT_CODES = (
     "Exit codes: 0 success, 1 unexpected error, 2 wrong usage or config, 3 data refused, 4 machine unsuitable, "
-    "5 does not fit, 6 the gate did not say deploy, 7 recovery failed, 75 busy, 130 or 143 stopped by a signal "
+    "5 does not fit, 6 the verdict is not deploy, 7 recovery failed, 75 busy, 130 or 143 stopped by a signal "
     "(docs/exit-codes.md)."
 )
 
@@ -125,20 +116,16 @@ class _Command(TyperCommand):
         return _help(super().get_help(ctx))
 
 
-class _Group(TyperGroup):
-    """A group of commands whose help is a JSON document under --json."""
+class _Root(TyperGroup):
+    """The command `hivetune`, whose help lists the commands by what people do."""
 
     def get_help(self, ctx: Any) -> str:
         return _help(super().get_help(ctx))
 
-
-class _Root(_Group):
-    """The command `hivetune`, whose help lists the commands by what people do."""
-
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        for title, names in SECTIONS.items():
+        for title, commands in SECTIONS.items():
             with formatter.section(title):
-                formatter.write_dl([(name, self.commands[name].get_short_help_str(100)) for name in names])
+                formatter.write_dl([(name, command.help) for name, command in commands.items()])
 
 
 def _help(text: str) -> str:
@@ -155,26 +142,25 @@ def main() -> None:
         line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
         arguments = line.split()[1:]
     arguments = arguments or ["status"]
-    arguments = [*ALIASES.get(arguments[0], arguments[0]).split(), *arguments[1:]]
+    name = arguments[0] if arguments[0] in COMMANDS else ""
     try:
         _check_working_directory()
         take_stops(_stop, (signal.SIGTERM, signal.SIGHUP))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))  # start.py waits
         # Under --json typer's own errors are handled here; otherwise typer prints them with the usage.
         try:
-            sys.exit(_app(arguments)(args=arguments, prog_name="hivetune", standalone_mode=not MODE.json))
+            sys.exit(_app(name)(args=arguments, prog_name="hivetune", standalone_mode=not MODE.json))
         finally:
             _flush()
     except Stopped as error:
-        _fail(_with_left_behind(error, arguments))
+        _fail(_with_left_behind(error, name))
     except _Signalled as signalled:
-        _fail(_with_left_behind(Stopped("stopped", signal_number=signalled.number), arguments))
+        _fail(_with_left_behind(Stopped("stopped", signal_number=signalled.number), name))
     except HivetuneError as error:
         _fail(error)
     except KeyboardInterrupt:
-        _fail(_with_left_behind(Stopped("stopped", signal_number=signal.SIGINT), arguments))
+        _fail(_with_left_behind(Stopped("stopped", signal_number=signal.SIGINT), name))
     except typer.TyperException as error:
-        name = _command_of(arguments) or next((word for word in arguments[:1] if word in GROUPS), "")
         _fail(UsageError(error.format_message(), hint=f"see: {f'hivetune {name}'.strip()} --help"))
     except Exception as error:  # noqa: BLE001 (the last handler: it reports the error and keeps the traceback of a bug)
         from hivetune.cli.explain import explain  # only now: `--help` loads no database
@@ -206,8 +192,8 @@ def _flush() -> None:
             raise
 
 
-def _app(arguments: list[str]) -> typer.Typer:
-    """Return the commands as typer knows them; only the module of the one that `arguments` name is imported."""
+def _app(current: str) -> typer.Typer:
+    """Return the commands as typer knows them; only the module of `current` is imported."""
     app = typer.Typer(
         cls=_Root,
         no_args_is_help=not MODE.json,
@@ -220,29 +206,10 @@ def _app(arguments: list[str]) -> typer.Typer:
         epilog=EXIT_CODES,
     )
     app.callback()(_root)
-    groups = {}
-    for name, text in GROUPS.items():
-        is_command = name in COMMANDS  # such a group does something by itself, as `hivetune runs` lists the runs
-        groups[name] = typer.Typer(
-            cls=_Group, no_args_is_help=not MODE.json and not is_command, invoke_without_command=is_command, help=text
-        )
-        app.add_typer(groups[name], name=name)
-    current = _command_of(arguments)
-    for name, (module, function, help_text) in COMMANDS.items():
-        parts = name.split()
-        body = _load(module, function) if name == current else _unloaded
-        if name in GROUPS:
-            groups[name].callback()(body if name == current else lambda: None)
-            continue
-        parent = groups[parts[0]] if len(parts) == 2 else app
-        help_text_long = body.__doc__ if body is not _unloaded else help_text
-        parent.command(parts[-1], cls=_Command, help=help_text_long, short_help=help_text)(body)
+    for name, command in COMMANDS.items():
+        body = _load(command) if name == current else _unloaded
+        app.command(name, cls=_Command, help=body.__doc__ or command.help, short_help=command.help)(body)
     return app
-
-
-def _command_of(arguments: list[str]) -> str | None:
-    """Return the name of the command that `arguments` begin with."""
-    return next((name for n in (2, 1) if (name := " ".join(arguments[:n])) in COMMANDS), None)
 
 
 def _print_version(wanted: bool) -> None:
@@ -257,10 +224,10 @@ def _root(
     pass
 
 
-def _load(module: str, function: str) -> Callable[..., None]:
+def _load(command: Command) -> Callable[..., None]:
     from hivetune.process.forkserver import forking  # only now: `--help` starts no process
 
-    loaded: Callable[..., None] = vars(importlib.import_module(f"hivetune.cli.{module}"))[function]
+    loaded: Callable[..., None] = vars(importlib.import_module(f"hivetune.cli.{command.module}"))[command.function]
 
     @functools.wraps(loaded)
     def body(*arguments: Any, **options: Any) -> None:
@@ -289,9 +256,9 @@ def _stop(number: int, _frame: FrameType | None) -> None:
     raise _Signalled(number)
 
 
-def _with_left_behind(error: Stopped, arguments: list[str]) -> Stopped:
+def _with_left_behind(error: Stopped, name: str) -> Stopped:
     """Return the error. Without a hint of its own it gets the command's leftovers as its hint."""
-    hint = LEFT_BEHIND.get(_command_of(arguments) or "", "")
+    hint = COMMANDS[name].left_behind if name else ""
     return Stopped(error.message, signal_number=error.signal_number, hint=error.hint or hint)
 
 

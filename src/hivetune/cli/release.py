@@ -1,4 +1,4 @@
-"""The commands on releases: `export`, `register`, `registry`, `why`, `promote`, `rollback`, `retire`, `frozen`."""
+"""The commands on releases: `export`, `register`, `releases`, `promote`, `rollback`."""
 
 import sqlite3
 from contextlib import closing
@@ -9,13 +9,11 @@ import typer
 
 from hivetune.base.database import open_database
 from hivetune.base.paths import quoted
-from hivetune.cli.arguments import ReleaseArgument, RunArgument
-from hivetune.cli.output import emit, moment, parts, progress, say, short, show, size, table
+from hivetune.cli.arguments import ReleaseArgument, RunArgument, complete_release
+from hivetune.cli.output import emit, moment, parts, progress, say, show, size, table
 from hivetune.cli.verdict import next_step
-from hivetune.data.frozen import drop_win, general_questions, names_with_wins, wins_of
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.frozen import freeze_wins
-from hivetune.judge.held_out import last_question
 from hivetune.llama.backend import find_engine
 from hivetune.release import registry
 from hivetune.release.export import DEFAULT_QUANT, QUANTIZED, Exported, export_run
@@ -107,8 +105,32 @@ def register(
     emit({**document, "new": new})
 
 
-def show_registry() -> None:
-    """List releases with their aliases and verdicts, or manage them."""
+def releases(
+    release: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME@VERSION",
+            help="Explain this release; default: list all.",
+            autocompletion=complete_release,
+        ),
+    ] = None,
+    retire: Annotated[
+        str | None, typer.Option(metavar="NAME@VERSION", help="Take this champion out of service.")
+    ] = None,
+    reason: ReasonOption = "",
+) -> None:
+    """List releases with their aliases and verdicts, or explain where one comes from: run, data, verdict, history."""
+    if retire is not None:
+        if release is not None:
+            raise UsageError("--retire takes the only release", hint=f"hivetune releases --retire {retire}")
+        _retire(retire, reason)
+    elif release is not None:
+        _explain(release)
+    else:
+        _list()
+
+
+def _list() -> None:
     with closing(open_database()) as database:
         documents = [_document(database, release) for release in registry.releases(database)]
     if not documents:
@@ -119,8 +141,20 @@ def show_registry() -> None:
     emit({"releases": documents})
 
 
-def why(release: ReleaseArgument) -> None:
-    """Explain where a release comes from: its run, data, settings, verdict and history."""
+def _retire(label: str, reason: str) -> None:
+    with closing(open_database()) as database:
+        found = find(database, label)
+        retired = None
+        if "champion" in found.aliases:
+            retired = registry.retire(database, found.name, by=who(), reason=reason or "taken out of service by hand")
+        if retired is None:
+            raise UsageError(f"{found.label} is not the champion", hint="see what is served: hivetune releases")
+        document = _document(database, retired)
+    show(f"{retired.label} is out of service; to bring it back: hivetune promote {retired.label}")
+    emit(document)
+
+
+def _explain(release: str) -> None:
     with closing(open_database()) as database:
         document = explain_release(database, release)
     show(f"{document['release']}: {', '.join(document['aliases']) or 'no alias'}")
@@ -152,7 +186,7 @@ def promote(
         say(f"nothing changed; to promote the candidate: hivetune promote {waiting[0].label}")
     frozen = freeze_wins(promoted)
     if frozen:
-        show(f"{frozen} of its correct answers are now frozen questions: hivetune registry frozen {promoted.name}")
+        show(f"{frozen} of its correct answers are now frozen questions, which every later release must answer too")
     emit({**document, "frozen": frozen})
 
 
@@ -163,17 +197,6 @@ def rollback(name: Annotated[str, typer.Argument(metavar="NAME")], reason: Reaso
         document = _document(database, champion)
     show(f"{champion.label} is the champion again; {withdrawn.label} is withdrawn")
     emit({**document, "rolled_back": withdrawn.label})
-
-
-def retire(name: Annotated[str, typer.Argument(metavar="NAME")], reason: ReasonOption = "") -> None:
-    """Take the champion of NAME out of service."""
-    with closing(open_database()) as database:
-        retired = registry.retire(database, name, by=who(), reason=reason or "taken out of service by hand")
-        if retired is None:
-            raise UsageError(f"{name} has no champion", hint="see what is served: hivetune registry")
-        document = _document(database, retired)
-    show(f"{retired.label} is out of service; to bring it back: hivetune promote {retired.label}")
-    emit(document)
 
 
 def _document(database: sqlite3.Connection, release: Release) -> dict[str, Any]:
@@ -219,49 +242,3 @@ def _show_evidence(document: dict[str, Any]) -> None:
         show(f"    {reason}")
     for kind, paths in document["exports"].items():
         show(f"  export {kind}: {', '.join(paths)}")
-
-
-_SHOWN_CHARS = 60
-
-
-def show_frozen(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Name of a release; default: count all.")] = None,
-    drop: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Delete a question whose correct answer has changed.")
-    ] = None,
-) -> None:
-    """List the past wins of a release: questions that its successors must answer too. They are never trained."""
-    if name is None:
-        if drop:
-            raise UsageError("--drop needs the name of the release", hint="hivetune registry frozen NAME --drop KEY")
-        counts = {each: len(wins_of(each)) for each in names_with_wins()}
-        general = len(general_questions())
-        for each, count in counts.items():
-            show(f"{each}: {count} past wins")
-        show(f"general: {general} questions that ship with Hivetune")
-        emit({"past_wins": counts, "general": general})
-        return
-    if drop:
-        drop_win(name, drop)
-        say(f"{drop} deleted")
-    wins = wins_of(name)
-    if not wins:
-        with closing(open_database()) as database:
-            find(database, name)  # raises if there is no such release
-        say(f"{name} has no past wins yet; promote a release that was evaluated")
-    else:
-        rows = [
-            (win.key[:10], short(last_question(win.messages), _SHOWN_CHARS), win.release or "-", win.source)
-            for win in wins
-        ]
-        table("", ("key", "question", "won by", "from"), rows)
-    questions = [
-        {
-            "key": win.key,
-            "question": last_question(win.messages),
-            **parts(win, "release", "source", "agent", "category"),
-            "checker": win.checker or {},
-        }
-        for win in wins
-    ]
-    emit({"name": name, "questions": questions})

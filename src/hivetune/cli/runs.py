@@ -1,6 +1,4 @@
-"""The commands on runs: `runs`, `show`, `watch`, `logs`, `stop`, `rm`, `prune`, `open`; and `top`: how busy
-processor, memory and cards are, and which run, cycle or gateway uses them.
-"""
+"""The commands on runs: `runs`, `show` (also followed, or its log), `stop` and `rm`."""
 
 import sys
 import time
@@ -10,14 +8,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
-import psutil
 import typer
 from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import boot_id, home, lock_holder, size_of
+from hivetune.base.disk import size_of
 from hivetune.base.journal import read_journal
 from hivetune.base.paths import quoted
 from hivetune.base.private import open_plain
@@ -28,20 +25,15 @@ from hivetune.cli.output import (
     clean,
     duration,
     emit,
-    grid_of,
     number,
-    open_in_browser,
     out,
     say,
     show,
     size,
     table,
 )
-from hivetune.cycle.ledger import loop_folder, loop_names
 from hivetune.dashboard.watched import RunReading, WatchedRun
 from hivetune.errors import UsageError
-from hivetune.judge.page import newest_page
-from hivetune.machine.telemetry import process_tree, sample
 from hivetune.process.supervision import supervision
 from hivetune.release.prune import delete, find_unused, remove_run
 from hivetune.run.folder import EVENTS, SUPERVISOR_LOG, WORKER_LOG, read_resolved
@@ -53,42 +45,10 @@ from hivetune.run.status import (
     known_runs,
     loss_curve,
     run_status,
-    running_runs,
     runs_below,
     shortest_name,
     stop_run,
 )
-
-_LOOK_S = 2.0
-_FIRST_LOOK_S = 0.5  # processor time is measured between two looks
-
-
-def top(
-    every: Annotated[float, typer.Option(min=0.5, help="Seconds between two updates.")] = _LOOK_S,
-    once: Annotated[bool, typer.Option("--once", help="Print once and exit, also on a terminal.")] = False,
-) -> None:
-    """Show processor, memory, disk and cards, and which processes of Hivetune use them.
-
-    A terminal is updated until Ctrl-C; a pipe gets the figures once.
-    """
-    before = _look_at_machine()
-    time.sleep(_FIRST_LOOK_S)
-    if once or MODE.json or not out().is_terminal:
-        document = _machine_document(_look_at_machine(), before)
-        for line in _machine_lines(document):
-            show(line)
-        table("", _TOP_COLUMNS, [_process_cells(each) for each in document["processes"]], numeric=_TOP_COLUMNS[2:])
-        emit(document)
-        return
-    try:
-        with Live(console=out(), auto_refresh=False) as live:
-            while True:
-                now = _look_at_machine()
-                live.update(_machine_screen(_machine_document(now, before)), refresh=True)
-                before = now
-                time.sleep(every)
-    except KeyboardInterrupt:
-        say()
 
 
 def card_line(index: int, card: Mapping[str, Any]) -> str:
@@ -98,74 +58,6 @@ def card_line(index: int, card: Mapping[str, Any]) -> str:
     figures += [f"{card['temperature_c']:.0f} °C"] if "temperature_c" in card else []
     figures += [f"{card['watts']:.0f} W"] if "watts" in card else []
     return f"card {index}: {', '.join(figures)}" + (" (throttled by heat or power)" if card.get("hot") else "")
-
-
-_TOP_COLUMNS = ("what", "name", "process", "processor", "memory", "for")
-
-
-def _look_at_machine() -> dict[str, Any]:
-    """Return a sample of the machine and of each process tree of Hivetune, by process id."""
-    measured = sample(None, home() if home().exists() else Path.home())
-    processes = {}
-    for kind, name, pid in _who():
-        if tree := process_tree(pid):
-            processes[pid] = {"what": kind, "name": name, "pid": pid, **tree, "begun": _begun(pid)}
-    return {**measured, "time": time.monotonic(), "percent": psutil.cpu_percent(None), "processes": processes}
-
-
-def _who() -> list[tuple[str, str, int]]:
-    holders = [("training", run.name, run) for run in running_runs()]
-    holders += [("cycle", name, loop_folder(name)) for name in loop_names()]
-    holders += [("serving", "gateway", home() / "gateway")]
-    locks = [(kind, name, lock_holder(folder)) for kind, name, folder in holders]
-    here = boot_id()  # the number of a process in a container, or on another machine, is another one's here
-    return [(kind, name, holder.pid) for kind, name, holder in locks if holder is not None and holder.boot_id == here]
-
-
-def _begun(pid: int) -> float:
-    try:
-        return psutil.Process(pid).create_time()
-    except psutil.Error:
-        return time.time()
-
-
-def _machine_document(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the document; processor time is the difference between two looks."""
-    seconds = max(now["time"] - before["time"], 1e-3)
-    processes = []
-    for pid, process in now["processes"].items():
-        share = max(0.0, process["cpu_s"] - before["processes"].get(pid, process)["cpu_s"]) / seconds
-        processes.append({**process, "cores": round(share, 2), "for_s": round(time.time() - process["begun"], 1)})
-    memory = psutil.virtual_memory()
-    return {
-        "cores": psutil.cpu_count(),
-        "cores_busy": round(now["percent"] / 100 * (psutil.cpu_count() or 1), 2),
-        "memory_bytes": memory.total,
-        **{name: now[name] for name in ("available_bytes", "swap_used_bytes", "disk_free_bytes", "load")},
-        "cards": now.get("cards", []),
-        "processes": processes,
-    }
-
-
-def _machine_lines(document: Mapping[str, Any]) -> list[str]:
-    used = document["memory_bytes"] - document["available_bytes"]
-    machine = (
-        f"{document['cores_busy']:.1f} of {document['cores']} cores busy, load {document['load']:.2f}; "
-        f"{size(used)} of {size(document['memory_bytes'])} memory, {size(document['swap_used_bytes'])} swap; "
-        f"{size(document['disk_free_bytes'])} of disk free"
-    )
-    return [machine, *(card_line(index, card) for index, card in enumerate(document["cards"]))]
-
-
-def _process_cells(process: Mapping[str, Any]) -> tuple[str, ...]:
-    share, memory = f"{100 * process['cores']:.0f} %", size(process["resident_bytes"])
-    return (process["what"], process["name"], str(process["pid"]), share, memory, duration(process["for_s"]))
-
-
-def _machine_screen(document: Mapping[str, Any]) -> Group:
-    rows = [_process_cells(process) for process in document["processes"]]
-    below = grid_of(_TOP_COLUMNS, rows, _TOP_COLUMNS[2:]) if rows else Text("no process of Hivetune is running")
-    return Group(*map(Text, _machine_lines(document)), below)
 
 
 TEXT_WIDTH, TEXT_HEIGHT = 48, 10
@@ -193,7 +85,7 @@ def text_chart(points: list[tuple[int, float, str]]) -> list[str]:
 
 
 def runs() -> None:
-    """List all runs, newest first, or do something with them."""
+    """List all runs, newest first."""
     statuses = sorted(known_runs(), key=lambda status: status.created, reverse=True)
     if not MODE.json and not statuses:
         say("no runs yet; start one: hivetune train CONFIG")
@@ -210,9 +102,28 @@ def runs() -> None:
     emit({"runs": statuses})
 
 
-def show_run(run: RunArgument) -> None:
-    """Show one run: state, losses, speed, and each fault with its remedy."""
+def show_run(
+    run: RunArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the run until it ends.")] = False,
+    log: Annotated[bool, typer.Option("--log", help="Print the end of its logs.")] = False,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=1, help="Lines of each log.")] = 50,
+) -> None:
+    """Show one run: state, losses, speed, and each fault with its remedy; or follow it, or print its log.
+
+    Ctrl-C ends --follow, not the run. With --json each change that it sees is one line of JSON.
+    """
+    if follow and log:
+        raise UsageError("--follow and --log exclude each other", hint="run them one after the other")
     folder = find_run(run)
+    if log:
+        _show_log(folder, lines)
+    elif follow:
+        _follow(folder)
+    else:
+        _show_state(folder)
+
+
+def _show_state(folder: Path) -> None:
     status = run_status(folder)
     show(status_line(status))
     choices, computed = _choices(folder)
@@ -244,20 +155,15 @@ def _choices(folder: Path) -> tuple[dict[str, Any] | None, str]:
     return choices.made(), f"  computed in {choices.dtype}{setting} on {choices.device}{path}"
 
 
-def logs(
-    run: RunArgument,
-    lines: Annotated[int, typer.Option("-n", "--lines", min=1, help="Number of lines to print.")] = 50,
-) -> None:
-    """Print the last lines of a run's worker (child.log) and of its supervisor (supervisor.log)."""
-    folder = find_run(run)
+def _show_log(folder: Path, lines: int) -> None:
+    """Show the last lines of a run's worker (child.log) and of its supervisor (supervisor.log)."""
     documents = {}
     for name in (SUPERVISOR_LOG, WORKER_LOG):
         path = folder / name
         if path.exists():
             with open(open_plain(path), encoding="utf-8", errors="replace") as file:
-                tail = file.read().splitlines()[-lines:]
-            documents[name] = tail
-            for line in (f"{path}:", *(f"  {line}" for line in tail)) if tail else ():
+                documents[name] = file.read().splitlines()[-lines:]
+            for line in (f"{path}:", *(f"  {line}" for line in documents[name])) if documents[name] else ():
                 show(line)
     if not any(documents.values()):
         say("the log is empty")
@@ -286,7 +192,7 @@ def status_line(status: RunStatus) -> str:
         f"{status.damaged_lines} damaged journal lines skipped" if status.damaged_lines else "",
         status.storage_problem,
         status.problem,
-        f"continue it: hivetune resume {shortest_name(status.run)}" if status.state == "interrupted" else "",
+        f"continue it: hivetune train {shortest_name(status.run)}" if status.state == "interrupted" else "",
     )
     return ", ".join(part for part in parts if part)
 
@@ -306,12 +212,8 @@ _WATCH_S = 1.0
 _SHOWN_EVENTS = 6
 
 
-def watch(run: RunArgument) -> None:
-    """Follow a run until it ends. Ctrl-C stops watching, not the run.
-
-    With --json each change is one line of JSON.
-    """
-    folder = find_run(run)
+def _follow(folder: Path) -> None:
+    """Follow a run until it ends. Ctrl-C ends only this; under --json each change is one line."""
     try:
         if out().is_terminal and not MODE.json:
             _draw(folder)
@@ -364,18 +266,28 @@ def _print_changes(folder: Path) -> None:
             emit(status)
 
 
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-
-
 def rm(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Names or folders of runs, or 'last'.")],
-    yes: YesOption = False,
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="RUN", help="Names or folders of runs, or 'last'.")
+    ] = None,
+    unused: Annotated[
+        bool, typer.Option("--unused", help="Delete what no run or release needs and what can be made again.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Delete runs with their checkpoints and adapters. Releases registered from them are kept."""
-    folders = sorted({find_run(name) for name in runs}, key=lambda folder: -len(folder.parts))  # the inner ones first
+    """Delete runs with their checkpoints and adapters; releases registered from them are kept.
+
+    With --unused delete files that nothing needs instead. What would be deleted is listed first, and you are asked.
+    """
+    if bool(runs) == unused:
+        raise UsageError("nothing to delete is named", hint="give runs, or --unused alone")
+    if unused:
+        _remove_unused(yes=yes)
+        return
+    folders = sorted({find_run(name) for name in runs or ()}, key=lambda run: -len(run.parts))  # the inner ones first
     for folder in folders:
         if inner := [str(run) for run in runs_below(folder) if run not in folders]:
-            hint = f"delete them too: hivetune runs rm {' '.join(map(quoted, [folder, *inner]))}"
+            hint = f"delete them too: hivetune rm {' '.join(map(quoted, [folder, *inner]))}"
             raise UsageError(f"{folder} holds other runs: {', '.join(inner)}", hint=hint)
     for folder in folders:
         with hold_run(folder):  # one that is in use is refused before another is deleted
@@ -387,11 +299,7 @@ def rm(
     emit({"deleted": folders, "size_bytes": freed})
 
 
-def prune(yes: YesOption = False) -> None:
-    """Delete files that nothing needs: no run or release is lost, and nothing that cannot be made again.
-
-    Without --yes the files are listed first, and you are asked.
-    """
+def _remove_unused(*, yes: bool) -> None:
     with closing(open_database()) as database:
         unused = find_unused(database)
         total = sum(entry.size_bytes for entry in unused)
@@ -416,17 +324,3 @@ def _ask(question: str, *, yes: bool) -> None:
     if not typer.confirm(f"{question}?", err=True):
         say("nothing was deleted")
         raise typer.Exit
-
-
-def open_page(
-    run: RunArgument,
-) -> None:
-    """Open the newest page of a run in a browser: its evaluation, or a comparison on its rows.
-
-    With --json only the path of the page is printed.
-    """
-    page = newest_page(find_run(run))
-    show(str(page))
-    if not MODE.json and not open_in_browser(page.as_uri()):
-        say("cannot start a browser here; open the file yourself")
-    emit({"page": page})

@@ -1,13 +1,19 @@
-"""The command `train`: open the run of a config, train it under the supervisor, show the result."""
+"""The command `train`: open the run of a config, or a run, train it under the supervisor, show the result."""
 
 from typing import Annotated
 
 import typer
 
 from hivetune.cli.arguments import ColumnsOption, ConfigArgument, ModelOption, SetOption, read_settings
-from hivetune.cli.output import emit, show
+from hivetune.cli.output import emit, show, show_unit
+from hivetune.data.intake.files import names_rows
+from hivetune.errors import UsageError
+from hivetune.process.detach import systemd_unit
 from hivetune.process.forkserver import start_ahead
-from hivetune.run.status import shortest_name
+from hivetune.run.status import find_run, names_run, shortest_name
+
+# What an existing run may change: where and how carefully it works.
+CHANGEABLE = ("report_to=", "memory_share=", "allow=")
 
 
 def train(
@@ -15,23 +21,35 @@ def train(
     model: ModelOption = None,
     columns: ColumnsOption = None,
     overrides: SetOption = None,
-    chunk_rows: Annotated[int | None, typer.Option(help="Finish all epochs on this many rows before the next.")] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Train in the background.")] = False,
+    unit: Annotated[
+        bool, typer.Option("--unit", help="Print a systemd user unit that continues this run, and do nothing else.")
+    ] = False,
 ) -> None:
-    """Train an adapter. Run the same command again to continue a run that stopped.
+    """Train an adapter. Run the same command again to continue a run that stopped; a finished run stays as it is.
 
-    A finished run is not trained again. CONFIG is a YAML file, or a file of rows together with --model.
+    CONFIG is a YAML file, a file of rows together with --model, or the name or folder of a run that stopped.
     """
-    chunks = [] if chunk_rows is None else [f"chunk_rows={chunk_rows}"]
-    loaded, name = read_settings(config, model, [*(overrides or []), *chunks], columns)
+    is_run = names_run(config) and not names_rows(config) and model is None
+    run_folder = find_run(config, " or config") if is_run else None
+    if run_folder is None:
+        loaded, name = read_settings(config, model, overrides or [], columns)
+    elif wrong := [override for override in overrides or () if not override.startswith(CHANGEABLE)]:
+        names = ", ".join(name.rstrip("=") for name in CHANGEABLE)
+        raise UsageError(f"--set {wrong[0]}: an existing run can only change {names}")
+    if unit:
+        if run_folder is None:
+            raise UsageError("--unit is for a run that was started", hint="hivetune train RUN --unit")
+        show_unit(systemd_unit(run_folder, overrides or ()), f"hivetune-{run_folder.name}", run=run_folder)
+        return
     if not detach:
         start_ahead()
     # While the fork server imports, this process does.
-    from hivetune.cli.training import measure_and_train, open_configured, show_training, train_detached
+    from hivetune.cli.training import continued, measure_and_train, open_configured, show_training, train_detached
 
-    run = open_configured(loaded, name)
+    run = open_configured(loaded, name) if run_folder is None else continued(run_folder, overrides or ())
     if detach and not run.is_finished:
-        train_detached(run.folder)
+        train_detached(run.folder, overrides if run_folder is not None and overrides else ())
         return
     summary = measure_and_train(run)
     show_training(summary)

@@ -1,28 +1,24 @@
-"""The command `resume`, and what all commands that train share."""
+"""What all commands that train share."""
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from hivetune import walk
 from hivetune.cli.arguments import (
-    RunArgument,
     model_folder,
 )
-from hivetune.cli.output import AFTER_ROWS, duration, emit, number, progress, say, show_unit, size, table
+from hivetune.cli.output import AFTER_ROWS, duration, emit, number, progress, say, size, table
 from hivetune.config import RunConfig, override_config
 from hivetune.data.intake.files import find_sources
-from hivetune.errors import Busy, UsageError
-from hivetune.process.detach import start_detached, systemd_unit
-from hivetune.process.forkserver import start_ahead
+from hivetune.errors import Busy
+from hivetune.process.detach import start_detached
 from hivetune.release.dry_export import DryExport, dry_export
 from hivetune.run.figures import missing_tools
 from hivetune.run.folder import LOSS_CURVE, read_resolved
-from hivetune.run.status import find_run, newest_losses, shortest_name
+from hivetune.run.status import newest_losses, shortest_name
 from hivetune.train.open import Run, load_run
 from hivetune.train.start import open_run, train_run
 from hivetune.train.supervise.attempt import Terms
@@ -37,6 +33,12 @@ def open_configured(config: RunConfig, name: str) -> Run:
     model_folder(config.model)
     with progress("preparing the rows", "rows", AFTER_ROWS) as report:
         return open_run(config, name, report, _waiting())
+
+
+def continued(folder: Path, overrides: Sequence[str]) -> Run:
+    """Return the run of a folder with its settings changed. Raises UsageError."""
+    run = load_run(folder)
+    return replace(run, config=override_config(run.config, overrides))
 
 
 def _waiting() -> Callable[[Busy], None]:
@@ -56,7 +58,7 @@ def _waiting() -> Callable[[Busy], None]:
 def train_detached(run: Path, overrides: Sequence[str] = ()) -> None:
     """Train a run in the background."""
     start_detached(run, overrides)
-    say(f"training in the background\nfollow it: hivetune watch {shortest_name(run)}")
+    say(f"training in the background\nfollow it: hivetune show {shortest_name(run)} --follow")
     emit({"run": run, "status": "started"})
 
 
@@ -129,31 +131,3 @@ def show_training(summary: dict[str, Any]) -> None:
         for change in changes:
             say(f"  {ArithmeticChange(**change).words}")
     say(f"loss curve: {Path(summary['run']) / LOSS_CURVE}")
-
-
-def resume(
-    run: RunArgument,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A=B", help="Override supervise.* or report_to.")
-    ] = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Continue in the background.")] = False,
-    unit: Annotated[
-        bool, typer.Option("--unit", help="Print a systemd user unit that resumes the run, and do nothing else.")
-    ] = False,
-) -> None:
-    """Continue a run that was stopped, interrupted or failed, from its newest valid checkpoint."""
-    folder = find_run(run)
-    for override in overrides or ():
-        if not override.startswith(("supervise.", "report_to=")):
-            raise UsageError(f"--set {override}: an existing run can only change supervise.* and report_to")
-    if unit:
-        show_unit(systemd_unit(folder, overrides or ()), f"hivetune-{folder.name}", run=folder)
-        return
-    opened = load_run(folder)
-    if detach and not opened.is_finished:
-        train_detached(folder, overrides or ())
-        return
-    start_ahead()
-    summary = measure_and_train(replace(opened, config=override_config(opened.config, overrides or ())))
-    show_training(summary)
-    emit(summary)

@@ -124,7 +124,7 @@ def needs_of(
     for status in runs:
         name = names[status.run]
         if status.state == "interrupted":
-            yield Suggestion(f"{name} was interrupted at step {status.step}", f"hivetune resume {quoted(name)}")
+            yield Suggestion(f"{name} was interrupted at step {status.step}", f"hivetune train {quoted(name)}")
         elif status.state == "failed":
             yield Suggestion(f"{name} failed: {status.last_fault}", f"hivetune show {quoted(name)}")
         elif status.state == "damaged":
@@ -136,7 +136,7 @@ def needs_of(
             count = tainted[release.label]
             yield Suggestion(
                 f"{release.label} holds at least {count} rows that were forgotten since",
-                f"hivetune why {release.label}",
+                f"hivetune releases {release.label}",
             )
 
 
@@ -170,12 +170,12 @@ def _after(run: Path, name: str, registered: set[str]) -> Iterator[Suggestion]:
             return
         yield Suggestion(f"{name} is trained and not compared with its base yet", f"hivetune eval {quoted(name)}")
     elif not (run / VERDICT).exists():
-        yield Suggestion(f"{name} is measured and not judged yet", f"hivetune gate {quoted(name)}")
+        yield Suggestion(f"{name} is measured and not judged yet", f"hivetune eval {quoted(name)}")
     else:
         try:
             passed = read_sealed(run / VERDICT).get("verdict") == "deploy"
         except UsageError:
-            yield Suggestion(f"the verdict of {name} is damaged", f"hivetune gate {quoted(name)}")
+            yield Suggestion(f"the verdict of {name} is damaged", f"hivetune eval {quoted(name)}")
             return
         if passed and str(run) not in registered and (run / ADAPTER).exists():
             yield Suggestion(f"{name} passed the gate", f"hivetune register {quoted(name)} --as NAME")

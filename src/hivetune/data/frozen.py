@@ -87,7 +87,7 @@ def drop_win(name: str, key: str) -> None:
     paths = [path for path in frozen_folder(name).glob("*.json") if key and path.name.startswith(key)]
     if len(paths) != 1:
         many = f"{len(paths)} questions of {name} begin" if paths else f"no question of {name} begins"
-        raise UsageError(f"{many} with {key!r}", hint=f"see their keys: hivetune registry frozen {name}")
+        raise UsageError(f"{many} with {key!r}", hint="give more of the key")
     paths[0].unlink()
 
 

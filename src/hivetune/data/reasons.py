@@ -213,10 +213,10 @@ _SET_ASIDE = {
         "rate it (POST /v1/feedback), or set data.also_train: [own_answers]",
     ),
     "untrusted": ("the text to learn came from a tool or a web page", "to train it, set data.also_train: [untrusted]"),
-    "forgotten": ("its user, session, source or row was forgotten", "nothing to do; hivetune data forget excludes it"),
+    "forgotten": ("its user, session, source or row was forgotten", "nothing to do; hivetune forget excludes it"),
     "frozen-question": (
         "the row asks a frozen question, which judges releases and is never trained",
-        "nothing to do; list them: hivetune registry frozen NAME",
+        "nothing to do",
     ),
     "synthetic-share": (
         "synthetic rows would be more than half of all",

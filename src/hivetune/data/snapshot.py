@@ -44,7 +44,7 @@ CREATE TABLE rows (
   better INTEGER                  -- the row of the good answer that it is compared with, if there is one
 );
 """
-DAMAGED_SNAPSHOT = "delete this folder; hivetune train CONFIG or hivetune data prepare make it again from the rows"
+DAMAGED_SNAPSHOT = "delete this folder; hivetune train CONFIG makes it again from the rows"
 OWN_LESSONS: tuple[LessonKind, ...] = ("failure", "retry")
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 DROPPED_FILE = "duplicates.jsonl"
@@ -212,7 +212,7 @@ def open_snapshot(folder: Path) -> Snapshot:
     try:
         manifest = read_json(folder / MANIFEST)
     except (OSError, ValueError):
-        hint = "make it from the same rows: hivetune data prepare SRC --out DIR, or hivetune train CONFIG"
+        hint = "make it from the same rows: hivetune train CONFIG"
         raise UsageError(f"{folder} is not a snapshot", hint=hint) from None
     if manifest.get("schema") != 1 or manifest.get("kind") != "snapshot":
         raise UsageError(f"{folder} is a snapshot of another version", hint="prepare it again")

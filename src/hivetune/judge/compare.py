@@ -95,9 +95,7 @@ def prompts_of_rows(paths: Sequence[str], config: EvalConfig) -> tuple[list[Prom
         except RowRefused as error:
             refused[error.reason] = refused.get(error.reason, 0) + 1
     if not rows:
-        raise DataRefused(
-            f"{', '.join(paths)} has no questions", hint=f"see why: hivetune data check {quoted(paths[0])}"
-        )
+        raise DataRefused(f"{', '.join(paths)} has no questions", hint=f"see why: hivetune check {quoted(paths[0])}")
     chosen = set(choose_prompts(rows, config.prompts))
     groups = evidence_groups(rows)
     return [_prompt(info, groups[info.row], config.checker) for info in rows if info.row in chosen], refused

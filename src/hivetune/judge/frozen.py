@@ -65,7 +65,7 @@ def frozen_prompts(settings: EvalConfig, sides: Iterable[str], own: str | None =
         if unknown := sorted(named - known):
             raise UsageError(
                 f"eval.frozen: no release is called {unknown[0]!r}",
-                hint=f"see them: hivetune registry; if it is a file: ./{unknown[0]}",
+                hint=f"see them: hivetune releases; if it is a file: ./{unknown[0]}",
             )
         names |= named
     questions = [question for name in sorted(names) for question in wins_of(name)]

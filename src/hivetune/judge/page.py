@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import write_atomic
-from hivetune.errors import UsageError
 from hivetune.judge.findings import SHARES_OF_ANSWERS, by_part, metric_name, passed_text
 from hivetune.models.prepared import spoken_name
 from hivetune.models.sides import BASELINE, SIDES
@@ -30,14 +29,6 @@ def write_comparison_page(folder: Path, document: Mapping[str, Any], run: Path |
     """Write `RUN/compare-HASH.html` where the rows are a run's, else `compare.html` in the comparison's own folder."""
     path = folder / "compare.html" if run is None else run / f"compare-{folder.name[:8]}.html"
     return _write(path, document, document)
-
-
-def newest_page(run: Path) -> Path:
-    """Return the newest page of a run. Raises UsageError for a run without one."""
-    pages = sorted(run.glob("*.html"), key=lambda path: path.stat().st_mtime_ns)
-    if not pages:
-        raise UsageError(f"{run} has no page yet", hint=f"measure it first: hivetune eval {run.name}")
-    return pages[-1]
 
 
 def _write(path: Path, document: Mapping[str, Any], judged: Mapping[str, Any]) -> Path:

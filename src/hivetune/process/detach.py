@@ -21,7 +21,7 @@ def hivetune_command(*words: str, overrides: Sequence[str] = ()) -> list[str]:
 
 
 def resume_command(run: Path, overrides: Sequence[str] = ()) -> list[str]:
-    return hivetune_command("resume", str(run), overrides=overrides)
+    return hivetune_command("train", str(run), overrides=overrides)
 
 
 def _start_apart(command: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
@@ -31,7 +31,7 @@ def _start_apart(command: Sequence[str], log: Path) -> "subprocess.Popen[bytes]"
 
 
 def start_detached(run: Path, overrides: Sequence[str] = ()) -> int:
-    """Start `hivetune resume RUN --set ...` in its own session, and return its process id.
+    """Start `hivetune train RUN --set ...` in its own session, and return its process id.
 
     Its output goes to RUN/supervisor.log. Raise Busy if the run is already running, UsageError for a folder that
     another user may have made.
@@ -39,7 +39,8 @@ def start_detached(run: Path, overrides: Sequence[str] = ()) -> int:
     check_own(run)
     holder = lock_holder(run)
     if holder is not None:
-        raise Busy(f"{run} is already running in process {holder.pid}", hint=f"follow it: hivetune watch {quoted(run)}")
+        hint = f"follow it: hivetune show {quoted(run)} --follow"
+        raise Busy(f"{run} is already running in process {holder.pid}", hint=hint)
     return _start_apart(resume_command(run, overrides), run / SUPERVISOR_LOG).pid
 
 

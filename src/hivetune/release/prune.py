@@ -66,7 +66,7 @@ def delete(database: sqlite3.Connection, unused: Unused) -> None:
         registry.prune(database, registry.find(database, "@".join(unused.path.parts[-2:])))
     elif unused.what == "snapshot":
         if all(snapshot.path != unused.path for snapshot in _snapshots(database)):
-            raise UsageError(f"{unused.path} came into use", hint="run it again: hivetune runs prune")
+            raise UsageError(f"{unused.path} came into use", hint="run it again: hivetune rm --unused")
         note_and_free(lambda: _forget_path(database, "snapshots", unused.path), lambda: shutil.rmtree(unused.path))
     elif unused.path.is_dir():
         shutil.rmtree(unused.path)

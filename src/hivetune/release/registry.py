@@ -65,7 +65,7 @@ def copy_run(run: Path, target: Path, facts: dict[str, Any], *, disk: Disk = DIS
     if free < needed:
         raise DoesNotFit(
             f"the release needs about {needed / 1e6:,.0f} MB, {target.parent} has {free / 1e6:,.0f} MB free",
-            hint="free some space; hivetune prune says what nothing needs any more",
+            hint="free some space; hivetune rm --unused says what nothing needs any more",
         )
     work, old = (target.with_name(f".{target.name}{kind}.tmp") for kind in ("", ".old"))
     for leftover in (work, old):
@@ -124,7 +124,7 @@ def exports_in(folder: Path) -> dict[str, list[str]]:
 def _files_of(run: Path, adapter_sha256: str) -> dict[str, Path]:
     missing = [name for name in REQUIRED if not (run / name).is_file()]
     if missing:
-        raise HivetuneError(f"{run} has no {missing[0]}", hint=f"finish the training: hivetune resume {quoted(run)}")
+        raise HivetuneError(f"{run} has no {missing[0]}", hint=f"finish the training: hivetune train {quoted(run)}")
     files = {name: run / name for name in (*REQUIRED, *_OPTIONAL) if (run / name).is_file()}
     for folder in sorted((run / EXPORTS).glob("*")):
         if folder.name.startswith(".") or not (folder / MANIFEST).is_file():
@@ -269,7 +269,7 @@ def find(database: sqlite3.Connection, reference: str) -> Release:
     if not present:
         names = [row[0] for row in database.execute("SELECT DISTINCT name FROM releases ORDER BY name")]
         near = difflib.get_close_matches(name, names, 1)
-        hint = f"did you mean {near[0]!r}?" if near else "see them: hivetune registry"
+        hint = f"did you mean {near[0]!r}?" if near else "see them: hivetune releases"
         raise UsageError(f"no release is called {name!r}", hint=hint)
     if _VERSION.fullmatch(which):
         matching = [release for release in present if release.version == int(which)]
@@ -346,7 +346,7 @@ def rollback(database: sqlite3.Connection, reference: str, *, by: str, reason: s
     nothing to return to, or another release is the champion now.
     """
     champion = find(database, reference)
-    moved = UsageError(f"{champion.label} is no longer the champion", hint="see the champion: hivetune registry")
+    moved = UsageError(f"{champion.label} is no longer the champion", hint="see the champion: hivetune releases")
     if "champion" not in champion.aliases:
         raise moved
     earlier = returns_to(database, champion.name)
@@ -354,7 +354,7 @@ def rollback(database: sqlite3.Connection, reference: str, *, by: str, reason: s
         raise UsageError(
             f"{champion.label} has no previous release to return to",
             hint=f"promote another version: hivetune promote {champion.name}@VERSION; "
-            f"or take it out of service: hivetune registry retire {champion.name}",
+            f"or take it out of service: hivetune releases --retire {champion.name}",
         )
     earlier.check()
     with transaction(database):
@@ -450,7 +450,7 @@ def prune(database: sqlite3.Connection, release: Release) -> int:
 
     def check() -> None:
         if _is_used(database, find(database, release.label)):
-            raise UsageError(f"{release.label} is in use", hint="see its aliases: hivetune registry")
+            raise UsageError(f"{release.label} is in use", hint="see its aliases: hivetune releases")
 
     def note() -> None:
         with transaction(database):

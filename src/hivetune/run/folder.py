@@ -107,7 +107,8 @@ def require_adapter(folder: Path) -> None:
         return
     run = quoted(folder)
     going_on = lock_holder(folder) is not None
-    hint = f"it is being trained: hivetune watch {run}" if going_on else f"finish the training: hivetune resume {run}"
+    follow = f"it is being trained: hivetune show {run} --follow"
+    hint = follow if going_on else f"finish the training: hivetune train {run}"
     raise UsageError(f"{folder} has no adapter", hint=hint)
 
 
@@ -118,10 +119,10 @@ def adapter_hash(folder: Path) -> str:
     """
     path = folder / ADAPTER
     if not path.is_file():
-        raise HivetuneError(f"{path} is missing", hint=f"finish the training: hivetune resume {quoted(folder)}")
+        raise HivetuneError(f"{path} is missing", hint=f"finish the training: hivetune train {quoted(folder)}")
     if problems := adapter_problems(folder):
         raise HivetuneError(
             f"the adapter of {folder} was changed after training: {problems[0]}",
-            hint=f"restore it from a copy, or write it again: hivetune resume {quoted(folder)}",
+            hint=f"restore it from a copy, or write it again: hivetune train {quoted(folder)}",
         )
     return sha256_once(path)

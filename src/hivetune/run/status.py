@@ -190,7 +190,7 @@ def refuse_older_adapter(run: Path) -> None:
         raise UsageError(
             f"{run} {'runs' if status.pid else 'was interrupted'} at step {status.step}, and its adapter is of the stop"
             f" at step {stopped_at}",
-            hint=continues if status.pid else f"continue it, or stop it again: hivetune resume {quoted(run)}",
+            hint=continues if status.pid else f"continue it, or stop it again: hivetune train {quoted(run)}",
         )
 
 
@@ -325,6 +325,13 @@ def find_run(name: str, or_else: str = "") -> Path:
     raise UsageError(f"there is no run{or_else} {name!r}", hint=f"{hint}see the runs: hivetune runs")
 
 
+def names_run(word: str) -> bool:
+    """Return whether a word of a command line can only mean a run: a run's folder, or the name of no file."""
+    path = expanded(word)
+    is_file_name = "/" in word or path.suffix.lower() in (".yaml", ".yml")
+    return (path / RECORD).exists() or not (is_file_name or path.exists())
+
+
 def shortest_name(folder: Path) -> str:
     """Return the name to type for this run, quoted: its name if it is unique, else its folder."""
     return quoted(shortest_names(run_folders()).get(folder, folder))
@@ -360,8 +367,3 @@ def run_folders() -> list[Path]:
     with home_as_it_is() as database:
         paths = [Path(path) for (path,) in database.execute("SELECT path FROM runs ORDER BY created, rowid")]
     return [path for path in paths if os.path.lexists(path / RECORD)]
-
-
-def running_runs() -> list[Path]:
-    """Return the runs of this home that are running now, the newest first, without reading journals."""
-    return [run for run in reversed(run_folders()) if lock_holder(run) is not None]

@@ -143,7 +143,7 @@ def plan_of(config: RunConfig, snapshot: Snapshot, settings_hash: str) -> Plan:
         if not snapshot.bad_rows():
             raise UsageError(
                 "learn.stage is 2, but there is no bad answer to learn from",
-                hint="name pairs or failures in learn.use; hivetune data check shows the reason for each row",
+                hint="name pairs or failures in learn.use; hivetune check shows the reason for each row",
             )
         return make_stage2_plan(
             rows,

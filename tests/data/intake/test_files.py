@@ -198,7 +198,7 @@ def test_a_file_name_that_is_no_utf_8(tmp_path: Path) -> None:
 
 def test_standard_input(tmp_path: Path) -> None:
     for data in (JSONL, json.dumps(ROWS).encode(), gzip.compress(JSONL)):
-        command = [sys.executable, "-m", "hivetune", "data", "check", "-", "--json"]
+        command = [sys.executable, "-m", "hivetune", "check", "-", "--json"]
         finished = subprocess.run(command, input=data, capture_output=True, check=True)
         document = json.loads(finished.stdout)
         assert (document["rows_in"], document["usable"]) == (20, 20)
@@ -289,7 +289,7 @@ def test_a_named_pipe_and_a_device_are_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_a_command_in_the_place_of_a_file(tmp_path: Path) -> None:
-    """As a shell gives it: hivetune data check <(zcat rows.gz)"""
+    """As a shell gives it: hivetune check <(zcat rows.gz)"""
     reading, writing = os.pipe()
     os.write(writing, JSONL)
     os.close(writing)

@@ -127,7 +127,7 @@ def test_unsolvable(tmp_path: Path, case: Case) -> None:
     assert outcome.restarts <= 3  # never more than `attempts` without progress
     with pytest.raises(RecoveryExhausted, match="no adapter") as caught:
         outcome.check()
-    assert caught.value.exit_code == 7 and "hivetune resume" in caught.value.hint
+    assert caught.value.exit_code == 7 and "hivetune train" in caught.value.hint
 
 
 def test_the_next_run_starts_where_this_one_learned(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def _confirm_forgetting(watcher: Watcher, request: PageRequest) -> Page:
         "All of it is removed from the store for good and kept out from now on. Snapshots, runs and releases that hold"
         " it are named; they are not changed."
     )
-    command = f"hivetune data forget --{kind} {quoted(value)}"
+    command = f"hivetune forget --{kind} {quoted(value)}"
     hidden = {"kind": kind, "value": value}
     return _ask(request, f"Forget the {kind} {value}?", says, "Forget", command, "/data", hidden=hidden)
 

@@ -41,7 +41,7 @@ _FOREIGN = (
         "an SQLite database",
         "hivetune collect 'sqlite:{name}?table=TABLE', then train from: store",
     ),
-    (b"%PDF-", "a PDF", "rows are made from documents by: hivetune data synth, of texts and not of PDFs"),
+    (b"%PDF-", "a PDF", "rows are made from documents by: hivetune synth, of texts and not of PDFs"),
     (b"GGUF", "a model in GGUF", "give it as the model: --model {name}"),
     (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Excel or Word file", "save each sheet as CSV"),
     (b"PK\x03\x04", "a ZIP archive", "unpack it"),
@@ -56,9 +56,9 @@ _FOREIGN = (
 
 # Office's files are ZIP archives; the name of a file in them tells which (ECMA-376, part 2).
 _IN_ARCHIVES = (
-    (b"word/", "a Word document", "save it as text; rows are made from documents by: hivetune data synth"),
+    (b"word/", "a Word document", "save it as text; rows are made from documents by: hivetune synth"),
     (b"xl/", "an Excel workbook", "save each sheet as CSV"),
-    (b"ppt/", "a PowerPoint file", "save its text; rows are made from documents by: hivetune data synth"),
+    (b"ppt/", "a PowerPoint file", "save its text; rows are made from documents by: hivetune synth"),
 )
 
 
@@ -85,7 +85,7 @@ _PROSE = (
         "a chat log with times",
         "export it as JSON, then say who answers: --columns assistant=NAME",
     ),
-    (re.compile(rb"#{1,3} |---\s"), "a Markdown text", "rows are made from documents by: hivetune data synth"),
+    (re.compile(rb"#{1,3} |---\s"), "a Markdown text", "rows are made from documents by: hivetune synth"),
 )
 
 
@@ -98,7 +98,7 @@ def _refuse_prose(path: str, name: str, form: str, kind: str) -> None:
     if head.lstrip().startswith(b"{") and b'"nbformat"' in whole:
         raise UsageError(
             f"{spelled(name)} is a notebook, not a file of rows",
-            hint="rows are made from documents by: hivetune data synth",
+            hint="rows are made from documents by: hivetune synth",
         )
     if not head.strip() or any(line.lstrip()[:1] in (b"{", b"[", b'"') for line in head.splitlines()):
         return

@@ -322,7 +322,7 @@ def prepare_data(
 def refuse_without_training(data: DataConfig, trained: int) -> None:
     """Raise DataRefused if no row is left to train on."""
     if not trained:
-        hint = "data.validation and data.test hold rows out; see where each went: hivetune data check --config CONFIG"
+        hint = "data.validation and data.test hold rows out; see where each went: hivetune check --config CONFIG"
         raise DataRefused(f"no row of {data.path} is left to train on", hint=hint)
 
 

@@ -66,7 +66,7 @@ class Report:
         top = max(unused.items(), key=lambda item: item[1], default=None)
         reason = f"mostly {top[0]}: {REASONS[top[0]].meaning}" if top else "all are duplicates"
         first = next((p for p in self.document["problems"] if not top or p["reason"] == top[0]), None)
-        where = f"{spelled(first['source'])}: {first['hint']}" if first else "see the reasons: hivetune data check ROWS"
+        where = f"{spelled(first['source'])}: {first['hint']}" if first else "see the reasons: hivetune check ROWS"
         suggested: list[dict[str, Any]] = next(iter(self.document.get("unclear", {}).values()), [])
         if suggested and "--columns" not in where:
             where = f"{where}; if it is right: {suggested[0]['line']}"

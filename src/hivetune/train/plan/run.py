@@ -59,7 +59,7 @@ _PACKED = 8  # a part of a compressed file is so many times smaller
 SAMPLED, SAMPLED_OF_MORE = 300, 50  # rows that are read as conversations: the first ones, and one in 50 of the others
 
 
-_UNFIT = ", but none can be trained; hivetune data check says why"
+_UNFIT = ", but none can be trained; hivetune check says why"
 
 
 @dataclass(frozen=True)

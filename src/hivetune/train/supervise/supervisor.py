@@ -458,7 +458,7 @@ class _Supervisor:
         error = Stopped(
             f"stopped at step {step}; everything up to it is saved",
             signal_number=self.stop.number,
-            hint=f"to continue: hivetune resume {quoted(self.run)}",
+            hint=f"to continue: hivetune train {quoted(self.run)}",
         )
         return self._outcome("stopped", step, result, error)
 
@@ -476,7 +476,7 @@ class _Supervisor:
         where = f"in step {ended.step}" if ended.step >= 0 else "while it loaded the model"
         error = RecoveryExhausted(
             f"the worker of {run} ended {where}: {ended.diagnosis.words}\nNo more attempts: {action.why}. {result}",
-            hint=f"{fault.advice} Then: hivetune resume {quoted(run)}; with other settings: hivetune train CONFIG",
+            hint=f"{fault.advice} Then: hivetune train {quoted(run)}; with other settings: hivetune train CONFIG",
         )
         return self._outcome("failed", ended.durable, {}, error)
 

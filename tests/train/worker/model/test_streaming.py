@@ -150,7 +150,7 @@ def test_a_file_that_changes_is_refused(
     os.truncate(weights, weights.stat().st_size // 2)
     with pytest.raises(UsageError, match=r"model\.safetensors was changed while a run read weights") as refused:
         model.backward(documents(), 1.0)
-    assert "hivetune resume" in refused.value.hint
+    assert "hivetune train" in refused.value.hint
 
 
 def test_a_file_that_is_deleted_is_still_read(folder: Path, tmp_path: Path) -> None:

@@ -125,5 +125,5 @@ def _state_of(number: int) -> tuple[int, int]:
 def _changed(path: Path) -> UsageError:
     return UsageError(
         f"{path} was changed while a run read weights from it",
-        hint="prepare the model again (hivetune fetch), then hivetune resume RUN",
+        hint="prepare the model again (hivetune fetch), then hivetune train RUN",
     )

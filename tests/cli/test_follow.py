@@ -1,4 +1,4 @@
-"""`watch` draws a run on a terminal; `top` tells who uses the machine."""
+"""`show --follow` draws a run on a terminal."""
 
 import contextlib
 import json
@@ -9,9 +9,6 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-
-import pytest
-from dashboard.shown import make_run
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import write_json
@@ -72,7 +69,7 @@ def test_watch_draws_the_curve_as_it_grows_and_ends_with_the_run(tmp_path: Path)
     run = make(tmp_path)
     with ExitStack() as held:
         held.enter_context(hold_run(run))
-        terminal = Terminal("watch", "mine")
+        terminal = Terminal("show", "mine", "--follow")
         assert "step 8 of 20, loss 2.200" in terminal.read_until("nats per token")
         make_steps(run, 9, 12)
         with Journal(run / "events.jsonl") as events:
@@ -88,44 +85,10 @@ def test_watch_draws_the_curve_as_it_grows_and_ends_with_the_run(tmp_path: Path)
 
 def test_watch_into_a_pipe_writes_lines(tmp_path: Path) -> None:
     run = make(tmp_path)
-    command = [sys.executable, "-m", "hivetune", "watch", str(run), "--json"]
+    command = [sys.executable, "-m", "hivetune", "show", str(run), "--follow", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     [line] = done.stdout.splitlines()
     assert json.loads(line)["step"] == 8
     assert "·" not in done.stderr
     plain = subprocess.run(command[:-1], capture_output=True, text=True, check=True)
     assert "step 8 of 20, loss 2.200" in plain.stdout and plain.stderr == ""
-
-
-def test_top_names_the_run_that_goes_on_with_its_process(tmp_path: Path) -> None:
-    run = make(tmp_path)
-    command = [sys.executable, "-m", "hivetune", "top", "--json"]
-    assert json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["processes"] == []
-    with hold_run(run):
-        told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-        plain = subprocess.run(command[:-1], capture_output=True, text=True, check=True).stdout
-    [process] = told["processes"]
-    assert (process["what"], process["name"], process["pid"]) == ("training", "mine-abc", os.getpid())
-    assert process["resident_bytes"] > 1 << 20
-    assert told["cores"] == os.cpu_count()
-    assert "cores busy" in plain
-    assert "training\tmine-abc" in plain
-
-
-@pytest.mark.parametrize("words", ["report nothing", "report all --to nowhere", "report all --to grafana"])
-def test_a_report_that_can_not_be_says_what_to_write(words: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "hivetune", *words.split()], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "hint: " in done.stderr
-
-
-def test_a_report_of_all_runs_skips_one_that_cannot_be_read(own_home: Path, tmp_path: Path) -> None:
-    good, bad = (make_run(name, steps=4, done=4) for name in ("good", "bad"))
-    (bad / "config.resolved.yaml").write_text("config: [")
-    command = [sys.executable, "-m", "hivetune", "report", "all", str(tmp_path), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert [report["run"] for report in json.loads(done.stdout)["reports"]] == [str(good)]
-    assert "bad: skipped: " in done.stderr
