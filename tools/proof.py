@@ -95,7 +95,7 @@ PROOFS = {
         "10,000 rows with 200 planted faults: exactly those are rejected, each with its reason and line; any bytes "
         "never crash the check; 1,500 rows from documentation name no option that their page does not have",
         ("tests/data/prepare", "tests/synth"),
-        ("synth"),
+        ("data", "synth"),
     ),
     "judge": Proof(
         "each printed 95 % interval holds the truth in 93 to 97 % of 10,000 evaluations; an equal model deploys in at "

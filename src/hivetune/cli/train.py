@@ -1,5 +1,6 @@
 """The command `train`: open the run of a config, or a run, train it under the supervisor, show the result."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,7 +11,8 @@ from hivetune.data.intake.files import names_rows
 from hivetune.errors import UsageError
 from hivetune.process.detach import systemd_unit
 from hivetune.process.forkserver import start_ahead
-from hivetune.run.status import find_run, names_run, shortest_name
+from hivetune.run.folder import RECORD
+from hivetune.run.status import find_run, shortest_name
 
 # What an existing run may change: where and how carefully it works.
 CHANGEABLE = ("report_to=", "memory_share=", "allow=")
@@ -30,8 +32,7 @@ def train(
 
     CONFIG is a YAML file, a file of rows together with --model, or the name or folder of a run that stopped.
     """
-    is_run = names_run(config) and not names_rows(config) and model is None
-    run_folder = find_run(config, " or config") if is_run else None
+    run_folder = find_run(config, " or config") if model is None and _names_run(config) else None
     if run_folder is None:
         loaded, name = read_settings(config, model, overrides or [], columns)
     elif wrong := [override for override in overrides or () if not override.startswith(CHANGEABLE)]:
@@ -55,3 +56,10 @@ def train(
     show_training(summary)
     show(f"next: hivetune eval {shortest_name(run.folder)}")
     emit(summary)
+
+
+def _names_run(word: str) -> bool:
+    """Return whether the argument is a run's folder, or can only be its name: no path, no file, no rows."""
+    path = Path(word)
+    is_path = "/" in word or path.exists() or path.suffix.lower() in (".yaml", ".yml")
+    return (path / RECORD).exists() or not (is_path or names_rows(word))

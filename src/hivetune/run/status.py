@@ -325,13 +325,6 @@ def find_run(name: str, or_else: str = "") -> Path:
     raise UsageError(f"there is no run{or_else} {name!r}", hint=f"{hint}see the runs: hivetune runs")
 
 
-def names_run(word: str) -> bool:
-    """Return whether a word of a command line can only mean a run: a run's folder, or the name of no file."""
-    path = expanded(word)
-    is_file_name = "/" in word or path.suffix.lower() in (".yaml", ".yml")
-    return (path / RECORD).exists() or not (is_file_name or path.exists())
-
-
 def shortest_name(folder: Path) -> str:
     """Return the name to type for this run, quoted: its name if it is unique, else its folder."""
     return quoted(shortest_names(run_folders()).get(folder, folder))
