@@ -12,5 +12,6 @@ def test_the_pages_are_what_the_knowledge_says() -> None:
     pages = runpy.run_path(str(ROOT / "tools" / "pages.py"))["pages"]()
     assert [path.name for path, text in pages.items() if path.read_text(encoding="utf-8") != text] == []
     doctor = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
-    elsewhere = ("condition", "remedy", "published")  # the last kind is in docs/faults.md
+    elsewhere = ("chip", "remedy", "finding")
     assert all(fact.says in doctor for kind in KINDS if kind not in elsewhere for fact in facts(kind))
+    assert all(fact.more["title"] in doctor for fact in facts("finding"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hivetune.config import known_settings
 from hivetune.machine.faults import catalogue
-from hivetune.machine.knowledge.facts import Fact, facts
+from hivetune.machine.knowledge.facts import Fact, alternatives, facts
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 FIRST = {"again": "retry", "change": "no plain retry"}
@@ -54,26 +54,7 @@ def faults_page() -> str:
             f"**{entry.title[0].upper()}{entry.title[1:]}.** {entry.cause} {entry.advice}",
         ]
         lines += [f"({entry.domain}; {retry}{changes})"]
-    lines += ["", *_published_table()]
     return "\n".join(lines) + "\n"
-
-
-def _published_table() -> list[str]:
-    """Return the table of published faults of cards."""
-    lines = [
-        "## Published faults of cards",
-        "",
-        "Others published these faults; none was seen here. Tests give each to doctor, diagnosis and ladder.",
-        "",
-        "| thread | what happened | fault | first changes |",
-        "| --- | --- | --- | --- |",
-    ]
-    for fact in facts("published"):
-        thread = f"[{fact.more['thread']}]({fact.source[0]})"
-        name = f"[{fact.more['fault']}](#{fact.more['fault']})" if fact.more["fault"] else "none"
-        rungs = ", ".join(f"`{rung}`" for rung in fact.more["rungs"])
-        lines.append(f"| {thread} | {fact.says} | {name} | {rungs} |")
-    return lines
 
 
 def with_tables(page: str) -> str:
@@ -94,51 +75,37 @@ def _installs() -> str:
     return _table(("machine", "torch", "build", "Python", "why"), rows)
 
 
-def _chips() -> str:
-    rows = ((f.more["gfx"], f.more["cards"], ", ".join(f.more["types"]), _why(f)) for f in facts("chip"))
-    return _table(("architecture", "cards", "fast number types", "what to know"), rows)
-
-
-def _builds() -> str:
-    rows = (
-        (_where(f), f.more["verdict"] if f.more["verdict"] == "good" else f.more["severity"], _why(f), _unknown(f))
-        for f in facts("build")
-    )
-    return _table(("where", "verdict", "what is known", "what is not"), rows)
-
-
-def _variables() -> str:
-    rows = ((f"`{f.more['name']}`", f.more["verdict"], f.more.get("default", ""), _why(f)) for f in facts("variable"))
-    return _table(("variable", "verdict", "default", "what it really does"), rows)
+def _findings() -> str:
+    rows = ((f"`{f.id}`", f.more["severity"], _titled(f)) for f in facts("finding"))
+    return _table(("finding", "severity", "what is wrong"), rows)
 
 
 def _advice() -> str:
-    rows = ((f"`{f.more['name']}={f.more['value']}`", _where(f), _why(f), _unknown(f)) for f in facts("advice"))
-    return _table(("variable", "where", "why", "what is not known"), rows)
-
-
-def _poison() -> str:
-    rows = (
-        (", ".join(f"`{name}`" for name in f.more["name"].split()), f"{f.more['title']}: {_why(f)}")
-        for f in facts("poison")
-    )
-    return _table(("taken from the worker", "when and why"), rows)
+    rows = ((f"`{f.more['name']}={f.more['value']}`", _where(f), _why(f)) for f in facts("advice"))
+    return _table(("variable", "where", "why"), rows)
 
 
 def _where(fact: Fact) -> str:
-    return ", ".join(
-        f"{name.removeprefix('gfx')} {pattern if isinstance(pattern, str) else ' or '.join(pattern)}".lstrip()
-        for name, pattern in fact.when.items()
+    return "; or ".join(
+        ", ".join(
+            f"{name.removeprefix('gfx')} {' or '.join(pattern) if isinstance(pattern, list) else pattern}".lstrip()
+            for name, pattern in patterns.items()
+        )
+        for patterns in alternatives(fact.when)
     )
 
 
 def _why(fact: Fact) -> str:
+    return f"{fact.says} {_sources(fact)}"
+
+
+def _titled(fact: Fact) -> str:
+    return f"{fact.more['title']} {_sources(fact)}"
+
+
+def _sources(fact: Fact) -> str:
     links = ", ".join(f"[{number}]({url})" for number, url in enumerate(fact.source[1:], 2))
-    return f"{fact.says} ([{fact.confidence}]({fact.source[0]}){links and ', ' + links})"
-
-
-def _unknown(fact: Fact) -> str:
-    return str(fact.more.get("unknown", ""))
+    return f"([{fact.confidence}]({fact.source[0]}){links and ', ' + links})"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -148,11 +115,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 _TABLES: dict[str, Callable[[], str]] = {
     "installs": _installs,
-    "chips": _chips,
-    "builds": _builds,
-    "variables": _variables,
+    "findings": _findings,
     "advice": _advice,
-    "poison": _poison,
 }
 
 

@@ -87,8 +87,8 @@ def test_any_text_has_an_answer(given: str) -> None:
 def test_a_machine_that_cannot_train_is_one_document(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fatal = MachineFinding("no-torch", "fatal", "torch is missing", "", mend="pip install torch")
-    monkeypatch.setattr(command, "judge_machine", lambda facts, job: Judgement((fatal,), ()))
+    fatal = MachineFinding("no-torch", "fatal", "torch is missing", "", "pip install torch")
+    monkeypatch.setattr(command, "judge_machine", lambda facts, dtype: Judgement((fatal,)))
     monkeypatch.setattr(MODE, "json", True)
     with pytest.raises(typer.Exit) as raised:
         command.doctor()

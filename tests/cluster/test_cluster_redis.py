@@ -7,7 +7,6 @@ from data.intake.collecting import RedisServer
 
 from hivetune.cluster.node import check_redis, judge_redis, redis_for_ray
 from hivetune.errors import MachineNotFit, UsageError
-from hivetune.machine.doctor.look import _redis
 
 
 def test_a_server_of_its_own_is_right_and_one_that_evicts_is_not(tmp_path: Path) -> None:
@@ -47,15 +46,3 @@ def test_the_password_goes_into_an_option_not_into_the_address() -> None:
         "rediss://db:7000",
         ["--redis-username", "me", "--redis-password", "p@ss"],
     )
-
-
-def test_the_doctor_counts_shards(tmp_path: Path) -> None:
-    alone, sharded = RedisServer(tmp_path / "alone"), RedisServer(tmp_path / "sharded", "--cluster-enabled", "yes")
-    try:
-        assert _redis(alone.port) == ("answers", 1)
-        sharded.client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
-        assert _redis(sharded.port) == ("answers", 1)
-        assert _redis(1) == ("absent", 1)
-    finally:
-        alone.close()
-        sharded.close()

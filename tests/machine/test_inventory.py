@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hivetune.base.kernel import usable_cores
 from hivetune.errors import UsageError
 from hivetune.machine.inventory import Card, Machine, describe_machine, read_amd_cards, read_machine
 from hivetune.machine.knowledge.cards import known_card, known_cards, similar_card
@@ -197,3 +198,25 @@ def test_the_real_machine_is_read_in_a_moment_without_torch() -> None:
     assert told["cores"] >= 1 and 0 < told["available_bytes"] <= told["memory_bytes"]
     assert time.perf_counter() - started < 5  # 0.1 s when nothing else runs
     assert describe_machine(read_machine())["fingerprint"] == told["fingerprint"]
+
+
+SERVICE, QUOTA = "0::/user.slice/run.service\n", "100000 100000\n"
+OLD = "sys/fs/cgroup/cpu/x/cpu.cfs_"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "cores"),
+    [
+        (SERVICE, {"sys/fs/cgroup/user.slice/run.service/cpu.max": QUOTA}, 1),
+        (SERVICE, {"sys/fs/cgroup/user.slice/cpu.max": QUOTA}, 1),
+        ("0::/\n", {"sys/fs/cgroup/cpu.max": QUOTA}, 1),
+        ("3:cpu,cpuacct:/x\n", {f"{OLD}quota_us": "100000\n", f"{OLD}period_us": "100000\n"}, 1),
+        (SERVICE, {"sys/fs/cgroup/other.slice/cpu.max": QUOTA}, 2),
+    ],
+)
+def test_the_quota_of_every_cgroup_above_counts(
+    cgroup: str, files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd's CPUQuota is of the service's own cgroup, which was never read."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    assert usable_cores(a_tree(tmp_path, {"proc/self/cgroup": cgroup, **files})) == cores

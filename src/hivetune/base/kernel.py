@@ -34,19 +34,35 @@ def memory_sizes(root: Path = _ROOT) -> dict[str, int]:
 
 
 def usable_cores(root: Path = _ROOT) -> int:
-    """Return the cores of the affinity mask, limited by a container's CPU quota (rounded down, at least one).
+    """Return the cores of the affinity mask, limited by the CPU quotas of the cgroups that this process is in (a
+    container's, systemd's CPUQuota), rounded down, at least one.
 
     More threads than that would stand still for most of each period.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = (system_text(root / "sys/fs/cgroup/cpu.max") or "max").split()
-    if len(quota) == 2 and quota[0].isdecimal() and quota[1].strip("0").isdecimal():
-        cores = min(cores, max(1, int(quota[0]) // int(quota[1])))
-    old_quota = whole_number(root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us")
-    old_period = whole_number(root / "sys/fs/cgroup/cpu/cpu.cfs_period_us")
-    if old_quota and old_quota > 0 and old_period:
-        cores = min(cores, max(1, old_quota // old_period))
+    for folder in cgroups(root, "cpu"):
+        quota = (system_text(folder / "cpu.max") or "max").split()
+        if len(quota) == 2 and quota[0].isdecimal() and quota[1].strip("0").isdecimal():
+            cores = min(cores, max(1, int(quota[0]) // int(quota[1])))
+        old_quota, old_period = (whole_number(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+        if old_quota and old_quota > 0 and old_period:
+            cores = min(cores, max(1, old_quota // old_period))
     return cores
+
+
+def cgroups(root: Path, controller: str) -> list[Path]:
+    """Return the cgroup folders of a controller from this process's to the top, of version 2 and version 1."""
+    folders = []
+    for line in system_text(root / "proc/self/cgroup").splitlines() or ["0::/"]:
+        _, controllers, inside = ([*line.split(":", 2), "", ""])[:3]
+        if controllers and controller not in controllers.split(","):
+            continue
+        base = root / "sys/fs/cgroup" / (controller if controllers else "")
+        folder = base / inside.strip("/")
+        while folder != base.parent:
+            folders.append(folder)
+            folder = folder.parent
+    return folders
 
 
 def kfd_architectures(root: Path = _ROOT) -> dict[str, str]:

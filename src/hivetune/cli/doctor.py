@@ -10,23 +10,27 @@ import typer
 from hivetune import __version__
 from hivetune.base.paths import quoted
 from hivetune.base.private import open_plain
-from hivetune.cli.output import emit, emit_failed, parts, say, show
+from hivetune.cli.output import emit, emit_failed, parts, progress, say, show
 from hivetune.config import load_config
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.machine.doctor.findings import (
     OVERRIDE,
-    Demand,
+    Judgement,
+    MachineFinding,
     advised_variables,
     as_shell,
+    candidate_cards,
     judge_machine,
+    worst_first,
 )
-from hivetune.machine.doctor.look import look
+from hivetune.machine.doctor.look import Look, look
 from hivetune.machine.doctor.report import (
     facts_as_text,
     findings_as_text,
     of_this_account,
     report_document,
 )
+from hivetune.machine.doctor.selftest import check_device, finding_of
 from hivetune.run.folder import WORKER_LOG
 from hivetune.train.supervise.diagnose import LAST_RESORT, Diagnosis, Evidence, diagnose
 from hivetune.train.supervise.ladder import RUNGS
@@ -46,7 +50,7 @@ def doctor(
 ) -> None:
     """Check this machine and report what is wrong, with the command that fixes it; or explain an error.
 
-    Nothing is changed or kept. The report names no user or host.
+    A self-test of seconds multiplies on each device. Nothing is changed or kept. The report names no user or host.
     """
     if text is not None:
         if config is not None or env:
@@ -54,7 +58,6 @@ def doctor(
         explain_text(text)
         return
     settings = None if config is None else load_config(config, [])
-    job = Demand() if settings is None else Demand(settings.dtype, settings.method)
     facts = look()
     if env:
         advised = advised_variables(facts)
@@ -64,15 +67,32 @@ def doctor(
             show(as_shell(advised))
         emit({"variables": [parts(variable, "name", "value", "why") for variable in advised]})
         return
-    judgement = judge_machine(facts, job)
+    judgement = judge_machine(facts, "auto" if settings is None else settings.dtype)
+    if judgement.fit:
+        judgement = Judgement(worst_first([*judgement.findings, *_failed(facts)]))
     redaction = of_this_account()
     texts = [f"hivetune {__version__}\n{facts_as_text(facts)}", findings_as_text(judgement)]
     show(redaction.text("\n\n".join(texts)))
     document = redaction.document(report_document(facts, judgement))
     if not judgement.fit:
         worst = judgement.findings[0]
-        emit_failed(document, MachineNotFit(f"cannot train here: {worst.title}", hint=worst.mend))
+        emit_failed(document, MachineNotFit(f"cannot train here: {worst.title}", hint=worst.fix))
     emit(document)
+
+
+def _failed(facts: Look) -> list[MachineFinding]:
+    """Return the findings of the self-test, in the environment that a worker gets."""
+    changes = {variable.name: variable.value for variable in advised_variables(facts, keep_set=True)}
+    wanted = {**os.environ, **{name: value for name, value in changes.items() if value is not None}}
+    environment = {name: value for name, value in wanted.items() if changes.get(name, value) is not None}
+    mine = [card for card in candidate_cards(facts) if card.card.kind == facts.software.torch.kind]
+    devices = [*(f"cuda:{number}" for number in range(len(mine))), "cpu"]
+    with progress("testing products", "devices") as report:
+        tested = []
+        for number, device in enumerate(devices, 1):
+            tested.append(check_device(device, environment))
+            report(number, len(devices))
+    return [finding_of(result) for result in tested if result.problem]
 
 
 # The end of a long log says how it ended; the supervisor reads as much.

@@ -19,9 +19,9 @@ from typing import Any, Literal
 import psutil
 
 from hivetune.base.disk import home
-from hivetune.base.kernel import kfd_architectures, memory_sizes, system_text, usable_cores, whole_number
+from hivetune.base.kernel import cgroups, kfd_architectures, memory_sizes, system_text, usable_cores, whole_number
 from hivetune.base.typed import to_plain
-from hivetune.machine.knowledge.facts import first_fact
+from hivetune.machine.knowledge.facts import chip_has
 from hivetune.machine.nvidia import read_nvidia
 
 CardKind = Literal["cpu", "cuda", "rocm"]
@@ -30,12 +30,16 @@ ISA = ("avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16"
 # A worker without a card gets a quarter of the cores (config: workers).
 WORKERS_PER_MACHINE = 4
 AMD_VENDOR = "0x1002"
+SMALL_CARD_BYTES = 2 << 30  # graphics in a processor have less
 PAGE_BYTES = 4096  # on the processors with such chips
 
 
 @dataclass(frozen=True)
 class Card:
-    """One GPU as its driver reports it. `free_bytes` is the memory that no program uses now."""
+    """One GPU as its driver reports it. `free_bytes` is the memory that no program uses now.
+
+    `index`: the maker's cards as torch counts them if all are visible.
+    """
 
     kind: CardKind
     index: int
@@ -80,7 +84,7 @@ def read_machine(
 ) -> Machine:
     """Return this machine now. `folder` is where runs will lie (default: the home), for its free space.
 
-    `nvidia` reads NVIDIA's cards (default: through their driver's library).
+    `nvidia` reads NVIDIA's cards (default: by nvidia-smi).
     """
     cpu, isa = _read_cpu(root / "proc/cpuinfo")
     sizes = memory_sizes(root)
@@ -101,9 +105,25 @@ def read_machine(
         available_bytes=available,
         memory_limit=memory_limit,
         disk_free_bytes=disk_free_bytes(folder or home()),
-        cards=(*(nvidia or _read_nvidia_cards)(), *read_amd_cards(root)),
+        cards=without_integrated(read_cards(root, nvidia)),
         versions=_versions(),
     )
+
+
+def read_cards(root: Path = Path("/"), nvidia: Callable[[], Sequence[Card]] | None = None) -> list[Card]:
+    """Return all cards, also those in the processor. `nvidia` as in `read_machine`."""
+    return [*(nvidia or _read_nvidia_cards)(), *read_amd_cards(root)]
+
+
+def without_integrated(cards: Sequence[Card]) -> tuple[Card, ...]:
+    """Return the cards that a run may use: graphics in a processor only where there is no other card."""
+    return tuple(card for card in cards if not is_integrated(card)) or tuple(cards)
+
+
+def is_integrated(card: Card) -> bool:
+    """Return whether a card is a part of the processor, by its architecture, else by its memory."""
+    known = card.kind == "rocm" and chip_has(card.architecture, "integrated")
+    return bool(known) or 0 < card.memory_bytes < SMALL_CARD_BYTES
 
 
 def cpu_workers(cores: int, threads: int | None = None) -> int:
@@ -127,8 +147,9 @@ def existing_parent(folder: Path) -> Path:
 
 
 def read_amd_cards(root: Path = Path("/")) -> list[Card]:
-    """Return AMD's GPUs from sysfs, which works with every driver and without ROCm."""
+    """Return AMD's GPUs from sysfs, which works with every driver and without ROCm, in torch's order."""
     architectures = kfd_architectures(root)
+    order = list(architectures)
     driver = system_text(root / "sys/module/amdgpu/version") or f"kernel {kernel_release(root)}"
     cards: list[Card] = []
     devices = [path for path in (root / "sys/class/drm").glob("card*/device") if path.parent.name[4:].isdecimal()]
@@ -143,8 +164,9 @@ def read_amd_cards(root: Path = Path("/")) -> list[Card]:
         shared = _shared_memory(root, device, architecture)
         if shared > total:
             total, used = shared, max(0, shared - memory_sizes(root).get("MemAvailable", shared))
-        cards.append(Card("rocm", len(cards), name, total, total - used, driver, architecture, slot))
-    return cards
+        number = order.index(slot) if slot in order else len(cards)
+        cards.append(Card("rocm", number, name, total, total - used, driver, architecture, slot))
+    return sorted(cards, key=lambda card: card.index)
 
 
 def _shared_memory(root: Path, device: Path, architecture: str) -> int:
@@ -153,8 +175,7 @@ def _shared_memory(root: Path, device: Path, architecture: str) -> int:
     It is the driver's table (GTT), limited by the kernel's pages_limit (ttm), by default half of the memory. The memory
     that the firmware reserves can be 0.5 GB of 128 (ROCm/legacy-rocm-build#5595, unslothai/unsloth#7960).
     """
-    chip = first_fact("chip", {"gfx": architecture})
-    if chip is None or not chip.more.get("unified"):
+    if not chip_has(architecture, "unified"):
         return 0
     table = whole_number(device / "mem_info_gtt_total") or 0
     pages = whole_number(root / "sys/module/ttm/parameters/pages_limit")
@@ -172,8 +193,13 @@ def _marketing_name(root: Path, device: Path) -> str:
 
 
 def _read_nvidia_cards() -> list[Card]:
-    names = ("name", "memory_bytes", "free_bytes", "driver", "architecture")
-    return [Card("cuda", index, **{name: card[name] for name in names}) for index, card in enumerate(read_nvidia())]
+    cards = []
+    for index, card in enumerate(read_nvidia()):
+        total, free = card["memory_bytes"], card["free_bytes"]
+        if not total:  # the card uses the machine's memory, and reports none of its own (DGX Spark)
+            total, free = psutil.virtual_memory().total, psutil.virtual_memory().available
+        cards.append(Card("cuda", index, card["name"], total, free, card["driver"], card["architecture"]))
+    return cards
 
 
 def _read_cpu(path: Path) -> tuple[str, tuple[str, ...]]:
@@ -187,33 +213,17 @@ def _read_cpu(path: Path) -> tuple[str, tuple[str, ...]]:
 def _memory_limit(root: Path) -> tuple[int, int, str] | None:
     """Return the smallest cgroup limit on this process as (limit, bytes left, file), or None."""
     limits: list[tuple[int, int, str]] = []
-    for folder, limit_name, used_name in _memory_groups(root):
-        limit = whole_number(folder / limit_name)
-        if limit:
-            # The kernel would free this page cache before it kills a process.
-            cache = re.search(r"^(?:total_)?inactive_file (\d+)", system_text(folder / "memory.stat"), re.MULTILINE)
-            used = (whole_number(folder / used_name) or 0) - (int(cache[1]) if cache else 0)
-            unused = max(0, limit - used)
-            limits.append((limit, min(unused, limit), f"/{(folder / limit_name).relative_to(root)}"))
+    names = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+    for folder in cgroups(root, "memory"):
+        for limit_name, used_name in names:
+            limit = whole_number(folder / limit_name)
+            if limit:
+                # The kernel would free this page cache before it kills a process.
+                cache = re.search(r"^(?:total_)?inactive_file (\d+)", system_text(folder / "memory.stat"), re.MULTILINE)
+                used = (whole_number(folder / used_name) or 0) - (int(cache[1]) if cache else 0)
+                unused = max(0, limit - used)
+                limits.append((limit, min(unused, limit), f"/{(folder / limit_name).relative_to(root)}"))
     return min(limits, default=None)
-
-
-def _memory_groups(root: Path) -> list[tuple[Path, str, str]]:
-    """Return the cgroup folders from this process's to the top, of version 2 and version 1."""
-    groups = []
-    for line in system_text(root / "proc/self/cgroup").splitlines():
-        _, controllers, inside = ([*line.split(":", 2), "", ""])[:3]
-        if controllers == "":
-            base, names = root / "sys/fs/cgroup", ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            base, names = root / "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        folder = base / inside.strip("/")
-        while folder != base.parent:
-            groups.append((folder, *names))
-            folder = folder.parent
-    return groups
 
 
 def _versions() -> dict[str, str]:

@@ -90,12 +90,6 @@ def _heat(sensors: Path) -> tuple[float, bool] | None:
     return None
 
 
-def is_hot(device: Path) -> bool:
-    """Return whether an AMD card (its folder in sysfs) is near its limit."""
-    heats = [_heat(sensors) for sensors in sorted((device / "hwmon").glob("hwmon*"))]
-    return any(heat[1] for heat in heats if heat is not None)
-
-
 def any_hot(cards: Sequence[dict[str, Any]]) -> bool:
     """Return whether one of the sampled cards is hot."""
     return any(card.get("hot") for card in cards)

@@ -26,7 +26,7 @@ def settle_variables(run: Run, where: Surroundings | None = None) -> tuple[Varia
         config, choices = read_resolved(run.folder)
         if has_begun(run.folder) or choices.environment is not None or config.device == "cpu":
             return ()
-        advised = advised_variables(look(where or Surroundings(folder=run.folder, measure=False)), keep_set=True)
+        advised = advised_variables(look(where or Surroundings(folder=run.folder)), keep_set=True)
         if advised:
             settled = replace(choices, environment={variable.name: variable.value for variable in advised})
             write_resolved(run.folder, config, settled)

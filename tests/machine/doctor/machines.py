@@ -30,13 +30,14 @@ class Gpu:
 @dataclass(frozen=True)
 class Fake:
     """A machine. `torch`: its version as the package has it, empty for none; `cuda`: what torch/version.py names;
-    `kernels`: gfx names of rocBLAS's files in torch's folder."""
+    `kernels`: gfx names of rocBLAS's files in torch's folder; `brings_rocm`: whether its library is there."""
 
     gpus: Sequence[Gpu] = ()
     nvidia: Sequence[Card] = ()
     torch: str = "2.13.0+cpu"
     cuda: str = ""
     kernels: Sequence[str] = ()
+    brings_rocm: bool = True
     packages: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
@@ -82,7 +83,6 @@ def seen_from(fake: Fake, root: Path) -> Surroundings:
         may_use=lambda path: path not in closed,
         folder=root / "home",
         python=fake.python,
-        measure=False,
     )
 
 
@@ -114,9 +114,6 @@ def _gpu(number: int, gpu: Gpu) -> dict[str, str]:
         f"{device}/product_name": f"{gpu.name}\n",
         f"{device}/mem_info_vram_total": f"{gpu.memory_gib * GIB}\n",
         f"{device}/mem_info_vram_used": f"{gpu.used_bytes}\n",
-        f"{device}/current_link_speed": "16.0 GT/s PCIe\n",
-        f"{device}/current_link_width": "16\n",
-        f"{device}/fw_version/mec_fw_version": "0x00000a1f\n",
         "sys/class/kfd/kfd/topology/nodes/0/properties": "cpu_cores_count 16\ngfx_target_version 0\n",
         f"{node}/properties": f"simd_count 64\ngfx_target_version {gpu.target}\nlocation_id {gpu.bus << 8}\ndomain 0\n",
         f"dev/dri/renderD{128 + number}": "",
@@ -133,7 +130,7 @@ def _install(site: Path, fake: Fake) -> None:
         wanted["torch"] = fake.torch
         rocm = fake.torch.partition("+rocm")[2]
         library = site / "torch/lib/rocblas/library"
-        library.mkdir(parents=True)
+        (library if rocm and fake.brings_rocm else site / "torch").mkdir(parents=True)
         told = {"cuda": fake.cuda, "hip": rocm and f"{rocm}.26015-fc0010cf"}
         lines = [f"{name}: Optional[str] = {value!r}" if value else f"{name} = None" for name, value in told.items()]
         (site / "torch/version.py").write_text("\n".join(lines) + "\n")

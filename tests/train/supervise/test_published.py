@@ -1,18 +1,11 @@
-"""Faults of cards as others published them: what the doctor, the diagnosis and the ladder make of each."""
+"""Remedies that others published for a card: the ladder tries them first."""
 
-import re
 from dataclasses import replace
 
-import pytest
-
 from hivetune.machine.inventory import Card, read_machine
-from hivetune.machine.knowledge.facts import Fact, facts, is_met
-from hivetune.process.protocol import ChildError, Outcome
-from hivetune.train.supervise.diagnose import diagnose, evidence_of
+from hivetune.machine.knowledge.facts import facts
 from hivetune.train.supervise.history import published_remedies
 from hivetune.train.supervise.ladder import RUNGS, Bounds, Failure, next_action
-
-PUBLISHED = facts("published")
 
 
 def bounds_of(gfx: str, **changes: object) -> Bounds:
@@ -37,29 +30,8 @@ def changes_tried(fault: str, bounds: Bounds) -> list[str]:
     return tried
 
 
-def test_thirteen_and_more_are_known() -> None:
-    assert len(PUBLISHED) >= 13
+def test_remedies_name_rungs() -> None:
     assert {fact.more["rung"] for fact in facts("remedy")} <= RUNGS.keys()
-
-
-@pytest.mark.parametrize("fact", PUBLISHED, ids=lambda fact: fact.id)
-def test_each_is_found_named_and_answered(fact: Fact) -> None:
-    bad = [one for one in facts("build") if one.more["verdict"] == "bad"]
-    findings = {one.id for one in (*facts("condition"), *bad) if is_met(one.when, fact.when)}
-    assert fact.more["finding"] in findings
-    good = [one.id for one in facts("build") if one.more["verdict"] == "good" and is_met(one.when, fact.when)]
-    assert not good or not fact.when["gfx"].startswith("gfx12"), "a build that faults is not called good"
-    if not fact.more["words"]:
-        return
-    named = re.match(r"(?:torch\.)?(\w+(?:Error|Failed)): (.*)", fact.more["words"])
-    kind, message = (named[1], named[2]) if named else ("RuntimeError", fact.more["words"])
-    error = ChildError(kind, message, "", 1, "")
-    outcome = Outcome("hung" if "hang" in fact.more["fault"] else "failed", 1, None, 1.0, {}, "", error)
-    found = diagnose(evidence_of(outcome)).fault
-    assert found.id == fact.more["fault"]
-    tried = changes_tried(found.id, bounds_of(fact.when["gfx"])) if found.retry else []
-    assert tried[: len(fact.more["rungs"])] == fact.more["rungs"]
-    assert not found.retry or tried[-1] == "cpu"
 
 
 def test_what_helped_others_is_tried_at_once_and_says_whose_it_is() -> None:

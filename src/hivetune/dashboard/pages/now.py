@@ -19,8 +19,8 @@ from hivetune.dashboard.overview import CycleLoop, overview
 from hivetune.dashboard.page import Page, PageRequest
 from hivetune.dashboard.watched import Watcher, run_id
 from hivetune.errors import NotThere, UsageError
-from hivetune.machine.doctor.findings import Demand, judge_machine
-from hivetune.machine.doctor.look import Surroundings, look
+from hivetune.machine.doctor.findings import judge_machine
+from hivetune.machine.doctor.look import look
 from hivetune.machine.doctor.report import facts_as_text, of_this_account
 from hivetune.machine.telemetry import sample
 from hivetune.release.registry import releases
@@ -65,15 +65,14 @@ def shown_loop(loop: CycleLoop) -> dict[str, Any]:
 def doctor_page(watcher: Watcher, request: PageRequest) -> Page:
     """Show the facts of this machine as `hivetune doctor` does. Nothing is measured, which would disturb a
     training."""
-    facts_seen = look(Surroundings(measure=False))
-    judgement = judge_machine(facts_seen, Demand())
+    facts_seen = look()
+    judgement = judge_machine(facts_seen)
     redaction = of_this_account()
     facts = [line.split(maxsplit=1) for line in redaction.text(facts_as_text(facts_seen)).splitlines()]
     values = {
         "facts": [(fact[0], fact[1] if len(fact) > 1 else "") for fact in facts if fact],
         "findings": judgement.findings,
         "redacted": redaction.text,
-        "not_known": [redaction.text(question) for question in judgement.not_known],
         "fit": judgement.fit,
         "looked": time.time(),
     }

@@ -55,7 +55,6 @@ def report_document(look: Look, judgement: Judgement) -> dict[str, Any]:
     return {
         "fit": judgement.fit,
         "findings": [asdict(finding) for finding in judgement.findings],
-        "not_known": list(judgement.not_known),
         "facts": describe_look(look),
     }
 
@@ -77,37 +76,33 @@ def facts_as_text(look: Look) -> str:
         ("torch", _torch(look)),
         ("python", f"{software.python}; {', '.join(packages)}"),
         ("ROCm", _rocm(look)),
-        ("CUDA toolkit", software.cuda_toolkit),
         ("compiler", host.compiler or "none: the plain kernels in torch run"),
         ("llama.cpp", ", ".join(servers) or "none"),
         ("its sandbox", protection(landlock_version())),
-        ("services", _services(look)),
         *(("variable", f"{name}={value}") for name, value in look.variables.items()),
     ]
     return "\n".join(f"{name:<13} {text}" for name, text in rows if text)
 
 
 def findings_as_text(judgement: Judgement) -> str:
-    """Return each finding with its evidence and command, then what is unknown."""
+    """Return each finding with its evidence and command."""
     lines = [] if judgement.findings else ["nothing is wrong"]
     for number, finding in enumerate(judgement.findings, 1):
         card = f" [{finding.about}]" if finding.about else ""
-        lines += [f"{number}. {finding.severity}: {finding.title}{card}", f"   {finding.says}"]
+        lines += [f"{number}. {finding.severity}: {finding.title}{card}", f"   {finding.explanation}"]
         parts = {
             "seen here": ", ".join(finding.evidence),
-            "do": finding.mend,
-            "not known": finding.unknown,
+            "do": finding.fix,
             f"by {finding.confidence}": " ".join(finding.source),
         }
         lines += [f"   {title}: {text}" for title, text in parts.items() if text]
-    return "\n".join([*lines, *(f"not known: {question}" for question in judgement.not_known)])
+    return "\n".join(lines)
 
 
 def _processor(look: Look) -> str:
-    machine, nodes = look.machine, look.host.numa_nodes
+    machine = look.machine
     bf16 = "bfloat16 of its own" if CPU_BF16 & {*machine.isa} else "no bfloat16 of its own"
-    where = f" on {nodes} NUMA nodes" if nodes > 1 else ""
-    return f"{machine.cpu}, {machine.cores} cores{where}; {' '.join(machine.isa) or 'no vector instructions'}; {bf16}"
+    return f"{machine.cpu}, {machine.cores} cores; {' '.join(machine.isa) or 'no vector instructions'}; {bf16}"
 
 
 def _memory(look: Look) -> str:
@@ -118,23 +113,15 @@ def _memory(look: Look) -> str:
 
 
 def _disk(look: Look) -> str:
-    disk = look.host.disk
-    speed = f", {disk.write_bytes_s / 1e6:.0f} MB/s with fsync" if disk.write_bytes_s else ""
-    sync = f", fsync {1e3 * disk.fsync_s:.1f} ms" if disk.fsync_s is not None else ""
-    return f"{disk.filesystem or 'unknown file system'}, {size(disk.free_bytes)} free{speed}{sync}"
+    return f"{look.host.filesystem or 'unknown file system'}, {size(look.host.free_bytes)} free"
 
 
 def _card(seen_card: SeenCard) -> str:
     card = seen_card.card
     access = {"ok": "", "denied": ", not open to this user", "absent": ", without /dev/kfd"}[seen_card.access]
-    link = f", {seen_card.link}" if seen_card.link else ""
-    firmware = "".join(
-        f" {name}={value}" for name, value in seen_card.firmware.items() if name in ("mec", "sdma", "mes", "smc")
-    )
-    return (
-        f"{seen_card.name}, {size(card.free_bytes)} of {size(card.memory_bytes)} free, driver {card.driver}"
-        f"{link}{access}{', firmware' + firmware if firmware else ''}"
-    )
+    unused = "" if seen_card.in_question else ", not used for training"
+    free = f"{size(card.free_bytes)} of {size(card.memory_bytes)} free"
+    return f"{seen_card.name}, {free}, driver {card.driver}{access}{unused}"
 
 
 def _torch(look: Look) -> str:
@@ -149,15 +136,6 @@ def _torch(look: Look) -> str:
 def _rocm(look: Look) -> str:
     software = look.software
     parts = [f"{name} {version}" for name, version in software.rocm_packages.items()]
-    parts += [f"/opt {version}" for version in software.system_rocm]
+    parts += [f"/opt/rocm {software.system_rocm}"] if software.system_rocm else []
     parts += [f"LD_LIBRARY_PATH {software.path_rocm}"] if software.path_rocm else []
-    parts += [f"linux-firmware {look.host.firmware_package}"] if look.host.firmware_package and look.cards else []
     return ", ".join(parts)
-
-
-def _services(look: Look) -> str:
-    host = look.host
-    systemd = "systemd" + (", lingering" if host.lingers else "") if host.systemd else "no systemd"
-    port = "free" if host.gateway_port_free else "in use"
-    log = "readable" if host.kernel_log else "not readable"
-    return f"Redis {host.redis}; {systemd}; port of hivetune serve {port}; kernel log {log}"

@@ -4,10 +4,10 @@ Every fact has the same six keys besides those of its kind:
 
     id          its name in reports
     says        the fact, in a sentence
-    when        observation = pattern, all of which must match. A pattern is true or false, a range of versions
-                (">=7.2,<7.3"), or a list of words with wildcards ("gfx103*"), one of which must match. A missing
-                observation matches nothing.
-    confidence  vendor | source code | measured | report | anecdote
+    when        observation = pattern, all of which must match; or a list of alternatives. A pattern is true or
+                false, a range of versions (">=7.2,<7.3"), or a list of words with wildcards ("gfx103*"), one of which
+                must match. A missing observation matches nothing.
+    confidence  vendor | source code | measured | report
     source      public addresses
     date        when the sources were read
 """
@@ -21,15 +21,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-CONFIDENCE = ("vendor", "source code", "measured", "report", "anecdote")
+CONFIDENCE = ("vendor", "source code", "measured", "report")
 # The observations that facts may name; machine/doctor/findings.py makes them.
 OBSERVATIONS = frozenset(
     {"gfx", "capability", "vendor", "build", "torch", "rocm", "cuda", "kernel", "python", "python_fits", "driver"}
-    | {"firmware_package", "transformers", "bitsandbytes", "jinja2", "redis", "cpu_bf16", "dtype", "qlora", "access"}
-    | {"kernels", "override", "alloc", "tunableop", "rocm_versions", "rocm_path", "filesystem", "fsync", "free_gb"}
-    | {"swapping", "hidden", "container", "other_cards", "card_free_percent", "redis_shards", "ray"}
-    | {"memory_errors", "address_limit", "threads", "visible", "compile_knobs", "one_build", "card_hot", "card_errors"}
-    | {"link_width"}
+    | {"cpu_bf16", "dtype", "access", "kernels", "override", "alloc", "tunableop", "rocm_versions", "rocm_path"}
+    | {"filesystem", "free_gb", "swapping", "hidden", "container", "card_free_percent", "useless", "diagnosis"}
 )
 _COMPARISON = re.compile(r"\s*(<=|>=|==|!=|<|>)\s*([\w.]+)\s*$")
 
@@ -41,7 +38,7 @@ class Fact:
     kind: str
     id: str
     says: str
-    when: Mapping[str, Any]
+    when: Mapping[str, Any] | Sequence[Mapping[str, Any]]
     confidence: str
     source: tuple[str, ...]
     date: str
@@ -50,26 +47,16 @@ class Fact:
 
 # The further keys of each kind of fact: (required, optional).
 KINDS = {
-    # A GPU architecture: products, types that its units compute in, whether hipBLASLt and fused attention exist.
-    "chip": (("gfx", "cards", "types"), ("needs_override", "unified")),
-    # The torch to install: `table` orders the page; `requirement` and `backend` make the command.
+    # What is wrong with a machine.
+    "finding": (("severity", "title"), ("fix", "unset")),
+    # The torch to install.
     "install": (("title", "requirement", "backend", "python"), ()),
-    # Known good or bad builds for a card.
-    "build": (("verdict",), ("severity", "title", "mend", "unknown")),
-    # What else is wrong with a machine.
-    "condition": (("severity", "title", "mend"), ("unknown",)),
-    # What a variable really does; `verdict`: real | no-op | diagnosis | speed.
-    "variable": (("name", "verdict"), ("default",)),
-    # A value to set for a card. `proof_decides`: unless the machine's own proof has chosen. `other_name`: another name
-    # of the same switch; a user who has set it has decided.
-    "advice": (("name", "value"), ("unknown", "proof_decides", "other_name")),
+    # A GPU architecture.
+    "chip": ((), ("integrated", "unified", "needs_override")),
+    # A value to set for a card. `other_name`: another name of the same switch; a user who has set it has decided.
+    "advice": (("name", "value"), ("other_name",)),
     # A rung of the ladder that helped others with these faults on a card, in the file's order.
     "remedy": (("faults", "rung"), ()),
-    # A published fault: `when` describes the machine, `words` is its output; `finding` is the doctor's, `fault` the
-    # catalogue's; `rungs` are the first changes; `tested` says how it is tested without a card.
-    "published": (("thread", "words", "finding", "fault", "rungs", "tested"), ()),
-    # An inherited variable that a worker must not have.
-    "poison": (("name", "severity", "title"), ("mend",)),
 }
 
 
@@ -91,7 +78,7 @@ def _fact(file: str, kind: str, entry: Mapping[str, Any]) -> Fact:
         raise ValueError(f"{title}: missing {sorted(missing)}")
     if unknown := entry.keys() - {*common, *needed, *optional}:
         raise ValueError(f"{title}: unknown {sorted(unknown)}")
-    if strange := entry["when"].keys() - OBSERVATIONS:
+    if strange := {name for when in alternatives(entry["when"]) for name in when} - OBSERVATIONS:
         raise ValueError(f"{title}: nothing observes {sorted(strange)}")
     if entry["confidence"] not in CONFIDENCE:
         raise ValueError(f"{title}: confidence is one of {', '.join(CONFIDENCE)}")
@@ -105,9 +92,27 @@ def first_fact(kind: str, observed: Mapping[str, Any]) -> Fact | None:
     return next((fact for fact in facts(kind) if is_met(fact.when, observed)), None)
 
 
-def is_met(when: Mapping[str, Any], observed: Mapping[str, Any]) -> bool:
-    """Return whether all patterns of `when` match the observations."""
-    return all(observed.get(name) is not None and _fits(pattern, observed[name]) for name, pattern in when.items())
+def alternatives(when: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    return [when] if isinstance(when, Mapping) else when
+
+
+def matching(when: Mapping[str, Any] | Sequence[Mapping[str, Any]], observed: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the first alternative whose patterns all match the observations, empty if none does."""
+    for patterns in alternatives(when):
+        if all(observed.get(name) is not None and _fits(pattern, observed[name]) for name, pattern in patterns.items()):
+            return patterns
+    return {}
+
+
+def is_met(when: Mapping[str, Any] | Sequence[Mapping[str, Any]], observed: Mapping[str, Any]) -> bool:
+    """Return whether all patterns of an alternative of `when` match the observations."""
+    return bool(matching(when, observed))
+
+
+def chip_has(gfx: str, key: str) -> Any:
+    """Return what is known by `key` of an architecture, None if nothing is."""
+    observed = {"gfx": gfx}
+    return next((fact.more[key] for fact in facts("chip") if key in fact.more and is_met(fact.when, observed)), None)
 
 
 def _fits(pattern: Any, value: Any) -> bool:

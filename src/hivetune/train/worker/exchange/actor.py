@@ -107,5 +107,5 @@ def _own_environment(device: str) -> dict[str, str]:
     """Return the environment variables for this machine's card, as for a run on this machine."""
     if device == "cpu":
         return {}
-    advised = advised_variables(look(Surroundings(folder=home(), measure=False)), keep_set=True)
+    advised = advised_variables(look(Surroundings(folder=home())), keep_set=True)
     return {variable.name: variable.value for variable in advised if variable.value is not None}
