@@ -137,7 +137,7 @@ class CycleConfig(Section):
     promote: Literal["auto", "ask"] = setting("auto", "ask: a person promotes a release that passed")
     watch: float = setting(24.0, "hours for which a new champion is watched", ge=0, le=24 * 30)
     notify: list[str] = setting(
-        [], "program and arguments that are told of promotions and problems; the notice is the last argument"
+        [], "program and arguments that are told of promotions and problems, as JSON on standard input"
     )
 
 

@@ -70,12 +70,10 @@ def contest(
     known: int,
     *,
     look: int = 1,
-    best: Sequence[float] | None = None,
 ) -> Comparisons:
     return Comparisons(
         base=world.evaluation(base, candidate),
         champion=world.evaluation(champion, candidate),
-        best=None if best is None else world.evaluation(best, candidate),
         known={f"r{n}" for n in range(known)},
         look=look,
     )

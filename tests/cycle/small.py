@@ -16,7 +16,7 @@ from serve.hive import MODEL, make_home
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, read_json
 from hivetune.base.journal import read_journal
-from hivetune.cycle.ledger import cycles_of
+from hivetune.cycle.record import cycles_of
 from hivetune.release.registry import releases
 from hivetune.run.folder import read_record
 
@@ -66,7 +66,7 @@ def make_config(folder: Path, *, model: str = MODEL, **cycle: Any) -> Path:
         "dtype": "float32",
         "device": "cpu",
         "eval": {"prompts": 1, "tokens": 2},
-        "cycle": {"name": NAME, "after_rows": 40, "watch": 0, **cycle},
+        "cycle": {"name": NAME, "after_rows": 40, **cycle},
     }
     path = folder / "cycle.yaml"
     path.write_text(yaml.safe_dump(settings))
@@ -97,7 +97,7 @@ class KilledLoop:
         self.kills: list[tuple[str, str]] = []
 
     def once(self, borders: list[tuple[str, str]]) -> None:
-        """Run to the end, killed at each of these (event, action) as it is written. Those that do not occur are
+        """Run to the end, killed at each of these (event, station) as it is written. Those that do not occur are
         left."""
         waiting = list(borders)
         while True:
@@ -114,7 +114,7 @@ class KilledLoop:
         while process.poll() is None:
             for entry in list(read_journal(self.journal))[seen:]:
                 seen += 1
-                border = (entry["event"], entry.get("action", ""))
+                border = (entry["event"], entry.get("station", ""))
                 if border in waiting:
                     waiting.remove(border)
                     self.kills.append(border)

@@ -1,5 +1,7 @@
-"""Faulty use: two loops of one name, a config without one, commands to a missing loop, a source that is gone."""
+"""Faulty use: two loops of one name, a config without one, commands to a missing loop, a source that is gone; and what
+the loop tells, once."""
 
+import errno
 import json
 import shutil
 import subprocess
@@ -12,20 +14,16 @@ import pytest
 from cycle.small import NAME, append_rows, make_config, make_rows
 from serve.hive import add_release
 
-import hivetune.cycle.acts.run
 import hivetune.cycle.loop
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, lock
 from hivetune.base.journal import read_journal
 from hivetune.config import load_config
-from hivetune.cycle.acts.slices import ActContext, ends_with_window
-from hivetune.cycle.decide import Action
-from hivetune.cycle.ledger import CycleRow, cycles_of, loop_folder
-from hivetune.cycle.loop import Listener, opened
-from hivetune.cycle.observe import release_of
-from hivetune.cycle.window import Clocks
+from hivetune.cycle.loop import FIRST_RETRY_S, Listener, opened
+from hivetune.cycle.record import CycleRow, begin_cycle, cycles_of, end_cycle, loop_folder, release_of
+from hivetune.cycle.stations import Work, ensure_run
 from hivetune.data.forget import forget
-from hivetune.release.dry_export import DryExport
+from hivetune.errors import MachineNotFit
 from hivetune.run.folder import read_resolved
 
 pytestmark = pytest.mark.slow
@@ -37,6 +35,23 @@ def cycle(*arguments: str) -> tuple[int, dict[str, Any]]:
     )
     assert done.stdout.count("\n") == 1, done.stderr
     return done.returncode, json.loads(done.stdout)
+
+
+def told(event: str) -> list[dict[str, Any]]:
+    return [entry for entry in read_journal(loop_folder(NAME) / "cycle.jsonl") if entry["event"] == event]
+
+
+def teller(folder: Path) -> list[str]:
+    """Return a command that writes each notice on a line of `folder/notices`."""
+    path = folder / "tell"
+    path.write_text(f"#!/bin/sh\ncat >> {folder}/notices\necho >> {folder}/notices\n")
+    path.chmod(0o755)
+    return [str(path)]
+
+
+def notices(folder: Path) -> list[str]:
+    path = folder / "notices"
+    return [json.loads(line)["text"] for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def test_refusals_say_what_to_do(own_home: Path, tmp_path: Path) -> None:
@@ -57,101 +72,115 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(own_home: Path, tmp_
     config = make_config(tmp_path)
     append_rows(tmp_path / "rows.jsonl", make_rows(0, 50))
     code, document = cycle(str(config), "--dry-run")
-    assert code == 0 and document["action"]["kind"] == "open" and document["observed"]["new_groups"] == 50
+    assert code == 0 and document["look"]["do"] == "open" and document["look"]["rows"]["groups"] == 50
     assert not (loop_folder(NAME) / "cycle.jsonl").exists()
 
 
 def test_a_person_speaks_to_the_loop_and_a_lost_source_holds_nothing_up(
     own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clocks = iter([Clocks(9000.0, 10.0, 10.0), Clocks(12605.0, 15.0, 3615.0), Clocks(500.0, 20.0, 3620.0)])
-    monkeypatch.setattr(hivetune.cycle.loop, "read_clocks", lambda: next(clocks))
     monkeypatch.setattr(hivetune.cycle.loop, "SILENT_S", 1.0)
     append_rows(tmp_path / "rows.jsonl", make_rows(0, 12))
-    config = make_config(tmp_path, sources=["redis://127.0.0.1:1/0?stream=s"])
+    there = tmp_path / "there.jsonl"
+    there.write_text('{"prompt": "What is honey?", "completion": "Food of bees."}\n')
+    config = make_config(tmp_path, sources=["redis://127.0.0.1:1/0?stream=s", str(there)])
     with opened(load_config(config), Listener()) as loop:
         assert loop.step().reason == "12 of 40 new groups"
         assert cycle("pause")[0] == 0
         assert loop.step().reason == "paused by a person"
         assert cycle("resume")[0] == 0 and cycle("now")[0] == 0
-        assert loop.step().kind == "open"
+        assert loop.step().do == "open"
         assert not (loop_folder(NAME) / "now").exists()
     code, document = cycle("status")
     assert code == 0 and document["cycles"][0]["cycles"][0]["opened_for"] == "request"
-    assert len(told("problem")) == 1 and "nothing is collected" in told("problem")[0]
-    assert told("clock") == ["the machine slept for 3600 s", "the clock was set back by 12110 s"]
+    assert ["nothing is collected" in entry["words"] for entry in told("problem")] == [True]
+    with closing(open_database()) as database:
+        assert database.execute("SELECT count(*) FROM interactions").fetchone() == (1,)
 
 
-def test_a_pause_fails_no_act(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_fails_nothing(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three pauses of an evaluation ended its cycle as failed, and each pause delayed the next try."""
     append_rows(tmp_path / "rows.jsonl", make_rows(0, 50))
 
-    def evaluate(action: Action, context: ActContext) -> str:
-        if action.kind == "snapshot":  # any act that is not a training
+    def run_cycle(work: Work) -> Any:
+        with work.long("evaluate", "scoring") as (_, progress):
             (loop_folder(NAME) / "paused").touch()
-            ends_with_window(context, "preparing rows")(1, 2)
-        return act(action, context)
+            progress(1, 2)
 
-    act = hivetune.cycle.loop.act
-    monkeypatch.setattr(hivetune.cycle.loop, "act", evaluate)
+    monkeypatch.setattr(hivetune.cycle.loop, "run_cycle", run_cycle)
     with opened(load_config(make_config(tmp_path)), Listener()) as loop:
-        assert loop.step().kind == "open"
+        assert loop.step().do == "open"
         for _ in range(4):
-            assert loop.step().kind == "snapshot"
+            assert loop.step().do == "continue"
             assert loop.step().reason == "paused by a person"
             (loop_folder(NAME) / "paused").unlink()
-    outcomes = [entry for entry in read_journal(loop_folder(NAME) / "cycle.jsonl") if entry["event"] == "outcome"]
-    assert {(entry["outcome"], entry["words"]) for entry in outcomes[1:]} == {("paused", "paused by a person")}
+    assert {(entry["outcome"], entry["words"]) for entry in told("end")} == {("paused", "paused by a person")}
 
 
-def told(event: str) -> list[str]:
-    return [entry["words"] for entry in read_journal(loop_folder(NAME) / "cycle.jsonl") if entry["event"] == event]
-
-
-def test_settings_and_rows_that_change_while_a_cycle_is_open(own_home: Path, tmp_path: Path) -> None:
+def test_settings_and_rows_that_change_while_a_cycle_is_open(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The cycle keeps the settings that it was opened with, and ends when one of its rows was forgotten."""
     append_rows(tmp_path / "rows.jsonl", make_rows(0, 60))
     config = make_config(tmp_path)
     with opened(load_config(config), Listener()) as loop:
-        assert loop.step().kind == "open"
+        assert loop.step().do == "open"
+    straight = hivetune.cycle.loop.run_cycle
+
+    def only_the_run(work: Work) -> Any:
+        ensure_run(work)
+        raise MachineNotFit("a test")
+
     with opened(load_config(config, ["learning_rate=0.5", "cycle.after_rows=50"]), Listener()) as loop:
-        assert loop.step().kind == "snapshot"
+        monkeypatch.setattr(hivetune.cycle.loop, "run_cycle", only_the_run)
+        assert loop.step().do == "continue"
         (run,) = loop_folder(NAME).glob("*/run")
         assert read_resolved(run)[0].learning_rate == 0.01
         with closing(open_database()) as database:
             forget(database, "session", "s3")
-        action = loop.step()
-        assert action.kind == "close" and "1 of its rows were forgotten" in action.reason
+        monkeypatch.setattr(hivetune.cycle.loop, "run_cycle", straight)
+        assert "is tried again" in loop.step().reason
+        now = loop.clock
+        loop.clock = lambda: now() + FIRST_RETRY_S
+        loop.step()
         assert loop.step().reason == "59 new groups, no window is set"
         with closing(open_database()) as database:
             before, after = cycles_of(database, NAME)
-    assert (before.end, after.config["learning_rate"]) == ("given_up", 0.5)
+    assert (before.end, before.reason) == ("given_up", "1 of its rows were forgotten")
+    assert after.config["learning_rate"] == 0.5
 
 
-def test_an_act_that_leaves_nothing_is_a_failure(
-    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), MachineNotFit("no model server")])
+def test_failures_are_tried_again_and_told_once(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """Otherwise it would be repeated without end: a release registered from a home behind a link was once not found."""
+    """A full disk is waited for; another failure ends the cycle at its third time."""
     append_rows(tmp_path / "rows.jsonl", make_rows(0, 60))
-    with opened(load_config(make_config(tmp_path)), Listener()) as loop:
-        assert [loop.step().kind for _ in range(2)] == ["open", "snapshot"]
-        monkeypatch.setattr(hivetune.cycle.loop, "act", lambda action, context: "it is trained")
-        assert [loop.step().kind for _ in range(3)] == ["train", "train", "wait"]
-    (failed,) = (entry for entry in read_journal(loop_folder(NAME) / "cycle.jsonl") if entry.get("outcome") == "failed")
-    assert "its result was missing after the first time" in failed["words"]
 
+    def run_cycle(work: Work) -> Any:
+        with work.station("train"):
+            raise error
 
-def test_what_could_not_be_exported_is_not_trained(
-    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The act failed and left its run, which was trained before its export failed."""
-    append_rows(tmp_path / "rows.jsonl", make_rows(0, 60))
-    dry = DryExport(conversations=0, unwritten="no converter")
-    monkeypatch.setattr(hivetune.cycle.acts.run, "dry_export", lambda run: dry)
-    with opened(load_config(make_config(tmp_path)), Listener()) as loop:
-        assert [loop.step().kind for _ in range(2)] == ["open", "snapshot"]
-        action = loop.step()
-    assert action.kind == "wait" and "no converter" in action.reason
+    monkeypatch.setattr(hivetune.cycle.loop, "run_cycle", run_cycle)
+    is_full = isinstance(error, OSError)
+    with opened(load_config(make_config(tmp_path, notify=teller(tmp_path))), Listener()) as loop:
+        assert loop.step().do == "open"
+        clock = [loop.clock()]
+        loop.clock = lambda: clock[0]
+        pauses = []
+        for _ in range(3):
+            assert loop.step().do == "continue"
+            seen = loop.step()
+            assert seen.do == "wait"
+            pauses.append(round(seen.again_at - clock[0]))
+            clock[0] = seen.again_at
+        assert loop.failure is not None
+        with closing(open_database()) as database:
+            (found,) = cycles_of(database, NAME)
+    assert pauses[:2] == ([60, 60] if is_full else [60, 120])
+    assert found.end == (None if is_full else "failed")
+    (said,) = notices(tmp_path)
+    assert ("waits for room on the disk" if is_full else "can't continue: no model server") in said
 
 
 def test_a_home_behind_a_link_finds_its_releases(
@@ -168,41 +197,21 @@ def test_a_home_behind_a_link_finds_its_releases(
     assert found is not None and found.label == label
 
 
-def test_a_champion_that_is_lost_for_good_is_told(own_home: Path, tmp_path: Path) -> None:
-    """Its files are damaged, its run is gone and there was no champion before. A person must know, once."""
-    tell = tmp_path / "tell"
-    tell.write_text(f'#!/bin/sh\nprintf "%s\n" "$1" >> {tmp_path}/told\n')
-    tell.chmod(0o755)
-    config = make_config(tmp_path, notify={"command": [str(tell)]})
+class Enough(Exception):
+    """An exception that ends a loop."""
+
+
+def test_a_champion_that_is_lost_for_good_is_told_once(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are damaged, its run is gone and there was no champion before. The loop goes on: a person mends it."""
+    config = make_config(tmp_path, notify=teller(tmp_path))
     label = add_release(tmp_path, NAME, 1, champion=True)
     shutil.rmtree(tmp_path / f"run-{NAME}-1")
     (adapter,) = (own_home / "releases" / NAME / "1").glob("adapter_model.safetensors")
     adapter.chmod(0o600)
     adapter.write_bytes(b"damaged")
     with opened(load_config(config), Listener()) as loop:
-        assert loop.step().kind == "restore"
-        assert loop.step().kind == "wait"  # a minute; then it is tried again
-    (said,) = (tmp_path / "told").read_text().splitlines()
-    assert said.startswith(f"the cycle of {NAME} can't continue: {label} can't be served")
-
-
-class Enough(Exception):
-    """An exception that ends a loop."""
-
-
-def test_what_is_damaged_is_told_once_and_the_loop_goes_on(
-    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A person mends it while the loop runs. Until then nothing is served differently."""
-    append_rows(tmp_path / "rows.jsonl", make_rows(0, 60))
-    tell = tmp_path / "tell"
-    tell.write_text(f"#!/bin/sh\ncat >> {tmp_path}/notices\n")
-    tell.chmod(0o755)
-    with opened(load_config(make_config(tmp_path, notify={"command": [str(tell)]})), Listener()) as loop:
-        assert [loop.step().kind for _ in range(2)] == ["open", "snapshot"]
-        (run,) = loop_folder(NAME).glob("*/run")
-        good = (run / "run.json").read_text()
-        (run / "run.json").write_text(good[: len(good) // 2])
         looks: list[float] = []
 
         def look_three_times(wait_s: float) -> None:
@@ -213,8 +222,36 @@ def test_what_is_damaged_is_told_once_and_the_loop_goes_on(
         monkeypatch.setattr(loop, "_sleep", look_three_times)
         with pytest.raises(Enough):
             loop.run()
-        (run / "run.json").write_text(good)
-        monkeypatch.setattr(hivetune.cycle.loop, "act", lambda action, context: "it is trained")
-        assert loop.step().kind == "train"
-    assert len(told("problem")) == 1 and "run.json" in told("problem")[0]
-    assert "run.json" in (tmp_path / "notices").read_text()
+    assert looks == [60.0] * 3
+    (said,) = notices(tmp_path)
+    assert label in said and "can't continue" in said
+
+
+def test_a_rollback_by_the_gateway_is_told_once(own_home: Path, tmp_path: Path) -> None:
+    config = make_config(tmp_path, notify=teller(tmp_path))
+    label = add_release(tmp_path, NAME, 1)
+    with closing(open_database()) as database:
+        promoted = CycleRow("c", NAME, 1.0, "rows", {}, "", None)
+        begin_cycle(database, promoted)
+        end_cycle(database, promoted, "promoted", "better", 2.0)
+        run, reason = str(promoted.run), "30 of 60 answers failed"
+        database.execute("UPDATE releases SET run = ?, withdrawn = ?", (run, reason))
+    with opened(load_config(config), Listener()) as loop:
+        loop.step()
+        loop.step()
+    assert notices(tmp_path) == [f"Hivetune: {label} was rolled back: {reason}"]
+
+
+def test_captured_answers_that_no_cycle_learns_are_told(own_home: Path, tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    with closing(open_database()) as database:
+        database.execute(
+            "INSERT INTO interactions (id, content_id, source, feedback, row, seal)"
+            " VALUES ('a', 'a', 'gateway:demo@1', 1, '{}', 0)"
+        )
+    with opened(load_config(config), Listener()) as loop:
+        loop.step()
+        loop.step()
+    assert [entry["words"] for entry in told("problem")] == [
+        "1 rated answers that the gateway captured are not learned: data.path has no `store`"
+    ]

@@ -1,7 +1,7 @@
-"""Real kills at the borders of every act of real cycles: all that is left is what the same cycles leave without kills.
+"""Real kills at the borders of every station of real cycles: what is left is what the same cycles leave without kills.
 
-Only `make proof NAME=cycle-kills`. The loop is killed as its journal says `intent` or `outcome`, or a moment later in
-the middle of the act; or a process is killed that it started: the worker that trains, a server that answers. Begun
+Only `make proof NAME=cycle-kills`. The loop is killed as its journal says `begin` or `end`, or a moment later in the
+middle of the station; or a process is killed that it started: the worker that trains, a server that answers. Begun
 again, it goes on behind the last batch that was finished.
 """
 
@@ -19,21 +19,19 @@ from typing import Any, Literal
 
 import psutil
 import pytest
-from cycle.replay import replayed
 from cycle.small import NAME, append_rows, make_config, make_rows, poisoned, summary
 
 from hivetune.base.disk import home
 from hivetune.base.journal import read_journal
-from hivetune.cycle.decide import STATIONS
 
 pytestmark = pytest.mark.proof
 
-# All 22 borders of each cycle; those that do not come, as of a promotion that is refused, kill nothing: half do.
-CYCLES, KILLS, POISONED = 16, 352, (1, 6, 11)  # the batches are counted from 0
+# All 14 borders of each cycle; those that do not come, as of a promotion that is refused, kill nothing.
+CYCLES, KILLS, POISONED = 16, 224, (1, 6, 11)  # the batches are counted from 0
 FIRST_ROWS, ROWS = 120, 60
 MOST_DELAY_S = 2.0
-LATER_S = 2 * 3600  # by which a clock is ahead after an act failed: its pause is over then
-ACTS = ("open", *STATIONS, "close")
+LATER_S = 2 * 3600  # by which a clock is ahead after a station failed: its pause is over then
+STATIONS = ("rows", "train", "evaluate", "judge", "register", "promote")
 # A process below the loop is killed in the middle of these; each is killed so once a cycle.
 BELOW = ("train", "evaluate")
 Way = Literal["at once", "a moment later", "a process below"]
@@ -42,7 +40,7 @@ Way = Literal["at once", "a moment later", "a process below"]
 @dataclass(frozen=True)
 class Kill:
     event: str
-    action: str
+    station: str
     way: Way
     delay_s: float
 
@@ -50,15 +48,21 @@ class Kill:
 def kills_of(batch: int, count: int) -> list[Kill]:
     """Draw `count` borders of one batch, each once."""
     draw = random.Random(batch)
-    borders = [(event, action) for action in ACTS for event in ("intent", "outcome")]
+    borders = [
+        ("opened", ""),
+        *((event, station) for station in STATIONS for event in ("begin", "end")),
+        ("closed", ""),
+    ]
     chosen = draw.sample(borders, min(count, len(borders)))
-    return [Kill(event, action, way_of(draw, event, action), draw.uniform(0, MOST_DELAY_S)) for event, action in chosen]
+    return [
+        Kill(event, station, way_of(draw, event, station), draw.uniform(0, MOST_DELAY_S)) for event, station in chosen
+    ]
 
 
-def way_of(draw: random.Random, event: str, action: str) -> Way:
-    if event == "intent" and action in BELOW and draw.random() < 0.5:
+def way_of(draw: random.Random, event: str, station: str) -> Way:
+    if event == "begin" and station in BELOW and draw.random() < 0.5:
         return "a process below"
-    return "at once" if event == "outcome" or draw.random() < 0.5 else "a moment later"
+    return "at once" if event != "begin" or draw.random() < 0.5 else "a moment later"
 
 
 def batch_of(number: int) -> list[dict[str, Any]]:
@@ -131,7 +135,9 @@ def killed_at_border(life: Life, process: "subprocess.Popen[bytes]", seen: int, 
     while process.poll() is None:
         for entry in list(read_journal(journal()))[seen:]:
             seen += 1
-            kill = next((k for k in waiting if (k.event, k.action) == (entry["event"], entry.get("action"))), None)
+            kill = next(
+                (k for k in waiting if (k.event, k.station) == (entry["event"], entry.get("station", ""))), None
+            )
             if kill is None:
                 continue
             waiting.remove(kill)
@@ -149,7 +155,7 @@ def killed_at_border(life: Life, process: "subprocess.Popen[bytes]", seen: int, 
 
 
 def kill_below(life: Life, process: "subprocess.Popen[bytes]") -> None:
-    """Kill the first process that the loop starts in this act."""
+    """Kill the first process that the loop starts in this station."""
     while process.poll() is None:
         for child in psutil.Process(process.pid).children(recursive=True):
             try:
@@ -199,4 +205,3 @@ def test_kills_change_nothing(
     record_property("promoted", ends.count("promoted"))
     record_property("kills", sum(life.made.values()))
     record_property("kills by way", life.made)
-    record_property("decisions replayed", len(replayed(journal())))

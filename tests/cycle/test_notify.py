@@ -21,10 +21,10 @@ def program(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_a_command_gets_the_sentence_and_the_document(tmp_path: Path) -> None:
+def test_a_command_gets_its_own_words_and_the_document(tmp_path: Path) -> None:
     path = program(tmp_path, f'printf "%s|" "$@" > {tmp_path}/said; cat > {tmp_path}/read')
     assert send_notice(NOTICE, [path, "-t", "a b; touch x"]) == ""
-    assert (tmp_path / "said").read_text() == f"-t|a b; touch x|{SENTENCE}|"
+    assert (tmp_path / "said").read_text() == "-t|a b; touch x|"
     document = json.loads((tmp_path / "read").read_text())
     assert document == {
         "schema": 1,

@@ -1,6 +1,6 @@
 """30 unattended cycles on a tiny real model and growing rows, five of them poisoned: nothing harmful is promoted.
 
-Only `make proof NAME=cycle-poisons`: each cycle trains, is measured beside three rivals and exported. A champion is
+Only `make proof NAME=cycle-poisons`: each cycle trains, is measured beside two rivals and registered. A champion is
 harmful when it is worse than the one before it on rows that no cycle ever sees. Begun again, it goes on behind the last
 batch that was finished.
 """
@@ -24,8 +24,8 @@ from gguf_families import write_model
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST
 from hivetune.config import load_config
-from hivetune.cycle.ledger import cycles_of, suspect_rows
 from hivetune.cycle.loop import Listener, opened
+from hivetune.cycle.record import cycles_of
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.errors import HivetuneError, Stopped
 from hivetune.models.fetch import fetch_model
@@ -143,8 +143,8 @@ def live(config: Path, day: int) -> str:
     try:
         with opened(load_config(config), Listener(said.append)) as loop:
             loop.clock = lambda: time.time() + day * DAY_S
-            action = loop.run(once=True)
-        return f"{action.kind}: {action.reason}"
+            seen = loop.run(once=True)
+        return f"{seen.do}: {seen.reason}"
     except Stopped:  # the proof was interrupted, not the day lived
         raise
     except HivetuneError as error:
@@ -173,9 +173,7 @@ def one_day(life: Life, work: Path, day: int) -> None:
     shutil.rmtree(work / "base")
     shutil.copytree(work / "whole-base", work / "base")
     after = champion()
-    with closing(open_database()) as database:
-        suspect = len(suspect_rows(database, NAME))
-    event: dict[str, Any] = {"day": day, "poison": kind, "said": said, "suspect_rows": suspect}
+    event: dict[str, Any] = {"day": day, "poison": kind, "said": said}
     event["champion"] = None if after is None else after[0]
     if after is not None and after != before:
         life.losses[after[0]] = clean_loss(after[1], config, work / "probe.jsonl")
@@ -187,10 +185,6 @@ def one_day(life: Life, work: Path, day: int) -> None:
     life.events.append(event)
     life.done = day + 1
     life.save()
-
-
-def suspects_after(events: list[dict[str, Any]]) -> list[tuple[str, int]]:
-    return [(event["poison"], event["suspect_rows"]) for event in events if event["poison"]]
 
 
 def test_thirty_cycles_five_poisoned(
@@ -220,7 +214,6 @@ def test_thirty_cycles_five_poisoned(
     record_property("poisoned", sum(event["poison"] is not None for event in life.events))
     record_property("promotions", len(promoted))
     record_property("harmful promotions", 0)
-    record_property("rows set aside as suspect, after each poisoned cycle", suspects_after(life.events))
     record_property("clean loss of each champion", [round(event["clean_loss"], 3) for event in promoted])
     record_property(
         "what became of the poisoned", [(e["poison"], e["cycles"][-1:]) for e in life.events if e["poison"]]

@@ -4,22 +4,17 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from cycle.small import append_rows, make_config, make_rows
 
-import hivetune.cycle.acts.run
-import hivetune.cycle.pool
+import hivetune.cycle.rows
 from hivetune.base.database import open_database, transaction
 from hivetune.config import RunConfig, load_config, parse_config
-from hivetune.cycle.acts.release import close_cycle
-from hivetune.cycle.acts.run import open_cycle_of
-from hivetune.cycle.acts.slices import ActContext
-from hivetune.cycle.decide import STATIONS, OpenCycle
-from hivetune.cycle.ledger import CycleRow, begin_cycle, end_cycle, open_cycle
-from hivetune.cycle.observe import settings_then
-from hivetune.cycle.pool import LookCache, budget_tokens, pool_of, read_rows_now
+from hivetune.cycle.record import CycleRow, begin_cycle
+from hivetune.cycle.rows import LookCache, budget_tokens, cycle_id, pool_of, read_rows_now
+from hivetune.cycle.stations import close_cycle
 from hivetune.errors import DataRefused, UsageError
 from hivetune.release.registry import champion_of
 
@@ -39,7 +34,7 @@ def test_refused_rows_are_read_again_when_they_changed(
         asked.append(config)
         raise error
 
-    monkeypatch.setattr(hivetune.cycle.pool, "pool_of", refused)
+    monkeypatch.setattr(hivetune.cycle.rows, "pool_of", refused)
     rows, known = tmp_path / "rows.jsonl", LookCache()
     with closing(open_database()) as database:
         for content in ("{}\n", "{}\n{}\n"):
@@ -50,27 +45,9 @@ def test_refused_rows_are_read_again_when_they_changed(
 
 
 def test_a_budget_of_no_rows_is_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All rows are suspect, but the steps that the config asks for still take hours."""
-    monkeypatch.setattr(hivetune.cycle.pool, "_planned", lambda config, rows: (5.0, 0, ""))
+    """All rows are held out, but the steps that the config asks for still take hours."""
+    monkeypatch.setattr(hivetune.cycle.rows, "_planned", lambda config, rows: (5.0, 0, ""))
     assert budget_tokens(config_of(Path("rows.jsonl"), hours=1.0), []) is None
-
-
-@pytest.mark.parametrize("mended", [{"eval": {"prompts": 3}}, {"memory_share": 0.5}])
-def test_a_cycle_that_failed_is_not_begun_again_with_the_settings_that_were_mended_since(
-    own_home: Path, monkeypatch: pytest.MonkeyPatch, mended: dict[str, Any]
-) -> None:
-    """The same settings are the same cycle, which continues where it failed."""
-    monkeypatch.setattr(hivetune.cycle.acts.run, "pool_of", lambda config: SimpleNamespace(hash="h", folder="/pool"))
-    config = config_of(Path("rows.jsonl")).model_copy(update={"model": "smollm2-135m"})
-    changed = RunConfig.model_validate(config.model_dump() | mended)
-    found = []
-    for settings in (config, config, changed):
-        open_cycle_of(cast(ActContext, SimpleNamespace(config=settings, name="demo", now=float(len(found)))))
-        with closing(open_database()) as database:
-            found.append(open_cycle(database, "demo"))
-            end_cycle(database, found[-1], "failed", "evaluate failed", 9.0)
-    assert found[0].id == found[1].id != found[2].id
-    assert settings_then(found[2]) == changed
 
 
 def make_champion(database: sqlite3.Connection, version: int, snapshot: str) -> None:
@@ -90,7 +67,7 @@ def test_rows_of_a_champion_that_a_person_deployed_are_not_new(
     own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are not new either when another champion replaced it whose cycle trained on only some of them."""
-    monkeypatch.setattr(hivetune.cycle.pool, "_planned", lambda config, rows: (1.0, 0, ""))
+    monkeypatch.setattr(hivetune.cycle.rows, "_planned", lambda config, rows: (1.0, 0, ""))
     config = load_config(make_config(tmp_path))
     append_rows(tmp_path / "rows.jsonl", make_rows(0, 30))
     snapshot, known = pool_of(config), LookCache()
@@ -108,9 +85,15 @@ def test_rows_of_a_champion_that_a_person_deployed_are_not_new(
         trained = pool_of(load_config(tmp_path / "cycle.yaml", [f"data.path={tmp_path / 'new.jsonl'}"]))
         cycle = CycleRow("c1", "demo", 1.0, "rows", {}, str(trained.folder), "demo@1")
         begin_cycle(database, cycle)
-        refused = SimpleNamespace(open=OpenCycle("c1", done=frozenset(STATIONS[:4]), passed=False), failed=None)
-        close_cycle(
-            cast(ActContext, SimpleNamespace(config=config, now=2.0, details={}, cycle=lambda: cycle, observed=refused))
-        )
+        close_cycle(cycle, "refused", "worse", 2.0)
         make_champion(database, 2, trained.hash)
         assert groups(database) == 0
+
+
+@pytest.mark.parametrize("changed", [{"eval": {"prompts": 3}}, {"gate": {"tolerance": 0.5}}, {"learning_rate": 0.5}])
+def test_other_settings_are_another_cycle(own_home: Path, changed: dict[str, Any]) -> None:
+    """One that failed by them is not begun again with those that were mended since."""
+    config = config_of(Path("rows.jsonl")).model_copy(update={"model": "smollm2-135m"})
+    pool: Any = SimpleNamespace(hash="h")
+    other = RunConfig.model_validate(config.model_dump() | changed)
+    assert cycle_id(pool, config, None) == cycle_id(pool, config, None) != cycle_id(pool, other, None)

@@ -157,15 +157,9 @@ def make_loop(name: str = "faq") -> Path:
             " VALUES ('c1', ?, 1, 'rows', '{}', '/p', NULL, 2, 'refused', ?)",
             (name, f"the gate refused it {HOSTILE}"),
         )
-        database.execute(
-            "INSERT INTO decisions (name, cycle, kind, started, ended, outcome, words) VALUES (?, 'c1', 'gate', 1, 2,"
-            " 'done', ?)",
-            (name, HOSTILE),
-        )
     with Journal(folder / "cycle.jsonl") as journal:
-        journal.append(
-            "decision", now=time.time(), kind="wait", reason=f"12 of 200 new groups {HOSTILE}", not_before=9e9
-        )
+        journal.append("end", cycle="c1", station="judge", outcome="done", words=HOSTILE)
+        journal.append("decision", now=time.time(), do="wait", reason=f"12 of 200 new groups {HOSTILE}", again_at=9e9)
     return folder
 
 

@@ -11,7 +11,8 @@ from dashboard.shown import everything
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, lock
-from hivetune.cycle.ledger import begin_act, loop_folder
+from hivetune.base.journal import Journal
+from hivetune.cycle.record import JOURNAL, loop_folder
 from hivetune.dashboard.overview import needs_of, next_steps, overview
 from hivetune.release.registry import Release
 from hivetune.run.folder import write_record
@@ -54,16 +55,15 @@ def test_a_loop_is_shown_and_its_failure_waits_for_a_person(own_home: Path) -> N
             "INSERT INTO cycles (id, name, opened, opened_for, config, pool, closed, ending, reason)"
             " VALUES ('c1', 'faq', 1, 'groups', '{}', '/p', 2, 'failed', 'the disk broke')"
         )
-        database.execute("INSERT INTO suspect_rows VALUES ('faq', 'r1', 'c0')")
-        begin_act(database, "faq", "c1", "roll_back", 3.0)
+    with Journal(loop_folder("faq") / JOURNAL) as journal:
+        journal.append("end", cycle="c1", station="train", outcome="failed", words="the disk broke")
     with lock(loop_folder("faq")):
-        assert [loop.last for loop in overview().loops] == ["roll back running"]
+        assert overview().loops[0].pid is not None
     found = overview()
-    assert [loop.last for loop in found.loops] == ["roll back interrupted"]
+    assert [loop.last for loop in found.loops] == ["train failed: the disk broke"]
     assert [(loop.name, loop.pid, loop.paused) for loop in found.loops] == [("faq", None, False)]
     assert [(need.why, need.command) for need in found.needs] == [
         ("the newest cycle of faq failed: the disk broke", "hivetune cycle status faq"),
-        ("1 row of faq set aside, since a model was worse with what came then", "hivetune cycle admit faq"),
     ]
 
 

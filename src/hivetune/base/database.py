@@ -32,8 +32,8 @@ SEALED_COLUMNS = (
 )
 RESTORE = "restore it from a copy; or move it away and collect again: hivetune collect SOURCE (run folders stay usable)"
 # These tables may have many rows, which are checked by their seals when they are read.
-_NOT_CHECKED_AT_ONCE = frozenset({"interactions", "refused", "cycle_rows", "suspect_rows", "forgotten", "tainted"})
-_JSON_COLUMNS = frozenset({("releases", "proof"), ("decisions", "details")})
+_NOT_CHECKED_AT_ONCE = frozenset({"interactions", "refused", "cycle_rows", "forgotten", "tainted"})
+_JSON_COLUMNS = frozenset({("releases", "proof")})
 _STORED_AS = {"TEXT": ("text",), "INTEGER": ("integer",), "REAL": ("real", "integer")}
 
 

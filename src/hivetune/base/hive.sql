@@ -77,23 +77,17 @@ CREATE TABLE cycles (
   id TEXT PRIMARY KEY,             -- hash of rows, settings and champion
   name TEXT NOT NULL,              -- of the releases
   opened REAL NOT NULL, opened_for TEXT NOT NULL, config TEXT NOT NULL, pool TEXT NOT NULL, champion TEXT,
+  station TEXT NOT NULL DEFAULT '',       -- the newest that began
+  failures INTEGER NOT NULL DEFAULT 0,    -- of this station, in a row
+  deaths INTEGER NOT NULL DEFAULT 0,      -- beginnings of this station that ended by the death of the process
+  failed REAL, words TEXT NOT NULL DEFAULT '',  -- the newest failure
   closed REAL, ending TEXT, reason TEXT NOT NULL DEFAULT ''
 );
-CREATE TABLE decisions (           -- each act of a cycle: written before it begins, its outcome after
-  number INTEGER PRIMARY KEY, name TEXT NOT NULL, cycle TEXT, kind TEXT NOT NULL,
-  started REAL NOT NULL, ended REAL, outcome TEXT, words TEXT NOT NULL DEFAULT '', details TEXT
-);
-CREATE INDEX decisions_name ON decisions(name);
 CREATE TABLE cycle_rows (          -- rows (hashes of their content) that a cycle has trained on or held out
   name TEXT NOT NULL, row TEXT NOT NULL, PRIMARY KEY (name, row)
 ) WITHOUT ROWID;
 
 -- migration 5
-CREATE TABLE suspect_rows (        -- rows that came with a cycle whose model was worse: left out of the next ones
-  name TEXT NOT NULL, row TEXT NOT NULL, cycle TEXT NOT NULL, PRIMARY KEY (name, row)
-) WITHOUT ROWID;
-
--- migration 6
 ALTER TABLE interactions ADD COLUMN seal INTEGER;  -- `row_seal` of the columns before it
 UPDATE interactions SET seal = row_seal(id, content_id, source, session, user, agent, category, time, success,
   feedback, row);

@@ -1,5 +1,1 @@
-"""The loop that continues without people: look at what is there, decide one thing, do it, write both down, look again.
-
-`loop` holds that loop. `decide` (pure) says what comes next; `observe` reads the artefacts that it decides by; `acts`
-do it, each by calling a station of the walk. pool, gate, window and notify answer one question each.
-"""
+"""The cycle: new rows are trained on, judged, promoted and told, by one straight function (stations.py)."""

@@ -1,14 +1,14 @@
 """Whether a cycle's candidate replaces the champion. Pure: the same evaluations give the same verdict.
 
     against the base       all that `gate` asks of a single run
-    against the champion   better on the held-out rows, at the level that is left to the n-th look at this champion; and
-                           not worse on those rows that are new since it was made
-    against the best ever  not worse than `gate.tolerance`, on the rows that both were held against before
+    against the champion   better on the held-out rows, at the level that is left to the n-th look at this champion; not
+                           worse on those rows that are new since it was made; and shown to be at most `gate.tolerance`
+                           worse on those that are not
 
-All looks at one champion together may spend 5 %. So an equal candidate replaces it with a probability of at most 2.5 %
-(the test is one-sided), however many nights it is tried. A tolerance against the champion would add up to any loss,
-night after night. So only the best ever has one, and being within it must be shown. Without enough evidence the
-champion stays: the rows are kept, and the next candidate is judged on them and on newer ones.
+All looks at one champion together may spend 5 %. So an equal candidate replaces it with a probability of at most
+2.5 % (the test is one-sided), however many nights it is tried. Without enough evidence the champion stays: the rows are
+kept, and the next candidate is judged on them and on newer ones. Questions that champions answered rightly are frozen,
+so that small losses do not add up night after night (judge/frozen.py).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +21,7 @@ from hivetune.judge.statistics import Estimate, jackknife, loss_difference
 from hivetune.records import Metric, Verdict, VerdictName
 
 _GRAVEST_FIRST: tuple[VerdictName, ...] = ("abort", "iterate", "not-enough-evidence", "deploy")
-Rival = Literal["base", "champion", "best"]
+Rival = Literal["base", "champion"]
 NOTHING_REQUIRED = {name: None for name, field in Thresholds.model_fields.items() if field.annotation == float | None}
 
 
@@ -29,30 +29,26 @@ NOTHING_REQUIRED = {name: None for name, field in Thresholds.model_fields.items(
 class Comparisons:
     """The candidate (`tuned`) beside each rival (`base`), as documents in the format of eval.json.
 
-    `champion` and `best` are None before there is a champion; `best` also while the champion is the best. `known`: ids
-    of the rows that the champion's cycle had; all others are fresh. `look`: the number of this candidate among those
-    that were judged against this champion, from 1.
+    `champion` is None before there is one. `known`: ids of the rows that the champion's cycle had; all others are
+    fresh. `look`: the number of this candidate among those that were judged against this champion, from 1.
     """
 
     base: Evaluation
     champion: Evaluation | None = None
-    best: Evaluation | None = None
     known: Collection[str] = ()
     look: int = 1
 
 
 @dataclass(frozen=True)
 class CycleVerdict:
-    """The verdict on a candidate. `becomes_best`: once promoted it is the best ever. `parts`: the verdict against each
-    rival. The first `decisive` reasons made the verdict; the others name what else was measured."""
+    """The verdict on a candidate. `parts`: the verdict against each rival. The first `decisive` reasons made the
+    verdict; the others name what else was measured."""
 
     verdict: VerdictName
     reasons: tuple[str, ...]
     parts: Mapping[Rival, Verdict]
     look: int
-    becomes_best: bool
     fresh_rows: int
-    kl_to_base: float | None
     decisive: int = 0
 
     @property
@@ -61,49 +57,53 @@ class CycleVerdict:
 
 
 def judge_cycle(contests: Comparisons, config: Thresholds) -> CycleVerdict:
-    """Return the worst of the verdicts against each rival; its reasons name the rival.
+    """Return the worse of the verdicts against base and champion; its reasons name the rival.
 
     A held-out row on which a rival's loss is not finite is left out and counted. Otherwise one such row would stop
     every later candidate.
     """
-    rivals = {name: getattr(contests, name) for name in ("base", "champion", "best")}
-    documents = [document for document in rivals.values() if document is not None]
+    documents = [document for document in (contests.base, contests.champion) if document is not None]
     broken = {row["id"] for document in documents for row in document["rows"] if row["base"] == "not finite"}
-    usable: dict[str, Any] = {
-        name: {**document, "rows": [row for row in document["rows"] if row["id"] not in broken]}
-        for name, document in rivals.items()
-        if document is not None
-    }
-    contests = replace(contests, **usable)
+    base = _without(contests.base, broken)
     against_base = config.model_copy(update={"look": contests.look if contests.champion is None else None})
-    parts: dict[Rival, Verdict] = {"base": judge(contests.base, against_base)}
+    parts: dict[Rival, Verdict] = {"base": judge(base, against_base)}
     if contests.champion is not None:
-        parts["champion"] = _against_champion(contests.champion, contests, config)
-        parts["best"] = _against_best(contests.best or contests.champion, contests, config)
+        champion = _without(contests.champion, broken)
+        parts["champion"] = _graver(
+            _against_champion(champion, contests, config), _on_earlier_rows(champion, contests, config)
+        )
     verdict = min((part.verdict for part in parts.values()), key=_GRAVEST_FIRST.index)
     gravest = {rival: part for rival, part in parts.items() if part.verdict == verdict}
-    reasons = [_against(rival, reason) for rival, part in gravest.items() for reason in part.reasons[: part.decisive]]
+    reasons = [
+        f"against the {rival}: {text}" for rival, part in gravest.items() for text in part.reasons[: part.decisive]
+    ]
     decisive = len(reasons)
-    reasons += [_against(rival, reason) for rival, part in gravest.items() for reason in part.reasons[part.decisive :]]
+    reasons += [
+        f"against the {rival}: {text}" for rival, part in gravest.items() for text in part.reasons[part.decisive :]
+    ]
     if broken:
         reasons.append(f"{len(broken)} held-out rows are not finite for a rival either, and say nothing")
-    fresh = [row for row in contests.base["rows"] if row["id"] not in contests.known]
-    best = contests.best or contests.champion
-    gain = None if best is None else _gain(best["rows"])
-    return CycleVerdict(
-        verdict=verdict,
-        reasons=tuple(reasons),
-        parts=parts,
-        look=contests.look,
-        becomes_best=verdict == "deploy" and (gain is None or (isinstance(gain, Estimate) and gain.value > 0)),
-        fresh_rows=len(fresh),
-        kl_to_base=(contests.base.get("kl_to_base") or {}).get("nats_per_token"),
-        decisive=decisive,
-    )
+    fresh_rows = sum(row["id"] not in contests.known for row in base["rows"])
+    return CycleVerdict(verdict, tuple(reasons), parts, contests.look, fresh_rows, decisive)
 
 
-def _against(rival: Rival, reason: str) -> str:
-    return f"against the {'best ever' if rival == 'best' else rival}: {reason}"
+def _without(evaluation: Evaluation, ids: Collection[str]) -> dict[str, Any]:
+    return {**evaluation, "rows": [row for row in evaluation["rows"] if row["id"] not in ids]}
+
+
+def _graver(first: Verdict, second: Verdict) -> Verdict:
+    """Return the graver verdict with the metrics of both; of equal ones all deciding reasons."""
+    if first.verdict == second.verdict:
+        decisive = (*first.reasons[: first.decisive], *second.reasons[: second.decisive])
+        others = (*first.reasons[first.decisive :], *second.reasons[second.decisive :])
+        return replace(
+            first,
+            reasons=(*decisive, *others),
+            metrics=(*first.metrics, *second.metrics),
+            decisive=len(decisive),
+        )
+    graver, other = sorted((first, second), key=lambda part: _GRAVEST_FIRST.index(part.verdict))
+    return replace(graver, reasons=(*graver.reasons, *other.reasons), metrics=(*first.metrics, *second.metrics))
 
 
 def _against_champion(evaluation: Evaluation, contests: Comparisons, config: Thresholds) -> Verdict:
@@ -132,7 +132,7 @@ def _against_champion(evaluation: Evaluation, contests: Comparisons, config: Thr
     return replace(verdict, reasons=(*verdict.reasons, fact))
 
 
-def _against_best(evaluation: Evaluation, contests: Comparisons, config: Thresholds) -> Verdict:
+def _on_earlier_rows(evaluation: Evaluation, contests: Comparisons, config: Thresholds) -> Verdict:
     """Require that the tolerance is shown to hold on the rows that are not fresh.
 
     This reveals a candidate that learned the fresh rows, right or wrong, at the price of everything else. A candidate
@@ -143,15 +143,14 @@ def _against_best(evaluation: Evaluation, contests: Comparisons, config: Thresho
         return judge(evaluation, config.model_copy(update={**no_loss, "success_gain": -config.tolerance}))
     answers = judge(evaluation, config.model_copy(update=NOTHING_REQUIRED))
     lost = tuple(reason for reason in answers.reasons[: answers.decisive] if "significantly worse" in reason)
-    earlier = [row for row in evaluation["rows"] if row["id"] in contests.known]
-    verdict = _of_earlier_rows(_gain(earlier), config.tolerance)
+    verdict = _within(_gain([row for row in evaluation["rows"] if row["id"] in contests.known]), config.tolerance)
     if lost and verdict.verdict != "abort":
         reasons = (*lost, *verdict.reasons)
         verdict = replace(verdict, verdict="iterate", reasons=reasons, decisive=len(reasons))
-    return replace(verdict, metrics=(*verdict.metrics, *answers.metrics))
+    return verdict
 
 
-def _of_earlier_rows(gain: Estimate | str, tolerance: float) -> Verdict:
+def _within(gain: Estimate | str, tolerance: float) -> Verdict:
     if isinstance(gain, str):
         name: VerdictName = "abort" if "not finite" in gain else "not-enough-evidence"
         return Verdict(name, (f"earlier rows: {gain}",), (), decisive=1)
@@ -169,17 +168,6 @@ def _of_earlier_rows(gain: Estimate | str, tolerance: float) -> Verdict:
     else:
         name, reason = "deploy", f"{fact}, within the tolerance {tolerance:g}"
     return Verdict(name, (reason,), (metric,), decisive=1)
-
-
-def replay_gain(rows: Sequence[Mapping[str, Any]]) -> tuple[bool, str]:
-    """Return whether a training without the new rows (`base`) beats the candidate (`tuned`), and what was measured."""
-    gain = _gain(rows)
-    if isinstance(gain, str) or gain.ci95 is None:
-        why = gain if isinstance(gain, str) else f"{gain.units} older rows are too few for an interval"
-        return False, f"a training without them can't be compared: {why}"
-    high, low = (0.0 - bound for bound in gain.ci95)
-    seen = f"gain {0.0 - gain.value:.4g}, 95 % interval {low:.4g} to {high:.4g}"
-    return low > 0, f"a training without them is {'' if low > 0 else 'not shown to be '}better: {seen}"
 
 
 def _of_another_base(evaluation: Evaluation) -> bool:

@@ -1,4 +1,4 @@
-"""Notices about the loop to people: by a command of their own, and by nothing else.
+"""Notices about the loop to people, by a command of their own that gets one JSON object on its standard input.
 
 A notice is one sentence. One that can't be sent is a problem in the journal, never an exception: the loop continues.
 """
@@ -9,17 +9,17 @@ import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-NoticeKind = Literal["promote", "rollback", "ask", "stuck", "suspect", "disk"]
-SEND_TIMEOUT_S = 20.0  # the loop waits no longer, whatever the command does
+NoticeKind = Literal["promote", "rollback", "ask", "worse", "stuck", "disk"]
+SEND_TIMEOUT_S = 20.0
 MAX_SENTENCE_CHARS = 500
 _BEGINNINGS: dict[NoticeKind, str] = {
     "promote": "{release} is the new champion",
     "rollback": "{release} was rolled back",
     "ask": "{release} waits for a person to promote it",
+    "worse": "the new rows of {release} made a worse model",
     "stuck": "the cycle of {release} can't continue",
-    "suspect": "rows of {release} are set aside",
     "disk": "the cycle of {release} waits for room on the disk",
 }
 
@@ -42,15 +42,14 @@ class Notice:
 
 
 def send_notice(notice: Notice, command: Sequence[str]) -> str:
-    """Run the user's command with a notice, and return why that failed, else "". At most SEND_TIMEOUT_S, no exception.
+    """Run the command with the notice as JSON (`text` is the sentence) and return why it failed, or "".
 
-    The sentence is its last argument, the notice as JSON its standard input. There is no shell, and its output is not
-    read.
+    There is no shell, and its output is not read. It is ended after SEND_TIMEOUT_S.
     """
-    document = json.dumps(notice_document(notice)).encode()
+    document = {"schema": 1, **asdict(notice), "text": f"Hivetune: {notice.sentence}"}
     try:
         process = subprocess.Popen(
-            [*command, notice.sentence],
+            list(command),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -59,14 +58,9 @@ def send_notice(notice: Notice, command: Sequence[str]) -> str:
     except (OSError, ValueError) as error:
         return f"{command[0]} can't be started: {error}"
     try:
-        process.communicate(document, timeout=SEND_TIMEOUT_S)
+        process.communicate(json.dumps(document).encode(), timeout=SEND_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 9)  # with whatever it started
         process.wait()
         return f"{command[0]} was ended after {SEND_TIMEOUT_S:.0f} s"
     return "" if process.returncode == 0 else f"{command[0]} ended with {process.returncode}"
-
-
-def notice_document(notice: Notice) -> dict[str, Any]:
-    """Return the JSON that the command gets. Slack, Mattermost and Matrix show `text`."""
-    return {"schema": 1, **asdict(notice), "text": f"Hivetune: {notice.sentence}"}

@@ -8,10 +8,11 @@ from typing import Any
 
 from hivetune.base.database import home_as_it_is
 from hivetune.base.disk import home, lock_holder
+from hivetune.base.journal import read_tail
 from hivetune.base.paths import quoted
 from hivetune.base.sealed import read_sealed
 from hivetune.base.typed import to_plain
-from hivetune.cycle.ledger import PAUSED, act_text, acts_of, cycles_of, loop_folder, loop_names, suspect_rows
+from hivetune.cycle.record import JOURNAL, PAUSED, cycles_of, loop_folder, loop_names
 from hivetune.errors import UsageError
 from hivetune.release.registry import Release, forgotten_rows, releases
 from hivetune.run.folder import ADAPTER, EVALUATION, VERDICT, read_record
@@ -32,14 +33,13 @@ class Suggestion:
 @dataclass(frozen=True)
 class CycleLoop:
     """A cycle's loop. `pid`: None while it does not run. `last`: what it did last, in words. `failed`: why its newest
-    cycle failed, else empty. `suspect_rows`: how many it has set aside."""
+    cycle failed, else empty."""
 
     name: str
     pid: int | None
     paused: bool
     last: str
     failed: str
-    suspect_rows: int
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,8 @@ def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
     gateway_pid = holder.pid if holder else None
     served = tuple(release.label for release in champions if release.label in (loaded_labels(release.name) or ()))
     names = shortest_names([status.run for status in runs])
-    # A cycle, or the training of specialists, continues its own runs without a person.
-    others = [home() / folder for folder in ("cycles", "experts")]
-    mine = [status for status in runs if not any(status.run.is_relative_to(folder) for folder in others)]
+    # A cycle continues its own runs without a person.
+    mine = [status for status in runs if not status.run.is_relative_to(home() / "cycles")]
     return Overview(
         running,
         tuple(status for status in runs if status.state != "running")[:RECENT_RUNS],
@@ -97,12 +96,11 @@ def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
 def _loop(database: sqlite3.Connection, name: str) -> CycleLoop:
     folder = loop_folder(name)
     holder = lock_holder(folder)
-    cycles, acts = cycles_of(database, name), acts_of(database, name)
-    last = act_text(acts[-1], running=holder is not None) if acts else ""
+    cycles = cycles_of(database, name)
+    done = [entry for entry in read_tail(folder / JOURNAL) if entry["event"] == "end"]
+    last = f"{done[-1]['station']} {done[-1]['outcome']}: {done[-1]['words']}" if done else ""
     failed = cycles[-1].reason if cycles and cycles[-1].end == "failed" else ""
-    suspect = len(suspect_rows(database, name))
-    paused = (folder / PAUSED).exists()
-    return CycleLoop(name, holder.pid if holder else None, paused, last, failed or "", suspect)
+    return CycleLoop(name, holder.pid if holder else None, (folder / PAUSED).exists(), last, failed)
 
 
 def _of_loops(loops: Iterable[CycleLoop]) -> Iterator[Suggestion]:
@@ -111,10 +109,6 @@ def _of_loops(loops: Iterable[CycleLoop]) -> Iterator[Suggestion]:
             yield Suggestion(
                 f"the newest cycle of {loop.name} failed: {loop.failed}", f"hivetune cycle status {loop.name}"
             )
-        if loop.suspect_rows:
-            rows = "1 row" if loop.suspect_rows == 1 else f"{loop.suspect_rows} rows"
-            reason = f"{rows} of {loop.name} set aside, since a model was worse with what came then"
-            yield Suggestion(reason, f"hivetune cycle admit {loop.name}")
 
 
 def needs_of(

@@ -19,17 +19,7 @@ from hivetune.data.reasons import REASONS
 from hivetune.errors import UsageError
 
 # The reasons that the file may name; each has its entry in REASONS.
-LEAVE_OUT = (
-    "own-share",
-    "own-evidence",
-    "user-share",
-    "source-share",
-    "general-share",
-    "next-cycle",
-    "not-replayed",
-    "suspect",
-    "other-domain",
-)
+LEAVE_OUT = ("own-evidence", "next-cycle", "not-replayed")
 assert set(LEAVE_OUT) <= REASONS.keys()
 
 

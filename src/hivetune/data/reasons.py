@@ -224,33 +224,15 @@ _SET_ASIDE = {
     ),
     "balance": ("its agent or category has more rows than the others", "set data.balance: none"),
     # By a cycle's choice of rows, through data.leave_out
-    "own-share": (
-        "answers of releases would be more than 25 % of the trained tokens",
-        "correct some of them (POST /v1/feedback): corrections count as a person's answers",
-    ),
     "own-evidence": ("a release gave the answer, so it can't judge a release", "correct it"),
-    "user-share": (
-        "its user would have more than 30 % of the tokens",
-        "nothing to do; the share grows with other users' rows",
-    ),
-    "source-share": (
-        "its source would have more than 30 % of the tokens",
-        "nothing to do; the share grows with other sources",
-    ),
-    "general-share": ("general rows would be more than 5 % of the tokens", "nothing to do"),
     "next-cycle": (
         "the training budget is too small for this new row; the next cycle sees it again",
         "raise cycle.hours",
     ),
     "not-replayed": (
-        "the training budget is too small for this old row; the champion scores it well",
+        "the training budget is too small for this old row, which was not drawn",
         "raise cycle.hours",
     ),
-    "suspect": (
-        "a cycle's model was worse with these new rows, and better without them",
-        "look at them; if they are right: hivetune cycle admit NAME",
-    ),
-    "other-domain": ("a specialist learns its own domain and few rows of others", "nothing to do"),
 }
 # The row is used, but changed; always counted:
 _WARN = {

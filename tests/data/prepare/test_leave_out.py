@@ -51,7 +51,7 @@ def test_another_choice_is_another_snapshot_and_the_same_one_is_found(
     path = write_rows(rows(30))
     identity = next(iter(prepare(config(path), chatml).pool())).id
     for name in ("one", "other"):
-        write_leave_out(tmp_path / name, {identity: "user-share"})
+        write_leave_out(tmp_path / name, {identity: "not-replayed"})
     one, other = (prepare(config(path, tmp_path / name), chatml) for name in ("one", "other"))
     assert one.folder == other.folder
     write_leave_out(tmp_path / "none", {})
@@ -75,7 +75,7 @@ def test_the_pool_knows_groups_and_whose_answers_they_are(write_rows: Callable[.
 )
 def test_a_broken_file_is_named_with_its_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "left.jsonl"
-    path.write_text(json.dumps({"id": "a", "reason": "own-share"}) + "\n" + line + "\n")
+    path.write_text(json.dumps({"id": "a", "reason": "own-evidence"}) + "\n" + line + "\n")
     with pytest.raises(UsageError, match=r"left\.jsonl:2"):
         read_leave_out(path)
 

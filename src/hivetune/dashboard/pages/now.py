@@ -14,7 +14,7 @@ from markupsafe import Markup
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, home, read_json
 from hivetune.base.journal import read_tail
-from hivetune.cycle.ledger import JOURNAL, CycleRow, acts_of, cycles_of, gate_of, loop_folder
+from hivetune.cycle.record import JOURNAL, CycleRow, cycles_of, gate_of, loop_folder
 from hivetune.dashboard.overview import CycleLoop, overview
 from hivetune.dashboard.page import Page, PageRequest
 from hivetune.dashboard.watched import Watcher, run_id
@@ -55,10 +55,10 @@ def shown_loop(loop: CycleLoop) -> dict[str, Any]:
     last: Mapping[str, Any] = decisions[-1] if decisions else {}
     return {
         "loop": loop,
-        "action": last.get("kind", "").replace("_", " "),
+        "action": last.get("do", ""),
         "reason": last.get("reason", ""),
         "decided": last.get("now", 0.0),
-        "not_before": last.get("not_before", 0.0) if last.get("kind") == "wait" else 0.0,
+        "not_before": last.get("again_at", 0.0) if last.get("do") == "wait" else 0.0,
     }
 
 
@@ -79,7 +79,7 @@ def doctor_page(watcher: Watcher, request: PageRequest) -> Page:
     return Page("doctor.html", "Doctor", values)
 
 
-MAX_DECISIONS, MAX_ACTS = 50, 50
+MAX_DECISIONS, MAX_STATIONS = 50, 50
 _MEASURED = ("loss", "success")
 
 
@@ -94,13 +94,15 @@ def loop_page(watcher: Watcher, request: PageRequest) -> Page:
     if loop is None:
         raise NotThere(f"no cycle is called {name}", hint="start one: hivetune cycle CONFIG")
     with closing(open_database()) as database:
-        cycles, acts = cycles_of(database, name), acts_of(database, name)
+        cycles = cycles_of(database, name)
         charts = list(quality_charts(database, name))
-    decisions = [e for e in read_tail(loop_folder(name) / JOURNAL) if e["event"] in ("decision", "problem", "notice")]
+    entries = list(read_tail(loop_folder(name) / JOURNAL))
+    decisions = [entry for entry in entries if entry["event"] in ("decision", "problem", "notice")]
+    stations = [entry for entry in entries if entry["event"] == "end"]
     values = {
         "shown": shown_loop(loop),
         "decisions": [_decision(entry) for entry in reversed(decisions[-MAX_DECISIONS:])],
-        "acts": list(reversed(acts[-MAX_ACTS:])),
+        "stations": list(reversed(stations[-MAX_STATIONS:])),
         "cycles": [_described(cycle) for cycle in reversed(cycles)],
         "charts": charts,
     }
@@ -128,10 +130,10 @@ def quality_charts(database: sqlite3.Connection, name: str) -> Iterator[Markup]:
 def _decision(entry: Mapping[str, Any]) -> tuple[float, str, str]:
     """Return when, what and why."""
     if entry["event"] == "decision":
-        return float(entry["now"]), str(entry["kind"]).replace("_", " "), str(entry["reason"])
+        return float(entry["now"]), str(entry["do"]), str(entry["reason"])
     if entry["event"] == "notice":
         sent = f"not sent: {entry['problem']}" if entry.get("problem") else "sent"
-        return float(entry["time"]), "notice", f"{entry['kind']} by {entry['way']}: {sent}"
+        return float(entry["time"]), "notice", f"{entry['kind']}: {sent}"
     return float(entry["time"]), "problem", str(entry["words"])
 
 

@@ -1,0 +1,214 @@
+"""The rows of a cycle: all that the config has now, what training on them would take, and which of them are chosen.
+
+While all fit the budget, all are trained on. Else all new ones, the oldest first, and a random part of the old. Each
+row that is left out is named with its reason (`data.leave_out`), so that the sums of the report still hold. The choice
+is pure: the same rows give the same one. What one voice can teach is limited where rows are prepared (data).
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from hivetune.base.disk import MANIFEST, sha256_file
+from hivetune.config import RunConfig
+from hivetune.cycle.record import CycleRow, trained_rows
+from hivetune.data.identity import settings_of
+from hivetune.data.intake.files import find_sources
+from hivetune.data.prepare.prepare import prepare_data
+from hivetune.data.snapshot import PoolRow, Snapshot, open_snapshot
+from hivetune.errors import DataRefused, UsageError
+from hivetune.models.fetch import fetch_model
+from hivetune.models.prepared import folder_for
+from hivetune.release.registry import Release, releases, snapshot_folder
+from hivetune.run.folder import read_record
+from hivetune.serve.swap.wanted import Checks
+from hivetune.train.plan.run import plan_document, plan_run
+
+MIN_STEPS = 10  # fewer are not worth an evaluation
+
+
+def choose_rows(rows: Sequence[PoolRow], known: Collection[str], budget_tokens: int | None) -> dict[str, str]:
+    """Return id -> reason of the rows that a cycle leaves out. `known`: ids of the rows that cycles had or that the
+    champion was made with. `budget_tokens`: of the trained rows, each counted once; None for no limit.
+
+    A release's own answer is never evidence, so that no release judges its successors.
+    """
+    left_out = {row.id: "own-evidence" for row in rows if row.split != "train" and row.answered_by is not None}
+    trained = [row for row in rows if row.split == "train"]
+    if budget_tokens is None or sum(row.length for row in trained) <= budget_tokens:
+        return left_out
+    new = sorted((row for row in trained if row.id not in known), key=_oldest_first)
+    old = sorted((row for row in trained if row.id in known), key=_by_content)
+    ids: set[str] = set()
+    room = budget_tokens
+    for row in (*new, *old):
+        if row.length <= room:
+            room -= row.length
+            ids.add(row.id)
+    return left_out | {
+        row.id: "not-replayed" if row.id in known else "next-cycle" for row in trained if row.id not in ids
+    }
+
+
+def new_groups(rows: Iterable[PoolRow], known: Collection[str]) -> int:
+    """Count the groups with a new row that counts: not a release's own answer."""
+    return len({row.tied for row in rows if row.id not in known and row.answered_by is None})
+
+
+def _oldest_first(row: PoolRow) -> tuple[Hashable, ...]:
+    return (math.inf if row.time is None else row.time, _by_content(row))
+
+
+def _by_content(row: PoolRow) -> tuple[Hashable, ...]:
+    """Return a sort key that is the same for the same rows and that nobody can choose."""
+    return (blake2b(row.id.encode(), digest_size=8, key=b"hivetune cycle").digest(), row.id)
+
+
+@dataclass(frozen=True)
+class RowsNow:
+    """All current rows of the config. `groups`: number of groups with new usable rows. `hours`: predicted maximum hours
+    of training, None if unknown. `problem`: why the rows can't be trained."""
+
+    snapshot: Snapshot | None = None
+    groups: int = 0
+    hours: float | None = None
+    disk_bytes: int = 0
+    problem: str = ""
+
+
+@dataclass
+class LookCache:
+    """A cache between two looks, so that nothing unchanged is read twice."""
+
+    checks: Checks = field(default_factory=Checks)
+    key: tuple[Any, ...] | None = None
+    rows: RowsNow = field(default_factory=RowsNow)
+
+
+def read_rows_now(
+    config: RunConfig, database: sqlite3.Connection, name: str, champion: Release | None, cache: LookCache
+) -> RowsNow:
+    """Return the rows, read again only when the inputs or the trained rows changed."""
+    behind = None if champion is None else champion.snapshot
+    try:
+        key = (_inputs(config, database), len(trained_rows(database, name)), behind, config)
+        if cache.key != key:
+            cache.rows = _read(config, database, name, champion)
+            cache.key = key
+    except UsageError as error:
+        return RowsNow(problem=error.message)
+    return cache.rows
+
+
+def _read(config: RunConfig, database: sqlite3.Connection, name: str, champion: Release | None) -> RowsNow:
+    """Read the rows. Refused rows are remembered too, until they change."""
+    try:
+        pool = pool_of(config)
+    except DataRefused as error:
+        return RowsNow(problem=error.message)
+    rows = list(pool.pool())
+    hours, disk_bytes, problem = _planned(config, rows)
+    if budget_tokens(config, rows) is not None:
+        hours = config.cycle.hours  # the choice of rows keeps to it
+    return RowsNow(pool, new_groups(rows, known_rows(database, name, champion)), hours, disk_bytes, problem)
+
+
+def _planned(config: RunConfig, rows: Sequence[PoolRow]) -> tuple[float | None, int, str]:
+    """Plan a training on all rows: the upper end of its hours, bytes on the disk, and why it does not fit."""
+    lengths = [row.length for row in rows if row.split == "train"]
+    planned = plan_run(config, rows=max(1, len(lengths)), tokens=max(1, sum(lengths) // max(1, len(lengths))))
+    document = plan_document(planned)
+    hours = document["hours_range"][1] if document["fits"] else None
+    return hours, sum(document["disk_bytes"].values()), planned.why_not
+
+
+def budget_tokens(config: RunConfig, rows: Sequence[PoolRow]) -> int | None:
+    """Return how many tokens of rows fit the budget of hours, or None where all fit, or not even a few steps would."""
+    budget, (hours, _, _) = config.cycle.hours, _planned(config, rows)
+    lengths = [row.length for row in rows if row.split == "train"]
+    if budget is None or hours is None or hours <= budget or not lengths:
+        return None
+    tokens = int(sum(lengths) * budget / hours)
+    return tokens if tokens >= MIN_STEPS * config.batch_size * sum(lengths) / len(lengths) else None
+
+
+def _inputs(config: RunConfig, database: sqlite3.Connection) -> tuple[Any, ...]:
+    """Return what changes whenever the rows may have changed: the store's counts, and size and time of files."""
+    marks: list[Any] = [
+        database.execute(
+            "SELECT count(*), max(rowid), count(feedback), total(feedback), total(length(row)) FROM interactions"
+        ).fetchone(),
+        database.execute("SELECT count(*) FROM forgotten").fetchone(),
+    ]
+    for name in find_sources(config.data.path):
+        with contextlib.suppress(FileNotFoundError):  # a log that is renamed at this moment
+            status = os.stat(name)
+            marks.append((name, status.st_size, status.st_mtime_ns))
+    return tuple(marks)
+
+
+def pool_of(config: RunConfig) -> Snapshot:
+    """Return all rows of the config, before a cycle leaves any out. Raises what preparing raises."""
+    return prepare_data(config, fetch_model(config.model))
+
+
+def known_rows(database: sqlite3.Connection, name: str, champion: Release | None) -> frozenset[str]:
+    """Return the ids of the rows that are not new: a cycle had them, or the champion was made with them."""
+    behind: frozenset[str] = frozenset() if champion is None else rows_behind(database, champion)
+    return trained_rows(database, name) | behind
+
+
+def rows_behind(database: sqlite3.Connection, release: Release) -> frozenset[str]:
+    """Return the ids of the rows that a release was trained on or judged by, even if a person registered it. If its
+    snapshot is gone, return the rows of all cycles of its name."""
+    folder = snapshot_folder(database, release.snapshot)
+    if folder is None:
+        return trained_rows(database, release.name)
+    try:
+        return frozenset(row.id for row in open_snapshot(folder).pool())
+    except UsageError:  # damaged
+        return trained_rows(database, release.name)
+
+
+def cycle_id(pool: Snapshot, config: RunConfig, champion: Release | None) -> str:
+    """Return 12 hex digits: the same rows to choose from, settings, base model and champion are the same cycle."""
+    model = folder_for(config.model) / MANIFEST
+    parts = {
+        "rows": pool.hash,
+        "settings": settings_of(config),
+        # No other run for these, but another cycle: one that failed by them is not begun again with them.
+        **{key: getattr(config, key).model_dump(mode="json") for key in ("gate", "eval")},
+        "name": config.cycle.name,
+        "model": sha256_file(model) if model.exists() else None,
+        "champion": champion.adapter_sha256 if champion is not None else None,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def champion_then(database: sqlite3.Connection, cycle: CycleRow) -> Release | None:
+    """Return the release that was champion when the cycle was opened."""
+    return next((release for release in releases(database, cycle.name) if release.label == cycle.champion), None)
+
+
+def rows_of(cycle: CycleRow) -> list[PoolRow]:
+    """Return the rows that the run trained on or held out, or all rows of its pool where the run is gone."""
+    try:
+        return list(open_snapshot(Path(read_record(cycle.run)["snapshot"])).pool())
+    except (UsageError, KeyError):
+        return list(open_snapshot(Path(cycle.pool)).pool())
+
+
+def by_source(rows: Iterable[PoolRow]) -> str:
+    """Return the number of rows of each source in words, the largest first."""
+    counts = Counter(row.source.rpartition(":")[0] or row.source for row in rows)
+    shown = [f"{count} of {source}" for source, count in counts.most_common(5)]
+    return ", ".join([*shown, *([f"{len(counts) - 5} more sources"] if len(counts) > 5 else [])])

@@ -1,0 +1,385 @@
+"""One cycle, straight from its rows to its end: `run_cycle`.
+
+Killed anywhere, the same call continues: each station finds what it left and is done, or begins again. What it left is
+of this adapter and this champion, compared by their hashes. Long work ends with the window, and stands still while
+somebody waits for an answer.
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import MANIFEST, sha256_file
+from hivetune.base.journal import read_journal
+from hivetune.base.sealed import write_sealed
+from hivetune.config import RunConfig, parse_config
+from hivetune.cycle.gate import Comparisons, judge_cycle
+from hivetune.cycle.record import (
+    AGAINST_CHAMPION,
+    GATE,
+    LEFT_OUT,
+    CycleEnd,
+    CycleRow,
+    cycles_of,
+    end_cycle,
+    gate_of,
+    read_document,
+    release_of,
+)
+from hivetune.cycle.rows import (
+    budget_tokens,
+    by_source,
+    champion_then,
+    choose_rows,
+    known_rows,
+    pool_of,
+    rows_behind,
+    rows_of,
+)
+from hivetune.cycle.window import Permission
+from hivetune.data.fates import write_leave_out
+from hivetune.data.snapshot import open_snapshot
+from hivetune.errors import DoesNotFit, HivetuneError, MachineNotFit, Stopped, UsageError
+from hivetune.judge.compare import compare_pair, evaluate_run
+from hivetune.judge.findings import thresholds_of
+from hivetune.judge.gate import read_evaluation, verdict_document
+from hivetune.models.prepared import folder_for
+from hivetune.process.lease import somebody_waits
+from hivetune.process.still import STILL_LOOK_S, stands_still, yielding
+from hivetune.records import Progress, silent
+from hivetune.release.prune import Unused, delete
+from hivetune.release.registry import Release, champion_of, forgotten_rows, history, promote
+from hivetune.run import checkpoints
+from hivetune.run.figures import report
+from hivetune.run.folder import EVALUATION, METRICS, RECORD, adapter_hash, read_record
+from hivetune.run.status import run_status
+from hivetune.serve.register import register_run
+from hivetune.serve.swap.wanted import loaded_labels
+from hivetune.train.open import Run, load_run
+from hivetune.train.probe import probe_run
+from hivetune.train.start import open_run, train_run
+from hivetune.train.supervise.attempt import Terms
+
+BY = "cycle"  # who moved an alias, in its history
+LINGER_S = 10.0  # after an answer: the next question of a conversation often comes soon, and going on costs nothing
+LOOK_EVERY_S = 5.0  # at the window, which is slower to ask than a lock
+MARGIN_S = 30.0  # before the window ends, a training is told to save and end
+LOAD_TIMEOUT_S = 120.0  # for a gateway to load a new release
+
+Ended = tuple[CycleEnd, str]
+
+
+class WindowEnded(HivetuneError):
+    """The window or a person ended a piece of work. Nothing failed."""
+
+
+class OverBudget(HivetuneError):
+    """The training took more hours than the budget has."""
+
+    exit_code = DoesNotFit.exit_code
+
+
+@dataclass
+class Work:
+    """What the stations of a cycle work with. `allowed` is asked while they work. `station` is entered around each, and
+    told in words what came of it."""
+
+    cycle: CycleRow
+    config: RunConfig
+    allowed: Callable[[], Permission]
+    station: Callable[[str], AbstractContextManager[list[str]]]
+    progress: Callable[[str], Progress] = lambda label: silent
+    _answered_at: float = field(default=float("-inf"))
+
+    @contextmanager
+    def long(self, name: str, label: str) -> Iterator[tuple[list[str], Progress]]:
+        """Enter a station whose children stand still while somebody waits; its progress ends it with the window."""
+        with self.station(name) as words, yielding(self.is_needed):
+            yield words, self._until_the_window_ends(self.progress(label))
+
+    def is_needed(self) -> bool:
+        """Return whether the gateway answers a request now or did a moment ago."""
+        if somebody_waits():
+            self._answered_at = time.monotonic()
+        return time.monotonic() - self._answered_at < LINGER_S
+
+    def _until_the_window_ends(self, report: Progress) -> Progress:
+        looked = float("-inf")
+
+        def progress(done: int, total: int | None) -> None:
+            nonlocal looked
+            report(done, total)
+            while True:
+                if time.monotonic() - looked >= LOOK_EVERY_S:
+                    looked = time.monotonic()
+                    allowed = self.allowed()
+                    if not allowed.now or (allowed.until is not None and time.time() + LOOK_EVERY_S >= allowed.until):
+                        raise WindowEnded(allowed.reason)
+                if not stands_still():
+                    return
+                time.sleep(STILL_LOOK_S)
+
+        return progress
+
+
+def settings_then(cycle: CycleRow) -> RunConfig:
+    """Return the config that a cycle was opened with. A later change counts for the next cycle."""
+    return parse_config(cycle.config, f"cycle {cycle.id}")
+
+
+def run_cycle(work: Work) -> Ended:
+    """Bring the cycle to its end, and return how and why it ended; `close_cycle` writes it. Raises WindowEnded,
+    Stopped, and what fails on the way."""
+    if ended := _ended_already(work.cycle) or _void(work.cycle):
+        return ended
+    run = ensure_run(work)
+    ensure_trained(work, run)
+    ensure_evaluated(work, run)
+    passed, reason = ensure_judged(work, run)
+    if not passed:
+        return "refused", reason
+    release = ensure_registered(work, run)
+    if ended := _ended_already(work.cycle) or _void(work.cycle):
+        return ended
+    if work.config.cycle.promote == "ask" or _is_retired(work.cycle.name):
+        return "ready", f"{release.label} passed the gate and waits for a person to promote it"
+    promote_loaded(work, release)
+    return "promoted", f"{release.label} is the champion: {reason}"
+
+
+def close_cycle(cycle: CycleRow, end: CycleEnd, reason: str, now: float) -> str:
+    """Close the cycle and return why it ended. A refusal names its new rows by source, for a person to look at."""
+    trained = [] if end in ("failed", "given_up") else rows_of(cycle)
+    with closing(open_database()) as database:
+        champion = champion_then(database, cycle)
+        behind: frozenset[str] = frozenset() if champion is None else rows_behind(database, champion)
+        new = [row for row in trained if row.id not in behind]
+        if end == "refused" and champion is not None and new:
+            reason = f"{reason}; new since {champion.label}: {by_source(new)}. Set aside what is wrong among them"
+        saved = cycle.run / checkpoints.FOLDER
+        if saved.is_dir() and run_status(cycle.run).state == "done":
+            delete(database, Unused("checkpoints", saved, 0, "its cycle is closed"))
+        end_cycle(database, cycle, end, reason, now, behind | {row.id for row in trained})
+    return reason
+
+
+def _ended_already(cycle: CycleRow) -> Ended | None:
+    """Return the end of a cycle whose release was promoted or rolled back before it was closed."""
+    with closing(open_database()) as database:
+        release = release_of(database, cycle)
+        if release is None:
+            return None
+        if release.withdrawn:
+            return "rolled_back", release.withdrawn
+        if any(move.alias == "champion" and move.version == release.version for move in history(database, cycle.name)):
+            return "promoted", f"{release.label} was promoted"
+    return None
+
+
+def _void(cycle: CycleRow) -> Ended | None:
+    """Return the end of a cycle that must not continue."""
+    if not (cycle.run / RECORD).exists():
+        return None
+    identity = read_record(cycle.run).get("identity", {})
+    with closing(open_database()) as database:
+        forgotten = forgotten_rows(database, identity.get("snapshot", ""))
+    if forgotten:
+        return "given_up", f"{forgotten} of its rows were forgotten"
+    manifest = folder_for(settings_then(cycle).model) / MANIFEST
+    if manifest.exists() and sha256_file(manifest) != identity.get("model"):
+        return "given_up", "the base model was changed after it began"
+    return None
+
+
+def _is_retired(name: str) -> bool:
+    """Return whether a person took the champion out of service, so that only a person brings the name back."""
+    with closing(open_database()) as database:
+        past = [move for move in history(database, name) if move.alias == "champion"]
+    return bool(past) and past[-1].version is None
+
+
+def ensure_run(work: Work) -> Run:
+    """Return the run of the cycle, made of its chosen rows with its plan."""
+    folder = work.cycle.run
+    if (folder / RECORD).exists() and Path(read_record(folder).get("snapshot", "")).is_dir():
+        return load_run(folder)
+    with work.long("rows", "preparing rows") as (words, progress):
+        present = pool_of(work.config)
+        try:
+            pool = open_snapshot(Path(work.cycle.pool))
+        except UsageError:  # deleted meanwhile: the same rows make the same one again
+            pool = present
+        rows = list(pool.pool())
+        with closing(open_database()) as database:
+            known = known_rows(database, work.cycle.name, champion_of(database, work.cycle.name))
+        ids = {row.id for row in rows}
+        left_out = choose_rows(rows, known, budget_tokens(work.config, rows))
+        left_out |= {row.id: "next-cycle" for row in present.pool() if row.id not in ids}
+        file = work.cycle.folder / LEFT_OUT
+        write_leave_out(file, left_out)
+        if folder.exists() and not (folder / RECORD).exists():
+            shutil.rmtree(folder)  # killed before it was a run
+        data = work.config.data.model_copy(update={"leave_out": str(file)})
+        chosen = work.config.model_copy(update={"data": data, "output": str(folder)})
+        run = open_run(chosen, work.cycle.name, progress)
+        late = {row.id for row in run.snapshot.pool()} - ids
+        if late:
+            shutil.rmtree(folder)
+            raise HivetuneError(
+                f"{len(late)} rows arrived while the cycle chose its rows",
+                hint="this is tried again; the rows wait for the next cycle",
+            )
+        words.append(f"{len(run.snapshot.rows('train'))} rows to train on, {len(run.plan.steps)} steps")
+    return run
+
+
+def ensure_trained(work: Work, run: Run) -> None:
+    """Train the run to its end, in slices that end at a checkpoint before the window does."""
+    if run.is_finished:
+        return
+    with work.station("train") as words:
+        budget, spent, began = work.config.cycle.hours, trained_hours(run.folder), time.monotonic()
+        if budget is not None and spent > budget:
+            raise OverBudget(f"{spent:.3g} hours of training are above the budget of {budget:g}")
+        probe_run(run, work.progress("measuring this machine"))
+        total, show = len(run.plan.steps), work.progress("training")
+        why, looked, stepped, step_s = "", float("-inf"), began, 0.0
+
+        def on_step(step: int) -> None:
+            nonlocal stepped, step_s
+            step_s, stepped = time.monotonic() - stepped, time.monotonic()
+            show(step, total)
+
+        def ends() -> int:
+            """Return 1 to end after a checkpoint, 2 to end now."""
+            nonlocal why, looked
+            if time.monotonic() - looked < LOOK_EVERY_S:
+                return 0
+            looked = time.monotonic()
+            allowed = work.allowed()
+            if not allowed.now:
+                why = allowed.reason
+                return 1 if allowed.again is None else 2
+            if budget is not None and spent + (looked - began) / 3600 > budget:
+                why = "the hours of the budget are used up"
+                return 1
+            # The time for the step at hand, and as long again for its checkpoint.
+            if allowed.until is not None and time.time() >= allowed.until - max(MARGIN_S, 2 * step_s):
+                why = "the window ends"
+                return 1
+            return 0
+
+        try:
+            document = train_run(run, Terms(on_step, work.is_needed, ends, words.append))
+        except Stopped as error:
+            if error.signal_number is not None:
+                raise
+            raise WindowEnded(f"{why}: {error.message}") from None
+        words.append(f"{document['steps']} steps")
+
+
+def trained_hours(run: Path) -> float:
+    """Return how long the steps of a run took so far, as its journal says."""
+    steps = (entry for entry in read_journal(run / METRICS) if entry["event"] == "step")
+    return sum(float(entry.get("seconds", 0.0)) for entry in steps) / 3600
+
+
+def ensure_evaluated(work: Work, run: Run) -> None:
+    """Evaluate the run against the base and the champion on the same held-out rows."""
+    champion, adapter = _champion(work.cycle.name), adapter_hash(run.folder)
+    beside = work.cycle.folder / AGAINST_CHAMPION
+    is_measured = read_document(run.folder / EVALUATION).get("adapter_sha256") == adapter
+    is_beside = champion is None or _is_of(read_document(beside), adapter, champion)
+    if is_measured and is_beside:
+        return
+    with work.long("evaluate", "scoring and answering") as (words, progress):
+        if not is_measured:
+            evaluate_run(run, progress)
+        if champion is not None and not is_beside:
+            result = compare_pair(champion.label, str(run.folder), run.config.eval, run=run, progress=progress)
+            facts = {"adapter_sha256": adapter, "rival": champion.label}
+            write_sealed(beside, {**result.document, **facts})
+        words.append(f"measured against the base{'' if champion is None else f' and {champion.label}'}")
+
+
+def ensure_judged(work: Work, run: Run) -> tuple[bool, str]:
+    """Return whether the candidate passed against base and champion, and why. Another champion needs another
+    verdict."""
+    cycle, champion, adapter = work.cycle, _champion(work.cycle.name), adapter_hash(run.folder)
+    rival = None if champion is None else champion.label
+    document = gate_of(cycle)
+    if (document.get("adapter_sha256"), document.get("rival")) != (adapter, rival):
+        with work.station("judge") as words:
+            with closing(open_database()) as database:
+                earlier = frozenset() if champion is None else rows_behind(database, champion)
+                looks = sum(
+                    gate_of(other).get("rival", "") == rival
+                    for other in cycles_of(database, cycle.name)
+                    if other.closed is not None and other.id != cycle.id
+                )
+            contests = Comparisons(
+                base=read_evaluation(run.folder / EVALUATION),
+                champion=None if champion is None else read_evaluation(cycle.folder / AGAINST_CHAMPION),
+                known=earlier,
+                look=1 + looks,
+            )
+            verdict = judge_cycle(contests, thresholds_of(run.config.gate))
+            passed, reasons, decisive = verdict.passed, list(verdict.reasons), verdict.decisive
+            if cycle.opened_for == "rebuild" and not passed:
+                # What was forgotten must go: a model without it need not be better than one with it, only no failure.
+                passed = verdict.parts["base"].verdict == "deploy" and verdict.verdict != "abort"
+                reasons, decisive = ["the champion holds forgotten rows", *reasons], decisive + 1
+            document = {
+                "schema": 1,
+                "passed": passed,
+                "verdict": verdict.verdict,
+                "reasons": reasons,
+                "decisive": decisive,
+                "rival": rival,
+                "adapter_sha256": adapter,
+                "look": verdict.look,
+                "fresh_rows": verdict.fresh_rows,
+                "parts": {name: verdict_document(part) for name, part in verdict.parts.items()},
+            }
+            write_sealed(cycle.folder / GATE, document)
+            words.append(f"{verdict.verdict}: {'; '.join(reasons[:decisive])}")
+    return bool(document["passed"]), "; ".join(document["reasons"][: document["decisive"]])
+
+
+def ensure_registered(work: Work, run: Run) -> Release:
+    """Return the release of the run, exported, proven and registered."""
+    with closing(open_database()) as database:
+        release = release_of(database, work.cycle)
+    if release is None:
+        with work.station("register") as words, yielding(work.is_needed):
+            release, _ = register_run(run.folder, work.cycle.name)
+            words += [f"{release.label} is registered", *report(run.folder, run.config.report_to)]
+    return release
+
+
+def promote_loaded(work: Work, release: Release) -> None:
+    """Promote the release when a running gateway has loaded it beside the champion."""
+    with work.station("promote") as words:
+        deadline = time.monotonic() + LOAD_TIMEOUT_S
+        first = _champion(release.name) is None  # the first release of a name is loaded when it is promoted
+        while not first and (loaded := loaded_labels(release.name)) is not None and release.label not in loaded:
+            if time.monotonic() > deadline:
+                raise MachineNotFit(f"the gateway has not loaded {release.label}", hint="its /health says why")
+            time.sleep(0.25)
+        with closing(open_database()) as database:
+            promote(database, release.label, by=BY, reason=f"cycle {work.cycle.id}")
+        words.append(f"{release.label} is the champion")
+
+
+def _champion(name: str) -> Release | None:
+    with closing(open_database()) as database:
+        return champion_of(database, name)
+
+
+def _is_of(document: dict[str, object], adapter: str, rival: Release) -> bool:
+    """Return whether an evaluation is whole, of this adapter, and against this rival."""
+    return (document.get("adapter_sha256"), document.get("rival")) == (adapter, rival.label)
