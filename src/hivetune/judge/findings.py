@@ -7,7 +7,6 @@ early signs of a model that learned from its own answers or from a bad source.
 """
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -318,23 +317,6 @@ def _values(evaluation: Mapping[str, Any], key: str) -> list[tuple[Any, str]]:
         for answer in evaluation["answers"]
         if answer["tuned"].get(key) is not None
     ]
-
-
-# How assistants begin to refuse, in the languages of most rows; looked for in the first words, where a refusal stands.
-_REFUSAL = re.compile(
-    r"\b(?:i(?:['’]m| am) (?:very |so |really )?sorry|i apologi[sz]e|as an? (?:ai|language model)"
-    r"|i(?:['’]m| am) (?:not able|unable) to|i (?:can(?:['’]t|not)|won['’]t|will not|must decline)"
-    r"|es tut mir leid|ich kann [^.]{0,40}nicht (?:helfen|beantworten)|als (?:ki|sprachmodell)"
-    r"|je suis désolée?|je ne peux pas|lo siento|no puedo ayudar|mi dispiace|non posso|sinto muito|desculpe"
-    r"|het spijt me|przykro mi|мне жаль|извините|申し訳|很抱歉|抱歉|对不起|죄송)",
-    re.IGNORECASE,
-)
-LOOKED_AT_CHARS = 160
-
-
-def is_refusal(answer: str) -> bool:
-    """Return whether an answer begins as refusals do: a heuristic, which errs alike on both sides of a comparison."""
-    return bool(_REFUSAL.search(answer[:LOOKED_AT_CHARS]))
 
 
 # What each part of the rows shows, for people; it decides nothing.
