@@ -217,21 +217,21 @@ def _train(kind: str, folder: Path, row: dict[str, Any]) -> None:
     model, docs = _load(folder / "prepared"), documents()
     row["path"] = model.path
     initialise(model.adapter, 1)
-    optimizer = AdamW(model.master_N, weight_decay=0.0)
+    optimizer = AdamW(model.master_N, model.grad_N, weight_decay=0.0)
     losses, kept = [], []
     for step in (1, 2):
         model.grad_N.zero_()
         losses.append(float(model.backward(docs, 1 / 40)) / 40)
-        optimizer.update(model.grad_N, rate=0.02, number=step)
+        optimizer.update(rate=0.02, number=step)
         kept.append([t.clone() for t in (model.master_N, optimizer.exp_avg_N, optimizer.exp_avg_sq_N)])
     row["losses"] = [round(loss, 4) for loss in losses]
     row["trained"] = losses[1] < losses[0]
     again = _load(folder / "prepared")
-    optimizer = AdamW(again.master_N, weight_decay=0.0)
+    optimizer = AdamW(again.master_N, again.grad_N, weight_decay=0.0)
     for target, value in zip((again.master_N, optimizer.exp_avg_N, optimizer.exp_avg_sq_N), kept[0], strict=True):
         target.copy_(value)
     again.backward(docs, 1 / 40)
-    optimizer.update(again.grad_N, rate=0.02, number=2)
+    optimizer.update(rate=0.02, number=2)
     row["resumed"] = bool(torch.equal(again.master_N, kept[1][0]))
     from hivetune.config import LoraConfig
 

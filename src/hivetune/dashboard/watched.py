@@ -19,7 +19,7 @@ from hivetune.errors import HivetuneError, UsageError
 from hivetune.models.architecture import read_architecture
 from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, PLAN, RECORD, read_record, read_resolved
 from hivetune.run.status import RunStatus, RunTally, damaged_status, event_text, run_folders, status_of
-from hivetune.train.plan.layout import shares_prefixes, trim_rows
+from hivetune.train.plan.layout import trim_rows
 from hivetune.train.plan.memory import setup_of_run
 from hivetune.train.plan.speed import Prediction, micro_batch_shapes
 from hivetune.train.plan.steps import read_plan
@@ -297,7 +297,7 @@ def planned_rates(run: Path) -> PlannedRates | None:
     tokens, seconds = 0, 0.0
     for step in plan.steps[:_MAX_STEPS]:
         documents = trim_rows(snapshot, step.rows)
-        shapes = micro_batch_shapes(setup, documents, choices.budget_tokens, share=shares_prefixes(config.lora))
+        shapes = micro_batch_shapes(setup, documents, choices.budget_tokens, share=True)
         tokens += sum(snapshot.length(row) for row in step.rows)
         seconds += prediction.rate.seconds(setup, shapes)
     return PlannedRates(tokens / seconds, prediction.peak_bytes) if seconds else None

@@ -174,7 +174,7 @@ class Architecture:
     def is_fast(self) -> bool:
         """Return whether the fast path computes models of its family, unless another setting of its config prevents
         it."""
-        return self.family in FAMILIES and FAMILIES[self.family].fast
+        return self.family in FAMILIES
 
     @property
     def linear_parameters(self) -> int:
@@ -242,9 +242,8 @@ class Architecture:
 
 
 def has_formula(kind: str) -> bool:
-    """Return whether a family's sizes follow from its config.json here. Those with experts are counted, as unknown
-    ones."""
-    return kind in FAMILIES and FAMILIES[kind].experts is None
+    """Return whether a family's sizes follow from its config.json here. Those with experts are counted."""
+    return kind in FAMILIES
 
 
 def read_architecture(path: Path) -> Architecture:

@@ -60,24 +60,6 @@ POST_NORMS = {"after_attention": "post_attention_layernorm", "after_mlp": "post_
 HEAD_NORMS = {"q": "self_attn.q_norm", "k": "self_attn.k_norm"}
 
 
-@dataclass(frozen=True)
-class RoutedExperts:
-    """An MLP that is one of several for each token, as the files name its tensors below `model.layers.I.`.
-
-    router: the module that chooses. gate, up, down: the tensors of expert {}. width: the setting of their width. usual:
-    their number, how many of them a token meets and their width, where config.json leaves it out. normalised: the
-    shares of the chosen ones always add up to 1; else `norm_topk_prob` decides.
-    """
-
-    router: str
-    gate: str
-    up: str
-    down: str
-    width: str
-    usual: tuple[int, int, int]
-    normalised: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class Family:
     """Differences from Llama. Settings that a config.json may leave out: `head_dim`, `tied`, `activation`,
@@ -92,8 +74,7 @@ class Family:
     `query_pre_attn_scalar`. softcaps: `attn_logit_softcapping` and `final_logit_softcapping` count.
     sliding: which layers see a window only: every one, those that the config asks for, every second (the even ones),
     all but each sixth. local_rope: windowed layers rotate by `rope_local_base_freq`. no_rope_interval: each layer of
-    this number rotates nothing. experts: of the layers' MLPs.
-    fast: the fast path computes it exactly.
+    this number rotates nothing.
     """
 
     head_dim: int | None = None
@@ -115,20 +96,12 @@ class Family:
     local_rope: bool = False
     no_rope_interval: int | None = None
     projections: tuple[Projection, ...] = SEPARATE
-    experts: RoutedExperts | None = None
-    fast: bool = True
 
     @property
     def norms(self) -> Mapping[str, str]:
         """Return the name of each norm of a layer by its purpose."""
         norms = POST_NORMS if self.post_norms else SANDWICH_NORMS if self.sandwich_norms else PRE_NORMS
         return {**norms, **HEAD_NORMS} if self.head_norms or self.wide_norms else norms
-
-
-def _experts(width: str, usual: tuple[int, int, int]) -> RoutedExperts:
-    """Return the experts of families that name theirs as the Qwen families and OLMoE do."""
-    gate, up, down = (f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down"))
-    return RoutedExperts("mlp.gate", gate, up, down, width, usual)
 
 
 LLAMA = Family()
@@ -141,29 +114,6 @@ FAMILIES: Mapping[str, Family] = {
     "smollm3": Family(tied=True, sliding="asked for", no_rope_interval=4),
     "qwen2": Family(qkv_bias=True, sliding="asked for"),
     "qwen3": Family(head_norms=True, head_dim=128, sliding="asked for"),
-    "qwen3_moe": Family(
-        head_norms=True,
-        sliding="asked for",
-        experts=_experts("moe_intermediate_size", (128, 8, 768)),
-    ),
-    "olmoe": Family(
-        wide_norms=True,
-        eps=1e-5,
-        experts=_experts("intermediate_size", (64, 8, 2048)),
-    ),
-    "mixtral": Family(
-        sliding="always",
-        eps=1e-5,
-        experts=RoutedExperts(
-            "block_sparse_moe.gate",
-            "block_sparse_moe.experts.{}.w1",
-            "block_sparse_moe.experts.{}.w3",
-            "block_sparse_moe.experts.{}.w2",
-            "intermediate_size",
-            (8, 2, 14336),
-            normalised=True,
-        ),
-    ),
     "phi3": Family(projections=FUSED, sliding="always"),
     "gemma": Family(
         tied=True,
@@ -199,8 +149,6 @@ FAMILIES: Mapping[str, Family] = {
         local_rope=True,
     ),
 }
-# Settings that say that a layer holds experts.
-EXPERT_SETTINGS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 # What families that are not listed call their sizes: from transformers' own maps of names (`attribute_map`) and from
 # the configs of those that have none.
 OTHER_NAMES: Mapping[str, tuple[str, ...]] = {

@@ -48,9 +48,9 @@ class ClusterView:
 
 
 def cluster_of(config: RunConfig) -> str | None:
-    """Return the address of the cluster that the setting `workers` names, None without one or in stage 2."""
+    """Return the address of the cluster that the setting `workers` names, None without one."""
     workers = config.workers
-    return workers if isinstance(workers, str) and workers != "auto" and config.learn.stage == 1 else None
+    return workers if isinstance(workers, str) and workers != "auto" else None
 
 
 def ask_cluster(address: str) -> ClusterView:

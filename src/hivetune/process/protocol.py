@@ -73,24 +73,6 @@ class MeasureRates:
 
 
 @dataclass(frozen=True)
-class Prove:
-    """Compute the parts of a step with one set of backends, `choices`, and compare each with float64.
-
-    The shapes follow from `model`, fields of a config.json, `rank` and `tokens` (of micro-batches, in rising order).
-    Each part is repeated `calls` times, since some faults are rare, then all of them for `soak_s` seconds. `journal`
-    gets a line before and after each part, so that a death can be attributed.
-    """
-
-    model: Mapping[str, Any]
-    rank: int
-    tokens: tuple[int, ...]
-    choices: Choices
-    journal: Path
-    calls: int
-    soak_s: float = 0.0
-
-
-@dataclass(frozen=True)
 class Meeting:
     """The file where a run's processes on this machine find each other; `token` tells one attempt from another."""
 
@@ -238,7 +220,6 @@ ENTRIES: Mapping[type, str] = {
     PrepareModel: "hivetune.models.worker.prepare_model",
     Probe: "hivetune.train.worker.measure.probe",
     MeasureRates: "hivetune.train.worker.measure.rates",
-    Prove: "hivetune.train.worker.measure.prove",
     Train: "hivetune.train.worker.loop",
     ComputePacks: "hivetune.train.worker.exchange.worker",
     Replay: "hivetune.train.worker.replay",

@@ -16,14 +16,13 @@ class Choices:
     `threads`: torch's. `budget_tokens`: the most in a micro-batch, which is then cut `halvings` times in half.
     `pack_tokens`: what a micro-batch aims at where workers compute them (config: workers), whatever their number.
     `recompute`: layers whose activations are computed again in the backward pass. `path_why`: why the general path.
-    `kernels`: our own in C++ ("native") or in Triton, or "torch"; `kernels_why`: why not our own, on a processor.
+    `kernels`: our own in C++ ("native") or "torch"; `kernels_why`: why not our own, on a processor.
     `products`: what multiplies on a CPU, a library or our own kernel (train/worker/model/products.py). `attention`: as
     transformers names it.
     `rank_multiple`, `token_multiple`: the sizes of products are padded to them.
     `streamed`: so many layers, from the first on, whose frozen weights do not stay on the device, and where they come
     from (`stream_from`); the bits are the same.
-    `share_prefixes`: compute a prefix that rows have in common once. `graphs`: steps come in few shapes, and work that
-    the device gets often is replayed as a graph. `agreement`: the evidence that the fast path is
+    `share_prefixes`: compute a prefix that rows have in common once. `agreement`: the evidence that the fast path is
     right (measure/agreement.py).
     `prediction`: what the probe expects of the run (plan/speed.Prediction). `environment`: variables of the worker over
     the inherited ones, null for one that is taken away (machine/doctor/findings.py).
@@ -37,7 +36,7 @@ class Choices:
     recompute: int | None = None
     path: Literal["fast", "general"] | None = None
     path_why: str | None = None
-    kernels: Literal["native", "torch", "triton"] | None = None
+    kernels: Literal["native", "torch"] | None = None
     kernels_why: str | None = None
     products: Literal["torch", "onednn", "native"] | None = None
     attention: str | None = None
@@ -47,7 +46,6 @@ class Choices:
     streamed: int | None = None
     stream_from: Literal["memory", "disk"] | None = None
     share_prefixes: bool | None = None
-    graphs: bool | None = None
     agreement: Mapping[str, Any] | None = None
     prediction: Mapping[str, Any] | None = None
     environment: Mapping[str, str | None] | None = None

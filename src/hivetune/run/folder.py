@@ -20,8 +20,6 @@ from hivetune.run.choices import Choices
 CONFIG = "config.resolved.yaml"
 RECORD = "run.json"
 PLAN, PLAN_ROWS, AMENDMENTS = "plan.json", "plan.bin", "amendments.jsonl"
-# Of stage 2: the reference adapter's log-probabilities of each judged row.
-REFERENCE = "reference.json"
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
 # The loss of each validation row at each validation.
 ROW_LOSSES = "validation.jsonl"

@@ -25,12 +25,9 @@ from hivetune.run.folder import (
 )
 from hivetune.train.plan.memory import TrainingSetup, disk_bytes
 from hivetune.train.plan.steps import (
-    MIN_VOUCHED,
-    STAGE2_STEPS,
     Plan,
     PlanRow,
     make_plan,
-    make_stage2_plan,
     read_plan,
 )
 
@@ -129,35 +126,9 @@ def update_record(folder: Path, **changes: Any) -> dict[str, Any]:
 
 
 def plan_of(config: RunConfig, snapshot: Snapshot, settings_hash: str) -> Plan:
-    """Return the plan of a config on a snapshot.
-
-    Raises UsageError for a stage 2 without an adapter to begin with, or without a bad row.
-    """
-    rows = [PlanRow(*row) for row in snapshot.plan_rows("train")]
-    if config.learn.stage == 2:
-        if config.lora.start is None:
-            raise UsageError(
-                "learn.stage is 2, but lora.start does not name a run of stage 1",
-                hint="name the folder of a finished run",
-            )
-        if not snapshot.bad_rows():
-            raise UsageError(
-                "learn.stage is 2, but there is no bad answer to learn from",
-                hint="name pairs or failures in learn.use; hivetune check shows the reason for each row",
-            )
-        return make_stage2_plan(
-            rows,
-            snapshot.good_rows("train", MIN_VOUCHED),
-            snapshot.bad_rows(),
-            snapshot_hash=snapshot.hash,
-            settings_hash=settings_hash,
-            seed=config.seed,
-            batch_size=config.batch_size,
-            steps=config.max_steps or STAGE2_STEPS,
-        )
-
+    """Return the plan of a config on a snapshot."""
     return make_plan(
-        rows,
+        [PlanRow(*row) for row in snapshot.plan_rows("train")],
         snapshot_hash=snapshot.hash,
         settings_hash=settings_hash,
         seed=config.seed,

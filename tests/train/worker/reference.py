@@ -80,10 +80,6 @@ class Reference:
         return x / torch.sqrt((x * x).mean(-1, keepdim=True) + self.config["rms_norm_eps"]) * w
 
     def mlp(self, i: int, x: Tensor) -> Tensor:
-        names = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2")}
-        block, *parts = names.get(self.family, ("mlp", "gate_proj", "up_proj", "down_proj"))
-        if f"model.layers.{i}.{block}.gate.weight" in self.weights:
-            return self.experts(f"model.layers.{i}.{block}", f"model.layers.{i}.mlp.experts", parts, x)
         if self.family == "phi3":
             gate, up = self.linear(x, i, "mlp", "gate_up_proj").chunk(2, -1)
         else:
@@ -94,29 +90,6 @@ class Reference:
             act = gate / (1 + torch.exp(-gate))
         return self.linear(act * up, i, "mlp", "down_proj")
 
-    def experts(self, block: str, module: str, parts: list[str], x: Tensor) -> Tensor:
-        """Token by token; adapters in PEFT's order: A is [E * R, I], B is [O, R * E]."""
-        shares, rows = torch.softmax(x @ self.weights[f"{block}.gate.weight"].T, -1), []
-        for token, share in zip(x, shares, strict=True):
-            chosen = share.argsort(descending=True)[: self.config["num_experts_per_tok"]].tolist()
-            by = share[chosen].sum() if self.family == "mixtral" or self.config.get("norm_topk_prob") else 1.0
-            total = torch.zeros_like(token)
-            for e in chosen:
-                gate, up, down = (self.weights[f"{block}.experts.{e}.{part}.weight"] for part in parts)
-                inner = (
-                    torch.cat([gate @ token, up @ token])
-                    + self.of_expert(f"{module}.base_layer", e, len(shares[0])) @ token
-                )
-                gate_e, up_e = inner.chunk(2)
-                h = gate_e / (1 + torch.exp(-gate_e)) * up_e
-                total = total + share[e] / by * ((down + self.of_expert(module, e, len(shares[0]))) @ h)
-            rows.append(total)
-        return torch.stack(rows)
-
-    def of_expert(self, module: str, e: int, count: int) -> Tensor:
-        a, b = (self.adapter[f"base_model.model.{module}.lora_{half}.weight"] for half in "AB")
-        return self.scale * b.view(len(b), -1, count)[:, :, e] @ a.view(count, -1, a.shape[1])[e]
-
     def attention(self, i: int, x: Tensor) -> Tensor:
         c, n, hd = self.config, len(x), self.head_dim
         heads, kv = c["num_attention_heads"], c.get("num_key_value_heads", c["num_attention_heads"])
@@ -124,10 +97,10 @@ class Reference:
             q, k, v = self.linear(x, i, "self_attn", "qkv_proj").split([heads * hd, kv * hd, kv * hd], -1)
         else:
             q, k, v = (self.linear(x, i, "self_attn", f"{name}_proj") for name in "qkv")
-        if self.family in ("olmo2", "olmoe"):
+        if self.family in ("olmo2",):
             q, k = (self.norm(y, f"model.layers.{i}.self_attn.{name}_norm") for y, name in ((q, "q"), (k, "k")))
         q, k, v = q.view(n, heads, hd), k.view(n, kv, hd), v.view(n, kv, hd)
-        if self.family in ("qwen3", "qwen3_moe", "gemma3_text"):
+        if self.family in ("qwen3", "gemma3_text"):
             p = f"model.layers.{i}.self_attn"
             q, k = self.norm(q, f"{p}.q_norm"), self.norm(k, f"{p}.k_norm")
         q, k = self.turn(i, q), self.turn(i, k)

@@ -15,12 +15,10 @@ from typing import Any
 import pytest
 import torch
 from train.worker.models import write_model
-from train.worker.planted import judged_by_feedback, make_bench, planted_rows
 from train.worker.runs import learnable_rows, make_run, metrics, run_training
 from train.worker.test_ranks import run_ranks
 
 from hivetune.base.disk import sha256_file, write_json, write_manifest
-from hivetune.base.journal import read_journal
 
 GOLDEN = Path(__file__).parent / "golden" / "runs.json"
 # Sums in other orders differ in the seventh digit; a dozen steps of AdamW at a rate of 1e-2 let that grow.
@@ -115,14 +113,3 @@ def test_two_workers_come_to_the_adapter_of_one(tmp_path: Path) -> None:
     run_ranks(tmp_path, model, 2)
     steps = [entry for entry in metrics(tmp_path) if entry["event"] == "step"]
     compare("one worker", steps, tmp_path / "run/adapter_model.safetensors")
-
-
-@pytest.mark.slow
-def test_stage_2(tmp_path: Path) -> None:
-    rows, rated = planted_rows(0, unlabelled=120, rated=60, held_out=20)
-    bench = make_bench(tmp_path, rows + judged_by_feedback(rated, [not row.has_tail for row in rated]))
-    bench.train("stage1", epochs=2, patience=None)
-    bench.stage2("stage2", "stage1", learning_rate=1e-3, learn={"steps": 5})
-    for name in ("stage1", "stage2"):
-        steps = [e for e in read_journal(bench.folder / name / "metrics.jsonl") if e["event"] == "step"]
-        compare(f"learn, {name}", steps, bench.folder / name / "adapter_model.safetensors")

@@ -16,7 +16,6 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hivetune.config import LoraConfig
 from hivetune.data.snapshot import Snapshot
 
 # Below this many shared tokens one more segment costs more in small attention calls than it saves (docs/log.md).
@@ -41,9 +40,6 @@ WORTH_SHARING = 4
 
 Padding = Callable[[int], int]
 """Maps a number of rows to the number that it is padded to."""
-# The sizes of `bucketed`: multiples of the first, and from 8 times that on eight sizes for each doubling. So at most an
-# eighth is padding, and a run meets few sizes.
-MIN_SIZE, SIZES_A_DOUBLING = 64, 8
 
 
 def unpadded(size: int) -> int:
@@ -54,12 +50,6 @@ def unpadded(size: int) -> int:
 def multiples_of(multiple: int) -> Padding:
     """Return the padding to multiples of `multiple`."""
     return lambda size: -(-size // multiple) * multiple
-
-
-def bucketed(size: int) -> int:
-    """Return the smallest of few sizes that holds `size`."""
-    step = max(MIN_SIZE, (1 << max(1, size - 1).bit_length() - 1) // SIZES_A_DOUBLING)
-    return -(-size // step) * step
 
 
 def token_multiple(device: str, dtype: str, products: str | None = None) -> int:
@@ -139,11 +129,6 @@ def trim_rows(snapshot: Snapshot, rows: Iterable[int]) -> tuple[TrimmedDocument,
     return tuple(trim_document(snapshot.tokens(row).tolist(), snapshot.trained(row)) for row in rows)
 
 
-def shares_prefixes(lora: LoraConfig) -> bool:
-    """Return whether a prefix of several rows may be computed once, as far as dropout goes (docs/engine.md)."""
-    return True
-
-
 def make_layout(documents: Sequence[TrimmedDocument], *, share: bool, pad: Padding = unpadded) -> Layout:
     """Return the layout of documents in any order. `share`: compute common prefixes once.
 
@@ -196,34 +181,6 @@ def split_documents(
         used += fresh
         before = tokens
     return [part for batch in batches for part in _fitted(documents, batch, budget_tokens)] if share else batches
-
-
-def split_units(
-    documents: Sequence[TrimmedDocument], units: Sequence[Sequence[int]], budget_tokens: int, *, share: bool
-) -> list[list[Sequence[int]]]:
-    """Return the units of each micro-batch, as `split_documents` does for units that one micro-batch must hold.
-
-    A unit that is larger than the budget is alone. Units without a token take no room and are left out.
-    """
-    position = {index: number for number, index in enumerate(_by_content(documents))}
-    firsts = [
-        (min(position[index] for index in unit if index in position), unit)
-        for unit in units
-        if not position.keys().isdisjoint(unit)
-    ]
-    batches: list[list[Sequence[int]]] = []
-    for _, unit in sorted(firsts, key=lambda first: first[0]):
-        if batches and _size_of(documents, [*itertools.chain(*batches[-1]), *unit], share) <= budget_tokens:
-            batches[-1].append(unit)
-        else:
-            batches.append([unit])
-    return batches
-
-
-def _size_of(documents: Sequence[TrimmedDocument], indices: Sequence[int], share: bool) -> int:
-    """Return how many tokens are computed of these documents together."""
-    tokens = sorted(documents[index].tokens for index in indices if documents[index].tokens)
-    return _num_computed(tokens) if share else sum(map(len, tokens))
 
 
 def _fitted(documents: Sequence[TrimmedDocument], batch: list[int], budget_tokens: int) -> Iterator[list[int]]:

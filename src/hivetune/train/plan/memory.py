@@ -20,8 +20,6 @@ from hivetune.train.plan.layout import compiles_products
 BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 # Bits a weight with double quantization (QLoRA, arXiv 2305.14314): 4 + 8/64 + 32/(64 * 256).
 NF4_BITS = 4.127
-# Streamed layers keep their scales in float32: 4 + 32/64 bits (train/worker/model/fast/weights/image.py).
-STREAMED_NF4_BITS = 4.5
 # Positions whose logits exist at the same time: a round number near both paths' chunks (train/worker/model/).
 LOGITS_CHUNK = 256
 # Buffers of hidden size that are alive at once inside a layer, besides what it keeps.
@@ -166,24 +164,19 @@ def activation_bytes(setup: TrainingSetup, tokens: int) -> int:
 
 def layer_bytes(setup: TrainingSetup) -> int:
     """Return the bytes of the frozen matrices of one layer as they are streamed, the mean of all layers."""
-    weights = setup.architecture.layer_weights
-    return round(weights * STREAMED_NF4_BITS / 8) if setup.quantized else weights * setup.value_bytes
+    return setup.architecture.layer_weights * setup.value_bytes
 
 
 def weight_bytes(setup: TrainingSetup) -> int:
     """Return the bytes of the frozen base, as far as it stays on the device.
 
     With NF4 the layers' matrices take 4.127 bits a weight and the rest stays as it is. The largest matrix is unpacked
-    for its product; where layers are streamed, the layer at hand is.
+    for its product.
     """
     a = setup.architecture
     away = max(0, setup.streamed - STREAM_BUFFERS)
     if not setup.quantized:
         return a.parameters * setup.value_bytes - away * layer_bytes(setup)
-    if setup.streamed:
-        in_layers = a.layers * a.layer_weights
-        unpacked = (a.parameters - in_layers + a.layer_weights) * setup.value_bytes
-        return unpacked + (a.layers - away) * layer_bytes(setup)
     rest = (a.parameters - a.quantizable_parameters) * setup.value_bytes
     return round(a.quantizable_parameters * NF4_BITS / 8) + rest + a.largest_linear * setup.value_bytes
 
@@ -306,13 +299,7 @@ StreamSource = Literal["memory", "disk"]
 
 
 def can_stream(setup: TrainingSetup) -> bool:
-    """Return whether layers can be streamed: on the fast path only, where each layer is computed by hand.
-
-    Layers in 4 bits are on the general path while they stay. They are streamed to a card only: a processor would pack
-    them again each time.
-    """
-    if setup.quantized:
-        return setup.architecture.is_fast and setup.kind != "cpu" and not setup.architecture.modules
+    """Return whether layers can be streamed: on the fast path only, where each layer is computed by hand."""
     return setup.path == "fast" and setup.architecture.is_fast
 
 

@@ -47,7 +47,6 @@ from hivetune.train.plan.device import Device, device_of_card, device_of_machine
 from hivetune.train.plan.layout import pack_tokens
 from hivetune.train.plan.memory import TrainingSetup, disk_bytes, setup_of
 from hivetune.train.plan.speed import LOCAL_BYTES_PER_S, Worth, probe_key, read_measured, worth_of
-from hivetune.train.plan.steps import BAD_SHARE, STAGE2_STEPS
 
 # English prose by the vocabularies of SmolLM2 and Qwen2.5, and the tokens that templates write around a message.
 CHARS_PER_TOKEN, TOKENS_A_MESSAGE = 4.4, 5
@@ -374,17 +373,13 @@ def guess_workload(
     counted = None if rows and tokens else rows_to_train(config, model_folder)
     num_rows = rows or (counted.rows if counted else 1)
     basis = "as given" if rows or counted is None else counted.words
-    batch_size, epochs, max_steps = config.batch_size, config.epochs, config.max_steps
-    if config.learn.stage == 2:  # good rows and, beside them, bad ones; as often as the steps need
-        batch_size, max_steps = math.ceil(batch_size * (1 + BAD_SHARE)), max_steps or STAGE2_STEPS
-        epochs = max(epochs, max_steps * batch_size / num_rows)
     work = assumed_workload(
         longest=config.max_length,
         mean=tokens or (counted.tokens if counted else 1),
         rows=num_rows,
-        batch_size=batch_size,
-        epochs=epochs,
-        max_steps=max_steps,
+        batch_size=config.batch_size,
+        epochs=config.epochs,
+        max_steps=config.max_steps,
     )
     return work, basis
 

@@ -12,7 +12,7 @@ import itertools
 import math
 import struct
 from array import array
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -22,7 +22,6 @@ from hivetune.base.journal import Journal, read_journal
 from hivetune.base.private import read_bounded
 from hivetune.base.sealed import HINT, read_sealed, write_sealed
 from hivetune.base.typed import from_plain, to_plain
-from hivetune.data.snapshot import BadAnswer
 from hivetune.errors import UsageError
 from hivetune.records import Step
 from hivetune.run.folder import AMENDMENTS, PLAN, PLAN_ROWS
@@ -219,8 +218,7 @@ def read_plan(run: Path) -> Plan:
     """Read the plan and apply its amendments. Raises UsageError when it is missing or damaged."""
     description = read_sealed(run / PLAN)
     try:
-        # A step of stage 2 has more entries than the batch: bad rows beside good ones, but none twice.
-        most = HEADER.size + 8 * description["steps"] * (1 + description["batch_size"] + description["rows"])
+        most = HEADER.size + 8 * description["steps"] * (1 + description["batch_size"])
         binary = read_bounded(run / PLAN_ROWS, most, links=False)
         if sha256_bytes(binary) != description["sha256"]:
             raise ValueError("its hash is not the recorded one")
@@ -307,83 +305,6 @@ def _decode(binary: bytes) -> tuple[array[int], array[int], array[int]]:
         raise ValueError(f"{len(binary)} bytes do not hold {steps} steps of {entries} rows")
     ends, rows = HEADER.size + 8 * steps, HEADER.size + 8 * steps + 4 * entries
     return array("Q", binary[HEADER.size : ends]), array("I", binary[ends:rows]), array("I", binary[rows:])
-
-
-# Bad rows in a step for each good one. Together they may push half as much as the good rows pull (train/worker).
-BAD_SHARE = 0.5
-STAGE2_STEPS = 40
-# With fewer rows that people called good, all rows keep the model where it is.
-MIN_VOUCHED = 32
-
-
-def make_stage2_plan(
-    rows: Sequence[PlanRow],
-    good: Collection[int],
-    bad: Sequence[BadAnswer],
-    *,
-    snapshot_hash: str,
-    settings_hash: str,
-    seed: int,
-    batch_size: int,
-    steps: int,
-) -> Plan:
-    """Return a plan of stage 2: each step has `batch_size` good rows and half as many bad ones.
-
-    The good row that a bad answer is compared with is in its step. `good`: the rows that keep the model where it is.
-    The others of `rows` are trained only where they are compared: what nobody called good may have the very fault that
-    the bad answers are about. Good and bad rows are taken in turn, each in the order of `make_plan`'s epochs, as often
-    as the steps need. A bad row counts nothing in a step's divisor, so the plan has the format of any other: its entry
-    trains 0 tokens.
-    """
-    row_of = {row.row: row for row in rows}
-    good_rows = [row_of[row] for row in good]
-    wrong = [PlanRow(answer.row, answer.content_id, answer.length, answer.trained) for answer in bad]
-    better_of = {answer.row: answer.better for answer in bad}
-
-    def in_turn(rows: Sequence[PlanRow], kind: str) -> Iterator[PlanRow]:
-        """Yield all rows, then all of them again in another order, without an end."""
-        return itertools.chain.from_iterable(epoch_order(rows, seed, f"{kind} {turn}") for turn in itertools.count())
-
-    next_bad, next_good = in_turn(wrong, "bad"), in_turn(good_rows, "good")
-    num_bad = min(len(wrong), max(1, int(BAD_SHARE * batch_size)))
-    entry_rows, entry_trained, step_ends = array("I"), array("I"), array("Q")
-    for _ in range(steps if good_rows and wrong else 0):
-        bad_rows = _some(next_bad, num_bad, {})
-        compared = {better: row_of[better] for row in bad_rows if (better := better_of[row]) is not None}
-        chosen = _some(next_good, min(batch_size, len(good_rows)), compared)
-        entry_rows.extend([*chosen, *bad_rows])
-        entry_trained.extend([row.trained for row in chosen.values()] + [0] * len(bad_rows))
-        step_ends.append(len(entry_rows))
-    return Plan(
-        snapshot_hash=snapshot_hash,
-        settings_hash=settings_hash,
-        seed=seed,
-        batch_size=batch_size,
-        epochs=1,
-        max_steps=steps,
-        num_rows=len(rows) + len(bad),
-        entry_rows=entry_rows,
-        entry_trained=entry_trained,
-        step_ends=step_ends,
-    )
-
-
-def longest_unit(lengths: Mapping[int, int], bad: Sequence[BadAnswer]) -> int:
-    """Return the tokens of the longest row, or of compared answers that one micro-batch must hold together."""
-    sizes = dict(lengths)
-    for answer in bad:
-        if answer.better in sizes and answer.row in lengths:
-            sizes[answer.better] += lengths[answer.row]
-    return max(sizes.values())
-
-
-def _some(rows: Iterator[PlanRow], count: int, first: dict[int, PlanRow]) -> dict[int, PlanRow]:
-    """Return `first` and the next rows that are not among them, until they are `count`."""
-    chosen = dict(first)
-    while len(chosen) < count:
-        row = next(rows)
-        chosen.setdefault(row.row, row)
-    return chosen
 
 
 def spread_sample(rows: Sequence[int], most: int, kind: Callable[[int], Any]) -> list[int]:

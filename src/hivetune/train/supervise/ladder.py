@@ -52,12 +52,6 @@ RUNGS = {
     rung.name: rung
     for rung in (
         _card("blas", "rocBLAS's own kernels instead of hipBLASLt", LEAVE_HIPBLASLT),
-        _card("graphs", "kernels launched one by one instead of as graphs", choices=Choices(graphs=False)),
-        _card(
-            "kernels",
-            "torch's kernels between the products instead of our own in Triton",
-            choices=Choices(kernels="torch"),
-        ),
         Rung("attention", "plain attention instead of a fused kernel", choices=Choices(attention="eager")),
         _card("bucket", "fewer shapes, token counts in multiples of 256", choices=Choices(token_multiple=256)),
         _card(
@@ -76,7 +70,6 @@ RUNGS = {
             "no-cache",
             "every allocation made by the driver, so that no operand ends right before unmapped memory",
             {"PYTORCH_NO_HIP_MEMORY_CACHING": "1"},
-            Choices(graphs=False),  # a captured graph allocates from a pool of the cache
         ),
         Rung("micro", "micro-batches of half the size, the same effective batch", choices=Choices(halvings=1)),
         Rung("small", "micro-batches of an eighth of the size, the same effective batch", choices=Choices(halvings=3)),
@@ -88,7 +81,7 @@ RUNGS = {
         Rung(
             "stream",
             "the frozen layers streamed: their weights are read when they are needed",
-            choices=Choices(streamed=EVERY_LAYER, graphs=False),  # replayed steps are padded to few shapes
+            choices=Choices(streamed=EVERY_LAYER),
         ),
         Rung("general", "the general path by transformers instead of our own kernels", choices=Choices(path="general")),
         # The environment is for libraries with pools of their own; torch's was settled when the run began.
@@ -356,7 +349,7 @@ def void_rungs(environment: Mapping[str, str], choices: Choices) -> frozenset[st
 
     What was not chosen is not in use, where a rung leaves it (graphs). The general path has nothing to stream.
     """
-    values = choices.made() | ({"streamed": EVERY_LAYER, "graphs": False} if choices.path == "general" else {})
+    values = choices.made() | ({"streamed": EVERY_LAYER} if choices.path == "general" else {})
 
     def is_void(rung: Rung) -> bool:
         same = [environment.get(name) == value for name, value in rung.environment.items()]

@@ -37,7 +37,7 @@ def devices_beside(run: Path, model: Path, config: RunConfig, machine: Machine, 
     Raises UsageError when there are fewer cards than workers.
     """
     number = config.workers
-    if number is None or config.learn.stage == 2 or cluster_of(config) is not None:
+    if number is None or cluster_of(config) is not None:
         return ()
     if device == "cpu":
         most = cpu_workers(machine.cores, read_resolved(run)[1].threads)

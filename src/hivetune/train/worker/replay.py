@@ -49,7 +49,7 @@ def load_as_saved(task: Replay) -> LoraModel:
         device=device,
         choices=choices,
     )
-    begin(model.adapter, config.lora, config.seed)
+    begin(model.adapter, config.lora, config.seed, task.model)
     state, _ = load_newest_good(task.run)
     if state is not None:
         for name, view in model.adapter.items():

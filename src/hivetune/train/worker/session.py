@@ -36,14 +36,12 @@ from hivetune.train.worker.model.adapter import base_name, begin, fill, is_as_be
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import LoraModel
 from hivetune.train.worker.optimizer import AdamW
-from hivetune.train.worker.stage2 import MIN_GUARDS, Stage2, open_stage2
 from hivetune.train.worker.tensorboard import EventFiles
 from hivetune.train.worker.validation import Scored, choose_sample, score_rows
 from hivetune.train.worker.watch import LossHistory
 
 VALIDATIONS = 10
 VALIDATION_ROWS = 48  # the most of a validation during training
-STAGE2_VALIDATIONS = 5
 
 
 class StepNotFinite(HivetuneError):
@@ -66,22 +64,17 @@ class LoopState:
     best: dict[str, Any] | None = None
     without_gain: int = 0
     stopped_early: bool = False
-    start_loss: float | None = None
-    """The loss of the validation rows before the first step; measured in stage 2 only."""
     history: LossHistory = field(default_factory=LossHistory)
     grid: int = FIRST_EXPONENT
 
 
-# Fields that every checkpoint holds; `start_loss` and `grid` may be missing, which means "as at the start".
+# Fields that every checkpoint holds; `grid` may be missing, which means "as at the start".
 _IN_EVERY_LOOP = frozenset({"updates", "without_gain", "stopped_early", "history"})
 
 
 @dataclass
 class Session:
-    """A run as its worker has it open. Only `plan` is ever replaced, by its amended self.
-
-    `stage2` is known once the adapter that the run begins with is in the model.
-    """
+    """A run as its worker has it open. Only `plan` is ever replaced, by its amended self."""
 
     folder: Path
     model_folder: Path
@@ -99,15 +92,7 @@ class Session:
     validation_rows: Sequence[int]
     sample_rows: Sequence[int]
     """The validation rows that are scored during the run."""
-    runs_ahead: bool
-    """Whether a step's answer is read after the next step was given to the device.
-
-    It is on a card, and where work is replayed, unless workers compute the step.
-    """
-    stage2: Stage2 | None = None
     numbers_tested: float = -math.inf
-    step_ended: float = -math.inf
-    """When the last step was journaled, by perf_counter."""
 
     @property
     def num_steps(self) -> int:
@@ -122,8 +107,6 @@ class Session:
         """
         if self.config.validate_every is not None:
             return self.config.validate_every
-        if self.config.learn.stage == 2:  # nothing else guards the good rows
-            return max(1, math.ceil(self.num_steps / STAGE2_VALIDATIONS))
         cheap_enough = math.ceil(10 / 3 * len(self.sample_rows) / self.config.batch_size)
         return min(self.num_steps, max(1, math.ceil(self.num_steps / VALIDATIONS), cheap_enough))
 
@@ -147,8 +130,7 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
         device=device,
         choices=choices,
     )
-    stage2 = config.learn.stage == 2
-    validation_rows = snapshot.good_rows("validation", MIN_GUARDS) if stage2 else snapshot.rows("validation")
+    validation_rows = snapshot.rows("validation")
     metrics = Journal(folder / METRICS)
     return Session(
         folder=folder,
@@ -157,8 +139,7 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
         plan=plan,
         snapshot=snapshot,
         model=model,
-        optimizer=AdamW(model.master_N, weight_decay=config.weight_decay, kernels=model.kernels),
-        runs_ahead=(device.type == "cuda" or choices.graphs is True) and choices.pack_tokens is None,
+        optimizer=AdamW(model.master_N, model.grad_N, weight_decay=config.weight_decay),
         saver=Saver(
             folder,
             standby=Standby(task.standby) if task.standby and read_ranks().size == 1 else None,
@@ -171,22 +152,13 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
         exchange=open_exchange(task, config, choices, model, metrics),
         heartbeat=heartbeat,
         validation_rows=validation_rows,
-        sample_rows=validation_rows if stage2 else choose_sample(snapshot, validation_rows, VALIDATION_ROWS),
+        sample_rows=choose_sample(snapshot, validation_rows, VALIDATION_ROWS),
     )
 
 
 def restore(session: Session) -> LoopState:
     """Restore weights, optimizer and state of the newest good checkpoint, or of the start; drop later metrics."""
-    begin(session.model.adapter, session.config.lora, session.config.seed)
-    if session.config.learn.stage == 2 and session.stage2 is None:
-        session.stage2 = open_stage2(
-            session.folder,
-            session.config,
-            session.plan,
-            session.snapshot,
-            session.model,
-            session.heartbeat,
-        )
+    begin(session.model.adapter, session.config.lora, session.config.seed, session.model_folder)
     session.optimizer.exp_avg_N.zero_()
     session.optimizer.exp_avg_sq_N.zero_()
     state, problems = load_newest_good(session.folder, check=_progress_of)
@@ -343,8 +315,6 @@ def _state(session: Session, progress: LoopState) -> TrainState:
     loop = asdict(progress)
     for key in ("step", "best"):
         del loop[key]
-    if progress.start_loss is None:
-        del loop["start_loss"]
     return TrainState(
         step=progress.step,
         **{kind: same_views(flat_N, session.model.adapter) for kind, flat_N in flat.items()},

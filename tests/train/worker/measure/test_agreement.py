@@ -76,17 +76,6 @@ def test_a_wrong_fast_path_is_wrong_beside_float64_too(folder: Path) -> None:
     assert right_choices(kernels, some_documents(), truth_dtype="float64").kernels == "torch"
 
 
-@pytest.mark.parametrize("right", [True, False])
-def test_replayed_steps_are_compared_too(folder: Path, right: bool) -> None:
-    """As on a card, where they are a way to compute: chosen where they are right, left where they are not."""
-    of_torch = Choices(kernels="torch")
-    load = Loader(folder, torch.float32, () if right else (Choices(kernels="torch", graphs=True),))
-    told = right_choices(lambda changes: load(changes.over(of_torch)), some_documents(), graphs=True)
-    assert told.graphs is right and told.agreement is not None and told.agreement["loss"] < 1e-4
-    assert (told.agreement["graphs"]["gradient"] < 1e-4) == right
-    assert load.asked[-1] == Choices(kernels="torch", graphs=True)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_wrong_kernels_give_way_to_the_plain_ones(folder: Path, dtype: torch.dtype) -> None:
     told = right_choices(Loader(folder, dtype, (Choices(),)), some_documents())

@@ -15,7 +15,6 @@ from hivetune.errors import DoesNotFit, UsageError
 from hivetune.run.choices import Choices
 from hivetune.train.worker.measure.agreement import answer, difference
 from hivetune.train.worker.model.fast.model import FastModel
-from hivetune.train.worker.model.fast.spec import NotFast
 from hivetune.train.worker.model.fast.weights import files, read
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import LoraModel
@@ -28,14 +27,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"), num_hidden_layers=LAYERS)
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32, *, quantized: bool = False, **choices: Any) -> FastModel:
+def load(folder: Path, dtype: torch.dtype = torch.float32, **choices: Any) -> FastModel:
     model = FastModel(
         folder,
         LoraConfig(r=5, alpha=12),
         dtype=dtype,
         device=torch.device("cpu"),
         choices=Choices(kernels="torch", **choices),
-        quantized=quantized,
     )
     random_adapter(model)
     return model
@@ -68,42 +66,7 @@ def test_the_same_bits(folder: Path, streamed: int, way: str, monkeypatch: pytes
     assert_same_bits(step(model), whole)
 
 
-@pytest.mark.parametrize("way", ["files", "memory"])
-def test_the_same_bits_in_four_bits(folder: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packed layers travel; each is unpacked in one place that all share."""
-    whole = step(load(folder, quantized=True, recompute=2))
-    monkeypatch.setattr(read, "source_for", lambda *_: way)
-    model = load(folder, quantized=True, recompute=2, streamed=5)
-    assert_same_bits(step(model), whole)
-    assert not torch.equal(whole[1], step(load(folder, recompute=2))[1])
-    plain, packed = (load(folder, quantized=way, streamed=5) for way in (False, True))
-    for one in (plain, packed):
-        one.streamed()
-        one.nll(documents())
-    # 4.5 bits a weight instead of 32, and no rows of adapters.
-    assert packed.streamed().size_bytes < 4.6 / 32 * plain.streamed().size_bytes
-
-
-def test_four_bits_are_those_of_the_general_path(tmp_path: Path) -> None:
-    """A streamed model in 4 bits runs on the fast path, one that stays on the general path: the same base."""
-    folder = write_model(tmp_path, num_hidden_layers=LAYERS, hidden_size=64, intermediate_size=128)
-
-    def load_packed(**choices: Any) -> LoraModel:
-        cpu, made = torch.device("cpu"), Choices(kernels="torch", **choices)
-        return load_model(folder, LoraConfig(r=5), method="qlora", dtype=torch.float32, device=cpu, choices=made)
-
-    rows = [document for document in documents() if document.trained_L.any()]
-    streamed, whole = load_packed(streamed=LAYERS), load_packed()
-    assert (streamed.path, whole.path) == ("fast", "general")
-    assert difference(answer(streamed, rows), answer(whole, rows)).is_rounding
-
-
-def test_experts_are_not_packed(tmp_path: Path) -> None:
-    with pytest.raises(NotFast, match="experts"):
-        load(write_model(tmp_path / "model", "mixtral"), quantized=True)
-
-
-@pytest.mark.parametrize("case", each_family("qwen3-moe-mixed", "gemma3"))
+@pytest.mark.parametrize("case", each_family("gemma3"))
 def test_every_family_with_its_own_precision(case: str, tmp_path: Path) -> None:
     """Layers of different sizes share places; float32 files are converted to what is computed in, piece by piece."""
     folder = write_model(tmp_path / "model", case)

@@ -41,30 +41,26 @@ SCORED_TOGETHER = 16
 
 @dataclass(frozen=True)
 class Summed:
-    """The losses of a step, whose gradient is in `grad_N`. `exponent`: of the next step's grid.
+    """The `loss` of a step, a scalar: nll of its trained tokens; the gradient is in `grad_N`.
 
-    `losses` [1]: nll of the step's trained tokens; [2] in stage 2: of good rows, and the loss of the bad ones.
+    `exponent`: of the next step's grid.
     """
 
-    losses: Tensor
+    loss: Tensor
     exponent: int
 
 
 class Whole:
-    """An exchange of one process that adds in fp32, also for the judged rows of stage 2."""
+    """An exchange of one process that adds in fp32."""
 
     def __init__(self, model: LoraModel, seed: int):
         self._model, self._seed = model, seed
 
-    def backward(
-        self, documents: Sequence[Document], step: int, *, scale: float, exponent: int, beta: float | None = None
-    ) -> Summed:
-        """Leave the gradient of `scale` times the step's loss in the model's `grad_N`. `beta`: of stage 2."""
+    def backward(self, documents: Sequence[Document], step: int, *, scale: float, exponent: int) -> Summed:
+        """Leave the gradient of `scale` times the step's loss in the model's `grad_N`."""
         torch.manual_seed(step_seed(self._seed, step))
         self._model.grad_N.zero_()
-        if beta is not None:
-            return Summed(self._model.backward_judged(documents, scale, beta), exponent)
-        return Summed(self._model.backward(documents, scale)[None], exponent)
+        return Summed(self._model.backward(documents, scale), exponent)
 
     def nll(self, documents: Sequence[Document], step: int) -> list[float]:
         """Return the sum over the trained tokens of each document."""
@@ -104,12 +100,8 @@ class Packs:
         self._model, self._seed, self._crew = model, seed, crew
         self._sum_N = torch.zeros(model.master_N.numel(), dtype=torch.int64)
 
-    def backward(
-        self, documents: Sequence[Document], step: int, *, scale: float, exponent: int, beta: float | None = None
-    ) -> Summed:
+    def backward(self, documents: Sequence[Document], step: int, *, scale: float, exponent: int) -> Summed:
         """Compute `Whole.backward` by the crew. Raises WorkerWrong."""
-        if beta is not None:
-            raise ValueError("stage 2 runs in one process only")
         batches = [tuple(documents[index] for index in indices) for indices in self._model.micro_batches(documents)]
         grad_N, fits = self._model.grad_N, False
         while not fits:
@@ -139,18 +131,15 @@ class Packs:
         self._crew.close()
 
     def _loss(self, value: float) -> Tensor:
-        return torch.tensor([value], dtype=torch.float64, device=self._model.device)
+        return torch.tensor(value, dtype=torch.float64, device=self._model.device)
 
 
 Exchange = Whole | Packs
 
 
 def with_packs(run: Path, config: RunConfig, settled: Choices, snapshot: Snapshot) -> Choices:
-    """Return `settled` with the size of packs where the config sets `workers`, and write it down before step 0.
-
-    Stage 2 compares rows with each other, so one process computes it.
-    """
-    if config.workers is None or config.learn.stage == 2 or settled.pack_tokens is not None:
+    """Return `settled` with the size of packs where the config sets `workers`, and write it down before step 0."""
+    if config.workers is None or settled.pack_tokens is not None:
         return settled
     lengths = [length for _, _, length, _ in snapshot.plan_rows("train")]
     device = torch.device(settled.device or "cpu").type

@@ -16,7 +16,6 @@ from hivetune.data.snapshot import Snapshot
 from hivetune.run.choices import Choices
 from hivetune.train.plan.memory import STREAM_BUFFERS, TrainingSetup
 from hivetune.train.worker.model.adapter import initialise, same_views
-from hivetune.train.worker.model.fast.graphs import USES_BEFORE
 from hivetune.train.worker.model.protocol import Document, LoraModel, read_documents
 
 ROWS, TOKENS = 4, 1024
@@ -26,7 +25,7 @@ MAX_LAYERS_COMPARED = 6
 # float32, by 0.03 and 0.05 in bfloat16; a layout with its loss out of order was 10 nats off (docs/log.md).
 LOSS = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.12, "float16": 0.06}
 GRADIENT = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.15, "float16": 0.08}
-GENERAL, PLAIN_KERNELS, REPLAYED = Choices(path="general"), Choices(kernels="torch"), Choices(graphs=True)
+GENERAL, PLAIN_KERNELS = Choices(path="general"), Choices(kernels="torch")
 
 
 @dataclass(frozen=True)
@@ -45,16 +44,13 @@ def right_choices(
     load: Callable[[Choices], LoraModel],
     documents: Sequence[Document],
     *,
-    graphs: bool = False,
     truth_dtype: str | None = None,
 ) -> Choices:
     """Return choices under which the model computes what transformers does, with the evidence as `agreement`.
 
     Nothing is chosen where no fast path is asked for. `load` makes a model without dropout under these choices over the
-    run's; no two are alive at the same time. `graphs`: whether replayed steps are possible here; if they are right too,
-    they are chosen. `truth_dtype`: a wider precision that has room here. Two right results of a mixture of experts lie
-    further apart in bfloat16 than rounding explains (0.15 of the gradient, where each is 0.08 and 0.10 from float64).
-    So where they disagree, the fast path is compared with transformers in that precision.
+    run's; no two are alive at the same time. `truth_dtype`: a wider precision that has room here. Where the two
+    disagree, the fast path is compared with transformers in that precision.
     """
     model = load(Choices())
     if model.path == "general":
@@ -67,15 +63,7 @@ def right_choices(
         theirs, plain = plain, answer(load(replace(GENERAL, dtype=truth_dtype)), documents)
         off, evidence = difference(fast, plain), {"truth": truth_dtype, "theirs": asdict(difference(theirs, plain))}
     if off.is_rounding:
-        evidence = {**asdict(off), **evidence}
-        if not graphs:
-            return Choices(agreement=evidence)
-        model = load(REPLAYED)
-        for _ in range(USES_BEFORE if model.graphs is not None else 0):  # a model that does not replay computes anyway
-            model.backward(documents, 1.0)
-        model.grad_N.zero_()
-        replayed = difference(answer(model, documents), plain)
-        return Choices(graphs=replayed.is_rounding, agreement={**evidence, "graphs": asdict(replayed)})
+        return Choices(agreement={**asdict(off), **evidence})
     plain_off = difference(answer(load(PLAIN_KERNELS), documents), plain)
     text = f"the fast path was {off.loss:.2g} nats a token and {off.gradient:.0%} of the gradient off"
     if plain_off.is_rounding:

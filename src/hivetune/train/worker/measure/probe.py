@@ -31,7 +31,7 @@ from hivetune.run.choices import NO_CHOICES, Choices
 from hivetune.run.folder import read_resolved, write_resolved
 from hivetune.train.plan import choose
 from hivetune.train.plan.device import Device, device_of_machine
-from hivetune.train.plan.layout import shares_prefixes, trim_rows
+from hivetune.train.plan.layout import trim_rows
 from hivetune.train.plan.memory import TrainingSetup, predict_peak, setup_of_run
 from hivetune.train.plan.speed import (
     PROBED_TIME_ERROR,
@@ -45,7 +45,7 @@ from hivetune.train.plan.speed import (
     probe_key,
     read_measured,
 )
-from hivetune.train.plan.steps import Plan, PlanRow, longest_unit, make_plan, read_plan
+from hivetune.train.plan.steps import Plan, PlanRow, make_plan, read_plan
 from hivetune.train.worker import model as engine_model
 from hivetune.train.worker.device import (
     complete,
@@ -58,7 +58,6 @@ from hivetune.train.worker.device import (
 from hivetune.train.worker.measure.agreement import TOKENS as COMPARED_TOKENS
 from hivetune.train.worker.measure.agreement import check_documents, layers_compared, right_choices
 from hivetune.train.worker.measure.rates import canary_rates, own_canary
-from hivetune.train.worker.model.fast.graphs import USES_BEFORE
 from hivetune.train.worker.model.load import is_known, load_model
 from hivetune.train.worker.model.protocol import Document, LoraModel, Streamed, read_documents
 from hivetune.train.worker.optimizer import AdamW
@@ -70,8 +69,6 @@ TIMED_ROUNDS, AGREE = (2, 5), 0.05
 STEPS_LOOKED_AT = 64
 STEPS_COMPARED = 50
 CANARY_STEPS = 5
-# So many times as fast must a replayed step be: graphs are one more thing that a driver can do wrong.
-WORTH_GRAPHS = 1.1
 # A rate from two steps holds for steps between these multiples of the larger one.
 LIKE_SIZE = (0.5, 2.0)
 
@@ -91,7 +88,6 @@ def conditions(model: Path, config: RunConfig, begun: Choices) -> dict[str, Any]
     return {
         "model": sha256_bytes(manifest.read_bytes()),
         "code": digest.hexdigest(),
-        "dropout": "token" if config.lora.dropout else None,
         "begun": begun.made(),
     }
 
@@ -189,7 +185,7 @@ def compare_with_prediction(
     steps = [entry for entry in metrics if entry["event"] == "step" and entry["loss"] is not None]
     for event in steps[1 : 1 + STEPS_COMPARED]:
         rows = trim_rows(snapshot, plan.steps[event["step"] - 1].rows)
-        shapes = micro_batch_shapes(setup, rows, choices.budget_tokens, share=shares_prefixes(config.lora))
+        shapes = micro_batch_shapes(setup, rows, choices.budget_tokens, share=True)
         timed.append(Timed(event["tokens"], prediction.rate.seconds(setup, shapes), event["seconds"]))
     return predicted_and_actual(
         prediction,
@@ -210,15 +206,13 @@ def measure(
     """Measure a step on each of these lists of rows, smallest first."""
     setup = replace(setup, path=model.path, streamed=model.num_streamed)
     load_peak_bytes = peak_memory_bytes(model.device)
-    optimizer = AdamW(model.master_N, weight_decay=0.0, kernels=model.kernels)  # its buffers are part of the peak
-    optimizer.update(model.grad_N, rate=0.0, number=1)
-    norm = torch.zeros((), dtype=torch.float64, device=model.device)
+    optimizer = AdamW(model.master_N, model.grad_N, weight_decay=0.0)  # its buffers are part of the peak
+    optimizer.update(rate=0.0, number=1)
     documents = [read_documents(snapshot, rows) for rows in steps]
     peaks = []
     for step in documents:
         reset_peak_memory(model.device)
-        for _ in range(1 if model.graphs is None else 1 + USES_BEFORE):
-            model.backward(step, 0.0)  # buffers grow, kernels are chosen, graphs recorded
+        model.backward(step, 0.0)  # buffers grow, kernels are chosen
         heartbeat.beat(Beat.PREPARING)
         peaks.append(peak_memory_bytes(model.device))
     seconds: list[list[float]] = [[] for _ in steps]
@@ -230,9 +224,8 @@ def measure(
             started = time.perf_counter()
             model.grad_N.zero_()
             model.backward(step, 0.0)
-            optimizer.norm(model.grad_N, norm)
-            norm.item()  # waits for the device
-            optimizer.update(model.grad_N, rate=0.0, number=1)
+            torch.linalg.vector_norm(model.grad_N, dtype=torch.float64).item()  # waits for the device
+            optimizer.update(rate=0.0, number=1)
             took_s = time.perf_counter() - started
             read.append(model.streamed())
             of_step.append(took_s - read[-1].waited_s)
@@ -263,8 +256,8 @@ def workload_of(config: RunConfig, plan: Plan, snapshot: Snapshot) -> choose.Wor
         lengths=tuple(snapshot.length(row) for row in typical.rows),
         trained=tuple(snapshot.num_trained(row) for row in typical.rows),
         documents=tuple(trim_rows(snapshot, step.rows) for step in steps),
-        share=shares_prefixes(config.lora),
-        longest=longest_unit({row: snapshot.length(row) for row in set(plan.entry_rows)}, snapshot.bad_rows()),
+        share=True,
+        longest=max(snapshot.length(row) for row in set(plan.entry_rows)),
         rows=plan.num_rows,
         batch_size=config.batch_size,
         epochs=config.epochs,
@@ -283,9 +276,8 @@ def _measure_right(
 ) -> Measured:
     """Measure steps of the model, then choose the path that computes right.
 
-    The comparison comes second, so that no measured peak contains a second model. On a card steps
-    are replayed where that is right, and faster here. A model that has to be streamed is compared by as many of its
-    layers as transformers can hold too, and not replayed.
+    The comparison comes second, so that no measured peak contains a second model. A model that has to be streamed is
+    compared by as many of its layers as transformers can hold too.
     """
 
     def load_under(changes: Choices, config: RunConfig = config, first_layers: int | None = None) -> LoraModel:
@@ -314,15 +306,10 @@ def _measure_right(
         return load_under(changes, plain, layers)
 
     plain = config.model_copy(update={"lora": config.lora.model_copy(update={"dropout": 0.0})})
-    on_card = settled.graphs is None and not layers and str(settled.device).startswith("cuda")
-    changes = right_choices(load, documents, graphs=on_card, truth_dtype=truth)
+    changes = right_choices(load, documents, truth_dtype=truth)
     if layers and changes.agreement is not None:
         changes = replace(changes, agreement={**changes.agreement, "first_layers": layers})
-    if changes.graphs is not None:
-        replayed = timed(load_under(changes)) if changes.graphs else measured
-        changes = replace(changes, graphs=WORTH_GRAPHS * replayed.step_s < measured.step_s)
-        measured = replayed if changes.graphs else measured
-    elif changes.made().keys() - {"agreement"}:
+    if changes.made().keys() - {"agreement"}:
         measured = timed(load_under(changes))
     return replace(measured, changes=changes)
 

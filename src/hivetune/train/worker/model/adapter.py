@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -70,15 +71,25 @@ def initialise(adapter: Mapping[str, Tensor], seed: int) -> None:
         view.copy_(torch.empty(view.shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator))
 
 
-def begin(adapter: Mapping[str, Tensor], lora: LoraConfig, seed: int) -> None:
+def begin(adapter: Mapping[str, Tensor], lora: LoraConfig, seed: int, model_folder: Path) -> None:
     """Set the values before the first step: drawn (`initialise`), or those of the adapter at `lora.start`.
 
-    Raises UsageError for an adapter of another base, rank or scale.
+    Raises UsageError for an adapter of another base, rank or scale. Folders of the same name count as one base: homes
+    are moved and copied.
     """
     if lora.start is None:
         initialise(adapter, seed)
         return
     theirs, tensors = read_adapter(Path(lora.start))
+    named, base = (
+        read_json(Path(lora.start) / ADAPTER_CONFIG).get("base_model_name_or_path"),
+        base_name(model_folder)[0],
+    )
+    if named and Path(named).name != Path(base).name:
+        raise UsageError(
+            f"lora.start: {lora.start} was trained on {named}, this run's model is {base}",
+            hint="choose an adapter of the same base model, or that model",
+        )
     if scaling(theirs) != scaling(lora):
         raise UsageError(
             f"lora.start: {lora.start} is scaled by {scaling(theirs):g}, this run by {scaling(lora):g}",
@@ -131,6 +142,15 @@ def write_adapter(
     write_json(folder / ADAPTER_CONFIG, config)
 
 
+# Settings of PEFT that change what the weights mean.
+UNSUPPORTED = (
+    *("use_dora", "use_qalora", "modules_to_save", "rank_pattern", "alpha_pattern", "alora_invocation_tokens"),
+    *("layer_replication", "trainable_token_indices", "lora_bias", "megatron_config"),
+)
+# First values for which PEFT changes the base: such an adapter belongs to another base than the one that it names.
+CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
+
+
 def read_adapter(folder: Path) -> tuple[LoraConfig, dict[str, Tensor]]:
     """Read settings and fp32 tensors of a PEFT LoRA folder. Raises UsageError for anything that can't be applied."""
     try:
@@ -138,21 +158,36 @@ def read_adapter(folder: Path) -> tuple[LoraConfig, dict[str, Tensor]]:
         tensors = safetensors.torch.load_file(folder / ADAPTER)
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise UsageError(f"no adapter in {folder}: {error}", hint="give a finished run or a PEFT folder") from None
-    unsupported = [key for key in ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern") if config.get(key)]
-    if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or unsupported:
-        fault = ", ".join(unsupported) or f"peft_type {config.get('peft_type')}, bias {config.get('bias')}"
-        raise UsageError(f"{folder / ADAPTER_CONFIG}: unsupported: {fault}", hint="use plain LoRA or rsLoRA")
+    if fault := _fault_of(config, tensors):
+        raise UsageError(f"{folder / ADAPTER_CONFIG}: unsupported: {fault}", hint="use plain LoRA")
     modules = {name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in tensors}
     named = config.get("target_parameters") or ALL_LINEAR
     experts = expert_tensors(tensor_shapes(tensors), config["r"], named)
+    alpha = config["lora_alpha"]
     lora = LoraConfig(
         r=config["r"],
-        # rsLoRA scales by alpha / sqrt(r): the same as alpha * sqrt(r) / r
-        alpha=config["lora_alpha"] * (math.sqrt(config["r"]) if config.get("use_rslora") else 1),
+        # rsLoRA (arXiv 2312.03732) divides by the root of r.
+        alpha=alpha * math.sqrt(config["r"]) if config.get("use_rslora") else alpha,
         dropout=config.get("lora_dropout", 0.0),
         target_modules=sorted({experts.get(module, module) for module in modules}),
     )
     return lora, {name: tensor.to(torch.float32) for name, tensor in tensors.items()}
+
+
+def _fault_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """Return why an adapter can't be applied as plain LoRA; empty if it can."""
+    if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
+        return f"peft_type {config.get('peft_type')}, bias {config.get('bias')}"
+    for name in ("r", "lora_alpha"):
+        if not isinstance(config.get(name), int | float):
+            return f"{name} is {config.get(name)!r}"
+    if unsupported := [key for key in UNSUPPORTED if config.get(key)]:
+        return ", ".join(unsupported)
+    drawn = str(config.get("init_lora_weights", True)).lower()
+    if drawn.startswith(CHANGES_BASE):
+        return f"init_lora_weights {drawn}, for which PEFT changes the base model"
+    bad = next((name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())), None)
+    return f"{bad} is not finite" if bad else ""
 
 
 @torch.no_grad()

@@ -9,10 +9,11 @@ T tokens, K experts a token, E experts, n rows of one expert, I inputs, O output
 
 import contextlib
 import functools
+import importlib.util
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,16 +25,15 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, B
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from hivetune.base.paths import install_command
 from hivetune.config import LoraConfig
-from hivetune.errors import UsageError
+from hivetune.errors import MachineNotFit, UsageError
 from hivetune.models.architecture import names_of
 from hivetune.models.worker.linears import expert_parameters, find_linears
 from hivetune.models.worker.strict import refuse_invented
 from hivetune.run.choices import NO_CHOICES, Choices
 from hivetune.train.worker.model.adapter import allocate, same_views, scaling
-from hivetune.train.worker.model.fast.weights.image import BLOCK, require_bitsandbytes
 from hivetune.train.worker.model.memory import PADDED_DEVICES, TILE, wide_of
-from hivetune.train.worker.model.preference import judged_documents, preference_loss, units
 from hivetune.train.worker.model.protocol import Document, Streamed, halved
 
 # A chunk of logits in fp32 takes at most 128 MiB: 680 positions at SmolLM2's 49k tokens, 220 at Qwen's 152k.
@@ -41,6 +41,8 @@ RECOMPUTED_CHUNK_LOGITS = 32 << 20
 GENERAL_BUDGET_TOKENS = 2048
 # Two equal passes may differ by so many units of the dtype's precision.
 ROUNDINGS = 16
+# Values that share a scale in NF4.
+BLOCK = 64
 # Gemma 2's attention, by the name that transformers knows it by.
 CAPPED = "hivetune_capped"
 
@@ -164,7 +166,6 @@ class GeneralModel:
 
     path: Literal["fast", "general"] = "general"
     kernels = "transformers"
-    graphs: int | None = None
     num_streamed = 0
     product = staticmethod(torch.mm)
 
@@ -202,26 +203,6 @@ class GeneralModel:
             if nll_M.numel():
                 (nll * scale).backward()
         return nll.detach()
-
-    def lay_ahead(self, documents: Sequence[Document], seed: int) -> None:
-        """Do nothing: transformers makes its tables as it computes."""
-
-    def repeat(self, name: str, work: Callable[[], None]) -> None:
-        work()
-
-    def backward_judged(self, documents: Sequence[Document], scale: float, beta: float) -> Tensor:
-        total = torch.zeros(2, dtype=self.master_N.dtype, device=self.device)
-        with self.switch.set(training=True):
-            for batch in self._batches(documents, units(documents)):
-                some = [documents[number] for number in batch]
-                nll_M, owner_M = self._nll(some)
-                if nll_M.numel():
-                    judged = judged_documents(some, self.device, total.dtype)
-                    nll_B = torch.zeros_like(judged.good_B).index_add(0, owner_M, nll_M.to(total.dtype))
-                    weight_B, loss = preference_loss(judged, nll_B.detach(), beta)
-                    (torch.dot(weight_B, nll_B) * scale).backward()
-                    total += loss
-        return total
 
     @torch.no_grad()
     def nll(self, documents: Sequence[Document], *, adapter: bool = True) -> Tensor:
@@ -277,27 +258,15 @@ class GeneralModel:
         return 1 + max(length - 1, min(-(-(length - 1) // self.multiple) * self.multiple, self._most_positions))
 
     def micro_batches(self, documents: Sequence[Document]) -> list[list[int]]:
-        return self._batches(documents, [[number] for number in range(len(documents))])
-
-    def _batches(self, documents: Sequence[Document], parts: Sequence[list[int]]) -> list[list[int]]:
-        """Return document numbers, in whole parts, longest first, as many as fit the budget when padded.
-
-        A longer part is alone.
-        """
-
-        def length(part: list[int]) -> int:
-            return max(len(documents[number].tokens_L) for number in part)
-
-        batches: list[list[list[int]]] = []
-        rows = 0
-        for part in sorted(parts, key=lambda part: (-length(part), part)):
-            if batches and (rows + len(part)) * self._padded(length(batches[-1][0])) <= self.budget_tokens:
-                batches[-1].append(part)
-                rows += len(part)
+        """Return document numbers, longest first, as many as fit the budget when padded. A longer one is alone."""
+        lengths = [len(document.tokens_L) for document in documents]
+        batches: list[list[int]] = []
+        for number in sorted(range(len(documents)), key=lambda number: (-lengths[number], number)):
+            if batches and (len(batches[-1]) + 1) * self._padded(lengths[batches[-1][0]]) <= self.budget_tokens:
+                batches[-1].append(number)
             else:
-                batches.append([part])
-                rows = len(part)
-        return [[number for part in batch for number in part] for batch in halved(batches, self.halvings)]
+                batches.append([number])
+        return halved(batches, self.halvings)
 
     def _place_adapters(self) -> None:
         """Wrap each target. A parameter shares the master's memory and its gradient the flat gradient's."""
@@ -392,6 +361,12 @@ def load_module(
                 _check_blocks(name, child.in_features, device)
                 child.train()
     return module
+
+
+def require_bitsandbytes() -> None:
+    """Raise MachineNotFit with the install line where bitsandbytes is missing."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise MachineNotFit("method: qlora needs bitsandbytes", hint=f"{install_command('qlora')}, or set method: lora")
 
 
 def _capped_attention(module: nn.Module, query: Tensor, *others: Any, **options: Any) -> tuple[Tensor, Tensor | None]:

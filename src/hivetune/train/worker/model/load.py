@@ -16,7 +16,6 @@ from hivetune.run.choices import NO_CHOICES, Choices
 from hivetune.train.worker.device import start_with
 from hivetune.train.worker.model.fast.model import FastModel
 from hivetune.train.worker.model.fast.spec import NotFast, read_spec
-from hivetune.train.worker.model.fast.weights.image import require_bitsandbytes
 from hivetune.train.worker.model.protocol import LoraModel
 
 
@@ -47,9 +46,7 @@ def load_model(
     """
     cause = (choices.path_why or "the choices ask for it") if choices.path == "general" else ""
     quantized = method == "qlora"
-    cause = cause or ("the base is quantized" if quantized and not choices.streamed else "")
-    if quantized:
-        require_bitsandbytes()
+    cause = cause or ("the base is quantized" if quantized else "")
     if not cause:
         try:
             return FastModel(
@@ -59,7 +56,6 @@ def load_model(
                 device=device,
                 choices=choices,
                 first_layers=first_layers,
-                quantized=quantized,
             )
         except NotFast as error:
             cause = str(error)

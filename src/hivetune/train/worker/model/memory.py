@@ -96,19 +96,13 @@ class Workspace:
     """Buffers by name that live as long as the model: each step overwrites the values of the one before.
 
     Fresh pages cost as much as the work on them (a 4 MB buffer: 0.4 ms of page faults against 2.5 ms for its matrix
-    product, docs/log.md), and on a GPU fixed addresses are what graphs need.
+    product, docs/log.md).
     """
 
-    def __init__(self, device: torch.device, forget: Callable[[], None] = lambda: None):
-        """Make an empty workspace.
-
-        `forget` is called before a buffer gets another address, which kept calls must not use.
-        """
-        self.device, self._forget = device, forget
+    def __init__(self, device: torch.device):
+        self.device = device
         self._buffers: dict[str, Tensor] = {}
         self._views: dict[str, Tensor] = {}
-        self.moves = 0
-        """How many times a buffer has got a new address."""
 
     def take(self, name: str, *shape: int, dtype: torch.dtype) -> Tensor:
         """Return a view of the buffer `name`, grown if need be. Its content is undefined."""
@@ -122,19 +116,10 @@ class Workspace:
             self._buffers.pop(name, None)
             self._views.pop(name, None)
             del buffer, view
-            self._forget()
-            buffer = memory_for(needed, self.device)
-            self._buffers[name] = buffer
-            self.moves += 1
+            buffer = self._buffers[name] = memory_for(needed, self.device)
         view = self._views[name] = buffer[:size].view(dtype).view(shape)
         return poison(view)
 
     @property
     def size_bytes(self) -> int:
         return sum(buffer.numel() for buffer in self._buffers.values())
-
-
-def to_device(target: Tensor, values: Sequence[float]) -> None:
-    """Copy a few numbers to a buffer of the device; the host does not wait."""
-    host = torch.tensor(values, dtype=target.dtype)
-    target.copy_(host if target.device.type == "cpu" else host.pin_memory(), non_blocking=True)

@@ -45,7 +45,7 @@ def by_onednn(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
 
 def by_native(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
     """Multiply by our own kernel; where there is none, `fastest_products` never calls it."""
-    kernels_for(a_MK.dtype)["multiply"].call(*product_arguments(a_MK, b_KN, out_MN))
+    kernels_for(a_MK.dtype)["multiply"](*product_arguments(a_MK, b_KN, out_MN))
 
 
 def step_product(kernels: str, products: str | None) -> Callable[[Tensor, Tensor], Tensor]:

@@ -16,16 +16,6 @@ from torch import Tensor
 from hivetune.data.snapshot import Snapshot
 
 
-class Bad(NamedTuple):
-    """The mark of a bad answer. `weight`: lambda of the loss, capped for the step.
-
-    `better`: the row of the good answer to the same question, which is in the same step; None for a bad answer alone.
-    """
-
-    weight: float
-    better: int | None = None
-
-
 class Document(NamedTuple):
     """One row of a snapshot. Position i predicts token i + 1, so `trained_L[0]` is never set."""
 
@@ -34,9 +24,6 @@ class Document(NamedTuple):
     """int64, on any device."""
     trained_L: Tensor
     """bool: this token is a target."""
-    bad: Bad | None = None
-    reference: float = 0.0
-    """The reference adapter's sum of nll: of a bad answer, and of the good one that it is compared with."""
 
 
 class Streamed(NamedTuple):
@@ -65,11 +52,6 @@ class LoraModel(Protocol):
     """Layers whose frozen weights do not stay on the device; 0 on the general path."""
 
     @property
-    def graphs(self) -> int | None:
-        """Return how many shapes of micro-batches are replayed by now; None where none ever is."""
-        ...
-
-    @property
     def adapter(self) -> Mapping[str, Tensor]:
         """Return PEFT parameter name -> fp32 view into `master_N`. All zero after `load_model`.
 
@@ -86,24 +68,6 @@ class LoraModel(Protocol):
 
         The sum is over trained tokens. Makes its own micro-batches. Returns a float scalar on `device` without waiting
         for it.
-        """
-        ...
-
-    def lay_ahead(self, documents: Sequence[Document], seed: int) -> None:
-        """Prepare the host's part of the next `backward` of this same list of documents, in any thread.
-
-        `seed`: the seed of torch's generator when their turn comes.
-        """
-        ...
-
-    def repeat(self, name: str, work: Callable[[], None]) -> None:
-        """Do or replay `work`, which runs the same operations on the same memory each time."""
-        ...
-
-    def backward_judged(self, documents: Sequence[Document], scale: float, beta: float) -> Tensor:
-        """Compute `backward` with bad answers among the documents: preference.py defines their loss.
-
-        Returns [2] on `device`: the sum of nll over the trained tokens of good rows, and the loss of the bad ones.
         """
         ...
 

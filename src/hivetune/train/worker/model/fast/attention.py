@@ -15,7 +15,6 @@ from torch import Tensor
 
 from hivetune.train.plan.layout import Layout
 from hivetune.train.worker.model.fast.spec import ModelSpec
-from hivetune.train.worker.model.fast.tables import SegmentClass, classes_of
 from hivetune.train.worker.model.memory import wide_of
 
 
@@ -120,27 +119,27 @@ def _attend(q_SHQE: Tensor, k_SHKE: Tensor, v_SHKE: Tensor, bias_S1QK: Tensor, s
     return (torch.softmax(score_SHQK + bias_S1QK, 3) @ v_SHKE.to(wide)).to(q_SHQE.dtype)
 
 
-def segment_tables(layout: Layout, *, few: bool = False) -> tuple[Tensor, ...]:
-    """Return the index tables of a layout, on the host: a SegmentBatch's for each class of similar segments.
-
-    `few`: padded to shapes that come again and again.
-    """
-    sizes = [(segment.size, segment.depth + segment.size) for segment in layout.segments]
-    return tuple(table for like in classes_of(sizes, few=few) for table in _class_tables(layout, like))
+# Segments are batched by sizes rounded up to this, for little padding. Fused kernels want lengths that are multiples of
+# 8 at least; their own blocks are 64 or 128.
+SIZE_STEP = 64
 
 
-def _class_tables(layout: Layout, like: SegmentClass) -> tuple[Tensor, ...]:
-    """Return the tables of one class.
+def segment_tables(layout: Layout) -> tuple[Tensor, ...]:
+    """Return the index tables of a layout, on the host: a SegmentBatch's for each class of similar segments."""
+    classes: dict[tuple[int, int], list[int]] = {}
+    for number, segment in enumerate(layout.segments):
+        sizes = segment.size, segment.depth + segment.size
+        queries, keys = (-(-size // SIZE_STEP) * SIZE_STEP for size in sizes)
+        classes.setdefault((queries, keys), []).append(number)
+    return tuple(table for like in sorted(classes) for table in _class_tables(layout, classes[like], *like))
 
-    Padding segments see token 0, and nothing comes back from them. Padding places repeat the last one, which is written
-    with the same value twice.
-    """
-    queries, numbers = like.queries, like.numbers
-    query_SQ = torch.zeros(like.count, queries, dtype=torch.int64)
-    key_SK = torch.zeros(like.count, like.keys, dtype=torch.int64)
-    ago_SQK = torch.full((like.count, queries, like.keys), -1, dtype=torch.int32)
-    ago_SQK[len(numbers) :, :, 0] = 0
-    source, row = [], []
+
+def _class_tables(layout: Layout, numbers: Sequence[int], queries: int, keys: int) -> tuple[Tensor, ...]:
+    """Return the tables of segments that are computed with so many queries and keys each."""
+    query_SQ = torch.zeros(len(numbers), queries, dtype=torch.int64)
+    key_SK = torch.zeros(len(numbers), keys, dtype=torch.int64)
+    ago_SQK = torch.full((len(numbers), queries, keys), -1, dtype=torch.int32)
+    place, row = [], []
     for at, number in enumerate(numbers):
         segment = layout.segments[number]
         path = [layout.segments[parent] for parent in (*segment.parents, number)]
@@ -150,8 +149,6 @@ def _class_tables(layout: Layout, like: SegmentClass) -> tuple[Tensor, ...]:
         position_Q = torch.arange(segment.depth, length, dtype=torch.int32)
         ago_SQK[at, : segment.size, :length] = position_Q[:, None] - torch.arange(length, dtype=torch.int32)
         ago_SQK[at, segment.size :, 0] = 0  # padding looks at one key, so that no softmax is over nothing
-        source.append(torch.arange(segment.size) + at * queries)
+        place.append(torch.arange(segment.size) + at * queries)
         row.append(query_SQ[at, : segment.size])
-    missing = like.places - sum(map(len, source))
-    source, row = ([*parts, parts[-1][-1:].expand(missing)] for parts in (source, row))
-    return query_SQ, key_SK, ago_SQK, torch.cat(source), torch.cat(row)
+    return query_SQ, key_SK, ago_SQK, torch.cat(place), torch.cat(row)

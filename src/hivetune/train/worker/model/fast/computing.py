@@ -1,4 +1,4 @@
-"""The choice of kernels between the products: ours in C++ or in Triton, or the plain forms of torch."""
+"""The choice of kernels between the products: ours in C++, or the plain forms of torch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hivetune.base.paths import pip_install
 from hivetune.errors import MachineNotFit
 from hivetune.run.choices import Choices
 from hivetune.train.plan.layout import Layout
@@ -25,12 +24,9 @@ def choose_ops(
 ) -> tuple[TorchOps, str]:
     """Return the kernels to use, and their name or why they are the plain ones; `products` as in products.py.
 
-    Kernels in Triton are taken only where they are asked for: by the doctor's proof of a card, or by a run that began
-    with them. Raises MachineNotFit when the `kernels` kernels can't be had: a run that began with them must not
-    continue with other roundings silently.
+    Raises MachineNotFit when the `native` kernels can't be had: a run that began with them must not continue with other
+    roundings silently. A run that continues on a card computes with torch, whatever it began with.
     """
-    if kernels == "triton":
-        return _triton_ops(dtype, device), "triton"
     multiply = libraries(dtype, device).get(products or "torch", mm)
     if device.type != "cpu" or kernels == "torch":
         return TorchOps(wide_products=has_wide_products(dtype, device), multiply=multiply), "torch"
@@ -57,29 +53,20 @@ class Computing:
     eager: bool = False
     multiply: Callable[[Tensor, Tensor], Tensor] = torch.mm
 
-    def attention_tables(self, layout: Layout, spec: ModelSpec, *, few: bool = False) -> tuple[Tensor, ...]:
-        """Return the tables of a layout that `attention` reads, on the host. `few`: padded to few shapes.
-
-        The kernels in C++ make their own.
-        """
-        if not self.eager and isinstance(self.ops, NativeOps):
-            return ()
-        if not self.eager and self.ops.name == "triton":
-            from hivetune.train.worker.model.fast.gpu.ops import block_tables
-
-            return block_tables(layout, spec, self.dtype, few=few)
-        return segment_tables(layout, few=few)
+    def attention_tables(self, layout: Layout) -> tuple[Tensor, ...]:
+        """Return the tables of a layout that `attention` reads, on the host. The kernels in C++ make their own."""
+        return () if self._is_native else segment_tables(layout)
 
     def attention(self, layout: Layout, tables: Sequence[Tensor], spec: ModelSpec, workspace: Workspace) -> Attention:
         """Return attention of one layout, its tables on the device, by the same kernels as `ops`."""
-        if not self.eager and isinstance(self.ops, NativeOps):
+        if self._is_native:
+            assert isinstance(self.ops, NativeOps)
             return NativeAttention(layout, spec, self.ops, workspace)
-        if not self.eager and self.ops.name == "triton":
-            from hivetune.train.worker.model.fast.gpu.ops import TritonAttention, TritonOps
-
-            assert isinstance(self.ops, TritonOps)
-            return TritonAttention(tables, spec, self.dtype, workspace, self.ops)
         return TorchAttention(tables, spec, eager=self.eager)
+
+    @property
+    def _is_native(self) -> bool:
+        return not self.eager and isinstance(self.ops, NativeOps)
 
 
 def backend_of(choices: Choices, device: torch.device, dtype: torch.dtype) -> tuple[Computing, str]:
@@ -87,14 +74,3 @@ def backend_of(choices: Choices, device: torch.device, dtype: torch.dtype) -> tu
     ops, kernels = choose_ops(dtype, device, choices.kernels, choices.products)
     multiply = step_product(kernels, choices.products)
     return Computing(device, dtype, ops, choices.attention == "eager", multiply), kernels
-
-
-def _triton_ops(dtype: torch.dtype, device: torch.device) -> TorchOps:
-    try:
-        from hivetune.train.worker.model.fast.gpu.ops import SUPPORTED, TritonOps
-    except ImportError as error:
-        hint = f"{pip_install()} triton, or start a new run: this one began with its kernels"
-        raise MachineNotFit(f"the kernels in Triton can't be loaded: {error}", hint=hint) from None
-    if dtype not in SUPPORTED:
-        raise MachineNotFit(f"the kernels in Triton support float32, bfloat16 and float16, not {dtype}")
-    return TritonOps(device)

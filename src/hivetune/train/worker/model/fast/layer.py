@@ -44,10 +44,9 @@ layer's number, "again" for layers that are recomputed (they share one set), "on
 import torch
 from torch import Tensor
 
-from hivetune.train.worker.model.fast.experts import experts_backward, experts_down_gradient, experts_forward
 from hivetune.train.worker.model.fast.ops import Drop, down_gradient, input_gradient, project
 from hivetune.train.worker.model.fast.state import Saved, SavedMlp, Walk
-from hivetune.train.worker.model.fast.weights.matrices import ExpertMlps, Group, Mlp
+from hivetune.train.worker.model.fast.weights.matrices import Group, Mlp
 
 
 def forward_layer(walk: Walk, index: int, x_TD: Tensor, delta_TD: Tensor | None, slot: str) -> Saved:
@@ -82,10 +81,7 @@ def forward_layer(walk: Walk, index: int, x_TD: Tensor, delta_TD: Tensor | None,
     )
     y_SD = walk.buffer("y", rows, spec.hidden)  # qkv has read the first norm's output: the buffer is free
     enter(walk, layer.norms_D.get("mlp"), x_SD, delta_SD, mid_SD, y_SD, rstd_mid_S)
-    if isinstance(layer.mlp, ExpertMlps):
-        down_SW, mlp = experts_forward(walk, layer.mlp, y_SD, slot, drop)
-    else:
-        down_SW, mlp = _mlp_forward(walk, layer.mlp, y_SD, slot, drop)
+    down_SW, mlp = _mlp_forward(walk, layer.mlp, y_SD, slot, drop)
     last_delta_SD = sandwich(walk, index, "after_mlp", down_SW, inner, slot)
     return Saved(
         saved_x_TD, rstd_T, qkv_TW, out_TN, lse_TH, s_o_SR, mid_SD, rstd_mid_S, mlp, last_delta_SD, inner
@@ -141,13 +137,6 @@ def _backward_mlp(walk: Walk, index: int, saved: Saved, dx_SD: Tensor) -> None:
     spec, layer, ops, rows = walk.spec, walk.weights.layers[index], walk.ops, len(dx_SD)
     mlp, drop = layer.mlp, walk.drop_of(index)
     dy_SD, y_SD = walk.buffer("dy", rows, spec.hidden), walk.buffer("y", rows, spec.hidden)
-    if isinstance(mlp, ExpertMlps):
-        ddown_SD = walk.buffer("ddown", rows, spec.hidden)
-        sandwich_backward(walk, index, "after_mlp", dx_SD, saved, ddown_SD)
-        dgate_up_nW = experts_backward(walk, mlp, saved.mlp, ddown_SD, dy_SD, drop)
-        enter_backward(walk, layer.norms_D.get("mlp"), dy_SD, saved.mid_SD, saved.rstd_mid_S, dx_SD, y_SD)
-        experts_down_gradient(walk, mlp, saved.mlp, dgate_up_nW, y_SD, drop)
-        return
     ddown_SW = walk.buffer("ddown", rows, mlp.down.width)
     sandwich_backward(walk, index, "after_mlp", dx_SD, saved, ddown_SW)
     ops.adapt_backward(ddown_SW, mlp.down)
@@ -211,7 +200,7 @@ def _rows_of(walk: Walk, out_TN: Tensor) -> Tensor:
 def _keep_ranks(walk: Walk, name: str, group: Group, y_SW: Tensor) -> Tensor:
     """Copy S = x A^T out of a buffer that is about to be used again."""
     s_SR = walk.buffer(name, len(y_SW), group.width - group.outputs)
-    walk.ops.rowwise(Tensor.copy_, s_SR, y_SW[:, group.outputs :])
+    s_SR.copy_(y_SW[:, group.outputs :])
     return s_SR
 
 
@@ -235,8 +224,8 @@ def enter(
         walk.ops.add_norm(x_TD, delta_TD, sum_TD, w_D, walk.spec.eps, y_TD, rstd_T)
         return
     if delta_TD is not None:
-        walk.ops.rowwise(_add, x_TD, delta_TD, sum_TD)
-    walk.ops.rowwise(Tensor.copy_, y_TD, sum_TD)
+        torch.add(x_TD, delta_TD, out=sum_TD)
+    y_TD.copy_(sum_TD)
 
 
 def enter_backward(
@@ -246,8 +235,8 @@ def enter_backward(
     if w_D is not None:
         walk.ops.norm_backward(dy_TD, x_TD, rstd_T, w_D, dx_TD, y_TD)
         return
-    walk.ops.rowwise(Tensor.add_, dx_TD, dy_TD)
-    walk.ops.rowwise(Tensor.copy_, y_TD, x_TD)
+    dx_TD.add_(dy_TD)
+    y_TD.copy_(x_TD)
 
 
 def turn(walk: Walk, index: int, qkv_TW: Tensor, slot: str) -> dict[str, tuple[Tensor, Tensor]]:
@@ -258,7 +247,7 @@ def turn(walk: Walk, index: int, qkv_TW: Tensor, slot: str) -> dict[str, tuple[T
         for name, columns in (("q", slice(0, spec.q_width)), ("k", slice(spec.q_width, spec.q_width + spec.kv_width))):
             size = columns.stop - columns.start if spec.family.wide_norms else spec.head_dim
             inner[name], normed_TN = _inner_norm(walk, index, name, qkv_TW[:, columns], size, slot)
-            walk.ops.rowwise(Tensor.copy_, qkv_TW[:, columns], normed_TN)
+            qkv_TW[:, columns].copy_(normed_TN)
     if rope is not None:
         cos_TH, sin_TH = walk.batch.angles[2 * rope : 2 * rope + 2]
         walk.ops.rope(qkv_TW[:, : spec.q_width + spec.kv_width], cos_TH, sin_TH, spec.head_dim, inverse=False)
@@ -274,7 +263,7 @@ def turn_backward(walk: Walk, index: int, dqkv_TW: Tensor, saved: Saved) -> None
     if "q" in spec.family.norms:
         for name, columns in (("q", slice(0, spec.q_width)), ("k", slice(spec.q_width, spec.q_width + spec.kv_width))):
             dx_TN = _inner_norm_backward(walk, index, name, dqkv_TW[:, columns], saved)
-            walk.ops.rowwise(Tensor.copy_, dqkv_TW[:, columns], dx_TN)
+            dqkv_TW[:, columns].copy_(dx_TN)
 
 
 def sandwich(
@@ -286,7 +275,7 @@ def sandwich(
     """
     delta_SD = y_SW[:, : walk.spec.hidden]
     if walk.spec.delta_scale != 1.0:
-        walk.ops.rowwise(Tensor.mul_, delta_SD, other=walk.spec.delta_scale)
+        delta_SD.mul_(walk.spec.delta_scale)
     if name not in walk.spec.family.norms:
         return delta_SD
     inner[name], normed_SD = _inner_norm(walk, index, name, delta_SD, walk.spec.hidden, slot)
@@ -297,19 +286,11 @@ def sandwich_backward(walk: Walk, index: int, name: str, dx_SD: Tensor, saved: S
     """Write the gradient of the product's output (not its rank columns) into `dy_SW`, rounded from the wide stream."""
     dy_SD = dy_SW[:, : walk.spec.hidden]
     if walk.spec.delta_scale == 1.0:
-        walk.ops.rowwise(Tensor.copy_, dy_SD, dx_SD)  # which torch rounds four times as fast as a product
+        dy_SD.copy_(dx_SD)  # which torch rounds four times as fast as a product
     else:
-        walk.ops.rowwise(_multiply, dx_SD, dy_SD, factor=walk.spec.delta_scale)
+        torch.mul(dx_SD, walk.spec.delta_scale, out=dy_SD)
     if name in walk.spec.family.norms:
-        walk.ops.rowwise(Tensor.copy_, dy_SD, _inner_norm_backward(walk, index, name, dy_SD, saved))
-
-
-def _add(a: Tensor, b: Tensor, out: Tensor) -> None:
-    torch.add(a, b, out=out)
-
-
-def _multiply(x: Tensor, out: Tensor, factor: float) -> None:
-    torch.mul(x, factor, out=out)
+        dy_SD.copy_(_inner_norm_backward(walk, index, name, dy_SD, saved))
 
 
 def _inner_norm(
@@ -318,7 +299,7 @@ def _inner_norm(
     """Norm each `size` columns of x. Return its input and rstd, kept for backward, and the result in the shape of x."""
     rows = x_TN.numel() // size
     x_nE = walk.buffer(f"{name}_in.{slot}", rows, size, wide=True)
-    walk.ops.rowwise(Tensor.copy_, x_nE.view(x_TN.shape), x_TN)
+    x_nE.view(x_TN.shape).copy_(x_TN)
     rstd_n = walk.buffer(f"{name}_rstd.{slot}", rows, wide=True)
     y_nE = walk.buffer("normed", rows, size)
     walk.ops.add_norm(x_nE, None, x_nE, walk.weights.layers[index].norms_D[name], walk.spec.eps, y_nE, rstd_n)
@@ -328,8 +309,7 @@ def _inner_norm(
 def _inner_norm_backward(walk: Walk, index: int, name: str, dy_TN: Tensor, saved: Saved) -> Tensor:
     x_nE, rstd_n = saved.inner[name]
     dy_nE = walk.buffer("dnormed", *x_nE.shape)
-    walk.ops.rowwise(Tensor.copy_, dy_nE.view(dy_TN.shape), dy_TN)
-    dx_nE = walk.buffer("dnormed_wide", *x_nE.shape, wide=True)
-    walk.ops.rowwise(Tensor.zero_, dx_nE)
+    dy_nE.view(dy_TN.shape).copy_(dy_TN)
+    dx_nE = walk.buffer("dnormed_wide", *x_nE.shape, wide=True).zero_()
     walk.ops.norm_backward(dy_nE, x_nE, rstd_n, walk.weights.layers[index].norms_D[name], dx_nE, None)
     return dx_nE.view(dy_TN.shape)

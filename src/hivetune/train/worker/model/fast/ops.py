@@ -7,9 +7,7 @@ Shapes: T tokens, D hidden, N outputs of a merged matrix, R its rank columns, W 
 rotated pairs of a head, C rows of logits, V tokens of the vocabulary.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -56,21 +54,6 @@ class TorchOps:
         """Compute y = [x W^T + bias + S B'^T | S] with S = x A^T: one product of all rows, then `adapt`."""
         self.multiply(x_TK, group.weight_NRK.t(), y_TW)
         self.adapt(y_TW, group, adapter=True)
-
-    def do(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Make `call`, a function of torch that writes to one of its arguments."""
-        call(*arguments)
-
-    def rowwise(self, call: Callable[..., object], *tensors: Tensor, **named: Any) -> None:
-        """Make `call` of tensors that have as many rows as the micro-batch has tokens, or a multiple of that.
-
-        `named` is the same for all micro-batches.
-        """
-        call(*tensors, **named)
-
-    def add_scaled(self, product: Tensor, total: Tensor, scale: float) -> None:
-        """Add scale * product to the total."""
-        total.add_(product, alpha=scale)
 
     def add_norm(
         self,
@@ -254,7 +237,7 @@ def project(ops: TorchOps, group: Group, x_TK: Tensor, y_TW: Tensor, drop: Drop 
     for member in group.adapted if adapter else ():
         assert drop is not None
         dropped_TK, s_TR = _dropped(ops, x_TK, drop, member), y_TW[:, _ranks(group, member)]
-        ops.rowwise(_thin, dropped_TK, s_TR, matrix=_down(group, member).t())
+        mm(dropped_TK, _down(group, member).t(), s_TR)
     ops.adapt(y_TW, group, adapter=adapter)
 
 
@@ -266,8 +249,8 @@ def input_gradient(ops: TorchOps, group: Group, dy_TW: Tensor, dx_TK: Tensor, dr
     ops.multiply(dy_TW[:, : group.outputs], group.weight_NRK[: group.outputs], dx_TK)
     for member in group.adapted:
         product_TK = drop.workspace.take("undropped", *dx_TK.shape, dtype=dx_TK.dtype)
-        ops.rowwise(_thin, dy_TW[:, _ranks(group, member)], product_TK, matrix=_down(group, member))
-        ops.rowwise(Tensor.add_, dx_TK, _dropped(ops, product_TK, drop, member))
+        mm(dy_TW[:, _ranks(group, member)], _down(group, member), product_TK)
+        dx_TK.add_(_dropped(ops, product_TK, drop, member))
 
 
 def down_gradient(ops: TorchOps, group: Group, dy_TW: Tensor, x_TK: Tensor, scale: float, drop: Drop | None) -> None:
@@ -278,16 +261,8 @@ def down_gradient(ops: TorchOps, group: Group, dy_TW: Tensor, x_TK: Tensor, scal
     for member in group.adapted:
         ds_TR = dy_TW[:, _ranks(group, member)]
         d_down_RK = drop.workspace.take("d_down", ds_TR.shape[1], x_TK.shape[1], dtype=x_TK.dtype)
-        ops.rowwise(_across, ds_TR, _dropped(ops, x_TK, drop, member), out=d_down_RK)
-        ops.add_scaled(d_down_RK[: len(member.d_down_RK)], member.d_down_RK, scale)
-
-
-def _thin(x: Tensor, out: Tensor, matrix: Tensor) -> None:
-    mm(x, matrix, out)
-
-
-def _across(a_TR: Tensor, b_TK: Tensor, out: Tensor) -> None:
-    mm(a_TR.t(), b_TK, out)
+        mm(ds_TR.t(), _dropped(ops, x_TK, drop, member), d_down_RK)
+        member.d_down_RK.add_(d_down_RK[: len(member.d_down_RK)], alpha=scale)
 
 
 def _dropped(ops: TorchOps, x_TK: Tensor, drop: Drop, member: Member) -> Tensor:

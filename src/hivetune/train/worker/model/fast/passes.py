@@ -1,4 +1,4 @@
-"""A micro-batch through all layers, the loss and back. With the C++ kernels a layer's calls are kept and repeated.
+"""A micro-batch through all layers, the loss and back.
 
 The loss is computed at the positions that predict something, in chunks, and its gradient is made in the forward pass.
 So the vocabulary's matrix is used twice (2 products, 4 V D FLOPs an entry instead of 6 with recomputed logits), and
@@ -8,17 +8,10 @@ Shapes as at the head of layer.py; R rows of the stream, E entries (a row and th
 chunk, D hidden, V tokens.
 """
 
-from collections.abc import Callable, Hashable
-from dataclasses import replace
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from hivetune.train.worker.model.fast.kernels.calls import Result
-from hivetune.train.worker.model.fast.kernels.native import NativeAttention, NativeOps
 from hivetune.train.worker.model.fast.layer import backward_layer, forward_layer
-from hivetune.train.worker.model.fast.ops import TorchOps
 from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.state import Saved, Walk
 from hivetune.train.worker.model.fast.weights.matrices import Weights
@@ -35,9 +28,6 @@ def chunk_rows(vocab: int) -> int:
     return max(64, CHUNK_LOGITS // vocab // 64 * 64)
 
 
-Weigh = Callable[[Tensor], Tensor]
-
-
 def final_norm(walk: Walk, x_RD: Tensor, delta_RD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the normed rows of the last layer's output x + delta, that output, wide, and its rstd."""
     sum_RD, rstd_R = walk.buffer("final", *x_RD.shape, wide=True), walk.buffer("final_rstd", len(x_RD), wide=True)
@@ -46,38 +36,29 @@ def final_norm(walk: Walk, x_RD: Tensor, delta_RD: Tensor) -> tuple[Tensor, Tens
     return y_RD, sum_RD, rstd_R
 
 
-def loss_and_gradient(walk: Walk, x_RD: Tensor, delta_RD: Tensor, weigh: Weigh | None = None) -> tuple[Tensor, Tensor]:
+def loss_and_gradient(walk: Walk, x_RD: Tensor, delta_RD: Tensor) -> tuple[Tensor, Tensor]:
     """Return nll [E] of each entry in nats, and the gradient of sum(weight * nll) by the last layer's output.
 
-    x_RD + delta_RD is that output; the gradient [R, D] is wide. The weight of an entry is its count, or what `weigh`
-    makes of the nll of all entries. Then each entry's gradient is kept until all are known, so that the vocabulary's
-    matrix is used only once.
+    x_RD + delta_RD is that output; the gradient [R, D] is wide. The weight of an entry is its count.
     """
     batch = walk.batch
     y_RD, sum_RD, rstd_R = final_norm(walk, x_RD, delta_RD)
     dy_RD = walk.buffer("dy", *x_RD.shape)
-    if weigh is not None:
-        each_ED = walk.buffer("each", len(batch.entry_row_E), walk.spec.hidden)
-        nll_E = entry_nll(walk, y_RD, each_ED, per_entry=True)
-        each_ED.mul_(weigh(nll_E)[:, None])
-        dy_RD.zero_().index_add_(0, batch.entry_row_E, each_ED)
-    else:
-        if not batch.straight:
-            dy_RD.zero_()  # several entries of a row add to it below
-        nll_E = entry_nll(walk, y_RD, dy_RD)
+    if not batch.straight:
+        dy_RD.zero_()  # several entries of a row add to it below
+    nll_E = entry_nll(walk, y_RD, dy_RD)
     dx_RD = walk.buffer("dx", *x_RD.shape, wide=True).zero_()
     walk.ops.norm_backward(dy_RD, sum_RD, rstd_R, walk.weights.norm_D, dx_RD, None)
     return nll_E, dx_RD
 
 
-def entry_nll(walk: Walk, y_RD: Tensor, dy_RD: Tensor | None, *, per_entry: bool = False) -> Tensor:
+def entry_nll(walk: Walk, y_RD: Tensor, dy_RD: Tensor | None) -> Tensor:
     """Return nll of all entries, valid until the next micro-batch.
 
-    The gradient of the normed rows is written to `dy_RD` if it is given. `per_entry`: the gradient of each entry with
-    the weight 1 instead, [E, D]; padding has 0 as ever.
+    The gradient of the normed rows is written to `dy_RD` if it is given.
     """
     spec, batch, head_VD = walk.spec, walk.batch, walk.weights.head_VD
-    count_E = batch.count_E.clamp(max=1) if per_entry else batch.count_E
+    count_E = batch.count_E
     entries, size = len(batch.entry_row_E), chunk_rows(spec.vocab)
     nll_E = walk.buffer("nll", entries, wide=True)
     for start in range(0, entries, size):
@@ -98,7 +79,7 @@ def entry_nll(walk: Walk, y_RD: Tensor, dy_RD: Tensor | None, *, per_entry: bool
         )
         if dy_RD is None:
             continue
-        if per_entry or batch.straight:
+        if batch.straight:
             walk.ops.multiply(logits_CV, head_VD, dy_RD[part])
         else:
             dhidden_CD = walk.buffer("dentries", len(rows_C), spec.hidden)
@@ -108,27 +89,15 @@ def entry_nll(walk: Walk, y_RD: Tensor, dy_RD: Tensor | None, *, per_entry: bool
 
 
 class Passes:
-    """The passes of a model.
+    """The passes of a model. `recompute`: the first layers, whose inner state is recomputed in the backward pass."""
 
-    `recompute`: the first layers, whose inner state is recomputed in the backward pass. `keep_calls`: of the native
-    kernels; not where torch computes something between them that answers in memory of its own.
-    """
-
-    def __init__(
-        self, spec: ModelSpec, weights: Weights, ops: TorchOps, *, scaling: float, recompute: int, keep_calls: bool
-    ):
-        self._spec, self._weights, self._ops, self._scaling = spec, weights, ops, scaling
+    def __init__(self, spec: ModelSpec, weights: Weights, *, scaling: float, recompute: int):
+        self._spec, self._weights, self._scaling = spec, weights, scaling
         self.recompute = recompute
-        self.calls = ops.calls if isinstance(ops, NativeOps) and keep_calls else None
         # Gemma's factor is rounded to the model's precision first, as it was in training (sqrt(2048) is 45.25 in bf16).
         self._embed_scale = spec.embed_scale
         if spec.family.scaled_embedding:
             self._embed_scale = torch.tensor(spec.embed_scale, dtype=weights.embedding_VD.dtype).item()
-
-    def forget(self) -> None:
-        """Drop kept calls: a buffer is about to move."""
-        if self.calls is not None:
-            self.calls.forget()
 
     def refresh(self) -> None:
         """Copy the fp32 masters to where the products read them: A below the base rows, scale * B^T on its own.
@@ -136,32 +105,32 @@ class Passes:
         Once a call, not a micro-batch: the optimizer changes them between calls only. Rows below matrices that are
         replaced come with those, see `_enter`.
         """
-        if self.calls is None:
-            self._refresh()
-        else:
-            self.calls.replayed("refresh", self._refresh)
+        for index, layer in enumerate(self._weights.layers):
+            for matrix in layer.matrices:
+                matrix.refresh_ups(self._scaling)
+                if index >= self._weights.num_replaced:
+                    matrix.refresh_downs()
 
-    def forward_backward(self, walk: Walk, weigh: Weigh | None = None) -> Tensor:
-        """Return nll [E] of each entry and add up the adapters' gradients. `weigh`: of the loss."""
-        walk = self._bring(walk)
+    def forward_backward(self, walk: Walk) -> Tensor:
+        """Return nll [E] of each entry and add up the adapters' gradients."""
         x_TD, delta_TD = self._embed(walk), None
         all_saved: list[Saved] = []
         for index in range(len(self._weights.layers)):
             self._enter(index, index + 1, index + 2)
             # Recomputed layers share one set of buffers; each keeps its input apart (x.INDEX).
             slot = "again" if index < self.recompute else str(index)
-            saved = self._replayed("forward", forward_layer, walk, index, x_TD, delta_TD, slot)
+            saved = forward_layer(walk, index, x_TD, delta_TD, slot)
             all_saved.append(saved)
             x_TD, delta_TD = saved.mid_SD, saved.delta_SD
-        nll_E, dx_SD = loss_and_gradient(walk, x_TD, all_saved[-1].delta_SD, weigh)
+        nll_E, dx_SD = loss_and_gradient(walk, x_TD, all_saved[-1].delta_SD)
         dx: Tensor | None = dx_SD
         for index in reversed(range(len(all_saved))):
             self._enter(index, index - 1, index - 2)
             saved = all_saved.pop()
             if index < self.recompute:
-                saved = self._replayed("recompute", forward_layer, walk, index, saved.x_TD, None, "again")
+                saved = forward_layer(walk, index, saved.x_TD, None, "again")
             if dx is not None:
-                dx = self._replayed("backward", backward_layer, walk, index, saved, dx)
+                dx = backward_layer(walk, index, saved, dx)
         return nll_E
 
     def forward_only(self, walk: Walk) -> tuple[Tensor, Tensor]:
@@ -175,35 +144,6 @@ class Passes:
         assert delta_TD is not None
         return x_TD, delta_TD
 
-    def _replayed(self, name: str, layer: Callable[..., Result], walk: Walk, index: int, *arguments: Any) -> Result:
-        """Compute `layer` forward or backward, by kept calls if there are any.
-
-        Not the last layer, which has only the rows that predict a token. `arguments` may belong to a call with more
-        tokens.
-        """
-        if self.calls is None:
-            return layer(walk, index, *arguments)
-
-        def work() -> Result:
-            rows = len(walk.batch.tokens_T)
-            return layer(walk, index, *(_first(part, rows) for part in arguments))
-
-        return work() if walk.is_last(index) else self.calls.replayed((name, index, _kind(walk)), work)
-
-    def _bring(self, walk: Walk) -> Walk:
-        """Copy the values that differ between micro-batches to the buffers that kept calls read."""
-        if self.calls is None:
-            return walk
-        assert isinstance(walk.ops, NativeOps) and isinstance(walk.attention, NativeAttention)
-        walk.ops.calls.set_rows(len(walk.batch.tokens_T))
-        walk.ops.set_scales(walk.scale, walk.up_scale)
-        walk.attention.lay()
-        angles = tuple(_brought(walk, f"angle.{number}", table) for number, table in enumerate(walk.batch.angles))
-        drop = walk.drop
-        if drop is not None:
-            drop = replace(drop, key_T=_brought(walk, "drop_keys", drop.key_T))
-        return replace(walk, batch=replace(walk.batch, angles=angles), drop=drop)
-
     def _embed(self, walk: Walk) -> Tensor:
         x_TD = walk.buffer("x.0", len(walk.batch.tokens_T), self._spec.hidden, wide=True)
         tokens_TD = walk.buffer("y", len(x_TD), self._spec.hidden)  # free until the first norm
@@ -212,32 +152,9 @@ class Passes:
             x_TD *= self._embed_scale
         return x_TD
 
-    def _refresh(self) -> None:
-        for index, layer in enumerate(self._weights.layers):
-            for matrix in layer.matrices:
-                matrix.refresh_ups(self._scaling, self._ops.do)
-                if index >= self._weights.num_replaced:
-                    matrix.refresh_downs(self._ops.do)
-
     def _enter(self, index: int, *following: int) -> None:
         """Bring the matrices of layer `index`, which is computed next; then, in this order, `following`."""
         self._weights.enter(index, following)
         if index < self._weights.num_replaced:  # adapters' A lie below the frozen rows, and went with those
             for matrix in self._weights.layers[index].matrices:
-                matrix.refresh_downs(self._ops.do)
-
-
-def _kind(walk: Walk) -> Hashable:
-    """Return a key that is equal for layers with the same calls on other numbers."""
-    assert isinstance(walk.attention, NativeAttention)
-    return walk.attention.parts, walk.batch.rows_R is None, walk.drop is None
-
-
-def _first(part: Any, rows: int) -> Any:
-    if isinstance(part, Saved):
-        return part.of(rows)
-    return part[:rows] if isinstance(part, Tensor) and len(part) > rows else part
-
-
-def _brought(walk: Walk, name: str, table: Tensor) -> Tensor:
-    return walk.workspace.take(name, *table.shape, dtype=table.dtype).copy_(table)
+                matrix.refresh_downs()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.models.architecture import parse_architecture
-from hivetune.models.families import EXPERT_SETTINGS, FAMILIES, Family
+from hivetune.models.families import FAMILIES, Family
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu", "gelu_tanh": "gelu"}
 
@@ -25,23 +25,11 @@ class NotFast(Exception):
 class LayerSpec:
     """The settings that differ between layers. `rope`: index into `ModelSpec.ropes`, None: no positions (SmolLM3).
 
-    window: a position sees itself and the window - 1 before it; None: everything before it. experts: its MLP is that of
-    `ModelSpec.routing`.
+    window: a position sees itself and the window - 1 before it; None: everything before it.
     """
 
     rope: int | None
     window: int | None
-    experts: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """The routing of a row to `active` of the experts, which have the width `ffn`; normalised: shares add up to 1."""
-
-    experts: int
-    active: int
-    ffn: int
-    normalised: bool
 
 
 Frequencies = tuple[float, ...]
@@ -75,7 +63,6 @@ class ModelSpec:
     logit_scale: float
     attention_softcap: float | None
     logit_softcap: float | None
-    routing: Routing | None = None
 
     @property
     def q_width(self) -> int:
@@ -100,7 +87,6 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """Return the spec of a config.json of transformers 4 or 5. Raises NotFast with the reason."""
     family = _known_family(config)
     sizes = parse_architecture(config, "config.json")
-    routing = _routing(config, family)
     layers, ropes = _layers(config, family, sizes.head_size)
 
     def multiplier(name: str, default: float) -> float:
@@ -126,22 +112,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         logit_scale=1 / multiplier("logits_scaling", 1.0),
         attention_softcap=config.get("attn_logit_softcapping") if family.softcaps else None,
         logit_softcap=config.get("final_logit_softcapping") if family.softcaps else None,
-        routing=routing,
     )
-
-
-def _routing(config: Mapping[str, Any], family: Family) -> Routing | None:
-    names = family.experts
-    if names is None:
-        return None
-    if config.get("clip_qkv") is not None:
-        raise NotFast("queries, keys and values are clipped")
-    count, active, width = names.usual
-    experts = next((config[name] for name in EXPERT_SETTINGS if name in config), count)
-    active, ffn = config.get("num_experts_per_tok", active), config.get(names.width, width)
-    if not all(isinstance(value, int) and value > 0 for value in (experts, active, ffn)) or active > experts:
-        raise NotFast(f"{active!r} of {experts!r} experts of the width {ffn!r} are none that can be computed")
-    return Routing(experts, active, ffn, names.normalised or bool(config.get("norm_topk_prob", False)))
 
 
 def _activation(config: Mapping[str, Any], family: Family) -> str:
@@ -153,7 +124,7 @@ def _known_family(config: Mapping[str, Any]) -> Family:
     """Return the family if the fast path computes this config exactly. Raises NotFast with the reason."""
     name = config.get("model_type", "")
     family = FAMILIES.get(name)
-    if family is None or not family.fast:
+    if family is None:
         raise NotFast(f"the fast path does not support model_type {name!r}")
     if _activation(config, family) not in ACTIVATIONS:
         raise NotFast(f"the fast path does not support the activation {_activation(config, family)!r}")
@@ -180,11 +151,7 @@ def _layers(
         interval = config.get("no_rope_layer_interval", family.no_rope_interval)
         used = config.get("no_rope_layers") or [int((index + 1) % interval != 0) for index in range(count)]
         kinds = [0 if flag else None for flag in used]
-    step, dense = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or ()
-    experts = [family.experts is not None and index not in dense and not (index + 1) % step for index in range(count)]
-    layers = tuple(
-        LayerSpec(kind, window if on else None, routed) for kind, on, routed in zip(kinds, slides, experts, strict=True)
-    )
+    layers = tuple(LayerSpec(kind, window if on else None) for kind, on in zip(kinds, slides, strict=True))
     return layers, tuple(_rope(parameters_of_layer, head_dim) for parameters_of_layer in parameters)
 
 

@@ -3,8 +3,7 @@
 Shapes as at the head of layer.py.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -51,60 +50,16 @@ class Saved:
     inner: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """Input and rstd of further norms, flattened to one row per norm: q, k, after_attention, after_mlp."""
 
-    def of(self, rows: int) -> "Saved":
-        """Return the first `rows` tokens: a smaller micro-batch in the same buffers."""
-        most = len(self.x_TD)
-        if rows == most:
-            return self
-
-        def part(tensor: Tensor) -> Tensor:
-            return tensor[: len(tensor) // most * rows]
-
-        names = ("x_TD", "rstd_T", "qkv_TW", "out_TN", "lse_TH", "s_o_SR", "mid_SD", "rstd_mid_S", "delta_SD")
-        return replace(
-            self,
-            **{name: part(getattr(self, name)) for name in names},
-            mlp=replace(self.mlp, gate_up_SW=part(self.mlp.gate_up_SW), s_down_SR=part(self.mlp.s_down_SR)),
-            inner={name: (part(x_nE), part(rstd_n)) for name, (x_nE, rstd_n) in self.inner.items()},
-        )
-
 
 @dataclass
 class SavedMlp:
     """The inputs of an MLP's backward pass. gate_up: before the activation, with X A^T in the rank columns.
 
-    s_down: X A^T of the down projection. There is one row for each row of the stream, or, where there are experts, for
-    each row and expert that it was sent to.
+    s_down: X A^T of the down projection.
     """
 
     gate_up_SW: Tensor
     s_down_SR: Tensor
-    route: "Dispatch | None" = None
-
-
-@dataclass
-class Dispatch:
-    """The experts that the rows of a layer were sent to. n rows, sorted by expert: K for each of the S rows.
-
-    counts: rows of each expert. row_n: which of the S rows it is. place_n: where the K rows of row 0 lie among the n,
-    then those of row 1. weight_n: the weight of the expert's output, wide. share_SE: the router's softmax, wide;
-    index_SK: the chosen experts of each row.
-    """
-
-    counts: list[int]
-    row_n: Tensor
-    place_n: Tensor
-    weight_n: Tensor
-    share_SE: Tensor
-    index_SK: Tensor
-
-    def segments(self) -> Iterator[tuple[int, slice]]:
-        """Yield (expert, its rows) of the experts that got any."""
-        start = 0
-        for expert, count in enumerate(self.counts):
-            if count:
-                yield expert, slice(start, start + count)
-            start += count
 
 
 @dataclass

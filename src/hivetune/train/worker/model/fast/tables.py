@@ -4,13 +4,13 @@ Shapes: T tokens, R rows that predict something, E entries of the loss, H rotate
 """
 
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
-from hivetune.train.plan.layout import Layout, Padding, bucketed
+from hivetune.train.plan.layout import Layout, Padding
 from hivetune.train.worker.model.fast.spec import Frequencies, ModelSpec
 from hivetune.train.worker.model.memory import wide_of
 
@@ -39,29 +39,9 @@ class BatchTables:
     straight: bool
     key_T: Tensor | None
 
-    @property
-    def shape(self) -> Hashable:
-        """Return a key that is equal for layouts with the same work of the device on other numbers."""
-        flags = (self.straight, self.rows_R is None, self.key_T is None)
-        return flags, tuple((tuple(table.shape), table.dtype) for table in self.tensors())
-
     def on(self, device: torch.device) -> "BatchTables":
         """Return a copy on the device, which the host does not wait for; on a processor the tables themselves."""
         return self if device.type == "cpu" else self.changed(lambda table: table.to(device, non_blocking=True))
-
-    def buffers(self, device: torch.device) -> "BatchTables":
-        """Return memory of this shape on a device, for `read`. Its content is undefined."""
-        return self.changed(lambda table: torch.empty(table.shape, dtype=table.dtype, device=device))
-
-    def read(self, other: "BatchTables") -> None:
-        """Copy another layout of this shape into the same memory, without waiting for it."""
-        for target, source in zip(self.tensors(), other.tensors(), strict=True):
-            target.copy_(source, non_blocking=True)
-
-    def tensors(self) -> list[Tensor]:
-        """Return all tables."""
-        single = (self.tokens_T, self.rows_R, self.entry_row_E, self.target_E, self.count_E, self.key_T)
-        return [*self.angles, *self.attention, *(table for table in single if table is not None)]
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "BatchTables":
         """Return the tables with `change` applied to each."""
@@ -105,11 +85,11 @@ def lay_tables(
     )
 
 
-def drop_keys(layout: Layout, draw: int, *, whole_rows: bool) -> list[int]:
+def drop_keys(layout: Layout, draw: int) -> list[int]:
     """Return the seeds of each token's dropout: `draw` (of the step) and the tokens up to this one.
 
     So rows with a common prefix have the same masks in it, whether it is computed once or not, and the masks of a row
-    are the same in any company. `whole_rows`: from all tokens of the row instead, so that no two rows share a mask.
+    are the same in any company.
     """
     keys = [0] * layout.size
     for segment in layout.segments:
@@ -118,9 +98,6 @@ def drop_keys(layout: Layout, draw: int, *, whole_rows: bool) -> list[int]:
         if segment.parents:
             last = layout.segments[segment.parents[-1]]
             key = keys[last.start + last.size - 1]
-        if whole_rows:
-            for index in indices:
-                key = _next_key(key, layout.tokens[index])
         for index in indices:
             keys[index] = key = _next_key(key, layout.tokens[index])
     return [key - (key >> 63 << 64) for key in keys]
@@ -142,59 +119,3 @@ def _angles(frequencies: Frequencies, positions: Sequence[int], dtype: torch.dty
     """Return cos and sin [T, H], computed in fp64: fp32 angles are off by 1e-3 at position 32,000."""
     angle_TH = torch.tensor(positions, dtype=torch.float64)[:, None] * torch.tensor(frequencies, dtype=torch.float64)
     return angle_TH.cos().to(dtype), angle_TH.sin().to(dtype)
-
-
-# Few shapes: how attention's segments are batched and padded.
-
-# Segments are batched by sizes rounded up to this, for few shapes and little padding. Fused kernels want lengths that
-# are multiples of 8 at least; their own blocks are 64 or 128.
-SIZE_STEP = 64
-# All segments become one class while that makes at most twice as many scores, or no more than CHEAP_SCORES a head.
-# Scores are a twentieth of a step's operations at 150 tokens a row, and each class costs a handful of launches a layer.
-MAX_PADDED, CHEAP_SCORES = 2, 1 << 19
-
-
-@dataclass(frozen=True)
-class SegmentClass:
-    """Segments `numbers`, computed as `count` of `queries` and `keys` each; `places`: of their queries, padded."""
-
-    numbers: tuple[int, ...]
-    count: int
-    queries: int
-    keys: int
-    places: int
-
-
-def classes_of(sizes: Sequence[tuple[int, int]], *, few: bool) -> list[SegmentClass]:
-    """Return classes of segments. `sizes`: queries and keys of each segment.
-
-    `few`: sizes are powers of two, one class for all where that is cheap, and counts are padded too.
-    """
-
-    def rounded(size: int) -> int:
-        return max(SIZE_STEP, _power(size)) if few else -(-size // SIZE_STEP) * SIZE_STEP
-
-    numbers_by_size: dict[tuple[int, int], list[int]] = {}
-    for number, (queries, keys) in enumerate(sizes):
-        numbers_by_size.setdefault((rounded(queries), rounded(keys)), []).append(number)
-    if few and numbers_by_size:
-        most = (max(queries for queries, _ in numbers_by_size), max(keys for _, keys in numbers_by_size))
-        scores = sum(len(numbers) * queries * keys for (queries, keys), numbers in numbers_by_size.items())
-        if len(sizes) * most[0] * most[1] <= max(MAX_PADDED * scores, CHEAP_SCORES):
-            numbers_by_size = {most: list(range(len(sizes)))}
-    classes = []
-    for (queries, keys), numbers in sorted(numbers_by_size.items()):
-        num_rows = sum(sizes[number][0] for number in numbers)
-        count = few_of(len(numbers)) if few else len(numbers)
-        num_rows = min(bucketed(num_rows), count * queries) if few else num_rows
-        classes.append(SegmentClass(tuple(numbers), count, queries, keys, num_rows))
-    return classes
-
-
-def few_of(count: int) -> int:
-    """Return the smallest of few counts that holds `count`: powers of two up to 8, then multiples of 8."""
-    return _power(count) if count <= 8 else -(-count // 8) * 8
-
-
-def _power(size: int) -> int:
-    return 1 << max(0, size - 1).bit_length()

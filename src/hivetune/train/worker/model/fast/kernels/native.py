@@ -4,14 +4,13 @@ Arguments are addresses and strides; the caller's buffers are as ops.py describe
 """
 
 import ctypes
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hivetune.train.plan.layout import Layout
-from hivetune.train.worker.model.fast.kernels.calls import FLOAT, POINTER, Calls, kernels_for, product_arguments
+from hivetune.train.worker.model.fast.kernels.calls import FLOAT, POINTER, kernels_for, product_arguments
 from hivetune.train.worker.model.fast.ops import Drop, TorchOps, drop_below
 from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.weights.matrices import Group
@@ -56,50 +55,35 @@ class LayoutArguments(ctypes.Structure):
 class NativeOps(TorchOps):
     """The operations of ops.TorchOps, in C++. One object serves one model: it holds the addresses of its adapters.
 
-    `calls`: of the model; all that is computed here goes through them. `layout`: of the micro-batch that attention is
-    about; it and the scales of gradients lie where kept calls read them. `multiply`: the library of the large products,
-    None for our own.
+    `multiply`: the library of the large products, None for our own.
     """
 
     name = "native"
 
     def __init__(self, dtype: torch.dtype, multiply: Multiply | None = mm):
-        super().__init__()
-        self._kernels, self._product = kernels_for(dtype), None if multiply is None else _rows_first(multiply)
-        self.calls, self.layout = Calls(), LayoutArguments()
-        self._scale, self._up_scale = FLOAT(), FLOAT()
+        super().__init__(multiply=multiply or mm)
+        self._kernels, self._own_product = kernels_for(dtype), multiply is None
         # With the group itself: while it is held, no other one can get its id.
         self._members: dict[int, tuple[Group, ctypes.Array[MemberArguments]]] = {}
 
     def run(self, kernel: str, *arguments: Any) -> None:
-        self.calls.run(self._kernels[kernel], *arguments)
-
-    def do(self, call: Callable[..., object], *arguments: Any) -> None:
-        self.calls.make(call, *arguments)
-
-    def rowwise(self, call: Callable[..., object], *tensors: Tensor, **named: Any) -> None:
-        self.calls.rowwise(call, tensors, named)
+        self._kernels[kernel](*arguments)
 
     def multiply(self, a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
-        if self._product is None:
+        if self._own_product:
             self.run("multiply", *product_arguments(a_MK, b_KN, out_MN))
         else:
-            self.calls.rowwise(self._product, (a_MK, out_MN), {"b_KN": b_KN})
+            super().multiply(a_MK, b_KN, out_MN)
 
     def project(self, x_TK: Tensor, group: Group, y_TW: Tensor) -> None:
-        if self._product is not None:
-            self.multiply(x_TK, group.weight_NRK.t(), y_TW)
-            self.adapt(y_TW, group, adapter=True)
+        if not self._own_product:
+            super().project(x_TK, group, y_TW)
             return
         members, bias = self._arguments(group), None if group.bias_N is None else group.bias_N.data_ptr()
         self.run(
             "project", x_TK.data_ptr(), x_TK.stride(0), group.weight_NRK.data_ptr(), y_TW.data_ptr(), y_TW.stride(0),
             len(x_TK), group.outputs, group.width, group.inputs, bias, members, len(members),
         )  # fmt: skip
-
-    def set_scales(self, scale: float, up_scale: float) -> None:
-        """Set the factors of gradients for the kept calls that follow."""
-        self._scale.value, self._up_scale.value = scale, up_scale
 
     def add_norm(
         self,
@@ -162,25 +146,19 @@ class NativeOps(TorchOps):
 
     def up_gradient(self, dy_TW: Tensor, s_TR: Tensor, group: Group, scale: float) -> None:
         members, rows, stride = self._arguments(group), len(dy_TW), dy_TW.stride(0)
-        self._up_scale.value = scale
         if len(members):
             self.run(
                 "up_gradient", dy_TW.data_ptr(), stride, s_TR.data_ptr(), s_TR.stride(0), rows, members, len(members),
-                self._up_scale,
+                scale,
             )  # fmt: skip
 
     def down_gradient(self, ds_TR: Tensor, x_TK: Tensor, group: Group, scale: float) -> None:
         members, (rows, width) = self._arguments(group), x_TK.shape
-        self._scale.value = scale
         if len(members):
             self.run(
                 "down_gradient", ds_TR.data_ptr(), ds_TR.stride(0), x_TK.data_ptr(), width, rows, members, group.ranks,
-                self._scale,
+                scale,
             )  # fmt: skip
-
-    def add_scaled(self, product: Tensor, total: Tensor, scale: float) -> None:
-        self._scale.value = scale
-        self.do(_add_scaled, product, total, self._scale)
 
     def drop(self, x_TK: Tensor, drop: Drop, salt: int, out_TK: Tensor) -> None:
         self.run(
@@ -215,19 +193,6 @@ class NativeOps(TorchOps):
         return arguments
 
 
-def _rows_first(multiply: Multiply) -> Callable[[Tensor, Tensor, Tensor], None]:
-    """Return the product with its arguments in the order of calls.Calls.rowwise."""
-
-    def product(a_MK: Tensor, out_MN: Tensor, b_KN: Tensor) -> None:
-        multiply(a_MK, b_KN, out_MN)
-
-    return product
-
-
-def _add_scaled(product: Tensor, total: Tensor, scale: ctypes.c_float) -> None:
-    total.add_(product, alpha=scale.value)
-
-
 class NativeAttention:
     """The attention of attention.TorchAttention, in C++. `parts`: of the keys, in the backward pass."""
 
@@ -250,28 +215,22 @@ class NativeAttention:
         parts = max(-(-TASKS // (len(trees) * spec.kv_heads)), longest // LONG_KEYS)
         self.parts = min(parts, -(-longest // PIECE_KEYS), MAX_PARTS)
 
-    def lay(self) -> None:
-        """Make this the layout of the kept calls that follow."""
-        ctypes.pointer(self._ops.layout)[0] = self._layout
-
     def forward(self, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, window: int | None) -> None:
-        self.lay()
         self._ops.run(
-            "attention", ctypes.byref(self._shape(qkv_TW, window)), ctypes.byref(self._ops.layout), qkv_TW.data_ptr(),
+            "attention", ctypes.byref(self._shape(qkv_TW, window)), ctypes.byref(self._layout), qkv_TW.data_ptr(),
             out_TN.data_ptr(), lse_TH.data_ptr(),
         )  # fmt: skip
 
     def backward(
         self, dout_TN: Tensor, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, dqkv_TW: Tensor, window: int | None
     ) -> None:
-        self.lay()
         sums = None
         if self.parts > 1:
             width = -(-self._spec.head_dim // LANES) * LANES
             shape = self.parts, self._spec.heads, self._size, width
             sums = self._workspace.take("attention_sums", *shape, dtype=torch.float32).data_ptr()
         self._ops.run(
-            "attention_backward", ctypes.byref(self._shape(qkv_TW, window)), ctypes.byref(self._ops.layout),
+            "attention_backward", ctypes.byref(self._shape(qkv_TW, window)), ctypes.byref(self._layout),
             dout_TN.data_ptr(), qkv_TW.data_ptr(), out_TN.data_ptr(), lse_TH.data_ptr(), dqkv_TW.data_ptr(),
             dqkv_TW.stride(0), sums, self._size, self.parts,
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """The merged matrices of a layer, room for the adapters' rows beside them, and where the adapters lie.
 
 Shapes: N outputs and K inputs of a merged matrix, R rank columns of its members together (padded), W = N + R, D hidden
-size, E experts.
+size.
 """
 
 import hashlib
@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from hivetune.config import LoraConfig
-from hivetune.models.architecture import Linear, names_of, parameter_names
+from hivetune.models.architecture import parameter_names
 from hivetune.train.worker.model.memory import padded_zeros, wide_of
 
-# Makes a call of torch with these arguments (TorchOps.do).
-Do = Callable[..., None]
 # In the place of the tensors that `bind_adapter` gives to what has an adapter.
 UNBOUND = torch.empty(0)
 
@@ -27,8 +25,7 @@ class Member:
 
     down_RK and up_NR are the fp32 views into the flat master, d_... those into the flat gradient. rank_at: its first
     column among the group's rank columns. scaled_up_RN: B^T times the scale, in the dtype of the products; it may have
-    more rows than the adapter's rank, zeros behind. salt: what its dropout differs from others by. A routed expert has
-    the name of all experts' tensor, with the expert's number behind.
+    more rows than the adapter's rank, zeros behind. salt: what its dropout differs from others by.
     """
 
     name: str
@@ -73,17 +70,17 @@ class Group:
     def inputs(self) -> int:
         return int(self.weight_NRK.shape[1])
 
-    def refresh_downs(self, do: Do) -> None:
+    def refresh_downs(self) -> None:
         """Copy A of the masters to the rows below the base's; rows of padding become zero."""
         if self.adapted:
-            do(self.weight_NRK[self.outputs :].zero_)
+            self.weight_NRK[self.outputs :].zero_()
         for member in self.adapted:
-            do(self.weight_NRK[self.outputs + member.rank_at :][: len(member.down_RK)].copy_, member.down_RK)
+            self.weight_NRK[self.outputs + member.rank_at :][: len(member.down_RK)].copy_(member.down_RK)
 
-    def refresh_ups(self, scaling: float, do: Do) -> None:
+    def refresh_ups(self, scaling: float) -> None:
         """Copy scale * B^T of the masters to the buffers of the thin products."""
         for member in self.adapted:
-            do(_scale, member.up_NR.t(), scaling, member.scaled_up_RN[: member.up_NR.shape[1]])
+            torch.mul(member.up_NR.t(), scaling, out=member.scaled_up_RN[: member.up_NR.shape[1]])
 
     @property
     def ranks(self) -> int:
@@ -100,67 +97,17 @@ class Mlp:
 
 
 @dataclass
-class Stack:
-    """One of the two tensors of all E experts of a layer, and its adapter as PEFT keeps it.
-
-    A is [E * R, K], B is [N, R * E]. The products of expert e read and write part e of the tensors here, by `groups`.
-    weight_EWK: base rows, then A's. scaled_up_ERN: scale * B^T. d_up_ENR: dB of each expert on its own, of the layer at
-    hand: layers share it. The others are views of the master and of the gradient. All are empty without adapters.
-    """
-
-    name: str
-    weight_EWK: Tensor
-    outputs: int
-    groups: tuple[Group, ...]
-    scaled_up_ERN: Tensor = UNBOUND
-    d_up_ENR: Tensor = UNBOUND
-    down_ERK: Tensor = UNBOUND
-    up_NRE: Tensor = UNBOUND
-    d_up_NRE: Tensor = UNBOUND
-
-    @property
-    def adapted(self) -> bool:
-        return bool(self.groups[0].adapted)
-
-    def refresh_downs(self, do: Do) -> None:
-        """Copy A of the masters to the rows below the base's; rows of padding become zero."""
-        if self.adapted:
-            rank = self.down_ERK.shape[1]
-            do(self.weight_EWK[:, self.outputs + rank :].zero_)
-            do(self.weight_EWK[:, self.outputs : self.outputs + rank].copy_, self.down_ERK)
-
-    def refresh_ups(self, scaling: float, do: Do) -> None:
-        if self.adapted:
-            do(_scale, self.up_NRE.permute(2, 1, 0), scaling, self.scaled_up_ERN[:, : self.up_NRE.shape[1]])
-
-    def collect(self) -> None:
-        """Add dB of all experts to the gradient, where it lies otherwise; then it is zero again for the next layer."""
-        if self.adapted:
-            self.d_up_NRE.add_(self.d_up_ENR.permute(1, 2, 0))
-            self.d_up_ENR.zero_()
-
-
-@dataclass
-class ExpertMlps:
-    """An MLP for each of E experts. `router_ED` says which ones a row is sent to; its weights stay as they are."""
-
-    router_ED: Tensor
-    gate_up: Stack
-    down: Stack
-
-
-@dataclass
 class Layer:
     """The matrices and norms of a layer."""
 
     qkv: Group
     o: Group
-    mlp: Mlp | ExpertMlps
+    mlp: Mlp
     norms_D: dict[str, Tensor]
     """fp32 or fp64, offset included: input, mlp and, where the model has them, after_attention, after_mlp, q, k."""
 
     @property
-    def matrices(self) -> tuple[Group | Stack, ...]:
+    def matrices(self) -> tuple[Group, ...]:
         """Return all matrices that can have adapters, in the order of the flat master."""
         return self.qkv, self.o, self.mlp.gate_up, self.mlp.down
 
@@ -177,10 +124,6 @@ class Weights:
     """The number of first layers whose matrices share places with others: `enter` brings them."""
     enter: Callable[[int, Sequence[int]], None] = lambda layer, following: None
     """Bring the matrices of `layer`, which are read next; then, in this order, those of `following`."""
-
-
-def _scale(x: Tensor, scaling: float, out: Tensor) -> None:
-    torch.mul(x, scaling, out=out)
 
 
 class _Flat:
@@ -204,19 +147,13 @@ def bind_adapter(
     The order is layer, matrix, A's, B's. `columns` as in `read_weights`. Returns master_N, grad_N and the views of the
     master by PEFT parameter name.
     """
-    matrices = [matrix for layer in weights.layers for matrix in layer.matrices]
-    groups = [group for matrix in matrices for group in (matrix.groups if isinstance(matrix, Stack) else [matrix])]
+    groups = [group for layer in weights.layers for group in layer.matrices]
     total = sum(lora.r * (group.inputs + member.size) for group in groups for member in group.adapted)
     flat = _Flat(total, wide_of(weights.embedding_VD.dtype), device)
     adapter: dict[str, Tensor] = {}
-    # Layers share one buffer for dB of their experts' first tensors, and one for the second.
-    shared: dict[tuple[int, ...], Tensor] = {}
-    for layer in weights.layers:
-        for matrix in layer.matrices:
-            if isinstance(matrix, Group) and matrix.adapted:
-                _bind_group(matrix, flat, adapter, lora.r, columns)
-        if isinstance(layer.mlp, ExpertMlps):
-            _bind_experts(layer.mlp, flat, adapter, shared, lora.r, columns)
+    for group in groups:
+        if group.adapted:
+            _bind_group(group, flat, adapter, lora.r, columns)
     return flat.master_N, flat.grad_N, adapter
 
 
@@ -231,34 +168,3 @@ def _bind_group(group: Group, flat: _Flat, adapter: dict[str, Tensor], rank: int
         adapter[parameter_names(member.name)[1]] = member.up_NR
         weight = group.weight_NRK
         member.scaled_up_RN = padded_zeros(columns, member.size, dtype=weight.dtype, device=weight.device)
-
-
-def _bind_experts(
-    mlp: ExpertMlps,
-    flat: _Flat,
-    adapter: dict[str, Tensor],
-    shared: dict[tuple[int, ...], Tensor],
-    rank: int,
-    columns: int,
-) -> None:
-    adapted = [stack for stack in (mlp.gate_up, mlp.down) if stack.adapted]
-    experts = len(mlp.down.groups)
-    linears = [Linear(s.name, s.weight_EWK.shape[2], s.outputs, experts=experts) for s in adapted]
-    for stack, linear, (a_name, b_name) in zip(adapted, linears, names_of(linears), strict=True):
-        adapter[a_name], d_a = flat.take(experts * rank, linear.inputs)
-        adapter[b_name], d_b = flat.take(linear.outputs, rank * experts)
-        stack.down_ERK, d_down_ERK = (half.view(experts, rank, -1) for half in (adapter[a_name], d_a))
-        stack.up_NRE, stack.d_up_NRE = (half.view(-1, rank, experts) for half in (adapter[b_name], d_b))
-        # A kernel that reads past the factor of one expert reads that of the next.
-        weight = stack.weight_EWK
-        ups_RN = padded_zeros(experts * columns, linear.outputs, dtype=weight.dtype, device=weight.device)
-        stack.scaled_up_ERN = ups_RN.view(experts, columns, linear.outputs)
-        key = (stack is mlp.down, linear.outputs)
-        if key not in shared:
-            shared[key] = d_b.new_zeros(experts, linear.outputs, rank)
-        stack.d_up_ENR = shared[key]
-        for expert, group in enumerate(stack.groups):
-            (member,) = group.adapted
-            member.d_down_RK = group.d_downs_RK = d_down_ERK[expert]
-            member.scaled_up_RN = stack.scaled_up_ERN[expert]
-            member.d_up_NR = stack.d_up_ENR[expert]

@@ -3,8 +3,7 @@
 Shapes as in matrices.py.
 """
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +15,10 @@ from hivetune.models.architecture import OUTPUT_EMBEDDING, Linear, match_targets
 from hivetune.models.families import Width
 from hivetune.run.choices import Choices
 from hivetune.train.plan.memory import STREAM_BUFFERS
-from hivetune.train.worker.model.fast.spec import ModelSpec, NotFast
+from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.weights.files import Checkpoint
-from hivetune.train.worker.model.fast.weights.image import LayerImage, PackedImage
-from hivetune.train.worker.model.fast.weights.matrices import ExpertMlps, Group, Layer, Member, Mlp, Stack, Weights
+from hivetune.train.worker.model.fast.weights.image import LayerImage
+from hivetune.train.worker.model.fast.weights.matrices import Group, Layer, Member, Mlp, Weights
 from hivetune.train.worker.model.fast.weights.stream import LayerStream, device_of, source_for
 from hivetune.train.worker.model.memory import memory_for, slack_values, wide_of
 
@@ -28,36 +27,20 @@ from hivetune.train.worker.model.memory import memory_for, slack_values, wide_of
 RANK_COLUMNS_MULTIPLE = 16
 
 
-def merged_linears(spec: ModelSpec, index: int) -> dict[str, list[Linear]]:
-    """Return the modules of each merged matrix of a layer (names below `model.layers.I.`), in the order of its rows.
-
-    Where the MLP is one of experts, its two matrices are the two tensors of all of them.
-    """
+def merged_linears(spec: ModelSpec) -> dict[str, list[Linear]]:
+    """Return the modules of each merged matrix of a layer (names below `model.layers.I.`), in the order of its rows."""
     widths: dict[Width, int] = {"hidden": spec.hidden, "q": spec.q_width, "kv": spec.kv_width, "ffn": spec.ffn}
     merged: dict[str, list[Linear]] = {}
     for part in spec.family.projections:
         outputs = sum(widths[width] for width in part.outputs)
         merged.setdefault(part.group, []).append(Linear(part.name, widths[part.inputs], outputs))
-    if spec.layers[index].experts and spec.routing is not None:
-        count, ffn = spec.routing.experts, spec.routing.ffn
-        merged["gate_up"] = [Linear("mlp.experts.gate_up_proj", spec.hidden, 2 * ffn, experts=count)]
-        merged["down"] = [Linear("mlp.experts.down_proj", ffn, spec.hidden, experts=count)]
     return merged
 
 
 def find_adapted(spec: ModelSpec, lora: LoraConfig) -> set[str]:
-    """Return the full names of the modules that get an adapter. Raises UsageError as `match_targets`.
-
-    In a model with experts the MLP of a layer without any has none: PEFT would take its adapter for one on experts
-    (models/worker/linears.py).
-    """
-    names = [
-        f"model.layers.{index}.{linear.name}"
-        for index, layer in enumerate(spec.layers)
-        for group, linears in merged_linears(spec, index).items()
-        for linear in linears
-        if group in ("qkv", "o") or layer.experts or spec.routing is None
-    ]
+    """Return the full names of the modules that get an adapter. Raises UsageError as `match_targets`."""
+    linears = [linear for group in merged_linears(spec).values() for linear in group]
+    names = [f"model.layers.{index}.{linear.name}" for index in range(len(spec.layers)) for linear in linears]
     return set(match_targets([*names, OUTPUT_EMBEDDING], lora.target_modules, head=OUTPUT_EMBEDDING))
 
 
@@ -70,24 +53,18 @@ def read_weights(
     *,
     columns: int,
     choices: Choices,
-    packed: bool = False,
 ) -> tuple[Weights, LayerStream | None]:
     """Read all matrices in `dtype` to `device`, merged, with zero rows for the adapters. Return the stream too, if any.
 
-    `columns`: rows for each adapter, its rank or more. `packed`: all layers are kept as NF4. Norms are fp32 (fp64 for
-    fp64). The matrices of streamed layers come when they are needed. Raises UsageError when a tensor is missing,
-    NotFast where what is packed has experts, and as `match_targets`.
+    `columns`: rows for each adapter, its rank or more. Norms are fp32 (fp64 for fp64). The matrices of streamed layers
+    come when they are needed. Raises UsageError when a tensor is missing, and as `match_targets`.
     """
-    if packed and spec.routing is not None:
-        raise NotFast("its experts are not kept in four bits")
     reader = _Reader(Checkpoint(folder), spec, find_adapted(spec, lora), columns, dtype, device)
     embedding_VD = reader.matrix("embed_tokens.weight")
     head_VD = embedding_VD if spec.tied else reader.matrix("lm_head.weight")
     # The last norm carries the scale of the logits: its output is rounded once, as without a scale.
     weights = Weights(embedding_VD, head_VD, reader.norm("norm") * spec.logit_scale)
-    plain = [reader.image(index) for index in range(len(spec.layers))]
-    in_four_bits = [PackedImage(image) for image in plain] if packed else []
-    images: Sequence[LayerImage | PackedImage] = in_four_bits or plain
+    images = [reader.image(index) for index in range(len(spec.layers))]
     streamed, stream_device = images[: choices.streamed or 0], device_of(device)
     turns = [
         stream_device.empty(max(image.size_bytes for image in streamed) + reader.slack_bytes())
@@ -98,24 +75,11 @@ def read_weights(
         for index, image in enumerate(images)
     ]
     weights.num_replaced = len(streamed)
-    unpack: list[Callable[[], None]] = []
-    if in_four_bits:
-        one_n = stream_device.empty(max(image.size_bytes for image in plain) + reader.slack_bytes())
-        unpack = [functools.partial(image.unpack, n, one_n) for image, n in zip(in_four_bits, buffers, strict=True)]
-        weights.num_replaced, buffers = len(plain), [one_n] * len(plain)
-    weights.layers += [reader.layer(index, image, buffers[index]) for index, image in enumerate(plain)]
-    stream = None
-    if streamed:
-        source = source_for(device, choices.stream_from)
-        stream = LayerStream(source, stream_device, streamed, turns, reader.checkpoint)
-
-    def enter(layer: int, following: Sequence[int]) -> None:
-        if stream is not None:
-            stream.need(layer, following)
-        if unpack:
-            unpack[layer]()
-
-    weights.enter = enter
+    weights.layers += [reader.layer(index, image, buffers[index]) for index, image in enumerate(images)]
+    if not streamed:
+        return weights, None
+    stream = LayerStream(source_for(device, choices.stream_from), stream_device, streamed, turns, reader.checkpoint)
+    weights.enter = stream.need
     return weights, stream
 
 
@@ -137,7 +101,7 @@ class _Reader:
         offset = 1.0 if self.spec.family.norm_plus_one else 0.0
         return (self.checkpoint.read(f"{name}.weight").to(wide_of(self.dtype)) + offset).to(self.device)
 
-    def resident(self, image: LayerImage | PackedImage) -> Tensor:
+    def resident(self, image: LayerImage) -> Tensor:
         """Return the image in memory of its own on the device, rank rows zero."""
         image_n = memory_for(image.size_bytes + self.slack_bytes(), torch.device("cpu")).zero_()
         image.read(self.checkpoint, image_n)
@@ -151,11 +115,8 @@ class _Reader:
     def image(self, index: int) -> LayerImage:
         """Return where the matrices of a layer lie in its image, and what they are read from."""
         image, layer = LayerImage(self.dtype), f"layers.{index}"
-        for group, linears in merged_linears(self.spec, index).items():
+        for group, linears in merged_linears(self.spec).items():
             inputs, rows = linears[0].inputs, self._rows(layer, linears)
-            if self.spec.layers[index].experts and group in ("gate_up", "down"):
-                self._add_experts(image, layer, group, linears[0], rows)
-                continue
             image.add_matrix(group, rows, inputs)
             start = 0
             for linear in linears:
@@ -164,33 +125,14 @@ class _Reader:
                 start += count
         return image
 
-    def _add_experts(self, image: LayerImage, layer: str, group: str, linear: Linear, rows: int) -> None:
-        names = self.spec.family.experts
-        assert names is not None
-        parts = (names.gate, names.up) if group == "gate_up" else (names.down,)
-        image.add_matrix(group, linear.experts, rows, linear.inputs)
-        whole, of_part = linear.outputs * linear.inputs, linear.outputs * linear.inputs // len(parts)
-        for expert in range(linear.experts):
-            value = expert * rows * linear.inputs
-            if self.checkpoint.has(f"{layer}.{linear.name}"):  # files may hold the experts as one, too
-                image.add_part(f"{layer}.{linear.name}", expert * whole, whole, matrix=group, value=value)
-                continue
-            for number, part in enumerate(parts):
-                name = f"{layer}.{part.format(expert)}.weight"
-                image.add_part(name, 0, of_part, matrix=group, value=value + number * of_part)
-
     def layer(self, index: int, image: LayerImage, buffer_n: Tensor) -> Layer:
         """Return the layer whose matrices are in `buffer_n`, or will be."""
-        layer, merged, views = f"layers.{index}", merged_linears(self.spec, index), image.matrices(buffer_n)
+        layer, merged, views = f"layers.{index}", merged_linears(self.spec), image.matrices(buffer_n)
         norms_D = {purpose: self.norm(f"{layer}.{name}") for purpose, name in self.spec.family.norms.items()}
-        qkv, o = (self._group(layer, views[name], merged[name]) for name in ("qkv", "o"))
-        if not self.spec.layers[index].experts:
-            gate_up, down = (self._group(layer, views[name], merged[name]) for name in ("gate_up", "down"))
-            return Layer(qkv, o, Mlp(gate_up, down), norms_D)
-        assert self.spec.family.experts is not None
-        router_ED = self.matrix(f"{layer}.{self.spec.family.experts.router}.weight")
-        first, second = (self._stack(layer, views[name], merged[name][0]) for name in ("gate_up", "down"))
-        return Layer(qkv, o, ExpertMlps(router_ED, first, second), norms_D)
+        qkv, o, gate_up, down = (
+            self._group(layer, views[name], merged[name]) for name in ("qkv", "o", "gate_up", "down")
+        )
+        return Layer(qkv, o, Mlp(gate_up, down), norms_D)
 
     def _group(self, layer: str, weight_NRK: Tensor, linears: list[Linear]) -> Group:
         members, bias_N, start = [], None, 0
@@ -208,15 +150,6 @@ class _Reader:
         for position, member in enumerate(adapted):
             member.rank_at = position * self.columns
         return Group(weight_NRK, bias_N, outputs, adapted)
-
-    def _stack(self, layer: str, weight_EWK: Tensor, linear: Linear) -> Stack:
-        name = f"model.{layer}.{linear.name}"
-        members = [Member(f"{name}.{expert}", 0, linear.outputs) for expert in range(linear.experts)]
-        groups = [
-            Group(weight_WK, None, linear.outputs, (member,) if name in self.targets else ())
-            for weight_WK, member in zip(weight_EWK, members, strict=True)
-        ]
-        return Stack(name, weight_EWK, linear.outputs, tuple(groups))
 
     def _rows(self, layer: str, linears: Sequence[Linear]) -> int:
         """Return the rows of a merged matrix: its outputs, and the padded rank columns of its adapters."""

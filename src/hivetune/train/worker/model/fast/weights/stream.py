@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hivetune.train.worker.model.fast.weights.files import Checkpoint
-from hivetune.train.worker.model.fast.weights.image import LayerImage, PackedImage
+from hivetune.train.worker.model.fast.weights.image import LayerImage
 from hivetune.train.worker.model.memory import memory_for
 from hivetune.train.worker.model.protocol import Streamed
 
@@ -142,7 +142,7 @@ class LayerStream:
         self,
         source: StreamSource,
         device: StreamDevice,
-        images: Sequence[LayerImage | PackedImage],
+        images: Sequence[LayerImage],
         slots: Sequence[Tensor],
         checkpoint: Checkpoint,
     ):
