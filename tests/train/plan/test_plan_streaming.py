@@ -139,22 +139,6 @@ def test_only_the_fast_path_streams() -> None:
         fastest_that_fits(replace(setup, path="general"), device, work())
 
 
-def test_four_bits_are_streamed_to_a_card_when_they_do_not_fit() -> None:
-    """On the fast path then, with 4.5 bits a weight on the link: T* is a quarter of that of 16 bits."""
-    card = small_gpu(24)
-    architecture = parse_architecture(LARGE, "32B")
-    setup = TrainingSetup(architecture, architecture.adapter_parameters(16), "bfloat16", "cuda", quantized=True)
-    whole = replace(setup, path="general")
-    choice = fastest_that_fits(whole, card, work(mean=1024, longest=1024))
-    assert choice.setup.streamed > STREAM_BUFFERS and choice.setup.path == "fast"
-    plain = hiding_tokens(replace(setup, quantized=False), 1e14, 25e9)
-    assert hiding_tokens(setup, 1e14, 25e9) == pytest.approx(plain * 4.5 / 16, rel=0.01)
-    assert not can_stream(replace(setup, kind="cpu"))
-    roomy = replace(card, memory_bytes=300 * GB, free_bytes=300 * GB)
-    stays = fastest_that_fits(whole, roomy, work(mean=1024, longest=1024))
-    assert not stays.setup.streamed and stays.setup.path == "general"
-
-
 def test_layers_come_from_host_memory_where_it_holds_them() -> None:
     setup, card = with_streamed(a_setup(SEVEN), 28), device_of_card("R9700")
     assert source_of(setup, card)[0] == "memory"

@@ -137,27 +137,12 @@ def test_amendments_are_applied_on_read_and_keep_the_plans_hash(tmp_path: Path) 
     assert again == plan.amended(*amendments) and again.sha256 == plan.sha256
 
 
-BY_HAND = '{"event": "amendment", "time": 1.0, "from_step": 0, "until_step": null, "rows": [1], "reason": "mine"}\n'
-
-
 def amended(run: Path, *rows: int) -> Path:
     """A run (rows 0, 3 to 117) in which these rows were taken out; its amendments.jsonl."""
     write_plan(run, a_plan(40))
     for row in rows:
         append_amendment(run, Amendment(0, (row,), "not finite"))
     return run / "amendments.jsonl"
-
-
-def test_an_amendment_by_hand_is_refused_with_its_line(tmp_path: Path) -> None:
-    """It was obeyed: another adapter, exit 0."""
-    path = amended(tmp_path, 3)
-    with open(path, "a") as file:
-        file.write(BY_HAND)
-    with pytest.raises(UsageError, match=rf"{path}:2: this line is damaged or was edited by hand") as refused:
-        read_plan(tmp_path)
-    assert "restore it from a copy" in refused.value.hint
-    with pytest.raises(UsageError, match="jsonl:2"):
-        append_amendment(tmp_path, Amendment(0, (6,), "not finite"))
 
 
 def test_an_amendment_of_a_row_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from hivetune.train.plan.layout import (
     Layout,
     Padding,
     TrimmedDocument,
-    bucketed,
     make_layout,
     multiples_of,
     split_documents,
@@ -37,7 +36,7 @@ def path_to(layout: Layout, place: int) -> list[int]:
     return tokens + layout.tokens[segment.start : place + 1]
 
 
-@given(DOCUMENTS, st.booleans(), st.sampled_from([unpadded, multiples_of(2), multiples_of(16), bucketed]))
+@given(DOCUMENTS, st.booleans(), st.sampled_from([unpadded, multiples_of(2), multiples_of(16)]))
 def test_every_document_is_in_its_layout(documents, share: bool, pad: Padding) -> None:  # type: ignore[no-untyped-def]
     rows = rows_of(documents)
     layout = make_layout(rows, share=share, pad=pad)
@@ -72,9 +71,3 @@ def test_neighbours_that_share_more_than_their_tree_do_not_exceed_the_budget() -
     whole = make_layout(rows, share=True).size
     assert split_documents(rows, whole, share=True) == [[0, 1, 2]]
     assert split_documents(rows, whole - 1, share=True) == [[0, 1], [2]]
-
-
-def test_buckets_are_few_and_waste_little() -> None:
-    sizes = [bucketed(size) for size in range(1, 5000)]
-    assert all(found >= size and found - size <= max(63, size / 8) for size, found in enumerate(sizes, 1))
-    assert len(set(sizes)) == 34 and sizes == sorted(sizes)  # 79 multiples of 64
