@@ -22,7 +22,7 @@ SAYS = {
         "empty-answer: fill it in",
         "read as messages",
     ],
-    "tutorial-agent": ["and 55 more files: read as claude-code", "tools-left-out"],
+    "tutorial-agent": ["and 55 more files: read as claude-code"],
     "tutorial-csv": ["read as question-answer; question: Question; answer: Answer"],
 }
 
