@@ -1,62 +1,52 @@
-"""`hivetune bench` that is stopped leaves no process and no file; `hivetune demo` says first what it lacks."""
+"""`hivetune bench`: every combination of settings, repeated, with mean and standard deviation; nothing is kept."""
 
-import sys
+import json
 from pathlib import Path
 
-import psutil
 import pytest
+from command import hivetune
+from gguf_families import write_model
 
-from hivetune.cli.demo import _run, bench, demo
-from hivetune.errors import MachineNotFit, UsageError
-
-# As the benchmark: it writes into a temporary folder and starts a worker; then Ctrl-C comes.
-HARNESS = """
-import os, pathlib, signal, subprocess, sys, tempfile, time
-made = pathlib.Path(tempfile.mkdtemp())
-worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-pathlib.Path(sys.argv[1]).write_text(f"{worker.pid} {made}")
-os.kill(os.getppid(), signal.SIGINT)
-time.sleep(600)
-"""
+from hivetune.cli.bench import combinations, summary
+from hivetune.errors import UsageError
 
 
-def test_ctrl_c_ends_all_of_it(tmp_path: Path, own_home: Path) -> None:
-    folder, told = tmp_path / "work", tmp_path / "told"
-    folder.mkdir()
-    half, whole = own_home / "bench" / "peer-1", own_home / "bench" / "peer-2"
-    half.mkdir(parents=True)
-    whole.mkdir()
-    (whole / ".ready").touch()
-    with pytest.raises(KeyboardInterrupt):
-        _run([sys.executable, "-c", HARNESS, str(told)], folder)
-    pid, made = told.read_text().split()
-    assert Path(made).parent == folder
-    worker = psutil.Process(int(pid)) if psutil.pid_exists(int(pid)) else None
-    # Killed, and reaped by whoever adopts orphans here: on busy cores that takes a moment.
-    assert worker is None or not psutil.wait_procs([worker], 10)[1] or worker.status() == psutil.STATUS_ZOMBIE
-    assert (half.exists(), whole.exists()) == (False, True)
+def test_every_combination_is_run() -> None:
+    assert combinations([]) == [[]]
+    assert combinations(["lora.r=4,8", "epochs=1,2"]) == [
+        ["lora.r=4", "epochs=1"],
+        ["lora.r=4", "epochs=2"],
+        ["lora.r=8", "epochs=1"],
+        ["lora.r=8", "epochs=2"],
+    ]
 
 
-def test_its_exit_code_is_said(tmp_path: Path) -> None:
-    assert _run([sys.executable, "-c", "raise SystemExit(3)"], tmp_path) == 3
+@pytest.mark.parametrize("text", ["lora.r", "=4", "lora.r=4,,8", "lora.r="])
+def test_a_grid_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="KEY=A,B"):
+        combinations([text])
 
 
-def test_unknown_rows_to_time_are_refused() -> None:
-    """Nothing was timed, with the exit code 0."""
-    with pytest.raises(UsageError, match="unknown --sets agnts"):
-        bench(sets="short,agnts")
+def test_runs_that_failed_have_no_part_in_the_mean() -> None:
+    figures = summary([{"loss_last": 2.0}, {"error": "it does not fit"}, {"loss_last": 4.0}])
+    assert figures["loss_last"] == {"mean": 3.0, "sd": pytest.approx(2**0.5)}
+    assert summary([{"loss_last": 2.0}])["loss_last"] == {"mean": 2.0, "sd": None}
+    assert figures["train_seconds"] == {"mean": None, "sd": None}
 
 
-def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ended as a bug, behind a traceback."""
-    monkeypatch.setattr("hivetune.cli.demo.find_spec", lambda name: None)
-    with pytest.raises(MachineNotFit, match="torch is not installed") as caught:
-        bench(sets="short")
-    assert "pip install" in caught.value.hint
-
-
-def test_a_demo_without_the_converter_ends_before_it_trains(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HIVETUNE_CONVERTERS", str(own_home / "none"))
-    with pytest.raises(MachineNotFit, match=r"converter .* is not installed") as caught:
-        demo()
-    assert caught.value.hint == "run hivetune fetch llama.cpp" and not (own_home / "demo").exists()
+@pytest.mark.slow
+def test_two_ranks_twice(tmp_path: Path, own_home: Path) -> None:
+    write_model(tmp_path / "model", "llama")
+    rows = [{"prompt": f"What is {i} plus {i + 1}?", "completion": f"It is {2 * i + 1}."} for i in range(60)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ("bench", "rows.jsonl", "--model", "model", "--over", "lora.r=2,4", "--repeat", "2", "--json")
+    done = hivetune(*words, "--set", "max_steps=2", "--out", "figures.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [line["settings"] for line in document["combinations"]] == [["lora.r=2"], ["lora.r=4"]]
+    for line in document["combinations"]:
+        assert [run["seed"] for run in line["runs"]] == [0, 1] and {run["steps"] for run in line["runs"]} == {2}
+        assert line["figures"]["validation_loss"]["sd"] > 0 and line["figures"]["samples_per_second"]["mean"] > 0
+    assert json.loads((tmp_path / "figures.json").read_text())["combinations"] == document["combinations"]
+    assert not list((own_home / "bench").glob("*")) if (own_home / "bench").exists() else True
+    assert json.loads(hivetune("runs", "--json").stdout)["runs"] == []

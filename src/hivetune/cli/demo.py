@@ -1,30 +1,19 @@
-"""The commands `demo` (all steps once on a small real model) and `bench` (a training step, timed)."""
+"""The command `demo`: all steps once on a small real model."""
 
-import contextlib
-import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 import time
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-import hivetune
 from hivetune import walk
 from hivetune.base.disk import home, read_json
-from hivetune.base.paths import install_command, quoted
+from hivetune.base.paths import quoted
 from hivetune.cli.arguments import model_folder
-from hivetune.cli.output import duration, emit, number, progress, say, short, show, size, table
+from hivetune.cli.output import duration, emit, progress, say, short, show, size, table
 from hivetune.cli.training import measure_and_train, show_training
 from hivetune.cli.verdict import show_verdict
 from hivetune.config import load_config
-from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.gate import verdict_document
 from hivetune.llama.backend import open_backend
 from hivetune.process.forkserver import start_ahead
@@ -107,80 +96,3 @@ def _show_data(run: Run) -> None:
     reasons = [("rejected", reason, count) for reason, count in rejected.items()]
     reasons += [("set aside", reason, count) for reason, count in set_aside.items()]
     table("", ("what", "reason", "rows"), reasons, numeric=("rows",))
-
-
-HARNESS = Path(hivetune.__file__).resolve().parents[2] / "bench" / "train_step.py"
-OWN_ROWS = ("limit", "hivetune")
-SETS = ("short", "agents", "long", "prefix")  # of the harness
-
-
-def bench(
-    peers: Annotated[bool, typer.Option(help="Also time TRL and transformers + PEFT, each in its own environment.")] = (
-        False
-    ),
-    sets: Annotated[str, typer.Option(help="Kinds of rows to time: short, agents, long, prefix.")] = "short,agents",
-    out: Annotated[
-        Path | None, typer.Option(help="Write the figures to this JSON file, with a table and a plot next to it.")
-    ] = None,
-) -> None:
-    """Time a training step on this machine, or measure models on standard tasks.
-
-    Shows seconds, tokens and memory. --peers installs other trainers and times them too.
-    """
-    if unknown := set(sets.split(",")) - set(SETS):
-        raise UsageError(f"unknown --sets {sorted(unknown)[0]}", hint=f"choose some of {', '.join(SETS)}")
-    if not HARNESS.exists():
-        raise MachineNotFit(
-            "the benchmark is not part of the installed package", hint="run it in a clone of the repository"
-        )
-    if find_spec("torch") is None:
-        raise MachineNotFit("the package torch is not installed", hint=install_command("train"))
-    with tempfile.TemporaryDirectory() as folder:
-        target = out or Path(folder) / "bench.json"
-        command = [sys.executable, str(HARNESS), "--out", str(target), "--sets", sets]
-        if not peers:
-            command += ["--rows", ",".join(OWN_ROWS)]
-        code = _run(command, Path(folder))
-        if code != 0:
-            raise HivetuneError(f"the benchmark failed with exit code {code}", hint="see its output above")
-        document: dict[str, Any] = json.loads(target.read_text(encoding="utf-8"))
-    for name in dict.fromkeys(line["set"] for line in document["summary"]):
-        _show_set(name, [line for line in document["summary"] if line["set"] == name])
-    if out:
-        say(f"written: {out}, {out.with_suffix('.md').name}, {out.with_suffix('.svg').name}")
-    emit({key: document[key] for key in ("machine", "model", "data", "rows", "summary", "seconds")})
-
-
-def _run(command: list[str], folder: Path) -> int:
-    """Run the benchmark and return its exit code.
-
-    However this process is stopped, the benchmark ends, and half-installed environments of peers are deleted.
-    """
-    environment = {**os.environ, "TMPDIR": str(folder)}
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment, start_new_session=True)
-    try:
-        return process.wait()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        for peer in (home() / "bench").glob("peer-*"):
-            if not (peer / ".ready").exists():
-                shutil.rmtree(peer, ignore_errors=True)
-
-
-def _show_set(name: str, lines: list[dict[str, Any]]) -> None:
-    figures = ("s/step", "tokens/s", "of the limit", "memory above weights")
-    rows = []
-    for line in lines:
-        cells = (f"void: {'; '.join(line['void'])}", "", "", "", "")
-        if not line["void"]:
-            cells = (
-                number(line["step_s"], 2),
-                f"{line['tokens_per_s']:,.0f}",
-                f"{100 * line['share_of_limit']['median']:.0f} %" if "share_of_limit" in line else "-",
-                size(line["peak_above_bytes"]) if "peak_above_bytes" in line else "-",
-                duration(line["job_s"]),
-            )
-        rows.append((line["row"], line["dtype"], *cells))
-    table(name, ("row", "precision", *figures, "1,500 x 3 (projected)"), rows, numeric=figures)

@@ -59,7 +59,9 @@ SECTIONS: Mapping[str, Mapping[str, Command]] = {
         "plan": Command("plan", "plan", "Predict memory, time and disk of a run."),
         "train": Command("train", "train", "Train an adapter, or continue its run.", CONTINUES),
         "stop": Command("runs", "stop", "Stop a run after saving a checkpoint."),
-        "bench": Command("demo", "bench", "Time a training step on this machine.", "nothing was kept"),
+        "bench": Command(
+            "bench", "bench", "Measure time, memory and losses of a config, over a grid.", "nothing was kept"
+        ),
     },
     "Judge": {
         "eval": Command(

@@ -17,19 +17,19 @@ import time
 import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
 from hivetune.base.typed import to_plain
 from hivetune.base.units import duration as duration
 from hivetune.base.units import number as number
 from hivetune.base.units import size as size
 from hivetune.errors import HivetuneError
+
+if TYPE_CHECKING:  # `hivetune --help` waits for no rich
+    from rich.console import Console
+    from rich.table import Table
 
 PLAIN_LINE_EVERY_S = 10.0
 AFTER_ROWS = "all read, looking for duplicates"
@@ -89,15 +89,17 @@ def moment(seconds: float | None) -> str:
     return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
-def err() -> Console:
+def err() -> "Console":
     return _console(stderr=True)
 
 
-def out() -> Console:
+def out() -> "Console":
     return _console(stderr=False)
 
 
-def _console(*, stderr: bool) -> Console:
+def _console(*, stderr: bool) -> "Console":
+    from rich.console import Console
+
     console = Console(stderr=stderr, highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
@@ -188,8 +190,13 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
     console.print(grid_of(columns, rows, numeric, title))
 
 
-def grid_of(columns: Sequence[str], rows: Sequence[Sequence[object]], numeric: Sequence[str], title: str = "") -> Table:
+def grid_of(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], numeric: Sequence[str], title: str = ""
+) -> "Table":
     """Return a table as rich draws it."""
+    from rich.table import Table
+    from rich.text import Text
+
     grid = Table(
         title=Text(clean(title)) if title else None, title_justify="left", title_style="bold", header_style="bold"
     )
@@ -223,6 +230,15 @@ def progress(label: str, unit: str = "", after: str = "") -> Iterator[_Report]:
     if not console.is_terminal:
         yield plain_progress(label, unit, after)
         return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
     counted = (MofNCompleteColumn(), TextColumn(unit)) if unit else ()
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), *counted)
     noted = TextColumn("{task.fields[note]}", markup=False)
