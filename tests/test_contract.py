@@ -1,57 +1,52 @@
-"""What scripts rely on: the keys of each command's `--json`, its exit code, and the files of a home.
+"""What scripts rely on: the commands, the keys of each one's `--json`, its exit code, and the files of a home.
 
-`contract/home-VERSION.tar.xz` was written by that version (`contract/make_home.py`) and is opened by this one.
-`contract/contract.json` holds what the commands said of it then. A key may be added, none may vanish. To accept a
-wanted change, run this test with HIVETUNE_WRITE_CONTRACT=1 and say in CHANGELOG.md what users have to change.
+`contract/home.py` fills a home, and `contract/contract.json` holds what the commands say of it. To accept a wanted
+change, run this test with HIVETUNE_WRITE_CONTRACT=1 and say in CHANGELOG.md what users have to change.
 """
 
-import fcntl
 import json
 import os
-import shutil
-import tarfile
-import tempfile
-from collections.abc import Iterator
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command import hivetune
+from contract.home import make_home
+
+from hivetune.cli.main import COMMANDS
 
 pytestmark = pytest.mark.slow
 
-HERE = Path(__file__).parent / "contract"
-CONTRACT = HERE / "contract.json"
-HOMES = sorted(HERE.glob("home-*.tar.xz"))
-PLACE = Path(tempfile.gettempdir()) / "hivetune-contract"  # where its absolute paths lead
-COMMANDS = (
+CONTRACT = Path(__file__).parent / "contract" / "contract.json"
+LINES = (
     "status",
     "runs",
     "show plain",
+    "show plain --log",
     "show stopped",
-    "logs plain",
-    "data check rows.jsonl",
+    "check rows.jsonl",
     "plan plain.yaml",
     "train plain.yaml",
-    "gate plain",
-    "registry",
-    "why demo@1",
-    "frozen demo",
+    "eval plain --set gate.loss_gain=0",
+    "releases",
+    "releases demo@1",
     "clients",
     "cycle status",
     "cycle cycle.yaml --dry-run",
-    "prune",
+    "rm --unused",
     "config",
     "export plain --to gguf-adapter",
     "register plain --as again",
     "promote again@1 --force --reason contract",
     "rollback demo",
-    "chat demo --prompt hi --max-tokens 2",
-    "data forget --user u3",
-    "resume stopped",
+    "releases --retire demo",
+    "chat plain --prompt hi --max-tokens 2",
+    "forget --user u3",
+    "train stopped",
     "train missing.yaml",
     "show nothing-of-this-name",
-    "gate stopped",
+    "eval stopped",
 )
 # Keys below these are data: reasons, names of measures, settings.
 DATA = {"rejected", "set_aside", "quarantined", "settings", "defaults", "properties", "$defs", "by", "layouts"}
@@ -78,44 +73,36 @@ def files_of(folder: Path) -> list[str]:
     return sorted(found)
 
 
-@pytest.fixture(scope="module", params=HOMES, ids=lambda path: path.name.removesuffix(".tar.xz"))
-def place(request: pytest.FixtureRequest) -> Iterator[Path]:
-    with open(PLACE.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another clone's tests use the same place
-        shutil.rmtree(PLACE, ignore_errors=True)
-        with tarfile.open(request.param) as file:
-            file.extractall(PLACE.parent, filter="data")
-        yield PLACE
-        shutil.rmtree(PLACE)
-
-
-def call(place: Path, command: str) -> tuple[int, Any]:
-    """Exit code and the documents of `hivetune COMMAND --json`."""
-    done = hivetune(*command.split(), "--json", cwd=place, HIVETUNE_HOME=str(place / "home"))
+def call(place: Path, line: str) -> tuple[int, list[Any]]:
+    """Return the exit code and the documents of `hivetune LINE --json`."""
+    done = hivetune(*line.split(), "--json", cwd=place)
     try:
         return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
     except json.JSONDecodeError:
-        pytest.fail(f"{command}: {done.stdout}{done.stderr}")
+        pytest.fail(f"{line}: {done.stdout}{done.stderr}")
 
 
-def test_a_home_of_an_earlier_version_answers_as_it_did(place: Path) -> None:
-    seen: dict[str, Any] = {}
-    for command in COMMANDS:
-        code, documents = call(place, command)
-        seen[command] = {"exit": code, "keys": sorted(set().union(*map(shape, documents)))}
-    seen["files of a run"] = files_of(place / "plain")
-    seen["files of a release"] = files_of(place / "home" / "releases" / "again" / "1")
-    seen["files of the home"] = sorted({name.partition("/")[0] for name in files_of(place / "home")})
+def test_commands_answer_as_they_did(tmp_path: Path, own_home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    make_home(tmp_path, lambda line: call(tmp_path, line), port)
+    seen: dict[str, Any] = {"commands": sorted(COMMANDS)}
+    for line in LINES:
+        code, documents = call(tmp_path, line)
+        seen[line] = {"exit": code, "keys": sorted(set().union(*map(shape, documents)))}
+    seen["files of a run"] = files_of(tmp_path / "plain")
+    seen["files of a release"] = files_of(own_home / "releases" / "again" / "1")
+    seen["files of the home"] = sorted({name.partition("/")[0] for name in files_of(own_home)})
     if os.environ.get("HIVETUNE_WRITE_CONTRACT") == "1":
         CONTRACT.write_text(json.dumps(seen, indent=1) + "\n", encoding="utf-8")
     known = json.loads(CONTRACT.read_text(encoding="utf-8"))
     assert {name: one["exit"] for name, one in seen.items() if "exit" in one} == {
         name: one["exit"] for name, one in known.items() if "exit" in one
     }
-    missing = {
-        name: sorted(
-            set(one["keys"] if "exit" in one else one) - set(seen[name]["keys"] if "exit" in one else seen[name])
-        )
-        for name, one in known.items()
-    }
-    assert not {name: keys for name, keys in missing.items() if keys}
+    assert {name: listed(one) for name, one in seen.items()} == {name: listed(one) for name, one in known.items()}
+
+
+def listed(entry: Any) -> list[str]:
+    """Return the keys or names of an entry of the contract."""
+    found: list[str] = entry["keys"] if "exit" in entry else entry
+    return found
