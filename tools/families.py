@@ -77,7 +77,6 @@ def warm_up() -> None:
     import torch
 
     import hivetune.models.worker.prepare_model
-    import hivetune.release.worker.dry
     import hivetune.release.worker.merge
     import hivetune.train.worker.model.load  # noqa: F401
 

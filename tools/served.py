@@ -87,12 +87,25 @@ def serve_family(kind: str, folder: Path, changes: dict[str, Any] | None = None)
     return row
 
 
+def draw(module: Any, spread: float) -> None:
+    """Draw weights, norms and biases; `spread` of the outputs of a matrix whose inputs are 1."""
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=spread / math.sqrt(parameter.shape[-1]))
+            elif "norm" in name:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+            elif name.endswith("bias"):
+                parameter.add_(0.1 * torch.randn_like(parameter))
+
+
 def _write_model(kind: str, folder: Path, changes: dict[str, Any]) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from hivetune.models.worker.prepare_model import prepare_model
-    from hivetune.release.worker.dry import draw
 
     tokenizer = _tokenizer(kind)
     values = tiny_config(kind).to_dict()

@@ -110,8 +110,9 @@ class Step:
 class Metric:
     """One line of the verdict's table.
 
-    `difference` is tuned - base. `passed` is None for metrics that are only reported. `anytime95` holds for all n at
-    once (loss only), `ci95` for this n. `needed` is the n that would decide an undecided metric.
+    `difference` is tuned - base, `ci95` its 95 % interval (without a base, that of the value). `gain` is positive where
+    the tuned model is better, `interval` its interval at `level`, which decides. `passed` is None for metrics that are
+    only reported. `needed` is the number of rows that would decide an open metric.
     """
 
     name: str
@@ -123,8 +124,10 @@ class Metric:
     threshold: float | None
     passed: bool | None
     required: bool = False
-    anytime95: tuple[float, float] | None = None
     needed: int | None = None
+    gain: float | None = None
+    interval: tuple[float, float] | None = None
+    level: float = 0.95
 
 
 @dataclass(frozen=True, slots=True)

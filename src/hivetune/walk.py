@@ -14,8 +14,7 @@ from hivetune.data.prepare.prepare import check as check_rows
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.data.snapshot import Snapshot
 from hivetune.errors import DoesNotFit
-from hivetune.judge.compare import evaluate_run
-from hivetune.judge.gate import judge_run
+from hivetune.judge.evaluate import evaluate_run, judge_run
 from hivetune.models.fetch import fetch_model
 from hivetune.process.forkserver import forking
 from hivetune.records import Progress, Verdict, silent
@@ -124,7 +123,7 @@ def evaluate(run: Run, *, progress: Progress = silent) -> dict[str, Any]:
 
 
 def gate(run: Run) -> Verdict:
-    """Return the verdict on the evaluation of a run by the thresholds of its config; write gate.json.
+    """Return the verdict on the evaluation of a run by the thresholds of its config; write it into eval.json.
 
     `verdict.verdict` is deploy, iterate, abort or not-enough-evidence, `verdict.reasons` says why. Raises UsageError if
     the run has no evaluation.
@@ -139,7 +138,7 @@ def gate(run: Run) -> Verdict:
 def export(
     run: Run, to: str = "gguf", *, quant: str = DEFAULT_QUANT, prove: bool = True, progress: Progress = silent
 ) -> Exported:
-    """Write a run as adapter, merged, gguf, gguf-adapter or ollama, and return where it is.
+    """Write a run as adapter, merged, gguf or gguf-adapter, and return where it is.
 
     With `prove` the exported file is checked to compute what was trained. Raises HivetuneError if it does not.
     """

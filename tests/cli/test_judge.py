@@ -10,8 +10,8 @@ import pytest
 from hivetune.cli import release as commands
 from hivetune.cli.verdict import next_step_text
 from hivetune.errors import HivetuneError
-from hivetune.judge.findings import passed_text
-from hivetune.judge.gate import read_evaluation
+from hivetune.judge.evaluate import read_evaluation
+from hivetune.judge.verdict import passed_text
 from hivetune.records import Metric, Verdict
 
 
@@ -37,15 +37,15 @@ def test_where_no_answer_is_checked_the_next_step_is_a_checker(metric: Metric, w
         ({"loss": 90}, "hold out more rows (data.test)"),
         ({"latency_s": 9}, "answer more held-out rows (eval.prompts, data.test)"),
         ({"latency_s": None}, "evaluate again when the machine is quiet: hivetune eval RUN"),
-        ({"success": 90, "least_success": 99}, "answer more held-out rows (eval.prompts, data.test)"),
+        ({"success": 90, "min_success": 99}, "answer more held-out rows (eval.prompts, data.test)"),
         (
-            {"loss": 90, "latency_s": 9},
-            "hold out more rows (data.test); answer more held-out rows (eval.prompts, data.test)",
+            {"loss": 90, "latency_s": None},
+            "hold out more rows (data.test); evaluate again when the machine is quiet: hivetune eval RUN",
         ),
     ],
 )
 def test_the_next_step_gives_what_the_open_metrics_lack(open_ones: dict[str, int | None], said: str) -> None:
-    metrics = [Metric(name, 1, 1, 0, None, 3, 0.0, False, True, None, needed) for name, needed in open_ones.items()]
+    metrics = [Metric(name, 1, 1, 0, None, 3, 0.0, False, True, needed) for name, needed in open_ones.items()]
     assert next_step_text(Verdict("not-enough-evidence", (), tuple(metrics))) == said
 
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hivetune.config import GateConfig
 from hivetune.cycle.gate import Comparisons
-from hivetune.judge.findings import Thresholds
 
 # Answers are not asked in these worlds, so nothing is required of them.
-LOSS_ONLY = Thresholds(latency_ratio=None, memory_ratio=None)
+LOSS_ONLY = GateConfig()
 BASE_NLL, ROW_SD = 2.0, 0.2
 
 
@@ -59,7 +59,8 @@ class HeldOutWorld:
             }
             for n, (tokens, a, b) in enumerate(zip(self.tokens, rival, candidate, strict=True))
         ]
-        return {"rows": rows, "answers": [], "base": {}, "tuned": {}}
+        not_asked = dict.fromkeys(("latency_s", "peak_memory_bytes"), "nothing was asked")
+        return {"rows": rows, "answers": [], "base": {}, "tuned": {}, "not_compared": not_asked}
 
 
 def contest(

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from contests import LOSS_ONLY, HeldOutWorld, contest
 
+from hivetune.config import GateConfig
 from hivetune.cycle.gate import Comparisons, judge_cycle
-from hivetune.judge.findings import Thresholds
 
 KNOWN = 70
 
@@ -91,18 +91,24 @@ def test_rows_that_are_not_finite_for_anybody_are_left_out_and_counted() -> None
 def test_frozen_questions_that_were_lost_keep_the_champion() -> None:
     contests = situation(0.5)
     frozen = [
-        {"origin": "win", "source": f"w:{n}", "base": {"success": True}, "tuned": {"success": n % 2 == 0}}
+        {
+            "origin": "win",
+            "source": f"w:{n}",
+            "prompt": f"{n}?",
+            "base": {"success": True},
+            "tuned": {"success": n % 2 == 0},
+        }
         for n in range(20)
     ]
     assert contests.champion is not None
-    found = judge_cycle(replace(contests, champion={**contests.champion, "frozen": frozen}), LOSS_ONLY)
+    found = judge_cycle(replace(contests, base={**contests.base, "frozen": frozen}), LOSS_ONLY)
     assert found.verdict == "iterate"
-    assert any("10 of 20 frozen questions" in reason for reason in found.reasons)
+    assert any("frozen questions kept: 10 of 20" in reason for reason in found.reasons)
 
 
 def test_success_is_not_to_be_won_again_from_every_champion() -> None:
     """`gate.success_gain: 0.1` is required against the base; ten cycles can't each gain a tenth."""
-    config = Thresholds(success_gain=0.1, latency_ratio=None, memory_ratio=None)
+    config = GateConfig(success_gain=0.1)
     contests = situation(0.5)
     answers = [
         {"source": f"f:{n}", "group": f"g{n}", "base": side(n % 3 == 0), "tuned": side(n % 10 != 0)} for n in range(64)

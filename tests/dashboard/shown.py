@@ -109,8 +109,7 @@ def add_release(run: Path, number: int, verdict: str = "deploy", *, champion: bo
     (run / "adapter_config.json").write_text("{}")
     (run / "adapter_model.safetensors").write_bytes(b"weights %d" % number)
     judged = {"verdict": verdict, "reasons": [f"it is better {HOSTILE}"], "metrics": _metrics(number)}
-    write_sealed(run / "eval.json", evaluation())
-    write_sealed(run / "gate.json", {"schema": 1, **judged})
+    write_sealed(run / "eval.json", {**evaluation(), **judged})
     about = {
         "model": "tiny",
         "model_sha256": "0" * 64,
@@ -136,7 +135,7 @@ def evaluation() -> dict[str, Any]:
     ]
 
     def side(success: bool) -> dict[str, Any]:
-        return {"answer": HOSTILE, "ended": True, "seconds": 1.0, "new_tokens": 9, "block": 0, "success": success}
+        return {"answer": HOSTILE, "ended": True, "seconds": 1.0, "new_tokens": 9, "success": success}
 
     answers = [
         {**each, "prompt": HOSTILE, "reference": HOSTILE, "checker": None, "base": side(False), "tuned": side(True)}
@@ -144,7 +143,7 @@ def evaluation() -> dict[str, Any]:
     ]
     rows = [{**each, "tokens": 10, "base": 20.0 + each["row"], "tuned": 15.0} for each in identity]  # type: ignore[operator]
     sides: Mapping[str, Any] = {"base": {"label": "base"}, "tuned": {}}
-    return {"schema": 1, "rows": rows, "answers": answers, "problems": [], **sides}
+    return {"schema": 1, "rows": rows, "answers": answers, "problems": [], "frozen": [], "not_compared": {}, **sides}
 
 
 def make_loop(name: str = "faq") -> Path:
@@ -238,9 +237,29 @@ def _config(settings: Mapping[str, Any]) -> RunConfig:
 def _metrics(number: int) -> list[dict[str, Any]]:
     more = {"n": 30, "threshold": 0.0, "passed": True, "required": True}
     return [
-        {"name": "loss", "base": 2.0, "tuned": 1.5, "difference": -0.5 / number, "ci95": [-0.7, -0.3], **more},
-        {"name": "success", "base": 0.4, "tuned": 0.6, "difference": 0.2, "ci95": [0.1, 0.3], **more},
+        {
+            "name": "loss",
+            "base": 2.0,
+            "tuned": 1.5,
+            "difference": -0.5 / number,
+            "ci95": [-0.7, -0.3],
+            **more,
+            **_gain(0.5, 0.3, 0.7),
+        },
+        {
+            "name": "success",
+            "base": 0.4,
+            "tuned": 0.6,
+            "difference": 0.2,
+            "ci95": [0.1, 0.3],
+            **more,
+            **_gain(0.2, 0.1, 0.3),
+        },
     ]
+
+
+def _gain(gain: float, low: float, high: float) -> dict[str, Any]:
+    return {"gain": gain, "interval": [low, high], "level": 0.95, "needed": None}
 
 
 def _report(folder: Path) -> dict[str, Any]:

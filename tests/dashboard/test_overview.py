@@ -138,17 +138,15 @@ def test_the_newest_finished_run_goes_on_station_by_station(tmp_path: Path) -> N
     assert asked() == []  # nothing is held out, so an evaluation would be refused
     write_record(done.run, {**record, "result": {"rows": {"held_out": 12}}})
     assert asked() == ["hivetune eval one"]
-    (done.run / "eval.json").write_text("{}")
-    assert asked() == ["hivetune eval one"]
-    (done.run / "gate.json").write_text(json.dumps({"verdict": "deploy"}))
+    (done.run / "eval.json").write_text(json.dumps({"verdict": "deploy"}))
     (done.run / "adapter_model.safetensors").write_bytes(b"")
     assert asked() == ["hivetune register one --as NAME"]
     kept = replace(release(1, "deploy", "champion"), run=str(done.run))
     assert asked(kept) == []
     assert asked(kept, served=False) == ["hivetune serve"]
-    (done.run / "gate.json").write_text(json.dumps({"verdict": "iterate"}))
+    (done.run / "eval.json").write_text(json.dumps({"verdict": "iterate"}))
     assert asked() == []
-    (done.run / "gate.json").write_text('{"verdict": "dep')
+    (done.run / "eval.json").write_text('{"verdict": "dep')
     assert asked() == ["hivetune eval one"]
 
 

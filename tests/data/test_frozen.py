@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from hivetune.base.database import open_database
-from hivetune.checkers.find import find_checker
 from hivetune.config import DataConfig
 from hivetune.data.forget import forget
 from hivetune.data.frozen import (
@@ -15,7 +14,6 @@ from hivetune.data.frozen import (
     drop_win,
     freeze,
     frozen_folder,
-    general_questions,
     names_with_wins,
     own_questions,
     wins_of,
@@ -92,15 +90,14 @@ def test_rows_that_ask_a_frozen_question_are_set_aside(tmp_path: Path) -> None:
                 turn("assistant", "No."),
             ]
         },
-        {"prompt": "What is the capital of Norway?", "completion": "Bergen, I think."},
         {"prompt": "Is it raining in Oslo today?", "completion": "It does not."},
     ]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     report = check(DataConfig(path=str(path), validation=0.0, test=0.0)).document
-    assert report["set_aside"] == {"frozen-question": 4} and report["usable"] == 2
+    assert report["set_aside"] == {"frozen-question": 3} and report["usable"] == 2
     places = {problem["source"].rpartition(":")[2] for problem in report["problems"]}
-    assert places == {"1", "2", "3", "5"}
+    assert places == {"1", "2", "3"}
 
 
 def turn(role: str, content: str) -> dict[str, str]:
@@ -126,10 +123,3 @@ def test_own_questions_need_a_checker(tmp_path: Path) -> None:
     path.write_text("{broken\n")
     with pytest.raises(DataRefused, match=r"own\.jsonl:1: bad-json"):
         own_questions([str(path)], CHECKER)
-
-
-def test_the_general_questions_are_usable() -> None:
-    found = general_questions()
-    assert len({one.key for one in found}) == len(found) >= 40
-    for one in found:
-        find_checker(one.checker or {}, one.source)

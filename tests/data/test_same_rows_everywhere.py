@@ -14,7 +14,7 @@ from hivetune.data.forget import forget
 from hivetune.data.frozen import own_questions
 from hivetune.data.prepare.prepare import check
 from hivetune.errors import DataRefused
-from hivetune.judge.compare import prompts_of_rows
+from hivetune.judge.rows import prompts_of_rows
 from hivetune.synth.rows import Against
 from hivetune.train.plan.run import count_rows
 

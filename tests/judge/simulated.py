@@ -34,12 +34,7 @@ def difference(sums: list[float]) -> float:
 
 
 def loss_world(n: int, rng: random.Random, sessions: bool) -> tuple[Interval | None, float]:
-    return jackknife(loss(n, rng, sessions), difference).ci95, -0.1
-
-
-def perplexity_world(n: int, rng: random.Random, sessions: bool) -> tuple[Interval | None, float]:
-    found = jackknife(loss(n, rng, sessions), lambda s: math.exp(s[1] / s[2]) - math.exp(s[0] / s[2]))
-    return found.ci95, math.exp(1.9) - math.exp(2)
+    return jackknife(loss(n, rng, sessions), difference).interval, -0.1
 
 
 def answers(n: int, rng: random.Random, sessions: bool) -> tuple[list[bool], list[bool], list[int]]:
@@ -56,12 +51,12 @@ def answers(n: int, rng: random.Random, sessions: bool) -> tuple[list[bool], lis
 
 
 def success_world(n: int, rng: random.Random, sessions: bool) -> tuple[Interval | None, float]:
-    return paired_proportions(*answers(n, rng, sessions)).ci95, 0.7 * (0.7 - 0.4)
+    return paired_proportions(*answers(n, rng, sessions)).interval, 0.7 * (0.7 - 0.4)
 
 
 def share_world(n: int, rng: random.Random, sessions: bool) -> tuple[Interval | None, float]:
     _, tuned, groups = answers(n, rng, sessions)
-    return proportion(tuned, groups).ci95, 0.3 * 0.4 + 0.7 * 0.7
+    return proportion(tuned, groups).interval, 0.3 * 0.4 + 0.7 * 0.7
 
 
 def times(n: int, rng: random.Random, sessions: bool) -> list[list[float]]:
@@ -83,20 +78,19 @@ MEAN_S = math.exp((0.5**2 + 0.4**2) / 2)
 
 
 def time_ratio_world(n: int, rng: random.Random, sessions: bool) -> tuple[Interval | None, float]:
-    return jackknife(times(n, rng, sessions), lambda s: s[1] / s[0], positive=True).ci95, 0.8
+    return jackknife(times(n, rng, sessions), lambda s: s[1] / s[0], positive=True).interval, 0.8
 
 
 def time_difference_world(n: int, rng: random.Random, sessions: bool) -> tuple[Interval | None, float]:
-    return jackknife(times(n, rng, sessions), difference).ci95, -0.2 * MEAN_S
+    return jackknife(times(n, rng, sessions), difference).interval, -0.2 * MEAN_S
 
 
 def mean_time_world(n: int, rng: random.Random, sessions: bool) -> tuple[Interval | None, float]:
-    return jackknife(times(n, rng, sessions), lambda s: s[0] / s[2], positive=True).ci95, MEAN_S
+    return jackknife(times(n, rng, sessions), lambda s: s[0] / s[2], positive=True).interval, MEAN_S
 
 
 WORLDS: dict[str, World] = {
     "loss": loss_world,
-    "perplexity": perplexity_world,
     "success": success_world,
     "share": share_world,
     "time_ratio": time_ratio_world,

@@ -23,16 +23,13 @@ def falling(first: float, last: float, steps: int = 120) -> list[float]:
 GOOD = curve(falling(3.0, 2.2), [(30, 2.5), (60, 2.4), (90, 2.37), (120, 2.36)])
 
 
-def said(found: Curve, rank: dict[str, Any] | None = None, **more: Any) -> list[str]:
+def said(found: Curve, **more: Any) -> list[str]:
     evaluation = {"rows": more.get("rows", [])}
-    return [
-        advice.said
-        for advice in advise(found, evaluation, rank, more.get("contradictory", ()), more.get("metrics", ()))
-    ]
+    return [advice.said for advice in advise(found, evaluation, more.get("contradictory", ()), more.get("metrics", ()))]
 
 
 def test_a_run_that_went_well_gets_no_advice() -> None:
-    assert said(GOOD, {"r": 16, "modules": 7, "needed_median": 9, "needed_most": 14}) == []
+    assert said(GOOD) == []
     assert said(curve([], [])) == []
 
 
@@ -70,41 +67,27 @@ def test_too_few_rows_when_the_trained_ones_are_known_by_heart() -> None:
     assert len(found) == 1 and found[0].startswith("too few rows") and "320 trained rows" in found[0]
 
 
-def test_a_rank_that_is_not_used() -> None:
-    (one,) = said(GOOD, {"r": 16, "modules": 210, "needed_median": 2, "needed_most": 4})
-    assert "lora.r: 4 is enough" in one and "210 adapted modules" in one
-    assert said(GOOD, {"r": 16, "modules": 210, "needed_median": 2, "needed_most": 9}) == []
-
-
 def row(number: int, change: float, agent: str = "a") -> dict[str, Any]:
     return {"source": f"f:{number}", "agent": agent, "tokens": 10, "base": 20.0, "tuned": 20.0 + 10 * change}
 
 
 def test_rows_that_got_worse_are_shown_with_the_agent_they_are_of() -> None:
     rows = [row(number, -0.5) for number in range(30)] + [row(50 + number, 0.1 * number, "b") for number in range(1, 8)]
-    (one,) = advise(GOOD, {"rows": rows}, None, (), ())
+    (one,) = advise(GOOD, {"rows": rows}, (), ())
     assert one.said.startswith("7 of 37 held-out rows got worse, 7 of them of agent 'b'")
     assert one.rows[0] == "f:57: +0.700 nats a token" and len(one.rows) == 5
-    assert advise(GOOD, {"rows": rows[:31]}, None, (), ()) == ()
-    assert advise(GOOD, {"rows": [{**row(0, 1.0), "tuned": "not finite"}]}, None, (), ()) == ()
+    assert advise(GOOD, {"rows": rows[:31]}, (), ()) == ()
+    assert advise(GOOD, {"rows": [{**row(0, 1.0), "tuned": "not finite"}]}, (), ()) == ()
 
 
 def test_contradictory_rows_are_named() -> None:
-    (one,) = advise(GOOD, NO_ROWS, None, ("f:3", "f:9"), ())
+    (one,) = advise(GOOD, NO_ROWS, ("f:3", "f:9"), ())
     assert one.said.startswith("contradictory: 2 trained rows") and one.rows == ("f:3", "f:9")
 
 
 def test_the_n_that_decides_and_how_to_get_it() -> None:
-    open_one = Metric("success", 0.1, 0.2, 0.1, (-0.1, 0.3), 40, 0.0, False, True, None, 180)
+    open_one = Metric("success", 0.1, 0.2, 0.1, (-0.1, 0.3), 40, 0.0, False, True, 180)
     passed = Metric("loss", 2.0, 1.0, -1.0, (-1.2, -0.8), 92, 0.0, True, True)
     assert said(GOOD, metrics=(open_one, passed)) == [
         "success: about 180 rows decide it, 40 are there: answer more held-out rows (eval.prompts, data.test)"
-    ]
-
-
-def test_more_times_come_from_timed_answers() -> None:
-    """At any eval.prompts only `timed` answers are timed, so more prompts would decide nothing."""
-    few = Metric("latency_s", 0.8, 0.9, 0.1, None, 3, 1.5, False, True, None, 5)
-    assert said(GOOD, metrics=(few,)) == [
-        "seconds per answer: about 5 rows decide it, 3 are there: answer more held-out rows (eval.prompts, data.test)"
     ]

@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 from hivetune.config import EvalConfig
@@ -15,18 +14,15 @@ from hivetune.judge import answers as answers_module
 from hivetune.judge import artefacts
 from hivetune.judge.answers import (
     ANSWERS,
-    Prompt,
     StoredAnswers,
     ask_all,
-    cpu_seconds,
-    doubt_times,
-    others_share_of,
     stored_answers,
+    stored_side,
     time_in_turns,
 )
 from hivetune.judge.artefacts import BESIDE_FILE_BYTES, Artefact, check_memory
-from hivetune.judge.compare import prompts_of_rows, timed_first
-from hivetune.llama.ask import TimedAnswer, Unanswered
+from hivetune.judge.rows import Prompt, prompts_of_rows, spread
+from hivetune.llama.ask import Endpoint, TimedAnswer, Unanswered
 
 
 class FakeSide:
@@ -55,9 +51,8 @@ def prompts(count: int) -> list[Prompt]:
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pauses, and no other program on the machine."""
+    """No pauses."""
     monkeypatch.setattr(answers_module, "FIRST_PAUSE_S", 0.0)
-    monkeypatch.setattr(answers_module, "cpu_seconds", lambda: (0.0, 0.0, 0.0))
 
 
 def ask_all_of(kept: StoredAnswers, side: FakeSide, count: int = 12) -> None:
@@ -131,38 +126,6 @@ def test_times_go_on_where_a_side_failed(tmp_path: Path) -> None:
                 assert log == ["a0", "b0", "a2", "b2", "b3", "a3"] and len(found[1]) == 4
 
 
-def test_times_that_were_taken_beside_other_work_are_taken_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both sides again, in turns: a new time of one is never held against an old time of the other."""
-    log: list[str] = []
-    clock = iter([(0.0, 0.0, 0.0), (10.0, 9.0 * (psutil.cpu_count() or 1), 0.0)])
-    monkeypatch.setattr(answers_module, "cpu_seconds", lambda: next(clock, (0.0, 0.0, 0.0)))
-    for share, asked in ((0.9, 10), (0.0, 10), (0.0, 0)):
-        log.clear()
-        with stored_answers(tmp_path / "a", "a") as first, stored_answers(tmp_path / "b", "b") as second:
-            sides = [(FakeSide("a", log), first), (FakeSide("b", log), second)]
-            time_in_turns(sides, prompts(4), tmp_path / "t", new_tokens=8, on_answer=lambda: None)
-        assert len(log) == asked and others_share_of(tmp_path / "t") == share
-
-
-def test_times_that_were_uneven_are_taken_anew(tmp_path: Path) -> None:
-    """A gate says then to evaluate again when the machine is quiet: without this the old times would be found."""
-    log: list[str] = []
-    for noise, asked in ((2.0, 10), (1.05, 10), (1.05, 0)):
-        log.clear()
-        with stored_answers(tmp_path / "a", "a") as first, stored_answers(tmp_path / "b", "b") as second:
-            sides = [(FakeSide("a", log), first), (FakeSide("b", log), second)]
-            time_in_turns(sides, prompts(4), tmp_path / "t", new_tokens=8, on_answer=lambda: None)
-        assert len(log) == asked
-        doubt_times(tmp_path / "t", {"noise": noise, "repeat_noise": 1.05})
-
-
-def test_processor_seconds_only_grow() -> None:
-    early, late = cpu_seconds(), cpu_seconds()
-    assert all(one <= other for one, other in zip(early, late, strict=True))
-
-
 def test_prompts_come_from_any_rows(tmp_path: Path) -> None:
     rows = [
         {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}], "agent": "a"},
@@ -179,8 +142,8 @@ def test_prompts_come_from_any_rows(tmp_path: Path) -> None:
 
 
 def test_what_is_timed_is_spread_over_all_prompts() -> None:
-    assert [prompt.row for prompt in timed_first(prompts(10), 3)] == [0, 3, 6]
-    assert len(timed_first(prompts(3), 50)) == 3
+    assert [prompt.row for prompt in spread(prompts(10), 3)] == [0, 3, 6]
+    assert len(spread(prompts(3), 50)) == 3
 
 
 def test_a_base_that_both_sides_have_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,3 +160,18 @@ def test_a_base_that_both_sides_have_is_counted_once(tmp_path: Path, monkeypatch
         else:
             with pytest.raises(DoesNotFit, match=r"both models need about 1\.1 GB"):
                 check_memory(sides)
+
+
+def test_answers_are_kept_for_one_build_of_llama_cpp_and_never_for_an_endpoint(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another model behind the same URL was never asked again, and another build's answers were kept."""
+    kept: dict[str, int] = {}
+    sides = [Artefact("a", "gguf", identity="hash"), Artefact("url", "endpoint", endpoint=Endpoint("http://x", "m"))]
+    for build in ("xllamacpp 1", "xllamacpp 1", "xllamacpp 2"):
+        monkeypatch.setattr(answers_module, "build_name", lambda build=build: build)
+        for side in sides:
+            with stored_side(side, 8, 3) as stored:
+                kept[f"{side.label} {build} {len(kept)}"] = len(stored.answers)
+                ask_all_of(stored, FakeSide("", []))
+    assert list(kept.values()) == [0, 0, 12, 0, 0, 0]

@@ -1,4 +1,4 @@
-"""Two releases, a GGUF file, an endpoint and recorded figures, on a tiny model served by llama.cpp."""
+"""Two releases, a GGUF file and an endpoint, on a tiny model served by llama.cpp."""
 
 import json
 import shutil
@@ -34,16 +34,16 @@ def rows(tmp_path: Path) -> str:
 
 def test_any_against_any(own_home: Path, tmp_path: Path, rows: str) -> None:
     labels = [add_release(tmp_path, "helper", seed) for seed in (1, 2)]
-    options = ("--rows", rows, "--new-tokens", "6", "--set", "eval.latency_prompts=5")
+    options = ("--rows", rows, "--tokens", "6")
     code, document = compare(*labels, *options)
     assert code == 0, document
     assert document["problems"] == [] and len(document["answers"]) == 8
     metrics = {metric["name"]: metric for metric in document["metrics"]}
-    assert metrics["success"]["n"] == 8 and metrics["latency_s"]["n"] == 5
+    assert metrics["success"]["n"] == 8 and metrics["latency_s"]["n"] == 8
     assert metrics["latency_s"]["base"] > 0 and metrics["loss"]["base"] is None
     for side, label in zip(("base", "tuned"), labels, strict=True):
         assert document[side]["label"] == label and document[side]["peak_memory_bytes"] > 10e6
-        assert document[side]["tokens_per_second"] > 0 and document[side]["cold_start_s"] > 0
+        assert document[side]["cold_start_s"] > 0
         assert document[side]["first_token_p50_s"] <= document[side]["latency_p50_s"]
     texts = [[answer[side]["answer"] for answer in document["answers"]] for side in ("base", "tuned")]
     assert texts[0] != texts[1]
@@ -57,10 +57,6 @@ def test_any_against_any(own_home: Path, tmp_path: Path, rows: str) -> None:
     code, third = compare(str(base), labels[0], *options)
     assert code == 0 and third["base"]["kind"] == "gguf"
     assert [answer["tuned"]["answer"] for answer in third["answers"]] == texts[0]
-
-    (tmp_path / "before.yaml").write_text("latency_s: 20.1\nsuccess: 0.987\nmemory_gb: 32.5\n")
-    code, fourth = compare(str(tmp_path / "before.yaml"), labels[0], *options)
-    assert code == 0 and fourth["base"]["latency_s"] == 20.1 and fourth["base"]["recorded"]
 
 
 def test_bad_sides_are_refused_in_words(own_home: Path, tmp_path: Path, rows: str) -> None:

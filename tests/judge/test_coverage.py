@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from simulated import SIZES, WORLDS
 
-from hivetune.judge.findings import Thresholds
-from hivetune.judge.gate import judge
+from hivetune.config import GateConfig
 from hivetune.judge.statistics import paired_proportions
+from hivetune.judge.verdict import judge
 
 Record = Callable[[str, object], None]
 FULL = 10_000
@@ -63,7 +63,7 @@ def rare_coverage(rate: float, n: int, repetitions: int) -> float:
     for seed in range(repetitions):
         rng = random.Random(f"{rate} {n} {seed}")
         sides = [[rng.random() < share for _ in range(n)] for share in (rate, 2 * rate)]
-        interval = paired_proportions(sides[0], sides[1]).ci95
+        interval = paired_proportions(sides[0], sides[1]).interval
         assert interval is not None
         inside += interval[0] <= rate <= interval[1]
     return inside / repetitions
@@ -99,12 +99,12 @@ def evaluation(seed: int, gain: float, rates: tuple[float, float]) -> dict[str, 
             for side, rate in zip(("base", "tuned"), rates, strict=True)
         }
         answers.append({"source": f"f:{row}", "group": f"g{row}", **sides})
-    costs = {"tokens_per_second": 50.0, "peak_memory_bytes": 1e9}
+    costs = {"peak_memory_bytes": 1e9}
     return {"rows": rows, "answers": answers, "base": costs, "tuned": costs}
 
 
 def deployed(seed: int, gain: float, rates: tuple[float, float], look: int | None = None) -> bool:
-    return judge(evaluation(seed, gain, rates), Thresholds(look=look)).verdict == "deploy"
+    return judge(evaluation(seed, gain, rates), GateConfig(), look=look).verdict == "deploy"
 
 
 def equal_declared_better(repetitions: int) -> int:

@@ -1,22 +1,13 @@
-"""The rows that are scored, and the join of scores into one document that loses nothing."""
+"""The rows that are answered, and the losses of all of them in one document that loses nothing."""
 
-import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import pytest
-
-from hivetune.config import EvalConfig
-from hivetune.errors import UsageError
-from hivetune.judge.findings import Thresholds, by_part
-from hivetune.judge.gate import judge
-from hivetune.judge.held_out import evaluation_document, evidence_groups, plan_evaluation
-from hivetune.process.protocol import Generate
+from hivetune.judge.losses import loss_rows
+from hivetune.judge.rows import choose_rows, evidence_groups
+from hivetune.judge.verdict import by_part
 from hivetune.records import Message
-
-WORD = {"name": "contains_any", "any": ["yes"], "must_end": True}
 
 
 @dataclass(frozen=True)
@@ -34,11 +25,8 @@ class Info:
 @dataclass
 class HeldOut:
     infos: list[Info]
-    hash: str = "abc"
-    asked: list[str] = field(default_factory=list)
 
     def rows(self, split: str) -> list[int]:
-        self.asked.append(split)
         return [info.row for info in self.infos]
 
     def info(self, row: int) -> Info:
@@ -62,47 +50,19 @@ def held_out(**agents: int) -> HeldOut:
     return HeldOut(infos)
 
 
-def scores(snapshot: HeldOut, plan: tuple[Sequence[int], Generate], answer: str = "yes") -> list[dict[str, Any]]:
-    rows, generate = plan
-    lines: list[dict[str, Any]] = []
-    for model, nll in (("base", 20.0), ("tuned", 10.0)):
-        lines += [{"event": "loss", "model": model, "row": row, "nll": nll + row, "tokens": 10} for row in rows]
-        lines += [
-            {
-                "event": "answer",
-                "model": model,
-                "row": row,
-                "answer": answer,
-                "ended": True,
-                "seconds": 0.5,
-                "new_tokens": 3,
-            }
-            for row in generate.rows
-        ]
-    return lines
-
-
-OUTCOME = {side: {"tokens_per_second": 40.0, "peak_memory_bytes": 1000} for side in ("base", "tuned")}
-
-
 def test_prompts_are_stratified_and_every_agent_is_asked() -> None:
     snapshot = held_out(big=60, middle=30, lone=1)
-    rows, generate = plan_evaluation(snapshot, EvalConfig(prompts=30))
-    chosen = list(generate.rows)
+    chosen = choose_rows(snapshot.infos, 30)
     agents = [snapshot.info(row).agent for row in chosen]
-    assert snapshot.asked == ["test"]
     assert len(chosen) == 30 and chosen == sorted(set(chosen))
     assert agents.count("lone") == 1
     assert agents.count("big") in (19, 20) and agents.count("middle") in (9, 10)
-    assert rows == tuple(range(91))
 
 
 def test_prompts_follow_the_contents_not_the_order() -> None:
     snapshot = held_out(a=40, b=20)
     reordered = HeldOut([Info(59 - info.row, info.id, info.source, info.agent) for info in snapshot.infos])
-    ids = [
-        {s.info(row).id for row in plan_evaluation(s, EvalConfig(prompts=12))[1].rows} for s in (snapshot, reordered)
-    ]
+    ids = [{s.info(row).id for row in choose_rows(s.infos, 12)} for s in (snapshot, reordered)]
     assert ids[0] == ids[1]
 
 
@@ -120,53 +80,23 @@ def test_rows_that_say_nearly_the_same_are_one_piece_of_evidence() -> None:
 
 
 def test_fewer_rows_than_prompts() -> None:
-    assert plan_evaluation(held_out(a=3), EvalConfig(prompts=64))[1].rows == (0, 1, 2)
+    assert choose_rows(held_out(a=3).infos, 64) == [0, 1, 2]
 
 
-def test_a_broken_checker_in_the_config_is_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(UsageError, match=r"eval\.checker"):
-        plan_evaluation(held_out(a=3), EvalConfig(checker={"name": "contain_any"}))
-
-
-def test_the_document_keeps_each_row_and_is_what_the_gate_reads() -> None:
-    snapshot, config = held_out(a=40, b=40), EvalConfig(prompts=8, checker=WORD)
-    plan = plan_evaluation(snapshot, config)
-    document = evaluation_document(snapshot, config, scores(snapshot, plan), OUTCOME, {"model": "m"})
-    json.dumps(document, allow_nan=False)
-    assert tuple(row["row"] for row in document["rows"]) == plan[0]
-    assert all(answer[side]["success"] is True for answer in document["answers"] for side in ("base", "tuned"))
-    assert document["answers"][0]["prompt"] == "well?"
-    assert document["answers"][0]["reference"] == "yes"
-    assert document["problems"] == []
-    assert judge(document, Thresholds()).verdict == "deploy"
-    assert [(a["agent"], a["rows"], a["base_loss"] > a["tuned_loss"]) for a in by_part(document, "agent")] == [
-        ("a", 40, True),
-        ("b", 40, True),
+def test_missing_and_infinite_losses_stay_visible() -> None:
+    snapshot = held_out(a=8, b=8)
+    lines: dict[tuple[str, int], dict[str, Any]] = {
+        (side, row): {"nll": nll + row, "tokens": 10}
+        for side, nll in (("base", 20.0), ("tuned", 10.0))
+        for row in range(16)
+    }
+    lines["base", 0]["nll"] = math.nan
+    del lines["tuned", 3]
+    rows = loss_rows(snapshot, lines)
+    assert [row["row"] for row in rows] == list(range(16))
+    assert rows[0]["base"] == "not finite" and rows[3]["tuned"] is None
+    parts = by_part({"rows": rows, "answers": []}, "agent")
+    assert [(part["agent"], part["rows"], part["base_loss"] is None) for part in parts] == [
+        ("a", 8, True),
+        ("b", 8, False),
     ]
-
-
-def test_a_row_without_checker_counts_in_loss_only() -> None:
-    snapshot, config = held_out(a=8), EvalConfig(prompts=8)
-    document = evaluation_document(snapshot, config, scores(snapshot, plan_evaluation(snapshot, config)), OUTCOME, {})
-    assert [answer["base"]["success"] for answer in document["answers"]] == [None] * 8
-    assert judge(document, Thresholds()).metrics[2].n == 0
-
-
-def test_missing_and_infinite_scores_stay_visible() -> None:
-    snapshot, config = held_out(a=8), EvalConfig(prompts=2)
-    lines = scores(snapshot, plan_evaluation(snapshot, config))
-    lines = [line for line in lines if not (line["model"] == "tuned" and line["row"] == 3)]
-    lines[0]["nll"] = math.nan
-    document = evaluation_document(snapshot, config, lines, OUTCOME, {})
-    assert document["rows"][0]["base"] == "not finite"
-    assert document["rows"][3]["tuned"] is None
-    assert judge(document, Thresholds()).verdict == "abort"
-
-
-def test_a_row_with_a_broken_checker_is_a_problem_not_a_failure() -> None:
-    snapshot = HeldOut([Info(0, "x", "f:1", None, checker={"name": "nope"})])
-    config = EvalConfig()
-    document = evaluation_document(snapshot, config, scores(snapshot, plan_evaluation(snapshot, config)), OUTCOME, {})
-    assert document["answers"][0]["tuned"]["success"] is None
-    assert "nope" in document["problems"][0]["problem"]
-    assert document["problems"][0]["source"] == "f:1"

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from hivetune.judge.findings import Thresholds
-from hivetune.judge.gate import judge
-from hivetune.judge.page import MAX_ANSWERS, MAX_BARS, _bars, _direction, comparison_page
+from hivetune.config import GateConfig
+from hivetune.judge.page import MAX_ANSWERS, MAX_BARS, _bars, comparison_page
+from hivetune.judge.verdict import judge
 
 VOID = {"meta", "line", "rect", "circle", "br", "polyline"}
 
@@ -47,7 +47,7 @@ class Structure(HTMLParser):
 def document(n: int = 80, text: str = "fine") -> dict[str, Any]:
     rng = random.Random(3)
     identity = [
-        {"row": i, "source": f"rows.jsonl:{i}", "agent": "ab"[i % 2], "category": None, "group": f"g{i}"}
+        {"row": i, "source": f"rows.jsonl:{i}", "agent": "ab"[i % 2], "category": None, "group": f"g{i}", "id": f"r{i}"}
         for i in range(n)
     ]
     rows = [{**each, "tokens": 10, "base": 20 + rng.random(), "tuned": 15 + rng.random()} for each in identity]
@@ -59,20 +59,21 @@ def document(n: int = 80, text: str = "fine") -> dict[str, Any]:
     answers = [
         {**each, "prompt": text, "reference": text, "base": side(0.3, 2), "tuned": side(0.9, 1)} for each in identity
     ]
-    costs = {"tokens_per_second": 100.0, "peak_memory_bytes": 1e9, "latency_p50_s": 1.0}
+    costs = {"peak_memory_bytes": 1e9, "latency_p50_s": 1.0}
     return {
         "rows": rows,
         "answers": answers,
         "base": {"label": text, **costs},
         "tuned": {"label": "b@2", **costs},
+        "frozen": [],
         "problems": [{"source": text, "model": "base", "problem": text}],
         "not_compared": {},
     }
 
 
 def page(found: dict[str, Any]) -> str:
-    verdict = judge(found, Thresholds())
-    return comparison_page(found, asdict(verdict))
+    verdict = judge(found, GateConfig())
+    return comparison_page({**found, **asdict(verdict)})
 
 
 def test_the_page_needs_nothing_else() -> None:
@@ -89,7 +90,7 @@ def test_what_is_drawn_is_what_is_printed() -> None:
     assert len(bars) == 160 and all(bar["class"] == "better" for bar in bars)  # 80 times, 80 losses, all lower
     assert "80 of 80 rows are better with B" in structure.text
     labels = [a["aria-label"] or "" for tag, a in structure.tags if tag == "svg" and "aria-label" in a]
-    assert any(label.startswith("loss: -") for label in labels) and "deploy: b@2 against fine" in structure.text
+    assert any(label.startswith("loss: gain ") for label in labels) and "deploy: b@2 against fine" in structure.text
     assert structure.text.count("gained") > 5
 
 
@@ -105,30 +106,23 @@ def everything(text: str) -> str:
     found = document(30, text)
     asked = {**found["answers"][0], "source": text, "prompt": text, "origin": "win"}
     lost = {**asked, "tuned": {**asked["tuned"], "success": False}}
-    found["frozen"] = [lost, {**asked, "origin": "general"}]
-    found["preferences"] = {
-        **{"judge": text, "judges_itself": True, "contradictions": 3, "asked": 9, "unreadable": 1},
-        "rows": [
-            {"preferred": side, "group": str(i)} for i, side in enumerate(("base", "tuned", "tuned", "tie", None))
-        ],
-    }
+    found["frozen"] = [lost, {**asked, "origin": "own"}]
     found["rows"] = [
         {**row, "category": f"{text}{i % 2}", "group": f"{text}{i % 5}"} for i, row in enumerate(found["rows"])
     ]
     curve = {"steps": [[1, 3.0], [2, 2.5], [3, 2.2]], "validations": [[1, 2.9], [3, 2.4]]}
     advice = [{"about": "rows", "said": text, "rows": [text]}]
-    verdict = asdict(judge({**found, "not_compared": {}}, Thresholds()))
-    return comparison_page(found, {**verdict, "advice": advice, "curve": curve})
+    verdict = asdict(judge({**found, "not_compared": {}}, GateConfig()))
+    return comparison_page({**found, **verdict, "advice": advice, "curve": curve})
 
 
 def test_every_section_is_there() -> None:
     structure = Structure(everything("words"))
     assert structure.open == []
-    for title in ("What to change", "Training", "Frozen questions", "Judge model", "By category", "By session"):
+    for title in ("What to change", "Training", "Frozen questions", "By category", "By session"):
         assert title in structure.text
     assert "validation lowest at step 3" in structure.text and "past wins" in structure.text
-    assert "prefers A in 1 pairs and B in 2; 1 are ties" in structure.text
-    assert "contradicted itself on 3 of 9" in structure.text and structure.text.count("lost") >= 1
+    assert structure.text.count("lost") >= 1
 
 
 def test_texts_of_others_are_escaped() -> None:
@@ -174,20 +168,3 @@ def test_a_browser_draws_it_without_sideways_scrolling(tmp_path: Path, width: in
     )
     needed, there = re.findall(r"<title>(\d+) (\d+)</title>", done.stdout)[0]
     assert int(needed) <= int(there)
-
-
-@pytest.mark.parametrize(
-    ("name", "low", "high", "kind"),
-    [
-        ("length", -90.0, -20.0, "unclear"),  # shorter is not better by itself
-        ("loss", -0.2, -0.1, "better"),
-        ("success", -0.2, -0.1, "worse"),
-        ("kept", 0.1, 0.2, "better"),
-        ("refusals", 0.1, 0.2, "worse"),
-        ("loss", -0.2, 0.1, "unclear"),
-    ],
-)
-def test_a_difference_has_a_colour_only_where_one_direction_is_better(
-    name: str, low: float, high: float, kind: str
-) -> None:
-    assert _direction(name, low, high) == kind

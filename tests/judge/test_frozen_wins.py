@@ -9,7 +9,7 @@ from gguf_families import write_model
 
 from hivetune.base.sealed import write_sealed
 from hivetune.config import EvalConfig, parse_config
-from hivetune.data.frozen import freeze, general_questions, wins_of
+from hivetune.data.frozen import freeze, wins_of
 from hivetune.data.prepare.prepare import prepare
 from hivetune.data.snapshot import Snapshot
 from hivetune.errors import UsageError
@@ -73,14 +73,11 @@ def test_the_life_of_a_past_win(tmp_path: Path, model: Path) -> None:
     assert {win.messages[0].content for win in wins_of("helper")} == said
     assert all(win.release == "helper@1" and win.user and win.reference == "yes" for win in wins_of("helper"))
 
-    settings = EvalConfig(general=False)
-    asked = frozen_prompts(settings, ("helper@champion", "base"))
+    asked = frozen_prompts(EvalConfig(), ("helper@champion", "base"))
     assert {prompt.said for prompt in asked} == said and {prompt.origin for prompt in asked} == {"win"}
     assert all(prompt.row < 0 and prompt.checker == CHECKER for prompt in asked)
-    assert frozen_prompts(settings, ("base", "run")) == []
-    assert len(frozen_prompts(EvalConfig(frozen=["helper"], general=True), ("base", "run"))) == 6 + len(
-        general_questions()
-    )
+    assert frozen_prompts(EvalConfig(), ("base", "run")) == []
+    assert len(frozen_prompts(EvalConfig(frozen=["helper"]), ("base", "run"))) == 6
 
     again = snapshot_of(rows(), tmp_path / "rows.jsonl", model)
     assert again.hash == snapshot.hash  # a win stays among the test rows, so nothing changes for a run on these rows
@@ -96,7 +93,7 @@ def test_a_name_of_no_release_is_refused(own_home: Path) -> None:
     """It asked nothing and told nobody. The first cycle of a name has no release of it yet."""
     with pytest.raises(UsageError, match="no release is called 'helpdsk'"):
         frozen_prompts(EvalConfig(frozen=["helpdsk"]), ())
-    assert frozen_prompts(EvalConfig(frozen=["helpdesk"], general=False), (), "helpdesk") == []
+    assert frozen_prompts(EvalConfig(frozen=["helpdesk"]), (), "helpdesk") == []
 
 
 @pytest.mark.slow
@@ -107,7 +104,7 @@ def test_own_questions_are_not_trained(tmp_path: Path, model: Path) -> None:
     plain = snapshot_of(rows(), tmp_path / "rows.jsonl", model)
     was_trained = any(plain.info(row).messages[0].content == "Is 3 a number?" for row in plain.rows("train"))
     assert snapshot.manifest["accounting"]["set_aside"] == ({"frozen-question": 1} if was_trained else {})
-    (prompt,) = frozen_prompts(EvalConfig(**own, general=False), ())
+    (prompt,) = frozen_prompts(EvalConfig(**own), ())
     assert (prompt.origin, prompt.checker, prompt.reference) == ("own", CHECKER, "yes")
 
 

@@ -1,4 +1,4 @@
-"""What may never end as `deploy`: a significant loss, too few or skewed rows, rows that were written twice."""
+"""What may never end as `deploy`: a significant loss, too few or skewed rows."""
 
 import math
 import random
@@ -7,57 +7,50 @@ from typing import Any
 
 import pytest
 
+from hivetune.config import GateConfig
 from hivetune.errors import HivetuneError
-from hivetune.judge.findings import Thresholds
-from hivetune.judge.gate import judge, loss_columns
 from hivetune.judge.statistics import loss_estimate
+from hivetune.judge.verdict import judge, loss_columns
 from hivetune.records import Verdict
 
 Draw = Callable[[random.Random], float]
-LOSS_ONLY = {"latency_ratio": None, "memory_ratio": None}
 SIZES = (5, 10, 20, 40, 80, 200)
-FULL = 1000
-WORST = 0.04  # nominal 2.5 % on one side; the worst distribution here has 2.8 %, and 1,000 draws err by 0.5 points
+FULL = 5000
+WORST, MEAN = 0.045, 0.035  # nominal 2.5 % on one side
 
 
-def rows_of(
-    gains: list[float], groups: list[str] | None = None, repeats: int = 1, seed: int = 1
-) -> list[dict[str, Any]]:
-    """Rows on which the tuned model is better by `gains` nats per token; each is written `repeats` times."""
+def rows_of(gains: list[float], groups: list[str] | None = None, seed: int = 1) -> list[dict[str, Any]]:
+    """Rows on which the tuned model is better by `gains` nats per token."""
     rng = random.Random(seed)
     rows = []
     for number, gain in enumerate(gains):
         tokens = rng.randint(10, 40)
         base = tokens * (2 + rng.gauss(0, 0.3))
         row = {"tokens": tokens, "base": base, "tuned": base - tokens * gain}
-        for copy in range(repeats):
-            name = f"{number}.{copy}"
-            row["tuned"] += 1e-5 * copy  # as equal rows are scored beside other ones
-            group = name if groups is None else groups[number]
-            rows.append({"id": name, "source": f"f:{name}", "group": group, **row})
+        group = f"{number}" if groups is None else groups[number]
+        rows.append({"id": f"{number}", "source": f"f:{number}", "group": group, **row})
     return rows
 
 
 def document(rows: list[dict[str, Any]], answers: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, Any]:
-    return {"rows": rows, "answers": answers or [], "base": {}, "tuned": {}, **more}
+    return {"rows": rows, "answers": answers or [], "base": {}, "tuned": {}, "not_compared": {}, **more}
 
 
-def answers_of(base: list[bool], tuned: list[bool], **texts: tuple[str, str]) -> list[dict[str, Any]]:
-    """Checked answers; `texts`: what base and tuned model say to the rows that only the base answers rightly."""
-    said = texts.get("lost", ("fine", "fine"))
+def answers_of(base: list[bool], tuned: list[bool]) -> list[dict[str, Any]]:
+    """Checked answers."""
     return [
         {
             "source": f"f:{n}",
             "group": f"g{n}",
-            "base": {"success": b, "ended": True, "seconds": 1.0, "answer": said[0]},
-            "tuned": {"success": t, "ended": True, "seconds": 1.0, "answer": said[1] if b and not t else "fine"},
+            "base": {"success": b, "ended": True, "seconds": 1.0},
+            "tuned": {"success": t, "ended": True, "seconds": 1.0},
         }
         for n, (b, t) in enumerate(zip(base, tuned, strict=True))
     ]
 
 
 def gate(evaluation: dict[str, Any], **settings: Any) -> Verdict:
-    return judge(evaluation, Thresholds(**{**LOSS_ONLY, **settings}))
+    return judge(evaluation, GateConfig(**settings), beside_base=False)
 
 
 def better_loss(n: int = 100) -> list[dict[str, Any]]:
@@ -66,15 +59,8 @@ def better_loss(n: int = 100) -> list[dict[str, Any]]:
 
 
 BASE = [n < 16 for n in range(45)]
-FROZEN = [
-    {"origin": "general", "source": f"q:{n}", "base": {"success": True}, "tuned": {"success": n >= 20}}
-    for n in range(48)
-]
 LOSSES = {
     "success": document(better_loss(), answers_of(BASE, [n == 0 for n in range(45)])),  # 35.6 -> 2.2 %
-    "loops": document(better_loss(), answers_of(BASE, [False] * 45, lost=("fine", "and so on, " * 40))),
-    "refusals": document(better_loss(), answers_of(BASE, [False] * 45, lost=("fine", "I'm sorry, but I can't."))),
-    "kept_general": document(better_loss(), frozen=FROZEN),
 }
 
 
@@ -90,29 +76,10 @@ def test_what_is_significantly_worse_never_deploys(name: str) -> None:
 def test_a_setting_says_which_loss_is_acceptable() -> None:
     assert gate(LOSSES["success"], tolerance=0.6).verdict == "deploy"
     assert gate(LOSSES["success"], success_gain=-0.6).verdict == "deploy"
-    assert gate(LOSSES["kept_general"], least_general=0.5).verdict == "deploy"
-
-
-def test_the_reasons_name_every_measure_with_its_interval() -> None:
-    evaluation = document(better_loss(), answers_of(BASE, BASE), frozen=FROZEN[20:])
-    verdict = gate(evaluation)
-    assert verdict.verdict == "deploy"
-    assert len(verdict.reasons) == len(verdict.metrics)
-    for name in (
-        "loss",
-        "success",
-        "ended by itself",
-        "seconds per answer",
-        "answers that loop",
-        "answers that refuse",
-    ):
-        reason = next(reason for reason in verdict.reasons if reason.startswith(f"{name}: "))
-        assert "95 % interval" in reason, reason
-    assert "tokens per second: not measured" in verdict.reasons
 
 
 def test_five_of_five_successes_do_not_deploy_and_six_do() -> None:
-    """McNemar's exact p is 0.06 for five rows and 0.03 for six."""
+    """The sign test's exact p is 0.06 for five rows and 0.03 for six."""
     for n, verdict in ((5, "not-enough-evidence"), (6, "deploy")):
         evaluation = document([], answers_of([False] * n, [True] * n))
         assert gate(evaluation, loss_gain=None, success_gain=0.0).verdict == verdict
@@ -122,9 +89,9 @@ def test_five_of_five_successes_do_not_deploy_and_six_do() -> None:
 
 def test_a_gain_that_is_no_gain() -> None:
     """2e-10 nats on each of 60 rows, and nothing at all on few rows, which say nothing either way."""
-    assert gate(document(rows_of([2e-10] * 60))).verdict == "abort"
+    assert gate(document(rows_of([2e-10] * 80))).verdict == "iterate"
     assert gate(document(rows_of([0.0] * 8))).verdict == "not-enough-evidence"
-    assert gate(document(rows_of([0.0] * 60))).verdict == "abort"
+    assert gate(document(rows_of([0.0] * 80))).verdict == "iterate"
 
 
 @pytest.mark.parametrize(
@@ -177,11 +144,11 @@ NULL: dict[str, Draw] = {
     "5 % worse by 8, noise 0.3": few_worse(8, 0.3),
     "10 % worse by 8": few_worse(8, share=0.1),
 }
-SESSIONS, REPEATS = "sessions of 1 to 5 rows", "each row five times, unmarked"
+SESSIONS = "sessions of 1 to 5 rows"
 
 
 def null_rows(world: str, n: int, seed: int) -> list[dict[str, Any]]:
-    """n units without an effect: rows, sessions, or rows that are written again and again."""
+    """n units without an effect: rows or sessions."""
     rng = random.Random(f"{world} {n} {seed}")
     if world == SESSIONS:
         gains: list[float] = []
@@ -191,8 +158,6 @@ def null_rows(world: str, n: int, seed: int) -> list[dict[str, Any]]:
             gains += [effect + rng.gauss(0, 0.2) for _ in range(size)]
             groups += [f"s{session}"] * size
         return rows_of(gains, groups, seed=seed)
-    if world == REPEATS:
-        return rows_of([rng.gauss(0, 0.3) for _ in range(n)], repeats=5, seed=seed)
     return rows_of([NULL[world](rng) for _ in range(n)], seed=seed)
 
 
@@ -200,7 +165,7 @@ def deployed(world: str, n: int, draws: int) -> float:
     return sum(gate(document(null_rows(world, n, seed))).verdict == "deploy" for seed in range(draws)) / draws
 
 
-@pytest.mark.parametrize("world", [*NULL, SESSIONS, REPEATS])
+@pytest.mark.parametrize("world", [*NULL, SESSIONS])
 def test_rows_without_an_effect_rarely_deploy(world: str) -> None:
     """60 draws at n = 5 and 20, where 12 to 77 % deployed: of 60 at 4 %, 7 and more are seen in 1 % of such tests."""
     assert max(deployed(world, n, 60) for n in (5, 20)) <= 6 / 60
@@ -211,7 +176,7 @@ def test_needed_rows_are_those_that_decide() -> None:
     gains = [0.25, 0.35] * 36
     verdict = gate(document(rows_of(gains[:60])))
     assert verdict.verdict == "not-enough-evidence"
-    assert "60 rows, about 72 needed" in verdict.reasons[0]
+    assert "60 rows, about 72 rows needed" in verdict.reasons[0]
     assert gate(document(rows_of(gains))).verdict == "deploy"
 
 
@@ -219,18 +184,18 @@ def passes(rows: list[dict[str, Any]]) -> bool:
     """Whether the loss alone would deploy: the gate's own interval, without the other metrics that it prints."""
     columns = loss_columns(document(rows))
     assert not isinstance(columns, str)
-    interval = loss_estimate(columns).ci95
+    interval = loss_estimate(columns).interval
     return interval is not None and interval[1] < 0
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("world", [*NULL, SESSIONS, REPEATS])
+@pytest.mark.parametrize("world", [*NULL, SESSIONS])
 def test_share_of_null_draws_that_deploy(world: str, record_property: Callable[[str, object], None]) -> None:
     found = {n: sum(passes(null_rows(world, n, seed)) for seed in range(FULL)) / FULL for n in SIZES}
     record_property("draws", FULL)
     for n, share in found.items():
         record_property(f"n = {n}", share)
-    assert max(found.values()) <= WORST, found
+    assert max(found.values()) <= WORST and sum(found.values()) / len(found) <= MEAN, found
 
 
 @pytest.mark.proof
@@ -246,4 +211,4 @@ def test_share_of_real_gains_that_deploy(
 
     for n in SIZES:
         record_property(f"n = {n}", found(n))
-    assert found(200) >= 0.9
+    assert found(100) >= 0.8 and found(200) >= 0.9

@@ -1,4 +1,4 @@
-"""Hostile GGUF files, written by code: counts, sizes, offsets, types, vocabularies and templates that lie."""
+"""Hostile GGUF files, written by code: counts, sizes, offsets, and types that lie."""
 
 import struct
 from collections.abc import Sequence
@@ -56,14 +56,10 @@ def changed(key: str, kind: int, content: Any) -> list[tuple[str, int, Any]]:
     return [*(one for one in GOOD if one[0] != key), (key, kind, content)]
 
 
-def template(source: str) -> bytes:
-    return gguf(changed("tokenizer.chat_template", TEXT, source))
-
-
 def hostile_files() -> dict[str, bytes]:
     """Name -> content. The names begin with the advisory or issue where there is one."""
     huge = 1 << 63
-    header = {
+    return {
         "CVE-2026-7482 a tensor's end past the file's": gguf(tensors=[tensor(shape=(1 << 20, 1 << 10))]),
         "CVE-2026-7482 an offset past the end": gguf(tensors=[tensor(offset=1 << 40)]),
         "ollama-17042 2^63 tensors": gguf(counts=(huge, len(GOOD))),
@@ -97,31 +93,4 @@ def hostile_files() -> dict[str, bytes]:
         "no tensor data": gguf(data=0),
         "nothing": b"",
         "only the magic": b"GGUF",
-    }
-    vocabulary = {
-        "llama.cpp-25969 byte token <0x-1>": changed("tokenizer.ggml.tokens", LIST, (TEXT, ["a", "b", "<0x-1>"])),
-        "llama.cpp-25969 byte token <0x123>": changed("tokenizer.ggml.tokens", LIST, (TEXT, ["a", "b", "<0x123>"])),
-        "lmstudio-2289 fewer scores than tokens": changed("tokenizer.ggml.scores", LIST, (F32, [0.0])),
-        "lmstudio-2289 fewer types than tokens": changed("tokenizer.ggml.token_type", LIST, (I32, [1])),
-        "lmstudio-2289 a vocabulary of numbers": changed("tokenizer.ggml.tokens", LIST, (U32, [1, 2, 3])),
-        "lmstudio-2289 a vocabulary that is a text": changed("tokenizer.ggml.tokens", TEXT, "abc"),
-        "CVE-2025-52566 an end token outside": changed("tokenizer.ggml.eos_token_id", U32, 4000),
-        "CVE-2025-52566 an end token that is a text": changed("tokenizer.ggml.eos_token_id", TEXT, "1"),
-        "CVE-2025-49847 a token of a megabyte": changed("tokenizer.ggml.tokens", LIST, (TEXT, ["a", "b", "x" * 10**6])),
-    }
-    templates = {
-        "CVE-2024-34359 a walk through classes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "CVE-2026-5760 globals of a function": "{{ raise_exception.__globals__['os'].system('x') }}",
-        "CVE-2024-56326 format as a filter's method": "{{ ('{0.__class__.__init__.__globals__}'|attr('format'))(1) }}",
-        "CVE-2026-1868 a loop in a loop": "{% for a in range(99999) %}"
-        "{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "a text that doubles": "{% set n = namespace(s='x' * 999) %}"
-        "{% for a in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
-        "a large power": "{{ 9 ** 9999999 }}",
-        "two megabytes of template": "x" * (2 << 20),
-    }
-    return {
-        **header,
-        **{name: gguf(settings) for name, settings in vocabulary.items()},
-        **{name: template(source) for name, source in templates.items()},
     }

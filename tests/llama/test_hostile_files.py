@@ -4,11 +4,10 @@ import resource
 from pathlib import Path
 
 import pytest
-from llama.hostile import gguf, hostile_files, template
+from llama.hostile import gguf, hostile_files
 
 from hivetune.errors import UsageError
 from hivetune.llama.backend import ServerSettings, check_files
-from hivetune.llama.outside import template_problem
 
 FILES = hostile_files()
 
@@ -32,11 +31,3 @@ def test_a_file_of_another_maker_is_taken(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(gguf())
     check_files(path, ServerSettings())
-    path.write_bytes(
-        template("{% if messages[0].role != 'user' %}{{ raise_exception('begin with user') }}{% endif %}x")
-    )
-    check_files(path, ServerSettings())  # it only wants other turns
-
-
-def test_a_template_that_does_not_parse_is_llama_cpps_to_judge() -> None:
-    assert template_problem("{% unknown_tag %}") is None

@@ -1,11 +1,11 @@
-"""What a side is, from its name alone; and the figures of a file."""
+"""What a side is, from its name alone."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hivetune.errors import UsageError
-from hivetune.models.sides import parse_side, read_figures
+from hivetune.models.sides import parse_side
 
 KINDS = {
     "base": "base",
@@ -18,8 +18,6 @@ KINDS = {
     "X.GGUF": "gguf",
     "http://localhost:8080/v1#qwen": "endpoint",
     "https://host/v1/#org/model@2": "endpoint",
-    "before.yaml": "recorded",
-    "before.json": "recorded",
 }
 
 
@@ -65,27 +63,3 @@ def test_any_text_is_a_side_or_a_mistake(text: str) -> None:
         except UsageError:
             continue
         assert tried.startswith(side.name) and (side.kind == "endpoint") == bool(side.model)
-
-
-def test_figures_as_a_team_wrote_them() -> None:
-    read = read_figures({"latency_s": 20.1, "success": 0.987, "memory_gb": 32.5}, "before.yaml")
-    assert read == {"latency_s": 20.1, "success": 0.987, "peak_memory_bytes": 32.5e9}
-
-
-@pytest.mark.parametrize(
-    ("document", "said"),
-    [
-        ({}, "contains no figures"),
-        ([1], "contains no figures"),
-        ({"latenzy_s": 1}, "did you mean 'latency_s'"),
-        ({"success": 98.7}, "98 % is 0.98"),
-        ({"success": True}, "not a number"),
-        ({"latency_s": "20"}, "not a number"),
-        ({"latency_s": -1}, "at least 0"),
-        ({"latency_s": float("nan")}, "not a number"),
-    ],
-)
-def test_figures_that_are_wrong_name_the_key(document: object, said: str) -> None:
-    with pytest.raises(UsageError) as raised:
-        read_figures(document, "before.yaml")
-    assert said in str(raised.value)

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from hivetune.process import protocol
-from hivetune.process.protocol import ENTRIES, Generate, Item, Merge, Replay, Score, Train
+from hivetune.process.protocol import ENTRIES, Item, Merge, Replay, Score, Train
 from hivetune.run.choices import Choices
 
 TASKS = [
     Train(Path("run"), Path("model"), Path("data"), Choices(dtype="float32"), (5, 6), 60.0),
     Train(Path("run"), Path("model"), Path("data")),
     Replay(Path("run"), Path("model"), Path("data"), Path("items"), (Item((3,)), Item((4, 5), padded=True))),
-    Score(Path("model"), None, Path("data"), Path("scores"), (1, 2), Generate((2,), new_tokens=8, slots=2)),
+    Score(Path("model"), None, Path("data"), Path("scores"), (1, 2)),
 ]
 
 
@@ -58,7 +58,7 @@ def test_each_kind_of_task_has_a_module_that_takes_it(kind: type) -> None:
 
 
 def test_every_task_class_has_an_entry() -> None:
-    parts = {Item, Generate, protocol.Passage, protocol.Meeting, protocol.Envelope, protocol.Outcome}
+    parts = {Item, protocol.Passage, protocol.Meeting, protocol.Envelope, protocol.Outcome}
     parts |= {protocol.ChildError, protocol.Beat}
     classes = {c for _, c in inspect.getmembers(protocol, inspect.isclass) if c.__module__ == protocol.__name__}
     assert classes - parts == set(ENTRIES)

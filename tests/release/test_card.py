@@ -23,7 +23,7 @@ def test_a_folder_has_a_portable_base_and_a_card(tmp_path: Path) -> None:
     (run / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": str(tmp_path)}))
     rows = {"rows_in": 1297, "trained": 1234, "held_out": 56, "rejected": {"no answer": 3, "broken": 4}}
     (run / "run.json").write_text(json.dumps({"result": {"rows": rows}}))
-    (run / "gate.json").write_text(json.dumps({"verdict": "deploy", "reasons": ["loss gained 0.2 nats"]}))
+    (run / "eval.json").write_text(json.dumps({"verdict": "deploy", "reasons": ["loss gained 0.2 nats"]}))
     made = export(Source(run, model, "helpdesk", run=run), tmp_path / "export", "adapter")
     for path in made.folder.rglob("*"):
         assert str(tmp_path) not in path.read_bytes().decode("latin-1"), path

@@ -17,8 +17,7 @@ from hivetune.base.journal import Journal
 from hivetune.data.identity import identity_of
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import Busy, HivetuneError, UsageError
-from hivetune.judge.compare import evaluate_run
-from hivetune.judge.gate import judge_run
+from hivetune.judge.evaluate import evaluate_run, judge_run
 from hivetune.llama.backend import ServerSettings, check_files
 from hivetune.release.export import export_run
 from hivetune.run.folder import EVENTS, METRICS, read_record, read_resolved, write_record, write_resolved

@@ -14,7 +14,7 @@ from hivetune.cli.output import duration, emit, progress, say, short, show, size
 from hivetune.cli.training import measure_and_train, show_training
 from hivetune.cli.verdict import show_verdict
 from hivetune.config import load_config
-from hivetune.judge.gate import verdict_document
+from hivetune.judge.evaluate import verdict_document, verdict_of
 from hivetune.llama.backend import open_backend
 from hivetune.process.forkserver import start_ahead
 from hivetune.release.export import export_run
@@ -55,7 +55,7 @@ def demo(
         with progress("scoring and answering", "items") as report:
             evaluation = walk.evaluate(run, progress=report)
     _station(5, "verdict", "from the thresholds in the config")
-    verdict = walk.gate(run)
+    verdict = verdict_of(evaluation)
     show_verdict(verdict)
     _station(6, "export", "a GGUF file, and its answers from llama.cpp")
     exported = export_run(run.folder, "gguf", quant=SERVED_QUANT)

@@ -14,12 +14,11 @@ from hivetune.base.paths import quoted
 from hivetune.cli.arguments import RunArgument, SetOption
 from hivetune.cli.output import emit, number, progress, say, short, show, size, table
 from hivetune.cli.verdict import next_step_text, show_metrics, show_verdict
-from hivetune.config import DataConfig, EvalConfig, RunConfig, override_config
+from hivetune.config import DataConfig, EvalConfig, GateConfig, RunConfig, override_config
 from hivetune.errors import NotDeployed, UsageError
-from hivetune.judge.compare import compare_pair
-from hivetune.judge.findings import Thresholds, by_part
-from hivetune.judge.gate import judge, read_evaluation, verdict_document
+from hivetune.judge.evaluate import compare_pair, read_evaluation, verdict_document, verdict_of
 from hivetune.judge.page import write_comparison_page
+from hivetune.judge.verdict import by_part, judge
 from hivetune.models.sides import BASELINE, parse_side
 from hivetune.release.gguf import SERVED_QUANT
 from hivetune.run.figures import report
@@ -40,7 +39,10 @@ def evaluate(run: RunArgument, overrides: SetOption = None) -> None:
     if not overrides or not all(override.startswith("gate.") for override in overrides):
         with progress("scoring and answering", "items") as tell:
             _show_measured(walk.evaluate(opened, progress=tell))
-    verdict = walk.gate(opened)
+    else:
+        walk.gate(opened)
+    evaluation = read_evaluation(opened.folder / EVALUATION)
+    verdict = verdict_of(evaluation)
     show_verdict(verdict)
     for problem in report(opened.folder, opened.config.report_to):
         say(problem)
@@ -48,7 +50,7 @@ def evaluate(run: RunArgument, overrides: SetOption = None) -> None:
         show(f"next: hivetune export {quoted(run)} --to gguf")
     elif not verdict.advice:
         show(f"next: {next_step_text(verdict)}")
-    emit({**read_evaluation(opened.folder / EVALUATION), **verdict_document(verdict)})
+    emit(evaluation)
     if verdict.verdict != "deploy":
         raise typer.Exit(NotDeployed.exit_code)  # no error: the document above is the answer
 
@@ -149,8 +151,8 @@ def compare_sides(
     with progress("answering", "answers") as report:
         comparison = compare_pair(first, second, settings, run=opened, rows=rows or (), quant=quant, progress=report)
     # The measurements and their metrics stay in the folder of the comparison.
-    nothing_required = Thresholds(loss_gain=None, latency_ratio=None, memory_ratio=None, least_kept=None)
-    metrics = verdict_document(judge(comparison.document, nothing_required))["metrics"]
+    verdict = judge(comparison.document, GateConfig(loss_gain=None), beside_base=False)
+    metrics = verdict_document(verdict)["metrics"]
     document = {**comparison.document, "metrics": metrics}
     write_json(comparison.folder / _COMPARISON, document)
     page = write_comparison_page(comparison.folder, document, opened.folder if opened else None)

@@ -16,7 +16,7 @@ from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.frozen import freeze_wins
 from hivetune.llama.backend import find_engine
 from hivetune.release import registry
-from hivetune.release.export import DEFAULT_QUANT, QUANTIZED, Exported, export_run
+from hivetune.release.export import DEFAULT_QUANT, Exported, export_run
 from hivetune.release.gguf import QUANTS
 from hivetune.release.prove import describe_proof, export_merged, prove_export
 from hivetune.release.registry import Release, find, forgotten_rows
@@ -26,7 +26,7 @@ from hivetune.serve.register import explain_release, register_run, who
 
 def export(
     run: RunArgument,
-    to: Annotated[str, typer.Option(help="Format: adapter, merged, gguf, gguf-adapter or ollama.")] = "gguf",
+    to: Annotated[str, typer.Option(help="Format: adapter, merged, gguf or gguf-adapter.")] = "gguf",
     quant: Annotated[
         str | None, typer.Option(help=f"Quantization of a GGUF file: {', '.join(QUANTS)}; default: {DEFAULT_QUANT}.")
     ] = None,
@@ -37,8 +37,8 @@ def export(
 ) -> None:
     """Write a trained run to RUN/export: PEFT adapter, merged model, GGUF, GGUF adapter or Ollama model."""
     folder = find_run(run)
-    if quant is not None and to not in QUANTIZED:
-        say(f"--quant {quant} is ignored: it applies to --to {' and '.join(QUANTIZED)}")
+    if quant is not None and to != "gguf":
+        say(f"--quant {quant} is ignored: it applies to --to gguf")
     proof: dict[str, Any] | None = None
     with progress(f"exporting {to}", "tensors") as report:
         if to == "merged" and check:
@@ -54,7 +54,6 @@ def export(
     following = {
         "gguf": f"hivetune chat {path}",
         "gguf-adapter": f"llama-server --model BASE.gguf --lora {path}",
-        "ollama": f"cd {path} && ollama create NAME -f Modelfile",
         "adapter": f"PeftModel.from_pretrained(base, {str(exported.path)!r})",
         "merged": f"vllm serve {path}",
     }

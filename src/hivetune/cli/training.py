@@ -15,7 +15,6 @@ from hivetune.config import RunConfig, override_config
 from hivetune.data.intake.files import find_sources
 from hivetune.errors import Busy
 from hivetune.process.detach import start_detached
-from hivetune.release.dry_export import DryExport, dry_export
 from hivetune.run.figures import missing_tools
 from hivetune.run.folder import LOSS_CURVE, read_resolved
 from hivetune.run.status import newest_losses, shortest_name
@@ -71,15 +70,8 @@ def measure_and_train(run: Run) -> dict[str, Any]:
         return run.summary
     for problem in missing_tools(run.config.report_to):
         say(problem)
-    tried: list[DryExport] = []
-
-    def meanwhile() -> None:
-        tried.append(dry_export(run))
-
     with progress("measuring two steps to choose precision and micro-batch size") as report:
-        notes = walk.measure(run, report, meanwhile)
-    for dry in tried:
-        say(f"exports: {exports_text(dry)}")
+        notes = walk.measure(run, report)
     for note in notes:
         say(note)
     if reason := read_resolved(run.folder)[1].kernels_why:
@@ -93,17 +85,6 @@ def _losses(run: Path) -> str:
     loss, validation, speed = newest_losses(run)
     figures = (("loss", loss, 3), ("validation", validation, 3), ("tokens/s", speed, 0))
     return ", ".join(f"{name} {number(value, digits)}" for name, value, digits in figures if value is not None)
-
-
-def exports_text(tried: DryExport) -> str:
-    """Return a sentence on the exports that will work, to show before training."""
-    if tried.unwritten:
-        reason = f"GGUF (--to gguf, gguf-adapter, ollama; serve, chat) will fail: {tried.unwritten}"
-        return f"--to adapter and --to merged will work; {reason}"
-    if tried.unserved:
-        return f"all formats can be written, but llama.cpp cannot serve the GGUF here: {tried.unserved}"
-    fact = f"{tried.conversations} conversations have the same token ids as in training"
-    return f"tested with a small model: llama.cpp gives the same result as training, {fact}"
 
 
 def show_training(summary: dict[str, Any]) -> None:

@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hivetune.cli.output import show, size, table
+from hivetune.cli.output import show, table
 from hivetune.judge.advice import more_evidence
-from hivetune.judge.findings import SHARES_OF_ANSWERS, metric_name, passed_text
-from hivetune.judge.gate import verdict_document
+from hivetune.judge.evaluate import verdict_document
+from hivetune.judge.page import DEFAULT_LEVEL, value_text
+from hivetune.judge.verdict import RATIOS, level_text, metric_name, passed_text
 from hivetune.records import Verdict
 
 VERDICT_STYLES = {
@@ -21,6 +22,7 @@ NEXT = {
     "not-enough-evidence": "hold out more rows (data.test), or answer more of them (eval.prompts)",
 }
 UNCHECKED = "give held-out rows a checker (in the row, or eval.checker), then evaluate again"
+TIMES = ("latency_s", "max_seconds")
 QUIET = "evaluate again when the machine is quiet: hivetune eval RUN"
 
 
@@ -42,7 +44,7 @@ def next_step(verdict: str, metrics: Sequence[Mapping[str, Any]]) -> str:
     for metric in metrics:
         if metric["passed"] is False and metric.get("needed") is not None:
             steps.append(more_evidence(metric["name"]))
-        elif metric["passed"] is False and metric["name"] == "latency_s" and metric["n"]:
+        elif metric["passed"] is False and metric["name"] in TIMES and metric["n"]:
             steps.append(QUIET)
     return "; ".join(dict.fromkeys(steps)) or NEXT[verdict]
 
@@ -62,19 +64,24 @@ def show_verdict(verdict: Verdict) -> None:
 
 
 def show_metrics(metrics: Sequence[Mapping[str, Any]], sides: tuple[str, str]) -> None:
-    """Show the metrics of gate.json as a table."""
-    columns = ("metric", *sides, "difference", "95 % interval", "n", "threshold", "passed")
+    """Show the metrics of an evaluation as a table: each once, gains positive where the second side is better."""
+    columns = ("metric", *sides, "gain", "interval (95 %)", "n", "required", "passed")
     table("", columns, [_line(metric) for metric in metrics], numeric=columns[1:7])
 
 
 def _line(metric: Mapping[str, Any]) -> tuple[object, ...]:
-    name, interval = metric["name"], metric["ci95"]
+    name, is_gain = metric["name"], metric["gain"] is not None
+    interval = "-"
+    if metric["interval"] is not None:
+        interval = " to ".join(value_text(name, end, gain=is_gain) for end in metric["interval"])
+        if metric["level"] != DEFAULT_LEVEL:
+            interval += f" ({level_text(metric['level'])})"
     return (
         metric_name(name),
-        metric_value(name, metric["base"]),
-        metric_value(name, metric["tuned"]),
-        metric_value(name, metric["difference"], sign=True),
-        "-" if interval is None else " to ".join(metric_value(name, end, sign=True) for end in interval),
+        value_text(name, metric["base"]),
+        value_text(name, metric["tuned"]),
+        value_text(name, metric["gain"], gain=True),
+        interval,
         metric["n"],
         _threshold(metric),
         passed_text(metric).replace("no", "NO"),
@@ -82,34 +89,16 @@ def _line(metric: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 _THRESHOLDS = {
-    "latency_s": "at most {:g} x",
-    "peak_memory_bytes": "at most {:g} x",
+    "loss": "gain > {:g}",
+    "success": "gain > {:.1%}",
+    "min_success": "at least {:.1%}",
+    "max_seconds": "at most {:g} s",
+    "max_gb": "at most {:g} GB",
     "kept": "at least {:.0%}",
-    "kept_general": "at least {:.0%}",
-    "length": "within {:g} x",
-    "loops": "at most {:+g} %",
-    "refusals": "at most {:+g} %",
+    **dict.fromkeys(RATIOS, "at most {:g} x"),
 }
 
 
 def _threshold(metric: Mapping[str, Any]) -> str:
     name, threshold = metric["name"], metric["threshold"]
-    if threshold is None:
-        return "-"
-    if name in ("loops", "refusals"):
-        threshold *= 100
-    if name.startswith(("least_", "most_")):
-        return f"at {name.partition('_')[0]} {threshold:g}"
-    return _THRESHOLDS.get(name, "gain > {:g}").format(threshold)
-
-
-def metric_value(name: str, value: float | None, *, sign: bool = False) -> str:
-    """Return a metric in its unit, for people."""
-    if value is None:
-        return "-"
-    prefix = "+" if sign and value > 0 else ""
-    if name == "peak_memory_bytes":
-        return prefix + size(value)
-    if name in SHARES_OF_ANSWERS:
-        return f"{prefix}{100 * value:.1f} %"
-    return f"{prefix}{value:.3f}" if abs(value) < 100 else f"{prefix}{value:,.0f}"
+    return "-" if threshold is None else _THRESHOLDS[name].format(threshold)

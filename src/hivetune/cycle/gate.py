@@ -15,14 +15,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from hivetune.judge.findings import Thresholds
-from hivetune.judge.gate import Evaluation, judge, loss_columns
+from hivetune.config import GateConfig
 from hivetune.judge.statistics import Estimate, jackknife, loss_difference
+from hivetune.judge.verdict import Evaluation, judge, loss_columns
 from hivetune.records import Metric, Verdict, VerdictName
 
 _GRAVEST_FIRST: tuple[VerdictName, ...] = ("abort", "iterate", "not-enough-evidence", "deploy")
 Rival = Literal["base", "champion"]
-NOTHING_REQUIRED = {name: None for name, field in Thresholds.model_fields.items() if field.annotation == float | None}
+NOTHING_REQUIRED = {name: None for name, field in GateConfig.model_fields.items() if field.annotation == float | None}
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class CycleVerdict:
         return self.verdict == "deploy"
 
 
-def judge_cycle(contests: Comparisons, config: Thresholds) -> CycleVerdict:
+def judge_cycle(contests: Comparisons, config: GateConfig) -> CycleVerdict:
     """Return the worse of the verdicts against base and champion; its reasons name the rival.
 
     A held-out row on which a rival's loss is not finite is left out and counted. Otherwise one such row would stop
@@ -65,8 +65,8 @@ def judge_cycle(contests: Comparisons, config: Thresholds) -> CycleVerdict:
     documents = [document for document in (contests.base, contests.champion) if document is not None]
     broken = {row["id"] for document in documents for row in document["rows"] if row["base"] == "not finite"}
     base = _without(contests.base, broken)
-    against_base = config.model_copy(update={"look": contests.look if contests.champion is None else None})
-    parts: dict[Rival, Verdict] = {"base": judge(base, against_base)}
+    look = contests.look if contests.champion is None else None
+    parts: dict[Rival, Verdict] = {"base": judge(base, config, look=look)}
     if contests.champion is not None:
         champion = _without(contests.champion, broken)
         parts["champion"] = _graver(
@@ -106,24 +106,21 @@ def _graver(first: Verdict, second: Verdict) -> Verdict:
     return replace(graver, reasons=(*graver.reasons, *other.reasons), metrics=(*first.metrics, *second.metrics))
 
 
-def _against_champion(evaluation: Evaluation, contests: Comparisons, config: Thresholds) -> Verdict:
+def _against_champion(evaluation: Evaluation, contests: Comparisons, config: GateConfig) -> Verdict:
     """Require any gain in the required metrics. Speed and size are held against the base, which does not change. Where
     the base model was upgraded since, losses are of other tokens, and answers decide."""
     by_answers = config.loss_gain is None and config.success_gain is not None
     required = config.model_copy(
         update={
-            "look": contests.look,
             "loss_gain": None if config.loss_gain is None else 0.0,
             "success_gain": 0.0 if by_answers or _of_another_base(evaluation) else None,
-            "latency_ratio": None,
-            "memory_ratio": None,
         }
     )
-    verdict = judge(evaluation, required)
+    verdict = judge(evaluation, required, look=contests.look, beside_base=False)
     fresh = _gain([row for row in evaluation["rows"] if row["id"] not in contests.known])
-    if isinstance(fresh, str) or fresh.ci95 is None:
+    if isinstance(fresh, str) or fresh.interval is None:
         return verdict
-    low, high = fresh.ci95
+    low, high = fresh.interval
     fact = f"fresh rows: gain {fresh.value:.4g}, 95 % interval {low:.4g} to {high:.4g}"
     if high < 0:
         worse = verdict.verdict == "abort"
@@ -132,16 +129,16 @@ def _against_champion(evaluation: Evaluation, contests: Comparisons, config: Thr
     return replace(verdict, reasons=(*verdict.reasons, fact))
 
 
-def _on_earlier_rows(evaluation: Evaluation, contests: Comparisons, config: Thresholds) -> Verdict:
+def _on_earlier_rows(evaluation: Evaluation, contests: Comparisons, config: GateConfig) -> Verdict:
     """Require that the tolerance is shown to hold on the rows that are not fresh.
 
     This reveals a candidate that learned the fresh rows, right or wrong, at the price of everything else. A candidate
     of another base is judged by its answers, on all rows.
     """
     if _of_another_base(evaluation):
-        no_loss = {"loss_gain": None, "latency_ratio": None, "memory_ratio": None}
-        return judge(evaluation, config.model_copy(update={**no_loss, "success_gain": -config.tolerance}))
-    answers = judge(evaluation, config.model_copy(update=NOTHING_REQUIRED))
+        answers_alone = {"loss_gain": None, "success_gain": -config.tolerance}
+        return judge(evaluation, config.model_copy(update=answers_alone), beside_base=False)
+    answers = judge(evaluation, config.model_copy(update=NOTHING_REQUIRED), beside_base=False)
     lost = tuple(reason for reason in answers.reasons[: answers.decisive] if "significantly worse" in reason)
     verdict = _within(_gain([row for row in evaluation["rows"] if row["id"] in contests.known]), config.tolerance)
     if lost and verdict.verdict != "abort":
@@ -155,10 +152,10 @@ def _within(gain: Estimate | str, tolerance: float) -> Verdict:
         name: VerdictName = "abort" if "not finite" in gain else "not-enough-evidence"
         return Verdict(name, (f"earlier rows: {gain}",), (), decisive=1)
     metric = Metric("earlier_loss", None, None, -gain.value, None, gain.units, tolerance, None, True)
-    if gain.ci95 is None:
+    if gain.interval is None:
         reason = f"earlier rows: {gain.units} are too few for an interval"
         return Verdict("not-enough-evidence", (reason,), (metric,), decisive=1)
-    low, high = gain.ci95
+    low, high = gain.interval
     metric = replace(metric, ci95=(-high, -low), passed=low > -tolerance)
     fact = f"earlier rows: gain {gain.value:.4g}, 95 % interval {low:.4g} to {high:.4g}"
     if high < -tolerance:
@@ -179,4 +176,4 @@ def _gain(rows: Sequence[Mapping[str, Any]]) -> Estimate | str:
     columns = loss_columns({"rows": rows})
     if isinstance(columns, str):
         return columns
-    return jackknife(columns, loss_difference).reversed()
+    return jackknife(columns, loss_difference).scaled(-1.0)

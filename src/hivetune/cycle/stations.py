@@ -44,9 +44,7 @@ from hivetune.cycle.window import Permission
 from hivetune.data.fates import write_leave_out
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import DoesNotFit, HivetuneError, MachineNotFit, Stopped, UsageError
-from hivetune.judge.compare import compare_pair, evaluate_run
-from hivetune.judge.findings import thresholds_of
-from hivetune.judge.gate import read_evaluation, verdict_document
+from hivetune.judge.evaluate import compare_pair, evaluate_run, read_evaluation, verdict_document
 from hivetune.models.prepared import folder_for
 from hivetune.process.lease import somebody_waits
 from hivetune.process.still import STILL_LOOK_S, stands_still, yielding
@@ -327,7 +325,7 @@ def ensure_judged(work: Work, run: Run) -> tuple[bool, str]:
                 known=earlier,
                 look=1 + looks,
             )
-            verdict = judge_cycle(contests, thresholds_of(run.config.gate))
+            verdict = judge_cycle(contests, run.config.gate)
             passed, reasons, decisive = verdict.passed, list(verdict.reasons), verdict.decisive
             if cycle.opened_for == "rebuild" and not passed:
                 # What was forgotten must go: a model without it need not be better than one with it, only no failure.

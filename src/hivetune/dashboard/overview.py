@@ -15,7 +15,7 @@ from hivetune.base.typed import to_plain
 from hivetune.cycle.record import JOURNAL, PAUSED, cycles_of, loop_folder, loop_names
 from hivetune.errors import UsageError
 from hivetune.release.registry import Release, forgotten_rows, releases
-from hivetune.run.folder import ADAPTER, EVALUATION, VERDICT, read_record
+from hivetune.run.folder import ADAPTER, EVALUATION, read_record
 from hivetune.run.status import RunStatus, known_runs, shortest_names
 from hivetune.serve.swap.wanted import gateway_folder, loaded_labels
 
@@ -163,11 +163,9 @@ def _after(run: Path, name: str, registered: set[str]) -> Iterator[Suggestion]:
         if _num_held_out(run) == 0:  # an evaluation would be refused
             return
         yield Suggestion(f"{name} is trained and not compared with its base yet", f"hivetune eval {quoted(name)}")
-    elif not (run / VERDICT).exists():
-        yield Suggestion(f"{name} is measured and not judged yet", f"hivetune eval {quoted(name)}")
     else:
         try:
-            passed = read_sealed(run / VERDICT).get("verdict") == "deploy"
+            passed = read_sealed(run / EVALUATION).get("verdict") == "deploy"
         except UsageError:
             yield Suggestion(f"the verdict of {name} is damaged", f"hivetune eval {quoted(name)}")
             return

@@ -1,7 +1,6 @@
 """Frozen questions: never trained on and asked of every candidate. What a release answered right must stay right.
 
     HOME/frozen/NAME/KEY.json   one past win of the release NAME; KEY is the hash of the messages and tools
-    general.jsonl               general questions, shipped beside this module
     eval.frozen                 the user's own files, rows of any layout with a checker
 
 Each question is a file of its own, written atomically and never changed, so that a killed process leaves a complete
@@ -25,9 +24,8 @@ from hivetune.data.snapshot import RowInfo, messages_from, messages_json
 from hivetune.errors import DataRefused, UsageError
 from hivetune.records import Example, Message
 
-Origin = Literal["win", "own", "general"]
+Origin = Literal["win", "own"]
 FROZEN = "frozen"
-GENERAL_FILE = Path(__file__).with_name("general.jsonl")
 
 
 @dataclass(frozen=True)
@@ -91,17 +89,6 @@ def drop_win(name: str, key: str) -> None:
     paths[0].unlink()
 
 
-def general_questions() -> list[FrozenQuestion]:
-    """Return short questions with checkers, which any larger instruction model answers."""
-    with open(GENERAL_FILE, encoding="utf-8") as file:
-        rows = [json.loads(line) for line in file]
-    questions = []
-    for number, row in enumerate(rows, 1):
-        source, messages = f"general question {number} of Hivetune", (Message("user", row["question"]),)
-        questions.append(FrozenQuestion("general", source, messages, row["checker"], category=row["category"]))
-    return questions
-
-
 def is_name(entry: str) -> bool:
     """Return whether an entry of eval.frozen is a name of releases and not a file."""
     return not {"/", ".", "*"} & set(entry)
@@ -155,7 +142,7 @@ def frozen_hashes(own_files: Sequence[str] = ()) -> frozenset[int]:
     # A checker is not needed to keep a row out.
     own_rows = own_questions(own_files, {"name": "not_empty"})
     hashes = set()
-    for messages in (frozen.messages for frozen in (*wins, *own_rows, *general_questions())):
+    for messages in (frozen.messages for frozen in (*wins, *own_rows)):
         turns = [message for message in messages if message.role != "system"]
         hashes.add(group_hash(f"question:{question(messages)}") if len(turns) == 1 else read_hash(messages))
     return frozenset(hashes)

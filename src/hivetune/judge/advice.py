@@ -13,7 +13,7 @@ from typing import Any
 from hivetune.base.journal import read_journal
 from hivetune.data.prepare.split import question
 from hivetune.data.snapshot import Snapshot
-from hivetune.judge.findings import titled
+from hivetune.judge.verdict import titled
 from hivetune.models.sides import SIDES
 from hivetune.records import Advice, Metric
 from hivetune.run.folder import METRICS
@@ -47,13 +47,12 @@ class Curve:
 def advise(
     curve: Curve,
     evaluation: Mapping[str, Any],
-    rank: Mapping[str, Any] | None,
     contradictory: Sequence[str],
     metrics: Sequence[Metric],
 ) -> tuple[Advice, ...]:
     """Return advice, what helps most first.
 
-    `rank`: as worker/score.py has it. `contradictory`: places of trained rows that answer one question differently.
+    `contradictory`: places of trained rows that answer one question differently.
     """
     other_answer = None
     if contradictory:
@@ -63,7 +62,7 @@ def advise(
             " one answer to each, or say in the question what makes the difference",
             tuple(contradictory),
         )
-    candidates = [_rate(curve), _trained_enough(curve), _rows(curve), other_answer, _worse(evaluation), _rank(rank)]
+    candidates = [_rate(curve), _trained_enough(curve), _rows(curve), other_answer, _worse(evaluation)]
     return tuple(advice for advice in (*candidates, *map(_evidence, metrics)) if advice is not None)
 
 
@@ -154,19 +153,6 @@ def _worse(evaluation: Mapping[str, Any]) -> Advice | None:
         fact += f", {count} of them of agent {agent!r}: it has few rows, or rows that say otherwise"
     shown = tuple(f"{row['source']}: +{(row['tuned'] - row['base']) / row['tokens']:.3f} nats a token" for row in worse)
     return Advice("rows", f"{fact}; look at those that lost most", shown[:SHOWN_ROWS])
-
-
-def _rank(rank: Mapping[str, Any] | None) -> Advice | None:
-    if rank is None:
-        return None
-    r, usual, most = rank["r"], rank["needed_median"], rank["needed_most"]
-    of = f"of {rank['modules']} adapted modules half need at most {usual:g} of {r} directions, none more than {most}"
-    smaller = 1 << max(0, math.ceil(math.log2(most)))
-    if smaller <= r / 2:
-        return Advice(
-            "lora.r", f"rank not used: {of} (99 % of the change); lora.r: {smaller} is enough, smaller and faster"
-        )
-    return None
 
 
 def _evidence(metric: Metric) -> Advice | None:

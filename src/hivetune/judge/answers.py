@@ -1,7 +1,8 @@
 """Asking two sides: many prompts at once for their answers, a few alone and in turns for their times.
 
-Answers are kept below the home by what they depend on (files, longest answer, slots). So a base or a release is asked
-once, and a comparison that failed half-way continues where it was. The times of two sides lie with their comparison.
+Answers are kept below the home by all that they depend on: the files, llama.cpp's build, the settings of a generation.
+So a base or a release is asked once, and a comparison that failed half-way continues where it was. An endpoint's
+answers are never kept: what runs behind a URL changes. The times of two sides lie with their comparison.
 """
 
 import contextlib
@@ -9,49 +10,21 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from hivetune.base.disk import home, lock
 from hivetune.base.journal import Journal, read_journal
-from hivetune.data.render.dialect import request_hash
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.artefacts import Answerer, Artefact
-from hivetune.judge.statistics import is_busy, was_busy
+from hivetune.judge.rows import Prompt
 from hivetune.llama.ask import TimedAnswer, Unanswered
-from hivetune.machine.telemetry import own_seconds
+from hivetune.llama.backend import find_engine
 from hivetune.records import Progress
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A held-out conversation up to its last answer, which is `reference`. Messages and tools as a server takes them.
-
-    `group`: rows of one group are one piece of evidence. `said`: the last thing that the user said, for people.
-    """
-
-    row: int
-    id: str
-    source: str
-    agent: str | None
-    category: str | None
-    group: str
-    messages: tuple[Mapping[str, Any], ...]
-    tools: tuple[Mapping[str, Any], ...]
-    checker: Mapping[str, Any] | None
-    said: str
-    reference: str | None
-    origin: str = ""  # of a frozen question: win, own or general; of a held-out row nothing
-
-    @property
-    def key(self) -> str:
-        """Return the hash of a request to a server."""
-        return request_hash(self.messages, self.tools)
+from hivetune.release.gguf import server_name
 
 
 @dataclass(frozen=True)
@@ -66,18 +39,20 @@ class PromptAnswer:
 
 
 _ANSWERED = "answers"  # below the home
-ANSWERS, TIMES = "answers.jsonl", "times.jsonl"
+ANSWERS = "answers.jsonl"
 _TRIES = 3
 FIRST_PAUSE_S = 2.0  # doubled: a server that restarts or limits requests is often back within seconds
 OnAnswer = Callable[[], None]
+Times = dict[str, tuple[float, float | None]]  # by prompt key: seconds, seconds until the first token
 
 
 @dataclass
 class StoredAnswers:
-    """The answers of one side so far, in its journal. `served`: cold start and memory."""
+    """The answers of one side so far, and its journal, which an endpoint has none of. `served`: cold start and
+    memory."""
 
     label: str
-    journal: Journal
+    journal: Journal | None = None
     answers: dict[str, PromptAnswer] = field(default_factory=dict)
     served: dict[str, float] = field(default_factory=dict)
     guard: threading.Lock = field(default_factory=threading.Lock)
@@ -87,13 +62,15 @@ class StoredAnswers:
         with self.guard:
             if prompt.key not in self.answers:
                 fields: dict[str, Any] = {"text": answer.text, "ended": answer.ended, "new_tokens": answer.new_tokens}
-                self.journal.append("answer", prompt=prompt.key, **fields)
+                if self.journal is not None:
+                    self.journal.append("answer", prompt=prompt.key, **fields)
                 self.answers[prompt.key] = PromptAnswer(**fields)
 
     def note_served(self, **figures: float | None) -> None:
         """Record the cost of a start of the server; the newest figures count."""
         measured = {name: value for name, value in figures.items() if value is not None}
-        self.journal.append("served", **measured)
+        if self.journal is not None:
+            self.journal.append("served", **measured)
         self.served |= measured
 
 
@@ -113,11 +90,22 @@ def stored_answers(folder: Path, label: str) -> Iterator[StoredAnswers]:
 
 @contextlib.contextmanager
 def stored_side(side: Artefact, new_tokens: int, slots: int) -> Iterator[StoredAnswers]:
-    """Open what this side answered before under these settings, locked for this process."""
-    identity = json.dumps([side.identity, new_tokens, slots], sort_keys=True)
+    """Open what this side answered before under these settings, locked for this process; nothing for an endpoint."""
+    if side.endpoint is not None:
+        yield StoredAnswers(side.label)
+        return
+    identity = json.dumps([side.identity, build_name(), new_tokens, slots], sort_keys=True)
     folder = home() / _ANSWERED / hashlib.sha256(identity.encode()).hexdigest()[:16]
     with lock(folder), stored_answers(folder, side.label) as stored:
         yield stored
+
+
+def build_name() -> str:
+    """Return the build of llama.cpp that answers here; empty where there is none."""
+    try:
+        return server_name(find_engine("auto"))
+    except MachineNotFit:
+        return ""
 
 
 def continued(progress: Progress, before: int = 0, after: int = 0) -> Progress:
@@ -151,7 +139,7 @@ def ask_all(
     missing = [prompt for prompt in prompts if prompt.key not in side.answers]
     if not missing:
         return
-    # A server computes once what a prompt and the one before it in its slot begin with.
+    # A slot reuses the prefix shared with its previous prompt.
     missing.sort(key=lambda prompt: json.dumps([prompt.tools, prompt.messages]))
     stopped = threading.Event()
 
@@ -203,24 +191,19 @@ def time_in_turns(
     *,
     new_tokens: int,
     on_answer: OnAnswer,
-) -> list[dict[str, tuple[float, float | None]]]:
-    """Return for each side the times by prompt key: (seconds, seconds until the first token), one answer at a time.
+) -> list[Times]:
+    """Return the times of each side, one answer at a time.
 
     Both sides answer a prompt one right after the other, and who begins changes. So a busy moment of the machine meets
-    both. Earlier times are taken from `times`, unless the machine was busy then. An answer to a prompt
-    that had none yet is kept.
+    both. Times that an earlier call wrote to `times` are taken from there. An answer to a prompt that had none yet is
+    kept.
     """
-    times_of: dict[str, list[Any]] = {}
-    for entry in read_journal(times):
-        if entry["event"] == "timed":
-            times_of[entry["prompt"]] = entry["times"]
-        elif entry["event"] == "uneven" or (entry["event"] == "sitting" and is_busy(entry["others_share"])):
-            times_of.clear()
-    before = cpu_seconds()
+    times_of: dict[str, list[Any]] = {
+        entry["prompt"]: entry["times"] for entry in read_journal(times) if entry["event"] == "timed"
+    }
     if any(prompt.key not in times_of for prompt in prompts):
         for answerer, stored in sides:  # the first answer of a server pays for what the later ones find ready
             ask_prompt(answerer, stored.label, prompts[0], 1)
-    timed = False
     with Journal(times) as journal:
         for number, prompt in enumerate(prompts):
             if prompt.key not in times_of:
@@ -235,41 +218,17 @@ def time_in_turns(
                     measured[side] = [round(answer.seconds, 6), answer.first_token_s]
                 journal.append("timed", prompt=prompt.key, times=measured)
                 times_of[prompt.key] = measured
-                timed = True
             on_answer()
-        if timed:  # the share of all cores that other programs used meanwhile
-            passed, used, own_s = (late - early for early, late in zip(before, cpu_seconds(), strict=True))
-            share = max(0.0, used - own_s) / ((psutil.cpu_count() or 1) * passed) if passed > 0 else 0.0
-            journal.append("sitting", others_share=round(min(1.0, share), 3))
     return [
         {prompt.key: (times_of[prompt.key][side][0], times_of[prompt.key][side][1]) for prompt in prompts}
         for side in range(len(sides))
     ]
 
 
-def doubt_times(times: Path, document: Mapping[str, Any]) -> None:
-    """Write down that the times are to be taken anew, where equal work in them took unequal time."""
-    noise, repeats = document["noise"], document["repeat_noise"]
-    if noise is not None and repeats is not None and was_busy(noise, repeats):
-        with Journal(times) as journal:
-            journal.append("uneven")
-
-
-def others_share_of(times: Path) -> float | None:
-    """Return the share of the machine that other programs used in the newest sitting with timed prompts."""
-    sittings = [entry["others_share"] for entry in read_journal(times) if entry["event"] == "sitting"]
-    return sittings[-1] if sittings else None
-
-
-def cpu_seconds() -> tuple[float, float, float]:
-    """Return (wall-clock seconds, processor seconds of the machine, those of this process and its children)."""
-    times = psutil.cpu_times()
-    used = sum(times[:3]) + sum(getattr(times, name, 0.0) for name in ("irq", "softirq", "steal"))
-    return time.monotonic(), used, own_seconds()
-
-
 def _unfinished(side: StoredAnswers, prompts: Iterable[Prompt], error: HivetuneError) -> HivetuneError:
     """Return the same error with the side's progress as its hint."""
+    if side.journal is None:
+        return error
     keys = {prompt.key for prompt in prompts}
     count = len(keys & side.answers.keys())
     hint = f"{count} of {len(keys)} answers are kept; the same command continues"

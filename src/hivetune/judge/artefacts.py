@@ -1,8 +1,8 @@
-"""From the name of a side to what answers: files for llama.cpp, a server's URL, or recorded figures."""
+"""From the name of a side to what answers: files for llama.cpp, or a server's URL."""
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +12,12 @@ import psutil
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, moved_with_home, read_json, sha256_file
 from hivetune.base.paths import expanded
-from hivetune.base.yaml_file import read_yaml
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.llama.ask import Endpoint
 from hivetune.llama.backend import Backend, ServerSettings, open_backend
 from hivetune.llama.prompts import check_prompts
 from hivetune.models.gguf_header import adapter_problem, read_header
-from hivetune.models.sides import SideKind, parse_side, read_figures
+from hivetune.models.sides import SideKind, parse_side
 from hivetune.process.still import moving_s
 from hivetune.release.export import export_run, run_of_export
 from hivetune.release.gguf import base_gguf
@@ -49,7 +48,6 @@ class Artefact:
     model: Path | None = None
     adapter: Path | None = None
     endpoint: Endpoint | None = None
-    figures: Mapping[str, float] | None = None
     trained: tuple[Path, Path | None] | None = None
     run: Path | None = None
 
@@ -64,13 +62,6 @@ def find_artefact(text: str, run: Run | None, quant: str) -> Artefact:
     if side.kind == "endpoint":
         identity = hashlib.sha256(side.label.encode()).hexdigest()
         return Artefact(side.label, "endpoint", identity, endpoint=Endpoint(side.name, side.model))
-    if side.kind == "recorded":
-        path = expanded(side.name)
-        try:
-            return Artefact(side.label, "recorded", figures=read_figures(read_yaml(path), str(path)))
-        except OSError as error:
-            hint = "give a YAML or JSON file of figures"
-            raise UsageError(f"cannot read {path}: {error.strerror}", hint=hint) from None
     if side.kind == "base":
         owner = _needed(run, "base")
         return _served(side.label, "base", _base_of(owner, quant), None, (owner.model, None), owner.folder)
@@ -119,7 +110,7 @@ def check_memory(artefacts: Sequence[Artefact]) -> None:
     if needed > free:
         raise DoesNotFit(
             f"both models need about {needed / 1e9:.1f} GB of memory at once, {free / 1e9:.1f} GB are free",
-            hint="serve one of them on another machine and give its URL, or record its figures in a .yaml file",
+            hint="serve one of them on another machine and give its URL",
         )
 
 

@@ -22,8 +22,7 @@ from hivetune.data.frozen import (
 from hivetune.data.render.dialect import template_message
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import UsageError
-from hivetune.judge.answers import Prompt
-from hivetune.judge.held_out import last_question
+from hivetune.judge.rows import Prompt, last_question
 from hivetune.models.sides import parse_side
 from hivetune.release.registry import Release, releases
 from hivetune.run.folder import EVALUATION, read_record
@@ -51,7 +50,7 @@ def choose_wins(answers: Sequence[Mapping[str, Any]], num_kept: int) -> list[Map
 
 
 def frozen_prompts(settings: EvalConfig, sides: Iterable[str], own: str | None = None) -> list[Prompt]:
-    """Return the prompts beside the held-out rows: past wins of the sides' releases, the user's own, general ones.
+    """Return the prompts beside the held-out rows: past wins of the sides' releases, the user's own.
 
     Their numbers go from -1 downwards, as they are not rows of a snapshot. `own`: the name of the cycle's releases,
     which may have none yet. Raises DataRefused for a file that can't be used, UsageError for a damaged set and for a

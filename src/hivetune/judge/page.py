@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import write_atomic
-from hivetune.judge.findings import SHARES_OF_ANSWERS, by_part, metric_name, passed_text
+from hivetune.judge.verdict import RATIOS, SHARES_OF_ANSWERS, by_part, level_text, metric_name, passed_text, titled
 from hivetune.models.prepared import spoken_name
 from hivetune.models.sides import BASELINE, SIDES
 from hivetune.run.page import Chart, DrawnCurve, draw_chart, render, whole_page
@@ -15,24 +15,24 @@ from hivetune.run.page import Chart, DrawnCurve, draw_chart, render, whole_page
 EVALUATION_PAGE = "eval.html"
 
 
-def write_evaluation_page(run: Path, evaluation: Mapping[str, Any], judged: Mapping[str, Any]) -> Path:
-    """Write `RUN/eval.html`. `judged`: metrics and, after the gate, the verdict."""
+def write_evaluation_page(run: Path, evaluation: Mapping[str, Any]) -> Path:
+    """Write `RUN/eval.html` from an eval.json with its verdict."""
     base, tuned = evaluation["base"], evaluation["tuned"]
-    model = spoken_name(evaluation["model"]) if "model" in evaluation else "the model"  # of an older version
+    model = spoken_name(evaluation["model"])
     tuned = {**tuned, "label": f"{model} tuned in {run.name}"}
-    if base.get("label", BASELINE) == BASELINE:
+    if base["label"] == BASELINE:
         base = {**base, "label": f"{model} untuned"}
-    return _write(run / EVALUATION_PAGE, {**evaluation, "base": base, "tuned": tuned}, judged)
+    return _write(run / EVALUATION_PAGE, {**evaluation, "base": base, "tuned": tuned})
 
 
 def write_comparison_page(folder: Path, document: Mapping[str, Any], run: Path | None) -> Path:
     """Write `RUN/compare-HASH.html` where the rows are a run's, else `compare.html` in the comparison's own folder."""
     path = folder / "compare.html" if run is None else run / f"compare-{folder.name[:8]}.html"
-    return _write(path, document, document)
+    return _write(path, document)
 
 
-def _write(path: Path, document: Mapping[str, Any], judged: Mapping[str, Any]) -> Path:
-    write_atomic(path, comparison_page(document, judged).encode("utf-8", "replace"))
+def _write(path: Path, document: Mapping[str, Any]) -> Path:
+    write_atomic(path, comparison_page(document).encode("utf-8", "replace"))
     return path
 
 
@@ -40,53 +40,47 @@ SESSIONS_SHOWN = 10
 MAX_ANSWERS = 300  # of 2 kB each: a page of about 1 MB
 MAX_LOST = 50
 MAX_BARS = 400  # more bars than pixels say nothing
-HIGHER_IS_BETTER = ("success", "ended", "tokens_per_second", "least_success", "preferred", "kept", "kept_general")
-NEITHER_IS_BETTER = ("length",)  # shorter answers may be terse, longer ones padded
-ORIGINS = {"win": "past wins", "own": "your own", "general": "general"}
+ORIGINS = {"win": "past wins", "own": "your own"}
 COSTS = {
     "latency_p50_s": "seconds per answer, p50",
     "latency_p95_s": "seconds per answer, p95",
     "first_token_p50_s": "seconds to the first token, p50",
     "first_token_p95_s": "seconds to the first token, p95",
-    "tokens_per_second": "tokens per second, one answer at a time",
     "cold_start_s": "cold start, seconds",
     "peak_memory_bytes": "peak memory",
 }
+DEFAULT_LEVEL = 0.95
 _STYLE, _BODY = (Path(__file__).with_name(name) for name in ("page.css", "comparison_body.html"))
 _INTERVAL_WIDTH, _BAR_WIDTH = 260, 160
 _PLOT_WIDTH, _PLOT_HEIGHT, _PLOT_LEFT = 900, 180, 70
 
 
-def comparison_page(document: Mapping[str, Any], judged: Mapping[str, Any]) -> str:
-    """Return the whole page.
-
-    `document`: eval.json or compare.json. `judged`: its metrics and, where it was judged, `verdict` and `reasons`, as
-    in gate.json.
-    """
+def comparison_page(document: Mapping[str, Any]) -> str:
+    """Return the whole page of an eval.json, or of a compare.json, which has metrics and no verdict."""
     base, tuned = _labels(document)
     title = f"{tuned} against {base}"
-    verdict = judged.get("verdict")
-    return whole_page(title, comparison_body(document, judged), _STYLE, f"{verdict}: {title}" if verdict else title)
+    verdict = document.get("verdict")
+    return whole_page(title, comparison_body(document), _STYLE, f"{verdict}: {title}" if verdict else title)
 
 
-def comparison_body(document: Mapping[str, Any], judged: Mapping[str, Any]) -> str:
+def comparison_body(document: Mapping[str, Any]) -> str:
     """Return the page below its title, for pages with a frame and page.css of their own."""
-    frozen, preferences = document.get("frozen") or (), document.get("preferences")
+    frozen = document["frozen"]
     seconds = [[answer[side].get("seconds") for side in SIDES] for answer in document["answers"]]
     num_answers = len(document["answers"])
     more = f" The first {MAX_ANSWERS} of {num_answers} are shown; the file beside this page has all."
     return render(
         _BODY,
         d={"frozen": frozen, "problems": document["problems"]},
-        judged={"reasons": judged.get("reasons"), "advice": judged.get("advice")},
+        judged={"reasons": document.get("reasons"), "advice": document.get("advice")},
         labels=_labels(document),
-        metrics=[_metric(m) for m in judged["metrics"] if m["base"] is not None or m["tuned"] is not None],
-        metrics_note="Bars: the difference with its 95 % interval around zero, each metric on its own scale."
-        + "".join(f" {m} is not compared: {why}." for m, why in (document.get("not_compared") or {}).items()),
-        curve=_curve(judged.get("curve") or {}),
+        metrics=[_metric(m) for m in document["metrics"] if m["base"] is not None or m["tuned"] is not None],
+        metrics_note="Gain: positive where B is better; bars show it with its interval around zero, each metric on its"
+        " own scale."
+        + "".join(f" {titled(name)} is not compared: {why}." for name, why in document["not_compared"].items()),
+        curve=_curve(document.get("curve") or {}),
         frozen=list(_frozen(frozen)),
         lost=[row for row in frozen if _is_lost(row)][:MAX_LOST],
-        preferences=_preferences(preferences) if preferences else "",
         times=_bars([tuned - base for base, tuned in seconds if base is not None and tuned is not None]),
         losses=_bars(
             [
@@ -100,7 +94,7 @@ def comparison_body(document: Mapping[str, Any], judged: Mapping[str, Any]) -> s
         sessions=_parts(document, "group"),
         sessions_note=f"The {SESSIONS_SHOWN} that gained least.",
         costs=[
-            (name, *(_value(key, document[side].get(key)) for side in SIDES))
+            (name, *(value_text(key, document[side].get(key)) for side in SIDES))
             for key, name in COSTS.items()
             if any(document[side].get(key) is not None for side in SIDES)
         ],
@@ -120,35 +114,35 @@ def _labels(document: Mapping[str, Any]) -> list[str]:
 
 
 def _metric(metric: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the texts of a metric's line, and its difference with the interval as a bar around zero."""
-    name, interval = metric["name"], metric["ci95"]
-    values = {key: _value(name, metric[key]) for key in ("base", "tuned", "difference")}
+    """Return the texts of a metric's line, and its gain with the interval as a bar around zero."""
+    name, interval = metric["name"], metric["interval"]
+    shown = (
+        ""
+        if interval is None
+        else " to ".join(value_text(name, end, gain=metric["gain"] is not None) for end in interval)
+    )
     return {
-        **values,
+        "base": value_text(name, metric["base"]),
+        "tuned": value_text(name, metric["tuned"]),
+        "gain": value_text(name, metric["gain"], gain=True),
         "name": metric_name(name),
-        "interval": "" if interval is None else f"{_value(name, interval[0])} to {_value(name, interval[1])}",
+        "interval": f"{shown} ({level_text(metric['level'])})" if shown and metric["level"] != DEFAULT_LEVEL else shown,
         "n": metric["n"],
         "passed": "" if metric["passed"] is None else passed_text(metric),
-        "plot": None if interval is None or metric["difference"] is None else _interval_plot(metric),
+        "plot": None if interval is None or metric["gain"] is None else _interval_plot(metric),
     }
 
 
 def _interval_plot(metric: Mapping[str, Any]) -> dict[str, str]:
-    difference, (low, high) = metric["difference"], metric["ci95"]
-    widest = max(abs(low), abs(high), abs(difference)) or 1.0
+    gain, (low, high) = metric["gain"], metric["interval"]
+    widest = max(abs(low), abs(high), abs(gain)) or 1.0
     middle = _INTERVAL_WIDTH / 2
-    places = {"low": low, "high": high, "middle": difference}
+    places = {"low": low, "high": high, "middle": gain}
     return {
         **{name: f"{middle + (middle - 8) * value / widest:.1f}" for name, value in places.items()},
-        "kind": _direction(metric["name"], low, high),
-        "label": f"{metric['name']}: {difference:.4g}, 95 % interval {low:.4g} to {high:.4g}",
+        "kind": "unclear" if low <= 0 <= high else "better" if low > 0 else "worse",
+        "label": f"{metric['name']}: gain {gain:.4g}, {level_text(metric['level'])} {low:.4g} to {high:.4g}",
     }
-
-
-def _direction(name: str, low: float, high: float) -> str:
-    if low <= 0 <= high or name in NEITHER_IS_BETTER:
-        return "unclear"
-    return "better" if (low > 0) == (name in HIGHER_IS_BETTER) else "worse"
 
 
 def _bars(values: Sequence[float]) -> dict[str, Any] | None:
@@ -207,14 +201,17 @@ def _rank(answer: Mapping[str, Any]) -> int:
     return ranks.get((answer["base"]["success"], answer["tuned"]["success"]), 3)
 
 
-def _value(name: str, value: float | None) -> str:
+def value_text(name: str, value: float | None, *, gain: bool = False) -> str:
+    """Return a metric in its unit, for people: shares as percent. `gain`: a gain has a sign, and that of a cost is the
+    share of the base's that is saved."""
     if value is None:
         return "-"
-    if name == "peak_memory_bytes":
-        return f"{value / 1e9:.2f} GB"
-    if name in SHARES_OF_ANSWERS:
-        return f"{100 * value:.1f} %"
-    return _number(value)
+    sign = "+" if gain and value > 0 else ""
+    if name in SHARES_OF_ANSWERS or (gain and name in RATIOS):
+        return f"{sign}{100 * value:.1f} %"
+    if name in ("peak_memory_bytes", "max_gb"):
+        return f"{value / (1e9 if name == 'peak_memory_bytes' else 1):.2f} GB"
+    return sign + _number(value)
 
 
 def _number(value: float | None) -> str:
@@ -243,14 +240,3 @@ def _frozen(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int, int, 
 
 def _is_lost(row: Mapping[str, Any]) -> bool:
     return row["tuned"]["success"] is False and bool(row["origin"] == "win" or row["base"]["success"])
-
-
-def _preferences(found: Mapping[str, Any]) -> str:
-    """Return a sentence on a judge model's preferences, and on how often it contradicted itself."""
-    counts = {side: sum(row["preferred"] == side for row in found["rows"]) for side in (*SIDES, "tie")}
-    return (
-        f"{found['judge']} prefers A in {counts['base']} pairs and B in {counts['tuned']}; {counts['tie']} are ties."
-        f" When they changed places it contradicted itself on {found['contradictions']} of {found['asked']}."
-        + (f" {found['unreadable']} of its replies named neither." if found["unreadable"] else "")
-        + (" It judges its own answers." if found["judges_itself"] else "")
-    )

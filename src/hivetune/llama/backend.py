@@ -37,7 +37,6 @@ from hivetune.base.paths import pip_install
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.llama.ask import TimedAnswer, Unanswered, read_timed, streamed
 from hivetune.llama.child import SocketConnection
-from hivetune.llama.outside import check_outside
 from hivetune.models.gguf_header import read_header
 from hivetune.process.lease import serve_on
 from hivetune.process.sandbox import named_environment
@@ -135,7 +134,6 @@ def check_files(model: Path, settings: ServerSettings) -> None:
                 hint="delete it and make it again: hivetune export RUN, or restore it from a copy",
             )
         is_adapter = read_header(path).is_adapter
-        check_outside(whole)
         if is_adapter and path is model:
             raise UsageError(
                 f"{path} is an adapter, not a model", hint="export the whole model: hivetune export RUN --to gguf"

@@ -4,7 +4,6 @@ They are from psutil, AMD's sysfs (hwmon) and nvidia-smi. Missing sensors are le
 replaces `/` in tests.
 """
 
-import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -92,12 +91,3 @@ def _heat(sensors: Path) -> tuple[float, bool] | None:
 def any_hot(cards: Sequence[dict[str, Any]]) -> bool:
     """Return whether one of the sampled cards is hot."""
     return any(card.get("hot") for card in cards)
-
-
-def own_seconds() -> float:
-    """Return the processor seconds of this process and of everything that it started."""
-    total = 0.0
-    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it ended meanwhile
-            total += sum(process.cpu_times()[:4])  # user, system, and those of children that have ended
-    return total

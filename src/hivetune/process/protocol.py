@@ -137,15 +137,6 @@ class Salvage:
 
 
 @dataclass(frozen=True)
-class Generate:
-    """The rows to answer, with at most `new_tokens` each, `slots` at a time."""
-
-    rows: tuple[int, ...]
-    new_tokens: int
-    slots: int
-
-
-@dataclass(frozen=True)
 class Score:
     """Score base and tuned model (without `adapter` only the base) on the same rows, with a line in `scores` each."""
 
@@ -154,7 +145,6 @@ class Score:
     snapshot: Path
     scores: Path
     rows: tuple[int, ...]
-    generate: Generate
     dtype: str = "auto"
     device: str = "auto"
 
@@ -201,21 +191,6 @@ class WriteGguf:
     converter: Path
 
 
-@dataclass(frozen=True)
-class DryGguf:
-    """Write a small random model of the same architecture to `file`, and a random adapter with `rank` on `targets` to
-    `adapter_file`; score `passages` with both, as `ScorePassages`."""
-
-    model: Path
-    targets: tuple[str, ...]
-    rank: int
-    file: Path
-    adapter_file: Path
-    converter: Path
-    passages: tuple[Passage, ...]
-    top: int
-
-
 ENTRIES: Mapping[type, str] = {
     PrepareModel: "hivetune.models.worker.prepare_model",
     Probe: "hivetune.train.worker.measure.probe",
@@ -228,7 +203,6 @@ ENTRIES: Mapping[type, str] = {
     ScorePassages: "hivetune.release.worker.score_passages",
     Merge: "hivetune.release.worker.merge",
     WriteGguf: "hivetune.release.worker.to_gguf",
-    DryGguf: "hivetune.release.worker.dry",
 }
 # The tasks that SIGTERM asks to save and return. It ends other tasks at once, since they would ignore the request and
 # Ctrl-C would have to wait for SIGKILL.

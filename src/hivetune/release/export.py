@@ -1,10 +1,9 @@
-"""A trained run in the form that others load: PEFT adapter, merged model, GGUF, GGUF adapter, Ollama.
+"""A trained run in the form that others load: PEFT adapter, merged model, GGUF, GGUF adapter.
 
     RUN/export/adapter/       adapter_config.json, adapter_model.safetensors, tokenizer, chat template
     RUN/export/merged/        a transformers folder
-    RUN/export/gguf-QUANT/    NAME-QUANT.gguf
+    RUN/export/gguf-QUANT/    NAME-QUANT.gguf, and a Modelfile for Ollama
     RUN/export/gguf-adapter/  NAME-lora.gguf, for llama.cpp's --lora beside the base model as GGUF
-    RUN/export/ollama-QUANT/  NAME-QUANT.gguf and a Modelfile
 
 Each has a README.md. A folder is written aside, gets its manifest last and is then renamed, so it is whole or not
 there. An export of the same adapter is found again and not written twice.
@@ -18,34 +17,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from tokenizers import Tokenizer
+
 from hivetune.base.disk import MANIFEST, lock, problems_once, publish, read_json, sha256_file, write_json
 from hivetune.base.private import check_own
 from hivetune.errors import DoesNotFit, UsageError
-from hivetune.models.prepared import DESCRIPTION, TEMPLATE, spoken_name
+from hivetune.models.prepared import DESCRIPTION, TEMPLATE, read_prepared, spoken_name
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Merge
 from hivetune.records import Progress, silent
 from hivetune.release.gguf import QUANTS, find_quant, write_gguf
-from hivetune.release.ollama import write_modelfile
 from hivetune.run.folder import (
     ADAPTER,
     ADAPTER_CONFIG,
+    EVALUATION,
     EXPORTS,
     PROOF,
     RECORD,
-    VERDICT,
     adapter_hash,
     read_record,
     require_adapter,
 )
 
-ExportFormat = Literal["adapter", "merged", "gguf", "gguf-adapter", "ollama"]
+ExportFormat = Literal["adapter", "merged", "gguf", "gguf-adapter"]
 MergedType = Literal["source", "float16", "float32"]
-QUANTIZED: tuple[ExportFormat, ...] = ("gguf", "ollama")  # written in a number type that is chosen
 DEFAULT_QUANT = "f16"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", TEMPLATE, "generation_config.json")
 EXPORT_SPARE_BYTES = 64 << 20
-CARD = "README.md"
+CARD, MODELFILE = "README.md", "Modelfile"
 _DEFAULTS = ("do_sample", "temperature", "top_p", "top_k", "repetition_penalty")
 _FORMS = {
     "adapter": "for PEFT, beside its base",
@@ -109,7 +108,7 @@ def export(
         raise UsageError(f"unknown --to {to}", hint=f"choose one of {', '.join(get_args(ExportFormat))}")
     target: ExportFormat = to  # type: ignore[assignment]
     require_adapter(source.adapter)
-    number_type = find_quant(quant) if to in QUANTIZED else None
+    number_type = find_quant(quant) if to == "gguf" else None
     folder = parent / (f"{to}-{number_type}" if number_type else to)
     identity = {
         "kind": "export",
@@ -130,7 +129,7 @@ def export(
             _write(source, folder, identity, progress)
     file = next(iter(sorted(folder.glob("*.gguf"))), None)
     size_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file() and path.name != PROOF)
-    return Exported(target, file if file and to != "ollama" else folder, folder, size_bytes, is_new)
+    return Exported(target, file or folder, folder, size_bytes, is_new)
 
 
 def run_of_export(file: Path) -> Path | None:
@@ -182,12 +181,24 @@ def _write_gguf(source: Source, work: Path, task: Path, quant: str | None, to: s
     try:
         path = write_gguf(source.model, source.adapter, quant, task, file, progress, source.converter)
         os.rename(path, work / file)
-        if to == "ollama":
-            write_modelfile(source.model, work / file)
+        if to == "gguf":
+            _write_modelfile(source.model, work / file)
     except UsageError as error:  # what GGUF or llama.cpp can't hold
         if error.hint:
             raise
         raise UsageError(error.message, hint="every model can be exported as a folder: --to merged") from None
+
+
+def _write_modelfile(model: Path, gguf: Path) -> None:
+    """Write `Modelfile` beside a GGUF file, for `ollama create NAME -f Modelfile`.
+
+    Ollama knows the common chat templates by the one in the file. The ends are named, since it takes only one from
+    there.
+    """
+    texts = {number: text for text, number in Tokenizer.from_file(str(model / "tokenizer.json")).get_vocab().items()}
+    ends = [texts[number] for number in read_prepared(model).eos_ids if number in texts]
+    lines = [f"FROM ./{gguf.name}", *(f"PARAMETER stop {json.dumps(end)}" for end in ends)]
+    (gguf.parent / MODELFILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _check_disk(source: Source, parent: Path, quant: str | None, to: str) -> None:
@@ -228,8 +239,8 @@ def _write_card(work: Path, source: Source, to: str) -> None:
         total = sum(count.values()) if isinstance(count, Mapping) else count
         data.append(f"- {'read' if key == 'rows_in' else key.replace('_', ' ')}: {total:,} rows")
     verdict = ["Not judged when it was exported."]
-    if run is not None and (run / VERDICT).is_file():
-        judged = read_json(run / VERDICT)
+    if run is not None and (run / EVALUATION).is_file():
+        judged = read_json(run / EVALUATION)
         verdict = [f"Verdict: {judged['verdict']}.", "", *(f"- {reason}" for reason in judged.get("reasons", []))]
     settings = read_json(generation) if generation.is_file() else {}
     defaults = [f"- {key}: {settings[key]}" for key in _DEFAULTS if settings.get(key) is not None] or ["- none"]

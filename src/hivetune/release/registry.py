@@ -9,7 +9,7 @@ can be deleted. A row of the table, not a folder, makes a release.
 
     adapter_config.json, adapter_model.safetensors   the adapter as trained
     exports/KIND/                                    the exports of that adapter that were there and whole
-    config.resolved.yaml, run.json, eval.json, gate.json
+    config.resolved.yaml, run.json, eval.json
     manifest.json                                    name, size and SHA-256 of each file; written last
 """
 
@@ -43,12 +43,12 @@ from hivetune.base.paths import quoted
 from hivetune.base.private import make_folder
 from hivetune.base.sealed import read_sealed
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, NotDeployed, UsageError
-from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG, CONFIG, EVALUATION, EXPORTS, PROOF, RECORD, VERDICT
+from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG, CONFIG, EVALUATION, EXPORTS, PROOF, RECORD
 
 EXPORTED = "exports"
 ADAPTER_EXPORT = "gguf-adapter"  # the kind of export that is served
 REQUIRED = (ADAPTER_CONFIG, ADAPTER, CONFIG, RECORD)
-_OPTIONAL = (EVALUATION, VERDICT)
+_OPTIONAL = (EVALUATION,)
 SPARE_BYTES = 16 << 20
 
 

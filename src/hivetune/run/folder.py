@@ -28,7 +28,7 @@ WORKER_LOG, SUPERVISOR_LOG = "child.log", "supervisor.log"
 OUTCOME = "outcome.json"
 # PEFT's names; at the top of the folder when the run is done.
 ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
-EVALUATION, VERDICT = "eval.json", "gate.json"
+EVALUATION = "eval.json"  # with the verdict
 LOSS_CURVE = "loss.svg"
 # Folders of the measurement before step 0, of the child that saves an adapter and of exports.
 PROBE, SALVAGE, EXPORTS = "probe", "salvage", "export"

@@ -11,17 +11,16 @@ from hivetune import __version__
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, read_json, sha256_file
 from hivetune.base.journal import read_journal
-from hivetune.base.paths import quoted
 from hivetune.data.render.dialect import template_message
-from hivetune.errors import HivetuneError, MachineNotFit, UsageError
-from hivetune.judge.gate import judge_run, verdict_document
+from hivetune.errors import MachineNotFit, UsageError
+from hivetune.judge.evaluate import stored_verdict
 from hivetune.llama.backend import ServerSettings, open_backend
 from hivetune.llama.prompts import RECORDED_PROMPTS, prompt_of, record_answers
 from hivetune.release.export import export_run
 from hivetune.release.gguf import SERVED_QUANT, base_gguf
 from hivetune.release.prove import prove_export
 from hivetune.release.registry import Release, exports_in, find, forgotten_rows, moves_of, register
-from hivetune.run.folder import EVALUATION, EVENTS, adapter_hash, require_adapter
+from hivetune.run.folder import EVENTS, adapter_hash, require_adapter
 from hivetune.run.status import refuse_older_adapter
 from hivetune.serve.chat import trained_prompt
 from hivetune.serve.swap.wanted import GREEDY
@@ -104,17 +103,7 @@ def _prove(run: Run) -> dict[str, Any]:
 def _manifest(run: Run, proof: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of the release's manifest. It needs neither the run folder nor the snapshot afterwards."""
     record, manifest = run.record, run.snapshot.manifest
-    verdict = None  # where the present adapter was not evaluated
-    if (run.folder / EVALUATION).exists():
-        try:
-            verdict = verdict_document(judge_run(run))
-        except UsageError:  # the evaluation is of an earlier adapter
-            verdict = None
-        except (KeyError, ValueError) as error:
-            raise HivetuneError(
-                f"{run.folder / EVALUATION} is damaged: {error}",
-                hint=f"run hivetune eval {quoted(run.folder)}",
-            ) from None
+    verdict = stored_verdict(run)
     started = [entry for entry in read_journal(run.folder / EVENTS) if entry["event"] == "supervisor_started"]
     return {
         "model": run.config.model,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hivetune.errors import HivetuneError, UsageError
+from hivetune.errors import HivetuneError
 from hivetune.judge.artefacts import Answerer, find_artefact, open_artefact
 from hivetune.llama.backend import ServerSettings
 from hivetune.release.gguf import SERVED_QUANT
@@ -28,8 +28,6 @@ def rephrasing(model: str) -> Iterator[tuple[str, Rephrase]]:
     Raises UsageError for a model that can't be asked. The function raises HivetuneError when it fails again and again.
     """
     side = find_artefact(model, None, SERVED_QUANT)
-    if side.figures is not None:
-        raise UsageError(f"{model} is a file of figures, not a model", hint="give URL#MODEL or a .gguf file")
     with open_artefact(side, ServerSettings(slots=1)) as (answerer, _):
         yield side.label, _Rephraser(answerer)
 

@@ -58,7 +58,7 @@ class Run:
 
 
 def check_eval(config: EvalConfig) -> None:
-    """Raise UsageError for a checker, baseline or judge that no evaluation could use.
+    """Raise UsageError for a checker or baseline that no evaluation could use.
 
     Whether a side exists is found when it is opened.
     """

@@ -1,9 +1,7 @@
 """Releases: verdict and metrics, origin down to the rows, answers side by side, moves_of."""
 
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
@@ -16,7 +14,7 @@ from hivetune.dashboard.watched import Watcher, run_id
 from hivetune.errors import HivetuneError, NotThere, UsageError
 from hivetune.judge.page import comparison_body
 from hivetune.release.registry import Release, find, forgotten_rows, moves_of, releases, returns_to, snapshot_folder
-from hivetune.run.folder import EVALUATION, VERDICT
+from hivetune.run.folder import EVALUATION
 from hivetune.serve.register import explain_release
 
 MAX_DIGITS = 9  # digits of a page's number
@@ -93,10 +91,7 @@ def _answers(release: Release) -> str:
         return ""
     try:
         evaluation = read_sealed(path)
-        judged: Mapping[str, Any] = {"metrics": []}
-        if (release.folder / VERDICT).is_file():
-            judged = read_sealed(release.folder / VERDICT)
         with of_this_version(path):
-            return comparison_body({**evaluation, "tuned": {"label": release.label, **evaluation["tuned"]}}, judged)
+            return comparison_body({**evaluation, "tuned": {"label": release.label, **evaluation["tuned"]}})
     except UsageError as error:
         return Markup("<p>{}</p>").format(error.message)

@@ -19,7 +19,7 @@ from hivetune.dashboard.watched import Series, WatchedRun, Watcher, short_path
 from hivetune.errors import NotThere, UsageError
 from hivetune.judge.page import comparison_body
 from hivetune.run.figures import flat_settings
-from hivetune.run.folder import EVALUATION, SUPERVISOR_LOG, VERDICT, WORKER_LOG, read_record, read_resolved
+from hivetune.run.folder import EVALUATION, SUPERVISOR_LOG, WORKER_LOG, read_record, read_resolved
 from hivetune.run.page import Chart, DrawnCurve, draw_chart
 
 LOG_LINES, LOG_BYTES = 40, 16 << 10
@@ -60,12 +60,10 @@ def evaluation_page(watcher: Watcher, request: PageRequest) -> Page:
     if not (run.path / EVALUATION).exists():
         raise NotThere(f"{run.path.name} is not evaluated yet", hint=f"run hivetune eval {quoted(run.path.name)}")
     evaluation = read_sealed(run.path / EVALUATION)
-    judged = read_sealed(run.path / VERDICT) if (run.path / VERDICT).exists() else {"metrics": []}
     with of_this_version(run.path / EVALUATION):
         document = {**evaluation, "tuned": {"label": short_path(run.path), **evaluation["tuned"]}}
-        body = Markup(comparison_body(document, judged))
-    verdict = judged.get("verdict") or "not judged yet"
-    values = {"identity": request.named["run"], "verdict": verdict, "body": body}
+        body = Markup(comparison_body(document))
+    values = {"identity": request.named["run"], "verdict": evaluation["verdict"], "body": body}
     return Page("evaluation.html", f"Evaluation of {short_path(run.path)}", values)
 
 

@@ -1,1 +1,1 @@
-"""Loss and greedy answers of base and tuned model."""
+"""Run in a child process: the loss of base and tuned model."""
