@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 from hivetune.base.kernel import usable_cores
 from hivetune.config import DataConfig, LearnConfig
 from hivetune.data.checks.rules import CHECKS, check_messages
-from hivetune.data.chunks import RawRow, read_rows
-from hivetune.data.intake.files import plan_inputs
+from hivetune.data.files.inputs import plan_inputs
 from hivetune.data.prepare.prepare import check
 from hivetune.data.prepare.understand import examine_files
+from hivetune.data.raw import RawRow
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.data.snapshot import messages_json
@@ -98,12 +98,11 @@ def _rows(case: Case, paths: list[str], folder: Path) -> dict[str, Any]:
     inputs = examine_files(plan_inputs(paths, folder / "spill"), columns)
     within = str(folder / "files") + os.sep
     rows: dict[str, Any] = {}
-    for chunk in inputs.chunks:
-        for raw in read_rows(chunk):
-            place = raw.source.removeprefix(within)
-            number = sum(1 for known in rows if known.partition("#")[0] == place)
-            rows[f"{place}#{number}" if number else place] = _row(raw, columns, bool(case.get("pairs")))
-    return {"formats": {name.removeprefix(within): known for name, known in inputs.formats.items()}, "rows": rows}
+    for raw in inputs.rows():
+        place = raw.source.removeprefix(within)
+        number = sum(1 for known in rows if known.partition("#")[0] == place)
+        rows[f"{place}#{number}" if number else place] = _row(raw, columns, bool(case.get("pairs")))
+    return {"formats": {source.name.removeprefix(within): source.kind for source in inputs.sources}, "rows": rows}
 
 
 def _row(raw: RawRow, columns: Mapping[str, str], pairs: bool) -> dict[str, Any]:
@@ -116,8 +115,8 @@ def _row(raw: RawRow, columns: Mapping[str, str], pairs: bool) -> dict[str, Any]
         return {"refused": "too-deep"}
     example = read.example
     outcome: dict[str, Any] = {"by": read.layout, "messages": json.loads(messages_json(example.messages))}
-    if raw.chunk is not None and raw.chunk.inside:
-        outcome["inside"] = raw.chunk.inside
+    if raw.file is not None and raw.file.inside:
+        outcome["inside"] = raw.file.inside
     if example.tools:
         outcome["tools"] = [dict(tool) for tool in example.tools]
     if example.worse is not None:

@@ -9,8 +9,8 @@ from command import hivetune
 
 from hivetune.cli.init import _name_of, _relative_paths, _release_name, init
 from hivetune.config import DataConfig, load_config, parse_config
+from hivetune.data.files.find import find_sources
 from hivetune.data.files.kinds import refuse_foreign
-from hivetune.data.intake.files import find_sources
 from hivetune.errors import DataRefused, UsageError
 from hivetune.release.registry import check_release_name
 from hivetune.train.plan.propose import propose

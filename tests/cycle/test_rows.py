@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hivetune.cycle.rows import by_source, choose_rows, new_groups
-from hivetune.data.fates import LEAVE_OUT
+from hivetune.data.leave_out import LEAVE_OUT
 from hivetune.data.snapshot import PoolRow
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from hivetune.data.chunks import RawRow
 from hivetune.data.conversation import read_conversation
+from hivetune.data.raw import RawRow
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 

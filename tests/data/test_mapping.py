@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from hivetune.config import DataConfig
-from hivetune.data.chunks import RawRow
 from hivetune.data.mapping import check_columns, map_columns, parse_columns, write_columns
 from hivetune.data.prepare.prepare import check
+from hivetune.data.raw import RawRow
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import DataRefused, UsageError
@@ -283,14 +283,12 @@ def test_a_column_that_is_read_as_a_fact_is_not_called_unread(tmp_path: Path) ->
         assert report["understood"][str(path)][0]["left_out"] == unread
 
 
-@pytest.mark.parametrize("setting", [{"split": "time"}, {"balance": "category"}])
-def test_a_setting_for_a_fact_that_no_row_tells_is_refused(setting: dict[str, Any], tmp_path: Path) -> None:
-    """Without times nothing was held out, so that there was no verdict after the training."""
+def test_a_setting_for_a_fact_that_no_row_tells_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     rows = [{"prompt": f"Where is box {i}?", "completion": f"In room {i}."} for i in range(5)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = DataConfig(path=str(path), near_duplicates=0, **setting)
-    fact = "time" if "split" in setting else "category"
+    data = DataConfig(path=str(path), near_duplicates=0, balance="category")
+    fact = "category"
     with pytest.raises(DataRefused, match=f"no row has the {fact} for data") as refused:
         check(data).refuse(0.2)
     assert refused.value.hint == f"map it: --columns {fact}=COLUMN"

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from hivetune.data.chunks import RawRow
+from hivetune.data.raw import RawRow
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 

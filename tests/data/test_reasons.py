@@ -9,8 +9,8 @@ from data.conftest import chat
 
 from hivetune.config import DataConfig
 from hivetune.data.checks.rules import check_messages
-from hivetune.data.chunks import RawRow
 from hivetune.data.prepare.prepare import check
+from hivetune.data.raw import RawRow
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 

@@ -4,17 +4,15 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hivetune.data.chunks import RawRow
 from hivetune.data.columns import stands_in
-from hivetune.data.files.text import text_lines
 from hivetune.data.formats.opencode import rows as opencode_rows
 from hivetune.data.pieces.logs import PlacedRow
 from hivetune.data.pieces.parts import split_thoughts
+from hivetune.data.raw import RawRow
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.dialect import CLOSED_THOUGHT
@@ -102,11 +100,3 @@ def test_a_part_takes_time_in_proportion_to_its_text(
 
     times = [(took(5_000), took(20_000)) for _ in range(3)]
     assert any(b <= 8 * a + 0.002 for a, b in times), times
-
-
-def test_a_huge_line_is_copied_once(tmp_path: Path) -> None:
-    path = tmp_path / "one.txt"
-    path.write_bytes(b"a" * (128 << 20))
-    started = time.process_time()
-    assert [len(line) for _, line in text_lines(str(path), "talk")] == [128 << 20]
-    assert time.process_time() - started < 2  # 7 s when each block was joined to what was there

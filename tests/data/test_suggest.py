@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from hivetune.config import DataConfig
-from hivetune.data.chunks import RawRow
 from hivetune.data.prepare.prepare import check
 from hivetune.data.prepare.report import Report
+from hivetune.data.raw import RawRow
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.data.suggest import suggest
@@ -163,14 +163,6 @@ def test_an_outcome_column_says_that_an_answer_failed(outcome: dict[str, Any], t
 def test_other_values_of_such_columns_say_nothing(tmp_path: Path) -> None:
     rows = rows_of(question="Where is the {}?", answer="In Bonn, {}.", stars=5, label="billing", outcome="2026")
     assert report_of(tmp_path / "rows.jsonl", rows).usable == 6
-
-
-def test_a_header_whose_names_come_again_below_is_a_header(tmp_path: Path) -> None:
-    path = tmp_path / "rows.tsv"
-    rows = "".join(f"Where is the {t}?\tIn Bonn, {t}.\tanswer\n" for t in TOPICS)
-    path.write_text(f"question\tanswer\tkind\nquestion\tIt is a word.\tkind\n{rows}")
-    document = check(DataConfig(path=str(path), near_duplicates=0)).document
-    assert (document["no_header"], document["rows_in"]) == ([], 7)
 
 
 def test_a_pair_of_message_lists_keeps_the_context_and_no_image(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from hivetune.config import (
     override_config,
     parse_config,
 )
-from hivetune.data.intake.files import check_storable, names_rows
+from hivetune.data.files.find import check_storable, names_rows
 from hivetune.data.mapping import check_columns, parse_columns, write_columns
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.models.fetch import fetch_model

@@ -1,5 +1,6 @@
 """The commands `check` and `forget`."""
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -14,9 +15,9 @@ from hivetune.base.paths import expanded, spelled
 from hivetune.cli.arguments import ColumnsOption, model_folder, show_suggestion
 from hivetune.cli.output import AFTER_ROWS, MODE, emit, parts, progress, say, show, table
 from hivetune.config import RunConfig, load_config, override_config, parse_config
+from hivetune.data.files.find import find_sources
 from hivetune.data.forget import ForgetKind, Forgotten
 from hivetune.data.forget import forget as run_forget
-from hivetune.data.intake.files import find_sources
 from hivetune.data.mapping import parse_columns
 from hivetune.data.prepare.clean import beside
 from hivetune.data.prepare.prepare import check as check_rows
@@ -137,6 +138,7 @@ def show_report(document: dict[str, Any]) -> None:
         removed, stays = spelled(pair["source"]), spelled(pair["same_as"])
         show(f"near duplicate: {removed} is left out, {stays} is kept (Jaccard similarity {pair['share']:.0%})")
     _show_groups(document)
+    _show_extremes(document)
     if line := learning_text(document["learn"]):
         show(line)
     lengths = document["lengths"]
@@ -201,12 +203,8 @@ def _show_reading(document: dict[str, Any]) -> None:
         show(f"{spelled(name)}: unknown layout; possible mappings, to be confirmed with --columns:")
         for line in lines:
             show_suggestion(line)
-    for name in document.get("no_header", ()):
-        show(f"{spelled(name)} has no header: columns are named by position or content")
     for name, encoding in document["encodings"].items():
         show(f"{spelled(name)} was read as {encoding.upper()}")
-    for name in document.get("carriage_returns", ()):
-        show(f"{spelled(name)}: its lines end with carriage returns")
 
 
 def _understood(kind: dict[str, Any]) -> str:
@@ -224,9 +222,25 @@ def _show_groups(document: dict[str, Any]) -> None:
         share = synthetic["rows"] / (synthetic["rows"] + synthetic["others"])
         show(f"synthetic: {synthetic['rows']:,} of the usable rows ({share:.0%}) were made by hivetune synth")
     if groups["broken_up"]:
-        show(f"splits: {groups['broken_up']:,} rows belong to a session, user or question too large for one split")
+        show(f"splits: {groups['broken_up']:,} rows belong to a session or question too large to be held out")
     if groups["too_large"]:
-        show(f"splits: {groups['too_large']:,} rows are trained, since their group is larger than a held-out split")
+        show(f"splits: {groups['too_large']:,} rows are trained, since their group is too large to be held out")
+    for missed in groups["missed"]:
+        show(f"splits: {missed}: groups (a question, a session, near copies) are not divided")
+
+
+def _show_extremes(document: dict[str, Any]) -> None:
+    """Show the most frequent answers, and the shortest and longest rows."""
+    answers, lengths = document["answers"], document["lengths"]
+    if answers:
+        most = ", ".join(f"{json.dumps(one['answer'][:40], ensure_ascii=False)} {one['rows']:,}" for one in answers)
+        show(f"most frequent answers: {most}")
+    for kind in ("shortest", "longest"):
+        if lengths[kind]:
+            places = ", ".join(f"{spelled(one['source'])} ({one['length']:,})" for one in lengths[kind])
+            show(f"{kind} rows in {lengths['unit']}: {places}")
+    if lengths["above_max_length"]:
+        show(f"{lengths['above_max_length']:.1%} of the rows are longer than max_length")
 
 
 def forget(

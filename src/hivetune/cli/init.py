@@ -18,9 +18,9 @@ from hivetune.base.paths import quoted, real_path
 from hivetune.cli.arguments import ColumnsOption, SetOption, complete_model, confirm_columns, model_folder, with_columns
 from hivetune.cli.output import AFTER_ROWS, MODE, duration, emit, progress, show, size, table
 from hivetune.config import RunConfig, known_settings, written_settings
-from hivetune.data.fates import NO_VALUE
-from hivetune.data.intake.files import refuse_read_once
+from hivetune.data.files.find import refuse_read_once
 from hivetune.data.prepare.report import duplicate_kinds
+from hivetune.data.prepare.work import NO_VALUE
 from hivetune.errors import UsageError
 from hivetune.models.prepared import find_prepared, kind_of
 from hivetune.release.registry import MAX_NAME_LENGTH, RESERVED

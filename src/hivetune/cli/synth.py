@@ -8,7 +8,7 @@ import typer
 
 from hivetune.base.disk import files_to_write
 from hivetune.cli.output import emit, progress, say, show, table
-from hivetune.data.intake.files import find_sources
+from hivetune.data.files.find import find_sources
 from hivetune.synth.packs import Pack, find_packs
 from hivetune.synth.places import Library
 from hivetune.synth.rephrase import rephrasing

@@ -7,7 +7,7 @@ import typer
 
 from hivetune.cli.arguments import ColumnsOption, ConfigArgument, ModelOption, SetOption, read_settings
 from hivetune.cli.output import emit, show, show_unit
-from hivetune.data.intake.files import names_rows
+from hivetune.data.files.find import names_rows
 from hivetune.errors import UsageError
 from hivetune.process.detach import systemd_unit
 from hivetune.process.forkserver import start_ahead

@@ -12,7 +12,7 @@ from hivetune.cli.arguments import (
 )
 from hivetune.cli.output import AFTER_ROWS, duration, emit, number, progress, say, size, table
 from hivetune.config import RunConfig, override_config
-from hivetune.data.intake.files import find_sources
+from hivetune.data.files.find import find_sources
 from hivetune.errors import Busy
 from hivetune.process.detach import start_detached
 from hivetune.run.figures import missing_tools

@@ -39,8 +39,8 @@ from hivetune.cycle.record import (
 from hivetune.cycle.rows import LookCache, RowsNow, cycle_id, read_rows_now
 from hivetune.cycle.stations import BY, OverBudget, WindowEnded, Work, close_cycle, run_cycle, settings_then
 from hivetune.cycle.window import Permission, allowed_now, local_zone, parse_window
+from hivetune.data.files.find import refuse_read_once
 from hivetune.data.intake.collect import Collected, collect
-from hivetune.data.intake.files import refuse_read_once
 from hivetune.data.intake.sources.parse import parse_sources
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, MachineNotFit, Stopped, UsageError
 from hivetune.judge.frozen import freeze_wins

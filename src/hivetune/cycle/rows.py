@@ -21,8 +21,8 @@ from typing import Any
 from hivetune.base.disk import MANIFEST, sha256_file
 from hivetune.config import RunConfig
 from hivetune.cycle.record import CycleRow, trained_rows
+from hivetune.data.files.find import find_sources
 from hivetune.data.identity import settings_of
-from hivetune.data.intake.files import find_sources
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.data.snapshot import PoolRow, Snapshot, open_snapshot
 from hivetune.errors import DataRefused, UsageError

@@ -41,7 +41,7 @@ from hivetune.cycle.rows import (
     rows_of,
 )
 from hivetune.cycle.window import Permission
-from hivetune.data.fates import write_leave_out
+from hivetune.data.leave_out import write_leave_out
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import DoesNotFit, HivetuneError, MachineNotFit, Stopped, UsageError
 from hivetune.judge.evaluate import compare_pair, evaluate_run, read_evaluation, verdict_document

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
-from hivetune.data.chunks import Chunk, RawRow
 from hivetune.data.columns import CHOICE, outcome_of
 from hivetune.data.conversation import read_conversation
 from hivetune.data.formats import claude_code, codex
@@ -26,6 +25,7 @@ from hivetune.data.pieces.said import BYTE_ORDER_MARK, Conversation, Row, clean_
 from hivetune.data.pieces.session import ASSISTANT
 from hivetune.data.pieces.streams import refuse_pieces
 from hivetune.data.pieces.turns import is_conversation
+from hivetune.data.raw import RawRow, Source
 from hivetune.data.reasons import RowRefused, not_utf8
 from hivetune.records import Example, Message, Rendered
 
@@ -176,9 +176,9 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
             raise missing_column(_parsed_row(text), columns) or refused from None
         if columns:
             raise with_user_columns(refused, columns) from None
-        raise _with_advice(refused, raw.chunk.line if raw.chunk else "") from None
-    if not columns and raw.chunk is not None:
-        _refuse_by_file(row, conversation, raw.chunk)
+        raise _with_advice(refused, raw.file.line if raw.file else "") from None
+    if not columns and raw.file is not None:
+        _refuse_by_file(row, conversation, raw.file)
     conversation = clean_texts(conversation, marked="byte-order-mark" in changed, nul=NUL_ESCAPE in text)
     stored = {name: value for name, value in (raw.stored or {}).items() if name not in columns}
     example = _example(raw.source, row, conversation, stored)
@@ -187,10 +187,10 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     return ExaminedRow(raw, conversation.layout, example, (*changed, *conversation.changed), missing=missing)
 
 
-def _refuse_by_file(row: Row, conversation: Conversation, chunk: Chunk) -> None:
+def _refuse_by_file(row: Row, conversation: Conversation, file: Source) -> None:
     """Raise RowRefused for a column without which equal questions have different answers, as other rows show."""
-    if chunk.telling and chunk.telling in row and conversation.layout not in WHOLE_ROWS:
-        hint = f"without {chunk.telling!r} equal questions have different answers: {chunk.line}"
+    if file.telling and file.telling in row and conversation.layout not in WHOLE_ROWS:
+        hint = f"without {file.telling!r} equal questions have different answers: {file.line}"
         raise RowRefused("unread-column", hint)
 
 

@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hivetune.config import DataConfig
-from hivetune.data.files.encodings import as_utf8, legacy_encoding, wide_encoding
+from hivetune.data.files.encodings import as_utf8, likely_encoding, marked_encoding
 from hivetune.data.prepare.prepare import check
 from hivetune.data.prepare.report import Report
-from hivetune.data.prepare.understand import example_of, rows_of_files
-from hivetune.errors import UsageError
+from hivetune.errors import DataRefused, UsageError
 
 GERMAN = "Größe, Übermut und “Café”, schön"
 WIDE = {"utf-16-le": codecs.BOM_UTF16_LE, "utf-16-be": codecs.BOM_UTF16_BE, "utf-32-le": codecs.BOM_UTF32_LE}
@@ -47,26 +46,14 @@ def test_wide_encodings(encoding: str, marked: bool, suffix: str, tmp_path: Path
     data = (WIDE[encoding] if marked else b"") + (text or lines(GERMAN, "你好")).encode(encoding)
     path = tmp_path / f"rows{suffix}"
     path.write_bytes(gzip.compress(data) if suffix.endswith(".gz") else data)
+    if not marked:
+        with pytest.raises(DataRefused, match=f"is not UTF-8; it seems to be {encoding}") as refused:
+            report_of(path)
+        assert f"data.encoding={encoding}" in refused.value.hint
+        return
     report = report_of(path)
     assert (report.rows_in, report.usable) == (2, 2), report.document["problems"]
     assert report.document["encodings"] == {str(path): encoding}
-
-
-@pytest.mark.parametrize("packed", ["", ".gz"])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
-def test_lines_that_end_with_carriage_returns_alone(suffix: str, encoding: str, packed: str, tmp_path: Path) -> None:
-    """As old programs for the Macintosh write them; such a table ended the check as a bug, JSONL was one broken row."""
-    texts = {
-        ".csv": table(),
-        ".jsonl": lines(GERMAN, "Das ist gut so."),
-    }
-    path = tmp_path / f"rows{suffix}{packed}"
-    content = texts[suffix].replace("\r\n", "\n").replace("\n", "\r").encode(encoding)
-    path.write_bytes(gzip.compress(content) if packed else content)
-    document = report_of(path).document
-    assert document["carriage_returns"] == [str(path)]
-    assert (document["usable"], document["rows_in"], document["rejected"]) == (2, 2, {})
 
 
 WESTERN = [
@@ -82,16 +69,16 @@ WESTERN = [
 
 @pytest.mark.parametrize("text", WESTERN)
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
-def test_windows_1252_is_never_read_as_cyrillic(text: str, suffix: str, tmp_path: Path) -> None:
-    """Any file with twenty or more letters beyond ASCII was read as Windows-1251: "fьr" for "für"."""
+def test_another_encoding_is_refused_and_named(text: str, suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"rows{suffix}"
     rows = lines(*[f"{text} {i}" for i in range(5)])
     if suffix == ".csv":
         rows = "prompt,completion\n" + "".join(f'"Question {i}?","{text} {i}"\n' for i in range(5))
     path.write_bytes(rows.encode("cp1252"))
-    assert report_of(path).document["encodings"] == {str(path): "cp1252"}
-    said = [example_of(raw).messages[-1].content for raw in rows_of_files(str(path))]
-    assert said == [f"{text} {i}" for i in range(5)]
+    with pytest.raises(DataRefused, match="is not UTF-8; it seems to be"):
+        report_of(path)
+    report = check(DataConfig(path=str(path), encoding="cp1252", near_duplicates=0))
+    assert (report.usable, report.document["encodings"]) == (5, {str(path): "cp1252"})
 
 
 def test_the_user_names_the_encoding(tmp_path: Path) -> None:
@@ -161,9 +148,10 @@ def test_transcoding_gives_the_same_text_in_any_pieces(text: str, encoding: str,
 
 
 @given(st.binary(max_size=64))
-def test_wide_encodings_are_only_seen_with_zero_bytes(head: bytes) -> None:
-    if wide_encoding(head):
-        assert 0 in head or head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+def test_only_a_mark_tells_an_encoding(head: bytes) -> None:
+    assert (marked_encoding(head) is not None) == head.startswith(
+        (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
+    )
 
 
 SPOKEN = {
@@ -179,17 +167,16 @@ SPOKEN = {
 
 @pytest.mark.parametrize("encoding", SPOKEN)
 @pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl"])
-def test_an_encoding_is_known_by_its_language(tmp_path: Path, encoding: str, name: str) -> None:
+def test_other_scripts_are_refused_and_read_by_name(tmp_path: Path, encoding: str, name: str) -> None:
     path, said = tmp_path / name, SPOKEN[encoding]
     rows = [{"prompt": f"{n}: {said}", "completion": f"{said} {n}"} for n in range(9)]
     text = "\n".join([",".join(rows[0]), *(",".join(f'"{v}"' for v in row.values()) for row in rows)])
     text = text if name.endswith("csv") else "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
     path.write_bytes(text.encode(encoding))
-    document = report_of(path).document
-    known = document["encodings"][str(path)]  # it may be the encoding under its other name
-    assert (said.encode(known), document["usable"]) == (said.encode(encoding), 9)
-    assert example_of(next(iter(rows_of_files(str(path))))).messages[1].content == f"{said} 0"
+    with pytest.raises(DataRefused, match="is not UTF-8; it seems to be"):
+        report_of(path)
+    assert check(DataConfig(path=str(path), encoding=encoding, near_duplicates=0)).usable == 9
 
 
 def test_a_few_broken_bytes_are_no_other_encoding(tmp_path: Path) -> None:
-    assert legacy_encoding(SPOKEN["gb18030"].encode() * 9 + b"\xff" * 30) is None
+    assert likely_encoding(SPOKEN["gb18030"].encode() * 9 + b"\xff" * 30) is None

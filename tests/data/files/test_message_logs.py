@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hivetune.data.chunks import read_rows
-from hivetune.data.intake.files import plan_inputs
+from hivetune.data.files.inputs import plan_inputs
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 
@@ -19,13 +18,12 @@ def read(tmp_path: Path, lines: list[Any]) -> list[Any]:
     path = tmp_path / "log.jsonl"
     path.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines))
     found: list[Any] = []
-    for chunk in plan_inputs(str(path), tmp_path).chunks:
-        for raw in read_rows(chunk):
-            try:
-                example = read_example(raw, {}).example
-                found.append((example.session, [(m.role, m.content) for m in example.messages]))
-            except RowRefused as error:
-                found.append(error.reason)
+    for raw in plan_inputs(str(path), tmp_path).rows():
+        try:
+            example = read_example(raw, {}).example
+            found.append((example.session, [(m.role, m.content) for m in example.messages]))
+        except RowRefused as error:
+            found.append(error.reason)
     return found
 
 
@@ -74,9 +72,9 @@ def test_a_row_of_a_table_of_messages_that_can_not_be_read_says_why(tmp_path: Pa
     path = tmp_path / "log.csv"
     talks = [(f"s{i}", *turn) for i in range(8) for turn in (("user", f"what is {i}?"), ("assistant", f"it is {i}"))]
     lines = ["session_id,role,content", *(",".join(fields) for fields in talks)]
-    lines.insert(6, 's9,user,"a quote that nobody closes')
+    lines.insert(6, "s9,user,a comma, and nobody quoted it")
     path.write_text("\n".join(lines) + "\n")
-    raws = [raw for chunk in plan_inputs(str(path), tmp_path).chunks for raw in read_rows(chunk)]
+    raws = list(plan_inputs(str(path), tmp_path).rows())
     problems = {raw.source: raw.problem.reason for raw in raws if raw.problem is not None}
-    assert problems == {f"{path}:7": "csv-quote"}
+    assert problems == {f"{path}:7": "csv-columns"}
     assert len(raws) == 9

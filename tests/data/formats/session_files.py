@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hivetune.data.chunks import read_rows
-from hivetune.data.intake.files import plan_inputs
+from hivetune.data.files.inputs import plan_inputs
 from hivetune.data.read import ExaminedRow, read_example
 from hivetune.data.reasons import RowRefused
 
@@ -16,13 +15,12 @@ def read(path: Path, tmp_path: Path) -> dict[str, ExaminedRow | str]:
     found: dict[str, ExaminedRow | str] = {}
     spill = tmp_path / "spill"
     spill.mkdir(exist_ok=True)
-    for chunk in plan_inputs(str(path), spill).chunks:
-        for raw in read_rows(chunk):
-            place = raw.source.rpartition(":")[2]
-            try:
-                found[place] = read_example(raw, {})
-            except RowRefused as error:
-                found[place] = error.reason
+    for raw in plan_inputs(str(path), spill).rows():
+        place = raw.source.rpartition(":")[2]
+        try:
+            found[place] = read_example(raw, {})
+        except RowRefused as error:
+            found[place] = error.reason
     return found
 
 

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from hivetune.config import DataConfig
-from hivetune.data.chunks import RawRow
 from hivetune.data.formats import may_hold_rows, rows_inside
 from hivetune.data.prepare.prepare import check
+from hivetune.data.raw import RawRow
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
+from hivetune.errors import DataRefused
 
 PAIR = {"prompt": "Which river flows through Paris?", "completion": "The Seine."}
 OTHER = {"prompt": "Which river flows through Cologne?", "completion": "The Rhine."}
@@ -124,7 +125,7 @@ def test_a_file_with_one_object_larger_than_any_row(tmp_path: Path) -> None:
 def test_what_stands_behind_the_rows_is_said(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text(json.dumps({"data": [PAIR], "test": [OTHER]}, indent=1))
-    report = check(DataConfig(path=str(path))).document
-    assert report["rejected"] == {"broken-file": 1}
+    with pytest.raises(DataRefused, match="what stands behind the list of rows was not read"):
+        check(DataConfig(path=str(path)))
     path.write_text(json.dumps({"question": "Which?", "data": [{"a": 1}]}, indent=1))
     assert check(DataConfig(path=str(path))).document["rows_in"] == 1

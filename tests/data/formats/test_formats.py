@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 from hivetune.data import formats
-from hivetune.data.chunks import RawRow, read_rows
 from hivetune.data.columns import plain_row
 from hivetune.data.conversation import read_conversation
+from hivetune.data.files.inputs import plan_inputs
 from hivetune.data.formats import all_formats
-from hivetune.data.intake.files import plan_inputs
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Row
+from hivetune.data.raw import RawRow
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import UsageError
@@ -51,7 +51,7 @@ def read_sample(sample: Path) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as spill:
         inputs = plan_inputs(str(sample), Path(spill))
         columns = {"assistant": ANSWERS[sample.name]} if sample.name in ANSWERS else {}
-        return [row_of(raw, columns) for chunk in inputs.chunks for raw in read_rows(chunk)]
+        return [row_of(raw, columns) for raw in inputs.rows()]
 
 
 def row_of(raw: RawRow, columns: dict[str, str]) -> dict[str, Any]:

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from hivetune.data.chunks import RawRow
 from hivetune.data.pieces.logs import conversation
+from hivetune.data.raw import RawRow
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 

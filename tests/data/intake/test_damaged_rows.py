@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from hivetune.base.database import SEALED_COLUMNS, database_path, open_database, transaction
-from hivetune.data.chunks import Chunk, RawRow, read_rows
+from hivetune.data.files.rows import read_rows
 from hivetune.data.intake.interactions import Batch, Delivery, change_row, commit_batch
+from hivetune.data.raw import RawRow, Source
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def store(own_home: Path) -> Path:
 
 
 def stored(path: Path) -> list[RawRow]:
-    return list(read_rows(Chunk("store", str(path), "store", 0, 100, 1, True, 3)))
+    return list(read_rows(Source(str(path), "store", "store", size=100)))
 
 
 def test_rows_as_they_were_stored_are_read(store: Path) -> None:

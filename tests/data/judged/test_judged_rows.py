@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hivetune.config import DataConfig, LearnConfig, parse_config
-from hivetune.data.chunks import RawRow
 from hivetune.data.prepare.prepare import check, prepare
+from hivetune.data.raw import RawRow
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.data.snapshot import Snapshot
@@ -166,7 +166,7 @@ def test_a_small_edit_is_a_correction_only(write_rows: Callable[..., Path]) -> N
 
 def config(path: Path, use: list[str] = ALL, **data: Any) -> Any:
     settings = {"path": str(path), "validation": 0, "test": 0, "near_duplicates": 0, **data}
-    return parse_config({"model": "tiny", "data": settings, "learn": use})
+    return parse_config({"model": "tiny", "data": settings, "learn": {"use": use}})
 
 
 def text(snapshot: Snapshot, row: int) -> str:

@@ -27,12 +27,6 @@ def splits(path: Path, chatml: Path, **data: Any) -> dict[str, str]:
     return {str(info.session): info.split for info in infos}
 
 
-def num_parted(found: dict[str, str], pairs: int) -> int:
-    """How many of the pairs "a0" and "b0", "a1" and "b1" have a row on each side of the line between train and test."""
-    sides = [{found[f"a{i}"] == "train", found[f"b{i}"] == "train"} for i in range(pairs)]
-    return sum(len(side) == 2 for side in sides)
-
-
 def test_documents_in_the_system_prompt_are_no_duplicates(write_rows: Callable[..., Path]) -> None:
     """One question about 300 documents, with three short answers: what is asked and answered is all but equal."""
     rng = random.Random(1)
@@ -86,53 +80,6 @@ def test_the_same_question_with_other_tools_is_no_duplicate(write_rows: Callable
     assert check(DataConfig(path=str(write_rows(rows)))).document["near_duplicates"] == 0
 
 
-def test_twins_with_other_names_are_on_one_side(write_rows: Callable[..., Path], chatml: Path) -> None:
-    rng = random.Random(5)
-    rows = []
-    for i in range(150):
-        asked, answer = text(rng, 24).split(), text(rng, 30).split()
-        for kind in "ab":
-            for words, places in ((asked, (2, 9, 17)), (answer, (1, 8, 15, 22))):
-                for place in places:
-                    words[place] = rng.choice(NAMES)
-            rows.append(chat(" ".join(asked), " ".join(answer), session=f"{kind}{i}"))
-    assert num_parted(splits(write_rows(rows), chatml), 150) == 0
-
-
-def test_twins_with_a_third_of_their_words_replaced_are_on_one_side(
-    write_rows: Callable[..., Path], chatml: Path
-) -> None:
-    rng = random.Random(6)
-    rows = []
-    for i in range(150):
-        asked, answer = text(rng, 30).split(), text(rng, 36).split()
-        rows.append(chat(" ".join(asked), " ".join(answer), session=f"a{i}"))
-        for words in (asked, answer):
-            for place in rng.sample(range(len(words)), len(words) // 3):
-                words[place] = rng.choice(PLAIN)
-        rows.append(chat(" ".join(asked), " ".join(answer), session=f"b{i}"))
-    assert num_parted(splits(write_rows(rows), chatml), 150) == 0
-
-
-def test_a_long_answer_under_two_questions_is_on_one_side(write_rows: Callable[..., Path], chatml: Path) -> None:
-    rng = random.Random(7)
-    rows = []
-    for i in range(150):
-        answer = text(rng, 40)
-        rows += [chat(text(rng, 12), answer, session=f"{kind}{i}") for kind in "ab"]
-    assert num_parted(splits(write_rows(rows), chatml), 150) == 0
-
-
-def test_a_long_context_with_two_questions_is_on_one_side(write_rows: Callable[..., Path], chatml: Path) -> None:
-    rng = random.Random(8)
-    rows = []
-    for i in range(150):
-        context = text(rng, 90)
-        for kind in "ab":
-            rows.append(chat(f"{context}\n\n{text(rng, 8)}?", text(rng, 10), session=f"{kind}{i}"))
-    assert num_parted(splits(write_rows(rows), chatml), 150) == 0
-
-
 def test_an_instruction_that_all_rows_share_ties_none(write_rows: Callable[..., Path], chatml: Path) -> None:
     """A long instruction in front of each question, and one long refusal as the answer of every tenth row."""
     rng = random.Random(9)
@@ -144,19 +91,3 @@ def test_an_instruction_that_all_rows_share_ties_none(write_rows: Callable[..., 
     counts = Counter(splits(write_rows(rows), chatml).values())
     assert 15 < counts["test"] < 50
     assert 15 < counts["validation"] < 50
-
-
-def test_the_report_says_how_near_test_rows_are_to_training_rows(write_rows: Callable[..., Path]) -> None:
-    """Half of what one question asks again and again is answered from one stock of sentences: too many for one side."""
-    rng = random.Random(12)
-    fresh = [chat(text(rng, 20), text(rng, 30)) for _ in range(200)]
-    near = check(DataConfig(path=str(write_rows(fresh)), test=0.2)).document["nearest"]
-    assert near["test_rows"] > 20
-    assert near["above"] == 0
-    stock = text(rng, 24).split()
-    alike = [chat(" ".join([*rng.sample(stock, 16), *text(rng, 4).split()]), text(rng, 3)) for _ in range(200)]
-    near = check(DataConfig(path=str(write_rows([*fresh[:30], *alike])), test=0.2, near_duplicates=0.85)).document[
-        "nearest"
-    ]
-    assert near["above"] <= near["test_rows"]
-    assert set(near) == {"test_rows", "above", "bound", "median"}

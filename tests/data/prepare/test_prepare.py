@@ -7,7 +7,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -21,11 +20,10 @@ from faults import planted
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, manifest_problems, read_json
 from hivetune.config import DataConfig, RunConfig, parse_config
-from hivetune.data.intake import files
 from hivetune.data.intake.interactions import tombstone
 from hivetune.data.pieces.fields import extract
+from hivetune.data.prepare import pool
 from hivetune.data.prepare import prepare as module
-from hivetune.data.prepare import work as chunk_work
 from hivetune.data.prepare.clean import beside
 from hivetune.data.prepare.prepare import check, prepare
 from hivetune.data.render.folder import load_renderer
@@ -126,35 +124,25 @@ def test_no_room_is_said_before_anything_is_written(
         prepare(config(write_rows(rows(3))), chatml)
 
 
-@pytest.fixture
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MIN_CHUNK_BYTES", 4096)
-    monkeypatch.setattr(files, "MAX_CHUNK_BYTES", 4096)
-    monkeypatch.setattr(files, "BLOCK_BYTES", 1024)
-
-
-@pytest.mark.usefixtures("small_chunks")
 def test_children_give_what_one_process_gives(tmp_path: Path, chatml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines, _ = planted(400, 60)
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"\n".join(lines))
     alone = check(DataConfig(path=str(path)), model_folder=chatml)
-    monkeypatch.setattr(chunk_work, "CHILDREN_FROM_BYTES", 0)
-    monkeypatch.setattr(chunk_work, "num_workers", lambda: 3)
+    monkeypatch.setattr(pool, "CHILDREN_FROM_BYTES", 0)
     monkeypatch.setattr(module, "num_workers", lambda: 3)
     progress: list[tuple[int, int | None]] = []
     together = check(DataConfig(path=str(path)), model_folder=chatml, progress=lambda *p: progress.append(p))
     assert together.document == alone.document
     assert progress[-2:] == [(400, 400), (400, None)], "all are read, and nobody knows how long comparing them takes"
-    counted = progress[progress.index((0, 400)) : -1]  # before it, files are cut into chunks
+    counted = progress[progress.index((0, 400)) : -1]  # before it, files are hashed
     assert counted == sorted(counted)
 
 
-@pytest.mark.usefixtures("small_chunks")
-def test_a_dead_worker_is_an_error_that_names_its_chunk(
+def test_a_dead_worker_is_an_error_that_names_its_place(
     write_rows: Callable[..., Path], chatml: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(chunk_work, "CHILDREN_FROM_BYTES", 0)
+    monkeypatch.setattr(pool, "CHILDREN_FROM_BYTES", 0)
     monkeypatch.setattr(module, "num_workers", lambda: 2)
     broken = tmp_path / "model"
     broken.mkdir()
@@ -166,18 +154,14 @@ KILLED = """
 import sys
 from pathlib import Path
 from hivetune.config import parse_config
-from hivetune.data.intake import files
 from hivetune.data.prepare import prepare
-files.MIN_CHUNK_BYTES = files.MAX_CHUNK_BYTES = 4096
-files.BLOCK_BYTES = 1024
 config = parse_config({"model": "m", "max_length": 512, "data": {"path": sys.argv[1]}})
 prepare.prepare(config, Path(sys.argv[2]), None, lambda done, total: (total or 0) > 500 and print(done, flush=True))
 """
 
 
 @pytest.mark.slow
-def test_a_killed_preparation_goes_on_where_it_was(write_rows: Callable[..., Path], chatml: Path) -> None:
-    """SIGKILL after the first chunks; the second run does only the rest, and the result is that of one run."""
+def test_a_killed_preparation_starts_again(write_rows: Callable[..., Path], chatml: Path) -> None:
     path = write_rows(rows(2000))
     command = [sys.executable, "-c", KILLED, str(path), str(chatml)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -187,17 +171,10 @@ def test_a_killed_preparation_goes_on_where_it_was(write_rows: Callable[..., Pat
             break
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    [work] = (home() / "snapshots").glob(".work-*")
-    done = {p: p.stat().st_mtime_ns for p in work.glob("*.sqlite")}
-    assert done
-    time.sleep(0.01)  # so that a file written again has another time
-    finished = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert int(finished.stdout.split()[0]) > 0
-    assert not work.exists()
-    [folder] = [p for p in (home() / "snapshots").iterdir() if p.is_dir() and not p.name.startswith(".")]
-    resumed = open_snapshot(folder)
+    subprocess.run(command, capture_output=True, check=True)
+    [folder] = (home() / "snapshots").iterdir()
     assert manifest_problems(folder) == []
-    assert resumed.hash == prepare(config(write_rows(rows(2000), "other.jsonl")), chatml).hash
+    assert open_snapshot(folder).hash == prepare(config(write_rows(rows(2000), "other.jsonl")), chatml).hash
 
 
 def test_rows_from_the_store(chatml: Path) -> None:

@@ -17,9 +17,9 @@ from hivetune.config import DataConfig
 from hivetune.data import time_limit
 from hivetune.data.checks.redact.apply import apply_policy
 from hivetune.data.checks.rules import has_loop
-from hivetune.data.prepare import stages, work
+from hivetune.data.prepare import pool, stages
+from hivetune.data.prepare.pool import row_time_limit
 from hivetune.data.prepare.prepare import check
-from hivetune.data.prepare.work import row_time_limit
 from hivetune.data.reasons import RowRefused
 from hivetune.data.time_limit import Limit, can_limit_time
 
@@ -70,14 +70,14 @@ def test_a_row_that_takes_too_long_is_refused_and_the_next_one_read(
         return apply_policy(example, *rest)
 
     monkeypatch.setattr(stages, "apply_policy", stuck)
-    monkeypatch.setattr(work, "ROW_LIMIT_S", 0.1)
+    monkeypatch.setattr(pool, "ROW_LIMIT_S", 0.1)
     path = write(tmp_path / "rows.jsonl", chat("stuck at me@home.org", "answer"), chat("fine", "answer"))
     report = check(DataConfig(path=str(path)))
     assert (report.document["rejected"], report.usable) == ({"too-slow": 1}, 1)
 
 
 def test_the_limit_of_a_row_holds_for_all_its_stages_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "ROW_LIMIT_S", 0.2)
+    monkeypatch.setattr(pool, "ROW_LIMIT_S", 0.2)
     limit = row_time_limit()
     with pytest.raises(RowRefused, match="too-slow"):
         for _ in range(8):

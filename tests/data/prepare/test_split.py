@@ -1,27 +1,22 @@
 """A row's side is its own: it never depends on other rows, and what belongs together stays together."""
 
-import math
+import json
 import random
-from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from data.conftest import chat
 from data.prepare.faults import WORDS
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hivetune.config import DataConfig, parse_config
 from hivetune.data.prepare.prepare import check, prepare
-from hivetune.data.prepare.split import Ties, group_hash, split_of, tie_hashes
-from hivetune.data.prepare.split import sides as split_sides
-from hivetune.records import Example, Message
-
-
-def example(question: str, answer: str, **more: Any) -> Example:
-    return Example("", "f:1", (Message("user", question), Message("assistant", answer)), **more)
+from hivetune.data.prepare.split import group_hash, question, split_of
+from hivetune.records import Message, Split
 
 
 @given(st.integers(0, 2**64 - 1), st.floats(0, 0.5), st.floats(0, 0.49))
@@ -32,10 +27,8 @@ def test_shares_only_ever_grow_out_of_training_rows(place: int, validation: floa
 
 
 def test_one_question_is_one_key() -> None:
-    one, other = example("What  is\nthis?", "a"), example("what is this?", "another answer")
-    assert tie_hashes(one)[1:] == tie_hashes(other)[1:]
-    assert tie_hashes(example("what is that?", "a"))[1] != tie_hashes(one)[1]
-    assert tie_hashes(example("q", "a", session="s", user="u"))[2:] == (group_hash("session:s"), group_hash("user:u"))
+    one, other = (Message("user", "What  is\nthis?"),), (Message("system", "x"), Message("user", "what is this?"))
+    assert question(one) == question(other) != question((Message("user", "what is that?"),))
 
 
 def test_shares_hold_for_every_stratum() -> None:
@@ -70,6 +63,41 @@ def test_sessions_are_never_divided(write_rows: Callable[..., Path], chatml: Pat
         assert len({found[f"answer {i}"] for i in range(group, 300, 30)}) == 1
 
 
+def wordy(rng: random.Random, number: int) -> list[str]:
+    return [rng.choice(WORDS) for _ in range(number)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_group_is_one_draw_and_shares_hold_by_rows(seed: int, write_rows: Callable[..., Path], chatml: Path) -> None:
+    """200 single questions, and 20 that ten rows ask in nearly the same words: the commonest are trained, too."""
+    rng = random.Random(seed)
+    rows = [chat(" ".join(wordy(rng, 12)), f"single {i}") for i in range(200)]
+    for group in range(20):
+        asked, answer = wordy(rng, 30), " ".join(wordy(rng, 20))
+        rows += [chat(" ".join([*asked, f"B-{rng.randrange(10**6)}"]), f"{answer} {group} {i}") for i in range(10)]
+    rng.shuffle(rows)
+    path = write_rows(rows)
+    snapshot = prepare(parse_config({"model": "m", "data": {"path": str(path)}}), chatml)
+    infos = [snapshot.info(row) for row in range(snapshot.num_rows)]
+    counts = Counter(info.split for info in infos)
+    assert all(counts[split] / 400 <= 1.5 * 0.1 <= 1.5**2 * counts[split] / 400 for split in ("validation", "test"))
+    answers: dict[str, set[Split]] = {}
+    for info in infos:
+        answers.setdefault(info.messages[-1].content.rpartition(" ")[0], set()).add(info.split)
+    del answers["single"]
+    assert len(answers) == 20 and all(len(found) == 1 for found in answers.values())
+    assert sum(found == {"train"} for found in answers.values()) > 10
+
+
+def test_a_share_that_is_missed_is_said(write_rows: Callable[..., Path]) -> None:
+    rows = [chat(f"question {i}", f"answer {i}", session=f"s{i % 5}") for i in range(100)]
+    groups = check(DataConfig(path=str(write_rows(rows)))).document["groups"]
+    found = check(DataConfig(path=str(write_rows(rows)))).document["splits"]
+    missed = [split for split in ("test", "validation") if not 100 / 15 <= found[split] <= 15]
+    assert [sentence.split()[0] for sentence in groups["missed"]] == missed
+    assert json.dumps(groups)
+
+
 def test_what_is_asked_in_two_sessions_ties_them(write_rows: Callable[..., Path], chatml: Path) -> None:
     """590 questions, each asked in two sessions and answered in two ways: never on both sides."""
     rows = [chat(f"question {i}", f"answer {i} {n}", session=f"s{n}-{i}") for n in range(2) for i in range(590)]
@@ -89,7 +117,7 @@ def test_rows_that_say_nearly_the_same_are_on_one_side(write_rows: Callable[...,
             asked[place] = answer[place] = "changed"
         rows.append(chat(" ".join(asked), " ".join([*answer, f"two{i}"]), session=f"b{i}"))
     found = {
-        answer.split()[-1]: split for answer, split in sides(write_rows(rows), chatml, near_duplicates=0.95).items()
+        answer.split()[-1]: split for answer, split in sides(write_rows(rows), chatml, near_duplicates=0.9).items()
     }
     assert len(found) == 400
     assert sum(found[f"one{i}"] != found[f"two{i}"] for i in range(200)) == 0
@@ -113,49 +141,14 @@ def test_newer_rows_that_tie_old_groups_follow_the_older_one(write_rows: Callabl
     assert all(after[f"new answer {i}"] == before[f"answer {i}"] for i in range(100))
 
 
-@settings(max_examples=60)
-@given(st.data())
-def test_sides_depend_on_the_set_of_rows_and_divide_no_group(data: st.DataObject) -> None:
-    """Random ties: in any order the same sides, and what reads the same or is nearly the same is on one side."""
-    number = st.integers(0, 12)
-    row = st.tuples(st.integers(0, 24), number, number, st.sampled_from([1.0, 2.0, math.inf]))
-    rows = data.draw(st.lists(row, max_size=40))  # what is read (its question: half of that), session, user, time
-    alike = data.draw(st.lists(st.tuples(*[st.integers(0, max(0, len(rows) - 1))] * 2), max_size=5)) if rows else []
-    config = DataConfig(path="x", test=0.3, validation=0.3)
-    order = data.draw(st.permutations(range(len(rows))))
-
-    def found(places: Sequence[int]) -> list[int]:
-        mixed = [
-            (group_hash(f"r{read}"), group_hash(f"q{read // 2}"), session and group_hash(f"s{session}"), user)
-            for read, session, user, _ in (rows[i] for i in places)
-        ]
-        ties = Ties(
-            *(array("Q", column) for column in zip(*mixed, strict=True)), array("d", [rows[i][3] for i in places])
-        )
-        where = {row: place for place, row in enumerate(places)}
-        pairs = [(where[one], where[other]) for one, other in alike]
-        side = split_sides(range(len(places)), ties, pairs, config).side
-        return [side[where[row]] for row in range(len(rows))]
-
-    if rows:
-        side = found(range(len(rows)))
-        assert found(order) == side
-        for one, other in alike:
-            assert side[one] == side[other]
-        for i, one in enumerate(rows):
-            for j, other in enumerate(rows[:i]):
-                assert one[0] != other[0] or side[i] == side[j]
-
-
 def test_what_is_too_large_for_one_side(write_rows: Callable[..., Path], chatml: Path) -> None:
     """One session with half of the rows is divided, so that something can be held out."""
     rows = [chat(f"question {i}", f"answer {i}", session="loud" if i % 2 else f"s{i}") for i in range(400)]
     path = write_rows(rows)
-    loud = [f"answer {i}" for i in range(1, 400, 2)]
     found = sides(path, chatml)
-    assert Counter(found[answer] for answer in loud)["test"] > 5
+    assert Counter(found[f"answer {i}"] for i in range(1, 400, 2))["train"] < 200
     groups = check(DataConfig(path=str(path))).document["groups"]
-    assert (groups["groups"], groups["largest"], groups["broken_up"], groups["too_large"]) == (400, 1, 200, 0)
+    assert groups["broken_up"] > 0 and groups["largest"] <= 80 and groups["too_large"] == 0
 
 
 def test_one_question_for_everything_is_trained(write_rows: Callable[..., Path]) -> None:
@@ -194,14 +187,6 @@ def said(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 
-def test_few_users_are_divided_by_session_and_many_are_not(write_rows: Callable[..., Path], chatml: Path) -> None:
-    few = [chat(f"question {i}", f"answer {i}", session=f"s{i}", user=f"u{i % 5}") for i in range(500)]
-    many = [chat(f"question {i}", f"answer {i}", session=f"s{i}", user=f"u{i % 125}") for i in range(500)]
-    assert len(set(sides(write_rows(few, "few.jsonl"), chatml).values())) == 3
-    found = sides(write_rows(many, "many.jsonl"), chatml)
-    assert all(len({found[f"answer {i}"] for i in range(user, 500, 125)}) == 1 for user in range(125))
-
-
 def test_a_row_that_names_no_agent_sets_no_balance(write_rows: Callable[..., Path]) -> None:
     """One such row left one row of each agent to train."""
     rows = [chat(f"what is {i}?", f"it is {i}", **({"agent": "ab"[i % 2]} if i else {})) for i in range(200)]
@@ -226,8 +211,3 @@ def test_balance_evens_out_training_and_keeps_the_evidence(write_rows: Callable[
     }
     assert held_out == {answer for answer, split in plain.items() if split != "train"}
     assert snapshot.manifest["accounting"]["set_aside"] == {"balance": 400 - snapshot.num_rows}
-
-
-def test_defaults_are_the_documented_shares() -> None:
-    data = DataConfig(path="x")
-    assert (data.validation, data.test) == (0.1, 0.1)

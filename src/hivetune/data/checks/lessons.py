@@ -1,13 +1,12 @@
 """The lesson of a row, what it asks and what it teaches: as words, to compare rows, and as one hash per answer.
 
-Two rows teach the same only if both their answers with calls and their questions are similar. Words that many rows
-share, such as an instruction before each question, don't count.
+Two rows teach the same only if both their answers with calls and their questions are similar.
 """
 
 import json
 import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ _NUMBER = re.compile(r"\d+")
 # One changed word changes three triples, two neighbours four, three neighbours five. More changed neighbours are
 # another question or answer, such as another review behind the same instruction.
 MAX_EDIT_TRIPLES = 5
+AT_END = 1  # what a run at the beginning or the end counts more, since a word there is in fewer triples
 Triple = tuple[str, ...]
 
 
@@ -34,13 +34,16 @@ class Lesson:
 
 
 class Similarity(NamedTuple):
-    """The Jaccard `share` of two rows' word triples (0 to 1), and whether they differ only in a few words (`same`).
+    """How similar two rows are by their word triples (Jaccard, 0 to 1).
 
-    `share` is the lowest of the system prompts, of the other text that is read, and of the answers: one question about
-    two documents in system prompts is two lessons. Rows that are the `same` have equal numbers and calls, too.
+    `asked` is the lower similarity of the system prompts and of the other text that is read: one question about two
+    documents in system prompts is two lessons. `share` is the lowest of these and of the answers. `asks_alike`: what is
+    read differs in a few words at most; `same`: so do the answers, and numbers and calls are equal.
     """
 
+    asked: float
     share: float
+    asks_alike: bool
     same: bool
 
 
@@ -82,19 +85,24 @@ def triples_of(words: Sequence[str]) -> Sequence[Triple]:
     return triples or ([tuple(words)] if words else [])
 
 
-def compare(a: Lesson, b: Lesson, shared: frozenset[Triple] = frozenset()) -> Similarity:
-    """Return the similarity of two rows; the `shared` triples of many questions don't count."""
-    questions = (
-        [t for t in triples_of(a.question) if t not in shared],
-        [t for t in triples_of(b.question) if t not in shared],
-    )
-    answers = triples_of(a.learned), triples_of(b.learned)
-    edits = max(_longest_edit(*questions), _longest_edit(*answers))
-    share = min(_jaccard(*questions), _jaccard(*answers))
+def compare(a: Lesson, b: Lesson) -> Similarity:
+    """Return the similarity of two rows."""
+    asked, edits = _similar(a.question, b.question)
     if a.context != b.context:
-        contexts = triples_of(a.context), triples_of(b.context)
-        share, edits = min(share, _jaccard(*contexts)), max(edits, _longest_edit(*contexts))
-    return Similarity(share, edits <= MAX_EDIT_TRIPLES and a.calls == b.calls and a.numbers == b.numbers)
+        of_context, context_edits = _similar(a.context, b.context)
+        asked, edits = min(asked, of_context), max(edits, context_edits)
+    answers, answer_edits = _similar(a.learned, b.learned)
+    asks_alike = edits <= MAX_EDIT_TRIPLES
+    same = asks_alike and answer_edits <= MAX_EDIT_TRIPLES and a.calls == b.calls and a.numbers == b.numbers
+    return Similarity(asked, min(asked, answers), asks_alike, same)
+
+
+def _similar(a: Sequence[str], b: Sequence[str]) -> tuple[float, int]:
+    """Return the share of common triples, and the longest run of triples in either text that the other one lacks."""
+    if a == b:
+        return 1.0, 0
+    left, right = triples_of(a), triples_of(b)
+    return _jaccard(left, right), _longest_edit(left, right)
 
 
 def lesson_hashes(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> array:  # type: ignore[type-arg]
@@ -116,16 +124,6 @@ def lesson_hashes(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]
     return hashes
 
 
-def shared_triples(lessons: Iterable[Lesson]) -> frozenset[Triple]:
-    """Return the triples that more than half of these rows have in their questions."""
-    sets = [set(triples_of(lesson.question)) for lesson in lessons]
-    counts: dict[Triple, int] = {}
-    for triples in sets:
-        for triple in triples:
-            counts[triple] = counts.get(triple, 0) + 1
-    return frozenset(triple for triple, count in counts.items() if 2 * count > len(sets))
-
-
 def _plain(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, sort_keys=True, default=dict)
 
@@ -136,11 +134,15 @@ def _jaccard(left: Sequence[Triple], right: Sequence[Triple]) -> float:
 
 
 def _longest_edit(a: Sequence[Triple], b: Sequence[Triple]) -> int:
-    """Return the length of the longest run of triples in either text that the other text lacks."""
+    """Return the length of the longest run of triples in either text that the other text lacks.
+
+    A run at an end of a text counts AT_END more.
+    """
     longest = 0
     for triples, in_other in ((a, set(b)), (b, set(a))):
-        run = 0
+        run = AT_END
         for triple in triples:
             run = 0 if triple in in_other else run + 1
             longest = max(longest, run)
+        longest = max(longest, run + AT_END if run else 0)
     return longest

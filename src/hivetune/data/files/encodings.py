@@ -1,18 +1,13 @@
-"""Text that is not UTF-8: which encoding it is in, and how it is read. What is ambiguous is refused, not guessed.
-
-UTF-16 and UTF-32 tell themselves by their byte order mark or by the zero bytes of their ASCII letters. Any other file
-is told by chardet (docs/decisions/0093).
-"""
+"""Text is UTF-8, UTF-16 or UTF-32 with a byte order mark, or what `data.encoding` names; nothing is guessed."""
 
 import codecs
-import re
 from collections.abc import Iterable, Iterator
 
 import chardet
 
 from hivetune.errors import UsageError
 
-# With a mark: longest first, since UTF-32's begins with UTF-16's.
+# The longest first, since UTF-32's mark begins with UTF-16's.
 MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32-le"),
     (codecs.BOM_UTF32_BE, "utf-32-be"),
@@ -21,23 +16,12 @@ MARKS = (
 )
 # Without a mark these do not say the order of their bytes; programs on PCs leave it out and write the low byte first.
 BYTE_ORDERS = {"utf-16": "utf-16-le", "utf-32": "utf-32-le"}
-# Encodings that people still save texts in; others win where a file has few letters beyond ASCII.
-LATIN_AND_WIDE = (
-    *("cp1252", "cp1250", "iso8859-2", "cp1254", "cp1257", "cp1258"),
-    *("cp932", "euc-jp", "cp949", "gb18030", "big5"),
-)
-OTHER_SCRIPTS = ("cp1251", "koi8-r", "cp1253", "cp1255", "cp1256", "cp874")  # Cyrillic, Greek, Hebrew, Arabic, Thai
-_MIXED_SHARE = 0.2  # of the words beyond ASCII; hardly any Cyrillic word holds a Latin letter, most French ones do
-_MIN_SIGNS = 20  # bytes beyond ASCII; with fewer, one text in twenty is taken for another encoding
-_BYTE_WORD, _ASCII_LETTER = re.compile(rb"[A-Za-z\x80-\xff]+"), re.compile(rb"[A-Za-z]")
-MIN_ZERO_SHARE = 0.3  # of the bytes of UTF-16 in which anything is ASCII; JSON has quotes, braces and names
+MIN_ZERO_SHARE = 0.3  # of every second byte of UTF-16 in which anything is ASCII; JSON has quotes, braces and names
+MIN_LINES = 3  # that are not UTF-8; fewer are refused as rows
 
 
 def plain_name_of(encoding: str) -> str:
-    """Return the one name of an encoding of texts, under which a format holds it: iso8859-1 for Latin-1 or ISO-8859-1.
-
-    Raise UsageError.
-    """
+    """Return the one name of an encoding of texts: iso8859-1 for Latin-1 or ISO-8859-1. Raise UsageError."""
     try:
         name = codecs.lookup(encoding).name
         bytes(range(256)).decode(name, "replace")  # codecs such as base64, rot13 and idna read no texts
@@ -48,33 +32,28 @@ def plain_name_of(encoding: str) -> str:
     return name.replace("_", "-")
 
 
-def wide_encoding(head: bytes) -> str | None:
-    """Return utf-16-le, utf-16-be, utf-32-le or utf-32-be by the first bytes of a file, else None."""
-    for mark, name in MARKS:
-        if head.startswith(mark):
-            return name
-    if len(head) < 4:
+def marked_encoding(head: bytes) -> str | None:
+    """Return the encoding that a byte order mark other than UTF-8's tells."""
+    return next((name for mark, name in MARKS if head.startswith(mark)), None)
+
+
+def wide_encoding(sample: bytes) -> str | None:
+    """Return utf-16-le or utf-16-be by the zero bytes of a text's ASCII letters, else None."""
+    even, odd = (sample[start:4096:2].count(0) / max(1, len(sample[start:4096:2])) for start in (0, 1))
+    if max(even, odd) < MIN_ZERO_SHARE or min(even, odd) > 0.01:
         return None
-    even, odd = head[0::2].count(0) / len(head), head[1::2].count(0) / len(head)
-    if odd > MIN_ZERO_SHARE and even < 0.01:
-        return "utf-16-le"
-    return "utf-16-be" if even > MIN_ZERO_SHARE and odd < 0.01 else None
+    return "utf-16-le" if odd > even else "utf-16-be"
 
 
-def legacy_encoding(head: bytes) -> str | None:
-    """Return the encoding of a text whose lines beyond ASCII are mostly not UTF-8. None if it is UTF-8, or too short to
-    decide.
-    """
-    lines = [line for line in head.split(b"\n") if not line.isascii()]
-    text = b"\n".join(line for line in lines if not _is_utf8(line))
-    read = text.decode("utf-8", "surrogateescape")
-    broken = sum("\udc80" <= c <= "\udcff" for c in read)
-    if broken < _MIN_SIGNS or sum(not c.isascii() for c in read) > 2 * broken:
-        return None  # or a few broken bytes among UTF-8
-    words = [word for word in _BYTE_WORD.findall(text) if not word.isascii()]
-    mixed = sum(_ASCII_LETTER.search(word) is not None for word in words)
-    candidates = LATIN_AND_WIDE if mixed >= _MIXED_SHARE * len(words) else (*LATIN_AND_WIDE, *OTHER_SCRIPTS)
-    encoding = chardet.detect(text, include_encodings=candidates)["encoding"]
+def likely_encoding(sample: bytes) -> str | None:
+    """Return what a text seems to be in that is mostly not UTF-8, for a message; None if it is UTF-8."""
+    if (wide := wide_encoding(sample)) is not None:
+        return wide
+    lines = [line for line in sample.split(b"\n") if not line.isascii()]
+    broken = [line for line in lines if not _is_utf8(line)]
+    if len(broken) < MIN_LINES or 2 * len(broken) <= len(lines):
+        return None
+    encoding = chardet.detect(b"\n".join(broken))["encoding"]
     return None if encoding is None else codecs.lookup(encoding).name.replace("_", "-")
 
 
@@ -82,7 +61,7 @@ def _is_utf8(line: bytes) -> bool:
     try:
         line.decode()
     except UnicodeDecodeError as error:
-        return error.reason == "unexpected end of data"  # cut at the end of what was read
+        return error.reason == "unexpected end of data"  # cut at the end of the sample
     return True
 
 

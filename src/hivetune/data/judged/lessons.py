@@ -1,59 +1,76 @@
-"""The choice of bad answers that stage 2 learns from: contradictions, copies, retries, and a quota a user.
+"""The choice of bad answers that stage 2 learns from: contradictions, copies, retries, and a quota a client.
 
-It needs the results of all chunks. Rows are numbers of the input, answers 64 bits of a conversation with the answer at
-its end. Each answer that is not chosen gets its reason.
+It needs all rows of a preparation (prepare/work.py). Answers are 64 bits of a conversation with the answer at its end.
+Each answer that is not chosen gets its reason.
 """
 
+import math
+import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from hivetune.data.fates import DUPLICATE, FATES, NEAR_DUPLICATE, TRAIN, Decisions, Lessons
-from hivetune.data.prepare.split import Ties
+from hivetune.data.prepare.split import NONE
+from hivetune.data.prepare.work import USABLE
 from hivetune.data.snapshot import SPLITS
 
 if TYPE_CHECKING:
     from hivetune.config import LearnConfig
 
-NO_NAME = 0
-QUOTA_PER_CLIENT = 100  # bad rows of one user: with more, one person would decide what is unlearned
+QUOTA_PER_CLIENT = 100  # bad rows of one client or user: with more, one person would decide what is unlearned
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """How many answers are learned of each kind besides good rows. `left_out`: worse answers that are not used, by
+    reason; their rows are trained all the same.
+    """
+
+    corrections: int = 0
+    pairs: int = 0
+    retries: int = 0
+    failures: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
 
 
 class Candidate(NamedTuple):
     """A row with a bad answer, `worse`. `better`: the answer that the row itself calls better; None if the bad one is
-    the row's own. `holder`: the row with the better answer, itself or an equal row.
+    the row's own. `holder`: the row with the better answer, itself or an equal row; `trained`: it is on the train side.
     """
 
     row: int
     worse: int
     better: int | None
     holder: int
-    user: int
+    trained: bool
+    owner: int
     session: int
     read: int
     time: float
     order: int
 
 
-def judge_rows(decisions: Decisions, ties: Ties, order: Sequence[int], learn: "LearnConfig") -> None:
+def judge_rows(database: sqlite3.Connection, learn: "LearnConfig") -> Lessons:
     """Take bad answers out of the splits: bad answers of the train side wait for stage 2, each other one gets its
-    reason.
+    reason. Return what the report says of them.
     """
-    candidates, bad = _candidates(decisions, ties, order)
+    corrections = database.execute(f"SELECT count(*) FROM rows WHERE lesson = 'correction' AND {USABLE}").fetchone()[0]
+    candidates = _candidates(database)
     if not candidates:
-        return
-    lessons, fate = decisions.lessons, decisions.fate
+        return Lessons(corrections=corrections)
+    set_aside: dict[int, str] = {}
+    left_out: Counter[str] = Counter()
 
     def leave_out(candidate: Candidate, reason: str) -> None:
         if candidate.better is None:
-            lessons.set_aside[candidate.row] = reason
+            set_aside[candidate.row] = reason
         else:
-            lessons.left_out[reason] += 1
+            left_out[reason] += 1
 
-    judged = decisions.rows("SELECT n, judged64 FROM rows WHERE judged64 IS NOT NULL")
-    good = ((row, answer) for row, answer in judged if fate[row] < len(SPLITS) and row not in bad)
+    good = database.execute(f"SELECT n, judged64 FROM rows WHERE {USABLE} AND lesson != 'failure'")
     contradictory = _contradictory(candidates, good)
-    lessons.set_aside |= dict.fromkeys(contradictory, "contradictory")
+    set_aside |= dict.fromkeys(contradictory, "contradictory")
     unique: dict[object, Candidate] = {}
     for candidate in candidates:
         if candidate.row in contradictory:
@@ -61,60 +78,78 @@ def judge_rows(decisions: Decisions, ties: Ties, order: Sequence[int], learn: "L
         # Copies of bad rows are duplicates like any others, and are gone before this.
         pair = candidate.row if candidate.better is None else (candidate.better, candidate.worse)
         if candidate.holder in contradictory:
-            lessons.left_out["contradictory"] += 1
+            left_out["contradictory"] += 1
         elif pair in unique:
-            lessons.left_out["copy"] += 1
+            left_out["copy"] += 1
         else:
             unique[pair] = candidate
-    # (session, what was read) -> the last good answer to it that is trained; tries come in order.
-    failed = {(c.session, c.read) for c in candidates if c.better is None and c.session != NO_NAME}
-    failed = failed if "pairs" in learn.use else set()
-    keys = ((row, (ties.session[row], ties.read[row])) for row in range(decisions.num_rows))
-    retries = {key: row for row, key in keys if key in failed and fate[row] == TRAIN and row not in bad}
-    answers_of_user: Counter[int] = Counter()
+    retries = _retries(database, candidates) if "pairs" in learn.use else {}
+    answers_of_owner: Counter[int] = Counter()
+    bad: dict[int, int | None] = {}
+    worse: dict[int, int] = {}
     for candidate in sorted(unique.values(), key=lambda drawn: (drawn.order, drawn.row)):  # drawn by content
-        answers_of_user[candidate.user] += candidate.user != NO_NAME
-        # A row without a time (NaN) counts as later.
-        retry = retries.get((candidate.session, candidate.read))
-        if answers_of_user[candidate.user] > QUOTA_PER_CLIENT:
+        answers_of_owner[candidate.owner] += candidate.owner != NONE
+        retry, retry_time = retries.get((candidate.session, candidate.read), (None, math.inf))
+        if answers_of_owner[candidate.owner] > QUOTA_PER_CLIENT:
             leave_out(candidate, "quota-user")
-        elif fate[candidate.holder] != TRAIN:
+        elif not candidate.trained:
             leave_out(candidate, "bad-held-out")
         elif candidate.better is not None:
-            lessons.worse[candidate.row] = candidate.holder
-        elif retry is not None and retry not in lessons.set_aside and not ties.time[retry] < candidate.time:
-            lessons.bad[candidate.row] = retry
+            worse[candidate.row] = candidate.holder
+        elif retry is not None and retry not in set_aside and not retry_time < candidate.time:
+            bad[candidate.row] = retry
         elif "failures" in learn.use:
-            lessons.bad[candidate.row] = None
+            bad[candidate.row] = None
         else:
             leave_out(candidate, "not-learned")
-    for row in lessons.bad:
-        fate[row] = FATES["for-stage-2"]
-    for row, reason in lessons.set_aside.items():
-        fate[row] = FATES[reason]
+    with_reasons = [(reason, row) for row, reason in set_aside.items()]
+    database.executemany("UPDATE rows SET fate = ? WHERE n = ?", with_reasons)
+    of_bad = [(better, row) for row, better in bad.items()]
+    database.executemany("UPDATE rows SET fate = 'for-stage-2', better = ? WHERE n = ?", of_bad)
+    database.executemany("UPDATE rows SET pair = ? WHERE n = ?", [(holder, row) for row, holder in worse.items()])
+    num_retries = sum(better is not None for better in bad.values())
+    return Lessons(corrections, len(worse), num_retries, len(bad) - num_retries, left_out)
 
 
-def _candidates(decisions: Decisions, ties: Ties, order: Sequence[int]) -> tuple[list[Candidate], set[int]]:
-    """Return rows with a bad answer that got this far, and all rows that are bad themselves. Count corrections."""
-    candidates, bad = [], set()
-    query = "SELECT n, lesson, judged64, worse64, client64 FROM rows WHERE lesson != 'sft' ORDER BY n"
-    for row, lesson, answer, worse, client in decisions.rows(query):
-        fate = decisions.fate[row]
-        decisions.corrections += lesson == "correction" and fate < len(SPLITS)
-        if lesson == "failure":
-            bad.add(row)
-        holder = decisions.original(row) if fate in (DUPLICATE, NEAR_DUPLICATE) else row
-        if decisions.fate[holder] >= len(SPLITS) or (lesson == "failure" and holder != row):
+def _candidates(database: sqlite3.Connection) -> list[Candidate]:
+    """Return rows with a bad answer that got this far."""
+    candidates = []
+    query = (
+        "SELECT n, lesson, judged64, worse64, owner64, session64, read64, time, hash64, fate FROM rows"
+        " WHERE lesson != 'sft' ORDER BY n"
+    )
+    for row, lesson, answer, worse, owner, session, read, time, order, own_fate in database.execute(query).fetchall():
+        holder, fate = row, own_fate
+        while fate in ("duplicate", "near-duplicate"):  # of an equal row that is kept
+            holder = database.execute("SELECT stays FROM rows WHERE n = ?", (holder,)).fetchone()[0]
+            fate = database.execute("SELECT fate FROM rows WHERE n = ?", (holder,)).fetchone()[0]
+        is_bad = lesson == "failure"
+        if fate not in SPLITS or (is_bad and holder != row) or (worse is None and not is_bad):
             continue
-        origin = client or ties.user[row], ties.session[row], ties.read[row], ties.time[row], order[row]
-        if lesson == "failure":
-            candidates.append(Candidate(row, answer, None, row, *origin))
-        elif worse is not None:
-            candidates.append(Candidate(row, worse, answer, holder, *origin))
-    return candidates, bad
+        origin = owner, session, read, math.inf if time is None else time, order
+        if is_bad:
+            candidates.append(Candidate(row, answer, None, row, fate == "train", *origin))
+        else:
+            candidates.append(Candidate(row, worse, answer, holder, fate == "train", *origin))
+    return candidates
 
 
-def _contradictory(candidates: Sequence[Candidate], answers: Iterator[tuple[int, int]]) -> set[int]:
+def _retries(database: sqlite3.Connection, candidates: Sequence[Candidate]) -> dict[tuple[int, int], tuple[int, float]]:
+    """Return (session, what was read) -> the last good answer to it that is trained, with its time; tries come in
+    order.
+    """
+    failed = {(c.session, c.read) for c in candidates if c.better is None and c.session != NONE}
+    query = (
+        "SELECT n, session64, read64, time FROM rows WHERE fate = 'train' AND lesson != 'failure' AND session64 != 0"
+    )
+    return {
+        (session, read): (row, math.inf if time is None else time)
+        for row, session, read, time in (database.execute(f"{query} ORDER BY n") if failed else ())
+        if (session, read) in failed
+    }
+
+
+def _contradictory(candidates: Sequence[Candidate], answers: Iterable[tuple[int, int]]) -> set[int]:
     """Return rows that call one answer good and bad: both of them. Pairs contradict each other only when they are
     reversed.
     """
@@ -133,9 +168,7 @@ def _contradictory(candidates: Sequence[Candidate], answers: Iterator[tuple[int,
     return rows
 
 
-def learnable(
-    lessons: Lessons, reasons: Mapping[str, int], corrections: int, learn: "LearnConfig"
-) -> dict[str, object]:
+def learnable(lessons: Lessons, reasons: Mapping[str, int], learn: "LearnConfig") -> dict[str, object]:
     """Return the report's `learn`: the number of rows that are learned, and that could be."""
     unused = {
         "pairs": reasons.get("preference-row", 0) if "pairs" not in learn.use else 0,
@@ -143,10 +176,10 @@ def learnable(
     }
     return {
         "use": list(learn.use),
-        "corrections": corrections,
-        "pairs": len(lessons.worse),
-        "retries": sum(better is not None for better in lessons.bad.values()),
-        "failures": sum(better is None for better in lessons.bad.values()),
+        "corrections": lessons.corrections,
+        "pairs": lessons.pairs,
+        "retries": lessons.retries,
+        "failures": lessons.failures,
         "worse_left_out": dict(sorted(lessons.left_out.items())),
         "not_used": {name: count for name, count in unused.items() if count},
     }

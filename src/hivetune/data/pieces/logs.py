@@ -1,7 +1,6 @@
 """What the readers of sessions share: events of a log, and a conversation as a row that the layout `session` reads."""
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,6 @@ PlacedEvent = tuple[int, dict[str, Any]]  # (line, the object that it holds)
 _TURNS, _ANSWERED = frozenset(NAMES["turns"]), frozenset((*NAMES["answer"], *NAMES["expected_answer"]))
 _ASKED = frozenset(("prompt", "question", "instruction"))  # the other names are also those of a tool's input
 _OF_ROWS = _ANSWERED | _TURNS | {"text"}
-_JSON_HEAD = re.compile(rb'\s*(?:\{|\[\s*(?:[\[{"\]]|\Z))')  # "[2026-01-01 12:00:00]" begins a line of a log
 
 
 def write_rows(rows: Iterable[PlacedRow], path: str) -> None:
@@ -55,10 +53,6 @@ def is_row(event: Mapping[str, Any]) -> bool:
     if "type" not in event:
         return not _OF_ROWS.isdisjoint(names)
     return not (_TURNS.isdisjoint(names) and (_ASKED.isdisjoint(names) or _ANSWERED.isdisjoint(names)))
-
-
-def begins_with_json(data: bytes) -> bool:
-    return _JSON_HEAD.match(data) is not None
 
 
 def conversation(program: str, messages: Sequence[Any], left_out: Iterable[str] = (), **facts: Any) -> str | RowRefused:

@@ -8,9 +8,9 @@ from typing import IO, Any
 from hivetune.base.disk import FULL_DISK, write_whole
 from hivetune.config import DataConfig
 from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value, redacted_name
-from hivetune.data.fates import REFUSED, Decisions
 from hivetune.data.pieces.fields import columns_of
 from hivetune.data.prepare.report import write_dropped
+from hivetune.data.prepare.work import Work, severity_of
 from hivetune.data.read import QUARANTINE_KEY, row_text
 from hivetune.data.reasons import REASONS
 from hivetune.data.snapshot import SPLITS
@@ -22,7 +22,7 @@ def beside(clean: Path, what: str) -> Path:
     return clean.with_name(f"{clean.stem}.{what}{clean.suffix or '.jsonl'}")
 
 
-def write_clean(decisions: Decisions, data: DataConfig, out: Path) -> None:
+def write_clean(work: Work, data: DataConfig, out: Path) -> None:
     """Write the usable rows, as they came but redacted, and the files of rejected rows and duplicates.
 
     `data check` reads a line of the quarantine file as a row, after its "row" was repaired. A file gets its name when
@@ -35,13 +35,13 @@ def write_clean(decisions: Decisions, data: DataConfig, out: Path) -> None:
             write_whole(beside(out, "duplicates")) as dropped,
             write_whole(out) as clean,
         ):
-            query = "SELECT n, source, reason, hint, raw FROM rows JOIN bodies USING (n) ORDER BY n"
-            for row, source, reason, hint, raw in decisions.rows(query):
-                if decisions.fate[row] < len(SPLITS):
+            query = "SELECT fate, source, hint, raw FROM rows JOIN bodies USING (n) ORDER BY n"
+            for fate, source, hint, raw in work.all(query):
+                if fate in SPLITS:
                     clean.write(_redacted(raw, data) + b"\n")
-                elif decisions.fate[row] == REFUSED and REASONS[reason].severity == "reject":
-                    _quarantine(quarantine, source, reason, hint, raw)
-            write_dropped(decisions, dropped)
+                elif severity_of(fate) == "reject":
+                    _quarantine(quarantine, source, fate, hint, raw)
+            write_dropped(work, dropped)
     except OSError as error:
         if error.errno not in FULL_DISK:
             raise

@@ -4,13 +4,12 @@ import difflib
 import json
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from hivetune.data.fates import Decisions, RowLookup
 from hivetune.data.prepare.report import Report, duplicate_kinds, secrets_first
+from hivetune.data.prepare.work import USABLE, Work
 from hivetune.data.reasons import REASONS
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.snapshot import SPLITS
@@ -28,61 +27,52 @@ MAX_TOKENS = 1200
 Decode = Callable[[Sequence[int]], str]
 
 
-def write_page(path: Path, report: Report, decisions: Decisions, model_folder: Path | None) -> None:
+def write_page(path: Path, report: Report, work: Work, model_folder: Path | None) -> None:
     """Write the page of a report. Raise OSError if it can't be written."""
     decode = load_renderer(model_folder).decode if model_folder is not None else None
     path.parent.mkdir(parents=True, exist_ok=True)
-    body = report_body(report.document, _samples(decisions, decode))
+    body = report_body(report.document, _samples(work, decode))
     text = whole_page("Data report", body, STYLE, report_title(report.document))
     path.write_text(text, encoding="utf-8", errors="replace")
 
 
-def _samples(decisions: Decisions, decode: Decode | None) -> list[dict[str, Any]]:
+def _samples(work: Work, decode: Decode | None) -> list[dict[str, Any]]:
     """Return the rows to show: the longest, the one with the least to learn, a changed one, and some at random.
 
     Each has why it is shown, and its pieces as `runs` of (text, trained), which are None without a model.
     """
-    best: dict[str, tuple[Any, int]] = {}  # why: (score, row); smaller is better
-    at_random: list[tuple[int, int]] = []
-    query = "SELECT n, length, trained, changed, hash64 FROM rows WHERE reason IS NULL ORDER BY n"
-    for row, length, trained, changed, hash64 in decisions.rows(query):
-        if decisions.fate[row] >= len(SPLITS):
-            continue
-        scores = [("the longest", -length)]
-        if trained is not None:
-            scores.append(("the least to learn", (trained / max(1, length), trained)))
-        if changed:
-            scores.append(("changed", hash64))
-        for reason, score in scores:
-            if reason not in best or score < best[reason][0]:
-                best[reason] = score, row
-        if len(at_random) < NUM_RANDOM or hash64 < at_random[-1][0]:
-            at_random = sorted([*at_random, (hash64, row)])[:NUM_RANDOM]
+    orders = {
+        "the longest": (f"SELECT n FROM rows WHERE {USABLE} ORDER BY -length, n", 1),
+        "the least to learn": (
+            f"SELECT n FROM rows WHERE {USABLE} AND trained NOT NULL"
+            " ORDER BY 1.0 * trained / max(1, length), trained, n",
+            1,
+        ),
+        "changed": (f"SELECT n FROM rows WHERE {USABLE} AND changed NOT NULL ORDER BY hash64, n", 1),
+        "at random": (f"SELECT n FROM rows WHERE {USABLE} ORDER BY hash64, n", NUM_RANDOM),
+    }
     chosen: dict[int, str] = {}
-    for reason in ("the longest", "the least to learn", "changed"):
-        if reason in best:
-            chosen.setdefault(best[reason][1], reason)
-    for _, row in at_random:
-        chosen.setdefault(row, "at random")
+    for reason, (query, count) in orders.items():
+        for (row,) in work.all(f"{query} LIMIT {count}"):
+            chosen.setdefault(row, reason)
     query = (
         "SELECT source, coalesce(num_tokens, length), trained, changed, messages, tokens, mask"
         " FROM rows JOIN bodies USING (n) WHERE n = ?"
     )
     samples = []
-    with closing(RowLookup(decisions, query)) as lookup:
-        for row, reason in chosen.items():
-            source, length, trained, changed, messages, tokens, mask = lookup.find(row)
-            samples.append(
-                {
-                    "why": reason,
-                    "source": source,
-                    "length": length,
-                    "trained": trained,
-                    "changed": changed,
-                    "text": _short("".join(f"{turn['role']}: {turn['content']}\n" for turn in json.loads(messages))),
-                    "runs": _runs(tokens, mask, decode) if decode is not None and tokens is not None else None,
-                }
-            )
+    for row, reason in chosen.items():
+        [(source, length, trained, changed, messages, tokens, mask)] = work.all(query, row)
+        samples.append(
+            {
+                "why": reason,
+                "source": source,
+                "length": length,
+                "trained": trained,
+                "changed": changed,
+                "text": _short("".join(f"{turn['role']}: {turn['content']}\n" for turn in json.loads(messages))),
+                "runs": _runs(tokens, mask, decode) if decode is not None and tokens is not None else None,
+            }
+        )
     return samples
 
 
@@ -156,8 +146,8 @@ def _fates(document: Mapping[str, Any]) -> list[tuple[str, str, int, str]]:
         ("validation", "validation", splits["validation"], "chooses the best step"),
         ("test", "test", splits["test"], "decides whether the new model is better"),
         ("duplicates", "duplicates", document["duplicates"], duplicate_kinds(document)),
-        ("rejected", "rejected", sum(document["rejected"].values()), "broken; can be mended and fed again"),
-        ("set_aside", "set aside", sum(document["set_aside"].values()), "fine, left out by policy"),
+        ("rejected", "rejected", sum(document["rejected"].values()), "invalid: fix and check again"),
+        ("set_aside", "set aside", sum(document["set_aside"].values()), "valid, excluded by a setting"),
     ]
 
 

@@ -1,6 +1,7 @@
 """The preparation: from sources to a report, and from a config to a snapshot that is found again by its content.
 
-The snapshot is written from the results of all chunks, row by row in input order.
+The rows of all files are examined (pool.py), stored in one SQLite file (work.py), given their fates (decide.py), and
+written in input order. A preparation that was killed starts again.
 """
 
 import contextlib
@@ -15,7 +16,6 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +37,20 @@ from hivetune.base.disk import (
 )
 from hivetune.base.paths import spelled
 from hivetune.config import DataConfig, LearnConfig, RunConfig
-from hivetune.data.fates import TRAIN, Decisions, read_leave_out
-from hivetune.data.files.text import CR_FORMAT, ENCODED_FORMAT
+from hivetune.data.files.inputs import Inputs, plan_inputs
 from hivetune.data.frozen import frozen_hashes
-from hivetune.data.intake.files import NO_HEADER, Inputs, plan_inputs
 from hivetune.data.intake.interactions import load_forgotten
 from hivetune.data.judged.lessons import learnable
+from hivetune.data.leave_out import read_leave_out
 from hivetune.data.mapping import check_columns
 from hivetune.data.prepare.clean import write_clean
 from hivetune.data.prepare.decide import decide_rows
 from hivetune.data.prepare.page import write_page
+from hivetune.data.prepare.pool import examined, num_workers
 from hivetune.data.prepare.report import Report, make_report, unmatched, write_dropped
-from hivetune.data.prepare.stages import ChunkJob
+from hivetune.data.prepare.stages import RowSettings
 from hivetune.data.prepare.understand import examine_files, first_row, unclear, understood
-from hivetune.data.prepare.work import num_workers, run_parcels
+from hivetune.data.prepare.work import Work, fill, work_in
 from hivetune.data.render.folder import RENDER_FILES
 from hivetune.data.snapshot import (
     BAD,
@@ -67,8 +67,8 @@ from hivetune.data.snapshot import (
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, UsageError
 from hivetune.records import Progress, silent
 
-FORMAT = 7  # raise it when the same input gives another snapshot
-# Measured on rows of 500 bytes: chunk results take 3 times the input, the snapshot 2.5 times.
+FORMAT = 8  # raise it when the same input gives another snapshot
+# Measured on rows of 500 bytes: the file of rows takes 3 times the input, the snapshot 2.5 times.
 DISK_PER_INPUT_BYTE = 6
 LEARN = LearnConfig()
 INPUT_PREFIX = ".input-"  # followed by the process that unpacks input there
@@ -98,20 +98,21 @@ def check(
             raise DoesNotFit(f"no temporary folder can be made: {error}", hint=hint) from None
         stack.enter_context(report_full_disk(work, hint))
         inputs = _inputs(data, work, progress)
-        job = make_job(data, model_folder, max_length, keep_raw=clean is not None, learn=learn)
-        decisions, report = _examine(inputs, job, data, learn, work, progress, frozen_hashes())
+        settings = row_settings(data, model_folder, max_length, learn)
+        rows = stack.enter_context(work_in(work))
+        report = _examine(inputs, settings, data, learn, rows, progress, frozen_hashes(), keep_raw=clean is not None)
         if clean is not None:
-            write_clean(decisions, data, clean)
+            write_clean(rows, data, clean)
         if page is not None:
-            write_page(page, report, decisions, model_folder)
+            write_page(page, report, rows, model_folder)
         return report
 
 
 def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, progress: Progress = silent) -> Snapshot:
     """Return the snapshot of the config's rows for this model: an existing one, or a new one in `out` or the home.
 
-    A preparation that was killed continues with its finished chunks. Raise DataRefused with the report's numbers,
-    DoesNotFit if the disk is full, UsageError if `out` holds something else, Busy if another process makes it.
+    Raise DataRefused with the report's numbers, DoesNotFit if the disk is full, UsageError if `out` holds something
+    else, Busy if another process makes it.
     """
     root = home() / "snapshots"
     root.mkdir(parents=True, exist_ok=True, mode=0o700)  # rows are private
@@ -124,25 +125,25 @@ def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, prog
     with report_full_disk(root, hint), spill as unpacked:
         data = config.data
         inputs = _inputs(data, Path(unpacked), progress)
-        job = make_job(data, model_folder, config.max_length, keep_raw=False, learn=config.learn)
+        settings = row_settings(data, model_folder, config.max_length, config.learn)
         frozen = frozen_hashes(config.eval.frozen)
-        key = _key(inputs, job, config, model_folder, frozen)
+        key = _key(inputs, settings, config, model_folder, frozen)
         folder = out or root / key[:16]
         existing = _existing(folder, key)
         if existing is not None:
             return existing
         work = root / f".work-{key[:16]}"
-        with _work_folder(work):
-            needed = DISK_PER_INPUT_BYTE * sum(c.end - c.start for c in inputs.chunks if c.kind != "store")
+        with _work_folder(work), work_in(work) as rows:
+            needed = DISK_PER_INPUT_BYTE * inputs.size_bytes
             free = shutil.disk_usage(root).free
             if free < needed:
                 raise DoesNotFit(
                     f"preparing takes about {needed / 1e9:.1f} GB below {root}, {free / 1e9:.1f} GB are free", hint=hint
                 )
-            decisions, report = _examine(inputs, job, data, config.learn, work, progress, frozen)
+            report = _examine(inputs, settings, data, config.learn, rows, progress, frozen, keep_raw=False)
             report.refuse(data.max_rejected)
             with report_full_disk(folder.parent, "make room, or give another folder"):
-                _publish(folder, key, decisions, report, model_folder)
+                _publish(folder, key, rows, report, model_folder)
     snapshot = open_snapshot(folder)
     with contextlib.closing(open_database()) as database:  # so that `data forget` finds it
         database.execute(
@@ -158,7 +159,7 @@ def _inputs(data: DataConfig, spill: Path, progress: Progress) -> Inputs:
     def report(_done: int, _total: int | None) -> None:
         progress(0, None)
 
-    inputs = plan_inputs(data.path, spill, workers=num_workers(), encoding=data.encoding, progress=report)
+    inputs = plan_inputs(data.path, spill, encoding=data.encoding, progress=report)
     return examine_files(inputs, data.columns, report)
 
 
@@ -176,55 +177,59 @@ def report_full_disk(folder: Path, hint: str) -> Iterator[None]:
         raise
 
 
-def make_job(
-    data: DataConfig, model_folder: Path | None, max_length: int, *, keep_raw: bool, learn: LearnConfig = LEARN
-) -> ChunkJob:
+def row_settings(
+    data: DataConfig, model_folder: Path | None, max_length: int, learn: LearnConfig = LEARN
+) -> RowSettings:
+    """Return what the examination of a row depends on. Raise UsageError for an unknown field in `data.columns`."""
     check_columns(data.columns)
     with home_as_it_is() as database:
         forgotten = load_forgotten(database)
-    settings = {field.name for field in fields(ChunkJob)} & DataConfig.model_fields.keys()
-    return ChunkJob(
-        **{name: getattr(data, name) for name in settings},
+    return RowSettings(
+        columns=data.columns,
+        system_prompts=data.system_prompts,
+        on_overlong=data.on_overlong,
+        also_train=data.also_train,
         learn=learn.use,
+        on_private=data.on_private,
+        near_duplicates=data.near_duplicates,
         max_length=max_length,
-        model_folder=str(model_folder) if model_folder else None,
-        keep_raw=keep_raw,
-        forgotten=tuple(sorted(forgotten)),
+        model_folder=model_folder,
+        forgotten=frozenset(forgotten),
     )
 
 
 def _examine(
     inputs: Inputs,
-    job: ChunkJob,
+    settings: RowSettings,
     data: DataConfig,
     learn: LearnConfig,
-    work: Path,
+    work: Work,
     progress: Progress,
     frozen: frozenset[int],
-) -> tuple[Decisions, Report]:
-    """Return what every check says of all rows. The results that `Decisions` reads exist as long as `work`."""
+    *,
+    keep_raw: bool,
+) -> Report:
+    """Fill `work` with all rows and their fates, and return the report."""
     try:
-        results = run_parcels(job, tuple(inputs.parcels()), work, progress, workers=num_workers())
+        rows = examined(settings, inputs.rows(), workers=num_workers())
+        fill(work, rows, progress, inputs.lines, keep_raw=keep_raw)
     except (OSError, HivetuneError):
         _refuse_changed(inputs)  # the likelier cause
         raise
     _refuse_changed(inputs)
-    progress(sum(chunk.rows for chunk in inputs.chunks), None)  # how long the comparison takes is unknown
-    decisions = decide_rows(results, data, frozen, learn)
-    report = make_report(decisions, model=job.model_folder, max_length=job.max_length)
-    encodings = {name: ENCODED_FORMAT.search(form) for name, form in inputs.formats.items()}
+    progress(work.num_rows, None)  # how long the comparison takes is unknown
+    decisions = decide_rows(work, data, frozen, learn)
+    report = make_report(work, decisions, model=settings.model_folder, max_length=settings.max_length)
     report.document.update(
         {
-            "learn": learnable(decisions.lessons, decisions.reasons, decisions.corrections, learn),
-            "encodings": {name: match.group(1) for name, match in encodings.items() if match},
-            "carriage_returns": [name for name, form in inputs.formats.items() if CR_FORMAT in form],
-            "no_header": [name for name, form in inputs.formats.items() if NO_HEADER in form],
+            "learn": learnable(decisions.lessons, work.counts(), learn),
+            "encodings": {source.name: source.encoding for source in inputs.sources if source.encoding},
             "understood": understood(inputs, data.columns),
             "unclear": unclear(inputs, data.columns),
-            "unmatched": unmatched(decisions, data, first_row(inputs)),
+            "unmatched": unmatched(work, data, first_row(inputs)),
         }
     )
-    return decisions, report
+    return report
 
 
 def _refuse_changed(inputs: Inputs) -> None:
@@ -237,16 +242,14 @@ def _refuse_changed(inputs: Inputs) -> None:
         )
 
 
-def _key(inputs: Inputs, job: ChunkJob, config: RunConfig, model_folder: Path, frozen: frozenset[int]) -> str:
+def _key(inputs: Inputs, settings: RowSettings, config: RunConfig, model_folder: Path, frozen: frozenset[int]) -> str:
     """Return the hash of everything that can change the snapshot."""
     model = {name: sha256_file(model_folder / name) for name in RENDER_FILES if (model_folder / name).exists()}
-    settings = {k: v for k, v in config.data.model_dump(mode="json").items() if k not in ("path", "max_rejected")}
+    values = {k: v for k, v in config.data.model_dump(mode="json").items() if k not in ("path", "max_rejected")}
     if config.data.leave_out is not None:
-        settings["leave_out"] = sorted(read_leave_out(Path(config.data.leave_out)).items())
-    shape = [chunk.rows for chunk in inputs.chunks]  # results of other chunks can't be mixed
-    learn = sorted(config.learn.use)
-    parts = [FORMAT, __version__, inputs.digest, settings, config.max_length, model, shape]
-    parts += [job.near_duplicates > 0, job.forgotten, sorted(frozen), learn]
+        values["leave_out"] = sorted(read_leave_out(Path(config.data.leave_out)).items())
+    parts = [FORMAT, __version__, inputs.digest, values, config.max_length, model]
+    parts += [sorted(settings.forgotten), sorted(frozen), sorted(config.learn.use)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -276,7 +279,7 @@ def _work_folder(work: Path) -> Iterator[None]:
         shutil.rmtree(work)
 
 
-def _publish(folder: Path, key: str, decisions: Decisions, report: Report, model_folder: Path) -> None:
+def _publish(folder: Path, key: str, work: Work, report: Report, model_folder: Path) -> None:
     """Write the snapshot into a temporary folder and rename it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
@@ -288,9 +291,9 @@ def _publish(folder: Path, key: str, decisions: Decisions, report: Report, model
         metadata = {k: document[k] for k in ("splits", "agents", "categories", "tokens", "trained_tokens", "lengths")}
         write_json(temporary / "metadata.json", {"schema": 1, **metadata})
         with open(temporary / DROPPED_FILE, "wb") as file:
-            write_dropped(decisions, file)
-        write_page(temporary / REPORT_PAGE, report, decisions, model_folder)
-        write_snapshot(temporary, decisions, key=key, report=document)
+            write_dropped(work, file)
+        write_page(temporary / REPORT_PAGE, report, work, model_folder)
+        write_snapshot(temporary, work, key=key, report=document)
         if folder.exists():
             folder.rmdir()  # an empty one that the user made
         os.rename(temporary, folder)
@@ -326,7 +329,7 @@ def refuse_without_training(data: DataConfig, trained: int) -> None:
         raise DataRefused(f"no row of {data.path} is left to train on", hint=hint)
 
 
-# The columns that are equal in a chunk's result and in the snapshot.
+# The columns that are equal in the file of rows and in the snapshot.
 COPIED = (
     *("id", "interaction_id", "source", "agent", "category", "session", "user", "time", "answered_by"),
     *("messages", "tools", "checker"),
@@ -335,14 +338,14 @@ WRITTEN = ("row", "tied", "length", "trained", "split", "view", "vouched", "less
 INSERT = f"INSERT INTO rows ({', '.join(WRITTEN)}) VALUES ({', '.join('?' * len(WRITTEN))})"
 
 
-def write_snapshot(folder: Path, decisions: Decisions, *, key: str, report: Mapping[str, Any]) -> None:
+def write_snapshot(folder: Path, work: Work, *, key: str, report: Mapping[str, Any]) -> None:
     """Fill `folder`, the manifest last.
 
     The snapshot's hash covers tokens, masks, ids and splits, so it does not depend on where the rows came from.
     """
-    lessons = decisions.lessons
-    better_of = {**lessons.worse, **{bad: better for bad, better in lessons.bad.items() if better is not None}}
-    better_rows = set(better_of.values())
+    better_rows = {
+        row for (row,) in work.all("SELECT better FROM rows WHERE better NOT NULL UNION SELECT pair FROM rows")
+    }
     good: dict[int, int] = {}  # input row of a better answer: its row in the snapshot
     bad: list[tuple[int, int]] = []  # (row of the snapshot, input row of the better answer)
     digest = hashlib.sha256()
@@ -353,22 +356,22 @@ def write_snapshot(folder: Path, decisions: Decisions, *, key: str, report: Mapp
         database = stack.enter_context(closing(sqlite3.connect(folder / ROWS_FILE, isolation_level=None)))
         database.executescript(f"PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; {ROWS_SCHEMA}")
         database.execute("BEGIN")
-        for number, values, tokens, mask in _sequences(decisions):
+        for number, better, values, tokens, mask in _sequences(work):
             row = len(offsets) - 1
             tokens_file.write(tokens)
             trained_file.write(mask)
-            digest.update(f"{values['id']} {decisions.fate[number]} {len(mask)}\n".encode())
+            digest.update(f"{values['id']} {values['split']} {len(mask)}\n".encode())
             digest.update(tokens)
             digest.update(mask)
             offsets.append(offsets[-1] + len(mask))
             if values["split"] == BAD:
                 num_bad += 1
-                if number in better_of:
-                    bad.append((row, better_of[number]))
+                if better is not None:
+                    bad.append((row, better))
             elif number in better_rows:
                 good[number] = row  # of several views the last one, whose answer was judged
             sizes = len(mask), mask.count(1)
-            database.execute(INSERT, (row, decisions.tied[number], *sizes, *map(values.get, WRITTEN[4:])))
+            database.execute(INSERT, (row, values["tied"], *sizes, *map(values.get, WRITTEN[4:])))
         for row, better in bad:
             if better in good:  # else it was left out
                 pair = good[better], row
@@ -394,32 +397,35 @@ def write_snapshot(folder: Path, decisions: Decisions, *, key: str, report: Mapp
         },
         "model": report["model"],
         "max_length": report["max_length"],
-        "nearest": report["nearest"],
     }
     write_manifest(folder, extra)
 
 
-def _sequences(decisions: Decisions) -> Iterator[tuple[int, dict[str, Any], bytes, bytes]]:
-    """Yield (input row, columns of the snapshot, tokens, mask) in input order, a worse answer after the better one."""
-    lessons = decisions.lessons
+def _sequences(work: Work) -> Iterator[tuple[int, int | None, dict[str, Any], bytes, bytes]]:
+    """Yield (input row, row of the better answer, columns of the snapshot, tokens, mask) in input order, a worse answer
+    after the better one.
+    """
     query = (
-        f"SELECT n, {', '.join(COPIED)}, vouched, lesson, tokens, mask, views, worse, worse_tokens, worse_mask"
-        " FROM rows JOIN bodies USING (n) ORDER BY n"
+        f"SELECT n, fate, coalesce(tied, n), better, pair, {', '.join(COPIED)}, vouched, lesson, tokens, mask, views,"
+        " worse, worse_tokens, worse_mask FROM rows JOIN bodies USING (n)"
+        " WHERE fate IN ('train', 'validation', 'test', 'for-stage-2') OR pair NOT NULL ORDER BY n"
     )
-    for row, *copied, vouched, kind, tokens, mask, views, worse, worse_tokens, worse_mask in decisions.rows(query):
-        values = {**dict(zip(COPIED, copied, strict=True)), "split": BAD, "view": 0, "vouched": 0}
-        fate = decisions.fate[row]
-        if fate < len(SPLITS):
-            values |= {"split": SPLITS[fate], "vouched": vouched}
+    trained = "SELECT 1 FROM rows WHERE n = ? AND fate = 'train'"
+    for row, fate, tied, better, pair, *found in work.all(query):
+        copied, (vouched, kind, tokens, mask, views) = found[: len(COPIED)], found[len(COPIED) : -3]
+        worse, worse_tokens, worse_mask = found[-3:]
+        values = {**dict(zip(COPIED, copied, strict=True)), "tied": tied, "split": BAD, "view": 0, "vouched": 0}
+        if fate in SPLITS:
+            values |= {"split": fate, "vouched": vouched}
             if views is None:
-                yield row, values, tokens, mask
+                yield row, None, values, tokens, mask
             else:
-                yield from ((row, *view) for view in _views(values, tokens, mask, json.loads(views)))
-        elif row in lessons.bad:
-            yield row, {**values, "lesson": "failure" if lessons.bad[row] is None else "retry"}, tokens, mask
-        if row in lessons.worse and decisions.fate[lessons.worse[row]] == TRAIN:
+                yield from ((row, None, *view) for view in _views(values, tokens, mask, json.loads(views)))
+        elif fate == "for-stage-2":
+            yield row, better, {**values, "lesson": "failure" if better is None else "retry"}, tokens, mask
+        if pair is not None and work.one(trained, pair):
             values |= {"split": BAD, "vouched": 0, "lesson": kind, "messages": worse}
-            yield row, values, worse_tokens, worse_mask
+            yield row, pair, values, worse_tokens, worse_mask
 
 
 def _views(

@@ -6,32 +6,23 @@
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain, islice
+from pathlib import Path
 from typing import IO, Any
 
 from hivetune.base.paths import spelled
 from hivetune.config import DataConfig
 from hivetune.data.columns import SYSTEM
-from hivetune.data.fates import (
-    BEGINNING,
-    DUPLICATE,
-    DUPLICATES,
-    NEAR_DUPLICATE,
-    NO_VALUE,
-    REFUSED,
-    SET_ASIDE,
-    Decisions,
-    RowLookup,
-)
 from hivetune.data.mapping import near_column
 from hivetune.data.pieces.said import Row
+from hivetune.data.prepare.decide import Decisions
+from hivetune.data.prepare.work import DUPLICATES, NO_VALUE, USABLE, Work, is_refused, severity_of
 from hivetune.data.reasons import REASONS
 from hivetune.data.snapshot import SPLITS
 from hivetune.errors import DataRefused
 
 SHOWN_DUPLICATES = 5  # of each kind, in the report
+SHOWN_EXTREMES, FREQUENT_ANSWERS, ANSWER_CHARS = 3, 10, 200
 MAX_PROBLEMS = 20_000  # in the JSON; the quarantine file has all of them
 NOT_RUN_WITHOUT_MODEL = ("template", "mask", "tokens", "control-token")
 FITTING_SHARE = 0.99
@@ -83,64 +74,70 @@ class Report:
             raise DataRefused(first["problem"], hint=first["hint"])
 
 
-def accounting(decisions: Decisions) -> dict[str, Any]:
+def accounting(work: Work) -> dict[str, Any]:
     """Return the accounting. Law 1 is asserted: rows_in = usable + duplicates + rejected + set aside."""
-    rejected = {r: n for r, n in sorted(decisions.reasons.items()) if REASONS[r].severity == "reject"}
-    set_aside = {r: n for r, n in decisions.reasons.items() if REASONS[r].severity == "set_aside"}
-    set_aside |= {reason: count for fate, reason in SET_ASIDE.items() if (count := decisions.count(fate))}
-    usable, duplicates = decisions.count(*range(len(SPLITS))), decisions.count(*DUPLICATES)
-    assert decisions.num_rows == usable + duplicates + sum(rejected.values()) + sum(set_aside.values())
+    counts = work.counts()
+    rejected = {fate: count for fate, count in counts.items() if severity_of(fate) == "reject"}
+    set_aside = {fate: count for fate, count in counts.items() if severity_of(fate) == "set_aside"}
+    usable, duplicates = (sum(counts.get(fate, 0) for fate in fates) for fates in (SPLITS, DUPLICATES))
+    assert work.num_rows == usable + duplicates + sum(rejected.values()) + sum(set_aside.values())
     return {
-        "rows_in": decisions.num_rows,
+        "rows_in": work.num_rows,
         "usable": usable,
         "duplicates": duplicates,
         "rejected": rejected,
-        "set_aside": dict(sorted(set_aside.items())),
+        "set_aside": set_aside,
     }
 
 
-def make_report(decisions: Decisions, *, model: str | None, max_length: int) -> Report:
+def make_report(work: Work, decisions: Decisions, *, model: Path | None, max_length: int) -> Report:
     """Return the report of all rows."""
-    counts = accounting(decisions)
-    problems, changes = list(_problems(decisions)), list(_changes(decisions))
+    counts, fates, groups = accounting(work), work.counts(), decisions.groups
+    problems, changes, num_changes, changed = list(_problems(work)), *_changes(work)
     num_problems = sum(counts["rejected"].values()) + sum(counts["set_aside"].values())
-    examples = [list(islice(iter_dropped(decisions, kind), SHOWN_DUPLICATES)) for kind in DUPLICATES]
     shown = ("kind", "source", "same_as", "share", "messages", "same_as_messages")
+    examples = [pair for kind in DUPLICATES for pair in iter_dropped(work, kind, limit=SHOWN_DUPLICATES)]
     return Report(
         {
             "schema": 1,
             **counts,
-            "exact_duplicates": decisions.count(DUPLICATE),
-            "beginnings": decisions.count(BEGINNING),
-            "near_duplicates": decisions.count(NEAR_DUPLICATE),
-            "groups": decisions.groups,
-            "nearest": decisions.nearest,
+            "exact_duplicates": fates.get("duplicate", 0),
+            "beginnings": fates.get("beginning", 0),
+            "near_duplicates": fates.get("near-duplicate", 0),
+            "groups": {
+                "groups": groups.groups,
+                "largest": groups.largest,
+                "broken_up": groups.broken_up,
+                "too_large": groups.too_large,
+                "missed": list(groups.missed),
+            },
             "problems": problems,
             "problems_left_out": num_problems - len(problems),
-            "changed": dict(sorted(decisions.changed.items())),
-            "changes": changes[:MAX_PROBLEMS],
-            "changes_left_out": max(0, len(changes) - MAX_PROBLEMS),
-            "files": {name: dict(layouts) for name, layouts in decisions.files.items()},
-            "model": model,
+            "changed": changed,
+            "changes": changes,
+            "changes_left_out": num_changes - len(changes),
+            "files": {name: dict(layouts) for name, layouts in work.files.items()},
+            "model": str(model) if model else None,
             "max_length": max_length if model else None,
             "synthetic": decisions.synthetic,
             "not_run": [] if model else list(NOT_RUN_WITHOUT_MODEL),
-            "duplicate_examples": [{name: pair[name] for name in shown} for pair in chain.from_iterable(examples)],
-            **_distribution(decisions, has_tokens=model is not None),
+            "duplicate_examples": [{name: pair[name] for name in shown} for pair in examples],
+            "answers": _frequent_answers(work),
+            **_distribution(work, max_length if model else None),
         }
     )
 
 
-def unmatched(decisions: Decisions, data: DataConfig, row: Row) -> list[dict[str, str]]:
+def unmatched(work: Work, data: DataConfig, row: Row) -> list[dict[str, str]]:
     """Return the mappings and settings that fit no row, each with its problem and a hint: they would be ignored without
     a word. `row` is one of the rows.
     """
-    num_read = decisions.num_rows - decisions.reasons.total()
+    num_read = work.one("SELECT count(*) FROM rows WHERE hash64 NOT NULL")
     if num_read == 0:
         return []
     missing: Counter[str] = Counter()
-    for _, names in decisions.rows("SELECT n, missing FROM rows WHERE missing IS NOT NULL"):
-        missing.update(names.split(","))
+    for names, count in work.all("SELECT missing, count(*) FROM rows WHERE missing IS NOT NULL GROUP BY missing"):
+        missing.update(dict.fromkeys(names.split(","), count))
     found = []
     for field in (field for field, count in missing.items() if count == num_read):
         column = data.columns[field]
@@ -150,94 +147,115 @@ def unmatched(decisions: Decisions, data: DataConfig, row: Row) -> list[dict[str
             {"problem": f"no row has the column {column!r}, which data.columns names as {field}", "hint": hint}
         )
     if data.system_prompts:
-        agents = {agent for _, agent in decisions.rows("SELECT DISTINCT 0, agent FROM rows WHERE reason IS NULL")}
+        agents = {agent for (agent,) in work.all("SELECT DISTINCT agent FROM rows WHERE agent NOT NULL")}
         if agents.isdisjoint(data.system_prompts):
-            named = ", ".join(sorted(map(spelled, agents - {None}))[:MAX_NAMED])
+            named = ", ".join(sorted(map(spelled, agents))[:MAX_NAMED])
             hint = f"rows have: {named}" if named else "if all rows are of one, map it: --columns \"agent='NAME'\""
             names = ", ".join(map(spelled, data.system_prompts))
             found.append({"problem": f"no row has an agent of data.system_prompts: {names}", "hint": hint})
-    facts = {data.balance: f"data.balance: {data.balance}"} if data.balance != "none" else {}
-    for fact, setting in facts.items():
-        if not any(decisions.rows(f"SELECT n, 1 FROM rows WHERE {fact} IS NOT NULL LIMIT 1")):
-            found.append(
-                {"problem": f"no row has the {fact} for {setting}", "hint": f"map it: --columns {fact}=COLUMN"}
-            )
+    if data.balance != "none" and work.one(f"SELECT 1 FROM rows WHERE {data.balance} NOT NULL LIMIT 1") is None:
+        found.append(
+            {
+                "problem": f"no row has the {data.balance} for data.balance: {data.balance}",
+                "hint": f"map it: --columns {data.balance}=COLUMN",
+            }
+        )
     return found
 
 
-def iter_dropped(decisions: Decisions, *kinds: int) -> Iterator[dict[str, Any]]:
+def iter_dropped(work: Work, *kinds: str, limit: int = -1) -> Iterator[dict[str, Any]]:
     """Yield each dropped row in input order: kind, places, owner, similarity, texts.
 
     `share` is the lower similarity of question and answer, None for equal rows.
     """
-    query = "SELECT source, session, user, interaction_id, messages FROM rows JOIN bodies USING (n) WHERE n = ?"
-    with closing(RowLookup(decisions, query)) as rows, closing(RowLookup(decisions, query)) as originals:
-        for row in (row for row, fate in enumerate(decisions.fate) if fate in kinds):
-            source, session, user, identity, text = rows.find(row)
-            original, *_, original_text = originals.find(decisions.original(row))
-            share = decisions.shares.get(row)
-            yield {
-                "kind": DUPLICATES[decisions.fate[row]],
-                "source": source,
-                "same_as": original,
-                "share": None if share is None else round(share, 3),
-                "session": session,
-                "user": user,
-                "interaction_id": identity,
-                "messages": json.loads(text),
-                "same_as_messages": json.loads(original_text),
-            }
+    query = (
+        "SELECT fate, share, stays, source, session, user, interaction_id, messages FROM rows JOIN bodies USING (n)"
+        f" WHERE fate IN ({', '.join('?' * len(kinds))}) ORDER BY n LIMIT {limit}"
+    )
+    for fate, share, stays, source, session, user, identity, text in work.all(query, *kinds):
+        while (further := work.one("SELECT stays FROM rows WHERE n = ? AND fate = ?", stays, fate)) is not None:
+            stays = further
+        [(original, original_text)] = work.all(
+            "SELECT source, messages FROM rows JOIN bodies USING (n) WHERE n = ?", stays
+        )
+        yield {
+            "kind": DUPLICATES[fate],
+            "source": source,
+            "same_as": original,
+            "share": None if share is None else round(share, 3),
+            "session": session,
+            "user": user,
+            "interaction_id": identity,
+            "messages": json.loads(text),
+            "same_as_messages": json.loads(original_text),
+        }
 
 
-def write_dropped(decisions: Decisions, file: IO[bytes]) -> None:
+def write_dropped(work: Work, file: IO[bytes]) -> None:
     """Write all duplicates as JSON Lines; of exact copies only the places, since the kept row has their text."""
-    for pair in iter_dropped(decisions, *DUPLICATES):
-        if pair["kind"] == DUPLICATES[DUPLICATE]:
+    for pair in iter_dropped(work, *DUPLICATES):
+        if pair["kind"] == DUPLICATES["duplicate"]:
             del pair["messages"], pair["same_as_messages"]
         file.write(json.dumps(pair, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
 
 
-def _problems(decisions: Decisions) -> Iterator[dict[str, str]]:
+def _problems(work: Work) -> Iterator[dict[str, str]]:
     """Yield the first MAX_PROBLEMS rows that are rejected or set aside, in input order."""
-    rows = decisions.rows("SELECT n, source, reason, hint FROM rows ORDER BY n")
-    problems = (row for row in rows if decisions.fate[row[0]] == REFUSED or decisions.fate[row[0]] in SET_ASIDE)
-    for row, source, reason, hint in islice(problems, MAX_PROBLEMS):
-        name = reason or SET_ASIDE[decisions.fate[row]]
-        known = REASONS[name]
-        yield {"source": source, "reason": name, "hint": hint or known.hint, "severity": known.severity}
+    refused = [fate for fate in work.counts() if is_refused(fate)]
+    query = f"SELECT fate, source, hint FROM rows WHERE fate IN ({', '.join('?' * len(refused))}) ORDER BY n LIMIT ?"
+    for fate, source, hint in work.all(query, *refused, MAX_PROBLEMS):
+        known = REASONS[fate]
+        yield {"source": source, "reason": fate, "hint": hint or known.hint, "severity": known.severity}
 
 
-def _changes(decisions: Decisions) -> Iterator[dict[str, str]]:
-    """Yield the changes of usable rows with their places."""
-    query = "SELECT n, source, changed, notes FROM rows WHERE changed IS NOT NULL ORDER BY n"
-    for row, source, changed, notes in decisions.rows(query):
-        if decisions.fate[row] < len(SPLITS):
-            details = dict(json.loads(notes)) if notes else {}
-            for reason in changed.split(","):
+def _changes(work: Work) -> tuple[list[dict[str, str]], int, dict[str, int]]:
+    """Return the first MAX_PROBLEMS changes of usable rows with their places, the number of all, and of each kind."""
+    changes: list[dict[str, str]] = []
+    counts: Counter[str] = Counter()
+    query = f"SELECT source, changed, notes FROM rows WHERE changed IS NOT NULL AND {USABLE} ORDER BY n"
+    for source, changed, notes in work.all(query):
+        details = dict(json.loads(notes)) if notes and len(changes) < MAX_PROBLEMS else {}
+        for reason in changed.split(","):
+            counts[reason] += 1
+            if len(changes) < MAX_PROBLEMS:
                 hint = details.get(reason, f"{REASONS[reason].meaning}; {REASONS[reason].hint}")
-                yield {"source": source, "reason": reason, "hint": hint, "severity": "warn"}
+                changes.append({"source": source, "reason": reason, "hint": hint, "severity": "warn"})
+    return changes, counts.total(), dict(sorted(counts.items()))
 
 
-def _distribution(decisions: Decisions, *, has_tokens: bool) -> dict[str, Any]:
-    """Return splits, agents, categories and lengths of the usable rows."""
+def _frequent_answers(work: Work) -> list[dict[str, Any]]:
+    """Return the most frequent last answers of the usable rows, each with its number: what a placeholder or an error of
+    an API looks like is for people to see.
+    """
+    query = (
+        "SELECT json_extract(messages, '$[#-1].content') AS answer, count(*) FROM rows JOIN bodies USING (n)"
+        f" WHERE {USABLE} GROUP BY answer HAVING count(*) > 1 ORDER BY 2 DESC, 1 LIMIT ?"
+    )
+    return [{"answer": answer[:ANSWER_CHARS], "rows": count} for answer, count in work.all(query, FREQUENT_ANSWERS)]
+
+
+def _distribution(work: Work, max_length: int | None) -> dict[str, Any]:
+    """Return splits, agents, categories and lengths of the usable rows. Without `max_length` lengths are characters."""
     splits: Counter[str] = Counter()
     agents: dict[str, Counter[str]] = {}
     categories: dict[str, Counter[str]] = {}
     lengths: Counter[int] = Counter()
-    all_lengths: Counter[int] = Counter()
     tokens = trained_tokens = 0
-    query = "SELECT n, length, num_tokens, trained, agent, category FROM rows WHERE length IS NOT NULL ORDER BY n"
-    for row, length, num_tokens, trained, agent, category in decisions.rows(query):
-        all_lengths[length] += 1
-        if decisions.fate[row] >= len(SPLITS):
-            continue
-        split = SPLITS[decisions.fate[row]]
-        splits[split] += 1
-        agents.setdefault(agent or NO_VALUE, Counter())[split] += 1
-        categories.setdefault(category or NO_VALUE, Counter())[split] += 1
-        lengths[length] += 1
-        tokens += num_tokens or 0
-        trained_tokens += trained or 0
+    query = (
+        "SELECT fate, length, agent, category, count(*), total(num_tokens), total(trained) FROM rows"
+        f" WHERE {USABLE} GROUP BY fate, length, agent, category"
+    )
+    for split, length, agent, category, count, num_tokens, trained in work.all(query):
+        splits[split] += count
+        agents.setdefault(agent or NO_VALUE, Counter())[split] += count
+        categories.setdefault(category or NO_VALUE, Counter())[split] += count
+        lengths[length] += count
+        tokens += int(num_tokens)
+        trained_tokens += int(trained)
+    seen = "SELECT length, count(*) FROM rows WHERE length NOT NULL GROUP BY length"
+    all_lengths: Counter[int] = Counter(dict(work.all(seen)))
+    has_tokens = max_length is not None
+    above = sum(count for length, count in all_lengths.items() if length > max_length) if max_length else 0
     return {
         "splits": {split: splits[split] for split in SPLITS},
         "agents": {name: dict(counts) for name, counts in sorted(agents.items())},
@@ -251,10 +269,19 @@ def _distribution(decisions: Decisions, *, has_tokens: bool) -> dict[str, Any]:
             "p99": _quantile(lengths, 0.99),
             "max": max(lengths, default=0),
             "longest_seen": max(all_lengths, default=0),
+            "above_max_length": above / max(1, all_lengths.total()) if has_tokens else None,
+            "shortest": _extremes(work, "length"),
+            "longest": _extremes(work, "-length"),
             "keeps_99_percent": _quantile(all_lengths, FITTING_SHARE),
             "histogram": _histogram(all_lengths),
         },
     }
+
+
+def _extremes(work: Work, order: str) -> list[dict[str, Any]]:
+    """Return the places and lengths of the first usable rows in an order."""
+    query = f"SELECT source, length FROM rows WHERE {USABLE} ORDER BY {order}, n LIMIT {SHOWN_EXTREMES}"
+    return [{"source": source, "length": length} for source, length in work.all(query)]
 
 
 def secrets_first(changes: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:

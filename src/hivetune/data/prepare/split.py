@@ -1,40 +1,27 @@
-"""The split into training and held-out rows. Rows that belong together are a group, and a group has one side.
+"""The split into training and held-out rows. Rows that belong together are a group, and a group is one draw.
 
-Rows are tied by an equal question or text, by their session, by a long text that few rows share, by most of their
-words, and by their user. A group is a connected component of these ties. Its side is a function of the hash of its
-oldest row's session or question: no state is kept, the order of the input does not matter, and shares are exact only on
-average. docs/decisions/0012 ranks these promises.
+Rows are tied by an equal question, by their session and by nearly equal questions. A group's side is a function of the
+hash of its oldest row's session or question: no state is kept, and the order of the input does not matter. Where that
+misses a share of the rows by more than SHARE_FACTOR, the groups are taken in the order of their hashes instead, until
+each split has its share.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from hivetune.data.checks.dedupe import Table
-from hivetune.data.snapshot import SPLITS
-from hivetune.records import Example, Message, Split
+from hivetune.records import Message, Split
 
 if TYPE_CHECKING:  # pydantic would take 0.3 s at the start of each worker
     from hivetune.config import DataConfig
+    from hivetune.data.prepare.work import Work
 
 SALT = b"hivetune split 1"
 SCALE = 1 << 64
-NONE = 0  # the hash of a session or user that a row does not name
-READ, SAID, SESSION, TEXT, USER = range(5)
-# A user is kept together only up to this share of the held-out rows (by default 2 % of all rows), since otherwise
-# the side of one user would decide the verdict.
-USERS_SHARE = 0.1
-# The ties in the order in which groups grow. A row is in its largest group of these levels that is small enough to be
-# held out, else in its group of the last level, READ.
-GROWTH = (READ, SAID, SESSION, TEXT, USER)
-LEVELS = (USER, TEXT, SESSION, SAID, READ)
-# A text is long from 20 words (answers) or 50 words (paragraphs).
-LONG_ANSWER_CHARS, LONG_CONTEXT_CHARS, MAX_CONTEXTS = 120, 300, 8
-# A text that more rows share than this share of the held-out rows is an instruction or a stock answer.
-TEXTS_SHARE, FEW_ROWS = 0.25, 8
+NONE = 0  # the hash of a session or owner that a row does not name
+SHARE_FACTOR = 1.5
+FEW_ROWS = 30  # that a split should hold: below it the hash alone decides, since shares of few rows vary anyhow
 
 
 def question(messages: Sequence[Message]) -> str:
@@ -46,27 +33,6 @@ def question(messages: Sequence[Message]) -> str:
         if message.role != "system":
             texts.append(" ".join(message.content.split()).casefold())
     return "\n".join(texts) if texts else messages[0].content[:200]
-
-
-def tie_hashes(example: Example) -> tuple[int, int, int, int]:
-    """Return 64-bit hashes of the text that is read, the question, the session and the user (NONE if missing)."""
-    return (
-        read_hash(example.messages),
-        group_hash("question:" + question(example.messages)),
-        group_hash(f"session:{example.session}") if example.session else NONE,
-        group_hash(f"user:{example.user}") if example.user else NONE,
-    )
-
-
-def text_hashes(messages: Sequence[Message]) -> "array[int]":
-    """Return 64-bit hashes of the last answer and of the paragraphs that are read, if they are long."""
-    answer = " ".join(messages[-1].content.split()).casefold()
-    texts = [f"answer:{answer}"] if messages[-1].role == "assistant" and len(answer) >= LONG_ANSWER_CHARS else []
-    for message in messages:
-        if message.role != "assistant" and len(message.content) >= LONG_CONTEXT_CHARS:
-            lines = (line for line in message.content.split("\n") if len(line) >= LONG_CONTEXT_CHARS)
-            texts += [f"context:{' '.join(line.split()).casefold()}" for line in lines]
-    return array("Q", map(group_hash, dict.fromkeys(texts[: MAX_CONTEXTS + 1])))
 
 
 def read_hash(messages: Sequence[Message]) -> int:
@@ -88,106 +54,98 @@ def split_of(hash64: int, validation: float, test: float) -> Split:
     return "validation" if position < test + validation else "train"
 
 
-@dataclass(frozen=True, slots=True)
-class Ties:
-    """The ties of all rows, with one entry per input row. `time` is in seconds since 1970, infinite if unknown.
+class Groups(NamedTuple):
+    """What the split did: how many groups there are, the size of the largest, the rows whose ties were not all kept
+    because the group would be larger than all that may be held out, and the rows that are trained because theirs is.
 
-    `texts` has hashes of long texts; `text_rows` has the row of each at the same place, ascending.
+    `missed`: a sentence for each split that misses its share of the rows by more than SHARE_FACTOR.
     """
 
-    read: "array[int]"
-    question: "array[int]"
-    session: "array[int]"
-    user: "array[int]"
-    time: "array[float]"
-    text_rows: "array[int]" = field(default_factory=lambda: array("I"))
-    texts: "array[int]" = field(default_factory=lambda: array("Q"))
+    groups: int
+    largest: int
+    broken_up: int
+    too_large: int
+    missed: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Sides:
-    """The result: for each input row `side`, an index into SPLITS, and `group`, a row that identifies its group.
-
-    `counts` is for the report: how many groups there are, the size of the largest, and the rows that are broken up, as
-    their session or user is too large to be kept together, or are trained because their group is
-    too large, larger than all that may be held out.
-    """
-
-    side: bytearray
-    group: "array[int]"
-    counts: dict[str, int]
-
-
-def sides(
-    rows: Sequence[int],
-    ties: Ties,
-    alike: Iterable[tuple[int, int]],
-    data: "DataConfig",
-    twins: Iterable[tuple[int, int]] = (),
-) -> Sides:
-    """Return the side of each of `rows`. `alike` are pairs of nearly equal rows, `twins` pairs that share most words.
-
-    A group that is larger than validation and test together can't be held out. Then only smaller groups are kept
-    together: the session, else the question, else all text that is read (one question about many documents, one
-    greeting before many conversations). If that is still too large, the group is trained.
-    """
-    num_rows = len(ties.time)
-    levels = LEVELS
-    limit = (data.validation + data.test) * len(rows)
-    group, level_of, fits = array("I", bytes(4 * num_rows)), bytearray(num_rows), bytearray(num_rows)
-    member = bytearray(num_rows)
-    for row in rows:
-        member[row] = 1
-    groups, sizes = _Groups(num_rows), array("I")
-    groups.join((row, copy) for row, copy in alike if member[row] and member[copy])
-    equal = {READ: ties.read, SAID: ties.question, SESSION: ties.session, USER: ties.user}
-    for level in GROWTH:
-        if level == TEXT:
-            groups.join(_sharing_texts(ties, member, max(FEW_ROWS, int(TEXTS_SHARE * limit))))
-            groups.join(twins)
-        else:
-            first = Table()
-            named = ((row, equal[level][row]) for row in rows if equal[level][row] != NONE)
-            groups.join((first_row, row) for row, value in named if (first_row := first.put(value, row)) is not None)
-        roots = groups.closed(rows)
-        if level not in levels:
-            continue
-        sizes = _sizes(rows, roots)
-        largest = max(1.0, limit * USERS_SHARE if level == USER else limit)
-        for row in rows:
-            if level == levels[-1] or sizes[roots[row]] <= largest:
-                group[row], level_of[row], fits[row] = roots[row], level, sizes[roots[row]] <= largest
-    in_group = _sizes(rows, group)
-    counts = {
-        "groups": sum(map(bool, in_group)),
-        "largest": max(in_group, default=0),
-        "broken_up": sum(in_group[group[row]] != sizes[roots[row]] for row in rows),
-        "too_large": len(rows) - sum(fits),
+def split_rows(work: "Work", alike: Iterable[tuple[int, int]], data: "DataConfig") -> Groups:
+    """Give each row with the fate train its group and its split. `alike` are pairs of rows that ask nearly the same."""
+    num_rows = work.num_rows
+    usable = bytearray(num_rows)
+    for (row,) in work.all("SELECT n FROM rows WHERE fate = 'train'"):
+        usable[row] = 1
+    total = usable.count(1)
+    limit = max(1, int((data.validation + data.test) * total))
+    ties = _Ties(num_rows, limit)
+    ties.join(_equal(work, "read64", total, ties.broken), always=True)  # one text is never on both sides
+    ties.join(_equal(work, "question64", limit, ties.broken))
+    ties.join(_equal(work, "session64", limit, ties.broken))
+    ties.join(pair for pair in alike if usable[pair[0]] and usable[pair[1]])
+    root = ties.closed()
+    sizes = array("I", bytes(4 * num_rows))
+    for row in range(num_rows):
+        sizes[root[row]] += usable[row]
+    anchors = _anchors(work, root)
+    held_out = {
+        one: anchors[one] for one in range(num_rows) if usable[one] and root[one] == one and sizes[one] <= limit
     }
-    side = bytearray(num_rows)
-    anchors = _anchors(rows, ties, group, level_of)
-    for row in rows:
-        if fits[row]:
-            side[row] = SPLITS.index(split_of(anchors[group[row]], data.validation, data.test))
-    return Sides(side, group, counts)
+    sides, missed = _sides(held_out, sizes, total, data)
+    work.database.execute("BEGIN")
+    work.database.executemany(
+        "UPDATE rows SET tied = ?, fate = ? WHERE n = ?",
+        ((root[row], sides.get(root[row], "train"), row) for row in range(num_rows) if usable[row]),
+    )
+    work.database.execute("COMMIT")
+    in_groups = [sizes[row] for row in range(num_rows) if usable[row] and root[row] == row]
+    too_large = sum(size for size in in_groups if size > limit)
+    return Groups(len(in_groups), max(in_groups, default=0), len(ties.broken), too_large, missed)
 
 
-class _Groups:
-    """Sets of rows that belong together (union-find). A set is named by its first row, its root."""
+def _equal(work: "Work", column: str, most: int, broken: set[int]) -> Iterator[tuple[int, int]]:
+    """Yield pairs of usable rows with the same value, each with the first one that has it. A value of more than `most`
+    rows ties none (one question about many documents, one greeting before many conversations): they go to `broken`.
+    """
+    query = (
+        f"SELECT {column}, n, count(*) OVER (PARTITION BY {column}) FROM rows"
+        f" WHERE fate = 'train' AND {column} != 0 ORDER BY {column}, n"
+    )
+    first = last = None
+    for value, row, count in work.all(query):
+        if count > most:
+            broken.add(row)
+        elif value != last:
+            first, last = row, value
+        else:
+            assert first is not None
+            yield first, row
 
-    def __init__(self, num_rows: int):
+
+class _Ties:
+    """Sets of rows that belong together (union-find), each named by its first row, its root. No set grows beyond
+    `limit` rows; `broken` has the rows whose ties were not kept for that.
+    """
+
+    def __init__(self, num_rows: int, limit: int):
         self._roots = array("I", range(num_rows))
+        self._sizes = array("I", [1]) * num_rows
+        self._limit = limit
+        self.broken: set[int] = set()
 
-    def join(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Join the sets of the rows of each pair."""
-        roots = self._roots
+    def join(self, pairs: Iterable[tuple[int, int]], *, always: bool = False) -> None:
+        """Join the sets of the rows of each pair; `always`: however large they become."""
         for pair in pairs:
-            a, b = map(self._root, pair)
-            roots[max(a, b)] = min(a, b)
+            one, other = sorted(map(self._root, pair))
+            if one == other:
+                continue
+            size = self._sizes[one] + self._sizes[other]
+            if size > self._limit and not always:
+                self.broken.add(pair[1])
+                continue
+            self._roots[other], self._sizes[one] = one, size
 
-    def closed(self, rows: Sequence[int]) -> "array[int]":
-        """Return the root of each of `rows`, by row."""
-        for row in rows:
+    def closed(self) -> "array[int]":
+        """Return the root of each row."""
+        for row in range(len(self._roots)):
             self._roots[row] = self._root(row)
         return self._roots
 
@@ -198,35 +156,59 @@ class _Groups:
         return row
 
 
-def _sharing_texts(ties: Ties, member: bytearray, max_rows: int) -> Iterator[tuple[int, int]]:
-    """Yield pairs of rows that share a long text, unless more than `max_rows` have it."""
-    indices = sorted((i for i, row in enumerate(ties.text_rows) if member[row]), key=ties.texts.__getitem__)
-    for _, same in groupby(indices, key=ties.texts.__getitem__):
-        first, *others = (ties.text_rows[i] for i in same)
-        if len(others) < max_rows:
-            yield from ((first, other) for other in others)
-
-
-def _sizes(rows: Sequence[int], roots: "array[int]") -> "array[int]":
-    sizes = array("I", bytes(4 * len(roots)))
-    for row in rows:
-        sizes[roots[row]] += 1
-    return sizes
-
-
-def _anchors(
-    rows: Sequence[int],
-    ties: Ties,
-    group: "array[int]",
-    level_of: bytearray,
-) -> "array[int]":
+def _anchors(work: "Work", root: "array[int]") -> "array[int]":
     """Return for each group the hash that decides its side: of its oldest row, without times the smallest hash."""
-    times = array("d", [float("inf")]) * len(group)
-    anchors = array("Q", [SCALE - 1]) * len(group)
-    for row in rows:
-        key = ties.session[row] if level_of[row] >= SESSION else NONE
-        key = key or (ties.question if level_of[row] >= SAID else ties.read)[row]
-        root, time = group[row], ties.time[row]
-        if (time, key) < (times[root], anchors[root]):
-            times[root], anchors[root] = time, key
+    times = array("d", [float("inf")]) * len(root)
+    anchors = array("Q", [SCALE - 1]) * len(root)
+    for row, time, session, question in work.all(
+        "SELECT n, time, session64, question64 FROM rows WHERE fate = 'train'"
+    ):
+        key = (session or question) % SCALE  # SQLite has signed integers
+        at = float("inf") if time is None else time
+        if (at, key) < (times[root[row]], anchors[root[row]]):
+            times[root[row]], anchors[root[row]] = at, key
     return anchors
+
+
+def _sides(
+    groups: Mapping[int, int], sizes: Sequence[int], total: int, data: "DataConfig"
+) -> tuple[dict[int, Split], tuple[str, ...]]:
+    """Return the side of each group that is held out, and a sentence for each split that misses its share.
+
+    `groups` are those that may be held out, each with its anchor.
+    """
+    shares: dict[Split, float] = {"test": data.test, "validation": data.validation}
+    sides = {group: split_of(anchor, data.validation, data.test) for group, anchor in groups.items()}
+    wanted: dict[Split, float] = {split: share * total for split, share in shares.items()}
+    if any(rows >= FEW_ROWS and _misses(_rows_of(sides, sizes, split), rows) for split, rows in wanted.items()):
+        sides = _in_order(groups, sizes, wanted)
+    missed = []
+    for split, rows in wanted.items():
+        found = _rows_of(sides, sizes, split)
+        if total and _misses(found, rows):
+            missed.append(f"{split} holds {found:,} of {total:,} rows ({found / total:.0%}), not {shares[split]:.0%}")
+    return {group: side for group, side in sides.items() if side != "train"}, tuple(missed)
+
+
+def _rows_of(sides: Mapping[int, Split], sizes: Sequence[int], split: Split) -> int:
+    return sum(sizes[group] for group, side in sides.items() if side == split)
+
+
+def _misses(found: int, wanted: float) -> bool:
+    """Return whether a split misses its share by more than SHARE_FACTOR, and by more than one row."""
+    return abs(found - wanted) > 1 and not wanted / SHARE_FACTOR <= found <= wanted * SHARE_FACTOR
+
+
+def _in_order(groups: Mapping[int, int], sizes: Sequence[int], wanted: Mapping[Split, float]) -> dict[int, Split]:
+    """Return sides by taking the groups in the order of their hashes, each into the first split that has room."""
+    held: dict[Split, int] = dict.fromkeys(wanted, 0)
+    sides: dict[int, Split] = {}
+    for group in sorted(groups, key=lambda one: (groups[one], one)):
+        size = sizes[group]
+        side: Split | None = next(
+            (s for s, rows in wanted.items() if held[s] < rows and held[s] + size <= SHARE_FACTOR * rows), None
+        )
+        sides[group] = side or "train"
+        if side is not None:
+            held[side] += size
+    return sides

@@ -1,4 +1,4 @@
-"""The stages of a row: read, clean and render. Each is a function of one row that may refuse it; work.py runs them."""
+"""The stages of a row: read, clean and render. Each is a function of one row that may refuse it; pool.py runs them."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -7,9 +7,9 @@ from pathlib import Path
 
 from hivetune.data.checks.redact.apply import ADVICE, EVERYTHING, PERSONAL, SECRETS, Policy, apply_policy, holds_nothing
 from hivetune.data.checks.rules import CHECKS, check_length, check_messages, control_token_check, has_mojibake
-from hivetune.data.chunks import RawRow
 from hivetune.data.intake.interactions import is_forgotten, is_forgotten_raw, row_hash
 from hivetune.data.judged.answers import is_small_edit
+from hivetune.data.raw import RawRow
 from hivetune.data.read import ExaminedRow, Note, content_id, parse_row, read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.folder import load_renderer
@@ -20,8 +20,8 @@ SURE_CHARS = 8  # per token; a shorter row fits without a look at the longest to
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkJob:
-    """The settings of a preparation that its workers need, as plain values, because they are sent as JSON."""
+class RowSettings:
+    """The settings of a preparation that its workers need."""
 
     columns: Mapping[str, str]
     system_prompts: Mapping[str, str]
@@ -31,28 +31,27 @@ class ChunkJob:
     on_private: Policy
     near_duplicates: float
     max_length: int
-    model_folder: str | None
-    keep_raw: bool
-    forgotten: tuple[tuple[str, str], ...] = ()  # (kind, hash) as in hive.db
+    model_folder: Path | None
+    forgotten: frozenset[tuple[str, str]] = frozenset()  # (kind, hash) as in hive.db
 
 
 class Stages:
-    """The stages of one job. Each raises RowRefused."""
+    """The stages of one preparation. Each raises RowRefused."""
 
-    def __init__(self, job: ChunkJob):
-        self.job = job
-        self._renderer: Renderer | None = load_renderer(Path(job.model_folder)) if job.model_folder else None
+    def __init__(self, settings: RowSettings):
+        self.settings = settings
+        self._renderer: Renderer | None = load_renderer(settings.model_folder) if settings.model_folder else None
         if self._renderer is None:
             self._checks = (check_length, *CHECKS)  # before the other checks read the text
         else:
             self._checks = (*CHECKS, control_token_check(self._renderer.control_tokens))
-        self._forgotten = frozenset((kind, value) for kind, value in job.forgotten)  # lists, if they came as JSON
+        self._forgotten = settings.forgotten
 
     def read(self, raw: RawRow) -> ExaminedRow:
         """Return the row as an Example of the right form."""
-        job = self.job
+        settings = self.settings
         try:
-            row = read_example(raw, job.columns, pairs="pairs" in job.learn)
+            row = read_example(raw, settings.columns, pairs="pairs" in settings.learn)
         except RowRefused:
             if self._forgotten and is_forgotten_raw(self._forgotten, _names_of(raw), raw.payload):
                 raise RowRefused("forgotten") from None
@@ -70,11 +69,11 @@ class Stages:
 
     def clean(self, row: ExaminedRow) -> ExaminedRow:
         """Redact secrets and personal data, apply the policies, and add the system prompt."""
-        job = self.job
+        settings = self.settings
         example, notes = self._redacted(row.example)
         example = replace(example, id=content_id(example.messages, example.tools))
-        example = _apply_policies(example, job)
-        prompt = job.system_prompts.get(example.agent) if example.agent else None
+        example = _apply_policies(example, settings)
+        prompt = settings.system_prompts.get(example.agent) if example.agent else None
         if prompt is not None and example.messages[0].role == "user":
             front = replace(example, messages=(Message("system", prompt),), tools=(), checker=None)
             front, more = self._redacted(front)
@@ -116,11 +115,11 @@ class Stages:
         """Return the row after redaction, and the replaced texts with their places. Raise RowRefused if a policy
         rejects it.
         """
-        if self.job.on_private != "keep" and holds_nothing(example, EVERYTHING):
+        if self.settings.on_private != "keep" and holds_nothing(example, EVERYTHING):
             return example, ()
         notes: list[Note] = []
         for kind, rules in (("secret", SECRETS), ("personal", PERSONAL)):
-            example, finds = apply_policy(example, rules, self.job.on_private, kind)
+            example, finds = apply_policy(example, rules, self.settings.on_private, kind)
             if finds:
                 notes.append((f"redacted-{kind}", f"{', '.join(finds)}; {ADVICE[kind]}"))
         return example, tuple(notes)
@@ -130,14 +129,14 @@ class Stages:
 
         Raise TooLong unless `on_overlong` allows removing turns. "cut" needs the tokens and comes later.
         """
-        if self._renderer is None or self.job.on_overlong == "cut":
+        if self._renderer is None or self.settings.on_overlong == "cut":
             return
         messages = row.example.messages
-        limit, size = self.job.max_length, num_chars(messages)
+        limit, size = self.settings.max_length, num_chars(messages)
         if size <= limit * SURE_CHARS or size <= limit * self._renderer.longest_token_chars:
             return
         longest = limit * self._renderer.longest_token_chars
-        while self.job.on_overlong == "cut_turns" and messages and num_chars(messages) > longest:
+        while self.settings.on_overlong == "cut_turns" and messages and num_chars(messages) > longest:
             messages = _without_last_turn(messages)
         if num_chars(messages) > longest or not messages:
             raise TooLong(None, limit, f"{size:,} characters are more than {limit:,} tokens can hold")
@@ -146,7 +145,7 @@ class Stages:
 
     def _fitted(self, renderer: Renderer, example: Example, changed: list[str]) -> tuple[Example, tuple[Rendered, ...]]:
         """Return the row and its views of at most max_length tokens, and append to `changed`. Raise RowRefused."""
-        limit, policy = self.job.max_length, self.job.on_overlong
+        limit, policy = self.settings.max_length, self.settings.on_overlong
         views, notes = renderer.render_and_note(example)
         length = _longest(views)
         if length > limit and policy == "cut_turns":
@@ -200,21 +199,21 @@ def _longest(views: Sequence[Rendered]) -> int:
     return max(len(view.tokens) for view in views)
 
 
-def _apply_policies(example: Example, job: ChunkJob) -> Example:
+def _apply_policies(example: Example, settings: RowSettings) -> Example:
     """Return the row as the policies of the config allow it. Raise RowRefused."""
-    if example.lesson == "failure" and "failed" in job.also_train:
+    if example.lesson == "failure" and "failed" in settings.also_train:
         example = replace(example, lesson="sft")
-    elif example.lesson == "failure" and not {"failures", "pairs"} & set(job.learn):
+    elif example.lesson == "failure" and not {"failures", "pairs"} & set(settings.learn):
         raise RowRefused("failed" if example.success is False else "disliked")
     needed = {"sft": "sft", "correction": "corrections"}.get(example.lesson)
-    if needed is not None and needed not in job.learn:
+    if needed is not None and needed not in settings.learn:
         raise RowRefused("not-learned", f"learn does not name {needed}")
-    if example.untrusted and "untrusted" not in job.also_train:
+    if example.untrusted and "untrusted" not in settings.also_train:
         raise RowRefused("untrusted")
     is_own_answer = example.answered_by is not None and example.lesson == "sft"
-    if is_own_answer and not is_vouched(example) and "own_answers" not in job.also_train:
+    if is_own_answer and not is_vouched(example) and "own_answers" not in settings.also_train:
         raise RowRefused("own-answer")
-    if example.worse is not None and "pairs" not in job.learn:
+    if example.worse is not None and "pairs" not in settings.learn:
         return replace(example, worse=None)  # a correction is a target in any case
     return example
 

@@ -3,26 +3,28 @@
 import itertools
 import json
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from hivetune.base.disk import scratch_folder
 from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
-from hivetune.data.chunks import Chunk, RawRow, read_rows
 from hivetune.data.columns import PUBLISHED, column_kind, looks_like_content
 from hivetune.data.conversation import read_conversation
-from hivetune.data.intake.files import Inputs, plan_inputs
+from hivetune.data.files.inputs import Inputs, plan_inputs
+from hivetune.data.files.rows import read_rows
 from hivetune.data.mapping import ROWS, maps_content
 from hivetune.data.pieces.fields import plain_name
 from hivetune.data.pieces.said import Conversation, Row, is_json_text, parsed, texts_in
 from hivetune.data.pieces.session import without_markup
+from hivetune.data.raw import RawRow, Source
 from hivetune.data.read import NOT_KNOWN, QUARANTINE_KEY, parse_row, read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.data.suggest import Suggestion, suggest
 from hivetune.records import Example, Message, Progress, silent
 
+STORE = "store"
 FIRST_ROWS = 30
 FIRST_BYTES = 4 << 20
 MAX_PATHS = 6  # that are shown of each kind
@@ -39,8 +41,7 @@ KIND_OF_ROLE = {"user": "question", "assistant": "answer", "system": "system", "
 def rows_of_files(paths: str | Sequence[str], columns: Mapping[str, str] = NO_COLUMNS) -> Iterator[RawRow]:
     """Yield every row of these files as `data check` finds them. Raise as `plan_inputs` does."""
     with scratch_folder() as spill:
-        for chunk in examine_files(plan_inputs(paths, spill), columns).chunks:
-            yield from read_rows(chunk)
+        yield from examine_files(plan_inputs(paths, spill), columns).rows()
 
 
 def example_of(raw: RawRow) -> Example:
@@ -57,16 +58,16 @@ def examine_files(inputs: Inputs, columns: Mapping[str, str], progress: Progress
 
     `progress` counts files.
     """
-    files = _by_file(inputs.chunks)
-    findings: dict[str, dict[str, Any]] = {}
-    for number, (name, chunks) in enumerate(files.items(), 1):
-        findings[name] = _findings(_records(chunks, SAMPLE_ROWS), columns)
-        progress(number, len(files))
-    return replace(inputs, chunks=tuple(replace(chunk, **findings.get(chunk.name, {})) for chunk in inputs.chunks))
+    sources = []
+    for number, source in enumerate(inputs.sources, 1):
+        is_file = source.kind != STORE
+        sources.append(replace(source, **_findings(_records(source, SAMPLE_ROWS), columns)) if is_file else source)
+        progress(number, len(inputs.sources))
+    return replace(inputs, sources=tuple(sources))
 
 
 def _findings(records: Sequence[Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of Chunk that follow from the first rows of a file."""
+    """Return the fields of Source that follow from the first rows of a file."""
     if maps_content(columns) or ROWS in columns:
         return {"inside": columns.get(ROWS, "")}
     rows = [record for record in records if isinstance(record, dict)]
@@ -124,15 +125,14 @@ def understood(inputs: Inputs, columns: Mapping[str, str]) -> dict[str, list[dic
 
     The paths are those of `question`, `answer`, `system`, `tools` and of text that is `left_out`.
     """
-    return {name: _layouts(chunks, columns) for name, chunks in _by_file(inputs.chunks).items()}
+    return {source.name: _layouts(source, columns) for source in _files(inputs)}
 
 
 def unclear(inputs: Inputs, columns: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
     """Return the suggested mappings of each file that is mostly unread, the likeliest first, with examples."""
     if maps_content(columns):
         return {}
-    files = _by_file(inputs.chunks).items()
-    suggested = {name: suggest(_records(chunks, FIRST_ROWS)) for name, chunks in files if chunks[0].line}
+    suggested = {source.name: suggest(_records(source, FIRST_ROWS)) for source in _files(inputs) if source.line}
     return {name: list(map(suggestion_document, lines)) for name, lines in suggested.items() if lines}
 
 
@@ -169,10 +169,10 @@ def _preview(text: str) -> str:
     return clean if len(clean) <= PREVIEW_CHARS else f"{clean[: PREVIEW_CHARS - 3]}..."
 
 
-def _layouts(chunks: Sequence[Chunk], columns: Mapping[str, str]) -> list[dict[str, Any]]:
+def _layouts(source: Source, columns: Mapping[str, str]) -> list[dict[str, Any]]:
     counts: Counter[str] = Counter()
     paths: dict[str, dict[str, Counter[str]]] = {}
-    for raw in _sample(chunks, FIRST_ROWS):
+    for raw in _sample(source, FIRST_ROWS):
         try:
             read = read_example(raw, columns)
             texts = _paths_of_texts(parse_row(raw.payload), read.example)
@@ -190,7 +190,7 @@ def _layouts(chunks: Sequence[Chunk], columns: Mapping[str, str]) -> list[dict[s
         {
             "layout": layout,
             "rows": count,
-            "rows_at": chunks[0].inside,
+            "rows_at": source.inside,
             **{kind: [path for path, _ in kinds.most_common(MAX_PATHS)] for kind, kinds in paths[layout].items()},
         }
         for layout, count in counts.most_common()
@@ -265,22 +265,18 @@ def _kind_within(text: str, messages: Sequence[Message]) -> str | None:
 
 def first_row(inputs: Inputs) -> Row:
     """Return the first row of the files that is an object, empty where their samples hold none."""
-    samples = (_records(chunks, FIRST_ROWS) for chunks in _by_file(inputs.chunks).values())
+    samples = (_records(source, FIRST_ROWS) for source in _files(inputs))
     return next((row for row in itertools.chain.from_iterable(samples) if isinstance(row, dict)), {})
 
 
-def _by_file(chunks: Iterable[Chunk]) -> dict[str, list[Chunk]]:
-    files: dict[str, list[Chunk]] = {}
-    for chunk in chunks:
-        if chunk.kind in ("lines", "numbered"):
-            files.setdefault(chunk.name, []).append(chunk)
-    return files
+def _files(inputs: Inputs) -> list[Source]:
+    return [source for source in inputs.sources if source.kind != STORE]
 
 
-def _records(chunks: Sequence[Chunk], limit: int) -> list[Any]:
+def _records(source: Source, limit: int) -> list[Any]:
     """Return the first records of a file, those of a quarantine file out of their wrappers; None for no JSON."""
     records = []
-    for raw in _sample(chunks, limit):
+    for raw in _sample(source, limit):
         try:
             record = json.loads(raw.payload)
             records.append(parse_row(raw.payload) if isinstance(record, dict) and QUARANTINE_KEY in record else record)
@@ -289,10 +285,10 @@ def _records(chunks: Sequence[Chunk], limit: int) -> list[Any]:
     return records
 
 
-def _sample(chunks: Sequence[Chunk], limit: int) -> Iterator[RawRow]:
+def _sample(source: Source, limit: int) -> Iterator[RawRow]:
     """Yield the first rows of a file, fewer if they are large."""
     size_bytes = 0
-    for raw in itertools.islice(itertools.chain.from_iterable(map(read_rows, chunks)), limit):
+    for raw in itertools.islice(read_rows(source), limit):
         if raw.problem is None:
             yield raw
             size_bytes += len(raw.payload)

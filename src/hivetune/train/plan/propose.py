@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.config import MAX_TOKENS_A_ROW, RunConfig, parse_config
-from hivetune.data.intake.files import check_storable, find_sources
+from hivetune.data.files.find import check_storable, find_sources
 from hivetune.data.prepare.prepare import check, refuse_without_training
 from hivetune.errors import UsageError
 from hivetune.models.prepared import PACKAGED, prepared_names

@@ -13,13 +13,14 @@ from hivetune.base.database import database_path, open_database
 from hivetune.base.disk import scratch_folder
 from hivetune.base.units import size
 from hivetune.config import DataConfig, RunConfig
-from hivetune.data.chunks import Chunk, RawRow, read_rows
+from hivetune.data.files.find import find_sources, is_pipe
 from hivetune.data.files.kinds import parquet_rows_and_bytes
-from hivetune.data.files.text import COMPRESSED
-from hivetune.data.intake.files import find_sources, is_pipe
+from hivetune.data.files.rows import read_rows
+from hivetune.data.files.unpack import COMPRESSED
 from hivetune.data.mapping import check_columns
 from hivetune.data.prepare.prepare import check
 from hivetune.data.prepare.understand import rows_of_files
+from hivetune.data.raw import RawRow, Source
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import DoesNotFit, MachineNotFit, UsageError
@@ -171,7 +172,7 @@ def stored_rows() -> _Part:
         rows, first = database.execute("SELECT count(*), min(rowid) FROM interactions").fetchone()
     if not rows:
         return _Part(0, 0, 0)
-    sample = Chunk("store", str(path), "store", first, first + SAMPLED, 1, rows <= SAMPLED, SAMPLED)
+    sample = Source(str(path), "store", "store", size=first + SAMPLED)
     return _Part(rows, rows * _mean_tokens(read_rows(sample), {})[1], 0)
 
 

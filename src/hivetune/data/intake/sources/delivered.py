@@ -1,5 +1,6 @@
 """The conversion of a delivery (a line, columns, stream fields) to a row, or to the reason for its refusal."""
 
+import codecs
 import contextlib
 import json
 import sqlite3
@@ -7,7 +8,6 @@ import threading
 from collections.abc import Generator, Mapping
 from typing import Any, Protocol
 
-from hivetune.data.chunks import BOM
 from hivetune.data.formats import may_hold_rows, rows_inside
 from hivetune.data.intake.interactions import Batch
 from hivetune.data.pieces.said import objects
@@ -88,7 +88,7 @@ def divided(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _text(line: bytes) -> bytes:
     """Return a line without byte order mark and without the zeros of a log that was truncated under its writer."""
-    return line.lstrip(b"\0").strip().removeprefix(BOM)
+    return line.lstrip(b"\0").strip().removeprefix(codecs.BOM_UTF8)
 
 
 def is_complete(line: bytes) -> bool:

@@ -7,14 +7,14 @@ from itertools import islice
 
 from hivetune.base.disk import scratch_folder
 from hivetune.base.paths import spelled
-from hivetune.data.chunks import RawRow, read_rows
-from hivetune.data.intake.files import plan_inputs
+from hivetune.data.files.inputs import plan_inputs
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery, read_cursor
 from hivetune.data.intake.sources.delivered import Batches
 from hivetune.data.prepare.understand import NO_COLUMNS, examine_files
+from hivetune.data.raw import RawRow
 from hivetune.data.read import parse_row
 from hivetune.data.reasons import RowRefused
-from hivetune.errors import MachineNotFit, UsageError
+from hivetune.errors import DataRefused, MachineNotFit, UsageError
 
 _BATCH_ROWS = 1000
 
@@ -52,7 +52,7 @@ class DocumentReader:
             with scratch_folder() as spill:  # only while rows are read: a folder may have thousands of documents
                 try:
                     inputs = examine_files(plan_inputs(path, spill), NO_COLUMNS)
-                except (UsageError, MachineNotFit) as error:
+                except (UsageError, DataRefused, MachineNotFit) as error:
                     if not self._came_later:
                         raise
                     self.notes.append(f"{spelled(path)} is not collected: {error.message}; {error.hint}")
@@ -61,7 +61,7 @@ class DocumentReader:
                     continue
                 digest, _, count = (stored or " 0").partition(" ")
                 num_taken = int(count) if digest == inputs.digest else 0
-                rows = islice((row for chunk in inputs.chunks for row in read_rows(chunk)), num_taken, None)
+                rows = islice(inputs.rows(), num_taken, None)
                 while not stop.is_set() and (taken := list(islice(rows, _BATCH_ROWS))):
                     num_taken += len(taken)
                     after = f"{inputs.digest} {num_taken}"

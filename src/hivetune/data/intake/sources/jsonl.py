@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
 from hivetune.base.paths import quoted, spelled
-from hivetune.data.chunks import MAX_LINE_BYTES
-from hivetune.data.files.kinds import file_format
-from hivetune.data.files.text import DAMAGED
+from hivetune.data.files.kinds import source_of
+from hivetune.data.files.unpack import DAMAGED
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery
 from hivetune.data.intake.sources.delivered import Batches, is_complete, rows_of_line
 from hivetune.data.intake.sources.rotation import (
@@ -22,6 +21,7 @@ from hivetune.data.intake.sources.rotation import (
     open_unpacked,
     sample_hash,
 )
+from hivetune.data.raw import MAX_ROW_BYTES as MAX_LINE_BYTES
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import UsageError
 
@@ -182,7 +182,7 @@ class JsonlReader:
     def _check_format(self, path: str) -> None:
         """Note a file whose rows are not its lines: a program's session, text in UTF-16, objects over several lines."""
         try:
-            form = file_format(path, path)
+            form = source_of(path, path).kind
         except UsageError as error:
             note = f"{error.message}: {error.hint}"
         else:

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from hivetune.base.paths import spelled
+from hivetune.data.files.find import check_storable
 from hivetune.data.files.kinds import refuse_foreign
-from hivetune.data.intake.files import check_storable
 from hivetune.data.intake.sources.delivered import Reader
 from hivetune.data.intake.sources.documents import DocumentReader
 from hivetune.data.intake.sources.jsonl import JsonlReader

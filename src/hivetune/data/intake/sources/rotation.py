@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import IO
 
-from hivetune.data.files.text import COMPRESSED, DAMAGED, unpacked
-from hivetune.data.intake.files import files_below, is_storable, matching_files
+from hivetune.data.files.find import files_below, is_storable, matching_files
+from hivetune.data.files.unpack import COMPRESSED, DAMAGED, unpacked
 from hivetune.data.intake.interactions import read_cursors
 
 SAMPLE_BYTES = 4096

@@ -1,0 +1,114 @@
+"""The inputs of a preparation: every file that holds rows, read once to hash it and to count its lines."""
+
+import contextlib
+import hashlib
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hivetune.base.database import database_path, open_database
+from hivetune.data.files.find import find_sources, is_pipe
+from hivetune.data.files.kinds import source_of
+from hivetune.data.files.rows import read_rows
+from hivetune.data.files.unpack import BLOCK_BYTES
+from hivetune.data.raw import RawRow, Source
+from hivetune.records import Progress, silent
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All sources in order, the hash of each, and one of all names and bytes."""
+
+    sources: tuple[Source, ...]
+    hashes: tuple[str, ...]
+    digest: str
+
+    @property
+    def lines(self) -> int:
+        """The line breaks of all files that are not packed: about as many rows."""
+        return sum(source.lines for source in self.sources)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(source.size for source in self.sources if source.kind != "store")
+
+    def rows(self) -> Iterator[RawRow]:
+        """Yield the rows of all sources. Raise DataRefused for damage."""
+        for source in self.sources:
+            yield from read_rows(source)
+
+    def changed(self) -> str | None:
+        """Return a file that has other bytes now, or is gone. It may have got more behind them."""
+        for source, before in zip(self.sources, self.hashes, strict=True):
+            if source.kind == "store":
+                continue
+            try:
+                now = _hashed(source, source.size)[1]
+            except OSError:
+                return source.name
+            if now != before:
+                return source.name
+        return None
+
+
+def plan_inputs(
+    paths: str | Sequence[str], spill: Path, *, encoding: str | None = None, progress: Progress = silent
+) -> Inputs:
+    """Return the sources of these paths. `encoding` is that of all files; standard input and pipes are copied to
+    `spill`.
+
+    `progress` counts files. Raise UsageError for missing sources, MachineNotFit if a format needs a missing package.
+    """
+    names = find_sources(paths)
+    sources, hashes = [], []
+    for number, name in enumerate(names, 1):
+        if name == "store":
+            source, digest = _store()
+        else:
+            path = _copied(name, spill / f"{number:06d}") if name == "-" or is_pipe(name) else name
+            source, digest = _hashed(source_of(path, name, encoding))
+        sources.append(source)
+        hashes.append(digest)
+        progress(number, len(names))
+    total = hashlib.sha256()
+    for name, digest in zip(names, hashes, strict=True):
+        total.update(f"{name}\0{digest}\0".encode("utf-8", "surrogateescape"))
+    return Inputs(tuple(sources), tuple(hashes), total.hexdigest())
+
+
+def _hashed(source: Source, size: int | None = None) -> tuple[Source, str]:
+    """Return the source with its size and lines, and the hash of its bytes, of the first `size` if it is given."""
+    digest = hashlib.sha256()
+    done = lines = 0
+    block = b""
+    with open(source.path, "rb") as file:
+        while piece := file.read(BLOCK_BYTES if size is None else min(BLOCK_BYTES, size - done)):
+            block = piece
+            digest.update(block)
+            done += len(block)
+            lines += block.count(b"\n")
+    lines += bool(block) and not block.endswith(b"\n")
+    return replace(source, size=done, lines=0 if source.packed else lines), digest.hexdigest()
+
+
+def _copied(name: str, path: Path) -> str:
+    """Copy standard input or a pipe, which can be read only once, and return the path of the copy."""
+    piped = contextlib.nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb")  # noqa: SIM115
+    with open(path, "wb") as copy, piped as content:
+        shutil.copyfileobj(content, copy, BLOCK_BYTES)
+    return str(path)
+
+
+def _store() -> tuple[Source, str]:
+    """Return the interactions in hive.db; its size is the last row id, and its hash that of all ids."""
+    path = database_path()
+    digest = hashlib.sha256()
+    rows = last = 0
+    with closing(open_database(path)) as database:
+        for rowid, identity in database.execute("SELECT rowid, id FROM interactions ORDER BY rowid"):
+            digest.update(str(identity).encode())
+            rows, last = rows + 1, rowid
+    return Source(str(path), "store", "store", size=last, lines=rows), digest.hexdigest()

@@ -1,0 +1,366 @@
+"""The rows of a file, one after the other. A damaged file is refused at its place; a bad line is a row with a problem.
+
+The place of a row is the line where it begins, in Parquet and Arrow the number of the row.
+"""
+
+import codecs
+import csv
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hivetune.base.database import SEALED_COLUMNS, is_read_only, open_to_read, row_seal
+from hivetune.base.paths import spelled
+from hivetune.data.files.kinds import MESSAGES
+from hivetune.data.files.message_log import message_rows
+from hivetune.data.files.unpack import package, read_blocks
+from hivetune.data.formats import file_rows, is_file_format, may_hold_rows, rows_inside
+from hivetune.data.mapping import rows_at
+from hivetune.data.pieces.logs import PlacedRow
+from hivetune.data.raw import MAX_ROW_BYTES, RawRow, Source
+from hivetune.data.reasons import RowRefused
+from hivetune.errors import DataRefused
+
+DELIMITERS = (",", ";", "\t")
+MAX_DOCUMENT_CHARS = 64 << 20  # of one JSON value; what it holds is split into rows later
+STORE_COLUMNS = ("session", "user", "agent", "category", "time", "success", "feedback")
+_WRAPPED = ("data", "rows", "examples", "records")  # keys of a document below which its rows stand
+
+
+def read_rows(source: Source) -> Iterator[RawRow]:
+    """Yield the rows of a file or of the store in order; blank lines are not rows. Raise DataRefused for damage."""
+    if source.kind == "store":
+        yield from _store_rows(source)
+        return
+    for raw in _records(source):
+        yield from _inner_rows(raw, source.inside)
+
+
+def _records(source: Source) -> Iterator[RawRow]:
+    if source.kind == "jsonl":
+        yield from _json_lines(source)
+        return
+    for number, record in _placed(source):
+        place = f"{source.name}:{number}"
+        if isinstance(record, RowRefused):
+            yield RawRow(place, b"", record)
+            continue
+        text = record if isinstance(record, str) else json.dumps(record, ensure_ascii=False, default=str)
+        payload = text.encode("utf-8", "surrogatepass")
+        yield RawRow(place, payload, _too_large(len(payload)), file=source)
+
+
+def _placed(source: Source) -> Iterator[PlacedRow]:
+    if is_file_format(source.kind):
+        yield from file_rows(source.kind, _text_lines(source))
+        return
+    rows: Iterator[PlacedRow]
+    if source.kind in ("parquet", "arrow"):
+        rows = _arrow_rows(source)
+    elif source.kind == "csv":
+        rows = _csv_rows(source)
+    elif source.kind == "json":
+        rows = _Document(source).rows()
+    else:
+        assert source.kind == MESSAGES
+        rows = ((number, line) for number, line in _text_lines(source) if line.strip())
+    yield from message_rows(rows, source.name)[0]
+
+
+def _too_large(size_bytes: int) -> RowRefused | None:
+    if size_bytes <= MAX_ROW_BYTES:
+        return None
+    return RowRefused(
+        "line-too-large", f"{size_bytes / (1 << 20):.1f} MiB, the limit is {MAX_ROW_BYTES >> 20}: split the row"
+    )
+
+
+def _inner_rows(raw: RawRow, path: str) -> Iterator[RawRow]:
+    """Yield the row itself, or the rows that it holds, at `path` where the user named one; all have its place."""
+    inside = None
+    if path and raw.problem is None:
+        with suppress(ValueError, RecursionError):  # it is no JSON
+            inside = [json.dumps(row).encode() for row in rows_at(json.loads(raw.payload), path)]
+        if inside == []:
+            raw = RawRow(raw.source, raw.payload, RowRefused("unknown-layout", f"no rows at {path!r}, as rows= says"))
+            inside = None
+    elif may_hold_rows(raw.payload) and (raw.problem is None or raw.problem.reason == "line-too-large"):
+        inside = rows_inside(raw.payload)
+    if inside is None:
+        yield raw
+    else:
+        for payload in inside:
+            yield RawRow(raw.source, payload, _too_large(len(payload)), file=raw.file)
+
+
+class _Line(NamedTuple):
+    """A line of bytes; without them if it has more than MAX_ROW_BYTES. `ended`: a line break follows."""
+
+    number: int
+    data: bytes
+    size: int
+    ended: bool
+
+
+def _byte_lines(blocks: Iterable[bytes]) -> Iterator[_Line]:
+    begun: list[bytes] = []
+    size, number = 0, 1
+    for block in blocks:
+        for i, piece in enumerate(block.split(b"\n")):
+            if i:
+                yield _Line(number, b"".join(begun), size, True)
+                begun, size, number = [], 0, number + 1
+            size += len(piece)
+            begun = [*begun, piece] if size <= MAX_ROW_BYTES else []
+    if size:
+        yield _Line(number, b"".join(begun), size, False)
+
+
+def _json_lines(source: Source) -> Iterator[RawRow]:
+    for number, data, size, ended in _byte_lines(read_blocks(source)):
+        place = f"{source.name}:{number}"
+        line = data.removeprefix(codecs.BOM_UTF8).strip() if number == 1 else data.strip()
+        if size > MAX_ROW_BYTES:
+            yield RawRow(place, b"", _too_large(size))
+        elif line:
+            yield RawRow(place, line, None if ended else _truncated(line), file=source)
+
+
+def _truncated(line: bytes) -> RowRefused | None:
+    """Return the refusal of an incomplete last line, which has no line break. `parse_row` reports other problems."""
+    try:
+        json.loads(line)
+    except UnicodeDecodeError as error:
+        return RowRefused("truncated-line") if error.reason == "unexpected end of data" else None
+    except json.JSONDecodeError as error:
+        at_end = error.pos >= len(error.doc) or (error.pos >= len(error.doc) - 6 and error.doc[-1:] not in "}]")
+        return RowRefused("truncated-line") if at_end or error.msg.startswith("Unterminated") else None
+    except (ValueError, RecursionError):  # as of an integer with more digits than Python reads
+        return None
+    return None
+
+
+def _text_lines(source: Source) -> Iterator[tuple[int, str]]:
+    """Yield (number, line without its break). Bytes that are not UTF-8 become lone surrogates, which checks refuse."""
+    for number, data, size, _ in _byte_lines(read_blocks(source)):
+        if size > MAX_ROW_BYTES:
+            raise DataRefused(
+                f"{spelled(source.name)}:{number} has {size:,} characters", hint="a line may have 16 MiB: split it"
+            )
+        data = data.removeprefix(codecs.BOM_UTF8) if number == 1 else data
+        yield number, data.removesuffix(b"\r").decode("utf-8", "surrogateescape")
+
+
+def _csv_rows(source: Source) -> Iterator[PlacedRow]:
+    """Yield the rows of a table whose first line names its columns. Raise DataRefused at a wrong quote."""
+    csv.field_size_limit(MAX_ROW_BYTES)
+    lines = (f"{line}\n" for _, line in _text_lines(source))
+    first = next(lines, "")
+    if not first.strip():
+        return
+    delimiter = max(DELIMITERS, key=first.count)
+    reader = csv.reader(_followed(first, lines), delimiter=delimiter, strict=True)
+    header: list[str] | None = None
+    names: list[str] = []
+    number = 1
+    while True:
+        try:
+            fields = next(reader, None)
+        except csv.Error as error:
+            raise DataRefused(
+                f"{spelled(source.name)}:{number} is no CSV: {error}; nothing behind it can be read",
+                hint='inside a quoted field write two quotes ("") for one, and close each field',
+            ) from None
+        if fields is None:
+            return
+        if header is None:
+            names, header = fields, _names(fields, source.name)
+        elif any(fields) and fields != names:  # no blank line, no separators alone, no header of a file that was joined
+            if len(fields) == len(header):
+                yield number, dict(zip(header, fields, strict=True))
+            else:
+                yield number, RowRefused("csv-columns", f"{len(fields)} fields, the header has {len(header)}")
+        number = reader.line_num + 1
+
+
+def _followed(first: str, rest: Iterable[str]) -> Iterator[str]:
+    yield first
+    yield from rest
+
+
+def _names(header: list[str], name: str) -> list[str]:
+    """Return the names of the columns; one without a name is called by its place. Raise DataRefused for equal ones."""
+    names = [column.strip() or f"column_{place}" for place, column in enumerate(header, 1)]
+    twice = next((column for column in names if names.count(column) > 1), None)
+    if twice is not None:
+        raise DataRefused(
+            f"{spelled(name)}:1: two columns are called {twice!r}", hint="the first line must name each column once"
+        )
+    return names
+
+
+def _arrow_rows(source: Source) -> Iterator[PlacedRow]:
+    """Yield the rows of a Parquet or Arrow file. Raise DataRefused where it is damaged."""
+    number = 0
+    try:
+        for batch in _arrow_batches(source):
+            for row in batch.to_pylist():
+                number += 1
+                yield number, _plain(row)
+    except (OSError, ValueError) as error:  # pyarrow's own errors are of these two kinds
+        raise DataRefused(
+            f"{spelled(source.name)} is damaged behind row {number:,}: {' '.join(str(error).split())}",
+            hint="get the file again",
+        ) from None
+
+
+def _arrow_batches(source: Source) -> Iterator[Any]:
+    if source.kind == "parquet":
+        with package("pyarrow.parquet", "parquet").ParquetFile(source.path) as file:
+            yield from file.iter_batches(batch_size=500)
+        return
+    ipc = package("pyarrow.ipc", "parquet")
+    with open(source.path, "rb") as file:
+        if file.read(6) == b"ARROW1":
+            content = ipc.open_file(source.path)
+            yield from (content.get_batch(i) for i in range(content.num_record_batches))
+        else:
+            file.seek(0)
+            yield from ipc.open_stream(file)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value without NaN and null, which Arrow writes for columns that a row lacks, and with bytes as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+
+
+_scan = json.JSONDecoder().raw_decode
+_SPACE = re.compile(r"\s*")
+_SCALAR = r'(?:"[^"\\]{0,400}"|-?[0-9.eE+-]{1,40}|true|false|null)'
+_WRAPPER = re.compile(
+    rf'\{{(?:\s*"[^"\\]{{1,60}}"\s*:\s*{_SCALAR}\s*,){{0,20}}\s*"(?:{"|".join(_WRAPPED)})"\s*:\s*\[(?=\s*\{{)'
+)
+_NEAR_END_CHARS = 64  # an error so close to the end of what was read may be the end
+
+
+class _Document:
+    """A JSON document: an array of rows, maybe below a key ({"data": [..]}), or objects one after the other.
+
+    One row is in memory at a time.
+    """
+
+    def __init__(self, source: Source):
+        self._name = source.name
+        self._texts = codecs.iterdecode(read_blocks(source), "utf-8-sig", "surrogateescape")
+        self._buffer = next(self._texts, "")
+        self._at, self._line, self._ended = 0, 1, False
+
+    def rows(self) -> Iterator[PlacedRow]:
+        """Yield (line, JSON of a row)."""
+        wrapper = _WRAPPER.match(self._buffer, self._at) if self._next() == "{" else None
+        if wrapper:
+            self._skip(wrapper.end())
+        elif self._next() == "[":
+            self._skip(self._at + 1)
+        else:
+            while self._next():
+                yield self._line, self._value()
+            return
+        while (first := self._next()) != "]":
+            if not first:
+                raise self._refused("the list of rows breaks off")
+            yield self._line, self._value()
+            if self._next() == ",":
+                self._skip(self._at + 1)
+            elif self._next() != "]":
+                raise self._refused("a comma or ] must follow a row")
+        self._skip(self._at + 1)
+        rest = self._rest()
+        if not re.fullmatch(rf"(?:,\s*\"[^\"\\]{{1,60}}\"\s*:\s*{_SCALAR}\s*){{0,20}}\}}" if wrapper else "", rest):
+            raise self._refused("what stands behind the list of rows was not read")
+
+    def _next(self) -> str:
+        """Return the first character that is no white space; empty at the end."""
+        while True:
+            match = _SPACE.match(self._buffer, self._at)
+            assert match is not None
+            self._skip(match.end())
+            if self._at < len(self._buffer):
+                return self._buffer[self._at]
+            if not self._read_more():
+                return ""
+
+    def _value(self) -> str:
+        """Return the JSON value that begins here as text. Raise DataRefused if it is broken or too large."""
+        while True:
+            problem = ""
+            try:
+                end = _scan(self._buffer, self._at)[1]
+            except json.JSONDecodeError as error:
+                problem = error.msg
+                whole = error.pos <= len(self._buffer) - _NEAR_END_CHARS and not problem.startswith("Unterminated")
+            except (ValueError, RecursionError) as error:  # as of an integer with more digits than Python reads
+                problem, whole = str(error), True
+            else:
+                if end < len(self._buffer) or self._ended or self._buffer[end - 1] in '}]"':
+                    return self._skip(end)
+                whole = False  # a number may have more digits
+            if len(self._buffer) - self._at > MAX_DOCUMENT_CHARS:
+                raise self._refused(f"a value has more than {MAX_DOCUMENT_CHARS >> 20} million characters")
+            if whole or not self._read_more(2 * (len(self._buffer) - self._at)):
+                raise self._refused(problem or "it breaks off")
+
+    def _read_more(self, size: int = 1) -> bool:
+        """Read until at least `size` characters are there, and return whether there were more."""
+        pieces = [self._buffer[self._at :]]
+        have = before = len(pieces[0])
+        while have < size or have == before:
+            text = next(self._texts, None)
+            if text is None:
+                self._ended = True
+                break
+            pieces.append(text)
+            have += len(text)
+        self._buffer, self._at = "".join(pieces), 0
+        return have > before
+
+    def _skip(self, end: int) -> str:
+        passed = self._buffer[self._at : end]
+        self._line += passed.count("\n")
+        self._at = end
+        return passed
+
+    def _rest(self) -> str:
+        self._read_more(MAX_DOCUMENT_CHARS)
+        return self._buffer[self._at :].strip()
+
+    def _refused(self, problem: str) -> DataRefused:
+        return DataRefused(
+            f"{spelled(self._name)}:{self._line} is no JSON: {problem}; nothing behind it can be read",
+            hint="correct the file, or write one JSON object a line: a broken line is then refused alone",
+        )
+
+
+def _store_rows(source: Source) -> Iterator[RawRow]:
+    with closing(open_to_read(source.path, finished=is_read_only(Path(source.path)))) as database:
+        # Invalid UTF-8, as from a flipped bit, refuses only its row.
+        database.text_factory = lambda content: content.decode("utf-8", "backslashreplace")
+        query = f"SELECT {', '.join(SEALED_COLUMNS)}, seal FROM interactions WHERE rowid <= ? ORDER BY rowid"
+        for *values, seal in database.execute(query, (source.size,)):
+            row = dict(zip(SEALED_COLUMNS, values, strict=True))
+            place = str(row["source"])
+            if seal is not None and seal != row_seal(*values):
+                yield RawRow(place, b"", RowRefused("damaged-row"))
+                continue
+            stored = {name: row[name] for name in STORE_COLUMNS if row[name] is not None}
+            yield RawRow(place, str(row["row"]).encode("utf-8", "surrogatepass"), None, row["id"], stored)

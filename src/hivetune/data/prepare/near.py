@@ -1,0 +1,132 @@
+"""The search for near copies, with MinHash over word triples.
+
+The search has two steps, as in Leskovec, Rajaraman, Ullman: Mining of Massive Datasets, 3.4. Rows that share a band of
+their MinHash, of all words or of the question's, are candidates; each pair of candidates is then compared word by word
+(checks/lessons.py). Memory stays bounded: the sketches lie in a file, and no rows are held.
+"""
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+from zlib import crc32
+
+from rensa import RMinHash
+
+from hivetune.data.checks.lessons import Lesson, compare, texts_of, words_of
+from hivetune.records import Message
+
+SEED = 1
+NUM_PERM = 128
+# (bands, values of each) of all words and of the question's: rows with a similarity of 0.85 are candidates with
+# probability 0.99 by 16 bands of 8 values, and rows with 0.7 by 25 bands of 5.
+WORDS, QUESTION = (16, 8), (25, 5)
+NUM_KEYS = WORDS[0] + QUESTION[0]
+ALIKE = 0.7  # rows whose questions are so similar stay on one side of the split
+# Rows behind one band; more share a text, such as an instruction, and comparing them all would take hours.
+MAX_BUCKET = 1000
+MAX_SLOTS = 1 << 24  # 16 MB; with 1,000,000 rows one key in 17 shares its place by chance
+Pair = tuple[int, int]
+
+
+class Near(NamedTuple):
+    """The result: `copies` are (row, row that stays instead, similarity), `alike` pairs ask nearly the same."""
+
+    copies: list[tuple[int, int, float]]
+    alike: list[Pair]
+
+
+def sketch(messages: Sequence[Message]) -> bytes:
+    """Return the keys of all bands, 4 * NUM_KEYS bytes."""
+    question, learned, _ = texts_of(messages)
+    asked = _joined(words_of(question), "")
+    keys = _keys([*asked, *_joined(words_of(learned), "=")], *WORDS)
+    keys += _keys(asked, *QUESTION) if asked else [0] * QUESTION[0]  # 0: nothing is asked
+    return array("I", keys).tobytes()
+
+
+def _keys(pieces: Sequence[str], num_bands: int, band_values: int) -> list[int]:
+    minhash = RMinHash(NUM_PERM, SEED)
+    minhash.update(pieces)
+    values = array("I", minhash.digest()).tobytes()
+    size = 4 * band_values
+    return [crc32(values[start : start + size]) or 1 for start in range(0, size * num_bands, size)]
+
+
+def _joined(words: Sequence[str], front: str) -> list[str]:
+    """Return each triple of neighbouring words as one text, with the prefix `front`."""
+    if len(words) < 3:
+        return [front + " ".join(words)] if words else []
+    return [f"{front}{a} {b} {c}" for a, b, c in zip(words, words[1:], words[2:], strict=False)]
+
+
+def near_copies(
+    sketches: memoryview, threshold: float, lesson: Callable[[int], Lesson], rank: Sequence[int], skipped: bytes = b""
+) -> Near:
+    """Compare all rows of `sketches` except those in `skipped`. Of two copies the row with the lower rank stays.
+
+    `lesson` returns what row i asks and teaches, `rank` its place in an order that depends on the rows' content alone.
+    """
+    copies: list[tuple[int, int, float]] = []
+    alike: list[Pair] = []
+    compared: set[int] = set()  # one << 32 | other
+    with sketches.cast("I") as keys:
+        for band in range(NUM_KEYS):
+            for bucket in _buckets(array("I", keys[band::NUM_KEYS]), skipped):
+                for row, other in _pairs(sorted(bucket, key=rank.__getitem__)):
+                    packed = min(row, other) << 32 | max(row, other)
+                    if packed in compared:
+                        continue
+                    compared.add(packed)
+                    similarity = compare(lesson(row), lesson(other))
+                    if similarity.asked < min(ALIKE, threshold) or not similarity.asks_alike:
+                        continue
+                    alike.append((min(row, other), max(row, other)))
+                    if similarity.same and similarity.share >= threshold:
+                        copies.append((row, other, similarity.share))
+    return Near(_drop(copies, rank), sorted(alike))
+
+
+def _buckets(keys: "array[int]", skipped: bytes) -> Iterator[list[int]]:
+    """Yield the sets of two or more rows that have the same key, unless it is 0.
+
+    A byte array finds the keys that may repeat, so that only they need a dict.
+    """
+    is_used, repeated = bytearray(min(MAX_SLOTS, 1 << (16 * len(keys)).bit_length())), set()
+    mask = len(is_used) - 1
+    for key in keys:
+        if is_used[key & mask]:
+            repeated.add(key)
+        else:
+            is_used[key & mask] = 1
+    repeated.discard(0)
+    buckets: dict[int, list[int]] = {}
+    for row, key in enumerate(keys):
+        if key in repeated and not (skipped and skipped[row]):
+            buckets.setdefault(key, []).append(row)
+    yield from (bucket for bucket in buckets.values() if 1 < len(bucket) <= MAX_BUCKET)
+
+
+def _pairs(ordered: Sequence[int]) -> Iterator[Pair]:
+    """Yield each row with the best and the previous one."""
+    for position, row in enumerate(ordered[1:], 1):
+        yield row, ordered[0]
+        if position > 1:
+            yield row, ordered[position - 1]
+
+
+def _drop(copies: list[tuple[int, int, float]], rank: Sequence[int]) -> list[tuple[int, int, float]]:
+    """Return the rows to remove, best rows first: a row is removed if a row that stays is its copy."""
+    alike: dict[int, dict[int, float]] = {}
+    for one, other, share in copies:
+        alike.setdefault(one, {})[other] = share
+        alike.setdefault(other, {})[one] = share
+    stays: set[int] = set()
+    dropped = []
+    for row in sorted(alike, key=rank.__getitem__):
+        originals = stays & alike[row].keys()
+        if originals:
+            first = min(originals, key=rank.__getitem__)
+            dropped.append((row, first, alike[row][first]))
+        else:
+            stays.add(row)
+    return dropped

@@ -1,0 +1,47 @@
+"""A row as it came, and the file that it came from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hivetune.data.reasons import RowRefused
+
+MAX_ROW_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file of rows, or the store.
+
+    `path` has the bytes, `name` is the user's name for it. `kind` says how it is read (files/kinds.py), `packed` is
+    "gz", "zst" or empty, and `encoding` is that of its text, None for UTF-8. `size` bytes of it were hashed, and only
+    these are read: a log may grow meanwhile. `lines` is the number of its line breaks, 0 if it is packed.
+
+    What its first rows told (prepare/understand.py): `inside` is the path of the rows in a record, empty if a record is
+    a row; `line` suggests a mapping for unread rows; `telling` is an unread column that distinguishes equal questions.
+    """
+
+    path: str
+    name: str
+    kind: str
+    packed: str = ""
+    encoding: str | None = None
+    size: int = 0
+    lines: int = 0
+    inside: str = ""
+    line: str = ""
+    telling: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RawRow:
+    """One row as it came. `source` is its place, such as "rows.jsonl:17". `problem`: reading itself failed here.
+    `stored`: what the store knows beside the row.
+    """
+
+    source: str
+    payload: bytes
+    problem: RowRefused | None = None
+    interaction_id: str | None = None
+    stored: Mapping[str, Any] | None = None
+    file: Source | None = None
