@@ -13,8 +13,8 @@ from typing import Any
 from hivetune.base.paths import quoted
 from hivetune.checkers.find import row_checker
 from hivetune.config import EvalConfig
-from hivetune.data.checks.dedupe import Rows, near_copies, sketch
 from hivetune.data.checks.lessons import lesson_of
+from hivetune.data.prepare.near import near_copies, sketch
 from hivetune.data.prepare.understand import example_of, rows_of_files
 from hivetune.data.read import content_id
 from hivetune.data.reasons import RowRefused
@@ -117,11 +117,10 @@ def evidence_groups(rows: Sequence[RowInfo]) -> dict[int, str]:
     A group has the name of the session, or else of the row, that comes first.
     """
     lessons = [lesson_of(row.messages) for row in rows]
-    questions = [hash(tuple(lesson.question)) for lesson in lessons]
-    compared = Rows(lessons.__getitem__, questions.__getitem__, lambda index: (index,))
     sketches = memoryview(b"".join(sketch(row.messages) for row in rows))
     same = list(range(len(rows)))
-    for copy, original, _ in near_copies(sketches, SAME_ROW, compared).copies if rows else ():
+    near = near_copies(sketches, SAME_ROW, lessons.__getitem__, same).copies if rows else ()
+    for copy, original, _ in near:
         same[copy] = same[original]
     groups = merge_groups([row.session or row.id for row in rows], same)
     return {row.row: group for row, group in zip(rows, groups, strict=True)}
