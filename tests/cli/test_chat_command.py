@@ -35,10 +35,11 @@ def test_releases_side_by_side_and_what_they_said_in_the_store(own_home: Path, t
     beside_base = json.loads(out)["answers"]
     assert beside_base[0]["answer"] == two[0]["answer"] and beside_base[1]["label"] == "base"
     assert beside_base[1]["answer"] not in (two[0]["answer"], two[1]["answer"])
-    said = '"""\nhello\nyou\n"""\n+2\n/retry\n=\n/exit\n'
-    code, out, err = call("helpdesk", "--beside", second, "--blind", "--capture", stdin=said)
-    assert code == 0 and out.count("[1]\n") == 2 and first not in out
-    assert f"{first}: preferred 0 times" in err and "neither: 1 times" in err and "4 answers saved in the store" in err
+    said = '"""\nhello\nyou\n"""\n/exit\n'
+    code, out, err = call("helpdesk", "--beside", second, "--capture", stdin=said)
+    assert code == 0 and f"[{first}]\n" in out and f"[{second}]\n" in out
+    code, _, rated = call("helpdesk", "--capture", stdin="hello\n+\n/exit\n")
+    assert code == 0 and "2 answers saved in the store" in err and "1 answers saved in the store" in rated
     rows = [(source, json.loads(row)) for _, source, row in stored()]
     assert {source for source, _ in rows} == {f"gateway:{first}", f"gateway:{second}"}
     assert rows[0][1]["messages"][0] == {"role": "user", "content": "hello\nyou"}
@@ -46,7 +47,6 @@ def test_releases_side_by_side_and_what_they_said_in_the_store(own_home: Path, t
     for arguments, words in (
         (("helpdesk", "--beside", first, "--prompt", "x"), "are the same"),
         (("helpdesk@9", "--prompt", "x"), "no such release"),
-        (("helpdesk", "--blind"), "--blind needs --beside"),
         (("helpdesk", "--agent", "guard", "--prompt", "x"), "the training rows of helpdesk are not there"),
         (("helpdesk", "--capture", "--prompt", "x"), "--capture is for a conversation"),
     ):

@@ -1,7 +1,6 @@
 """The turns of a conversation, without a model: what is sent, what is stored, what the commands do."""
 
 import json
-import random
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -43,17 +42,13 @@ def test_turns_add_up_and_the_system_prompt_stays_first() -> None:
 
 
 def test_commands() -> None:
-    backend, conversation, text = talk(
-        ["one", "/undo", "two", "/new", "three", "/what", "", "/exit", "four"], system="s"
-    )
+    backend, conversation, text = talk(["one", "/new", "two", "/what", "", "/exit", "four"], system="s")
     assert [[message["content"] for message in sent] for sent in backend.sent] == [
         ["s", "one"],
         ["s", "two"],
-        ["s", "three"],
     ]
     assert "/exit" in text  # the help, for an unknown command
-    conversation.undo()
-    conversation.undo()
+    conversation.take_back()
     assert [message["role"] for message in conversation.messages] == ["system"]
 
 
@@ -95,40 +90,14 @@ class Says(Echo):
         yield self.text
 
 
-def compare(lines: list[str], **settings: Any) -> tuple[Talk, str]:
-    """Return two sides, "base" and "tuned", that answer with their own names in capitals."""
+def test_two_sides_answer_one_question_and_are_not_rated() -> None:
     written: list[str] = []
-    queue = iter(lines)
+    queue = iter(["hello", "+", "again"])
     sides = [Chat(Says(label.upper()), label=label) for label in ("base", "tuned")]
-    side_by_side = Talk(sides, lambda: next(queue, None), written.append, **settings)
-    side_by_side.run()
-    return side_by_side, "".join(written)
-
-
-def test_retry_asks_the_same_again_and_draws_another_answer() -> None:
-    voice = Says("hi")
-    queue = iter(["one", "/retry", "/retry"])
-    side = Chat(voice)
-    Talk([side], lambda: next(queue, None), lambda text: None).run()
-    assert voice.sent == [[{"role": "user", "content": "one"}]] * 3
-    assert voice.temperatures[0] == 0 and min(voice.temperatures[1:]) > 0
-    assert len(side.messages) == 2
-
-
-def test_two_sides_answer_one_question_and_preferences_are_counted_once_a_turn() -> None:
-    two, text = compare(["hello", "+2", "again", "+1", "+2", "third", "=", "fourth", "+", "+2", "/retry", "+1"])
-    assert text.startswith("[1] base\nBASE\n[2] tuned\nTUNED\n") and "which of the two" in text
-    assert two.preferences == {"tuned": 2, "": 1, "base": 1}  # a retry takes the place of the turn before
-    assert [len(side.messages) for side in two.sides] == [8, 8]
-
-
-def test_blind_sides_have_no_names_and_change_places() -> None:
-    two, text = compare([f"question {number}" if number % 2 == 0 else "+1" for number in range(40)], blind=True)
-    assert "base" not in text and "tuned" not in text
-    assert text.count("[1]\nBASE") + text.count("[1]\nTUNED") == 20
-    assert min(two.preferences["base"], two.preferences["tuned"]) > 0  # 2 ** -19: not by chance
-    again, same = compare(["a", "b"], blind=True, draw=random.Random(3))
-    assert same == compare(["a", "b"], blind=True, draw=random.Random(3))[1] and not again.preferences
+    Talk(sides, lambda: next(queue, None), written.append).run()
+    text = "".join(written)
+    assert text.startswith("[base]\nBASE\n[tuned]\nTUNED\n") and "not rated" in text
+    assert [len(side.messages) for side in sides] == [4, 4]
 
 
 def test_answers_and_feedback_are_stored_when_asked_for() -> None:
@@ -176,12 +145,11 @@ def test_what_cannot_be_rated_or_asked_is_said_and_the_chat_goes_on() -> None:
             return super().stream(messages, **asked)
 
     written: list[str] = []
-    queue = iter(["+", "long", "short", "+2", "+"])
+    queue = iter(["+", "long", "short", "+"])
     side = Chat(Full())
     Talk([side], lambda: next(queue, None), written.append).run()
     text = "".join(written)
-    assert "no answer to rate" in text and "the context is full; /new" in text
-    assert "there is one answer" in text and "--capture" in text
+    assert text.count("no stored answer to rate") == 2 and "the context is full; /new" in text
     assert [message["content"] for message in side.messages] == ["short", "you sent 1"]
 
 
@@ -193,10 +161,9 @@ def test_two_sides_stay_in_step_when_one_cannot_answer() -> None:
             return super().stream(messages, **asked)
 
     written: list[str] = []
-    queue = iter(["one", "two", "long", "+1", "/undo", "three"])
+    queue = iter(["one", "long", "three"])
     sides = [Chat(Says("A"), label="a"), Chat(Full("B"), label="b")]
     Talk(sides, lambda: next(queue, None), written.append).run()
-    assert "no answer to rate" in "".join(written)
     for side in sides:
         assert [message["content"] for message in side.messages[::2]] == ["one", "three"]
 

@@ -15,7 +15,7 @@ from hivetune.errors import UsageError
 from hivetune.llama.backend import Backend, unused_program
 from hivetune.llama.prompts import check_prompts
 from hivetune.release.export import DEFAULT_QUANT
-from hivetune.serve.chat import Chat, Talk, Voice, find_pair, find_voice, open_voices, trained_prompt
+from hivetune.serve.chat import HELP, Chat, Talk, Voice, find_pair, find_voice, open_voices, trained_prompt
 from hivetune.serve.gateway.capture import Capture
 from hivetune.train.open import load_run
 
@@ -30,7 +30,6 @@ def chat(
     beside: Annotated[
         str | None, typer.Option(metavar="NAME", help="Show answers of this model too, or of 'base'.")
     ] = None,
-    blind: Annotated[bool, typer.Option("--blind", help="Hide which model gave which answer until the end.")] = False,
     capture: Annotated[bool, typer.Option("--capture", help="Save answers and feedback in the store.")] = False,
     prompt: Annotated[str | None, typer.Option(help="Ask this, print the answer and exit.")] = None,
     system: Annotated[str | None, typer.Option(help="System prompt; default: the one of most training rows.")] = None,
@@ -45,8 +44,6 @@ def chat(
     """Talk to a run, a release or a GGUF file through llama.cpp; with --beside, to two at once."""
     if MODE.json and prompt is None:
         raise UsageError("--json needs --prompt", hint="give --prompt TEXT, or leave out --json")
-    if blind and (beside is None or prompt is not None):
-        raise UsageError("--blind needs --beside and no --prompt", hint="use: hivetune chat NAME --beside base --blind")
     if capture and prompt is not None:
         raise UsageError("--capture is for a conversation, not for --prompt", hint="leave out one of them")
     with progress("exporting", "tensors") as report:
@@ -73,7 +70,7 @@ def chat(
             emit(_ask_once(sides, opened, prompt))
             return
         with _capturing(capture) as captured:
-            _converse(Talk(sides, _ask, write, captured, blind))
+            _converse(Talk(sides, _ask, write, captured))
 
 
 def _system_prompt(name: str, run: Path | None, system: str | None, agent: str | None) -> str | None:
@@ -143,12 +140,8 @@ def _converse(talk: Talk) -> None:
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):  # without it the arrow keys do not work
             importlib.import_module("readline")
-        say(talk.help)
-    preferences = talk.run()
-    if talk.blind or preferences:
-        for side in talk.sides:
-            say(f"{side.label}: preferred {preferences[side.label]} times")
-        say(f"neither: {preferences['']} times")
+        say(HELP)
+    talk.run()
 
 
 def _ask() -> str | None:

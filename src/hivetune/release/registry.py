@@ -370,6 +370,18 @@ def rollback(database: sqlite3.Connection, reference: str, *, by: str, reason: s
     return find(database, earlier.label), find(database, champion.label)
 
 
+def withdraw(database: sqlite3.Connection, reference: str, *, by: str, reason: str) -> Release:
+    """Withdraw a candidate: it answers nothing more, and is not promoted without force. Raises UsageError where it is
+    no candidate any more."""
+    candidate = find(database, reference)
+    with transaction(database):
+        if _alias_version(database, candidate.name, "candidate") != candidate.version:
+            raise UsageError(f"{candidate.label} is no candidate", hint="see the releases: hivetune registry")
+        _set(database, candidate, "withdrawn", reason)
+        _move(database, candidate.name, "candidate", None, by=by, reason=reason, forced=False)
+    return find(database, candidate.label)
+
+
 def returns_to(database: sqlite3.Connection, name: str) -> Release | None:
     """Return the release that a rollback of `name` would make its champion."""
     all_releases = releases(database, name)

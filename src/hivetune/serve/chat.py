@@ -1,8 +1,7 @@
-"""A conversation with one served model, or two side by side: who answers, turns, commands, feedback."""
+"""A conversation with one served model, or two side by side: who answers, turns, ratings."""
 
 import contextlib
 import difflib
-import random
 import secrets
 import time
 from collections import Counter
@@ -27,13 +26,9 @@ from hivetune.serve.swap.wanted import BASE, load_release
 from hivetune.train.open import load_run
 
 HELP = (
-    '/exit or Ctrl-D ends the chat, /new starts a new one, /undo removes the last turn, /retry asks again; """ begins '
-    "and ends a text of several lines"
+    '/exit or Ctrl-D ends the chat, /new starts a new one; """ begins and ends a text of several lines; + or - after an'
+    " answer says that it was good or bad"
 )
-HELP_ONE = "+ or - after an answer says that it was good or bad"
-HELP_TWO = "+1 or +2 names the better answer, = says that neither is, -1 or -2 that one is bad"
-# A likeliest answer would only be the same again.
-RETRY_TEMPERATURE = 0.7
 _RATINGS: Mapping[str, Rating] = {"+": "up", "-": "down"}
 
 
@@ -66,23 +61,20 @@ class Chat:
     def clear(self) -> None:
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
 
-    def undo(self) -> str | None:
-        """Take back the last question with its answer, and return the question."""
+    def take_back(self) -> None:
+        """Take back the last question with its answer."""
         while self.messages and self.messages[-1]["role"] != "system":
-            last = self.messages.pop()
-            if last["role"] == "user":
-                return last["content"]
-        return None
+            if self.messages.pop()["role"] == "user":
+                return
 
-    def say(self, text: str, temperature: float | None = None) -> Iterator[str]:
+    def say(self, text: str) -> Iterator[str]:
         """Yield the pieces of the answer to `text`. The beginning of an interrupted answer is kept."""
         self.messages.append({"role": "user", "content": text})
         pieces: list[str] = []
-        drawn = self.temperature if temperature is None else temperature
 
         def answer() -> Iterator[str]:
             self.finish = yield from self.backend.stream(
-                self.messages, max_tokens=self.max_tokens, temperature=drawn, adapter=self.adapter
+                self.messages, max_tokens=self.max_tokens, temperature=self.temperature, adapter=self.adapter
             )
 
         try:
@@ -119,120 +111,70 @@ def open_voices(voices: Sequence[Voice], threads: int | None = None) -> Iterator
 @dataclass
 class Talk:
     """A chat at a terminal or a pipe. `ask` returns the next text, None at the end. Without `capture` nothing is
-    stored.
-
-    With two sides, `blind` hides their names and shuffles them for each turn. `preferences` counts wins by label, ""
-    for neither; `run` returns it.
-    """
+    stored, and nothing can be rated."""
 
     sides: Sequence[Chat]
     ask: Callable[[], str | None]
     write: Callable[[str], None]
     capture: Capture | None = None
-    blind: bool = False
-    draw: random.Random = field(default_factory=random.Random)
     session: str = field(default_factory=lambda: f"chat-{secrets.token_hex(8)}")
-    preferences: Counter[str] = field(default_factory=Counter)
-    _shown: list[Chat] = field(default_factory=list)
-    _answers: dict[int, str] = field(default_factory=dict)  # place on the screen -> id of the stored answer
-    _preferred: str | None = None
+    _stored: str = ""  # id of the newest answer that is in the store
 
-    @property
-    def help(self) -> str:
-        return f"{HELP}; {HELP_ONE if len(self.sides) == 1 else HELP_TWO}"
-
-    def run(self) -> Counter[str]:
+    def run(self) -> None:
         """Take turns until `ask` returns None or `/exit`. Ctrl-C ends the answer, not the chat."""
         while (text := self.ask()) is not None:
             command = text.strip()
             if command == "/exit":
-                break
-            self._obey(command, text)
-        self._count_preference()
-        return self.preferences
+                return
+            if command == "/new":
+                self._stored = ""
+                for side in self.sides:
+                    side.clear()
+            elif command in _RATINGS:
+                self._rate(_RATINGS[command])
+            elif command.startswith("/"):
+                self.write(f"{HELP}\n")
+            elif command:
+                self._turn(text)
 
-    def _obey(self, command: str, text: str) -> None:
-        if command == "/new":
-            self._forget_turn()
-            for side in self.sides:
-                side.clear()
-        elif command in ("/undo", "/retry"):
-            self._forget_turn(counted=command == "/undo")
-            questions = [side.undo() for side in self.sides]
-            if command == "/retry" and questions[0] is not None:
-                self._turn(questions[0], max(self.sides[0].temperature, RETRY_TEMPERATURE))
-        elif command == "=" and len(self.sides) == 2 and self._shown:
-            self._preferred = ""
-        elif command[:1] in _RATINGS and command[1:] in ("", "1", "2"):
-            self._rate(_RATINGS[command[0]], command[1:])
-        elif command.startswith("/"):
-            self.write(f"{self.help}\n")
-        elif command:
-            self._forget_turn()
-            self._turn(text, None)
-
-    def _turn(self, text: str, temperature: float | None) -> None:
-        self._shown = list(self.sides)
-        if self.blind:
-            self.draw.shuffle(self._shown)
-        for number, side in enumerate(self._shown, 1):
+    def _turn(self, text: str) -> None:
+        self._stored = ""
+        for number, side in enumerate(self.sides):
             if len(self.sides) > 1:
-                self.write(f"[{number}]{'' if self.blind else f' {side.label}'}\n")
-            started, ended = time.monotonic(), False
+                self.write(f"[{side.label}]\n")
+            started = time.monotonic()
             try:
-                for piece in side.say(text, temperature):
+                for piece in side.say(text):
                     self.write(piece)
-                ended = True
             except KeyboardInterrupt:
-                self.write(" (stopped)")
+                self.write(" (stopped)\n")
+                continue
             except UsageError as error:  # such as a conversation that is longer than the context
                 self.write(f"({error.message}; /new starts a new conversation)\n")
-                for earlier in self._shown[:number]:  # no side keeps a turn that another one lacks
-                    earlier.undo()
-                self._forget_turn()
+                for earlier in self.sides[: number + 1]:  # no side keeps a turn that another one lacks
+                    earlier.take_back()
+                self._stored = ""
                 return
             self.write("\n")
-            if ended:
-                self._keep(number, side, time.monotonic() - started)
+            self._keep(side, time.monotonic() - started)
 
-    def _keep(self, number: int, side: Chat, seconds: float) -> None:
+    def _keep(self, side: Chat, seconds: float) -> None:
         if self.capture is None:
             return
-        self._answers[number] = f"hive-{secrets.token_hex(12)}"
+        self._stored = f"hive-{secrets.token_hex(12)}"
         *prompt, answer = [dict(message) for message in side.messages]
-        id, label = self._answers[number], side.label
-        self.capture.put(CapturedAnswer(id, label, prompt, answer, side.finish, session=self.session, seconds=seconds))
+        entry = CapturedAnswer(
+            self._stored, side.label, prompt, answer, side.finish, session=self.session, seconds=seconds
+        )
+        self.capture.put(entry)
 
-    def _rate(self, rating: Rating, which: str) -> None:
-        """Store a rating of an answer on the screen."""
-        if not self._shown:
-            self.write("(there is no answer to rate)\n")
-            return
-        if len(self.sides) == 2 and not which:
-            self.write("(which of the two: 1 or 2?)\n")
-            return
-        number = int(which or "1")
-        if number > len(self._shown):
-            self.write("(there is one answer)\n")
-            return
-        side = self._shown[number - 1]
-        if rating == "up":
-            self._preferred = side.label
-        if self.capture is not None and number in self._answers:
-            self.capture.put(Feedback(self._answers[number], side.label, "chat", rating))
-        elif len(self.sides) == 1:
-            self.write("(not kept: answers and feedback are stored with --capture)\n")
-
-    def _forget_turn(self, *, counted: bool = True) -> None:
-        """Forget which answers `+` and `-` mean."""
-        if counted:
-            self._count_preference()
-        self._preferred, self._shown, self._answers = None, [], {}
-
-    def _count_preference(self) -> None:
-        if self._preferred is not None and len(self.sides) > 1:
-            self.preferences[self._preferred] += 1
-        self._preferred = None
+    def _rate(self, rating: Rating) -> None:
+        if len(self.sides) > 1:
+            self.write("(answers of two models are not rated)\n")
+        elif self.capture is None or not self._stored:
+            self.write("(there is no stored answer to rate; answers are stored with --capture)\n")
+        else:
+            self.capture.put(Feedback(self._stored, self.sides[0].label, "chat", rating))
 
 
 MAX_ROWS = 1000  # reading the info of one takes 50 us

@@ -162,7 +162,6 @@ def test_a_prompt_is_counted_before_it_waits_for_a_slot() -> None:
             stage.asked.clear()
             assert (await stage.ask(messages=[{"role": "user", "content": "x" * length}])).status_code == 200
             assert [path for path, _ in stage.asked][:-1] == (["/tokenize"] if counted else [])
-        assert stage.live.prompted > 1500
 
     Stage().play(scene)
 

@@ -160,8 +160,7 @@ def test_a_release_that_fails_before_its_first_byte_is_rolled_back() -> None:
     async def scene(stage: Stage) -> None:
         for _ in range(60):
             await stage.ask()
-        stage.watch.champions({"helpdesk": "helpdesk@1"}, {})
-        stage.watch.champions({"helpdesk": "helpdesk@2"}, {"helpdesk@2": "helpdesk@1"})
+        stage.watch.keep({"helpdesk@2": "helpdesk@1"})
         stage.keeper.routes.champions["helpdesk"] = "helpdesk@2"  # type: ignore[index]
         stage.answer = lambda path, body: said().__class__(500, json={"error": {"message": "out of luck"}})
         for _ in range(30):

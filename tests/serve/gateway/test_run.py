@@ -34,7 +34,7 @@ def test_a_bug_in_what_loads_models_ends_the_gateway(monkeypatch: pytest.MonkeyP
     def broken(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(run, "_read", broken)
+    monkeypatch.setattr(run.Registry, "read", broken)
     with pytest.raises(ExceptionGroup) as raised:
         run.run_gateway(run.GatewaySettings(port=0, capture=True))
     assert raised.group_contains(RuntimeError, match="a bug")

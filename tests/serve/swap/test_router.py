@@ -1,5 +1,7 @@
 """The meaning of a request's `model`."""
 
+from dataclasses import replace
+
 import pytest
 
 from hivetune.errors import UsageError
@@ -44,9 +46,17 @@ def test_one_name_needs_not_be_said() -> None:
 
 
 def test_a_canary_takes_its_share_of_sessions_and_keeps_them() -> None:
-    canary = Routes(ROUTES.bases, ROUTES.labels, ROUTES.champions, ROUTES.candidates, canary=0.2)
+    canary = replace(ROUTES, canary=0.2, canaries=frozenset({"helpdesk@2"}))
     first = [route(canary, "helpdesk", str(session)).label for session in range(2000)]
     assert first == [route(canary, "helpdesk", str(session)).label for session in range(2000)]
     share = first.count("helpdesk@2") / 2000
     assert 0.17 < share < 0.23  # 0.2, three standard errors of 2,000 sessions
     assert {route(canary, "helpdesk@1", str(session)).label for session in range(50)} == {"helpdesk@1"}
+    refused = replace(canary, canaries=frozenset())  # the gate did not pass it
+    assert {route(refused, "helpdesk", str(session)).label for session in range(2000)} == {"helpdesk@1"}
+
+
+def test_a_version_that_is_not_loaded_names_what_loads_it() -> None:
+    with pytest.raises(UsageError, match="is not served") as error:
+        route(ROUTES, "helpdesk@9", "s")
+    assert "hivetune promote helpdesk@9" in error.value.hint

@@ -95,7 +95,7 @@ def test_one_adapter_at_a_time_and_a_bounded_wait(events: list[Event], num_slots
             event = pending.pop(0)
             ticket = Ticket(event.key, id(event), now)
             takes[id(ticket)] = event.takes_s
-            ahead[id(ticket)] = sum(1 for queue in turns._waiting.get(event.key, ()) if queue)
+            ahead[id(ticket)] = sum(waiting.key == event.key for waiting in turns._waiting)
             turns.arrive(ticket)
         for ticket in turns.start(now):
             running[ticket] = now + takes[id(ticket)]

@@ -342,9 +342,9 @@ class _Exchange:
         """Count, watch and capture an answer. `finish`: why it ended. `document` holds its `usage` and `timings`."""
         assert self.upstream is not None
         now = time.monotonic()
-        pace = self.upstream.pace(document)
         # A stream has its usage only where the client asks for it.
-        tokens = int((document.get("usage") or {}).get("completion_tokens") or pace.get("tokens", 0))
+        usage, timings = document.get("usage") or {}, document.get("timings") or {}
+        tokens = int(usage.get("completion_tokens") or timings.get("predicted_n") or 0)
         computing_s = now - self.upstream.sent_s
         wish = self.request.headers.get("x-hivetune-capture", "").strip().lower()
         capture = self.gateway.capture
@@ -359,7 +359,7 @@ class _Exchange:
             tokens,
             captured=capture is not None,
         )
-        self.gateway.watch.answered(self.label, self.client, error=False, **pace)
+        self.gateway.watch.answered(self.label, self.client, error=False)
         if capture is None:
             return
         durable = await capture.keep(

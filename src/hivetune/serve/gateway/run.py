@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import math
 import socket
 import sqlite3
 import time
@@ -22,7 +23,7 @@ from hivetune.llama.backend import CONTEXT_TOKENS, ServerSettings, open_backend
 from hivetune.llama.prompts import compare_answers
 from hivetune.process.lease import training_on
 from hivetune.release.gguf import SERVED_QUANT, base_gguf
-from hivetune.release.registry import find, rollback
+from hivetune.release.registry import find, rollback, withdraw
 from hivetune.serve.gateway.app import Gateway, page_routes
 from hivetune.serve.gateway.capture import Capture, label_of
 from hivetune.serve.gateway.clients import client_of
@@ -31,12 +32,13 @@ from hivetune.serve.gateway.metrics import Metrics
 from hivetune.serve.swap.keeper import Keeper
 from hivetune.serve.swap.live import LiveBackend
 from hivetune.serve.swap.wanted import Checks, Deployment, DesiredState, gateway_folder, wanted, write_loaded
-from hivetune.serve.swap.watch import Watch, watched_pair
+from hivetune.serve.swap.watch import Watch, due_watches
 
 _OTHER_SERVES = "it serves this home already, and takes up promotions by itself; see: hivetune status"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SHUTDOWN_S = 10
 HTTP_PORT = 80
+READ_AGAIN_S = 30.0  # a watch ends without a change of hive.db
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,8 @@ class GatewaySettings:
     quant: str = SERVED_QUANT
     slots: int = 4
     context_tokens: int = CONTEXT_TOKENS
-    threads: int | None = None
     private_cache: bool = False  # a slot's prompt cache serves one client alone
+    threads: int | None = None
     card: str = ""  # what backends offload to while nobody trains on it; empty: they choose themselves
 
 
@@ -89,7 +91,7 @@ def run_gateway(
         watch = Watch(_roll_back, open_database)
         watch.load()
         start = partial(start_live, settings)
-        keeper = Keeper(partial(_read, settings, watch, Checks()), start, settings.canary, _has_room, tell=tell)
+        keeper = Keeper(Registry(settings, watch).read, start, settings.canary, tell=tell)
         servers: list[uvicorn.Server] = []
         failures: list[BaseException] = []
 
@@ -182,15 +184,30 @@ def start_live(settings: GatewaySettings, deployment: Deployment) -> LiveBackend
         )
 
 
-def _read(settings: GatewaySettings, watch: Watch, checks: Checks) -> DesiredState:
-    with closing(open_database()) as database:
-        state = placed(wanted(database, settings.names, checks), settings.card)
-        pairs = [watched_pair(database, name) for name in state.champions]
-        previous = {pair[0].label: pair[1].label for pair in pairs if pair is not None}
-    watch.champions(state.champions, previous)
-    with contextlib.suppress(HivetuneError, sqlite3.Error):  # a full disk: the counts are kept, and saved later
-        watch.save_now_and_then(time.monotonic())
-    return state
+class Registry:
+    """What should be served and watched, read again when hive.db changed or `READ_AGAIN_S` later."""
+
+    def __init__(self, settings: GatewaySettings, watch: Watch):
+        self._settings, self._watch, self._checks = settings, watch, Checks()
+        self._database = sqlite3.connect(database_path(), check_same_thread=False)
+        self._seen: tuple[int, float] = (-1, -math.inf)
+        self._state = DesiredState()
+
+    def read(self) -> DesiredState:
+        """Return what should be served now. Raises HivetuneError, sqlite3.Error."""
+        (version,) = self._database.execute("PRAGMA data_version").fetchone()
+        now_s = time.monotonic()
+        if version != self._seen[0] or now_s - self._seen[1] >= READ_AGAIN_S:
+            with closing(open_database()) as database:
+                self._state = wanted(database, self._settings.names, self._checks)
+                due: dict[str, str] = {}
+                for name in self._state.champions:
+                    due |= due_watches(database, name, canary=self._settings.canary > 0, now=time.time())
+            self._watch.keep(due)
+            self._seen = version, now_s
+        with contextlib.suppress(HivetuneError, sqlite3.Error):  # a full disk: the counts are kept, and saved later
+            self._watch.save_now_and_then(now_s)
+        return placed(self._state, self._settings.card)
 
 
 def placed(state: DesiredState, card: str) -> DesiredState:
@@ -203,15 +220,12 @@ def placed(state: DesiredState, card: str) -> DesiredState:
 
 
 def _roll_back(label: str, reason: str) -> None:
-    """Roll `label` back if it still is the champion: a person may have been faster."""
+    """Roll the champion back, or withdraw the candidate, if it still is that: a person may have been faster."""
     with closing(open_database()) as database, contextlib.suppress(UsageError):
-        rollback(database, label, by="gateway", reason=reason)
-
-
-def _has_room() -> bool:
-    """Return whether a second model server may stay: while a quarter of the memory is free. Its weights are mapped."""
-    memory = psutil.virtual_memory()
-    return bool(memory.available > memory.total / 4)
+        if "candidate" in find(database, label).aliases:
+            withdraw(database, label, by="gateway", reason=reason)
+        else:
+            rollback(database, label, by="gateway", reason=reason)
 
 
 def listen_on(host: str, port: int) -> socket.socket:

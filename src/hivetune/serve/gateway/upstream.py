@@ -58,34 +58,11 @@ class Refused(UsageError):
 
 @dataclass(frozen=True)
 class Upstream:
-    """An answer that has begun. `sent_s`: when its turn came, on the monotonic clock. `running`: answers of its model
-    server at that moment. `prompted`: tokens of all prompts that the server had received."""
+    """An answer that has begun. `sent_s`: when its turn came, on the monotonic clock."""
 
     response: httpx2.Response
     live: LiveBackend
     sent_s: float
-    running: int
-    prompted: int
-
-    def pace(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Return seconds and tokens of the answer without its prompt, as llama.cpp counts them, and the traffic beside
-        it.
-
-        Traffic is three powers of two: answers at once, tokens before this one, and others' prompt tokens for each of
-        its own.
-        """
-        timings = document.get("timings")
-        try:
-            seconds, tokens = float(timings["predicted_ms"]) / 1000, int(timings["predicted_n"])  # type: ignore[index]
-            before = int(timings["prompt_n"]) + int(timings["cache_n"])  # type: ignore[index]
-        except (TypeError, KeyError, ValueError, OverflowError):  # another server, or an older one: no speed is judged
-            return {}
-        others = (self.live.prompted - self.prompted) // max(1, tokens)
-        return {
-            "seconds": seconds,
-            "tokens": tokens,
-            "traffic": tuple(max(0, number).bit_length() for number in (self.running, before, others)),
-        }
 
     async def document(self) -> dict[str, Any]:
         """Return the whole answer. Raises Broken."""
@@ -153,9 +130,7 @@ async def ask(
                 pinned = await stack.enter_async_context(live.turn(label, asker, client=asker.client, long=long))
                 if "seed" in body:  # what a cache holds was computed in other batches, and rounds otherwise
                     pinned = {**pinned, "cache_prompt": False}
-                sent_s, running = time.monotonic(), live.turns.num_running
-                live.prompted += num_tokens
-                prompted = live.prompted
+                sent_s = time.monotonic()
                 content = json.dumps({**request, **pinned, "reasoning_format": "none"}).encode()
                 sent = live.client.stream("POST", path, content=content, headers=_JSON)
                 response = await stack.enter_async_context(sent)
@@ -170,7 +145,7 @@ async def ask(
                             break
                         await asyncio.sleep(_POLL_S)
                 continue
-            yield Upstream(response, live, sent_s, running, prompted)
+            yield Upstream(response, live, sent_s)
             return
 
 

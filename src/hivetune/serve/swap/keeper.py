@@ -1,8 +1,9 @@
 """The keeper: it makes what is loaded equal to what the registry wants, without losing a request.
 
 It starts, warms, checks, switches and drains model servers. Its only state is the registry and the running processes,
-so after a crash of the gateway or of a model server the same loop finds the difference and mends it. A change that
-needs no new adapter, such as a rollback, changes only the routes and takes effect at once.
+so after a crash of the gateway or of a model server the same loop finds the difference and mends it. A server is right
+if it holds at least what is wanted. So a change that needs no new adapter, such as a rollback, changes only the routes
+and takes effect at once.
 """
 
 import asyncio
@@ -19,7 +20,6 @@ from hivetune.serve.swap.wanted import Deployment, DesiredState, Route, Routes
 _POLL_S = 0.25
 DRAIN_S = 600.0  # for an answer that fills a context, on two cores
 YIELD_S = 60.0  # the same, where a run waits for the card
-KEEP_S = 600.0  # a replaced backend is kept this long for an instant return, where memory allows
 FIRST_RETRY_S, MAX_RETRY_S = 1.0, 300.0
 PATIENCE_S = 4.0  # of requests: what is tried again within this time is waited for
 READY_TIMEOUT_S = 120.0
@@ -48,7 +48,6 @@ class Keeper:
     read: Read
     start: Start
     canary: float = 0.0
-    keep_old: Callable[[], bool] = lambda: True
     hung_s: float = HUNG_S
     tell: Callable[[frozenset[str]], None] = lambda labels: None  # which releases are loaded, when that changed
     lives: dict[str, LiveBackend] = field(default_factory=dict)
@@ -143,13 +142,7 @@ class Keeper:
             del self.lives[deployment.model]
         self._take_started(deployment)
         live = self.lives.get(deployment.model)
-        if deployment.model in self._starting or (live is not None and live.deployment == deployment):
-            return
-        former = next((old for old, _ in self._old if old.deployment == deployment and not old.dead), None)
-        if former is not None:
-            self._old = [(old, until) for old, until in self._old if old is not former]
-            former.restore()
-            self._switch(former)
+        if deployment.model in self._starting or (live is not None and live.deployment.holds(deployment)):
             return
         retry = self._retries.get(deployment)
         if retry is None or time.monotonic() >= retry.at_s:
@@ -174,7 +167,8 @@ class Keeper:
             self._retries[started] = _Retry(time.monotonic() + wait_s, wait_s, str(error))
             return
         self._retries = {d: retry for d, retry in self._retries.items() if d.model != deployment.model}
-        if started == deployment:
+        present = self.lives.get(deployment.model)
+        if started.holds(deployment) and (present is None or not present.deployment.holds(deployment)):
             self._switch(green)
         else:
             self._put_aside(green)  # what is wanted changed meanwhile
@@ -190,27 +184,22 @@ class Keeper:
         self._changed.set()
 
     def _put_aside(self, live: LiveBackend) -> None:
-        """Keep a replaced server for an instant return, where memory allows: only the last one of each model."""
+        """Give a replaced server no new requests; it ends with its last answer."""
         live.retire()
-        now = time.monotonic()
-        same = live.deployment.model
-        self._old = [(old, min(until, now) if old.deployment.model == same else until) for old, until in self._old]
-        self._old.append((live, now + (KEEP_S if self.keep_old() else 0.0)))
+        self._old.append((live, time.monotonic()))
 
     def _end_old(self) -> None:
-        """End replaced servers when their time and their last answer are over, at most `DRAIN_S` later (`YIELD_S` on a
-        card that a run trains on)."""
+        """End replaced servers with their last answer, at most `DRAIN_S` later (`YIELD_S` on a card that a run trains
+        on)."""
         now, remaining = time.monotonic(), []
-        for live, until_s in self._old:
-            drain_s = DRAIN_S
-            if self._must_yield(live):
-                until_s, drain_s = min(until_s, now), YIELD_S
-            if live.dead or (now >= until_s and not live.turns.num_running) or now >= until_s + drain_s:
+        for live, since_s in self._old:
+            drain_s = YIELD_S if self._must_yield(live) else DRAIN_S
+            if live.dead or not live.turns.num_running or now >= since_s + drain_s:
                 closing = asyncio.create_task(live.close())  # up to ten seconds for one that hangs
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
             else:
-                remaining.append((live, until_s))
+                remaining.append((live, since_s))
         self._old = remaining
 
     async def _watch_health(self) -> None:
@@ -222,7 +211,11 @@ class Keeper:
     def _set_routes(self) -> None:
         """Route to the loaded releases. While a champion is loading, the previous one answers."""
         loaded = self._lost | {model: live.deployment for model, live in self.lives.items()}
-        labels = {label: model for model, deployment in loaded.items() for label in deployment.labels}
+        wanted = {label for deployment in self.wanted.deployments for label in deployment.labels}
+        wanted |= set(self.routes.champions.values())  # until the new one is loaded
+        labels = {
+            label: model for model, deployment in loaded.items() for label in deployment.labels if label in wanted
+        }
         if labels.keys() != self.routes.labels.keys():
             self.tell(frozenset(labels))
         champions = {}
@@ -238,6 +231,7 @@ class Keeper:
             candidates={name: label for name, label in self.wanted.candidates.items() if label in labels},
             canary=self.canary,
             withdrawn=self.wanted.withdrawn,
+            canaries=self.wanted.canaries,
         )
 
 

@@ -4,14 +4,14 @@ slots."""
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
 
 from hivetune.llama.backend import CONTEXT_TOKENS, Backend
-from hivetune.serve.swap.turns import SessionKey, Ticket, Turns
+from hivetune.serve.swap.turns import Ticket, Turns
 from hivetune.serve.swap.wanted import Deployment
 
 _MAX_WAIT_S = 2.0
@@ -39,7 +39,6 @@ class LiveBackend:
     private_cache: bool = False
     retired: bool = False
     silent_since: float | None = None
-    prompted: int = 0  # tokens of all prompts that were sent, each counted at most by its bytes
     turns: Turns = field(init=False)
     client: httpx2.AsyncClient = field(init=False)
     _starts: dict[Ticket, asyncio.Future[None]] = field(default_factory=dict)
@@ -61,7 +60,7 @@ class LiveBackend:
 
     @contextlib.asynccontextmanager
     async def turn(
-        self, label: str | None, session: SessionKey, *, client: str = "", long: bool = False
+        self, label: str | None, session: Hashable, *, client: str = "", long: bool = False
     ) -> AsyncIterator[Mapping[str, Any]]:
         """Wait for a slot and hold it. Yields the fields that pin a request to the slot and to the adapter of `label`,
         or to the base for None. `long`: it may wait behind short ones. Raises BackendRetired."""
@@ -76,12 +75,11 @@ class LiveBackend:
             await start
             if self.client.is_closed:
                 raise BackendRetired
-            cached = ticket.warm or not self.private_cache
             # The scale of every adapter: an empty list would mean the server's own scales, not the base.
             scales = [
                 {"id": number, "scale": float(name == label)} for number, name in enumerate(self.deployment.labels)
             ]
-            yield {"id_slot": ticket.slot, "lora": scales, "cache_prompt": cached}
+            yield {"id_slot": ticket.slot, "lora": scales, "cache_prompt": ticket.warm or not self.private_cache}
         finally:
             self._starts.pop(ticket, None)
             self.turns.leave(ticket)
@@ -93,11 +91,6 @@ class LiveBackend:
         for start in self._starts.values():
             if not start.done():
                 start.set_exception(BackendRetired())
-
-    def restore(self) -> None:
-        """Take requests again, because this server is wanted again. Running ones continue."""
-        self.retired = False
-        self.silent_since = None
 
     async def look_at_health(self, hung_s: float) -> None:
         """Kill the process if it has not answered for `hung_s`."""

@@ -1,8 +1,8 @@
 """What should be loaded, what is loaded, and which release a request's `model` means.
 
 All of it comes from the registry; nothing is started here. A base model has one deployment: its GGUF file and the
-adapters of every release that is served on it, in the order of their ids. `desired` in hive.db says what should be
-served; other releases of a name can be asked for by version.
+adapters that are served on it, in the order of their ids: of each name the champion, the one before it and the
+candidate. `desired` in hive.db says what should be served.
 """
 
 import contextlib
@@ -19,7 +19,6 @@ from hivetune.release.registry import Release, desired, find, gguf_adapter, rele
 
 BASE = "base"
 GREEDY: Mapping[str, Any] = {"temperature": 0.0}  # as every evaluation asks: judge/worker
-MAX_RELEASES = 8  # of a name: each adapter costs memory, and only the newest are asked for
 
 
 @dataclass(frozen=True)
@@ -33,16 +32,27 @@ class ServedRelease:
 
 @dataclass(frozen=True)
 class Deployment:
-    """The content of one model server: a base, by name and hash of its prepared folder, and its adapters by id."""
+    """The content of one model server: a base, by name and hash of its prepared folder, and its adapters by id.
+
+    `required`: labels without which a server is not right. The release before the champion is loaded with them, and is
+    no reason to start another server: so a rollback restarts nothing.
+    """
 
     model: str
     model_sha256: str
     served: tuple[ServedRelease, ...]
+    required: frozenset[str] = frozenset()
     device: str = ""  # as in ServerSettings
 
     @property
     def labels(self) -> tuple[str, ...]:
         return tuple(release.label for release in self.served)
+
+    def holds(self, wanted: "Deployment") -> bool:
+        """Return whether a server with this content is right for what is wanted."""
+        same = (self.model, self.model_sha256, self.device) == (wanted.model, wanted.model_sha256, wanted.device)
+        needed = {release for release in wanted.served if release.label in wanted.required}
+        return same and needed <= set(self.served)
 
 
 @dataclass(frozen=True)
@@ -50,7 +60,7 @@ class DesiredState:
     """All deployments, and for each name its champion and its candidate, if there is one. `problems`: what can't be
     served, in words. `taken`: the card that a run trains on, which no model server may keep. `generation`: the
     settings that each release was judged with. `withdrawn`: why each rolled back release was. `unserved`: why a label,
-    or a name whose champion it is, can't be."""
+    or a name whose champion it is, can't be. `canaries`: the candidates that the gate passed."""
 
     deployments: tuple[Deployment, ...] = ()
     champions: dict[str, str] = field(default_factory=dict)
@@ -60,6 +70,7 @@ class DesiredState:
     generation: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     withdrawn: dict[str, str] = field(default_factory=dict)
     unserved: dict[str, str] = field(default_factory=dict)
+    canaries: frozenset[str] = frozenset()
 
 
 class Checks:
@@ -112,6 +123,8 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Chec
         find(database, name)
     problems: list[str] = []
     served: dict[tuple[str, str], list[ServedRelease]] = {}
+    required: set[str] = set()
+    canaries: set[str] = set()
     champions, candidates, generation = {}, {}, {}
     withdrawn: dict[str, str] = {}
     unserved: dict[str, str] = {}
@@ -120,9 +133,11 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Chec
             continue
         all_releases = releases(database, name)
         withdrawn |= {release.label: release.withdrawn for release in all_releases if release.withdrawn}
-        servable = [release for release in all_releases if not release.pruned and not release.withdrawn]
         usable: list[Release] = []
-        for release in sorted(servable, key=lambda r: (r.version != version, not r.aliases, -r.version))[:MAX_RELEASES]:
+        for release in all_releases:
+            is_wanted = release.version == version or "previous" in release.aliases or "candidate" in release.aliases
+            if not is_wanted or release.pruned or release.withdrawn:
+                continue
             try:
                 loadable = load_release(release, checks)
             except HivetuneError as error:
@@ -136,14 +151,23 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Chec
         champion = champion or next((release for release in usable if "previous" in release.aliases), None)
         if champion is not None:
             champions[name] = champion.label
+            required.add(champion.label)
         elif f"{name}@{version}" in unserved:
             unserved[name] = unserved[f"{name}@{version}"]
         candidate = next((release for release in usable if "candidate" in release.aliases), None)
         if candidate is not None:
             candidates[name] = candidate.label
+            required.add(candidate.label)
+            if candidate.verdict == "deploy":
+                canaries.add(candidate.label)
     return DesiredState(
         tuple(
-            Deployment(model, sha256, tuple(sorted(loaded, key=lambda release: release.label)))
+            Deployment(
+                model,
+                sha256,
+                tuple(sorted(loaded, key=lambda release: release.label)),
+                frozenset(required & {release.label for release in loaded}),
+            )
             for (model, sha256), loaded in sorted(served.items())
         ),
         champions,
@@ -152,6 +176,7 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = (), checks: Chec
         generation=generation,
         withdrawn=withdrawn,
         unserved=unserved,
+        canaries=frozenset(canaries),
     )
 
 
@@ -169,8 +194,8 @@ class Withdrawn(UsageError):
 @dataclass(frozen=True)
 class Routes:
     """The models that a request can name. `bases`: names of the base models. `labels`: NAME@VERSION -> its base.
-    `champions` and `candidates`: NAME -> label. `canary`: share of a name's sessions that the candidate answers, 0 to
-    1. `withdrawn`: label -> why it was rolled back."""
+    `champions` and `candidates`: NAME -> label. `canary`: share of a name's sessions that its candidate answers, 0 to
+    1, where the gate passed it (`canaries`). `withdrawn`: label -> why it was rolled back."""
 
     bases: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -178,6 +203,7 @@ class Routes:
     candidates: Mapping[str, str] = field(default_factory=dict)
     canary: float = 0.0
     withdrawn: Mapping[str, str] = field(default_factory=dict)
+    canaries: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -204,8 +230,9 @@ def route(routes: Routes, model: str, session: str) -> Route:
         label = routes.champions.get(name)
         # A number from 0 to 1 that depends on the session only, so that a session stays with its release.
         share = int.from_bytes(hashlib.blake2b(f"{name}\0{session}".encode(), digest_size=8).digest(), "big") / 2**64
-        if not which and name in routes.candidates and share < routes.canary:
-            label = routes.candidates[name]
+        candidate = routes.candidates.get(name)
+        if not which and candidate in routes.canaries and share < routes.canary:
+            label = candidate
     elif which == "candidate":
         label = routes.candidates.get(name)
     if label is not None:
@@ -214,7 +241,10 @@ def route(routes: Routes, model: str, session: str) -> Route:
         model = routes.bases[0]
     if model in routes.bases:
         return Route(model, BASE if len(routes.bases) == 1 else model, adapted=False)
-    raise NotThere(f"the model {model!r} is not served", hint=f"served are: {', '.join(served_names(routes))}")
+    hint = f"served are: {', '.join(served_names(routes))}"
+    if name in routes.champions and which.isdecimal():
+        hint += f"; another version is loaded when it is promoted: hivetune promote {model}"
+    raise NotThere(f"the model {model!r} is not served", hint=hint)
 
 
 def served_names(routes: Routes) -> list[str]:
