@@ -90,14 +90,6 @@ def write_random_rows(path: Path, vocabulary: int, steps: int) -> dict[str, Any]
     return {"sha256": hashlib.sha256(text.encode()).hexdigest(), "sets": {chosen.name: _describe(grouped)}}
 
 
-def prompts_and_answers(count: int) -> list[tuple[str, str, str]]:
-    """(system prompt of an agent, question, answer) as in the set `agents`, as text."""
-    agents = list(SYSTEM_PROMPTS.values())
-    chosen = next(each for each in SETS if each.name == "agents")
-    fitting = [pair for pair in _questions() if chosen.least <= len(pair[1]) <= chosen.most]
-    return [(agents[number % len(agents)], *pair) for number, pair in enumerate(fitting[:count])]
-
-
 def _documents(chosen: Set, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> Iterator[dict[str, list[int]]]:
     agents = list(SYSTEM_PROMPTS.values())
     prefix = _prefix(tokenizer, pairs)
