@@ -84,8 +84,6 @@ def test_without_bubblewrap_it_is_refused_not_failed(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(MachineNotFit, match="needs bubblewrap"):
         passes("x = 1", "assert x == 1")
-    with pytest.raises(MachineNotFit, match="needs bash"):
-        answer_succeeds("ls", {"name": "shell_parses"})
 
 
 def test_a_time_limit_is_plausible() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from serve.fake_server import Reply, fake_server, stream
 
-from hivetune.checkers.find import CHECKERS, answer_succeeds, find_checker
+from hivetune.checkers.find import CHECKERS, Checking, answer_succeeds, find_checker, row_checker
 from hivetune.errors import UsageError
 
 KEYERROR = {"name": "contains_any", "any": ["KeyError", "mapping"]}
@@ -31,7 +32,6 @@ KEYERROR = {"name": "contains_any", "any": ["KeyError", "mapping"]}
         ("  yes \n", {"name": "exact", "text": "yes"}, True),
         ("Cafe\u0301", {"name": "exact", "text": "Caf\u00e9"}, True),
         ("yes!", {"name": "exact", "text": "yes"}, False),
-        ("Yes, it is", {"name": "starts_with", "text": "yes", "ignore_case": True}, True),
         ("id-42", {"name": "regex", "pattern": r"\bid-\d+$"}, True),
         ("id-x", {"name": "regex", "pattern": r"\bid-\d+$"}, False),
         ('{"a": 1}', {"name": "json_valid"}, True),
@@ -46,17 +46,19 @@ KEYERROR = {"name": "contains_any", "any": ["KeyError", "mapping"]}
         ),
         ('{"a": "x"}', {"name": "json_schema", "schema": {"properties": {"a": {"type": "integer"}}}}, False),
         ("no json", {"name": "json_schema", "schema": {}}, False),
-        ("Use:\n```python\nx = [1, 2\n```", {"name": "python_parses"}, False),
-        ("Use:\n```python\nx = [1, 2]\n```", {"name": "python_parses"}, True),
-        ("(" * 100_000, {"name": "python_parses"}, False),
-        ("```bash\nfor f in *; do echo $f; done\n```", {"name": "shell_parses"}, True),
-        ("```bash\nfor f in *; do echo $f\n```", {"name": "shell_parses"}, False),
         ("so it is 1,234.5", {"name": "number_close", "value": 1234.5}, True),
         ("so it is 3.2", {"name": "number_close", "value": 3.14, "tolerance": 0.1}, True),
         ("1e999", {"name": "number_close", "value": 3}, False),
+        ("about 10-20", {"name": "number_close", "value": 20}, True),
+        ("it is -20", {"name": "number_close", "value": -20}, True),
+        ("我喜欢苹果。", {"name": "contains_any", "any": ["苹果"]}, True),
+        ("用int类型", {"name": "contains_any", "any": ["int"]}, True),
+        ("사과를 먹어요", {"name": "contains_any", "any": ["사과"]}, True),
+        ("それは東京です", {"name": "contains_all", "all": ["東京"]}, True),
+        ("<think>It could be Linz.</think>\n\nGraz", {"name": "contains_none", "none": ["Linz"]}, True),
+        ("It could be Linz.</think>Graz", {"name": "exact", "text": "Graz"}, True),
+        ("<think>It could be Graz", {"name": "contains_any", "any": ["Graz"]}, False),
         ("none", {"name": "number_close", "value": 3}, False),
-        (" \n", {"name": "not_empty"}, False),
-        ("abc", {"name": "shorter_than", "characters": 4}, True),
     ],
 )
 def test_checkers(answer: str, checker: dict[str, Any], expected: bool) -> None:
@@ -67,8 +69,6 @@ def test_an_answer_cut_at_the_limit_fails_where_it_must_end() -> None:
     assert answer_succeeds("KeyError", KEYERROR, ended=False)
     assert not answer_succeeds("KeyError", {**KEYERROR, "must_end": True}, ended=False)
     assert answer_succeeds("KeyError", {**KEYERROR, "must_end": True}, ended=True)
-    assert not answer_succeeds("anything", {"name": "ends_by_itself"}, ended=False)
-    assert answer_succeeds("anything", {"name": "ends_by_itself"}, ended=True)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,6 @@ def test_no_answer_breaks_a_checker(answer: str) -> None:
         ("exact", {"text": "x"}),
         ("json_valid", {}),
         ("number_close", {"value": 1}),
-        ("not_empty", {}),
     ):
         assert answer_succeeds(answer, {"name": name, **arguments}) in (True, False)
 
@@ -116,3 +115,28 @@ def test_no_answer_breaks_a_checker(answer: str) -> None:
 def test_every_checker_is_documented() -> None:
     text = (Path(__file__).parents[2] / "docs" / "evaluate.md").read_text(encoding="utf-8")
     assert not [name for name in CHECKERS if f"`{name}`" not in text]
+
+
+def test_a_judge_is_asked_whether_the_answer_meets_the_reference() -> None:
+    row = {"prompt": "Where?", "reference": "Graz", "agent": None, "category": None, "source": "f:1"}
+    asked: list[str] = []
+
+    def reply(body: dict[str, Any]) -> Reply:
+        asked.append(body["messages"][1]["content"])
+        return stream("<think>The same town.</think>" + ("Yes." if "in Graz" in asked[-1] else "No, it is not."))
+
+    with fake_server(reply) as server:
+        checker = {"name": "judge", "model": f"{server.url}#m"}
+        checking = Checking()
+        assert checking.succeeds("<think>Linz?</think>It is in Graz.", checker, ended=True, row=row)
+        assert not checking.succeeds("Linz", checker, ended=True, row=row)
+        assert "Reference answer:\nGraz" in asked[0] and "Linz" not in asked[0]
+        with pytest.raises(UsageError, match="needs a row with a reference"):
+            checking.succeeds("Linz", checker, ended=True, row={**row, "reference": None})
+
+
+def test_rows_name_neither_code_nor_servers() -> None:
+    for name in ("function", "judge"):
+        checker = row_checker({"name": name, "file": "x.py", "model": "http://h/v1#m"}, None)
+        with pytest.raises(UsageError, match=r"only eval\.checker may name"):
+            find_checker(checker or {})

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hivetune.checkers.find import FUNCTION_FAILURES, Checking, find_checker, row_checker
+from hivetune.checkers.find import MAX_FAILURES, Checking, find_checker, row_checker
 from hivetune.errors import UsageError
 
 ROW = {"prompt": "2 + 2?", "reference": "4", "agent": "a", "category": None, "source": "f:1", "checker": {}}
@@ -61,19 +61,19 @@ def test_a_function_that_fails_again_and_again_is_not_run_for_ever(tmp_path: Pat
         f"def check(answer, row):\n    open({str(tmp_path / 'runs')!r}, 'a').write('x')\n    raise ValueError\n"
     )
     checking, said = Checking(), []
-    for _ in range(FUNCTION_FAILURES + 2):
+    for _ in range(MAX_FAILURES + 2):
         with pytest.raises(UsageError) as raised:
             checking.succeeds("4", found, ended=True, row=ROW)
         said.append(raised.value.message)
-    assert (tmp_path / "runs").read_text() == "x" * FUNCTION_FAILURES and said[-1].startswith("not checked")
-    assert checking.succeeds("4", {"name": "not_empty"}, ended=True, row=ROW)
+    assert (tmp_path / "runs").read_text() == "x" * MAX_FAILURES and said[-1].startswith("not checked")
+    assert checking.succeeds("4", {"name": "regex", "pattern": "."}, ended=True, row=ROW)
 
 
 def test_a_row_can_not_name_code(tmp_path: Path) -> None:
     found = checker(tmp_path, "def check(answer, row):\n    return True\n")
     with pytest.raises(UsageError, match=r"only eval\.checker may name a function"):
         succeeds(dict(row_checker(found, None) or {}))
-    assert row_checker(None, found) == found and row_checker({"name": "not_empty"}, found) == {"name": "not_empty"}
+    assert row_checker(None, found) == found and row_checker({"name": "regex", "pattern": "."}, found) == {"name": "regex", "pattern": "."}
 
 
 def test_a_config_that_names_no_file_is_refused_before_anything_runs(tmp_path: Path) -> None:

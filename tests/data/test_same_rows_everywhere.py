@@ -41,7 +41,7 @@ def test_compare(nested: str) -> None:
 
 
 def test_frozen_questions(nested: str) -> None:
-    found = own_questions([nested], {"name": "not_empty"})
+    found = own_questions([nested], {"name": "regex", "pattern": "."})
     assert [one.messages[-1].content for one in found] == QUESTIONS
 
 
@@ -79,7 +79,7 @@ def test_a_row_that_is_nested_deep_is_counted_and_named(tmp_path: Path) -> None:
     against = Against([str(path)])
     assert (len(list(against)), against.unreadable) == (1, 1)
     with pytest.raises(DataRefused, match=r"deep\.jsonl:2: unknown-layout"):
-        own_questions([str(path)], {"name": "not_empty"})
+        own_questions([str(path)], {"name": "regex", "pattern": "."})
 
 
 def test_collect_and_forget(nested: str, tmp_path: Path) -> None:

@@ -129,13 +129,16 @@ def test_times_go_on_where_a_side_failed(tmp_path: Path) -> None:
 def test_prompts_come_from_any_rows(tmp_path: Path) -> None:
     rows = [
         {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}], "agent": "a"},
-        {"agent": "b", "task": "add", "output": "done", "checker": {"name": "not_empty"}},
+        {"agent": "b", "task": "add", "output": "done", "checker": {"name": "regex", "pattern": "."}},
         {"nothing": 1},
     ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found, refused = prompts_of_rows([str(tmp_path / "rows.jsonl")], EvalConfig())
     assert [prompt.reference for prompt in found] == ["hello", "done"] and sum(refused.values()) == 1
-    assert found[0].messages == ({"role": "user", "content": "hi"},) and found[1].checker == {"name": "not_empty"}
+    assert found[0].messages == ({"role": "user", "content": "hi"},) and found[1].checker == {
+        "name": "regex",
+        "pattern": ".",
+    }
     (tmp_path / "none.jsonl").write_text('{"nothing": 1}\n')
     with pytest.raises(DataRefused):
         prompts_of_rows([str(tmp_path / "none.jsonl")], EvalConfig())

@@ -25,7 +25,7 @@ def compare(*arguments: str) -> tuple[int, dict[str, Any]]:
 @pytest.fixture
 def rows(tmp_path: Path) -> str:
     lines = [
-        {"agent": "ab"[i % 2], "task": f"Say {i}.", "output": f"{i}", "checker": {"name": "not_empty"}}
+        {"agent": "ab"[i % 2], "task": f"Say {i}.", "output": f"{i}", "checker": {"name": "regex", "pattern": "."}}
         for i in range(8)
     ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

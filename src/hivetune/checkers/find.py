@@ -2,7 +2,8 @@
 
     {"name": "contains_any", "any": ["KeyError", "mapping"], "must_end": true}
 
-Every checker also takes `must_end`: the answer must have ended by itself, not been cut at the longest answer.
+Every checker also takes `must_end`: the answer must have ended by itself, not been cut at the longest answer. What is
+checked is the final answer, without the thoughts before it.
 """
 
 import difflib
@@ -17,23 +18,22 @@ from hivetune.checkers.words import (
     contains_any,
     contains_none,
     exact,
+    final_answer,
     function,
     json_schema,
     json_valid,
-    not_empty,
+    judge,
     number_close,
-    python_parses,
     python_passes,
     regex,
-    shell_parses,
-    shorter_than,
-    starts_with,
 )
 from hivetune.errors import UsageError
+from hivetune.models.sides import parse_side
 
-FUNCTION_FAILURES = 3
+MAX_FAILURES = 3
+FROM_CONFIG = ("function", "judge")  # code and servers, which only the config may name
 ROW_FIELDS = ("prompt", "reference", "agent", "category", "source")  # what a function is told of a row
-_NO_CODE = "rows come from elsewhere, so they can't name code to run"
+_NOT_BY_ROWS = "rows come from elsewhere, so they can't name code to run, or a server to send answers to"
 
 
 Kinds = Mapping[str, tuple[type | tuple[type, ...], bool]]
@@ -51,18 +51,18 @@ class Checker:
 class Checking:
     """Checks answers in order; `row` has at least ROW_FIELDS.
 
-    A function of the user's that failed `FUNCTION_FAILURES` times is not run again: 500 answers on which it hangs for
-    10 s each would take hours.
+    A function or a judge that failed `MAX_FAILURES` times is not asked again: 500 answers on which it hangs for 10 s
+    each would take hours.
     """
 
     failures: int = 0
 
     def succeeds(self, answer: str, checker: Arguments, *, ended: bool, row: Arguments) -> bool:
         """Return whether an answer succeeds, as `answer_succeeds`."""
-        if checker.get("name") != "function":
+        if checker.get("name") not in FROM_CONFIG:
             return answer_succeeds(answer, checker, ended=ended)
-        if self.failures >= FUNCTION_FAILURES:
-            raise UsageError(f"not checked: the function failed on {self.failures} earlier answers")
+        if self.failures >= MAX_FAILURES:
+            raise UsageError(f"not checked: the {checker['name']} failed on {self.failures} earlier answers")
         try:
             return answer_succeeds(answer, checker, ended=ended, row={key: row[key] for key in ROW_FIELDS})
         except UsageError:
@@ -73,11 +73,11 @@ class Checking:
 def row_checker(checker: Arguments | None, otherwise: Arguments | None) -> Arguments | None:
     """Return a row's own checker, else the config's.
 
-    Code that a row names is left out: see words.py.
+    Code or a server that a row names is left out: see words.py.
     """
     if checker is None:
         return otherwise
-    return {"name": "function"} if checker.get("name") == "function" else checker
+    return {"name": checker["name"]} if checker.get("name") in FROM_CONFIG else checker
 
 
 def answer_succeeds(answer: str, checker: Arguments, *, ended: bool = True, row: Arguments | None = None) -> bool:
@@ -89,10 +89,9 @@ def answer_succeeds(answer: str, checker: Arguments, *, ended: bool = True, row:
     long: neither may count as the model's failure.
     """
     found_checker = find_checker(checker)
-    must_end = checker["name"] == "ends_by_itself" or checker.get("must_end", False)
-    if must_end and not ended:
+    if checker.get("must_end", False) and not ended:
         return False
-    return found_checker.test(answer, {**checker, "row": row})
+    return found_checker.test(final_answer(answer), {**checker, "row": row})
 
 
 def find_checker(checker: Arguments, where: str = "checker") -> Checker:
@@ -102,8 +101,11 @@ def find_checker(checker: Arguments, where: str = "checker") -> Checker:
         near = difflib.get_close_matches(str(name), CHECKERS, 1)
         hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(CHECKERS))}"
         raise UsageError(f"{where}: unknown checker {name!r}", hint=hint)
-    if name == "function" and "file" not in checker:
-        raise UsageError(f"{where}: only eval.checker may name a function, and needs its 'file'", hint=_NO_CODE)
+    needed = {"function": "file", "judge": "model"}.get(name)
+    if needed is not None and needed not in checker:
+        raise UsageError(f"{where}: only eval.checker may name a {name}, and needs its '{needed}'", hint=_NOT_BY_ROWS)
+    if name == "judge" and parse_side(str(checker["model"]), where).kind != "endpoint":
+        raise UsageError(f"{where}: 'model' is a server with OpenAI's chat API", hint="give http://HOST:PORT/v1#MODEL")
     if name == "function" and not expanded(str(checker["file"])).is_file():
         raise UsageError(f"{where}: {checker['file']} is not a file", hint="give the path of a Python file")
     checker_found = CHECKERS[name]
@@ -139,19 +141,14 @@ CHECKERS: Mapping[str, Checker] = {
     "contains_all": Checker(contains_all, {"all": (list, True), **_WORDS}),
     "contains_none": Checker(contains_none, {"none": (list, True), **_WORDS}),
     "exact": Checker(exact, {"text": (str, True), **_CASE}),
-    "starts_with": Checker(starts_with, {"text": (str, True), **_CASE}),
     "regex": Checker(regex, {"pattern": (str, True), **_CASE}),
     "json_valid": Checker(json_valid, {"keys": (list, False)}),
     "json_schema": Checker(json_schema, {"schema": (dict, True)}),
-    "python_parses": Checker(python_parses, {}),
     "python_passes": Checker(python_passes, {"tests": (str, True), "timeout_s": ((int, float), False)}),
-    "shell_parses": Checker(shell_parses, {}),
     "function": Checker(
         function,
         {"file": (str, True), "function": (str, False), "timeout_s": ((int, float), False), "memory_mb": (int, False)},
     ),
     "number_close": Checker(number_close, {"value": ((int, float), True), "tolerance": ((int, float), False)}),
-    "not_empty": Checker(not_empty, {}),
-    "shorter_than": Checker(shorter_than, {"characters": (int, True)}),
-    "ends_by_itself": Checker(not_empty, {}),
+    "judge": Checker(judge, {"model": (str, True)}),
 }

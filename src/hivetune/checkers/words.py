@@ -1,4 +1,4 @@
-"""Checkers of an answer: its words and structure, whether its code parses or passes tests, what a user's function says.
+"""Checkers of an answer: its words and structure, whether its code passes tests, what a user's function or model says.
 
 A function of the user's own runs in a process of its own with limits:
 
@@ -6,15 +6,16 @@ A function of the user's own runs in a process of its own with limits:
 
     def is_right(answer: str, row: dict) -> bool: ...
 
-Only the config may name one: a row comes from elsewhere, and naming code is running it.
+Only the config may name one: a row comes from elsewhere, and naming code is running it. The same holds for a model that
+is asked, since answers are sent to it.
 """
 
 import importlib.util
 import json
 import math
 import re
-import shutil
 import sys
+import time
 import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,11 +23,29 @@ from typing import Any
 from hivetune.base.paths import install_command, real_path
 from hivetune.checkers.limited import MEMORY_BYTES, OUTPUT_BYTES, TooSlow, base_python, run_limited, run_sandboxed
 from hivetune.errors import MachineNotFit, UsageError
+from hivetune.llama.ask import Endpoint, Unanswered
+from hivetune.models.sides import parse_side
 
 Arguments = Mapping[str, Any]
 MAX_CHECKED_CHARS = 20_000  # what a pattern may be run against
 MAX_PATTERN_CHARS = 500
 PATTERN_TIMEOUT_S = 2.0
+# Scripts that put no space between words, or attach endings to them: Thai to Khmer, kana, Han, Hangul.
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uac00-\ud7af\uf900-\ufaff"
+)
+_SPACED = rf"[^\W{_UNSPACED}]"  # a character of a word that ends at a space
+_THOUGHT_END = re.compile(r"</(?:[a-z_:]*?think[a-z_:]*|reasoning)>", re.IGNORECASE)
+_THOUGHT_BEGIN = re.compile(r"\s*<(?:[a-z_:]*?think[a-z_:]*|reasoning)>", re.IGNORECASE)
+
+
+def final_answer(answer: str) -> str:
+    """Return the answer without the thoughts before it: nothing where the thoughts never ended."""
+    ends = list(_THOUGHT_END.finditer(answer))
+    if ends:
+        return answer[ends[-1].end() :].lstrip()
+    return "" if _THOUGHT_BEGIN.match(answer) else answer
 
 
 def contains_any(answer: str, arguments: Arguments) -> bool:
@@ -43,26 +62,19 @@ def contains_none(answer: str, arguments: Arguments) -> bool:
 
 def _finder(word: str, arguments: Arguments) -> Callable[[str], object]:
     """Return a search for `word` as a whole word: 'int' is not in 'print'. `whole_words: false` and `ignore_case: true`
-    loosen it.
+    loosen it. Beside a character of a script without spaces a word has no edge.
     """
     flags = re.IGNORECASE if arguments.get("ignore_case", False) else 0
     pattern = re.escape(word)
     if arguments.get("whole_words", True):
-        # An edge that is no word character, as in "[0]", needs no boundary.
-        pattern = (r"(?<!\w)" if _is_word(word[0]) else "") + pattern + (r"(?!\w)" if _is_word(word[-1]) else "")
+        # An edge that is no such character, as in "[0]" or in Chinese, needs no boundary.
+        before = f"(?<!{_SPACED})" if re.match(_SPACED, word[0]) else ""
+        pattern = before + pattern + (f"(?!{_SPACED})" if re.match(_SPACED, word[-1]) else "")
     return re.compile(pattern, flags).search
-
-
-def _is_word(character: str) -> bool:
-    return character == "_" or character.isalnum()
 
 
 def exact(answer: str, arguments: Arguments) -> bool:
     return _plain(answer, arguments) == _plain(arguments["text"], arguments)
-
-
-def starts_with(answer: str, arguments: Arguments) -> bool:
-    return _plain(answer, arguments).startswith(_plain(arguments["text"], arguments))
 
 
 def _plain(text: str, arguments: Arguments) -> str:
@@ -99,14 +111,6 @@ def check_pattern(pattern: str, where: str) -> None:
         raise UsageError(f"{where}: the pattern {pattern!r} is not a valid regular expression: {error}") from None
 
 
-def not_empty(answer: str, _: Arguments) -> bool:
-    return bool(answer.strip())
-
-
-def shorter_than(answer: str, arguments: Arguments) -> bool:
-    return len(answer) < int(arguments["characters"])
-
-
 SCHEMA_TIMEOUT_S = 5.0
 
 
@@ -119,7 +123,8 @@ def json_valid(answer: str, arguments: Arguments) -> bool:
     return not keys or (isinstance(value, dict) and all(key in value for key in keys))
 
 
-_NUMBER = re.compile(r"[-+]?(?:\d[\d,_]*)?\.?\d+(?:[eE][-+]?\d+)?")
+# A sign behind a digit or a letter is a dash: "10-20" has no -20.
+_NUMBER = re.compile(r"(?:(?<![\w.)])[-+])?(?:\d[\d,_]*)?\.?\d+(?:[eE][-+]?\d+)?")
 
 
 def number_close(answer: str, arguments: Arguments) -> bool:
@@ -202,10 +207,7 @@ sys.stdout.flush()
 """
 
 
-PARSE_TIMEOUT_S = 5.0
 MAX_TEST_TIMEOUT_S = 60.0
-# A parser can be made to use gigabytes or to crash by its input alone.
-_PARSE = "import ast, sys; ast.parse(sys.stdin.read())"
 _RUN = """
 import json, sys
 code, tests = json.load(sys.stdin)
@@ -213,20 +215,6 @@ space = {"__name__": "answer"}
 exec(compile(code, "answer", "exec"), space)
 exec(compile(tests, "tests", "exec"), space)
 """
-
-
-def python_parses(answer: str, _: Arguments) -> bool:
-    """Return whether the fenced blocks of the answer, or the whole, are Python by its grammar."""
-    return _ends_well([sys.executable, "-I", "-S", "-c", _PARSE], code_of(answer, "python|py"), PARSE_TIMEOUT_S)
-
-
-def shell_parses(answer: str, _: Arguments) -> bool:
-    """Return whether the fenced blocks of the answer, or the whole, are shell by bash's grammar. Nothing is run."""
-    bash = shutil.which("bash")
-    if bash is None:
-        raise MachineNotFit("shell_parses needs bash", hint="install bash")
-    code = code_of(answer, "bash|sh|shell|console")
-    return bool(code.strip()) and _ends_well([bash, "--norc", "--noprofile", "-n"], code, PARSE_TIMEOUT_S)
 
 
 def python_passes(answer: str, arguments: Arguments) -> bool:
@@ -261,13 +249,6 @@ def code_of(answer: str, languages: str) -> str:
     return text
 
 
-def _ends_well(command: list[str], code: str, timeout_s: float) -> bool:
-    try:
-        return run_limited(command, code, timeout_s).returncode == 0
-    except TooSlow:
-        return False
-
-
 def function(answer: str, arguments: Arguments) -> bool:
     """Return what `function` in `file` says about the answer, within `timeout_s` (10) and `memory_mb` (1024).
 
@@ -292,3 +273,37 @@ def function(answer: str, arguments: Arguments) -> bool:
         hint = f"raise memory_mb (now {memory_bytes >> 20})" if "MemoryError" in last or child.returncode < 0 else ""
         raise UsageError(f"{where} failed: {last[:_SHOWN_CHARS]}", hint=hint)
     return child.stdout == "True"
+
+
+JUDGE_TOKENS, JUDGE_TRIES, JUDGE_PAUSE_S = 1024, 3, 2.0  # a model that reasons does so before its word
+_JUDGE = (
+    "You grade an answer against a reference answer. Say yes if the answer states the same as the reference, whatever "
+    "its wording, and nothing that contradicts it. Say no otherwise. Reply with one word: yes or no."
+)
+
+
+def judge(answer: str, arguments: Arguments) -> bool:
+    """Return whether the model behind an OpenAI endpoint says that the answer meets the row's reference.
+
+    Raises UsageError without a reference, for an endpoint that can't be asked, and for a reply that is neither yes nor
+    no: none is the answer's failure.
+    """
+    row = arguments.get("row") or {}
+    if not row.get("reference"):
+        raise UsageError("checker: judge needs a row with a reference answer")
+    side = parse_side(arguments["model"], "checker: judge")
+    endpoint = Endpoint(side.name, side.model)
+    question = f"Question:\n{row['prompt']}\n\nReference answer:\n{row['reference']}\n\nAnswer:\n{answer}"
+    messages = ({"role": "system", "content": _JUDGE}, {"role": "user", "content": question})
+    for attempt in range(JUDGE_TRIES):
+        try:
+            reply = final_answer(endpoint.timed(messages, max_tokens=JUDGE_TOKENS).text)
+            break
+        except Unanswered as error:
+            if attempt == JUDGE_TRIES - 1:
+                raise UsageError(f"checker: {side.label} failed {JUDGE_TRIES} times: {error}") from None
+            time.sleep(JUDGE_PAUSE_S * 2**attempt)
+    word = re.match(r"\W*(yes|no)\b", reply, re.IGNORECASE)
+    if word is None:
+        raise UsageError(f"checker: {side.label} said neither yes nor no: {reply[:_SHOWN_CHARS]!r}")
+    return word[1].lower() == "yes"

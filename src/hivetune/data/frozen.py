@@ -140,7 +140,7 @@ def frozen_hashes(own_files: Sequence[str] = ()) -> frozenset[int]:
     """
     wins = [win for name in names_with_wins() for win in wins_of(name)]
     # A checker is not needed to keep a row out.
-    own_rows = own_questions(own_files, {"name": "not_empty"})
+    own_rows = own_questions(own_files, {"name": "regex", "pattern": "."})
     hashes = set()
     for messages in (frozen.messages for frozen in (*wins, *own_rows)):
         turns = [message for message in messages if message.role != "system"]

@@ -7,6 +7,7 @@ The same packs, documentation, number and seed give the same file.
 import hashlib
 import json
 import re
+import shutil
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,12 +19,12 @@ from zlib import crc32
 from rensa import RMinHash
 
 from hivetune.base.disk import write_whole
-from hivetune.checkers.words import shell_parses
+from hivetune.checkers.limited import TooSlow, run_limited
 from hivetune.data.frozen import frozen_hashes
 from hivetune.data.prepare.split import group_hash, question
 from hivetune.data.prepare.understand import example_of, rows_of_files
 from hivetune.data.reasons import RowRefused
-from hivetune.errors import DataRefused, DoesNotFit
+from hivetune.errors import DataRefused, DoesNotFit, MachineNotFit
 from hivetune.records import Message, Progress, silent
 from hivetune.synth.packs import Pack
 from hivetune.synth.page import DocPage, NotUnderstood, options_in, words_in
@@ -304,10 +305,21 @@ def is_english(text: str) -> bool:
     return plain >= 0.95 * letters and (len(words) < PROSE_WORDS or common >= MIN_ENGLISH * len(words))
 
 
+PARSE_TIMEOUT_S = 5.0
+
+
 def _parses(code: str) -> bool:
     """Return whether shell code parses by bash's grammar; nothing is run."""
     plain = (_PLAIN_LINE.fullmatch(line) and line.split(" ", 1)[0] not in _RESERVED for line in code.splitlines())
-    return all(plain) or shell_parses(f"```bash\n{code}\n```", {})
+    if all(plain):
+        return True
+    bash = shutil.which("bash")
+    if bash is None:
+        raise MachineNotFit("commands are checked by bash's grammar", hint="install bash")
+    try:
+        return run_limited([bash, "--norc", "--noprofile", "-n"], code, PARSE_TIMEOUT_S).returncode == 0
+    except TooSlow:
+        return False
 
 
 NEAR_SHARE = 0.8
