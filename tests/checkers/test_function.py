@@ -73,7 +73,10 @@ def test_a_row_can_not_name_code(tmp_path: Path) -> None:
     found = checker(tmp_path, "def check(answer, row):\n    return True\n")
     with pytest.raises(UsageError, match=r"only eval\.checker may name a function"):
         succeeds(dict(row_checker(found, None) or {}))
-    assert row_checker(None, found) == found and row_checker({"name": "regex", "pattern": "."}, found) == {"name": "regex", "pattern": "."}
+    assert row_checker(None, found) == found and row_checker({"name": "regex", "pattern": "."}, found) == {
+        "name": "regex",
+        "pattern": ".",
+    }
 
 
 def test_a_config_that_names_no_file_is_refused_before_anything_runs(tmp_path: Path) -> None:
