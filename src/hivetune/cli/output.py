@@ -15,7 +15,7 @@ import sys
 import textwrap
 import time
 import webbrowser
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -29,7 +29,6 @@ from hivetune.errors import HivetuneError
 
 if TYPE_CHECKING:  # `hivetune --help` waits for no rich
     from rich.console import Console
-    from rich.table import Table
 
 PLAIN_LINE_EVERY_S = 10.0
 AFTER_ROWS = "all read, looking for duplicates"
@@ -40,7 +39,7 @@ PLAIN_WIDTH = 120  # columns of a table where there is no terminal
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-class _Report(Protocol):
+class Report(Protocol):
     """A progress callback; `note`, such as the loss, is shown after the bar."""
 
     def __call__(self, done: int, total: int | None, note: str = "") -> None: ...
@@ -173,8 +172,41 @@ def write(text: str) -> None:
         sys.stdout.flush()
 
 
+# The title of each column, and what its cell shows of an item: a key, an attribute, or what a function returns.
+Columns = Mapping[str, str | Callable[[Any], object]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """`items` below columns. A column is aligned to the right where each of its cells begins as a number does."""
+
+    columns: Columns
+    items: Sequence[Any]
+    title: str = ""
+
+    def cells(self) -> list[tuple[object, ...]]:
+        """Return the cells of each row."""
+        return [tuple(_cell(item, shown) for shown in self.columns.values()) for item in self.items]
+
+
+def _cell(item: Any, shown: str | Callable[[Any], object]) -> object:
+    if callable(shown):
+        return shown(item)
+    return item[shown] if isinstance(item, Mapping) else getattr(item, shown)
+
+
+def answer(document: Any, *blocks: str | Table) -> None:
+    """Print the result of a command: its document under `--json`, else the blocks, one below the other."""
+    for block in blocks:
+        if isinstance(block, Table):
+            table(block.title, tuple(block.columns), block.cells())
+        else:
+            show(block)
+    emit(document)
+
+
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, numeric: Sequence[str] = ()) -> None:
-    """Print a table on stdout; columns named in `numeric` are aligned to the right.
+    """Print a table on stdout; `numeric` names columns to align to the right beside those of numbers alone.
 
     A pipe or a file gets lines separated by tabs, for `cut`, `sort` and spreadsheets.
     """
@@ -187,24 +219,19 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
         for cells in (columns, *rows):
             print(clean("\t".join(" ".join(str(cell).split()) for cell in cells)))  # rich would replace tabs by spaces
         return
-    console.print(grid_of(columns, rows, numeric, title))
-
-
-def grid_of(
-    columns: Sequence[str], rows: Sequence[Sequence[object]], numeric: Sequence[str], title: str = ""
-) -> "Table":
-    """Return a table as rich draws it."""
-    from rich.table import Table
+    from rich.table import Table as Grid
     from rich.text import Text
 
-    grid = Table(
-        title=Text(clean(title)) if title else None, title_justify="left", title_style="bold", header_style="bold"
-    )
-    for column in columns:
-        grid.add_column(column, justify="right" if column in numeric else "left", overflow="fold")
+    grid = Grid(title=Text(clean(title)) if title else None, title_justify="left", title_style="bold")
+    for index, column in enumerate(columns):
+        of_numbers = column in numeric or all(_NUMBER.match(str(row[index])) for row in rows)
+        grid.add_column(column, justify="right" if of_numbers else "left", overflow="fold", header_style="bold")
     for row in rows:
         grid.add_row(*(Text(clean(str(cell))) for cell in row))
-    return grid
+    console.print(grid)
+
+
+_NUMBER = re.compile(r"[-+]?\d|-?$")
 
 
 def open_in_browser(address: str) -> bool:
@@ -221,7 +248,7 @@ def show_unit(text: str, name: str, **more: Any) -> None:
 
 
 @contextlib.contextmanager
-def progress(label: str, unit: str = "", after: str = "") -> Iterator[_Report]:
+def progress(label: str, unit: str = "", after: str = "") -> Iterator[Report]:
     """Show progress: a bar on a terminal, otherwise a line about every ten seconds.
 
     Without `unit` nothing is counted. `after` names the work that follows the last item.
@@ -230,19 +257,13 @@ def progress(label: str, unit: str = "", after: str = "") -> Iterator[_Report]:
     if not console.is_terminal:
         yield plain_progress(label, unit, after)
         return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import TimeRemainingColumn as Remaining
 
     counted = (MofNCompleteColumn(), TextColumn(unit)) if unit else ()
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), *counted)
     noted = TextColumn("{task.fields[note]}", markup=False)
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), noted, console=console, transient=True) as bar:
+    with Progress(*columns, TimeElapsedColumn(), Remaining(), noted, console=console, transient=True) as bar:
         task, counting = bar.add_task(clean(label), total=None, note=""), True
 
         def report(done: int, total: int | None, note: str = "") -> None:
@@ -255,8 +276,10 @@ def progress(label: str, unit: str = "", after: str = "") -> Iterator[_Report]:
         yield report
 
 
-def plain_progress(label: str, unit: str, after: str = "") -> _Report:
-    """Return a callback that prints lines. The time left counts from the first item, after models are loaded."""
+def plain_progress(label: str, unit: str, after: str = "") -> Report:
+    """Return a callback that prints a line about every ten seconds, with the time left since the first item: models
+    are loaded before it.
+    """
     started = last = time.monotonic()
     first = (started, 0, -1)  # time of the first report with this total, items done by then, and the total
 
@@ -265,22 +288,16 @@ def plain_progress(label: str, unit: str, after: str = "") -> _Report:
         now = time.monotonic()
         if done and total and total != first[2]:
             first = (now, done, total)
-        done_counting = bool(after and done and total is None)
-        if now - last < PLAIN_LINE_EVERY_S and done != total and not done_counting:
-            return
-        if now - started < PLAIN_LINE_EVERY_S / 2:
+        is_after = bool(after and done and total is None)
+        is_due = now - last >= PLAIN_LINE_EVERY_S or done == total or is_after
+        if not is_due or now - started < PLAIN_LINE_EVERY_S / 2:
             return
         last = now
+        told = [f"{done:,}{f' of {total:,}' if total else ''} {unit}" if unit else f"{duration(now - started)} so far"]
         new = done - first[1]
-        remaining = (
-            f", {duration((now - first[0]) / new * (total - done))} left"
-            if total and 0 < new < total - first[1]
-            else ""
-        )
-        counted = (
-            f" {done:,}{f' of {total:,}' if total else ''} {unit}" if unit else f" {duration(now - started)} so far"
-        )
-        text = note or (after if done_counting else "")
-        say(f"{label}:{counted}{remaining}{f', {text}' if text else ''}")
+        if total and 0 < new < total - first[1]:
+            told.append(f"{duration((now - first[0]) / new * (total - done))} left")
+        told += [text for text in (note or (after if is_after else ""),) if text]
+        say(f"{label}: {', '.join(told)}")
 
     return report

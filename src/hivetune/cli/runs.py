@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Group
-from rich.live import Live
-from rich.text import Text
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import size_of
@@ -20,18 +17,7 @@ from hivetune.base.paths import quoted
 from hivetune.base.private import open_plain
 from hivetune.base.typed import to_plain
 from hivetune.cli.arguments import RunArgument
-from hivetune.cli.output import (
-    MODE,
-    clean,
-    duration,
-    emit,
-    number,
-    out,
-    say,
-    show,
-    size,
-    table,
-)
+from hivetune.cli.output import MODE, Columns, Table, answer, clean, duration, emit, number, out, say, show, size
 from hivetune.dashboard.watched import RunReading, WatchedRun
 from hivetune.errors import UsageError
 from hivetune.process.supervision import supervision
@@ -87,19 +73,24 @@ def text_chart(points: list[tuple[int, float, str]]) -> list[str]:
 def runs() -> None:
     """List all runs, newest first."""
     statuses = sorted(known_runs(), key=lambda status: status.created, reverse=True)
-    if not MODE.json and not statuses:
+    if not statuses and not MODE.json:
         say("no runs yet; start one: hivetune train CONFIG")
-        return
-    rows = [
-        (s.run.name, s.state, f"{s.step}/{s.steps}", number(s.loss), number(s.validation_loss), s.restarts, s.run)
-        for s in statuses
+    columns: Columns = {
+        "run": lambda s: s.run.name,
+        "state": "state",
+        "steps": lambda s: f"{s.step}/{s.steps}",
+        "loss": lambda s: number(s.loss),
+        "validation": lambda s: number(s.validation_loss),
+        "restarts": "restarts",
+        "folder": "run",
+    }
+    problems = [
+        f"{status.run.name}: {problem}"
+        for status in statuses
+        for problem in (status.problem, status.storage_problem)
+        if problem
     ]
-    table("", ("run", "state", "steps", "loss", "validation", "restarts", "folder"), rows, numeric=("steps", "loss"))
-    for status in statuses:
-        for problem in (status.problem, status.storage_problem):
-            if problem:
-                say(f"{status.run.name}: {problem}")
-    emit({"runs": statuses})
+    answer({"runs": statuses}, *([Table(columns, statuses)] if statuses else []), *problems)
 
 
 def show_run(
@@ -125,21 +116,18 @@ def show_run(
 
 def _show_state(folder: Path) -> None:
     status = run_status(folder)
-    show(status_line(status))
     choices, computed = _choices(folder)
-    show(computed)
-    for line in text_chart(loss_curve(folder)):
-        show(line)
     events = list(read_journal(folder / EVENTS))
+    lines = [status_line(status), computed, *text_chart(loss_curve(folder))]
     sample: dict[str, Any] | None = None
     for entry in events:
         if text := event_text(entry):
-            show(f"  {time.strftime('%d %b %H:%M:%S', time.localtime(entry['time']))}  {text}")
+            lines.append(f"  {time.strftime('%d %b %H:%M:%S', time.localtime(entry['time']))}  {text}")
         if entry["event"] == "sample":
             sample = entry
         elif entry["event"] == "failure" and sample is not None:
-            show(f"{'':19}{_machine_then(sample, entry['time'])}")
-    emit({**to_plain(status), "choices": choices, "events": events})
+            lines.append(f"{'':19}{_machine_then(sample, entry['time'])}")
+    answer({**to_plain(status), "choices": choices, "events": events}, *lines)
 
 
 def _choices(folder: Path) -> tuple[dict[str, Any] | None, str]:
@@ -157,17 +145,15 @@ def _choices(folder: Path) -> tuple[dict[str, Any] | None, str]:
 
 def _show_log(folder: Path, lines: int) -> None:
     """Show the last lines of a run's worker (child.log) and of its supervisor (supervisor.log)."""
-    documents = {}
-    for name in (SUPERVISOR_LOG, WORKER_LOG):
-        path = folder / name
+    logs = {}
+    for path in (folder / SUPERVISOR_LOG, folder / WORKER_LOG):
         if path.exists():
             with open(open_plain(path), encoding="utf-8", errors="replace") as file:
-                documents[name] = file.read().splitlines()[-lines:]
-            for line in (f"{path}:", *(f"  {line}" for line in documents[name])) if documents[name] else ():
-                show(line)
-    if not any(documents.values()):
+                logs[path.name] = file.read().splitlines()[-lines:]
+    if not any(logs.values()):
         say("the log is empty")
-    emit({"run": folder, "logs": documents})
+    shown = [text for name, tail in logs.items() if tail for text in (f"{folder / name}:", *(f"  {t}" for t in tail))]
+    answer({"run": folder, "logs": logs}, *shown)
 
 
 def stop(run: RunArgument) -> None:
@@ -238,21 +224,26 @@ def _looks(folder: Path) -> Iterator[tuple[RunStatus, RunReading, list[str]]]:
 
 
 def _draw(folder: Path) -> None:
-    """Draw the screen in place until the run ends."""
+    """Draw status, curve, card and newest events in place until the run ends."""
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
     events: deque[str] = deque(maxlen=_SHOWN_EVENTS)
     with Live(console=out(), auto_refresh=False) as live:
         for status, journals, new in _looks(folder):
             events += new
-            live.update(_screen(status, journals, events), refresh=True)
+            lines = [*_screen(status, journals), *events]
+            live.update(Group(*(Text(clean(line), no_wrap=True, overflow="ellipsis") for line in lines if line)))
+            live.refresh()
 
 
-def _screen(status: RunStatus, journals: RunReading, events: deque[str]) -> Group:
+def _screen(status: RunStatus, journals: RunReading) -> list[str]:
     curves = (("step", journals.curves["loss"]), ("validation", journals.curves["validation"]))
     points = [(bucket.step, bucket.mean, kind) for kind, curve in curves for bucket in curve.buckets]
     speed = f"{number(status.tokens_per_second, 0)} tokens/s" if status.tokens_per_second is not None else ""
     machine = [card_line(index, card) for index, card in enumerate(journals.sample.get("cards", ()))]
-    lines = [status_line(status), *text_chart(points), "; ".join(part for part in (speed, *machine) if part), *events]
-    return Group(*(Text(clean(line), no_wrap=True, overflow="ellipsis") for line in lines if line))
+    return [status_line(status), *text_chart(points), "; ".join(part for part in (speed, *machine) if part)]
 
 
 def _print_changes(folder: Path) -> None:
@@ -303,16 +294,24 @@ def _remove_unused(*, yes: bool) -> None:
     with closing(open_database()) as database:
         unused = find_unused(database)
         total = sum(entry.size_bytes for entry in unused)
-        rows = [(entry.what, entry.path, size(entry.size_bytes), entry.why) for entry in unused]
-        if unused:
-            table("", ("what", "where", "size", "why"), rows, numeric=("size",))
-        show(f"{size(total)} can be freed" if unused else "nothing to delete")
-        if unused and (yes or not MODE.json):
+        document = {"pruned": yes, "size_bytes": total, "unused": unused}
+        if not unused:
+            answer(document, "nothing to delete")
+            return
+        if not MODE.json:
+            columns: Columns = {
+                "what": "what",
+                "where": "path",
+                "size": lambda entry: size(entry.size_bytes),
+                "why": "why",
+            }
+            answer({}, Table(columns, unused), f"{size(total)} can be freed")
             _ask("delete all of them", yes=yes)
+        if yes or not MODE.json:
             for entry in unused:
                 delete(database, entry)
             show(f"{size(total)} freed")
-    emit({"pruned": yes, "size_bytes": total, "unused": unused})
+    emit(document)
 
 
 def _ask(question: str, *, yes: bool) -> None:
