@@ -90,7 +90,6 @@ class LearnConfig(Section):
         "rows to learn from: sft (good rows), corrections, pairs (a better and a worse answer), failures",
         min_length=1,
     )
-    stage: Literal[1, 2] = setting(1, "2: learn from bad answers too, starting from lora.start")
 
 
 class LoraConfig(Section):
@@ -186,8 +185,8 @@ class RunConfig(Section):
     cycle: CycleConfig = CycleConfig()
 
 
-# What a command or the cycle sets, and people do not.
-_INTERNAL = ("learn.stage", "data.leave_out")
+# What the cycle sets, and people do not.
+_INTERNAL = ("data.leave_out",)
 
 
 def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:

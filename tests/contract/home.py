@@ -1,5 +1,5 @@
-"""A home as commands leave it: a tiny model, collected and captured rows, a cycle with a champion, a run that was
-evaluated, exported and registered, and one that was stopped after some steps.
+"""A home as commands leave it: a tiny model, collected and captured rows, a cycle, a champion that was evaluated,
+exported and registered, and a run that was stopped after some steps.
 """
 
 import json
@@ -35,6 +35,7 @@ def make_home(place: Path, call: Call, port: int) -> None:
         "eval plain",
         "export plain --to gguf-adapter",
         "register plain --as plain",
+        "promote plain@1 --force --reason contract",
     ):
         code, documents = call(command)
         assert code in (0, 6), (command, documents)
@@ -69,7 +70,7 @@ def _capture_answers(place: Path, port: int) -> None:
             _wait_until_it_listens(port)
             head = {"Authorization": f"Bearer {started['token']}", "Content-Type": "application/json"}
             for question in ("What comes after red?", "What comes after blue?"):
-                body = {"model": "demo", "messages": [{"role": "user", "content": question}], "max_tokens": 4}
+                body = {"model": "plain", "messages": [{"role": "user", "content": question}], "max_tokens": 4}
                 answer = _post(f"{started['url']}/v1/chat/completions", body, head)
             _post(f"{started['url']}/v1/feedback", {"id": answer["id"], "rating": "up"}, head)
         finally:
@@ -87,11 +88,13 @@ def _wait_until_it_listens(port: int) -> None:
 
 def _post(url: str, body: dict[str, Any], head: dict[str, str]) -> dict[str, Any]:
     request = urllib.request.Request(url, json.dumps(body).encode(), head)
+    deadline = time.monotonic() + 180
     while True:
         try:
             with urllib.request.urlopen(request, timeout=60) as reply:
                 document: dict[str, Any] = json.load(reply)
                 return document
         except urllib.error.HTTPError as error:
-            assert error.code == 503, error.read().decode()  # the model is being loaded
+            text = error.read().decode()
+            assert error.code == 503 and time.monotonic() < deadline, text  # the model is being loaded
             time.sleep(0.2)
