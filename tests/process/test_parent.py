@@ -32,6 +32,15 @@ def test_items_are_beats_and_the_result_comes_back(tmp_path: Path) -> None:
     assert beats == [Beat.STARTING, *[Beat.ITEM] * 5]
 
 
+def test_a_job_of_several_processes_around_it_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubernetes and SLURM set WORLD_SIZE: every task lost its heartbeat, and rank 1 its outcome."""
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    beats: list[Beat] = []
+    outcome = run_task(Play("items", items=3), tmp_path, module=TINY, on_beat=beats.append)
+    assert outcome.check("it") == {"items": 3} and beats == [Beat.STARTING, *[Beat.ITEM] * 3]
+
+
 def test_what_is_done_meanwhile_is_done_beside_it(tmp_path: Path) -> None:
     child = start_child(Play("items", items=5), tmp_path, module=TINY)
     begun: list[bool] = []

@@ -25,6 +25,9 @@ ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "PYTHONFAULTHANDLER": "1",
 }
+# Kubernetes and SLURM set these for the job. A child that believed them would wait for other ranks, without a heartbeat;
+# ranks are started by torchrun itself.
+RANK_VARIABLES = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Forks(Protocol):
@@ -88,8 +91,10 @@ def start_folder() -> str:
 
 
 def child_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the environment of a child: this process's own, ENVIRONMENT and `changes`, where None removes."""
-    merged: dict[str, str | None] = {**os.environ, **ENVIRONMENT, **changes}
+    """Return the environment of a child: this process's own without RANK_VARIABLES, ENVIRONMENT and `changes`, where
+    None removes.
+    """
+    merged: dict[str, str | None] = {**os.environ, **dict.fromkeys(RANK_VARIABLES), **ENVIRONMENT, **changes}
     knobs = sorted((name, value) for name, value in merged.items() if name.startswith("AMDGCN_") and value is not None)
     # Some of these are missing in the key of Triton's cache, so a later run would use kernels compiled with them
     # (unslothai/unsloth#11614).
