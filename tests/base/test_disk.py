@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hivetune.base.database import MIGRATIONS, open_database
+from hivetune.base.database import open_database
 from hivetune.base.disk import (
     Disk,
     boot_id,
@@ -31,7 +31,7 @@ from hivetune.base.disk import (
 )
 from hivetune.base.journal import Journal, read_journal
 from hivetune.base.private import open_plain
-from hivetune.errors import Busy, UsageError
+from hivetune.errors import Busy
 
 
 class FullDisk(Disk):
@@ -131,27 +131,6 @@ def test_a_torn_last_line_is_left_out_and_then_overwritten(tmp_path: Path) -> No
     with Journal(path) as journal:
         journal.append("again")
     assert [entry["event"] for entry in read_journal(path)] == ["start", "again"]
-
-
-def test_the_database_migrates_once_and_refuses_a_newer_one(tmp_path: Path) -> None:
-    path = tmp_path / "hive.db"
-    open_database(path).close()
-    database = open_database(path)
-    assert database.execute("SELECT count(*) FROM migrations").fetchone() == (len(MIGRATIONS),)
-    assert path.stat().st_mode & 0o077 == 0
-    database.execute("INSERT INTO migrations VALUES (999)")
-    database.close()
-    with pytest.raises(UsageError, match="newer"):
-        open_database(path)
-
-
-def test_a_failed_migration_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "hive.db"
-    monkeypatch.setattr("hivetune.base.database.MIGRATIONS", ("CREATE TABLE a (x); CREATE TABLE a (x);",))
-    with pytest.raises(sqlite3.OperationalError):
-        open_database(path)
-    database = sqlite3.connect(path)
-    assert database.execute("SELECT name FROM sqlite_master WHERE name = 'a'").fetchall() == []
 
 
 def test_a_second_connection_of_a_process_keeps_the_locks_of_the_first(tmp_path: Path) -> None:

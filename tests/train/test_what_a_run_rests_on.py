@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 import yaml
 from train.worker.runs import learnable_rows, make_run
 
-from hivetune.base.disk import home, lock, write_manifest
+from hivetune.base.database import open_database
+from hivetune.base.disk import home, lock, path_to_store, write_manifest
 from hivetune.base.journal import Journal
 from hivetune.data.identity import identity_of
 from hivetune.data.snapshot import open_snapshot
@@ -21,6 +23,7 @@ from hivetune.judge.evaluate import evaluate_run, judge_run
 from hivetune.llama.backend import ServerSettings, check_files
 from hivetune.release.export import export_run
 from hivetune.run.folder import EVENTS, METRICS, read_record, read_resolved, write_record, write_resolved
+from hivetune.run.status import run_folders
 from hivetune.serve.register import register_run
 from hivetune.train.open import load_run, with_workers
 
@@ -95,16 +98,29 @@ def test_the_adapter_of_a_stop_is_not_judged_as_that_of_the_steps_that_came_afte
     assert "hivetune stop" in refused.value.hint
 
 
-def test_model_and_snapshot_are_found_in_a_home_that_was_moved(run: Path) -> None:
+@pytest.mark.parametrize("how", ["moved", "copied"])
+def test_a_home_that_was_moved_or_copied_uses_its_own_model_and_snapshot(
+    how: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy went on in the original's folders as long as they were there."""
     record = read_record(run)
     for key, folder in (("model", "models"), ("snapshot", "snapshots")):
         place = home() / folder / "its"
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(record[key], place)
-        record[key] = f"/gone/{folder}/its"
-    write_record(run, record)
-    assert load_run(run).model == home() / "models" / "its"
-    assert load_run(run).snapshot.folder == home() / "snapshots" / "its"
+        record[key] = str(place)
+    mine = home() / "runs" / "mine"
+    shutil.copytree(run, mine)
+    write_record(mine, record)
+    with closing(open_database()) as database:
+        row = (path_to_store(mine), "mine", 1.0, "h")
+        database.execute("INSERT INTO runs VALUES (?, ?, ?, ?)", row)
+    other = tmp_path / "other"
+    (shutil.move if how == "moved" else shutil.copytree)(home(), other)
+    monkeypatch.setenv("HIVETUNE_HOME", str(other))
+    assert [path for path in run_folders() if path.name == "mine"] == [home() / "runs" / "mine"]
+    found = load_run(home() / "runs" / "mine")
+    assert (found.model, found.snapshot.folder) == (home() / "models" / "its", home() / "snapshots" / "its")
 
 
 def test_a_run_that_can_only_be_read_is_not_evaluated_in_vain(run: Path, small_disk: Path) -> None:

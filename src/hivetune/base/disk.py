@@ -76,13 +76,14 @@ def home() -> Path:
     return path
 
 
-def moved_with_home(path: Path, folder: Path | None = None) -> Path:
-    """Return where a recorded run, snapshot or model is: `path`, else the place below the home `folder` to which it was
-    moved with the home.
-    """
-    moved = (folder or home()) / path.parent.name / path.name
-    parts = ("runs", "snapshots", "models")
-    return moved if path.parent.name in parts and path != moved and not path.exists() and moved.exists() else path
+def path_to_store(path: Path) -> str:
+    """Return a path as records keep it: relative to the home below it, so that a home can be moved and copied."""
+    return str(path.relative_to(home())) if path.is_relative_to(home()) else str(path)
+
+
+def stored_path(text: str) -> Path:
+    """Return the path that a record keeps, below this home where it is relative."""
+    return home() / text
 
 
 def write_atomic(path: Path, data: bytes | memoryview, *, disk: Disk = DISK) -> None:

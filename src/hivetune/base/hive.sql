@@ -1,6 +1,6 @@
--- The migrations of hive.db, in order. A table of the database records which of them ran: append new ones, never edit old ones.
+-- The tables of hive.db. STRICT: a value of another type is refused when it is written (sqlite.org/stricttables.html).
+-- Paths below the home are relative to it (base/disk.py), so that a home can be moved and copied.
 
--- migration 0
 CREATE TABLE interactions (
   id TEXT PRIMARY KEY,             -- hash of content and source position
   content_id TEXT NOT NULL,        -- hash of the content alone: equal for exact duplicates
@@ -8,77 +8,73 @@ CREATE TABLE interactions (
   session TEXT, user TEXT, agent TEXT, category TEXT,
   time REAL, success INTEGER, feedback REAL,
   row TEXT NOT NULL                -- the row as it came, JSON
-);
+) STRICT;
 CREATE INDEX interactions_content ON interactions(content_id);
-CREATE TABLE cursors (source TEXT PRIMARY KEY, position TEXT NOT NULL);
-CREATE TABLE runs (path TEXT PRIMARY KEY, name TEXT NOT NULL, created REAL NOT NULL, snapshot TEXT NOT NULL);
-CREATE TABLE snapshots (hash TEXT PRIMARY KEY, path TEXT NOT NULL, created REAL NOT NULL);
-CREATE TABLE forgotten (kind TEXT NOT NULL, value TEXT NOT NULL, time REAL NOT NULL, PRIMARY KEY (kind, value));
+CREATE TABLE cursors (source TEXT PRIMARY KEY, position TEXT NOT NULL) STRICT;
+CREATE TABLE runs (path TEXT PRIMARY KEY, name TEXT NOT NULL, created REAL NOT NULL, snapshot TEXT NOT NULL) STRICT;
+CREATE TABLE snapshots (hash TEXT PRIMARY KEY, path TEXT NOT NULL, created REAL NOT NULL) STRICT;
+CREATE TABLE forgotten (kind TEXT NOT NULL, value TEXT NOT NULL, time REAL NOT NULL, PRIMARY KEY (kind, value)) STRICT;
 
--- migration 1
 CREATE TABLE refused (             -- what came in and is no row: kept aside, never lost in silence
   id TEXT PRIMARY KEY,
   source TEXT NOT NULL,            -- as in interactions
   reason TEXT NOT NULL, hint TEXT NOT NULL,
   raw BLOB NOT NULL,               -- its first bytes
   time REAL NOT NULL
-);
+) STRICT;
 CREATE TABLE intake (              -- per source, since the beginning; committed with the rows themselves
   source TEXT PRIMARY KEY,
   stored INTEGER NOT NULL, duplicates INTEGER NOT NULL, refused INTEGER NOT NULL, forgotten INTEGER NOT NULL
-);
+) STRICT;
 CREATE TABLE tainted (             -- snapshots that hold rows which were forgotten later
   snapshot TEXT NOT NULL, kind TEXT NOT NULL, value TEXT NOT NULL, rows INTEGER NOT NULL, time REAL NOT NULL,
   PRIMARY KEY (snapshot, kind, value)
-);
+) STRICT;
 CREATE INDEX interactions_source ON interactions(source);
 CREATE INDEX interactions_session ON interactions(session);
 CREATE INDEX interactions_user ON interactions(user);
 
--- migration 2
 CREATE TABLE releases (            -- artefacts in releases/NAME/VERSION; a row here makes a release
   name TEXT NOT NULL, version INTEGER NOT NULL,
   run TEXT NOT NULL,               -- the folder that it was copied from; may be gone
   model TEXT NOT NULL, model_sha256 TEXT NOT NULL, adapter_sha256 TEXT NOT NULL, snapshot TEXT NOT NULL,
   verdict TEXT,                    -- of the gate; NULL: never judged
-  proof TEXT NOT NULL,             -- JSON: what was proven of its exports
+  proof TEXT NOT NULL CHECK (json_valid(proof)),  -- what was proven of its exports
   created REAL NOT NULL,
   withdrawn TEXT NOT NULL DEFAULT '',  -- why it was rolled back
   pruned INTEGER NOT NULL DEFAULT 0,   -- its artefacts were deleted on purpose
   PRIMARY KEY (name, version)
-);
+) STRICT;
 CREATE INDEX releases_snapshot ON releases(snapshot);
 CREATE TABLE aliases (
   name TEXT NOT NULL, alias TEXT NOT NULL, version INTEGER NOT NULL,
   PRIMARY KEY (name, alias), FOREIGN KEY (name, version) REFERENCES releases(name, version)
-);
+) STRICT;
 CREATE TABLE alias_history (
   number INTEGER PRIMARY KEY, name TEXT NOT NULL, alias TEXT NOT NULL,
   version INTEGER, previous INTEGER,   -- NULL: none
   time REAL NOT NULL, by TEXT NOT NULL, reason TEXT NOT NULL, forced INTEGER NOT NULL
-);
-CREATE TABLE desired (name TEXT PRIMARY KEY, version INTEGER NOT NULL, time REAL NOT NULL);
+) STRICT;
+CREATE TABLE desired (name TEXT PRIMARY KEY, version INTEGER NOT NULL, time REAL NOT NULL) STRICT;
 
--- migration 3
 CREATE TABLE clients (             -- of the gateway
   name TEXT PRIMARY KEY, token_sha256 TEXT NOT NULL, created REAL NOT NULL, revoked REAL
-);
+) STRICT;
 CREATE TABLE feedback (
   answer TEXT PRIMARY KEY,         -- id of the interaction that was captured
   release TEXT NOT NULL, rating TEXT, correction TEXT, reason TEXT, client TEXT NOT NULL, time REAL NOT NULL
-);
+) STRICT;
 CREATE TABLE served (              -- answers of each release since it was first served
   release TEXT PRIMARY KEY, answers INTEGER NOT NULL, errors INTEGER NOT NULL, complaints INTEGER NOT NULL
-);
+) STRICT;
 CREATE TABLE watches (             -- releases that are watched: the one before each, and its rates that are still usual
   release TEXT PRIMARY KEY, before TEXT NOT NULL, usual_errors REAL NOT NULL, usual_complaints REAL NOT NULL
-);
+) STRICT;
 CREATE TABLE watched (             -- answers of each watched release since its watch began, by client
   release TEXT NOT NULL, client TEXT NOT NULL,
   answers INTEGER NOT NULL, errors INTEGER NOT NULL, complaints INTEGER NOT NULL, PRIMARY KEY (release, client)
-);
+) STRICT;
 
--- migration 4
 CREATE TABLE cycles (
   id TEXT PRIMARY KEY,             -- hash of rows, settings and champion
   name TEXT NOT NULL,              -- of the releases
@@ -88,12 +84,7 @@ CREATE TABLE cycles (
   deaths INTEGER NOT NULL DEFAULT 0,      -- beginnings of this station that ended by the death of the process
   failed REAL, words TEXT NOT NULL DEFAULT '',  -- the newest failure
   closed REAL, ending TEXT, reason TEXT NOT NULL DEFAULT ''
-);
+) STRICT;
 CREATE TABLE cycle_rows (          -- rows (hashes of their content) that a cycle has trained on or held out
   name TEXT NOT NULL, row TEXT NOT NULL, PRIMARY KEY (name, row)
-) WITHOUT ROWID;
-
--- migration 5
-ALTER TABLE interactions ADD COLUMN seal INTEGER;  -- `row_seal` of the columns before it
-UPDATE interactions SET seal = row_seal(id, content_id, source, session, user, agent, category, time, success,
-  feedback, row);
+) STRICT, WITHOUT ROWID;

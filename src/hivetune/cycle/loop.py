@@ -13,7 +13,7 @@ from threading import Event
 from typing import Literal
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import FULL_DISK, home, lock
+from hivetune.base.disk import FULL_DISK, home, lock, path_to_store
 from hivetune.base.journal import Journal
 from hivetune.base.private import make_folder
 from hivetune.config import RunConfig
@@ -261,7 +261,7 @@ class Loop:
                 opened=self.clock(),
                 opened_for=opened_for,
                 config=self.config.model_dump(mode="json", exclude={"cycle": {"notify"}}),  # it goes into releases
-                pool=str(seen.rows.snapshot.folder),
+                pool=path_to_store(seen.rows.snapshot.folder),
                 champion=None if champion is None else champion.label,
             )
             make_folder(cycle.folder)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import MANIFEST, sha256_file
+from hivetune.base.disk import MANIFEST, sha256_file, stored_path
 from hivetune.base.journal import read_journal
 from hivetune.base.sealed import write_sealed
 from hivetune.config import RunConfig, parse_config
@@ -208,7 +208,7 @@ def ensure_run(work: Work) -> Run:
     with work.long("rows", "preparing rows") as (words, progress):
         present = pool_of(work.config)
         try:
-            pool = open_snapshot(Path(work.cycle.pool))
+            pool = open_snapshot(stored_path(work.cycle.pool))
         except UsageError:  # deleted meanwhile: the same rows make the same one again
             pool = present
         rows = list(pool.pool())

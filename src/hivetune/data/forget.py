@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from hivetune.base.database import open_to_read, transaction
+from hivetune.base.disk import stored_path
 from hivetune.data.checks.redact.apply import redacted_name
 from hivetune.data.frozen import drop_win, names_with_wins, wins_of
 from hivetune.data.intake.interactions import load_forgotten, names_in, raw_hash, row_hash, tombstone
@@ -196,9 +197,9 @@ def _record_taints(
     """Record the tainted snapshots, since the ids exist nowhere else afterwards. Return the missing ones."""
     unchecked = []
     for snapshot, path in database.execute("SELECT hash, path FROM snapshots ORDER BY created").fetchall():
-        rows_file = Path(path) / ROWS_FILE
+        rows_file = stored_path(path) / ROWS_FILE
         if not rows_file.is_file():
-            unchecked.append(path)
+            unchecked.append(str(rows_file.parent))
             continue
         count = _count_rows(rows_file, is_forgotten)
         if count:
@@ -273,5 +274,6 @@ def _read_taints(database: sqlite3.Connection, kind: ForgetKind, value: str) -> 
             "SELECT name || '@' || version FROM releases WHERE snapshot = ? AND NOT pruned ORDER BY name, version",
             (snapshot,),
         )
-        taints.append(Taint(snapshot, path, rows, tuple(r for (r,) in runs), tuple(r for (r,) in releases)))
+        folder, runs_there = str(stored_path(path)) if path else "", tuple(str(stored_path(run)) for (run,) in runs)
+        taints.append(Taint(snapshot, folder, rows, runs_there, tuple(r for (r,) in releases)))
     return tuple(taints)

@@ -56,10 +56,6 @@ _REJECT = {
         "the rest of the file is unreadable: damaged compression, CSV, JSON array or Parquet",
         "restore the file",
     ),
-    "damaged-row": (
-        "a row of the store was changed by the disk or another program",
-        "restore hive.db from a copy, or collect the row again",
-    ),
     "not-an-object": ("the row is JSON, but not an object", 'write each row as {"prompt": ..., "completion": ...}'),
     "csv-columns": ("the row has more or fewer fields than the header", "quote fields that hold commas or line breaks"),
     "csv-quote": (

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import MANIFEST, moved_with_home, read_json, sha256_file
+from hivetune.base.disk import MANIFEST, read_json, sha256_file, stored_path
 from hivetune.base.paths import expanded
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.llama.ask import Endpoint
@@ -146,7 +146,7 @@ def _release(reference: str, quant: str) -> Artefact:
     adapter = gguf_adapter(release)
     model = base_gguf(release.model, release.model_sha256, quant)
     # The prepared base that its own record names, if it is still here: an upgraded one in that folder is another model.
-    folder = moved_with_home(Path(read_json(release.folder / RECORD).get("model", "")))
+    folder = stored_path(read_json(release.folder / RECORD).get("model", ""))
     present = (folder / MANIFEST).is_file() and (release.folder / ADAPTER).is_file()
     same_base = present and sha256_file(folder / MANIFEST) == release.model_sha256
     trained = (folder, release.folder) if same_base else None

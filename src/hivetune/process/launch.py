@@ -25,8 +25,7 @@ ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "PYTHONFAULTHANDLER": "1",
 }
-# Kubernetes and SLURM set these for the job. A child that believed them would wait for other ranks, without a heartbeat;
-# ranks are started by torchrun itself.
+# Kubernetes and SLURM set these for the job. A child that believed them would wait for other ranks, without heartbeat.
 RANK_VARIABLES = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 

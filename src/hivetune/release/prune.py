@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from hivetune.base.database import note_and_free, transaction
-from hivetune.base.disk import MANIFEST, home, read_json, size_of, write_json
+from hivetune.base.disk import MANIFEST, home, read_json, size_of, stored_path, write_json
 from hivetune.errors import UsageError
 from hivetune.release import registry
 from hivetune.run.checkpoints import FOLDER
@@ -101,10 +101,10 @@ def _snapshots(database: sqlite3.Connection) -> Iterator[Unused]:
     are in a release."""
     used = {release.snapshot for release in registry.releases(database) if not release.pruned}
     runs = database.execute("SELECT path, snapshot FROM runs")  # a run with a damaged file may be restored
-    used |= {snapshot for path, snapshot in runs if os.path.lexists(Path(path) / RECORD)}
+    used |= {snapshot for path, snapshot in runs if os.path.lexists(stored_path(path) / RECORD)}
     paths = {path for (path,) in database.execute("SELECT pool FROM cycles WHERE closed IS NULL")}
     for snapshot_hash, path in database.execute("SELECT hash, path FROM snapshots ORDER BY created").fetchall():
-        folder = Path(path)
+        folder = stored_path(path)
         mine = folder.is_relative_to(home()) and folder.is_dir()
         if mine and snapshot_hash not in used and path not in paths and _older(folder, YOUNG_DAYS):
             yield Unused("snapshot", folder, size_of(folder), "no run, release or open cycle uses it")

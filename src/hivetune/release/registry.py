@@ -33,10 +33,12 @@ from hivetune.base.disk import (
     Disk,
     home,
     lock,
+    path_to_store,
     problems_once,
     read_json,
     sha256_file,
     size_of,
+    stored_path,
     write_manifest,
 )
 from hivetune.base.paths import quoted
@@ -256,7 +258,7 @@ def register(
                 database.execute(
                     f"INSERT INTO releases (name, version, run, {', '.join(columns)}, proof, created)"
                     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (name, version, str(run), *(facts[key] for key in columns), proof, time.time()),
+                    (name, version, path_to_store(run), *(facts[key] for key in columns), proof, time.time()),
                 )
                 _move(database, name, "candidate", version, by=by, reason="registered", forced=False)
     return find(database, f"{name}@{version}"), twin is None
@@ -297,7 +299,17 @@ def releases(database: sqlite3.Connection, name: str | None = None) -> list[Rele
         f"SELECT {columns}, pruned FROM releases WHERE ?1 IS NULL OR name = ?1 ORDER BY name, version", (name,)
     )
     return [
-        Release(*(*row[:8], json.loads(row[8]), *row[9:11], bool(row[11]), tuple(aliases.get(row[:2], ()))))
+        Release(
+            *(
+                *row[:2],
+                str(stored_path(row[2])),
+                *row[3:8],
+                json.loads(row[8]),
+                *row[9:11],
+                bool(row[11]),
+                tuple(aliases.get(row[:2], ())),
+            )
+        )
         for row in rows
     ]
 
@@ -442,7 +454,8 @@ def forgotten_rows(database: sqlite3.Connection, snapshot: str) -> int:
 def snapshot_folder(database: sqlite3.Connection, snapshot: str) -> Path | None:
     """Return the folder of a snapshot by its hash, or None where it is unknown or was deleted."""
     row = database.execute("SELECT path FROM snapshots WHERE hash = ?", (snapshot,)).fetchone()
-    return Path(row[0]) if row is not None and Path(row[0]).is_dir() else None
+    folder = stored_path(row[0]) if row is not None else None
+    return folder if folder is not None and folder.is_dir() else None
 
 
 def unused(database: sqlite3.Connection) -> list[tuple[Release, int]]:

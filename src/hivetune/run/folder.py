@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from hivetune.base.disk import lock_holder, moved_with_home, named_problems, sha256_once
+from hivetune.base.disk import lock_holder, named_problems, path_to_store, sha256_once, stored_path
 from hivetune.base.paths import quoted
 from hivetune.base.sealed import HINT, read_sealed, read_sealed_text, write_sealed, write_sealed_text
 from hivetune.base.typed import from_plain
@@ -42,6 +42,7 @@ ISOLATION, SCORES, ITEMS = "isolate", "scores.jsonl", "items.jsonl"
 # `run.json`: the run's name, inputs and result.
 
 FIELDS: dict[str, type | tuple[type, ...]] = {"name": str, "created": (int, float), "status": str}
+PATHS = ("model", "snapshot")  # relative to the home below it
 OPTIONAL: dict[str, type | tuple[type, ...]] = {"model": str, "snapshot": str, "identity": dict, "result": dict}
 
 
@@ -57,12 +58,13 @@ def read_record(run: Path) -> dict[str, Any]:
     for name, kind in (*FIELDS.items(), *((name, kind) for name, kind in OPTIONAL.items() if name in record)):
         if not isinstance(record.get(name), kind):
             raise UsageError(f"{path} is damaged: its {name!r} is {record.get(name)!r}", hint=HINT)
-    return record | {name: str(moved_with_home(Path(record[name]))) for name in ("model", "snapshot") if name in record}
+    return record | {name: str(stored_path(record[name])) for name in PATHS if name in record}
 
 
 def write_record(run: Path, record: dict[str, Any]) -> None:
     """Write `run.json`. The caller holds the run's lock. Raises OSError."""
-    write_sealed(run / RECORD, record)
+    paths = {name: path_to_store(Path(record[name])) for name in PATHS if name in record}
+    write_sealed(run / RECORD, record | paths)
 
 
 # `config.resolved.yaml`: settings and choices.

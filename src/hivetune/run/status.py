@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hivetune.base.database import home_as_it_is
-from hivetune.base.disk import LockHolder, boot_id, lock, lock_holder
+from hivetune.base.disk import LockHolder, boot_id, lock, lock_holder, stored_path
 from hivetune.base.journal import DAMAGED, read_journal, read_tail
 from hivetune.base.paths import expanded, quoted
 from hivetune.base.sealed import read_sealed
@@ -333,7 +333,7 @@ def shortest_name(folder: Path) -> str:
 def runs_below(folder: Path) -> list[Path]:
     """Return the runs that lie in the folder of another run."""
     with home_as_it_is() as database:
-        runs = [Path(path) for (path,) in database.execute("SELECT path FROM runs ORDER BY path")]
+        runs = [stored_path(path) for (path,) in database.execute("SELECT path FROM runs ORDER BY path")]
     return [run for run in runs if folder in run.parents and (run / RECORD).exists()]
 
 
@@ -349,7 +349,7 @@ def known_runs(database: sqlite3.Connection | None = None) -> Iterator[RunStatus
         rows = opened.execute("SELECT path, created FROM runs").fetchall()
     for path, created in rows:
         try:
-            status = run_status(Path(path))
+            status = run_status(stored_path(path))
         except UsageError:  # deleted by a person
             continue
         yield status if status.created else replace(status, created=created)
@@ -358,5 +358,5 @@ def known_runs(database: sqlite3.Connection | None = None) -> Iterator[RunStatus
 def run_folders() -> list[Path]:
     """Return the folders of the runs of this home that still exist, oldest first. Reads nothing in them."""
     with home_as_it_is() as database:
-        paths = [Path(path) for (path,) in database.execute("SELECT path FROM runs ORDER BY created, rowid")]
+        paths = [stored_path(path) for (path,) in database.execute("SELECT path FROM runs ORDER BY created, rowid")]
     return [path for path in paths if os.path.lexists(path / RECORD)]

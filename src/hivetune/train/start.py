@@ -9,7 +9,7 @@ from typing import Any
 
 from hivetune import __version__
 from hivetune.base.database import open_database
-from hivetune.base.disk import LOCK, home, write_manifest
+from hivetune.base.disk import LOCK, home, path_to_store, write_manifest
 from hivetune.base.journal import read_journal
 from hivetune.base.paths import real_path
 from hivetune.base.private import check_own, make_folder
@@ -108,7 +108,7 @@ def open_run(
     with closing(open_database()) as database:
         database.execute(
             "INSERT OR REPLACE INTO runs (path, name, created, snapshot) VALUES (?, ?, ?, ?)",
-            (str(folder), name, record["created"], snapshot.hash),
+            (path_to_store(folder), name, record["created"], snapshot.hash),
         )
     return Run(folder, config, model, snapshot, plan)
 

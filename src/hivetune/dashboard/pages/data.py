@@ -4,13 +4,12 @@ import contextlib
 import json
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
 from hivetune.base.database import home_as_it_is, open_database, open_to_read
-from hivetune.base.disk import MANIFEST, read_json
+from hivetune.base.disk import MANIFEST, read_json, stored_path
 from hivetune.base.sealed import read_sealed
 from hivetune.dashboard.page import Page, PageRequest, of_this_version
 from hivetune.dashboard.watched import Watcher
@@ -36,7 +35,7 @@ def data_page(watcher: Watcher, request: PageRequest) -> Page:
     for digest, path, created in snapshots:
         shown = {"digest": digest, "created": created, "rows": None, "tokens": 0}  # None: its folder is gone
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            manifest = read_json(Path(path) / MANIFEST)
+            manifest = read_json(stored_path(path) / MANIFEST)
             shown |= {"rows": int(manifest["num_rows"]), "tokens": int(manifest["num_tokens"])}
         values["snapshots"].append(shown)
     return Page("data.html", "Data", values)
@@ -85,9 +84,9 @@ def uses_of_row(sought: str) -> Iterator[dict[str, Any]]:
     were made of it and their releases."""
     with home_as_it_is() as database:
         for digest, path in database.execute("SELECT hash, path FROM snapshots ORDER BY created DESC").fetchall():
-            if not (Path(path) / ROWS_FILE).is_file():
+            if not (stored_path(path) / ROWS_FILE).is_file():
                 continue
-            with closing(open_to_read(Path(path) / ROWS_FILE, finished=True)) as rows:
+            with closing(open_to_read(stored_path(path) / ROWS_FILE, finished=True)) as rows:
                 condition = "WHERE id = ?1 OR interaction_id = ?1 OR source = ?1 LIMIT 1"
                 row = next(select_rows(rows, condition, sought), None)
             if row is not None:
@@ -95,7 +94,7 @@ def uses_of_row(sought: str) -> Iterator[dict[str, Any]]:
                 labels = database.execute(
                     "SELECT name || '@' || version FROM releases WHERE snapshot = ? ORDER BY name, version", (digest,)
                 )
-                uses = {"runs": [path for (path,) in runs], "releases": [label for (label,) in labels]}
+                uses = {"runs": [str(stored_path(run)) for (run,) in runs], "releases": [label for (label,) in labels]}
                 yield {"snapshot": digest, "row": row, **uses}
 
 

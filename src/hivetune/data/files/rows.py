@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hivetune.base.database import SEALED_COLUMNS, is_read_only, open_to_read, row_seal
+from hivetune.base.database import is_read_only, open_to_read
 from hivetune.base.paths import spelled
 from hivetune.data.files.kinds import MESSAGES
 from hivetune.data.files.message_log import message_rows
@@ -355,12 +355,9 @@ def _store_rows(source: Source) -> Iterator[RawRow]:
     with closing(open_to_read(source.path, finished=is_read_only(Path(source.path)))) as database:
         # Invalid UTF-8, as from a flipped bit, refuses only its row.
         database.text_factory = lambda content: content.decode("utf-8", "backslashreplace")
-        query = f"SELECT {', '.join(SEALED_COLUMNS)}, seal FROM interactions WHERE rowid <= ? ORDER BY rowid"
-        for *values, seal in database.execute(query, (source.size,)):
-            row = dict(zip(SEALED_COLUMNS, values, strict=True))
-            place = str(row["source"])
-            if seal is not None and seal != row_seal(*values):
-                yield RawRow(place, b"", RowRefused("damaged-row"))
-                continue
+        columns = ("id", "source", "row", *STORE_COLUMNS)
+        query = f"SELECT {', '.join(columns)} FROM interactions WHERE rowid <= ? ORDER BY rowid"
+        for values in database.execute(query, (source.size,)):
+            row = dict(zip(columns, values, strict=True))
             stored = {name: row[name] for name in STORE_COLUMNS if row[name] is not None}
-            yield RawRow(place, str(row["row"]).encode("utf-8", "surrogatepass"), None, row["id"], stored)
+            yield RawRow(str(row["source"]), str(row["row"]).encode("utf-8", "surrogatepass"), None, row["id"], stored)

@@ -14,14 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hivetune.base.database import SEALED_COLUMNS, row_seal, transaction
+from hivetune.base.database import transaction
 from hivetune.data.pieces.fields import Fields, extract
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import Busy
 
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.){1,1000}+"')
 _WORD = re.compile(r"[^\s\"'{}\[\],;:=()]{1,1000}+")
-_COLUMNS = ", ".join(SEALED_COLUMNS)
+_COLUMNS = "id, content_id, source, session, user, agent, category, time, success, feedback, row"
 KEPT_RAW_BYTES = 4096  # of a refused delivery, to see what it was
 
 
@@ -216,18 +216,16 @@ def _store(
         dump_row(row),
     )
     changed = database.execute(
-        f"INSERT OR IGNORE INTO interactions ({_COLUMNS}, seal) VALUES ({', '.join('?' * (len(values) + 1))})",
-        (*values, row_seal(*values)),
+        f"INSERT OR IGNORE INTO interactions ({_COLUMNS}) VALUES ({', '.join('?' * len(values))})",
+        values,
     ).rowcount
     return changed == 1
 
 
 def change_row(database: sqlite3.Connection, identity: str, row: Mapping[str, Any], feedback: float | None) -> None:
-    """Replace row and feedback of an interaction, and its seal, inside the caller's transaction."""
+    """Replace row and feedback of an interaction inside the caller's transaction."""
     change = "UPDATE interactions SET row = ?, feedback = ? WHERE id = ?"
     database.execute(change, (dump_row(row), feedback, identity))
-    values = database.execute(f"SELECT {_COLUMNS} FROM interactions WHERE id = ?", (identity,)).fetchone()
-    database.execute("UPDATE interactions SET seal = ? WHERE id = ?", (row_seal(*values), identity))
 
 
 def _set_aside(database: sqlite3.Connection, delivery: Delivery, refused: RowRefused) -> bool:

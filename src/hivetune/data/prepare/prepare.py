@@ -28,6 +28,7 @@ from hivetune.base.disk import (
     MANIFEST,
     home,
     lock,
+    path_to_store,
     problems_once,
     read_json,
     scratch_folder,
@@ -148,7 +149,7 @@ def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, prog
     with contextlib.closing(open_database()) as database:  # so that `data forget` finds it
         database.execute(
             "INSERT OR REPLACE INTO snapshots (hash, path, created) VALUES (?, ?, ?)",
-            (snapshot.hash, str(snapshot.folder.resolve()), round(time.time(), 3)),
+            (snapshot.hash, path_to_store(snapshot.folder.resolve()), round(time.time(), 3)),
         )
     return snapshot
 
