@@ -166,7 +166,7 @@ class RunConfig(Section):
     validate_every: int | None = setting(None, "steps between validations; default: ten validations a run", gt=0)
     patience: int | None = setting(3, "validations without improvement before stopping early; null: never", gt=0)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
-        "auto", "precision; auto: the fastest one, measured"
+        "auto", "precision; auto: bfloat16 where the machine computes it natively, else float32"
     )
     device: str = setting("auto", "auto, cpu, cuda, cuda:1", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     workers: Annotated[int | str | None, BeforeValidator(_known_workers)] = setting(
@@ -216,19 +216,13 @@ def override_config(config: RunConfig, overrides: Iterable[str], option: str = "
 
 def parse_config(tree: Mapping[str, Any], where: str = "config", overrides: Iterable[str] = ()) -> RunConfig:
     """Return a config made from plain values, which stay as they are. Raises UsageError as `load_config` does."""
-    return _overridden(_copied(tree), overrides, where)
-
-
-def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the mapping and those inside of it as new ones, since overrides are written into them, and paths as text,
-    as YAML has them.
-    """
-    return {key: _plain(value) for key, value in tree.items()}
+    return _overridden(_plain(tree), overrides, where)
 
 
 def _plain(value: Any) -> Any:
+    """Return a copy as YAML has it: overrides are written into mappings, and paths are text."""
     if isinstance(value, Mapping):
-        return _copied(value)
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -289,14 +283,9 @@ def known_settings(section: type[BaseModel] = RunConfig, prefix: str = "") -> li
             settings += known_settings(kind, f"{prefix}{name}.")
         elif prefix + name not in _INTERNAL:
             default = "" if info.is_required() else json.dumps(info.default)
-            settings.append(KnownSetting(prefix + name, default, info.description or "", _choices(kind)))
+            choices = get_args(kind) if get_origin(kind) is Literal else ()
+            settings.append(KnownSetting(prefix + name, default, info.description or "", choices))
     return settings
-
-
-def _choices(kind: Any) -> tuple[str, ...]:
-    if kind is bool:
-        return ("true", "false")
-    return get_args(kind) if get_origin(kind) is Literal else ()
 
 
 def _override(tree: dict[str, Any], override: str, origin: str) -> str:

@@ -127,7 +127,7 @@ def _show(lines: Sequence[Mapping[str, Any]]) -> None:
                 "-" if memory is None else size(memory),
             )
         )
-    table("", columns, rows, numeric=columns[1:])
+    table("", columns, rows)
 
 
 def _cell(figure: Mapping[str, float | None], digits: int) -> str:

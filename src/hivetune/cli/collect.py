@@ -112,7 +112,7 @@ def _show(document: dict[str, Any]) -> None:
     if MODE.json:
         return
     columns = ("source", "delivered", "stored", "duplicates", "refused", "forgotten")
-    table("", columns, [[source[column] for column in columns] for source in document["sources"]], numeric=columns[1:])
+    table("", columns, [[source[column] for column in columns] for source in document["sources"]])
     for source in document["sources"]:
         for path in source["waiting"]:
             say(f"{spelled(path)}: the last line is incomplete; it is read once it is finished")

@@ -129,7 +129,7 @@ def show_report(document: dict[str, Any]) -> None:
     for name, label in (("rejected", "rejected"), ("set_aside", "set aside")):
         for reason, count in document[name].items():
             counts.append((f"{label}: {reason}", count, REASONS[reason].meaning))
-    table("", ("rows", "count", ""), [(n, f"{c:,}", meaning) for n, c, meaning in counts], numeric=("count",))
+    table("", ("rows", "count", ""), [(n, f"{c:,}", meaning) for n, c, meaning in counts])
     _show_reading(document)
     for reason, count in document["changed"].items():
         show(f"changed: {count:,} {'row' if count == 1 else 'rows'}, {reason}: {REASONS[reason].meaning}")
@@ -286,7 +286,7 @@ def _show(forgotten: Forgotten) -> None:
             (t.path or t.snapshot, t.rows, "\n".join(t.runs) or "-", "\n".join(t.releases) or "-")
             for t in forgotten.taints
         ]
-        table("Tainted", ("snapshot", "rows", "runs", "releases"), rows, numeric=("rows",))
+        table("Tainted", ("snapshot", "rows", "runs", "releases"), rows)
     else:
         say("no existing snapshot holds any of it")
     for path in forgotten.unchecked:

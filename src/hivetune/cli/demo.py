@@ -95,4 +95,4 @@ def _show_data(run: Run) -> None:
     )
     reasons = [("rejected", reason, count) for reason, count in rejected.items()]
     reasons += [("set aside", reason, count) for reason, count in set_aside.items()]
-    table("", ("what", "reason", "rows"), reasons, numeric=("rows",))
+    table("", ("what", "reason", "rows"), reasons)

@@ -16,7 +16,7 @@ import yaml
 from hivetune.base.disk import file_to_write, write_atomic
 from hivetune.base.paths import quoted, real_path
 from hivetune.cli.arguments import ColumnsOption, SetOption, complete_model, confirm_columns, model_folder, with_columns
-from hivetune.cli.output import AFTER_ROWS, MODE, duration, emit, progress, show, size, table
+from hivetune.cli.output import AFTER_ROWS, MODE, Columns, Table, answer, duration, emit, progress, show, size
 from hivetune.config import RunConfig, known_settings, written_settings
 from hivetune.data.files.find import refuse_read_once
 from hivetune.data.prepare.report import duplicate_kinds
@@ -165,7 +165,10 @@ def config(
     if schema and not MODE.json:
         typer.echo(json.dumps(document, indent=1))
         return
-    rows = [(setting.key, setting.default.strip('"') or "required", setting.meaning) for setting in settings]
-    table("", ("setting", "default", "meaning"), rows)
+    columns: Columns = {
+        "setting": "key",
+        "default": lambda setting: setting.default.strip('"') or "required",
+        "meaning": "meaning",
+    }
     keys = [setting.key for setting in settings]
-    emit({"json_schema": document, "keys": keys, "settings": settings})
+    answer({"json_schema": document, "keys": keys, "settings": settings}, Table(columns, settings))

@@ -100,7 +100,7 @@ def _show_parts(part: str, lines: Sequence[Mapping[str, Any]]) -> None:
         shares = ("-" if line[key] is None else f"{100 * line[key]:.0f} %" for key in ("base_success", "tuned_success"))
         rows.append((line[part] or "-", line["rows"], *figures, line["answers"], *shares))
     columns = (part, "rows", "loss base", "loss tuned", "p (Holm)", "answers", "success base", "success tuned")
-    table("", columns, rows, numeric=columns[1:])
+    table("", columns, rows)
 
 
 _COMPARISON = "compare.json"

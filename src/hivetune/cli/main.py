@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -22,88 +22,64 @@ from hivetune.cli.output import MODE, as_document, emit, errors_of_stdout, say, 
 from hivetune.errors import HivetuneError, Stopped, UsageError
 from hivetune.process.stop import take_stops
 
-
-class Command(NamedTuple):
-    """`module`, `function`: its body below hivetune.cli. `left_behind`: what a stop leaves, where the command does not
-    print that itself.
-    """
-
-    module: str
-    function: str
-    help: str
-    left_behind: str = ""
-
-
-CONTINUES = "finished steps are kept; the same command continues"
-# How the help groups the commands: by what people do. The order is the order of the help.
-SECTIONS: Mapping[str, Mapping[str, Command]] = {
+# name: (module below hivetune.cli, function, one line), in the sections and the order of the help.
+SECTIONS: Mapping[str, Mapping[str, tuple[str, str, str]]] = {
     "Start": {
-        "init": Command("init", "init", "Look at rows and machine, and write a commented config."),
-        "demo": Command("demo", "demo", "Run every step once on a small real model, in minutes.", CONTINUES),
-        "doctor": Command("doctor", "doctor", "Test this machine, and explain errors."),
-        "fetch": Command(
-            "arguments",
-            "fetch",
-            "Download and prepare a model.",
-            "the model is not ready; downloaded files are kept, and the same command continues",
-        ),
-        "config": Command("init", "config", "List the settings, or print their JSON Schema."),
+        "init": ("init", "init", "Look at rows and machine, and write a commented config."),
+        "demo": ("demo", "demo", "Run every step once on a small real model, in minutes."),
+        "doctor": ("doctor", "doctor", "Test this machine, and explain errors."),
+        "fetch": ("arguments", "fetch", "Download and prepare a model."),
+        "config": ("init", "config", "List the settings, or print their JSON Schema."),
     },
     "Rows": {
-        "collect": Command("collect", "collect", "Copy interactions into the store."),
-        "check": Command("data", "check", "Report what is wrong with rows, and where.", "nothing was written"),
-        "synth": Command("synth", "synth", "Make training rows from documentation.", "no file was written"),
-        "forget": Command("data", "forget", "Delete a user, session, source or row from the store."),
+        "collect": ("collect", "collect", "Copy interactions into the store."),
+        "check": ("data", "check", "Report what is wrong with rows, and where."),
+        "synth": ("synth", "synth", "Make training rows from documentation."),
+        "forget": ("data", "forget", "Delete a user, session, source or row from the store."),
     },
     "Train": {
-        "plan": Command("plan", "plan", "Predict memory, time and disk of a run."),
-        "train": Command("train", "train", "Train an adapter, or continue its run.", CONTINUES),
-        "stop": Command("runs", "stop", "Stop a run after saving a checkpoint."),
-        "bench": Command(
-            "bench", "bench", "Measure time, memory and losses of a config, over a grid.", "nothing was kept"
-        ),
+        "plan": ("plan", "plan", "Predict memory, time and disk of a run."),
+        "train": ("train", "train", "Train an adapter, or continue its run."),
+        "stop": ("runs", "stop", "Stop a run after saving a checkpoint."),
+        "bench": ("bench", "bench", "Measure time, memory and losses of a config, over a grid."),
     },
     "Judge": {
-        "eval": Command(
-            "judge",
-            "evaluate",
-            "Measure a run on held-out rows, and decide whether it is better.",
-            "no new eval.json was written, an earlier one is kept; the same command continues",
-        ),
-        "compare": Command(
-            "judge",
-            "compare_sides",
-            "Compare two models on the same rows.",
-            "finished answers are kept; the same command continues",
-        ),
+        "eval": ("judge", "evaluate", "Measure a run on held-out rows, and decide whether it is better."),
+        "compare": ("judge", "compare_sides", "Compare two models on the same rows."),
     },
     "Release": {
-        "export": Command(
-            "release",
-            "export",
-            "Write an adapter, a merged model or a GGUF file.",
-            "no partial file is left, an earlier export is kept; the same command starts again",
-        ),
-        "register": Command("release", "register", "Add a run to the registry as a new release."),
-        "releases": Command("release", "releases", "List releases, or explain where one comes from."),
-        "promote": Command("release", "promote", "Make a release the champion of its name."),
-        "rollback": Command("release", "rollback", "Return to the previous champion."),
+        "export": ("release", "export", "Write an adapter, a merged model or a GGUF file."),
+        "register": ("release", "register", "Add a run to the registry as a new release."),
+        "releases": ("release", "releases", "List releases, or explain where one comes from."),
+        "promote": ("release", "promote", "Make a release the champion of its name."),
+        "rollback": ("release", "rollback", "Return to the previous champion."),
     },
     "Serve": {
-        "serve": Command("serve", "serve", "Serve the champions over the OpenAI API."),
-        "clients": Command("serve", "show_clients", "List clients of the gateway; create or revoke tokens."),
-        "chat": Command("chat", "chat", "Talk to one model, or to two side by side."),
-        "cycle": Command("cycle", "cycle", "Train, judge and promote whenever new rows arrive.", CONTINUES),
+        "serve": ("serve", "serve", "Serve the champions over the OpenAI API."),
+        "clients": ("serve", "show_clients", "List clients of the gateway; create or revoke tokens."),
+        "chat": ("chat", "chat", "Talk to one model, or to two side by side."),
+        "cycle": ("cycle", "cycle", "Train, judge and promote whenever new rows arrive."),
     },
     "Look": {
-        "status": Command("status", "status", "Show what runs, what is served and what comes next."),
-        "dashboard": Command("status", "dashboard_command", "Show runs, releases and rows in a browser."),
-        "runs": Command("runs", "runs", "List runs, newest first."),
-        "show": Command("runs", "show_run", "Show one run: state, losses, faults, or its log; follow it."),
-        "rm": Command("runs", "rm", "Delete runs, or files that nothing needs."),
+        "status": ("status", "status", "Show what runs, what is served and what comes next."),
+        "dashboard": ("status", "dashboard_command", "Show runs, releases and rows in a browser."),
+        "runs": ("runs", "runs", "List runs, newest first."),
+        "show": ("runs", "show_run", "Show one run: state, losses, faults, or its log; follow it."),
+        "rm": ("runs", "rm", "Delete runs, or files that nothing needs."),
     },
 }
 COMMANDS = {name: command for commands in SECTIONS.values() for name, command in commands.items()}
+# What a stopped command leaves, where the command does not print that itself.
+LEFT_BEHIND = {
+    **dict.fromkeys(("demo", "train", "cycle"), "finished steps are kept; the same command continues"),
+    "fetch": "the model is not ready; downloaded files are kept, and the same command continues",
+    "check": "nothing was written",
+    "synth": "no file was written",
+    "bench": "nothing was kept",
+    "eval": "no new eval.json was written, an earlier one is kept; the same command continues",
+    "compare": "finished answers are kept; the same command continues",
+    "export": "no partial file is left, an earlier export is kept; the same command starts again",
+}
 EXIT_CODES = (
     "Exit codes: 0 success, 1 unexpected error, 2 wrong usage or config, 3 data refused, 4 machine unsuitable, "
     "5 does not fit, 6 the verdict is not deploy, 7 recovery failed, 75 busy, 130 or 143 stopped by a signal "
@@ -127,7 +103,7 @@ class _Root(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for title, commands in SECTIONS.items():
             with formatter.section(title):
-                formatter.write_dl([(name, command.help) for name, command in commands.items()])
+                formatter.write_dl([(name, text) for name, (_, _, text) in commands.items()])
 
 
 def _help(text: str) -> str:
@@ -208,9 +184,9 @@ def _app(current: str) -> typer.Typer:
         epilog=EXIT_CODES,
     )
     app.callback()(_root)
-    for name, command in COMMANDS.items():
-        body = _load(command) if name == current else _unloaded
-        app.command(name, cls=_Command, help=body.__doc__ or command.help, short_help=command.help)(body)
+    for name, (module, function, text) in COMMANDS.items():
+        body = _load(module, function) if name == current else _unloaded
+        app.command(name, cls=_Command, help=body.__doc__ or text, short_help=text)(body)
     return app
 
 
@@ -226,10 +202,10 @@ def _root(
     pass
 
 
-def _load(command: Command) -> Callable[..., None]:
+def _load(module: str, function: str) -> Callable[..., None]:
     from hivetune.process.forkserver import forking  # only now: `--help` starts no process
 
-    loaded: Callable[..., None] = vars(importlib.import_module(f"hivetune.cli.{command.module}"))[command.function]
+    loaded: Callable[..., None] = vars(importlib.import_module(f"hivetune.cli.{module}"))[function]
 
     @functools.wraps(loaded)
     def body(*arguments: Any, **options: Any) -> None:
@@ -260,8 +236,7 @@ def _stop(number: int, _frame: FrameType | None) -> None:
 
 def _with_left_behind(error: Stopped, name: str) -> Stopped:
     """Return the error. Without a hint of its own it gets the command's leftovers as its hint."""
-    hint = COMMANDS[name].left_behind if name else ""
-    return Stopped(error.message, signal_number=error.signal_number, hint=error.hint or hint)
+    return Stopped(error.message, signal_number=error.signal_number, hint=error.hint or LEFT_BEHIND.get(name, ""))
 
 
 def _fail(error: HivetuneError) -> None:

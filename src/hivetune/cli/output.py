@@ -205,8 +205,8 @@ def answer(document: Any, *blocks: str | Table) -> None:
     emit(document)
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, numeric: Sequence[str] = ()) -> None:
-    """Print a table on stdout; `numeric` names columns to align to the right beside those of numbers alone.
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table on stdout. A column of numbers is aligned to the right.
 
     A pipe or a file gets lines separated by tabs, for `cut`, `sort` and spreadsheets.
     """
@@ -224,7 +224,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
 
     grid = Grid(title=Text(clean(title)) if title else None, title_justify="left", title_style="bold")
     for index, column in enumerate(columns):
-        of_numbers = column in numeric or all(_NUMBER.match(str(row[index])) for row in rows)
+        of_numbers = all(_NUMBER.match(str(row[index])) for row in rows)
         grid.add_column(column, justify="right" if of_numbers else "left", overflow="fold", header_style="bold")
     for row in rows:
         grid.add_row(*(Text(clean(str(cell))) for cell in row))

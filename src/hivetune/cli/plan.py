@@ -83,7 +83,6 @@ def show_plan(planned: Planned) -> None:
         "options (time if every row has the full length)",
         ("model", "length", "rank", "precision", "streamed", "fits", "least", "peak", "step", "time", "disk"),
         [_option_cells(option) for option in planned.options],
-        numeric=("length", "rank", "least", "peak", "step", "time", "disk"),
     )
     if not planned.setup.architecture.exact:
         say(f"{planned.setup.architecture.family} is estimated as a Llama-like model; for exact sizes: hivetune fetch")
@@ -100,7 +99,6 @@ def _show_choice(planned: Planned, choice: Choice) -> None:
         f"peak {size(choice.peak.bytes)} +- {100 * choice.peak.error:.0f} %, of {size(choice.limit_bytes)} usable",
         ("memory", "size", "why"),
         [(name, size(value), r) for name, value, r in explain_memory(setup, choice.peak, choice.budget_tokens)],
-        numeric=("size",),
     )
     show(offload_advice(setup, choice.peak.bytes))
     total = choice.step_s * work.steps

@@ -10,7 +10,7 @@ import typer
 from hivetune.base.database import open_database
 from hivetune.base.paths import quoted
 from hivetune.cli.arguments import ReleaseArgument, RunArgument, complete_release
-from hivetune.cli.output import emit, moment, parts, progress, say, show, size, table
+from hivetune.cli.output import Columns, Table, answer, emit, moment, parts, progress, say, show, size
 from hivetune.cli.verdict import next_step
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.frozen import freeze_wins
@@ -132,12 +132,26 @@ def releases(
 def _list() -> None:
     with closing(open_database()) as database:
         documents = [_document(database, release) for release in registry.releases(database)]
-    if not documents:
-        say("no releases yet; register one: hivetune register RUN --as NAME")
-    else:
-        columns = ("release", "aliases", "verdict", "model", "created", "note")
-        table("", columns, [_line(document) for document in documents])
-    emit({"releases": documents})
+    columns: Columns = {
+        "release": "release",
+        "aliases": lambda one: ", ".join(one["aliases"]) or "-",
+        "verdict": lambda one: one["verdict"] or "not judged",
+        "model": "model",
+        "created": lambda one: moment(one["created"]),
+        "note": _note,
+    }
+    nothing = "no releases yet; register one: hivetune register RUN --as NAME"
+    answer({"releases": documents}, Table(columns, documents) if documents else nothing)
+
+
+def _note(document: dict[str, Any]) -> str:
+    notes = [
+        note
+        for note, key in (("rolled back", "withdrawn"), ("pruned", "pruned"), ("damaged", "damaged"))
+        if document[key]
+    ]
+    notes += [f"{document['forgotten_rows']} forgotten rows"] if document["forgotten_rows"] else []
+    return ", ".join(notes) or "-"
 
 
 def _retire(label: str, reason: str) -> None:
@@ -156,18 +170,27 @@ def _retire(label: str, reason: str) -> None:
 def _explain(release: str) -> None:
     with closing(open_database()) as database:
         document = explain_release(database, release)
-    show(f"{document['release']}: {', '.join(document['aliases']) or 'no alias'}")
-    show(f"  adapter {document['adapter_sha256'][:16]} of {document['model']}, run {document['run']}")
+    lines = [
+        f"{document['release']}: {', '.join(document['aliases']) or 'no alias'}",
+        f"  adapter {document['adapter_sha256'][:16]} of {document['model']}, run {document['run']}",
+    ]
     if document["withdrawn"]:
-        show(f"  rolled back: {document['withdrawn']}")
+        lines.append(f"  rolled back: {document['withdrawn']}")
     if document["forgotten_rows"]:
-        show(f"  trained on {document['forgotten_rows']} or more rows that were forgotten since; train again")
+        lines.append(f"  trained on {document['forgotten_rows']} or more rows that were forgotten since; train again")
     if not document["pruned"]:
-        _show_evidence(document)
+        data = document["data"]
+        unreached = f", {data['not_reached']} not reached" if data["not_reached"] else ""
+        lines += [
+            f"  rows: {data['trained']} trained, {data['held_out']} held out{unreached}; snapshot {data['path']}",
+            f"  verdict: {document['verdict'] or 'never judged'}",
+            *(f"    {reason}" for reason in (document["judgement"] or {}).get("reasons", ())),
+            *(f"  export {kind}: {', '.join(paths)}" for kind, paths in document["exports"].items()),
+        ]
     for move in document["history"]:
-        forced = ", forced" if move["forced"] else ""
-        show(f"  {moment(move['time'])} {move['alias']} by {move['by']}{forced}: {move['reason'] or 'no reason given'}")
-    emit(document)
+        by = f"{move['by']}{', forced' if move['forced'] else ''}"
+        lines.append(f"  {moment(move['time'])} {move['alias']} by {by}: {move['reason'] or 'no reason given'}")
+    answer(document, *lines)
 
 
 def promote(
@@ -213,31 +236,3 @@ def _document(database: sqlite3.Connection, release: Release) -> dict[str, Any]:
         "damaged": damaged,
         "forgotten_rows": forgotten_rows(database, release.snapshot),
     }
-
-
-def _line(document: dict[str, Any]) -> tuple[object, ...]:
-    notes = [
-        "rolled back" if document["withdrawn"] else "",
-        "pruned" if document["pruned"] else "",
-        "damaged" if document["damaged"] else "",
-        f"{document['forgotten_rows']} forgotten rows" if document["forgotten_rows"] else "",
-    ]
-    return (
-        document["release"],
-        ", ".join(document["aliases"]) or "-",
-        document["verdict"] or "not judged",
-        document["model"],
-        moment(document["created"]),
-        ", ".join(note for note in notes if note) or "-",
-    )
-
-
-def _show_evidence(document: dict[str, Any]) -> None:
-    data = document["data"]
-    unreached = f", {data['not_reached']} not reached" if data.get("not_reached") else ""  # older releases lack it
-    show(f"  rows: {data['trained']} trained, {data['held_out']} held out{unreached}; snapshot {data['path']}")
-    show(f"  verdict: {document['verdict'] or 'never judged'}")
-    for reason in (document["judgement"] or {}).get("reasons", ()):
-        show(f"    {reason}")
-    for kind, paths in document["exports"].items():
-        show(f"  export {kind}: {', '.join(paths)}")

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import typer
 
 from hivetune.base.database import open_database
-from hivetune.cli.output import emit, emit_until_stopped, moment, say, show, show_unit, table
+from hivetune.cli.output import Columns, Table, answer, emit_until_stopped, moment, say, show, show_unit
 from hivetune.dashboard.access import BELOW, dashboard_token
 from hivetune.dashboard.app import dashboard_addition
 from hivetune.errors import UsageError
@@ -113,7 +113,10 @@ def show_clients(
             show(token)
             say(f"this is the token of {new}; it is not shown again")
         all_clients = clients(database)
-    if new is None and revoke is None:
-        rows = [(client.name, moment(client.created), moment(client.revoked)) for client in all_clients]
-        table("", ("client", "created", "revoked"), rows)
-    emit({"token": token, "clients": all_clients})
+    columns: Columns = {
+        "client": "name",
+        "created": lambda client: moment(client.created),
+        "revoked": lambda client: moment(client.revoked),
+    }
+    listed = [Table(columns, all_clients)] if new is None and revoke is None else []
+    answer({"token": token, "clients": all_clients}, *listed)

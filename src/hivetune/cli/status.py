@@ -6,66 +6,55 @@ import typer
 
 from hivetune.cli.output import (
     MODE,
+    Columns,
+    Table,
+    answer,
     duration,
-    emit,
     emit_until_stopped,
     moment,
     number,
     open_in_browser,
     say,
     show,
-    table,
 )
-from hivetune.dashboard.overview import Suggestion, overview
-from hivetune.run.status import RunStatus
+from hivetune.dashboard.overview import overview
+
+RUNNING: Columns = {
+    "running": lambda run: run.run.name,
+    "steps": lambda run: f"{run.step}/{run.steps}",
+    "loss": lambda run: number(run.loss),
+    "validation": lambda run: number(run.validation_loss),
+    "tokens/s": lambda run: number(run.tokens_per_second, 0),
+    "left": lambda run: "-" if run.left_s is None else duration(run.left_s),
+}
+RECENT: Columns = {
+    "run": lambda run: run.run.name,
+    "state": "state",
+    **{title: RUNNING[title] for title in ("steps", "loss", "validation")},
+    "begun": lambda run: moment(run.created),
+}
 
 
 def status() -> None:
     """Show what runs, what is served, what comes next and what needs your attention."""
     state = overview()
-    if state.running:
-        columns = ("running", "steps", "loss", "validation", "tokens/s", "left")
-        table("", columns, [_running(run) for run in state.running], numeric=columns[1:])
-    else:
-        show("nothing is running")
     by = "" if state.gateway_pid is None else f" by process {state.gateway_pid}"
     champions = [f"{r.label}, {'' if r.label in state.served else 'not '}served{by}" for r in state.champions]
-    show(f"champions: {'; '.join(champions) or 'none'}")
+    lines = [f"champions: {'; '.join(champions) or 'none'}"]
     for loop in state.loops:
         served_by = "paused" if loop.paused else "not running" if loop.pid is None else f"running in process {loop.pid}"
-        show(f"cycle {loop.name}: {served_by}{f'; {loop.last}' if loop.last else ''}")
-    show(f"interactions in the store: {state.interactions:,}")
-    if state.recent:
-        columns = ("run", "state", "steps", "loss", "validation", "begun")
-        table("", columns, [_recent(run) for run in state.recent], numeric=columns[2:5])
-    for run in (*state.running, *state.recent):
-        if run.storage_problem:
-            show(f"{run.run.name}: {run.storage_problem}")
-    _steps("needs you", state.needs)
-    _steps("next", state.next)
-    emit(state.document())
-
-
-def _steps(title: str, steps: tuple[Suggestion, ...]) -> None:
-    for step in steps:
-        show(f"{title}: {step.why}: {step.command}")
-
-
-def _running(status: RunStatus) -> tuple[object, ...]:
-    remaining = "-" if status.left_s is None else duration(status.left_s)
-    steps = f"{status.step}/{status.steps}"
-    losses = (number(status.loss), number(status.validation_loss))
-    return (status.run.name, steps, *losses, number(status.tokens_per_second, 0), remaining)
-
-
-def _recent(status: RunStatus) -> tuple[object, ...]:
-    return (
-        status.run.name,
-        status.state,
-        f"{status.step}/{status.steps}",
-        number(status.loss),
-        number(status.validation_loss),
-        moment(status.created),
+        lines.append(f"cycle {loop.name}: {served_by}{f'; {loop.last}' if loop.last else ''}")
+    lines.append(f"interactions in the store: {state.interactions:,}")
+    runs = (*state.running, *state.recent)
+    problems = [f"{run.run.name}: {run.storage_problem}" for run in runs if run.storage_problem]
+    steps = [("needs you", step) for step in state.needs] + [("next", step) for step in state.next]
+    answer(
+        state.document(),
+        Table(RUNNING, state.running) if state.running else "nothing is running",
+        *lines,
+        *([Table(RECENT, state.recent)] if state.recent else []),
+        *problems,
+        *(f"{title}: {step.why}: {step.command}" for title, step in steps),
     )
 
 

@@ -75,7 +75,6 @@ def _list(packs: list[Pack], places: Library) -> None:
         "",
         ("category", "pages here", "topic", "install for more"),
         [(pack.category, f"{count:,}", pack.title, pack.install) for pack, count in counted],
-        numeric=("pages here",),
     )
     show("to make rows: hivetune synth --out rows.jsonl")
     names = ("category", "title", "install")
@@ -89,7 +88,7 @@ def _show(document: dict[str, Any]) -> None:
         for c in document["categories"]
         if c["kept"]
     ]
-    table("", columns, lines, numeric=columns[1:3])
+    table("", columns, lines)
     for category in document["categories"]:
         if not category["kept"]:
             for_more = category["install"] or "-"

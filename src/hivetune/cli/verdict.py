@@ -66,7 +66,7 @@ def show_verdict(verdict: Verdict) -> None:
 def show_metrics(metrics: Sequence[Mapping[str, Any]], sides: tuple[str, str]) -> None:
     """Show the metrics of an evaluation as a table: each once, gains positive where the second side is better."""
     columns = ("metric", *sides, "gain", "interval (95 %)", "n", "required", "passed")
-    table("", columns, [_line(metric) for metric in metrics], numeric=columns[1:7])
+    table("", columns, [_line(metric) for metric in metrics])
 
 
 def _line(metric: Mapping[str, Any]) -> tuple[object, ...]:
