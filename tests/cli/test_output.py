@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hivetune.cli import output
-from hivetune.cli.output import MODE, clean, emit, progress, say, show, table, write
+from hivetune.cli.output import MODE, Table, answer, clean, emit, progress, say, show, table, write
 
 CLIPBOARD = "\x1b]52;c;ZWNobyBoZWxsbw==\x07"
 EVIL = [CLIPBOARD, "\x9b2J", "\x1b[2J", "a\rb", "\x7f", "a\u202eb", "\udc9b.jsonl", "[link=http://x]y[/link]", "[/]"]
@@ -97,7 +97,7 @@ def test_a_long_line_is_one_line_without_a_terminal(capsys: pytest.CaptureFixtur
 
 
 def test_a_table_in_a_pipe_is_divided_by_tabs(capsys: pytest.CaptureFixture[str]) -> None:
-    table("two agents", ("agent", "rows"), [("coder\tof\nmine", 3), ("\x1b[31mtester", 41)], numeric=("rows",))
+    table("two agents", ("agent", "rows"), [("coder\tof\nmine", 3), ("\x1b[31mtester", 41)])
     told = capsys.readouterr()
     assert told.out == "agent\trows\ncoder of mine\t3\n\\x1b[31mtester\t41\n"
     assert told.err == "two agents\n"
@@ -110,7 +110,7 @@ def test_a_table_holds_on_a_narrow_terminal(columns: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setenv("COLUMNS", columns)
     why = "the answer repeats itself without end, so it is rejected and counted"
-    table("", ("what", "reason", "rows", "why"), [("rejected", "repeated-loop", 12345, why)], numeric=("rows",))
+    table("", ("what", "reason", "rows", "why"), [("rejected", "repeated-loop", 12345, why)])
     lines = re.sub("\x1b\\[[0-9;]*m", "", stream.getvalue()).splitlines()
     assert max(map(len, lines)) <= int(columns)
     text = "".join(line.split("│")[-2].strip() + " " for line in lines if "│" in line)
@@ -146,3 +146,16 @@ def test_no_encoding_of_a_terminal_is_a_fault(settings: dict[str, str], shown: b
         [sys.executable, "-c", script], env={**os.environ, **settings}, capture_output=True, check=True
     )
     assert ended.stdout == shown
+
+
+def test_an_answer_is_its_document_or_its_lines_and_tables(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Columns name a key, an attribute or a function of each item."""
+    items = [{"name": "coder", "rows": 3}, {"name": "tester", "rows": 41}]
+    blocks = ("2 agents", Table({"agent": "name", "doubled": lambda item: 2 * item["rows"]}, items))
+    answer({"agents": items}, *blocks)
+    assert capsys.readouterr().out == "2 agents\nagent\tdoubled\ncoder\t6\ntester\t82\n"
+    monkeypatch.setattr(MODE, "json", True)
+    answer({"agents": items}, *blocks)
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, "agents": items}

@@ -96,10 +96,10 @@ def print_row_problems(problems: Sequence[Mapping[str, str]], file: str) -> None
 def _show_parts(part: str, lines: Sequence[Mapping[str, Any]]) -> None:
     rows = []
     for line in lines:
-        figures = (number(line[key]) for key in ("base_loss", "tuned_loss", "p_holm"))
+        figures = (number(line[key]) for key in ("base_loss", "tuned_loss"))
         shares = ("-" if line[key] is None else f"{100 * line[key]:.0f} %" for key in ("base_success", "tuned_success"))
         rows.append((line[part] or "-", line["rows"], *figures, line["answers"], *shares))
-    columns = (part, "rows", "loss base", "loss tuned", "p (Holm)", "answers", "success base", "success tuned")
+    columns = (part, "rows", "loss base", "loss tuned", "answers", "success base", "success tuned")
     table("", columns, rows)
 
 
@@ -169,7 +169,7 @@ def _show_comparison(document: dict[str, Any]) -> None:
     labels = [document[side]["label"] for side in ("base", "tuned")]
     show(f"A: {labels[0]}\nB: {labels[1]}")
     show_metrics(document["metrics"], ("A", "B"))
-    columns = ("side", "answers", "time p50", "p95", "first token p50", "p95", "tokens/s", "cold start", "memory")
+    columns = ("side", "answers", "time p50", "p95", "first token p50", "p95", "cold start", "memory")
     table("", columns, [_cost_cells(name, document[side]) for name, side in (("A", "base"), ("B", "tuned"))])
     for metric, reason in document["not_compared"].items():
         say(f"{metric} not compared: {reason}")
@@ -199,9 +199,8 @@ def _cost_cells(name: str, side: dict[str, Any]) -> tuple[object, ...]:
     times = ("latency_p50_s", "latency_p95_s", "first_token_p50_s", "first_token_p95_s")
     return (
         name,
-        side.get("answers", "recorded"),
+        side["answers"],
         *(number(side.get(key)) for key in times),
-        number(side.get("tokens_per_second"), 1),
         number(side.get("cold_start_s"), 2),
         "-" if memory is None else size(memory),
     )
