@@ -108,7 +108,7 @@ class EvalConfig(Section):
     checker: dict[str, Any] | None = setting(None, "checker of answers, for rows without one")
     baseline: str = setting(
         "base",
-        "model to compare with: base, NAME@VERSION, a run, a .gguf file, URL#MODEL, or a .yaml file",
+        "model to compare with: base, NAME@VERSION, a run, a .gguf file or URL#MODEL",
         min_length=1,
     )
     frozen: list[str] = setting([], "releases and files with questions to ask in every evaluation and never train")

@@ -107,7 +107,7 @@ _COMPARISON = "compare.json"
 _SHOWN_ANSWERS = 5
 
 
-SIDE_HELP = "A model: base, NAME@VERSION, a run, a .gguf file, http://HOST:PORT/v1#MODEL, or a .yaml file of figures."
+SIDE_HELP = "A model: base, NAME@VERSION, a run, a .gguf file or http://HOST:PORT/v1#MODEL."
 
 
 def compare_sides(
