@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from hivetune.base.journal import read_journal
-from hivetune.data.prepare.split import question
+from hivetune.data.prepare.keys import question
 from hivetune.data.snapshot import Snapshot
 from hivetune.judge.verdict import titled
 from hivetune.models.sides import SIDES

@@ -21,7 +21,7 @@ from rensa import RMinHash
 from hivetune.base.disk import write_whole
 from hivetune.checkers.limited import TooSlow, run_limited
 from hivetune.data.frozen import frozen_hashes
-from hivetune.data.prepare.split import group_hash, question
+from hivetune.data.prepare.keys import group_hash, question
 from hivetune.data.prepare.understand import example_of, rows_of_files
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import DataRefused, DoesNotFit, MachineNotFit

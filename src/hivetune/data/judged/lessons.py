@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from hivetune.data.prepare.split import NONE
+from hivetune.data.prepare.keys import NONE
 from hivetune.data.prepare.work import USABLE
 from hivetune.data.snapshot import SPLITS
 

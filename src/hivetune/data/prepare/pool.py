@@ -25,8 +25,8 @@ from hivetune.base.kernel import usable_cores
 from hivetune.data.checks.lessons import lesson_hashes
 from hivetune.data.intake.interactions import storable
 from hivetune.data.judged.answers import with_worse
+from hivetune.data.prepare.keys import NONE, group_hash, question, read_hash
 from hivetune.data.prepare.near import sketch
-from hivetune.data.prepare.split import NONE, group_hash, question, read_hash
 from hivetune.data.prepare.stages import RowSettings, Stages, TooLong, is_vouched, num_chars
 from hivetune.data.raw import RawRow
 from hivetune.data.read import ExaminedRow, judged_hash

@@ -8,42 +8,17 @@ each split has its share.
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
-from hivetune.records import Message, Split
+from hivetune.records import Split
 
 if TYPE_CHECKING:  # pydantic would take 0.3 s at the start of each worker
     from hivetune.config import DataConfig
     from hivetune.data.prepare.work import Work
 
-SALT = b"hivetune split 1"
 SCALE = 1 << 64
-NONE = 0  # the hash of a session or owner that a row does not name
 SHARE_FACTOR = 1.5
 FEW_ROWS = 30  # that a split should hold: below it the hash alone decides, since shares of few rows vary anyhow
-
-
-def question(messages: Sequence[Message]) -> str:
-    """Return all text before the first answer without system prompts; of plain text its beginning."""
-    texts = []
-    for message in messages:
-        if message.role == "assistant":
-            break
-        if message.role != "system":
-            texts.append(" ".join(message.content.split()).casefold())
-    return "\n".join(texts) if texts else messages[0].content[:200]
-
-
-def read_hash(messages: Sequence[Message]) -> int:
-    """Return a 64-bit hash of all text except answers."""
-    read = [f"{m.role} {m.content}" for m in messages if m.role != "assistant"]
-    return group_hash("read:" + "\n".join(read or [messages[0].content]))
-
-
-def group_hash(key: str) -> int:
-    """Return a uniform 64-bit hash of `key`."""
-    return int.from_bytes(blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8, key=SALT).digest(), "little")
 
 
 def split_of(hash64: int, validation: float, test: float) -> Split:

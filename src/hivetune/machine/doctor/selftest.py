@@ -1,7 +1,7 @@
 """The self-test of seconds: products as LoRA has them, on each device, against float64 on the processor.
 
-`python -m hivetune.machine.doctor.selftest DEVICE` is the child, which alone imports torch: a device that crashes or
-hangs is a result too. Nothing is kept. It finds a torch that does not work here; a rare fault of a kernel it does not.
+The child (`machine/worker/selftest.py`) alone imports torch, because a device that crashes or hangs is a result too.
+Nothing is kept. The test finds a torch that does not work here, but not a kernel that is rarely wrong.
 """
 
 import signal
@@ -13,11 +13,7 @@ from dataclasses import dataclass
 from hivetune.machine.doctor.findings import MachineFinding
 
 TIMEOUT_S = 60.0  # torch on a cold disk takes 20
-# Rows, inner size, columns: a projection of a small model, both matrices of an adapter, and a ragged one.
-SHAPES = ((64, 896, 896), (512, 896, 8), (512, 8, 896), (77, 301, 129))
-# Of float64, relative to the largest value.
-NEAR = {"float32": 1e-5, "bfloat16": 2e-2}
-PROGRAM = "hivetune.machine.doctor.selftest"
+PROGRAM = "hivetune.machine.worker.selftest"
 
 
 @dataclass(frozen=True)
@@ -52,24 +48,3 @@ def finding_of(tested: TestedDevice) -> MachineFinding:
         fix="hivetune doctor 'THE MESSAGE'" if on_cpu else "hivetune train CONFIG --set device=cpu",
         about=tested.device,
     )
-
-
-def main(device: str) -> None:
-    """Compute every shape in each precision, and end with the first wrong one."""
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    for rows, inner, columns in SHAPES:
-        a = torch.randn((rows, inner), generator=generator, dtype=torch.float64)
-        b = torch.randn((inner, columns), generator=generator, dtype=torch.float64)
-        for name, near in NEAR.items():
-            dtype = getattr(torch, name)
-            mine_a, mine_b = a.to(device, dtype), b.to(device, dtype)
-            truth = mine_a.cpu().double() @ mine_b.cpu().double()
-            distance = ((mine_a @ mine_b).cpu().double() - truth).abs().max() / truth.abs().max()
-            if not distance <= near:
-                sys.exit(f"{rows} x {inner} x {columns} in {name} is wrong by {distance:.2g}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -1,0 +1,1 @@
+"""Run in a child process: the self-test of a device."""
