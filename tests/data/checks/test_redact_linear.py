@@ -91,7 +91,7 @@ def hostile() -> list[str]:
     pieces += [
         "secret_token_key",
         "key key ",
-        "curl -u a:",
+        "password is ",
         "tel ",
         "born ",
         "0123 ",

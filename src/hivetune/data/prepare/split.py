@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from hivetune.data.snapshot import SPLITS
 from hivetune.records import Split
 
 if TYPE_CHECKING:  # pydantic would take 0.3 s at the start of each worker
@@ -61,19 +62,17 @@ def split_rows(work: "Work", alike: Iterable[tuple[int, int]], data: "DataConfig
     for row in range(num_rows):
         sizes[root[row]] += usable[row]
     anchors = _anchors(work, root)
-    held_out = {
-        one: anchors[one] for one in range(num_rows) if usable[one] and root[one] == one and sizes[one] <= limit
-    }
-    sides, missed = _sides(held_out, sizes, total, data)
+    groups = array("I", (row for row in range(num_rows) if usable[row] and root[row] == row))
+    side, missed = _sides(groups, anchors, sizes, limit, total, data)
     work.database.execute("BEGIN")
     work.database.executemany(
         "UPDATE rows SET tied = ?, fate = ? WHERE n = ?",
-        ((root[row], sides.get(root[row], "train"), row) for row in range(num_rows) if usable[row]),
+        ((root[row], SPLITS[side[root[row]]], row) for row in range(num_rows) if usable[row]),
     )
     work.database.execute("COMMIT")
-    in_groups = [sizes[row] for row in range(num_rows) if usable[row] and root[row] == row]
-    too_large = sum(size for size in in_groups if size > limit)
-    return Groups(len(in_groups), max(in_groups, default=0), len(ties.broken), too_large, missed)
+    too_large = sum(sizes[group] for group in groups if sizes[group] > limit)
+    largest = max((sizes[group] for group in groups), default=0)
+    return Groups(len(groups), largest, len(ties.broken), too_large, missed)
 
 
 def _equal(work: "Work", column: str, most: int, broken: set[int]) -> Iterator[tuple[int, int]]:
@@ -146,27 +145,36 @@ def _anchors(work: "Work", root: "array[int]") -> "array[int]":
 
 
 def _sides(
-    groups: Mapping[int, int], sizes: Sequence[int], total: int, data: "DataConfig"
-) -> tuple[dict[int, Split], tuple[str, ...]]:
-    """Return the side of each group that is held out, and a sentence for each split that misses its share.
+    groups: Sequence[int], anchors: Sequence[int], sizes: Sequence[int], limit: int, total: int, data: "DataConfig"
+) -> tuple[bytearray, tuple[str, ...]]:
+    """Return the side of each group, an index into SPLITS, and a sentence for each split that misses its share.
 
-    `groups` are those that may be held out, each with its anchor.
+    Groups of more than `limit` rows are trained.
     """
-    shares: dict[Split, float] = {"test": data.test, "validation": data.validation}
-    sides = {group: split_of(anchor, data.validation, data.test) for group, anchor in groups.items()}
-    wanted: dict[Split, float] = {split: share * total for split, share in shares.items()}
-    if any(rows >= FEW_ROWS and _misses(_rows_of(sides, sizes, split), rows) for split, rows in wanted.items()):
-        sides = _in_order(groups, sizes, wanted)
-    missed = []
-    for split, rows in wanted.items():
-        found = _rows_of(sides, sizes, split)
-        if total and _misses(found, rows):
-            missed.append(f"{split} holds {found:,} of {total:,} rows ({found / total:.0%}), not {shares[split]:.0%}")
-    return {group: side for group, side in sides.items() if side != "train"}, tuple(missed)
+    shares = {"validation": data.validation, "test": data.test}
+    wanted = {SPLITS.index(split): share * total for split, share in shares.items()}
+    side = bytearray(len(anchors))
+    for group in groups:
+        if sizes[group] <= limit:
+            side[group] = SPLITS.index(split_of(anchors[group], data.validation, data.test))
+    held = _rows_of(groups, side, sizes)
+    if any(rows >= FEW_ROWS and _misses(held[split], rows) for split, rows in wanted.items()):
+        side = _in_order(sorted(groups, key=lambda group: (anchors[group], group)), sizes, limit, wanted)
+        held = _rows_of(groups, side, sizes)
+    missed = (
+        f"{SPLITS[split]} holds {held[split]:,} of {total:,} rows ({held[split] / total:.0%}), not {rows / total:.0%}"
+        for split, rows in wanted.items()
+        if total and _misses(held[split], rows)
+    )
+    return side, tuple(missed)
 
 
-def _rows_of(sides: Mapping[int, Split], sizes: Sequence[int], split: Split) -> int:
-    return sum(sizes[group] for group, side in sides.items() if side == split)
+def _rows_of(groups: Sequence[int], side: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """Return the number of rows of each side."""
+    counts = [0] * len(SPLITS)
+    for group in groups:
+        counts[side[group]] += sizes[group]
+    return counts
 
 
 def _misses(found: int, wanted: float) -> bool:
@@ -174,16 +182,15 @@ def _misses(found: int, wanted: float) -> bool:
     return abs(found - wanted) > 1 and not wanted / SHARE_FACTOR <= found <= wanted * SHARE_FACTOR
 
 
-def _in_order(groups: Mapping[int, int], sizes: Sequence[int], wanted: Mapping[Split, float]) -> dict[int, Split]:
-    """Return sides by taking the groups in the order of their hashes, each into the first split that has room."""
-    held: dict[Split, int] = dict.fromkeys(wanted, 0)
-    sides: dict[int, Split] = {}
-    for group in sorted(groups, key=lambda one: (groups[one], one)):
+def _in_order(groups: Sequence[int], sizes: Sequence[int], limit: int, wanted: Mapping[int, float]) -> bytearray:
+    """Return sides by taking the groups in their order, each into the first split that has room."""
+    held = dict.fromkeys(wanted, 0)
+    side = bytearray(len(sizes))
+    for group in groups:
         size = sizes[group]
-        side: Split | None = next(
-            (s for s, rows in wanted.items() if held[s] < rows and held[s] + size <= SHARE_FACTOR * rows), None
-        )
-        sides[group] = side or "train"
-        if side is not None:
-            held[side] += size
-    return sides
+        for split, rows in wanted.items():
+            if size <= limit and held[split] < rows and held[split] + size <= SHARE_FACTOR * rows:
+                side[group] = split
+                held[split] += size
+                break
+    return side

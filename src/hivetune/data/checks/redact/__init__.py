@@ -1,1 +1,1 @@
-"""Secrets and personal data in rows: rules as data (secrets, keyed, numbers, contact), and how they are applied."""
+"""Secrets and personal data in rows: the rules (secrets, personal), and how they are applied."""

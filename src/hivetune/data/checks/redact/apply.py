@@ -7,9 +7,9 @@ from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any, Literal
 
-from hivetune.data.checks.redact.personal import CONTACT_RULES, NUMBER_RULES, PHONE_RULES
+from hivetune.data.checks.redact.personal import PERSONAL_RULES
 from hivetune.data.checks.redact.rules import RuleSet, replace_finds
-from hivetune.data.checks.redact.secrets import KEYED_RULES, LAST_RULES, SECRET_RULES
+from hivetune.data.checks.redact.secrets import SECRET_RULES
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Example, Message
 
@@ -23,8 +23,7 @@ BORDER = "\n\0\n"  # no find crosses it, so that the texts of a row can be searc
 # Names of values that only identify something: a value behind session_id is no secret.
 ROW_NAMES = re.compile(r"(?:id|ids|session|user|uuid|hash|digest|checksum|time|timestamp)\Z")
 ADVICE = {"secret": "revoke it", "personal": "check that the row still makes sense"}
-SECRETS = RuleSet((*SECRET_RULES, *KEYED_RULES, *LAST_RULES))
-PERSONAL = RuleSet((*CONTACT_RULES, *NUMBER_RULES, *PHONE_RULES))
+SECRETS, PERSONAL = RuleSet(SECRET_RULES), RuleSet(PERSONAL_RULES)
 EVERYTHING = RuleSet((*SECRETS.rules, *PERSONAL.rules))
 MAX_NOTES = 5  # kinds of finds named per row; further kinds are counted
 
