@@ -58,10 +58,6 @@ _REJECT = {
     ),
     "not-an-object": ("the row is JSON, but not an object", 'write each row as {"prompt": ..., "completion": ...}'),
     "csv-columns": ("the row has more or fewer fields than the header", "quote fields that hold commas or line breaks"),
-    "csv-quote": (
-        "a quote is not closed, or is closed within a field",
-        'close it; inside a quoted field write two quotes ("") for one',
-    ),
     # The shape of the row
     "unread-column": (
         "equal questions have different answers, and only an unread column tells them apart",
