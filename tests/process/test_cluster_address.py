@@ -41,7 +41,7 @@ def test_another_program_is_no_cluster(words: bytes) -> None:
         pytest.raises(MachineNotFit, match="another program listens there") as refused,
     ):
         own_address(address)
-    assert "hivetune cluster up" in refused.value.hint
+    assert "docs/cluster.md" in refused.value.hint
 
 
 def test_who_says_nothing_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

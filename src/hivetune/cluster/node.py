@@ -37,11 +37,10 @@ from hivetune.machine.cluster import (
     offered_devices,
     ray_environment,
     read_membership,
-    view_cluster,
     write_membership,
 )
 from hivetune.machine.inventory import read_machine
-from hivetune.process.cluster import ClusterView, own_address
+from hivetune.process.cluster import own_address
 
 PORT = 6479
 # In the environment of all processes of this home's Ray.
@@ -64,7 +63,7 @@ _VERSIONS_SCRIPT = (
 
 @dataclass(frozen=True)
 class Joining:
-    """The options of `cluster up`.
+    """How a machine joins a cluster, or begins one.
 
     `listen`: the address, or HOST:PORT, that a head listens on; `join`: the address of the head to join; `python`: the
     Python of the environment that trains; `redis`: a URL for the head's state.
@@ -134,14 +133,6 @@ def end_node() -> int:
     return len(processes)
 
 
-def view_own(address: str | None) -> ClusterView:
-    """Return the cluster at `address`, or the one of this machine for None. Raises UsageError, MachineNotFit."""
-    membership = read_membership()
-    if address is None and membership is None:
-        raise UsageError("this machine is not in a cluster", hint="start one: hivetune cluster up")
-    return view_cluster(address or (membership.address if membership else ""))
-
-
 def _refuse_living() -> None:
     membership = read_membership()
     if membership is None or not _processes():
@@ -152,7 +143,7 @@ def _refuse_living() -> None:
         return
     raise Busy(
         f"this machine is already in the cluster at {membership.address}",
-        hint="see hivetune cluster status; leave it with: hivetune cluster down",
+        hint="leave it first: docs/cluster.md",
     )
 
 

@@ -7,9 +7,11 @@ the cluster.
 
 import fcntl
 import importlib.util
+import json
 import logging
 import os
 import secrets
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,7 @@ from hivetune.base.disk import MANIFEST, home, read_json, sha256_file, write_jso
 from hivetune.base.paths import install_command, quoted
 from hivetune.base.private import make_folder, open_plain
 from hivetune.base.typed import from_plain, to_plain
-from hivetune.errors import MachineNotFit, UsageError
+from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.machine.inventory import Machine, cpu_workers
 from hivetune.models.prepared import find_prepared
 from hivetune.process.cluster import ClusterNode, ClusterView, no_answer, own_address
@@ -209,8 +211,7 @@ def _explained(error: Exception, address: str) -> MachineNotFit:
     if "node" in message.lower():
         return MachineNotFit(
             f"this machine is not a node of the cluster at {address}",
-            hint=f"join it, without devices if it shall only train: hivetune cluster up --join {address} "
-            "--devices none",
+            hint="join it, without devices if it shall only train: docs/cluster.md",
         )
     return no_answer(address, message)
 
@@ -236,3 +237,17 @@ def view_cluster(address: str) -> ClusterView:
         return ClusterView(address, nodes, int(ray.available_resources().get(DEVICE, 0)))
     finally:
         ray.shutdown()
+
+
+def _tell(address: str) -> None:
+    """Print what `view_cluster` finds, or its error, as JSON: of the process that `ask_cluster` starts."""
+    document: dict[str, Any]
+    try:
+        document = to_plain(view_cluster(address))
+    except HivetuneError as error:
+        document = {"error": {"message": error.message, "hint": error.hint}}
+    sys.stdout.write(json.dumps(document))
+
+
+if __name__ == "__main__":
+    _tell(sys.argv[1])

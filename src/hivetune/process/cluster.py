@@ -36,7 +36,7 @@ class ClusterNode:
 
 @dataclass(frozen=True)
 class ClusterView:
-    """A cluster as `hivetune cluster status` shows it. `address`: of its head; `free`: devices that no run uses now."""
+    """A cluster. `address`: of its head; `free`: devices that no run uses now."""
 
     address: str
     nodes: tuple[ClusterNode, ...]
@@ -54,14 +54,14 @@ def cluster_of(config: RunConfig) -> str | None:
 
 
 def ask_cluster(address: str) -> ClusterView:
-    """Return the machines and devices of the cluster, from `hivetune cluster status` in its own process.
+    """Return the machines and devices of the cluster, as Ray lists them in a process of its own.
 
     Raises MachineNotFit when nobody answers, or refuses this machine.
     """
     own_address(address)
     try:
         answered = subprocess.run(
-            [sys.executable, "-m", "hivetune", "cluster", "status", address, "--json"],
+            [sys.executable, "-m", "hivetune.machine.cluster", address],
             capture_output=True,
             text=True,
             timeout=ASK_TIMEOUT_S,
@@ -87,7 +87,7 @@ def own_address(address: str) -> str:
     if not host or not port.isdecimal():
         raise errors.UsageError(
             f"{address}: the address of a cluster is not of the form HOST:PORT",
-            hint="for example 10.0.0.5:6479; hivetune cluster status shows yours",
+            hint="for example 10.0.0.5:6479",
         )
     try:
         with socket.create_connection((host.strip("[]"), int(port)), ANSWER_TIMEOUT_S) as connection:
@@ -107,12 +107,12 @@ def _need_head(connection: socket.socket, address: str) -> None:
     if len(answer) < _FRAME_BYTES or answer[_KIND_OF_FRAME] != _SETTINGS:
         raise MachineNotFit(
             f"{address}: another program listens there, and no cluster",
-            hint="the address that hivetune cluster up printed; hivetune cluster status shows it too",
+            hint="give the address that its head listens on: docs/cluster.md",
         )
 
 
 def no_answer(address: str, reason: str) -> MachineNotFit:
     return MachineNotFit(
         f"the cluster at {address} does not answer: {reason}",
-        hint="start it on its head: hivetune cluster up; or continue on this machine alone",
+        hint="start it on its head (docs/cluster.md); or continue on this machine alone",
     )

@@ -388,7 +388,7 @@ def withdraw(database: sqlite3.Connection, reference: str, *, by: str, reason: s
     candidate = find(database, reference)
     with transaction(database):
         if _alias_version(database, candidate.name, "candidate") != candidate.version:
-            raise UsageError(f"{candidate.label} is no candidate", hint="see the releases: hivetune registry")
+            raise UsageError(f"{candidate.label} is no candidate", hint="see the releases: hivetune releases")
         _set(database, candidate, "withdrawn", reason)
         _move(database, candidate.name, "candidate", None, by=by, reason=reason, forced=False)
     return find(database, candidate.label)
