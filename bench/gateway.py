@@ -1,5 +1,4 @@
-"""What the gateway costs: its overhead a request, its memory for idle streams, how long swaps and rollbacks take, and
-what one hostile client among sixteen costs the others.
+"""What the gateway costs: its overhead per request, its memory for idle streams, how long swaps and rollbacks take.
 
     python bench/gateway.py [--pairs 2000] [--streams 1000]
 
@@ -13,10 +12,8 @@ document.
 import argparse
 import contextlib
 import json
-import multiprocessing
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -25,7 +22,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import httpx2
@@ -43,8 +39,6 @@ from hivetune.serve.gateway.clients import make_client  # noqa: E402
 
 BODY = {"model": "helpdesk", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 WARM_UP = 50
-ROUNDS = 10
-ATTACKER_STARTS_S = 3.0
 SERVE = (
     "import sys; from hivetune.serve.gateway.run import GatewaySettings, run_gateway\n"
     "run_gateway(GatewaySettings(port=0, slots=int(sys.argv[1])), lambda url: print(url, flush=True))"
@@ -65,7 +59,6 @@ def main() -> None:
             add_release(work, "helpdesk", seed, champion=seed == 1)
         with served(work, slots=4) as running:
             found = {"pairs": given.pairs, "overhead_ms": overhead(work, running, given.pairs), **moves(work, running)}
-            found["hostile"] = hostile(running)
         with served(work, slots=given.streams) as running:
             found["streams"] = streams(running, given.streams)
     print(json.dumps({"schema": 1, **found, "load_average": os.getloadavg()[0]}, indent=1))
@@ -135,58 +128,6 @@ def moves(work: Path, running: Running) -> dict[str, float]:
         rollback(database, "helpdesk", by="bench", reason="bench")
         cold = until("helpdesk@1")
     return {"promotion_s": promoted, "rollback_warm_s": warm, "swap_s": swap, "rollback_cold_s": cold}
-
-
-def attack(url: str, token: str, over: Event) -> None:
-    """Send what costs a gateway most, without a pause, beside 300 silent connections. A process of its own, so that it
-    does not hold up the clients that are measured."""
-    many, some = ([{"role": "user", "content": "x"}] * count for count in (50_000, 4_000))  # 4,000 fit into the context
-    huge = [{"role": "user", "content": "x " * 1_000_000}]
-    bodies = [(json.dumps({**BODY, "messages": turns}).encode(), turns is not some) for turns in (huge, many, some)]
-    host, _, port = url.removeprefix("http://").partition(":")
-    headers = {"Authorization": f"Bearer {token}"}
-    with httpx2.Client(base_url=url, headers=headers, timeout=60) as client, contextlib.ExitStack() as stack:
-        for _ in range(300):
-            stack.enter_context(closing(socket.create_connection((host, int(port)))))
-        while not over.is_set():
-            for body, is_refused in bodies:
-                status = client.post("/v1/chat/completions", content=body).status_code
-                assert status == 400 or not is_refused, status
-
-
-def hostile(running: Running) -> dict[str, float]:
-    """Milliseconds that fifteen clients wait for short answers, in rounds with and without a hostile one."""
-    waits: dict[bool, list[float]] = {False: [], True: []}
-    spawned = multiprocessing.get_context("spawn")
-
-    def ask(times: list[float]) -> None:
-        with running.client() as client:
-            for _ in range(20):
-                times.append(once(client))
-                time.sleep(0.05)
-
-    for _ in range(ROUNDS):
-        for attacked, times in waits.items():
-            over = spawned.Event()
-            attacker = spawned.Process(target=attack, args=(running.url, running.token, over))
-            if attacked:
-                attacker.start()
-                time.sleep(ATTACKER_STARTS_S)
-            threads = [threading.Thread(target=ask, args=(times,)) for _ in range(15)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            if attacked:
-                assert attacker.is_alive(), "the hostile client ended before the others"
-                over.set()
-                attacker.join()
-    p99 = {attacked: 1000 * statistics.quantiles(times, n=100)[98] for attacked, times in waits.items()}
-    return {
-        "p99_alone": round(p99[False], 1),
-        "p99_attacked": round(p99[True], 1),
-        "ratio": round(p99[True] / p99[False], 2),
-    }
 
 
 def streams(running: Running, count: int) -> dict[str, float]:

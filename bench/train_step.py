@@ -133,7 +133,7 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", help="JSON file; table and plot are written beside it")
+    parser.add_argument("--out", help="JSON file; the table is written beside it")
     parser.add_argument("--steps", type=int, default=13, help="steps of each set; the first warms up (13: 12 rounds)")
     parser.add_argument("--sets", default=",".join(chosen.name for chosen in SETS))
     parser.add_argument("--rows", default="", help=", ".join(row.name for row in ROWS))

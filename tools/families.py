@@ -10,17 +10,14 @@ reason, in one line, why it is refused. Each family is tried in a process of its
 """
 
 import json
-import multiprocessing
 import sys
-import tempfile
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from served import serve_apart, serve_family
+from served import apart, serve_apart, serve_family
 from tiny_models import tiny_config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -85,31 +82,9 @@ def warm_up() -> None:
 
 def try_apart(kind: str) -> dict[str, Any]:
     """Return a row of the table from a process of its own, which may crash or hang."""
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
     started = time.monotonic()
-    process = context.Process(target=_child, args=(kind, sender))
-    process.start()
-    sender.close()
-    try:
-        row = receiver.recv() if receiver.poll(LIMIT_S) else {"build_failed": f"not done in {LIMIT_S:.0f} s"}
-    except EOFError:
-        row = {"build_failed": "the process died"}
-    process.kill()
-    process.join()
+    row = apart(try_family, kind, LIMIT_S) or {"build_failed": f"it crashed, or took more than {LIMIT_S:.0f} s"}
     return {**row, "seconds": round(time.monotonic() - started, 1)}
-
-
-def _child(kind: str, sender: Any) -> None:
-    import faulthandler
-
-    import torch
-
-    faulthandler.dump_traceback_later(LIMIT_S - 2)
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    with tempfile.TemporaryDirectory() as folder:
-        sender.send(try_family(kind, Path(folder)))
 
 
 def try_family(kind: str, folder: Path) -> dict[str, Any]:

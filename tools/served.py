@@ -11,6 +11,7 @@ import sys
 import tempfile
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -273,23 +274,28 @@ LIMIT_S = 300.0  # 3 seconds on a quiet machine
 
 
 def serve_apart(kind: str) -> dict[str, Any]:
-    """Return `serve_family` from a process of its own, which may crash. It inherits what this process has imported."""
+    """Return `serve_family` from a process of its own."""
+    return apart(serve_family, kind, LIMIT_S) or {"failed": f"it crashed, or took more than {LIMIT_S:.0f} s"}
+
+
+def apart(work: Callable[[str, Path], dict[str, Any]], kind: str, limit_s: float) -> dict[str, Any] | None:
+    """Return `work(kind, folder)` from a process of its own, which inherits what this one has imported; None if it
+    crashed or took too long."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(kind, sender))
+    process = context.Process(target=_child, args=(work, kind, sender))
     process.start()
     sender.close()
     try:
-        row = receiver.recv() if receiver.poll(LIMIT_S) else {"failed": f"not done in {LIMIT_S:.0f} s"}
+        found: dict[str, Any] | None = receiver.recv() if receiver.poll(limit_s) else None
     except EOFError:
-        row = {"failed": "the process died"}
+        found = None
     process.kill()
     process.join()
-    found: dict[str, Any] = row
     return found
 
 
-def _child(kind: str, sender: Any) -> None:
+def _child(work: Callable[[str, Path], dict[str, Any]], kind: str, sender: Any) -> None:
     import torch
 
     torch.set_num_threads(1)
@@ -297,4 +303,4 @@ def _child(kind: str, sender: Any) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "gguf"]:
         del sys.modules[name]  # the caller may have imported the one of pip, which is older than the converter's own
     with tempfile.TemporaryDirectory() as folder:
-        sender.send(serve_family(kind, Path(folder)))
+        sender.send(work(kind, Path(folder)))

@@ -1,4 +1,4 @@
-"""From the benchmark's raw steps to its figures: medians, ratios, validity, a table in Markdown, a plot in SVG."""
+"""From the benchmark's raw steps to its figures: medians, ratios, validity, a table in Markdown."""
 
 import json
 import statistics
@@ -127,7 +127,7 @@ def _table_row(line: Mapping[str, Any]) -> str:
 
 
 def write_report(document: Mapping[str, Any], out: Path | None) -> None:
-    """The table to standard output; with `out`, the JSON there and table and plot beside it."""
+    """Print the table; with `out`, write the JSON there and the table beside it."""
     table = markdown(document)
     print(table)
     if out is None:
@@ -135,45 +135,3 @@ def write_report(document: Mapping[str, Any], out: Path | None) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(document, indent=1) + "\n")
     out.with_suffix(".md").write_text(table)
-    out.with_suffix(".svg").write_text(plot(document["summary"]))
-
-
-COLOURS = {
-    "hivetune": "#d98200",
-    "hivetune fp32": "#f0b95c",
-    "rank 64": "#e5a13c",
-}
-OTHER_COLOURS = ("#4c6a92", "#6f8fb8", "#93aed0", "#b5c9e2")
-
-
-def plot(summary: Sequence[Mapping[str, Any]]) -> str:
-    """Bars of non-padding tokens a second for each set; void rows are left out."""
-    lines = [line for line in summary if not line["void"]]
-    sets = list(dict.fromkeys(line["set"] for line in lines))
-    others = [row for row in dict.fromkeys(line["row"] for line in lines) if row not in COLOURS]
-    colours = {**COLOURS, **dict(zip(others, OTHER_COLOURS, strict=False))}
-    bar, gap, left, width = 16, 14, 170, 760
-    top = 34
-    height = top + sum(bar * sum(line["set"] == name for line in lines) + gap + 18 for name in sets)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-        f'font-size="11" role="img" aria-label="tokens a second">',
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        '<text x="10" y="20" font-size="13" font-weight="bold">non-padding tokens a second (more is better)</text>',
-    ]
-    y = top
-    for name in sets:
-        own = [line for line in lines if line["set"] == name]
-        most = max(line["tokens_per_s"] for line in own)
-        parts.append(f'<text x="10" y="{y + 12}" font-weight="bold">{name}</text>')
-        y += 18
-        for line in own:
-            length = (width - left - 90) * line["tokens_per_s"] / most
-            parts.append(f'<text x="{left - 6}" y="{y + 12}" text-anchor="end">{line["row"]}</text>')
-            parts.append(
-                f'<rect x="{left}" y="{y + 2}" width="{length:.1f}" height="{bar - 4}" fill="{colours[line["row"]]}"/>'
-            )
-            parts.append(f'<text x="{left + length + 5:.1f}" y="{y + 12}">{line["tokens_per_s"]:,.0f}</text>')
-            y += bar
-        y += gap
-    return "\n".join([*parts, "</svg>"]) + "\n"
