@@ -17,7 +17,6 @@ from train.supervise.scripted import make_run, supervise
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, sha256_file, write_json, write_manifest
-from hivetune.base.sealed import write_sealed
 from hivetune.config import RunConfig
 from hivetune.data.identity import settings_of
 from hivetune.errors import UsageError
@@ -45,7 +44,7 @@ def make_home(home: Path) -> Path:
     write_manifest(folder / "model")
     write_record(run, record(folder, config))
     evaluation = {"rows": [], "answers": [], "base": {}, "tuned": {}, "problems": [], "schema": 1}
-    write_sealed(run / "eval.json", {**evaluation, "adapter_sha256": sha256_file(run / "adapter_model.safetensors")})
+    write_json(run / "eval.json", {**evaluation, "adapter_sha256": sha256_file(run / "adapter_model.safetensors")})
     with open_database(home / "hive.db") as database:
         database.execute("INSERT INTO runs VALUES (?, 'mine', 5.0, 'h')", (str(run),))
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -246,8 +246,8 @@ def test_captured_answers_that_no_cycle_learns_are_told(own_home: Path, tmp_path
     config = make_config(tmp_path)
     with closing(open_database()) as database:
         database.execute(
-            "INSERT INTO interactions (id, content_id, source, feedback, row, seal)"
-            " VALUES ('a', 'a', 'gateway:demo@1', 1, '{}', 0)"
+            "INSERT INTO interactions (id, content_id, source, feedback, row)"
+            " VALUES ('a', 'a', 'gateway:demo@1', 1, '{}')"
         )
     with opened(load_config(config), Listener()) as loop:
         loop.step()

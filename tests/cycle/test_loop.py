@@ -8,8 +8,8 @@ import pytest
 from cycle.small import NAME, KilledLoop, append_rows, make_config, make_rows, poisoned, summary
 
 from hivetune.base.database import open_database
+from hivetune.base.documents import read_document
 from hivetune.base.journal import read_journal
-from hivetune.base.sealed import read_sealed
 from hivetune.cycle.record import cycles_of
 
 CLEAN, POISONED = 120, 60
@@ -25,7 +25,7 @@ BORDERS = (
 
 def harm(run: Path) -> float:
     """Return how many nats per token a candidate is worse than the champion of its time, on clean held-out rows."""
-    rows = read_sealed(run.parent / "against-champion.json")["rows"]
+    rows = read_document(run.parent / "against-champion.json")["rows"]
     clean = [row for row in rows if not CLEAN < int(row["source"].rpartition(":")[2]) <= CLEAN + POISONED]
     assert len(clean) >= 10
     return sum(row["tuned"] - row["base"] for row in clean) / sum(row["tokens"] for row in clean)

@@ -17,7 +17,6 @@ import yaml
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, sha256_bytes, sha256_file, write_json, write_manifest
 from hivetune.base.journal import Journal
-from hivetune.base.sealed import write_sealed
 from hivetune.config import DataConfig, RunConfig, parse_config
 from hivetune.data.prepare.prepare import check
 from hivetune.data.snapshot import ROWS_SCHEMA
@@ -37,7 +36,7 @@ def make_run(name: str, *, steps: int, done: int, status: str = "new", **setting
     folder.mkdir(parents=True)
     config = _config(settings)
     write_resolved(folder, config, Choices(device="cpu", dtype="float32", budget_tokens=512))
-    write_sealed(folder / PLAN, {"schema": 1, "steps": steps})
+    write_json(folder / PLAN, {"schema": 1, "steps": steps})
     created = time.time() - 60
     record = {
         "schema": 1,
@@ -109,7 +108,7 @@ def add_release(run: Path, number: int, verdict: str = "deploy", *, champion: bo
     (run / "adapter_config.json").write_text("{}")
     (run / "adapter_model.safetensors").write_bytes(b"weights %d" % number)
     judged = {"verdict": verdict, "reasons": [f"it is better {HOSTILE}"], "metrics": _metrics(number)}
-    write_sealed(run / "eval.json", {**evaluation(), **judged})
+    write_json(run / "eval.json", {**evaluation(), **judged})
     about = {
         "model": "tiny",
         "model_sha256": "0" * 64,

@@ -17,9 +17,8 @@ from dashboard.shown import HOSTILE, SNAPSHOT, evaluation, everything, superviso
 from starlette.routing import Mount, Route
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import home
+from hivetune.base.disk import home, write_json
 from hivetune.base.journal import Journal
-from hivetune.base.sealed import write_sealed
 from hivetune.dashboard.access import cookie_name, dashboard_token, form_token, make_ticket
 from hivetune.dashboard.app import MAX_FORM_BYTES, PAGES, guarded_dashboard
 from hivetune.dashboard.pages.acts import FORMS
@@ -172,14 +171,14 @@ def test_what_is_not_there_is_said(guarded: tuple[Guard, str]) -> None:
 def test_files_of_another_version_or_damaged_ones_are_said(guarded: tuple[Guard, str]) -> None:
     everything()
     finished = run_id(home() / "runs" / "finished")
-    write_sealed(home() / "runs/finished/eval.json", {"schema": 0, "tuned": {}})
+    write_json(home() / "runs/finished/eval.json", {"schema": 0, "tuned": {}})
     (home() / "snapshots/one/report.json").write_text('{"usable": 3}')
     for path in (f"runs/{finished}/evaluation", f"data/{SNAPSHOT}/report"):
         answer = ask(guarded, f"/dashboard/{path}", headers=owner())
         assert answer.status_code == 400 and "another version" in answer.text, path
     answers = evaluation()["answers"]
     del answers[0]["base"]["seconds"]
-    write_sealed(home() / "runs/finished/eval.json", {**evaluation(), "answers": answers})
+    write_json(home() / "runs/finished/eval.json", {**evaluation(), "answers": answers})
     answer = ask(guarded, f"/dashboard/runs/{finished}/evaluation", headers=owner())
     assert answer.status_code == 400 and "another version" in answer.text
     (home() / "releases/helpdesk/2/manifest.json").chmod(0o600)

@@ -46,7 +46,7 @@ def test_a_win_is_read_as_it_was_written_and_kept_once() -> None:
 def test_a_damaged_win_is_one_error() -> None:
     freeze("helpdesk", [win("first")])
     path = next(frozen_folder("helpdesk").glob("*.json"))
-    path.write_text(path.read_text().replace("first", "fifth"))
+    path.write_text(path.read_text()[:-9])
     with pytest.raises(UsageError, match="damaged"):
         wins_of("helpdesk")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from gguf_families import write_model
 
-from hivetune.base.sealed import write_sealed
+from hivetune.base.disk import write_json
 from hivetune.config import EvalConfig, parse_config
 from hivetune.data.frozen import freeze, wins_of
 from hivetune.data.prepare.prepare import prepare
@@ -58,7 +58,7 @@ def released(snapshot: Snapshot, right: set[int]) -> Release:
         }
         for row in snapshot.rows("test")
     ]
-    write_sealed(release.folder / "eval.json", {"adapter_sha256": "a", "answers": answers})
+    write_json(release.folder / "eval.json", {"adapter_sha256": "a", "answers": answers})
     return release
 
 
@@ -112,7 +112,7 @@ def test_own_questions_are_not_trained(tmp_path: Path, model: Path) -> None:
 def test_what_was_judged_before_the_adapter_changed_makes_no_wins(tmp_path: Path, model: Path) -> None:
     snapshot = snapshot_of(rows(), tmp_path / "rows.jsonl", model)
     release = released(snapshot, set(snapshot.rows("test")))
-    write_sealed(release.folder / "eval.json", {"adapter_sha256": "other", "answers": []})
+    write_json(release.folder / "eval.json", {"adapter_sha256": "other", "answers": []})
     assert freeze_wins(release) == 0
     (release.folder / "eval.json").unlink()
     assert freeze_wins(release) == 0

@@ -19,7 +19,6 @@ from train.supervise.disks import CountingDisk, PowerCut
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, home, read_json, write_json, write_manifest
-from hivetune.base.sealed import write_sealed
 from hivetune.cli.release import promote as promote_by_command
 from hivetune.errors import Busy, HivetuneError, NotDeployed, UsageError
 from hivetune.release import registry
@@ -492,9 +491,9 @@ def test_an_export_that_was_found_not_to_be_what_was_trained_is_not_registered(
     folder = run / "export" / "gguf-f16"
     manifest = hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
     proof = {"manifest_sha256": manifest, "holds": False, "problems": ["the loss is 9 instead of 2"]}
-    write_sealed(folder / "proof.json", proof)
+    write_json(folder / "proof.json", proof)
     with pytest.raises(HivetuneError, match="differs from the trained model: the loss is 9"):
         register(database, run, "helpdesk", about(run), by="test")
     assert releases(database) == []
-    write_sealed(folder / "proof.json", {**proof, "manifest_sha256": "0" * 64})
+    write_json(folder / "proof.json", {**proof, "manifest_sha256": "0" * 64})
     assert register(database, run, "helpdesk", about(run), by="test")[1]

@@ -157,7 +157,6 @@ def test_a_damaged_model_or_snapshot_is_not_used(path: str, use: str, run: Path)
     ("key", "value"), [("learning_rate", 1e-1), ("dtype", "bfloat16"), ("lora.alpha", 16.0), ("batch_size", 4)]
 )
 def test_a_setting_that_was_changed_behind_the_runs_back_is_named(key: str, value: object, run: Path) -> None:
-    """Also where the seal of the file was taken away with it."""
     path = run / "config.resolved.yaml"
     tree = yaml.safe_load(path.read_text())
     *sections, last = key.split(".")

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from hivetune.base.database import transaction
 from hivetune.base.disk import home
-from hivetune.base.sealed import read_sealed
+from hivetune.base.documents import read_document
 from hivetune.errors import UsageError
 from hivetune.release.registry import Release, releases
 
@@ -186,12 +186,12 @@ def release_of(database: sqlite3.Connection, cycle: CycleRow) -> Release | None:
 
 def gate_of(cycle: CycleRow) -> dict[str, Any]:
     """Return the verdict's document, or {} before it."""
-    return read_document(cycle.folder / GATE)
+    return measured_document(cycle.folder / GATE)
 
 
-def read_document(path: Path) -> dict[str, Any]:
-    """Return a sealed document, or {} where it is missing or damaged: its content is measured again."""
+def measured_document(path: Path) -> dict[str, Any]:
+    """Return a document, or {} where it is missing or damaged: its content is measured again."""
     try:
-        return read_sealed(path)
+        return read_document(path)
     except UsageError:
         return {}

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import MANIFEST, sha256_file, stored_path
+from hivetune.base.disk import MANIFEST, sha256_file, stored_path, write_json
 from hivetune.base.journal import read_journal
-from hivetune.base.sealed import write_sealed
 from hivetune.config import RunConfig, parse_config
 from hivetune.cycle.gate import Comparisons, judge_cycle
 from hivetune.cycle.record import (
@@ -27,7 +26,7 @@ from hivetune.cycle.record import (
     cycles_of,
     end_cycle,
     gate_of,
-    read_document,
+    measured_document,
     release_of,
 )
 from hivetune.cycle.rows import (
@@ -290,8 +289,8 @@ def ensure_evaluated(work: Work, run: Run) -> None:
     """Evaluate the run against the base and the champion on the same held-out rows."""
     champion, adapter = _champion(work.cycle.name), adapter_hash(run.folder)
     beside = work.cycle.folder / AGAINST_CHAMPION
-    is_measured = read_document(run.folder / EVALUATION).get("adapter_sha256") == adapter
-    is_beside = champion is None or _is_of(read_document(beside), adapter, champion)
+    is_measured = measured_document(run.folder / EVALUATION).get("adapter_sha256") == adapter
+    is_beside = champion is None or _is_of(measured_document(beside), adapter, champion)
     if is_measured and is_beside:
         return
     with work.long("evaluate", "scoring and answering") as (words, progress):
@@ -300,7 +299,7 @@ def ensure_evaluated(work: Work, run: Run) -> None:
         if champion is not None and not is_beside:
             result = compare_pair(champion.label, str(run.folder), run.config.eval, run=run, progress=progress)
             facts = {"adapter_sha256": adapter, "rival": champion.label}
-            write_sealed(beside, {**result.document, **facts})
+            write_json(beside, {**result.document, **facts})
         words.append(f"measured against the base{'' if champion is None else f' and {champion.label}'}")
 
 
@@ -343,7 +342,7 @@ def ensure_judged(work: Work, run: Run) -> tuple[bool, str]:
                 "fresh_rows": verdict.fresh_rows,
                 "parts": {name: verdict_document(part) for name, part in verdict.parts.items()},
             }
-            write_sealed(cycle.folder / GATE, document)
+            write_json(cycle.folder / GATE, document)
             words.append(f"{verdict.verdict}: {'; '.join(reasons[:decisive])}")
     return bool(document["passed"]), "; ".join(document["reasons"][: document["decisive"]])
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from hivetune.base.database import home_as_it_is
 from hivetune.base.disk import home, lock_holder
+from hivetune.base.documents import read_document
 from hivetune.base.journal import read_tail
 from hivetune.base.paths import quoted
-from hivetune.base.sealed import read_sealed
 from hivetune.base.typed import to_plain
 from hivetune.cycle.record import JOURNAL, PAUSED, cycles_of, loop_folder, loop_names
 from hivetune.errors import UsageError
@@ -165,7 +165,7 @@ def _after(run: Path, name: str, registered: set[str]) -> Iterator[Suggestion]:
         yield Suggestion(f"{name} is trained and not compared with its base yet", f"hivetune eval {quoted(name)}")
     else:
         try:
-            passed = read_sealed(run / EVALUATION).get("verdict") == "deploy"
+            passed = read_document(run / EVALUATION).get("verdict") == "deploy"
         except UsageError:
             yield Suggestion(f"the verdict of {name} is damaged", f"hivetune eval {quoted(name)}")
             return

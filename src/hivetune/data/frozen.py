@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hivetune.base.disk import home
+from hivetune.base.disk import home, write_json
+from hivetune.base.documents import read_document
 from hivetune.base.private import make_folder
-from hivetune.base.sealed import read_sealed, write_sealed
 from hivetune.data.prepare.keys import group_hash, question, read_hash
 from hivetune.data.prepare.understand import example_of, rows_of_files
 from hivetune.data.reasons import RowRefused
@@ -66,7 +66,7 @@ def freeze(name: str, questions: Iterable[FrozenQuestion]) -> int:
     for win in questions:
         path = folder / f"{win.key}.json"
         if not path.exists():
-            write_sealed(path, _document(win))
+            write_json(path, _document(win))
             new += 1
     return new
 
@@ -160,7 +160,7 @@ def _document(q: FrozenQuestion) -> dict[str, Any]:
 
 def _win(path: Path) -> FrozenQuestion:
     try:
-        document = read_sealed(path)
+        document = read_document(path)
     except UsageError as error:
         raise UsageError(error.message, hint="restore it from a copy, or delete it") from None
     try:

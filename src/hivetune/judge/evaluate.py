@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.disk import home, lock
-from hivetune.base.sealed import read_sealed, write_sealed
+from hivetune.base.disk import home, lock, write_json
+from hivetune.base.documents import read_document
 from hivetune.base.typed import from_plain, to_plain
 from hivetune.checkers.find import Checking
 from hivetune.config import EvalConfig
@@ -300,9 +300,9 @@ def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
         evaluation = loss_alone(run, reason)
     else:
         evaluation = compare_pair(*sides, settings, run=run, progress=progress).document
-    write_sealed(run.folder / EVALUATION, {**evaluation, **facts})
+    write_json(run.folder / EVALUATION, {**evaluation, **facts})
     judge_run(run)
-    return read_sealed(run.folder / EVALUATION)
+    return read_document(run.folder / EVALUATION)
 
 
 def _unserved(run: Run, sides: Sequence[str]) -> str:
@@ -355,7 +355,7 @@ def judge_run(run: Run) -> Verdict:
         earlier.append({key: evaluation[key] for key in ("verdict", "gate", "judged_by", "judged_at")})
     stamp = {"judged_by": _user(), "judged_at": round(time.time(), 3), "earlier": earlier}
     document = {**evaluation, **judged, **stamp, "curve": curve_document(curve)}
-    write_sealed(run.folder / EVALUATION, document)
+    write_json(run.folder / EVALUATION, document)
     write_evaluation_page(run.folder, document)
     return replace(verdict, advice=advice)
 
@@ -383,7 +383,7 @@ def read_evaluation(path: Path) -> dict[str, Any]:
     """Read an eval.json or a comparison of its form. Raises UsageError for a file that is missing or damaged,
     HivetuneError naming file and field for a number that is not finite.
     """
-    evaluation = read_sealed(path)
+    evaluation = read_document(path)
     try:
         refuse_not_finite(evaluation)
     except HivetuneError as error:

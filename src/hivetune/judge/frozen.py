@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.database import open_database
-from hivetune.base.sealed import read_sealed
+from hivetune.base.documents import read_document
 from hivetune.config import EvalConfig
 from hivetune.data.frozen import (
     FrozenQuestion,
@@ -82,7 +82,7 @@ def freeze_wins(release: Release) -> int:
     path = release.folder / EVALUATION
     if not path.is_file():
         return 0
-    evaluation = read_sealed(path)
+    evaluation = read_document(path)
     if evaluation.get("adapter_sha256") != release.adapter_sha256:
         return 0
     try:

@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 
 from hivetune.base.disk import MANIFEST, home, lock, read_json, sha256_bytes, sha256_file, write_json
-from hivetune.base.sealed import read_sealed, write_sealed
+from hivetune.base.documents import read_document
 from hivetune.base.typed import to_plain
 from hivetune.data.snapshot import Snapshot
 from hivetune.errors import DataRefused, HivetuneError, MachineNotFit, UsageError
@@ -248,11 +248,11 @@ def prove_export(folder: Path, exported: Exported, progress: Progress = silent) 
     """
     artefact = sha256_file(exported.folder / MANIFEST)
     path = exported.folder / PROOF
-    proof: dict[str, Any] = read_sealed(path) if path.is_file() else {}
+    proof: dict[str, Any] = read_document(path) if path.is_file() else {}
     if proof.get("manifest_sha256") != artefact:
         run = load_run(folder)
         proof = {"schema": 1, "to": exported.to, "manifest_sha256": artefact, **_measure(run, exported, progress)}
-        write_sealed(path, proof)
+        write_json(path, proof)
     if not proof["holds"]:
         problems = list(proof["problems"])
         if "quant" in proof:

@@ -41,9 +41,9 @@ from hivetune.base.disk import (
     stored_path,
     write_manifest,
 )
+from hivetune.base.documents import read_document
 from hivetune.base.paths import quoted
 from hivetune.base.private import make_folder
-from hivetune.base.sealed import read_sealed
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, NotDeployed, UsageError
 from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG, CONFIG, EVALUATION, EXPORTS, PROOF, RECORD
 
@@ -138,7 +138,7 @@ def _files_of(run: Path, adapter_sha256: str) -> dict[str, Path]:
             raise HivetuneError(
                 f"{folder} is damaged: {problems[0]}", hint=f"export it again: hivetune export {quoted(run)}"
             )
-        proof = read_sealed(folder / PROOF) if (folder / PROOF).is_file() else {}  # an export without one is taken
+        proof = read_document(folder / PROOF) if (folder / PROOF).is_file() else {}  # an export without one is taken
         if proof.get("manifest_sha256") == sha256_file(folder / MANIFEST) and not proof["holds"]:
             raise HivetuneError(
                 f"{folder} differs from the trained model: {proof['problems'][0]}",

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import home, sha256_bytes
+from hivetune.base.documents import read_document
 from hivetune.base.journal import read_journal
 from hivetune.base.paths import install_command
-from hivetune.base.sealed import read_sealed
 from hivetune.run.folder import EVALUATION, METRICS, read_record, read_resolved
 
 TENSORBOARD = "tensorboard"  # folder of the event files in a run
@@ -76,7 +76,7 @@ def figures_of(run: Path) -> Figures:
     points = [point for entry in read_journal(run / METRICS) if (point := point_of(entry))]
     outcome = {"status": str(record["status"])}
     if (run / EVALUATION).exists():
-        verdict = read_sealed(run / EVALUATION)
+        verdict = read_document(run / EVALUATION)
         outcome["verdict"] = str(verdict["verdict"])
         differences = {metric["name"]: metric["difference"] for metric in verdict["metrics"]}
         outcome |= {f"verdict.{name}": f"{value:+.4g}" for name, value in differences.items() if value is not None}

@@ -8,9 +8,17 @@ from typing import Any
 
 import yaml
 
-from hivetune.base.disk import lock_holder, named_problems, path_to_store, sha256_once, stored_path
+from hivetune.base.disk import (
+    lock_holder,
+    named_problems,
+    path_to_store,
+    sha256_once,
+    stored_path,
+    write_atomic,
+    write_json,
+)
+from hivetune.base.documents import HINT, read_document, read_text
 from hivetune.base.paths import quoted
-from hivetune.base.sealed import HINT, read_sealed, read_sealed_text, write_sealed, write_sealed_text
 from hivetune.base.typed import from_plain
 from hivetune.base.yaml_file import parse_yaml
 from hivetune.config import RunConfig, parse_config
@@ -54,7 +62,7 @@ def read_record(run: Path) -> dict[str, Any]:
     path = run / RECORD
     if not path.is_symlink() and not path.exists():
         raise UsageError(f"{run} is not a run folder", hint="see the runs: hivetune runs")
-    record = read_sealed(path)
+    record = read_document(path)
     for name, kind in (*FIELDS.items(), *((name, kind) for name, kind in OPTIONAL.items() if name in record)):
         if not isinstance(record.get(name), kind):
             raise UsageError(f"{path} is damaged: its {name!r} is {record.get(name)!r}", hint=HINT)
@@ -64,7 +72,7 @@ def read_record(run: Path) -> dict[str, Any]:
 def write_record(run: Path, record: dict[str, Any]) -> None:
     """Write `run.json`. The caller holds the run's lock. Raises OSError."""
     paths = {name: path_to_store(Path(record[name])) for name in PATHS if name in record}
-    write_sealed(run / RECORD, record | paths)
+    write_json(run / RECORD, record | paths)
 
 
 # `config.resolved.yaml`: settings and choices.
@@ -74,7 +82,7 @@ def read_resolved(run: Path) -> tuple[RunConfig, Choices]:
     """Return settings and choices of a run folder. Raise UsageError if they are missing or unknown."""
     path = run / CONFIG
     try:
-        tree = parse_yaml(read_sealed_text(path), str(path))
+        tree = parse_yaml(read_text(path), str(path))
         if not isinstance(tree, dict) or not isinstance(tree.get("config"), dict):
             raise ValueError("it holds no settings")
         choices = from_plain(Choices, tree.get("choices") or {})
@@ -86,7 +94,7 @@ def read_resolved(run: Path) -> tuple[RunConfig, Choices]:
 def write_resolved(run: Path, config: RunConfig, choices: Choices) -> None:
     """Write both atomically, without notices: a webhook's address is secret, and releases copy this file."""
     tree = {"config": config.model_dump(mode="json", exclude={"cycle": {"notify"}}), "choices": choices.made()}
-    write_sealed_text(run / CONFIG, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+    write_atomic(run / CONFIG, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True).encode())
 
 
 # The adapter at the top of a run folder.

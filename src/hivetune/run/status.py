@@ -18,9 +18,9 @@ from typing import Any, Literal
 
 from hivetune.base.database import home_as_it_is
 from hivetune.base.disk import LockHolder, boot_id, lock, lock_holder, stored_path
+from hivetune.base.documents import read_document
 from hivetune.base.journal import DAMAGED, read_journal, read_tail
 from hivetune.base.paths import expanded, quoted
-from hivetune.base.sealed import read_sealed
 from hivetune.base.units import duration
 from hivetune.errors import Busy, UsageError
 from hivetune.run import checkpoints
@@ -154,7 +154,7 @@ def damaged_status(run: Path, problem: str) -> RunStatus:
 
 
 def _status(run: Path, holder: LockHolder | None, tally: RunTally) -> RunStatus:
-    record, plan = read_record(run), read_sealed(run / PLAN)
+    record, plan = read_record(run), read_document(run / PLAN)
     total = plan.get("steps")
     if not isinstance(total, int):
         raise UsageError(f"{run / PLAN} is damaged: its 'steps' is {total!r}")

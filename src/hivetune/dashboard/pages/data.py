@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from hivetune.base.database import home_as_it_is, open_database, open_to_read
 from hivetune.base.disk import MANIFEST, read_json, stored_path
-from hivetune.base.sealed import read_sealed
+from hivetune.base.documents import read_document
 from hivetune.dashboard.page import Page, PageRequest, of_this_version
 from hivetune.dashboard.watched import Watcher
 from hivetune.data.prepare.page import report_body, report_title
@@ -50,7 +50,7 @@ def report_page(watcher: Watcher, request: PageRequest) -> Page:
         raise NotThere("no snapshot has this id", hint="it may have been deleted; see the page Data")
     path = folder / REPORT
     with of_this_version(path):
-        document = read_sealed(path)
+        document = read_document(path)
         return Page("report.html", report_title(document), {"body": Markup(report_body(document, ()))})
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from hivetune.base.database import home_as_it_is, open_database
-from hivetune.base.sealed import read_sealed
+from hivetune.base.documents import read_document
 from hivetune.dashboard.page import Page, PageRequest, of_this_version
 from hivetune.dashboard.pages.data import ROWS_A_PAGE, snapshot_rows, turns_of
 from hivetune.dashboard.pages.now import quality_charts
@@ -90,7 +90,7 @@ def _answers(release: Release) -> str:
     if release.pruned or not path.is_file():
         return ""
     try:
-        evaluation = read_sealed(path)
+        evaluation = read_document(path)
         with of_this_version(path):
             return comparison_body({**evaluation, "tuned": {"label": release.label, **evaluation["tuned"]}})
     except UsageError as error:

@@ -9,9 +9,9 @@ from typing import Any
 
 from markupsafe import Markup
 
+from hivetune.base.documents import read_document
 from hivetune.base.paths import quoted
 from hivetune.base.private import open_plain
-from hivetune.base.sealed import read_sealed
 from hivetune.base.units import size
 from hivetune.config import known_settings
 from hivetune.dashboard.page import Page, PageRequest, of_this_version
@@ -59,7 +59,7 @@ def evaluation_page(watcher: Watcher, request: PageRequest) -> Page:
     run = named_run(watcher, request)
     if not (run.path / EVALUATION).exists():
         raise NotThere(f"{run.path.name} is not evaluated yet", hint=f"run hivetune eval {quoted(run.path.name)}")
-    evaluation = read_sealed(run.path / EVALUATION)
+    evaluation = read_document(run.path / EVALUATION)
     with of_this_version(run.path / EVALUATION):
         document = {**evaluation, "tuned": {"label": short_path(run.path), **evaluation["tuned"]}}
         body = Markup(comparison_body(document))

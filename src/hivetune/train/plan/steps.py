@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
-from hivetune.base.disk import sha256_bytes, write_atomic
+from hivetune.base.disk import sha256_bytes, write_atomic, write_json
+from hivetune.base.documents import HINT, read_document
 from hivetune.base.journal import Journal, read_journal
 from hivetune.base.private import read_bounded
-from hivetune.base.sealed import HINT, read_sealed, write_sealed
 from hivetune.base.typed import from_plain, to_plain
 from hivetune.errors import UsageError
 from hivetune.records import Step
@@ -211,12 +211,12 @@ def write_plan(run: Path, plan: Plan) -> None:
         "chunk_ends": list(plan.chunk_ends),
         "sha256": sha256_bytes(binary),
     }
-    write_sealed(run / PLAN, description)
+    write_json(run / PLAN, description)
 
 
 def read_plan(run: Path) -> Plan:
     """Read the plan and apply its amendments. Raises UsageError when it is missing or damaged."""
-    description = read_sealed(run / PLAN)
+    description = read_document(run / PLAN)
     try:
         most = HEADER.size + 8 * description["steps"] * (1 + description["batch_size"])
         binary = read_bounded(run / PLAN_ROWS, most, links=False)
