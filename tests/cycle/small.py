@@ -65,7 +65,7 @@ def make_config(folder: Path, *, model: str = MODEL, **cycle: Any) -> Path:
         "learning_rate": 0.01,
         "dtype": "float32",
         "device": "cpu",
-        "eval": {"prompts": 1, "tokens": 2},
+        "eval": {"prompts": 8, "tokens": 2},
         "cycle": {"name": NAME, "after_rows": 40, **cycle},
     }
     path = folder / "cycle.yaml"

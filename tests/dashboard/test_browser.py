@@ -19,6 +19,7 @@ from hivetune.dashboard.watched import MAX_BUCKETS, run_id
 from hivetune.release.registry import find
 from hivetune.run.folder import METRICS
 from hivetune.run.status import loss_curve
+from hivetune.serve.gateway.capture import CapturedAnswer, store_entries
 
 pytestmark = pytest.mark.slow
 
@@ -136,7 +137,7 @@ PAGES = (
     "data",
     f"data/{SNAPSHOT}/report",
     "data/forget?kind=user&value=x",
-    "doctor",
+    "review",
     "nothing",
 )
 
@@ -353,3 +354,54 @@ def test_another_site_can_neither_post_nor_frame_nor_rebind(browser: Browser, si
         server.shutdown()
     with closing(open_database(site.home / "hive.db")) as database:
         assert find(database, "helpdesk").label == "helpdesk@1"
+
+
+def test_a_hundred_answers_are_reviewed_by_keyboard_alone(browser: Browser, own_home: Path, tmp_path: Path) -> None:
+    """Rated, corrected, set aside and undone, page by page; without a script the same forms do the same."""
+    with closing(open_database()) as database:
+        asked = [{"role": "user", "content": "What is 2 + 2?"}]
+        answer = {"role": "assistant", "content": "five"}
+        entries = [
+            CapturedAnswer(f"hive-{n:024}", "demo@1", asked, answer, client="c", time=float(n)) for n in range(100)
+        ]
+        store_entries(database, entries)
+
+    def ratings() -> dict[float | None, int]:
+        with closing(open_database()) as database:
+            counts = database.execute("SELECT feedback, count(*) FROM interactions GROUP BY 1").fetchall()
+        return dict(counts)
+
+    with dashboard(tmp_path / "log") as shown:
+        tabs = Tabs(browser, shown)
+        page = tabs.page
+        page.goto(f"{shown.url}review?rating=unrated")
+        for done in range(100):
+            key = "d" if done % 10 else "u"
+            page.keyboard.press(key)
+            until(lambda done=done: ratings().get(None, 0) == 99 - done)  # type: ignore[misc]
+            if done % 20 == 19 and done < 99:
+                page.keyboard.press("n")
+                page.wait_for_url("**after=**")
+                expect(page.locator("article.review.current")).to_be_visible()
+        assert ratings() == {-1.0: 90, 1.0: 10}
+        page.goto(f"{shown.url}review?rating=bad")
+        page.keyboard.press("c")
+        page.keyboard.press("Control+a")
+        page.keyboard.type("four")
+        page.keyboard.press("Control+Enter")
+        expect(page.locator("article.review.current .state-line")).to_have_text("trained: corrected")
+        page.keyboard.press("z")
+        expect(page.locator("article.review.current .state-line")).to_have_text(
+            "not trained as a good answer: rated down"
+        )
+        page.keyboard.press("s")
+        until(lambda: page.locator("#said").inner_text() == "aside done")
+        page.keyboard.press("k")
+        page.keyboard.press("f")
+        page.wait_for_url("**/data/forget?kind=row**")
+        tabs.close()
+        plain = Tabs(browser, shown, java_script_enabled=False)
+        plain.page.goto(f"{shown.url}review?rating=aside")
+        plain.page.locator("button[value=aside]").click()
+        assert "rating=aside" in plain.page.url and plain.page.locator("article.review").count() == 0
+        plain.close()

@@ -33,6 +33,15 @@ CREATE TABLE tainted (             -- snapshots that hold rows which were forgot
 CREATE INDEX interactions_source ON interactions(source);
 CREATE INDEX interactions_session ON interactions(session);
 CREATE INDEX interactions_user ON interactions(user);
+CREATE INDEX interactions_review ON interactions(coalesce(feedback, 0), -coalesce(time, 0), id);
+CREATE TABLE set_aside (           -- rows that a person keeps out of training, by their content
+  content_id TEXT PRIMARY KEY, by TEXT NOT NULL, time REAL NOT NULL
+);
+CREATE TABLE acts (                -- of people on rows, with what was before each; forgotten with their rows
+  number INTEGER PRIMARY KEY, interaction TEXT NOT NULL, act TEXT NOT NULL, by TEXT NOT NULL, time REAL NOT NULL,
+  before TEXT NOT NULL, undone REAL
+);
+CREATE INDEX acts_interaction ON acts(interaction);
 
 CREATE TABLE releases (            -- artefacts in releases/NAME/VERSION; a row here makes a release
   name TEXT NOT NULL, version INTEGER NOT NULL,

@@ -148,6 +148,7 @@ def _inputs(config: RunConfig, database: sqlite3.Connection) -> tuple[Any, ...]:
             "SELECT count(*), max(rowid), count(feedback), total(feedback), total(length(row)) FROM interactions"
         ).fetchone(),
         database.execute("SELECT count(*) FROM forgotten").fetchone(),
+        database.execute("SELECT count(*), max(time) FROM set_aside").fetchone(),
     ]
     for name in find_sources(config.data.path):
         with contextlib.suppress(FileNotFoundError):  # a log that is renamed at this moment

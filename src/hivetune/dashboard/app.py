@@ -35,11 +35,12 @@ from hivetune.dashboard.access import (
     takes_ticket,
 )
 from hivetune.dashboard.live import LivePages, RenderedPage
-from hivetune.dashboard.page import DASHBOARD_FOLDER, Page, PageRequest, parts_of, whole
+from hivetune.dashboard.page import DASHBOARD_FOLDER, Page, PageRequest, fragment, parts_of, whole
 from hivetune.dashboard.pages.acts import FORMS, MakePage
-from hivetune.dashboard.pages.data import data_page, report_page, row_page
-from hivetune.dashboard.pages.now import cycles_page, doctor_page, loop_page, now_page
+from hivetune.dashboard.pages.data import data_page, report_page
+from hivetune.dashboard.pages.now import cycles_page, loop_page, now_page
 from hivetune.dashboard.pages.releases import release_page, releases_page, rows_page
+from hivetune.dashboard.pages.review import act_on_row, review_page
 from hivetune.dashboard.pages.runs import evaluation_page, run_page, runs_page
 from hivetune.dashboard.watched import Watcher
 from hivetune.errors import Busy, HivetuneError, NotDeployed, NotThere, UsageError
@@ -57,9 +58,8 @@ PAGES: Mapping[str, MakePage] = {
     "/releases/{name}/{version:int}": release_page,
     "/releases/{name}/{version:int}/rows": rows_page,
     "/data": data_page,
-    "/data/row": row_page,
     "/data/{snapshot}/report": report_page,
-    "/doctor": doctor_page,
+    "/review": review_page,
 }
 # The pages of runs and snapshots have style sheets of their own.
 _PACKAGE = Path(hivetune.__file__).parent
@@ -72,6 +72,7 @@ _FILES = {
 # Errors that are pages in plain words; any other is a bug.
 _REFUSALS: tuple[type[Exception], ...] = (HivetuneError, OSError, sqlite3.Error)
 MAX_FORM_BYTES = 64 << 10
+REVIEW_ACT = "/review/act"
 FORM_TIMEOUT_S = 30.0
 
 
@@ -93,6 +94,7 @@ class _Dashboard:
             Route("/logout", _logout, methods=["POST"]),
             *(Route(f"/static/{name}", partial(_static, name)) for name in STATIC),
             *(Route(path, partial(self._act, *form), methods=["GET", "POST"]) for path, form in FORMS.items()),
+            Route(REVIEW_ACT, self._review, methods=["POST"]),
             *(Route(path, partial(self._page, make)) for path, make in PAGES.items()),
         ]
         handlers = {HTTPException: _http_error, Exception: _bug, **dict.fromkeys(_REFUSALS, _refusal)}
@@ -117,6 +119,15 @@ class _Dashboard:
         page_request = _page_request(request, form)
         page = await self.pages.now(partial(confirm if form is None else do, self.watcher, page_request))
         return HTMLResponse(whole(page, page_request))
+
+    async def _review(self, request: Request) -> Response:
+        """Do an act on a stored row. A script gets the row as it is now, a browser without one the page again."""
+        form = await _checked_form(request)
+        row = await self.pages.now(partial(act_on_row, form))
+        if request.headers.get("accept") == "application/json":
+            return JSONResponse({"id": row.id, "html": fragment("review_row.html", {"row": row})})
+        back = urllib.parse.urlencode(dict(urllib.parse.parse_qsl(form.get("back", ""))))
+        return RedirectResponse(f"{BELOW}/review?{back}", 303)
 
     def _parts(self, make: MakePage, page_request: PageRequest) -> Mapping[str, str]:
         """Return the parts of a page. One that can't be shown is replaced by the reason until it can."""

@@ -80,6 +80,11 @@ def whole(page: Page, request: PageRequest, *, have: str = "", signed_in: bool =
     return template.render(**frame, **page.values)
 
 
+def fragment(template: str, values: Mapping[str, Any]) -> str:
+    """Return a piece of a page."""
+    return _environment().get_template(template).render(**values)
+
+
 @cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(

@@ -79,7 +79,7 @@ def forget(database: sqlite3.Connection, kind: ForgetKind, value: str) -> Forgot
                 f"no row has the id or place {value}",
                 hint="give an id or a source of the table interactions, or FILE:LINE as data check prints it",
             )
-        for table, column in (("interactions", "id"), ("feedback", "answer")):
+        for table, column in (("interactions", "id"), ("feedback", "answer"), ("acts", "interaction")):
             database.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(identity,) for identity, _, _ in rows])
         _bury(database, kind, value, rows, contents, raws)
     is_forgotten, wins = _forgotten_test(kind, value, rows), 0

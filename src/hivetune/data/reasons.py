@@ -212,6 +212,7 @@ _SET_ASIDE = {
         "collect more rows of your own",
     ),
     "balance": ("its agent or category has more rows than the others", "set data.balance: none"),
+    "set-aside": ("a person set it aside", "undo it on the dashboard's page Review"),
     # By a cycle's choice of rows, through data.leave_out
     "own-evidence": ("a release gave the answer, so it can't judge a release", "correct it"),
     "next-cycle": (

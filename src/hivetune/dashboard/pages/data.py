@@ -54,13 +54,6 @@ def report_page(watcher: Watcher, request: PageRequest) -> Page:
         return Page("report.html", report_title(document), {"body": Markup(report_body(document, ()))})
 
 
-def row_page(watcher: Watcher, request: PageRequest) -> Page:
-    """Show a row with its uses: snapshots, runs and releases."""
-    sought = request.query.get("place", "").strip()
-    uses = list(uses_of_row(sought)) if sought else []
-    return Page("row.html", "Where a row went", {"wanted": sought, "uses": uses, "turns_of": turns_of})
-
-
 ROWS_A_PAGE = 50
 MAX_SHOWN_CHARS = 2000
 
@@ -77,25 +70,6 @@ def snapshot_rows(digest: str, split: str, number: int) -> tuple[list[RowInfo], 
         total = rows.execute("SELECT count(*) FROM rows WHERE split = ?", (split,)).fetchone()[0]
         page = (split, ROWS_A_PAGE, ROWS_A_PAGE * (number - 1))
         return list(select_rows(rows, "WHERE split = ? ORDER BY row LIMIT ? OFFSET ?", *page)), total
-
-
-def uses_of_row(sought: str) -> Iterator[dict[str, Any]]:
-    """Yield every snapshot with a row of this id, interaction or place (file:line), newest first, with the runs that
-    were made of it and their releases."""
-    with home_as_it_is() as database:
-        for digest, path in database.execute("SELECT hash, path FROM snapshots ORDER BY created DESC").fetchall():
-            if not (stored_path(path) / ROWS_FILE).is_file():
-                continue
-            with closing(open_to_read(stored_path(path) / ROWS_FILE, finished=True)) as rows:
-                condition = "WHERE id = ?1 OR interaction_id = ?1 OR source = ?1 LIMIT 1"
-                row = next(select_rows(rows, condition, sought), None)
-            if row is not None:
-                runs = database.execute("SELECT path FROM runs WHERE snapshot = ? ORDER BY created", (digest,))
-                labels = database.execute(
-                    "SELECT name || '@' || version FROM releases WHERE snapshot = ? ORDER BY name, version", (digest,)
-                )
-                uses = {"runs": [str(stored_path(run)) for (run,) in runs], "releases": [label for (label,) in labels]}
-                yield {"snapshot": digest, "row": row, **uses}
 
 
 def turns_of(row: RowInfo) -> Iterator[tuple[str, str]]:

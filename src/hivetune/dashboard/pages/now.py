@@ -19,9 +19,6 @@ from hivetune.dashboard.overview import CycleLoop, overview
 from hivetune.dashboard.page import Page, PageRequest
 from hivetune.dashboard.watched import Watcher, run_id
 from hivetune.errors import NotThere, UsageError
-from hivetune.machine.doctor.findings import judge_machine
-from hivetune.machine.doctor.look import look
-from hivetune.machine.doctor.report import facts_as_text, of_this_account
 from hivetune.machine.telemetry import sample
 from hivetune.release.registry import releases
 from hivetune.run.folder import RECORD, read_record
@@ -60,23 +57,6 @@ def shown_loop(loop: CycleLoop) -> dict[str, Any]:
         "decided": last.get("now", 0.0),
         "not_before": last.get("again_at", 0.0) if last.get("do") == "wait" else 0.0,
     }
-
-
-def doctor_page(watcher: Watcher, request: PageRequest) -> Page:
-    """Show the facts of this machine as `hivetune doctor` does. Nothing is measured, which would disturb a
-    training."""
-    facts_seen = look()
-    judgement = judge_machine(facts_seen)
-    redaction = of_this_account()
-    facts = [line.split(maxsplit=1) for line in redaction.text(facts_as_text(facts_seen)).splitlines()]
-    values = {
-        "facts": [(fact[0], fact[1] if len(fact) > 1 else "") for fact in facts if fact],
-        "findings": judgement.findings,
-        "redacted": redaction.text,
-        "fit": judgement.fit,
-        "looked": time.time(),
-    }
-    return Page("doctor.html", "Doctor", values)
 
 
 MAX_DECISIONS, MAX_STATIONS = 50, 50

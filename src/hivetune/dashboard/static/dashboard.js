@@ -88,3 +88,68 @@ if (document.body.dataset.live === "yes") {
   follow(LOOK_MS);
 }
 document.addEventListener("pointermove", point);
+
+// Review by keyboard: keys choose a row and press its buttons; an act changes only its row.
+const review = document.getElementById("review");
+const rows = () => [...review.querySelectorAll("article.review")];
+let current = 0;
+
+function choose(number) {
+  const all = rows();
+  if (!all.length) return;
+  current = Math.min(Math.max(number, 0), all.length - 1);
+  all.forEach((each, place) => each.classList.toggle("current", place === current));
+  all[current].focus();
+  all[current].scrollIntoView({ block: "nearest" });
+}
+
+async function act(form, values, moved = false) {
+  const body = new URLSearchParams({ ...Object.fromEntries(new FormData(form)), ...values });
+  const said = document.getElementById("said");
+  try {
+    const response = await fetch(form.action, { method: "POST", body, headers: { Accept: "application/json" } });
+    if (!response.ok) throw new Error(`it was refused (${response.status})`);
+    const answer = await response.json();
+    const old = document.getElementById(`row-${answer.id}`);
+    if (old) old.outerHTML = answer.html;
+    said.textContent = `${values.act} done`;
+    if (moved) choose(current);
+    else choose(old ? rows().findIndex((each) => each.dataset.id === answer.id) : current);
+  } catch (error) {
+    said.textContent = `${values.act} was not done: ${error.message}`;
+  }
+}
+
+function key(event) {
+  const row = rows()[current], form = row && row.querySelector("form");
+  if (event.target.tagName === "TEXTAREA") {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); act(form, { act: "correct" }); }
+    if (event.key === "Escape") { event.preventDefault(); choose(current); }
+    return;
+  }
+  if (event.ctrlKey || event.altKey || event.metaKey || /INPUT|SELECT/.test(event.target.tagName)) return;
+  const acts = { u: "up", d: "down", s: "aside" };
+  if (event.key === "j") choose(current + 1);
+  else if (event.key === "k") choose(current - 1);
+  else if (event.key === "n" && document.getElementById("next")) document.getElementById("next").click();
+  else if (event.key === "z" && form) act(form, { act: "undo" });
+  else if (event.key === "f" && row) row.querySelector("[data-act=forget]").click();
+  else if (event.key === "c" && row && row.querySelector("details")) {
+    row.querySelector("details").open = true;
+    row.querySelector("textarea").focus();
+  } else if (acts[event.key] && form) { // the next key means the next row, however long this takes
+    choose(current + 1);
+    act(form, { act: acts[event.key] }, true);
+  } else return;
+  event.preventDefault();
+}
+
+if (review) {
+  document.addEventListener("keydown", key);
+  review.addEventListener("submit", (event) => {
+    event.preventDefault();
+    choose(rows().indexOf(event.target.closest("article")));
+    act(event.target, { act: event.submitter.value });
+  });
+  choose(0);
+}

@@ -133,6 +133,12 @@ def tombstone(kind: str, value: str) -> tuple[str, str]:
     return kind, _hash(f"{kind}\n{value}")
 
 
+def load_set_aside(database: sqlite3.Connection) -> frozenset[str]:
+    """Return the ids of the stored rows that a person set aside, and of their copies."""
+    rows = database.execute("SELECT id FROM interactions JOIN set_aside USING (content_id)")
+    return frozenset(identity for (identity,) in rows)
+
+
 def load_forgotten(database: sqlite3.Connection) -> frozenset[tuple[str, str]]:
     return frozenset(database.execute("SELECT kind, value FROM forgotten"))
 

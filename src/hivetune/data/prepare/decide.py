@@ -33,8 +33,11 @@ class Decisions:
     lessons: Lessons
 
 
-def decide_rows(work: Work, data: DataConfig, frozen: Collection[int], learn: LearnConfig) -> Decisions:
-    """Give every row its fate. `frozen` has the hashes of questions that are never trained (data/frozen.py)."""
+def decide_rows(
+    work: Work, data: DataConfig, frozen: Collection[int], learn: LearnConfig, set_aside: Collection[str] = ()
+) -> Decisions:
+    """Give every row its fate. `frozen` has the hashes of questions that are never trained (data/frozen.py),
+    `set_aside` the ids of the interactions that a person keeps out."""
     _drop_equal(work)
     _drop_beginnings(work)
     alike = _drop_near(work, data.near_duplicates) if data.near_duplicates > 0 else []
@@ -44,6 +47,11 @@ def decide_rows(work: Work, data: DataConfig, frozen: Collection[int], learn: Le
     lessons = judge_rows(work.database, learn)
     if data.balance != "none":
         _balance(work, data.balance)
+    work.database.executemany(
+        "UPDATE rows SET fate = 'set-aside' WHERE fate IN ('train', 'validation', 'test')"
+        " AND n IN (SELECT n FROM bodies WHERE interaction_id = ?)",
+        ((identity,) for identity in sorted(set_aside)),
+    )
     if data.leave_out is not None:  # as the last step, so that splits are those of all rows
         named = ((reason, identity) for identity, reason in read_leave_out(Path(data.leave_out)).items())
         work.database.execute("CREATE INDEX rows_id ON rows (id)")

@@ -40,7 +40,7 @@ from hivetune.base.paths import spelled
 from hivetune.config import DataConfig, LearnConfig, RunConfig
 from hivetune.data.files.inputs import Inputs, plan_inputs
 from hivetune.data.frozen import frozen_hashes
-from hivetune.data.intake.interactions import load_forgotten
+from hivetune.data.intake.interactions import load_forgotten, load_set_aside
 from hivetune.data.judged.lessons import learnable
 from hivetune.data.leave_out import read_leave_out
 from hivetune.data.mapping import check_columns
@@ -184,7 +184,7 @@ def row_settings(
     """Return what the examination of a row depends on. Raise UsageError for an unknown field in `data.columns`."""
     check_columns(data.columns)
     with home_as_it_is() as database:
-        forgotten = load_forgotten(database)
+        forgotten, set_aside = load_forgotten(database), load_set_aside(database)
     return RowSettings(
         columns=data.columns,
         system_prompts=data.system_prompts,
@@ -196,6 +196,7 @@ def row_settings(
         max_length=max_length,
         model_folder=model_folder,
         forgotten=frozenset(forgotten),
+        set_aside=set_aside,
     )
 
 
@@ -219,7 +220,7 @@ def _examine(
         raise
     _refuse_changed(inputs)
     progress(work.num_rows, None)  # how long the comparison takes is unknown
-    decisions = decide_rows(work, data, frozen, learn)
+    decisions = decide_rows(work, data, frozen, learn, settings.set_aside)
     report = make_report(work, decisions, model=settings.model_folder, max_length=settings.max_length)
     report.document.update(
         {
@@ -250,7 +251,7 @@ def _key(inputs: Inputs, settings: RowSettings, config: RunConfig, model_folder:
     if config.data.leave_out is not None:
         values["leave_out"] = sorted(read_leave_out(Path(config.data.leave_out)).items())
     parts = [FORMAT, __version__, inputs.digest, values, config.max_length, model]
-    parts += [sorted(settings.forgotten), sorted(frozen), sorted(config.learn.use)]
+    parts += [sorted(settings.forgotten), sorted(settings.set_aside), sorted(frozen), sorted(config.learn.use)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

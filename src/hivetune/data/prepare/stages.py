@@ -33,6 +33,7 @@ class RowSettings:
     max_length: int
     model_folder: Path | None
     forgotten: frozenset[tuple[str, str]] = frozenset()  # (kind, hash) as in hive.db
+    set_aside: frozenset[str] = frozenset()  # ids of interactions
 
 
 class Stages:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from hivetune.base.database import open_database, transaction
 from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value, redacted_name
 from hivetune.data.intake.interactions import Batch, Delivery, change_row, commit_batch
-from hivetune.errors import HivetuneError, NotThere
+from hivetune.errors import HivetuneError, NotThere, UsageError
 
 SOURCE = "gateway"
 BATCH = 200
@@ -230,15 +230,29 @@ def _join(database: sqlite3.Connection, entry: Feedback) -> None:
         )
         row = json.loads(stored[0])
         if correction is not None:
-            row.setdefault("rejected_answer", row["messages"][-1])
-            row["messages"][-1] = {"role": "assistant", "content": correction}
-            for key in ("answered_by", "finish_reason"):  # a person's words now
-                row.pop(key, None)
-        if "rejected_answer" in row:  # a rating is of the answer that was given, whenever it comes
-            row["feedback"] = 1
-        elif entry.rating is not None:
-            row["feedback"] = 1 if entry.rating == "up" else -1
+            row = correct_row(row, correction)
+        if entry.rating is not None:
+            row = rate_row(row, entry.rating)
         change_row(database, entry.id, row, row.get("feedback"))
+
+
+def rate_row(row: Mapping[str, Any], rating: Rating) -> dict[str, Any]:
+    """Return a stored row with a rating. It is of the answer that was given: a corrected row stays good."""
+    return {**row, "feedback": 1 if rating == "up" or "rejected_answer" in row else -1}
+
+
+def correct_row(row: Mapping[str, Any], correction: str) -> dict[str, Any]:
+    """Return a stored row with the right answer in place of the last one, which becomes `rejected_answer`. Raises
+    UsageError for a row that does not end with an answer, and for an empty correction."""
+    messages = row.get("messages")
+    if not isinstance(messages, list) or not messages or messages[-1].get("role", "assistant") != "assistant":
+        raise UsageError("this row does not end with an answer, so there is nothing to correct")
+    if not correction.strip():
+        raise UsageError("an empty text corrects nothing")
+    clean = _clean(correction) or ""
+    kept = {key: value for key, value in row.items() if key not in ("answered_by", "finish_reason")}  # a person's now
+    kept.setdefault("rejected_answer", messages[-1])
+    return {**kept, "messages": [*messages[:-1], {"role": "assistant", "content": clean}], "feedback": 1}
 
 
 def _clean(text: str | None) -> str | None:

@@ -1,0 +1,212 @@
+"""The page Review: what is shown first, what each act changes, that it is journaled and can be undone."""
+
+import json
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cycle.small import make_config, make_rows
+from dashboard.test_door import ask, guarded, owner  # noqa: F401 (a fixture)
+
+from hivetune.base.database import open_database, row_seal, transaction
+from hivetune.config import load_config
+from hivetune.cycle.rows import pool_of
+from hivetune.dashboard.access import form_token
+from hivetune.dashboard.pages.review import ROWS_A_PAGE, do_act, newest_acts, review_rows, undo_newest
+from hivetune.data.forget import forget
+from hivetune.data.intake.interactions import Batch, Delivery, commit_batch, load_set_aside
+from hivetune.errors import UsageError
+from hivetune.serve.gateway.capture import CapturedAnswer, Feedback, Rating, store_entries
+
+
+def captured(number: int, rating: Rating | None = None, answer: str = "four") -> str:
+    identity = f"hive-{number:024}"
+    asked = [{"role": "user", "content": f"What is {number} + 2? Ask ann.miller@posteo.de"}]
+    entry = CapturedAnswer(
+        identity, "demo@1", asked, {"role": "assistant", "content": answer}, client="c", time=1000.0 + number
+    )
+    with closing(open_database()) as database:
+        store_entries(database, [entry, *([Feedback(identity, "demo@1", "c", rating)] if rating else [])])
+    return identity
+
+
+def shown(after: str = "", **query: str) -> list[Any]:
+    with closing(open_database()) as database:
+        return review_rows(database, query, after)[1]
+
+
+def act(identity: str, name: str, correction: str = "") -> None:
+    with closing(open_database()) as database:
+        do_act(database, identity, name, correction, by="ann")
+
+
+def stored(identity: str) -> dict[str, Any]:
+    with closing(open_database()) as database:
+        (text,) = database.execute("SELECT row FROM interactions WHERE id = ?", (identity,)).fetchone()
+        *values, seal = database.execute(
+            "SELECT id, content_id, source, session, user, agent, category, time, success, feedback, row, seal"
+            " FROM interactions WHERE id = ?",
+            (identity,),
+        ).fetchone()
+    assert row_seal(*values) == seal
+    return json.loads(text)
+
+
+def test_the_worst_rated_come_first_then_the_newest(own_home: Path) -> None:
+    good, old, new, bad = captured(1, "up"), captured(2), captured(3), captured(4, "down")
+    assert [row.id for row in shown()] == [bad, new, old, good]
+    assert [row.id for row in shown(rating="unrated")] == [new, old]
+    assert [row.id for row in shown(rating="bad")] == [bad]
+    assert [row.id for row in shown(source="gateway:demo@1")] == [bad, new, old, good]
+    assert shown(source="gateway:other") == []
+
+
+def test_a_row_is_shown_as_it_is_trained_and_with_its_redactions(own_home: Path) -> None:
+    identity = captured(1, answer="<b>four</b>")
+    (row,) = shown()
+    assert "<mark>[EMAIL]</mark>" in row.turns[0][1] and "&lt;b&gt;four" in row.turns[1][1]
+    assert [trained for _, _, trained in row.turns] == [False, False] and "nobody approved it" in row.state
+    act(identity, "up")
+    (row,) = shown()
+    assert [trained for _, _, trained in row.turns] == [False, True] and row.state == "trained: rated up"
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        ("up", "trained: rated up"),
+        ("down", "not trained as a good answer: rated down"),
+        ("correct", "trained: corrected"),
+    ],
+)
+def test_every_act_is_journaled_with_its_author_and_can_be_undone(own_home: Path, name: str, state: str) -> None:
+    identity = captured(1)
+    before = stored(identity)
+    act(identity, name, "Five, as ann.miller@posteo.de said.")
+    (row,) = shown()
+    assert row.state == state
+    with closing(open_database()) as database:
+        assert [(who, what, whose) for _, whose, what, who, _ in newest_acts(database)] == [("ann", name, identity)]
+        assert undo_newest(database) == identity
+        assert newest_acts(database) == []
+        with pytest.raises(UsageError, match="nothing to undo"):
+            undo_newest(database)
+    assert stored(identity) == before
+
+
+def test_a_correction_is_a_row_to_train_and_keeps_the_answer_before(own_home: Path) -> None:
+    identity = captured(1)
+    act(identity, "correct", "Three. Mail ann.miller@posteo.de")
+    row = stored(identity)
+    assert row["messages"][-1] == {"role": "assistant", "content": "Three. Mail [EMAIL]"}
+    assert row["rejected_answer"]["content"] == "four" and row["feedback"] == 1 and "answered_by" not in row
+    for wrong in ("  ", ""):
+        with pytest.raises(UsageError, match="corrects nothing"):
+            act(identity, "correct", wrong)
+
+
+def test_an_earlier_act_is_undone_with_the_later_ones_on_its_row(own_home: Path) -> None:
+    first, second = captured(1), captured(2)
+    before = stored(first)
+    act(first, "down")
+    act(second, "up")
+    act(first, "correct", "Three.")
+    with closing(open_database()) as database:
+        oldest = newest_acts(database)[-1][0]
+        undo_newest(database, oldest)
+        assert [whose for _, whose, *_ in newest_acts(database)] == [second]
+    assert stored(first) == before and stored(second)["feedback"] == 1
+
+
+def test_what_is_set_aside_stays_so_by_its_content_until_it_is_taken_back(own_home: Path) -> None:
+    identity = captured(1)
+    act(identity, "aside")
+    (row,) = shown(rating="aside")
+    assert row.is_aside and "set it aside" in row.state
+    with closing(open_database()) as database:
+        assert load_set_aside(database) == {identity}
+        row_again = {"messages": stored(identity)["messages"]}
+        commit_batch(database, Batch("f", [Delivery("f", "f:1", "f:1", row_again)]))
+    act(identity, "aside")
+    assert shown(rating="aside") == []
+
+
+@pytest.mark.slow
+def test_what_is_set_aside_is_not_trained_and_is_accounted(own_home: Path, tmp_path: Path) -> None:
+    config = load_config(make_config(tmp_path), ["data.path=store"])
+    rows = [Delivery("f", f"f:{n}", f"f:{n}", row) for n, row in enumerate(make_rows(0, 12))]
+    with closing(open_database()) as database:
+        commit_batch(database, Batch("f", rows))
+        (identity,) = database.execute("SELECT id FROM interactions LIMIT 1").fetchone()
+    before = pool_of(config)
+    act(identity, "aside")
+    after = pool_of(config)
+    assert after.hash != before.hash
+    assert after.manifest["accounting"]["set_aside"] == {"set-aside": 1}
+    with closing(open_database()) as database:
+        undo_newest(database)
+    assert pool_of(config).hash == before.hash
+
+
+def test_what_is_forgotten_leaves_nothing_in_the_journal(own_home: Path) -> None:
+    identity = captured(1)
+    act(identity, "correct", "Three.")
+    with closing(open_database()) as database:
+        forget(database, "row", identity)
+        assert database.execute("SELECT count(*) FROM acts").fetchone() == (0,)
+
+
+def test_a_hundred_thousand_rows_page_in_less_than_200_ms(own_home: Path) -> None:
+    with closing(open_database()) as database:
+        with transaction(database):
+            database.executemany(
+                "INSERT INTO interactions (id, content_id, source, agent, time, feedback, row)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    (
+                        f"i{n}",
+                        f"c{n}",
+                        f"gateway:demo@{n % 9}",
+                        f"a{n % 5}",
+                        float(n),
+                        (n % 3) - 1 or None,
+                        '{"messages": []}',
+                    )
+                    for n in range(100_000)
+                ),
+            )
+        for query in ({}, {"rating": "unrated"}, {"agent": "a1"}, {"source": "gateway:demo@3"}):
+            for after in ("", "0.0 -50000.0 i50000"):
+                began = time.process_time()
+                rows = review_rows(database, query, after)[1]
+                assert len(rows) == ROWS_A_PAGE or after
+                assert time.process_time() - began < 0.2, (query, after)
+
+
+def test_the_next_page_skips_nothing_when_the_rows_before_it_were_rated(own_home: Path) -> None:
+    made = [captured(number) for number in range(ROWS_A_PAGE + 5)]
+    first = shown(rating="unrated")
+    for row in first:
+        act(row.id, "up")
+    rest = shown(first[-1].place, rating="unrated")
+    assert sorted(row.id for row in (*first, *rest)) == made
+    with closing(open_database()) as database, pytest.raises(UsageError, match="no place"):
+        review_rows(database, {}, "x")
+
+
+def test_the_form_is_that_of_this_dashboard_and_a_script_gets_the_row(own_home: Path, guarded: Any) -> None:  # noqa: F811
+    identity = captured(1)
+    fields = {"id": identity, "act": "up", "token": form_token("/review/act"), "back": "rating=unrated&after="}
+    headers = {**owner(), "Origin": guarded[1]}
+    refused = ask(guarded, "/dashboard/review/act", "POST", data={**fields, "token": "x"}, headers=headers)
+    assert refused.status_code == 403 and "feedback" not in stored(identity)
+    done = ask(guarded, "/dashboard/review/act", "POST", data=fields, headers=headers)
+    assert (done.status_code, done.headers["location"]) == (303, "/dashboard/review?rating=unrated")
+    again = ask(
+        guarded, "/dashboard/review/act", "POST", data=fields, headers={**headers, "Accept": "application/json"}
+    )
+    assert again.json()["id"] == identity and "trained: rated up" in again.json()["html"]
+    page = ask(guarded, "/dashboard/review", headers=owner())
+    assert page.status_code == 200 and identity in page.text
