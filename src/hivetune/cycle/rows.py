@@ -18,7 +18,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.disk import MANIFEST, sha256_file
+from hivetune.base.disk import MANIFEST, sha256_file, stored_path
 from hivetune.config import RunConfig
 from hivetune.cycle.record import CycleRow, trained_rows
 from hivetune.data.files.find import find_sources
@@ -205,7 +205,7 @@ def rows_of(cycle: CycleRow) -> list[PoolRow]:
     try:
         return list(open_snapshot(Path(read_record(cycle.run)["snapshot"])).pool())
     except (UsageError, KeyError):
-        return list(open_snapshot(Path(cycle.pool)).pool())
+        return list(open_snapshot(stored_path(cycle.pool)).pool())
 
 
 def by_source(rows: Iterable[PoolRow]) -> str:
