@@ -89,7 +89,7 @@ def test_a_copy_of_a_forgotten_row_goes_too(log: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.jsonl"
     write(copy, said("five"), said("six"))
     collect_now(str(copy))
-    assert forgotten("row", f"{log}:5").interactions == 2
+    assert forgotten("row", f"{log}:5").interactions == 1  # equal rows are stored once
     again = tmp_path / "again.jsonl"
     write(again, said("five"))
     assert total(str(again)) == (0, 0, 0, 1)

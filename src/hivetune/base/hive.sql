@@ -2,7 +2,7 @@
 -- Paths below the home are relative to it (base/disk.py), so that a home can be moved and copied.
 
 CREATE TABLE interactions (
-  id TEXT PRIMARY KEY,             -- hash of content and source position
+  id TEXT PRIMARY KEY,             -- content_id, or the id that the gateway or another store gave
   content_id TEXT NOT NULL,        -- hash of the content alone: equal for exact duplicates
   source TEXT NOT NULL,            -- file:line, table:rowid or stream:id
   session TEXT, user TEXT, agent TEXT, category TEXT,

@@ -25,7 +25,7 @@ from hivetune.data.intake import collect as collect_module
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery, Tally, commit_batch
 from hivetune.data.intake.sources.parse import parse_map, parse_sources
 from hivetune.data.pieces.fields import as_feedback, as_success, as_time, extract
-from hivetune.errors import Busy, DoesNotFit, UsageError
+from hivetune.errors import DoesNotFit, UsageError
 
 HIVETUNE = [sys.executable, "-m", "hivetune"]
 
@@ -37,7 +37,7 @@ def database() -> Iterator[sqlite3.Connection]:
 
 
 def delivery(number: int, content: dict[str, Any] | None = None) -> Delivery:
-    return Delivery("log", f"log:{number}", f"log#1:{number}", content or row(number))
+    return Delivery("log", f"log:{number}", content or row(number))
 
 
 def test_a_batch_adds_up(database: sqlite3.Connection) -> None:
@@ -49,9 +49,9 @@ def test_a_batch_adds_up(database: sqlite3.Connection) -> None:
 
 
 def test_rows_and_cursor_are_one_transaction(database: sqlite3.Connection) -> None:
-    commit_batch(database, Batch("log", [delivery(1)], Cursor("k", None, "1")))
-    with pytest.raises(Busy):
-        commit_batch(database, Batch("log", [delivery(2)], Cursor("k", None, "2")))
+    commit_batch(database, Batch("log", [delivery(1)], Cursor("k", "1")))
+    with pytest.raises(sqlite3.IntegrityError):
+        commit_batch(database, Batch("log", [delivery(2)], Cursor("k", None)))  # type: ignore[arg-type]
     assert database.execute("SELECT count(*) FROM interactions").fetchone() == (1,)
     assert database.execute("SELECT position FROM cursors").fetchall() == [("1",)]
     assert not database.in_transaction
@@ -107,7 +107,7 @@ def test_a_source_named_twice_is_a_slip(tmp_path: Path) -> None:
         parse_sources([str(tmp_path), str(tmp_path)])
 
 
-def test_documents_go_on_where_they_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_are_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CSV file, interrupted after its first batch and longer later."""
     path = tmp_path / "old.csv"
     path.write_text("prompt,completion\n" + "".join(f"question {n},answer\n" for n in range(10)))
@@ -119,7 +119,8 @@ def test_documents_go_on_where_they_ended(tmp_path: Path, monkeypatch: pytest.Mo
         assert batch
         commit_batch(database, batch)
         batches.close()
-    assert total(str(path)) == (6, 0, 0, 0)
+    assert total(str(path)) == (6, 4, 0, 0)
+    assert total(str(path)) == (0, 0, 0, 0)
     with open(path, "a") as file:
         file.write("question 10,answer\ntoo,many,fields\n")
     assert total(str(path)) == (1, 10, 1, 0)

@@ -17,7 +17,7 @@ from hivetune.data.reasons import RowRefused
 def store(own_home: Path) -> Path:
     """Three rows, f:1 to f:3."""
     rows = [
-        Delivery("f", f"f:{n}", f"f:{n}", {"task": f"ask {n}", "output": "yes", "success": True, "timestamp": 5 + n})
+        Delivery("f", f"f:{n}", {"task": f"ask {n}", "output": "yes", "success": True, "timestamp": 5 + n})
         for n in (1, 2, 3)
     ]
     with closing(open_database()) as database:

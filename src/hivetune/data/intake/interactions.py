@@ -1,7 +1,7 @@
-"""The interactions in hive.db: a batch of deliveries is stored exactly once.
+"""The interactions in hive.db, each stored once by its content.
 
 A batch is one transaction of rows, refused deliveries, the source's cursor and its counts. A source acknowledges a
-batch only after `commit_batch` has returned.
+batch only after `commit_batch` has returned; what is delivered again is a duplicate.
 """
 
 import contextlib
@@ -17,7 +17,6 @@ from typing import Any
 from hivetune.base.database import transaction
 from hivetune.data.pieces.fields import Fields, extract
 from hivetune.data.reasons import RowRefused
-from hivetune.errors import Busy
 
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.){1,1000}+"')
 _WORD = re.compile(r"[^\s\"'{}\[\],;:=()]{1,1000}+")
@@ -29,14 +28,13 @@ KEPT_RAW_BYTES = 4096  # of a refused delivery, to see what it was
 class Delivery:
     """One row from a source, or the reason why it is none, with its `raw` bytes.
 
-    `origin` names the source (file, table or stream), `place` the position in it for people (`file:line`). `key` is a
-    position that never repeats, for example with the generation of a rotated file. `id` is set for rows of another
-    store. `time` is the time of arrival, for rows without a time.
+    `origin` names the source (file, table or stream), `place` the position in it for people (`file:line`). `id` is set
+    for rows of another store and of the gateway; else the content is the id. `time` is the time of arrival, for rows
+    without a time.
     """
 
     origin: str
     place: str
-    key: str
     row: Mapping[str, Any] | RowRefused
     id: str | None = None
     time: float | None = None
@@ -45,10 +43,9 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The position of a source before and after a batch; `before` is None for the first one."""
+    """The position of a source after a batch."""
 
     key: str
-    before: str | None
     after: str
 
 
@@ -87,17 +84,13 @@ class Tally:
 def commit_batch(database: sqlite3.Connection, batch: Batch) -> Tally:
     """Store a batch in one transaction that survives a power cut.
 
-    A delivery with the same place and content, or the same content and an own id, is a duplicate. Forgotten ones are
-    not stored. Raise DoesNotFit (disk full) or Busy (another collector moved the cursor, or holds the database for more
-    than 30 s); then nothing of the batch is stored.
+    A delivery with the same id, or without one with the same content, is a duplicate. Forgotten ones are not stored.
+    Raise DoesNotFit (disk full) or Busy (another process holds the database for more than 30 s); then nothing of the
+    batch is stored.
     """
     with transaction(database):
         tally = _store_all(database, batch)
         if cursor := batch.cursor:
-            # It must be where it was, so that two collectors of a source can't skip rows.
-            if read_cursor(database, cursor.key) != cursor.before:
-                message = f"another collector reads {cursor.key.partition(':')[2]}"
-                raise Busy(message, hint="let one process collect from each source")
             database.execute("INSERT OR REPLACE INTO cursors VALUES (?, ?)", (cursor.key, cursor.after))
         _count(database, batch.source, tally)
     return tally
@@ -194,8 +187,7 @@ def _store_all(database: sqlite3.Connection, batch: Batch) -> Tally:
                 tally.duplicates += 1
             continue
         fields, content = extract(row), row_hash(row)
-        # Equal for a repeated delivery, and for a row with an own id in any place.
-        identity = delivery.id or _hash(f"{'own' if fields.own_id else delivery.key}\n{content}")
+        identity = delivery.id or content
         who = {"session": fields.session, "user": fields.user, "row": identity, "content": content}
         if is_forgotten(forgotten, names, **who):
             tally.forgotten += 1
@@ -235,7 +227,8 @@ def change_row(database: sqlite3.Connection, identity: str, row: Mapping[str, An
 
 
 def _set_aside(database: sqlite3.Connection, delivery: Delivery, refused: RowRefused) -> bool:
-    identity = _hash(f"{delivery.key}\n{hashlib.sha256(delivery.raw).hexdigest()}")
+    seen = delivery.raw or delivery.place.encode("utf-8", "surrogateescape")
+    identity = hashlib.blake2b(seen, digest_size=16).hexdigest()
     source, raw = storable(delivery.place), delivery.raw[:KEPT_RAW_BYTES]
     values = (identity, source, refused.reason, refused.hint, raw, time.time())
     return database.execute("INSERT OR IGNORE INTO refused VALUES (?, ?, ?, ?, ?, ?)", values).rowcount == 1

@@ -211,7 +211,7 @@ def _delivery(entry: CapturedAnswer) -> Delivery:
     if entry.client:
         clean["client"] = entry.client
     source = f"{SOURCE}:{entry.label}"
-    return Delivery(source, source, entry.id, clean, id=entry.id, time=entry.time)
+    return Delivery(source, source, clean, id=entry.id, time=entry.time)
 
 
 def _join(database: sqlite3.Connection, entry: Feedback) -> None:

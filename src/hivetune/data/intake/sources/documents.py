@@ -1,4 +1,4 @@
-"""The reader of files that are written once (CSV, Parquet, JSON, standard input), row by row and resumable."""
+"""The reader of files that are written once (CSV, Parquet, JSON, standard input)."""
 
 import os
 import sqlite3
@@ -22,9 +22,9 @@ _BATCH_ROWS = 1000
 class DocumentReader:
     """The Reader of one file that is not a log, or of standard input ("-").
 
-    A changed file is read again from its start; unchanged rows are recognised by their place. Who follows reads a file
-    once it stays as it is for a second, since a row that is half written may look whole. `came_later`: while others
-    were read, so that a file that can't be read is noted and stops nobody.
+    A changed file is read again from its start; unchanged rows are recognised by their content. Who follows reads a
+    file once it stays as it is for a second, since a row that is half written may look whole. `came_later`: while
+    others were read, so that a file that can't be read is noted and stops nobody.
     """
 
     def __init__(self, path: str, *, came_later: bool = False):
@@ -59,28 +59,24 @@ class DocumentReader:
                     done = seen
                     yield None
                     continue
-                digest, _, count = (stored or " 0").partition(" ")
-                num_taken = int(count) if digest == inputs.digest else 0
-                rows = islice(inputs.rows(), num_taken, None)
-                while not stop.is_set() and (taken := list(islice(rows, _BATCH_ROWS))):
-                    num_taken += len(taken)
-                    after = f"{inputs.digest} {num_taken}"
-                    deliveries = [self._delivery(raw, inputs.digest) for raw in taken]
-                    yield Batch(path, deliveries, Cursor(key, stored, after))
-                    stored = after
+                if inputs.digest != stored:
+                    rows = inputs.rows()
+                    while not stop.is_set() and (taken := list(islice(rows, _BATCH_ROWS))):
+                        yield Batch(path, [self._delivery(raw) for raw in taken])
+                    if not stop.is_set():
+                        yield Batch(path, cursor=Cursor(key, inputs.digest))
             done = seen
             yield None
             if path == "-":
                 stop.wait()  # nothing more comes
 
-    def _delivery(self, raw: RawRow, digest: str) -> Delivery:
-        key = f"file:{raw.source}" + (f":{digest}" if self._path == "-" else "")
+    def _delivery(self, raw: RawRow) -> Delivery:
         try:
             if raw.problem:
                 raise raw.problem
-            return Delivery(self._path, raw.source, key, parse_row(raw.payload))
+            return Delivery(self._path, raw.source, parse_row(raw.payload))
         except RowRefused as refused:
-            return Delivery(self._path, raw.source, key, refused, raw=raw.payload)
+            return Delivery(self._path, raw.source, refused, raw=raw.payload)
 
 
 def _state(path: str) -> tuple[int, int] | None:

@@ -170,18 +170,17 @@ class RedisReader:
             if not isinstance(entry, bytes) or not ENTRY_ID.fullmatch(entry):
                 raise MachineNotFit(f"{self._server.shown} answers {entry!r} where a stream id should be")
             source = f"{self._stream}:{entry.decode()}"
-            key = f"redis:{source}"
             self._unacknowledged.append(entry)
             try:
                 rows = [rename(row, self._map) for row in entry_rows(fields, self._field)] if fields else []
             except RowRefused as refused:
-                deliveries.append(Delivery(self._stream, source, key, refused, raw=repr(fields).encode()))
+                deliveries.append(Delivery(self._stream, source, refused, raw=repr(fields).encode()))
                 continue
             moment = int(entry.partition(b"-")[0]) / 1000
-            deliveries += [Delivery(self._stream, source, key, row, time=moment) for row in rows]
+            deliveries += [Delivery(self._stream, source, row, time=moment) for row in rows]
             # A deleted entry may have been stored before a crash prevented its acknowledgement.
             if not rows and self._database.execute(STORED, (source,)).fetchone() is None:
-                deliveries.append(Delivery(self._stream, source, key, RowRefused(DELETED, DELETED_HINT)))
+                deliveries.append(Delivery(self._stream, source, RowRefused(DELETED, DELETED_HINT)))
         if not self._unacknowledged:
             return None
         return Batch(self.name, deliveries)

@@ -71,8 +71,7 @@ class SqliteReader:
                 position = {"value": last, "ties": [*(ties if last == value else []), *new_ties]}
                 after = json.dumps(position)
                 deliveries = [delivery for cells in page for delivery in self._deliveries(cells)]
-                yield Batch(self.name, deliveries, Cursor(key, stored, after))
-                stored = after
+                yield Batch(self.name, deliveries, Cursor(key, after))
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -159,12 +158,12 @@ class SqliteReader:
         try:
             if not self._is_own_database:
                 rows = divided(rename(from_columns(columns), self._map))
-                return [Delivery(self.name, row_name, row_name, row) for row in rows]
+                return [Delivery(self.name, row_name, row) for row in rows]
             row = parse_line(str(columns["row"]).encode("utf-8", "surrogatepass"))
         except RowRefused as refused:
-            return [Delivery(self.name, row_name, row_name, refused, raw=repr(cells).encode("utf-8", "replace"))]
+            return [Delivery(self.name, row_name, refused, raw=repr(cells).encode("utf-8", "replace"))]
         source = str(columns["source"])
-        return [Delivery(source.rpartition(":")[0], source, row_name, row, str(columns["id"]))]
+        return [Delivery(source.rpartition(":")[0], source, row, str(columns["id"]))]
 
     def _name_of(self, cells: dict[str, Any]) -> str:
         return f"{self._path}#{self._table}:{cells['#rowid'] if self._rowid else cells['#cursor']}"
