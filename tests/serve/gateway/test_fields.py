@@ -55,7 +55,7 @@ OUT_OF_RANGE = [
     ("metadata", {str(key): "x" for key in range(40)}),
     ("response_format", {"type": "xml"}),
     ("modalities", ["audio"]),
-    ("store", True),
+    ("store", "yes"),
 ]
 ODD_MESSAGES = [
     ("messages", "hello"),
@@ -294,5 +294,87 @@ def test_lone_surrogates_and_numbers_that_are_none_end_no_check() -> None:
             raw = json.dumps(QUESTION)[:-1] + f', "temperature": {number}}}'
             answer = await stage.client.post("/v1/chat/completions", content=raw, headers=headers)
             assert answer.status_code == 400, number
+
+    Stage().play(scene)
+
+
+def test_hints_to_other_servers_are_accepted_and_named() -> None:
+    hints = {
+        "prompt_cache_key": "k",
+        "safety_identifier": "u",
+        "store": True,
+        "service_tier": "flex",
+        "verbosity": "low",
+        "metadata": {"ticket": "7"},
+        "reasoning_effort": "low",
+    }
+
+    async def scene(stage: Stage) -> None:
+        answer = await stage.ask(**hints)
+        assert answer.status_code == 200, answer.text
+        assert set(answer.headers["X-Hivetune-Ignored"].split(", ")) == hints.keys()
+        assert not hints.keys() & stage.asked[-1][1].keys()
+        plain = await stage.ask(store=False, service_tier="auto", metadata={"agent": "a"})
+        assert "X-Hivetune-Ignored" not in plain.headers
+
+    Stage().play(scene)
+
+
+def test_reasoning_effort_goes_to_a_template_that_knows_it_and_reasoning_of_a_history_is_kept() -> None:
+    async def scene(stage: Stage) -> None:
+        turns = [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": "ho", "reasoning_content": "a greeting"},
+            {"role": "user", "content": "and?"},
+        ]
+        answer = await stage.ask(messages=turns, reasoning_effort="low")
+        assert "X-Hivetune-Ignored" not in answer.headers
+        sent = stage.asked[-1][1]
+        assert sent["chat_template_kwargs"] == {"reasoning_effort": "low"} and sent["messages"] == turns
+
+    Stage(live_settings={"template": "{{ reasoning_effort }}"}).play(scene)
+
+
+NOT_ENFORCED = [
+    ("multipleOf", {"type": "integer", "multipleOf": 5}),
+    ("minimum", {"type": "number", "minimum": 3}),
+    ("uniqueItems", {"type": "array", "items": {"type": "string"}, "uniqueItems": True}),
+    ("allOf", {"allOf": [{"type": "string"}]}),
+    ("not", {"not": {"type": "string"}}),
+    ("pattern", {"type": "string", "pattern": "^\\d+$"}),
+    ("pattern", {"type": "string", "pattern": "^ab"}),
+    ("format", {"type": "string", "format": "email"}),
+]
+
+
+@pytest.mark.parametrize(("keyword", "part"), NOT_ENFORCED)
+def test_a_strict_schema_that_would_not_hold_is_refused_with_its_keyword(keyword: str, part: dict[str, Any]) -> None:
+    schema = {"type": "object", "properties": {"not": part}, "required": ["not"]}
+
+    async def scene(stage: Stage) -> None:
+        named = {"name": "x", "strict": True, "schema": schema}
+        answer = await stage.ask(response_format={"type": "json_schema", "json_schema": named})
+        assert answer.status_code == 400 and f"strict: {keyword}" in answer.text, answer.text
+        assert "/properties/not" in answer.text
+        loose = {**named, "strict": False}
+        assert (await stage.ask(response_format={"type": "json_schema", "json_schema": loose})).status_code == 200
+
+    Stage().play(scene)
+
+
+def test_a_strict_schema_that_holds_is_taken() -> None:
+    properties = {
+        "allOf": {"type": "integer", "minimum": 1, "maximum": 9},
+        "day": {"type": "string", "format": "date"},
+        "code": {"type": "string", "pattern": "^[A-Z]{2}[0-9]+$", "maxLength": 20},
+        "kind": {"enum": ["not", "allOf"]},
+        "many": {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "maxItems": 3},
+    }
+    schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+    async def scene(stage: Stage) -> None:
+        form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+        answer = await stage.ask(response_format=form)
+        assert answer.status_code == 200, answer.text
 
     Stage().play(scene)

@@ -35,6 +35,7 @@ from hivetune.serve.gateway.fields import (
     FieldRefused,
     TextFields,
     checked_fields,
+    ignored_fields,
 )
 from hivetune.serve.gateway.guard import TooLarge, error_body, token_of
 from hivetune.serve.gateway.metrics import Metrics
@@ -56,6 +57,7 @@ MAX_OPEN = 2048  # requests at once, waiting ones included
 MAX_OPEN_PER_CLIENT = 1024
 RELEASE_HEADER = "X-Hivetune-Release"
 CAPTURED_HEADER = "X-Hivetune-Captured"
+IGNORED_HEADER = "X-Hivetune-Ignored"
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MAX_ANSWER_S = 1800.0
 BODY_TIMEOUT_S = 60.0
@@ -296,8 +298,11 @@ class _Exchange:
     @property
     def headers(self) -> dict[str, str]:
         """Return the release in ASCII, the only letters of a header: a base may have any name."""
-        captured = {CAPTURED_HEADER: self.captured} if self.captured else {}
-        return {RELEASE_HEADER: ascii(self.label)[1:-1], **captured}
+        more = {CAPTURED_HEADER: self.captured} if self.captured else {}
+        template = "" if self.upstream is None else self.upstream.live.template
+        if ignored := ignored_fields(self.body, template):
+            more[IGNORED_HEADER] = ", ".join(ignored)
+        return {RELEASE_HEADER: ascii(self.label)[1:-1], **more}
 
     def labelled(self, document: dict[str, Any]) -> dict[str, Any]:
         """Return the model server's document under the names that clients know."""

@@ -69,6 +69,47 @@ def _bounded_schema(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
+# Keywords of JSON Schema that llama.cpp's grammar leaves out in silence: an answer may break them.
+_NOT_ENFORCED = frozenset(
+    (
+        *("allOf", "not", "if", "then", "else", "multipleOf", "uniqueItems", "contains", "minContains", "maxContains"),
+        *("patternProperties", "propertyNames", "dependentRequired", "dependentSchemas", "unevaluatedProperties"),
+        *("minProperties", "maxProperties"),
+    )
+)
+_RANGES = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))  # enforced for integers only
+_FORMATS = frozenset(("date", "time", "date-time", "uuid"))
+_MAPS = frozenset(("properties", "$defs", "definitions"))  # whose keys are names
+
+
+def refuse_not_enforced(schema: Any, place: str = "") -> None:
+    """Raise ValueError for a keyword of a strict schema that would not hold, with its place."""
+    if isinstance(schema, list):
+        for number, item in enumerate(schema):
+            refuse_not_enforced(item, f"{place}/{number}")
+    if not isinstance(schema, dict):
+        return
+    for key, value in schema.items():
+        pattern = value if key == "pattern" and isinstance(value, str) else None
+        half = pattern is not None and not (pattern.startswith("^") and pattern.endswith("$"))
+        escaped = pattern is not None and re.search(r"\\[dDwWsSbB]", pattern) is not None
+        refused = (
+            key in _NOT_ENFORCED
+            or (key in _RANGES and schema.get("type") != "integer")
+            or (key == "format" and value not in _FORMATS)
+            or half
+            or escaped
+        )
+        if refused:
+            shown = f" {value!r}" if isinstance(value, str) else ""
+            raise ValueError(f"strict: {key}{shown} at {place or '/'} is not enforced here; leave it or strict out")
+        if key in _MAPS and isinstance(value, dict):
+            for name, item in value.items():
+                refuse_not_enforced(item, f"{place}/{key}/{name}")
+        elif key not in ("enum", "const", "default", "examples"):
+            refuse_not_enforced(value, f"{place}/{key}")
+
+
 Schema = Annotated[dict[str, Any], AfterValidator(_bounded_schema)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Name = Annotated[str, Field(max_length=256)]
@@ -130,6 +171,7 @@ class Turn(_Fields):
     name: Name | None = None
     tool_calls: list[Call] | None = None
     tool_call_id: Name | None = None
+    reasoning_content: str | None = None  # the template keeps or drops it
     annotations: list[None] | None = Field(default=None, max_length=0)
 
 
@@ -138,6 +180,12 @@ class Function(_Fields):
     description: str | None = None
     parameters: Schema | None = None
     strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _enforced(self) -> "Function":
+        if self.strict:
+            refuse_not_enforced(self.parameters)
+        return self
 
 
 class Tool(_Fields):
@@ -160,6 +208,12 @@ class _NamedSchema(_Fields):
     strict: bool | None = None
     schema_: Schema = Field(alias="schema")
 
+    @model_validator(mode="after")
+    def _enforced(self) -> "_NamedSchema":
+        if self.strict:
+            refuse_not_enforced(self.schema_)
+        return self
+
 
 class Form(_Fields):
     type: Literal["text", "json_object", "json_schema"]
@@ -178,7 +232,8 @@ class _StreamOptions(_Fields):
 
 
 class _Common(_Fields):
-    """The fields that chat and completions share. `n`, `store` and `service_tier` accept what changes nothing."""
+    """The fields that chat and completions share. The last ones are hints to OpenAI's own servers, which have no effect
+    here (`ignored_fields`)."""
 
     model: Name | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
@@ -203,8 +258,11 @@ class _Common(_Fields):
     user: Annotated[str, Field(max_length=512)] | None = None
     metadata: Annotated[dict[Name, str | int | float | bool], Field(max_length=MAX_PAIRS)] | None = None
     n: Literal[1] | None = None
-    store: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    store: bool | None = None
+    service_tier: Name | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
+    safety_identifier: Annotated[str, Field(max_length=512)] | None = None
+    verbosity: Name | None = None
 
 
 class ChatFields(_Common):
@@ -219,6 +277,7 @@ class ChatFields(_Common):
     parallel_tool_calls: bool | None = None
     response_format: Form | None = None
     modalities: list[Literal["text"]] | None = None
+    reasoning_effort: Name | None = None
 
 
 class TextFields(_Common):
@@ -249,7 +308,9 @@ class FeedbackFields(_Fields):
 
 
 # What the gateway itself obeys, or what says only what is done anyway.
-_NOT_SENT = ("model", "user", "metadata", "n", "store", "service_tier", "modalities", "best_of", "echo")
+_HINTS = ("prompt_cache_key", "safety_identifier", "store", "service_tier", "verbosity")
+_NOT_SENT = ("model", "user", "metadata", "n", "modalities", "best_of", "echo", "reasoning_effort", *_HINTS)
+_USED_METADATA = frozenset(("agent", "category", "session_id"))
 
 
 def checked_fields(fields: type[_Fields], body: Mapping[str, Any]) -> dict[str, Any]:
@@ -278,8 +339,19 @@ def checked_fields(fields: type[_Fields], body: Mapping[str, Any]) -> dict[str, 
     return sent
 
 
-def upstream_fields(sent: Mapping[str, Any], *, takes_tools: bool) -> dict[str, Any]:
-    """Return the fields for the model server. Raises FieldRefused for tools that its template has no place for."""
+def ignored_fields(sent: Mapping[str, Any], template: str) -> list[str]:
+    """Return the fields that were sent and have no effect. `template`: the model's chat template."""
+    ignored = [key for key in _HINTS if sent.get(key) not in (None, False, "auto", "default")]
+    if "metadata" in sent and not sent["metadata"].keys() & _USED_METADATA:
+        ignored.append("metadata")
+    if "reasoning_effort" in sent and "reasoning_effort" not in template:
+        ignored.append("reasoning_effort")
+    return ignored
+
+
+def upstream_fields(sent: Mapping[str, Any], *, takes_tools: bool, template: str = "") -> dict[str, Any]:
+    """Return the fields for the model server. `template`: the model's chat template. Raises FieldRefused for tools that
+    it has no place for."""
     if not takes_tools:
         if sent.get("tools"):
             raise FieldRefused("tools", "the chat template of this model has no place for tools")
@@ -292,4 +364,6 @@ def upstream_fields(sent: Mapping[str, Any], *, takes_tools: bool) -> dict[str, 
     forwarded = {key: value for key, value in sent.items() if key not in _NOT_SENT}
     if "max_completion_tokens" in forwarded:
         forwarded["max_tokens"] = forwarded.pop("max_completion_tokens")
+    if "reasoning_effort" in sent and "reasoning_effort" in template:
+        forwarded["chat_template_kwargs"] = {"reasoning_effort": sent["reasoning_effort"]}
     return forwarded

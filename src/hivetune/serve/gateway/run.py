@@ -168,7 +168,7 @@ def start_live(settings: GatewaySettings, deployment: Deployment) -> LiveBackend
     with contextlib.ExitStack() as stack:
         backend = stack.enter_context(open_backend(base, server))
         backend.complete([{"role": "user", "content": "Hello"}], max_tokens=1)
-        template = backend.request("/props").get("chat_template_caps", {})
+        properties = backend.request("/props")
         with closing(open_database()) as database:
             for number, label in enumerate(deployment.labels):
                 answers = find(database, label).proof.get("answers", {}).get(settings.quant, ())
@@ -179,7 +179,8 @@ def start_live(settings: GatewaySettings, deployment: Deployment) -> LiveBackend
             settings.slots,
             stack.pop_all().close,
             context_tokens=settings.context_tokens,
-            takes_tools=bool(template.get("supports_tools", True)),
+            takes_tools=bool(properties.get("chat_template_caps", {}).get("supports_tools", True)),
+            template=str(properties.get("chat_template", "")),
             private_cache=settings.private_cache,
         )
 

@@ -121,7 +121,7 @@ async def ask(
         # client's conversation without a system prompt stays one without.
         judged = keeper.wanted.generation.get(chosen.label, GREEDY)
         defaults = {key: value for key, value in judged.items() if key != "system"}
-        request = {**defaults, **upstream_fields(body, takes_tools=live.takes_tools)}
+        request = {**defaults, **upstream_fields(body, takes_tools=live.takes_tools, template=live.template)}
         async with contextlib.AsyncExitStack() as stack:
             try:
                 num_tokens = await _count_prompt(live, body)

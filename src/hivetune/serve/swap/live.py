@@ -26,9 +26,9 @@ class BackendRetired(Exception):
 
 @dataclass(eq=False)
 class LiveBackend:
-    """A model server with `deployment` loaded. `end` ends its process. `takes_tools`: its chat template has a
-    place for tools. `private_cache`: only the client that filled a slot's cache may use it. `retired`: it takes
-    no new request."""
+    """A model server with `deployment` loaded. `end` ends its process. `takes_tools`: its chat template has a place for
+    tools. `template`: the text of it. `private_cache`: only the client that filled a slot's cache may use it.
+    `retired`: it takes no new request."""
 
     deployment: Deployment
     backend: Backend
@@ -36,6 +36,7 @@ class LiveBackend:
     end: Callable[[], None]
     context_tokens: int = CONTEXT_TOKENS
     takes_tools: bool = True
+    template: str = ""
     private_cache: bool = False
     retired: bool = False
     silent_since: float | None = None
