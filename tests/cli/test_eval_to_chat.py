@@ -77,7 +77,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     return found
 
 
-def test_what_was_not_evaluated_is_measured_whatever_is_set(place: Workplace) -> None:
+def test_what_was_not_evaluated_has_no_verdict(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIVETUNE_HOME", str(place.folder / "home"))
     with pytest.raises(UsageError) as refused:
         judge_run(load_run(place.run))
     assert "hivetune eval" in refused.value.hint
