@@ -22,7 +22,6 @@ from hivetune.base.disk import sha256_bytes
 _T = TypeVar("_T")
 SHARE = 0.002
 MIN_AGE_S, MAX_AGE_S = 1.0, 5.0
-LOOK_S = 3.0  # between two questions of a page; every two seconds, seven tabs cost a third more
 FORGET_S = 3 * MAX_AGE_S  # nobody looks at a page that was not made for so long
 
 

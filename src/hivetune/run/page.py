@@ -2,7 +2,7 @@
 
 A page needs nothing else: no script, no font, no network. Rows and answers are other people's. A chart is readable
 without seeing colours, since lines differ in dashes too. On a page, colours are classes of its style sheet
-(judge/pages/page.css); the file `loss.svg` brings its own.
+(judge/page.css); the file `loss.svg` brings its own.
 """
 
 import math

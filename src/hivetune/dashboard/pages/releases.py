@@ -10,7 +10,7 @@ from hivetune.base.documents import read_document
 from hivetune.dashboard.page import Page, PageRequest, of_this_version
 from hivetune.dashboard.pages.data import ROWS_A_PAGE, snapshot_rows, turns_of
 from hivetune.dashboard.pages.now import quality_charts
-from hivetune.dashboard.watched import Watcher, run_id
+from hivetune.dashboard.watched import Watcher, run_id, short_path
 from hivetune.errors import HivetuneError, NotThere, UsageError
 from hivetune.judge.page import comparison_body
 from hivetune.release.registry import Release, find, forgotten_rows, moves_of, releases, returns_to, snapshot_folder
@@ -50,6 +50,7 @@ def release_page(watcher: Watcher, request: PageRequest) -> Page:
         "forgotten": forgotten,
         "earlier": earlier,
         "run": run_id(Path(release.run)) if Path(release.run).exists() else "",
+        "run_path": short_path(Path(release.run)),
         "snapshot_is_there": snapshot is not None,
         "answers": Markup(_answers(release)),
     }
