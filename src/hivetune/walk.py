@@ -13,7 +13,6 @@ from hivetune.config import RunConfig, load_config, override_config, parse_confi
 from hivetune.data.prepare.prepare import check as check_rows
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.data.snapshot import Snapshot
-from hivetune.errors import DoesNotFit
 from hivetune.judge.evaluate import evaluate_run, judge_run
 from hivetune.models.fetch import fetch_model
 from hivetune.process.forkserver import forking
@@ -23,9 +22,7 @@ from hivetune.release.prove import export_merged, prove_export
 from hivetune.run.status import find_run
 from hivetune.serve.register import register_run
 from hivetune.train.open import Run, load_run
-from hivetune.train.plan.choose import with_advice
 from hivetune.train.plan.run import Planned, plan_run
-from hivetune.train.probe import probe_run
 from hivetune.train.start import open_run, train_run
 from hivetune.train.supervise.attempt import Terms
 
@@ -79,8 +76,8 @@ def plan(config: Config, *, card: str | None = None) -> Planned:
     Raises DoesNotFit with advice if the run cannot fit.
     """
     planned = plan_run(configure(config), card=card)
-    if planned.choice is None:
-        raise with_advice(DoesNotFit(planned.why_not), planned.options, planned.case)
+    if planned.refusal is not None:
+        raise planned.refusal
     return planned
 
 
@@ -93,19 +90,9 @@ def train(config: Config, name: str = "python", *, progress: Progress = silent) 
     """
     run = open_run(configure(config), name, progress)
     if not run.is_finished:
-        measure(run, progress)
         total = len(run.plan.steps)
         train_run(run, Terms(lambda done: progress(done, total)))
     return load_run(run.folder)
-
-
-def measure(run: Run, progress: Progress = silent, meanwhile: Callable[[], None] = lambda: None) -> list[str]:
-    """Choose precision and micro-batch size of a run by measuring two steps; return the environment variables that were
-    set.
-
-    `meanwhile` is called while the steps run.
-    """
-    return [variable.words for variable in probe_run(run, progress, meanwhile)]
 
 
 def open_trained(run: str | Path) -> Run:

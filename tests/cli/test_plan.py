@@ -42,24 +42,23 @@ def test_json_is_one_document_with_everything(config: Path) -> None:
     assert set(document["disk_bytes"]) == {"checkpoints", "best checkpoint", "adapter", "export"}
     assert document["workload"]["rows"] == 40  # 50 in the file, 10 % each held out for validation and test
     assert document["power_loss_s"] > 0
-    assert len(document["options"]) > 10
     assert seconds < 10  # 0.3 s when nothing else runs
 
 
 def test_people_read_where_memory_goes_and_what_fits(config: Path) -> None:
     ended = run(config, "--card", "H200", "--set", "model=Qwen/Qwen2.5-7B-Instruct")
     assert ended.returncode == 0, ended.stderr
-    for word in ("H200", "activations", "optimizer", "full fine-tuning pays", "a power cut loses", "Qwen2.5-3B", "nf4"):
+    for word in ("H200", "activations", "optimizer", "full fine-tuning pays", "a power cut loses", "time: between"):
         assert word in " ".join(ended.stdout.split()), word
 
 
 def test_what_does_not_fit_ends_with_5_and_what_would(config: Path) -> None:
     ended = run(config, "--card", "MI50", "--set", "model=Qwen/Qwen2.5-14B-Instruct", "--json")
     assert ended.returncode == 5
-    assert "these would fit" in ended.stderr
+    assert "this would fit: --set" in ended.stderr
     assert "may be used on Instinct MI50" in ended.stderr
     document = json.loads(ended.stdout)
-    assert document["fits"] is False and document["error"]["type"] == "DoesNotFit" and document["options"]
+    assert document["fits"] is False and document["error"]["type"] == "DoesNotFit"
     assert document["refusal"] in document["error"]["message"]
 
 
@@ -73,16 +72,13 @@ def test_a_disk_without_room_for_the_checkpoints_ends_with_5(config: Path, small
     assert "output=FOLDER" in document["error"]["hint"]
 
 
-def test_what_is_streamed_is_said_with_what_it_costs_and_what_offloading_would_save(config: Path) -> None:
-    asked = ("--card", "MI50", "--set", "model=Qwen/Qwen2.5-3B-Instruct")
+def test_what_is_streamed_is_said(config: Path) -> None:
+    asked = ("--card", "MI50", "--set", "model=Qwen/Qwen2.5-3B-Instruct", "--set", "max_length=8192")
     told, ended = run(config, *asked), run(config, *asked, "--json")
     assert (told.returncode, ended.returncode) == (0, 0)
-    words = told.stdout + told.stderr
-    assert re.search(r"frozen layers streamed: \d+ of 36 from host memory at 25 GB/s; peak [\d.]+ GB, about", words)
-    assert re.search(r"optimizer offload would save \d+ MB of", words)
+    assert "all layers recomputed" in told.stdout + told.stderr
     document = json.loads(ended.stdout)
-    assert 3 < document["choices"]["streamed"] <= document["options"][0]["streamed"] == 36
-    assert document["streaming"]["source"] == document["choices"]["stream_from"] == "memory"
+    assert document["choices"]["recompute"] == 36
 
 
 def test_another_version_of_a_card_has_its_memory(config: Path) -> None:

@@ -1,7 +1,5 @@
 """Runs that are watched: whatever is appended, torn, taken back or rewritten, the reading equals the file."""
 
-from collections.abc import Callable
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hivetune.base.journal import Followed, Journal, JournalPlace, read_after, read_journal
-from hivetune.config import parse_config
 from hivetune.dashboard import watched
 from hivetune.dashboard.watched import WatchedRun, Watcher
-from hivetune.run.choices import Choices
-from hivetune.run.folder import METRICS, write_resolved
+from hivetune.run.folder import METRICS
 from hivetune.run.status import loss_curve, run_status
-from hivetune.train.plan.speed import Prediction
-from hivetune.train.start import open_run
 
 
 def follow_all(path: Path, place: JournalPlace, most_bytes: int) -> tuple[list[dict[str, Any]], JournalPlace, bool]:
@@ -126,26 +120,6 @@ def test_a_journal_that_is_rewritten_while_it_is_read_leaves_no_old_steps(
         run.refresh()
     assert not beginnings
     assert [bucket.step for bucket in run.read.curves["loss"].buckets] == list(range(1, 4))
-
-
-def test_the_plan_expects_the_speed_of_the_products_that_were_chosen(
-    write_rows: Callable[..., Path], tiny_model_folder: Path
-) -> None:
-    """Tokens are padded to what multiplies them: to 32 by oneDNN in bfloat16, to 8 by our own kernel."""
-    rows = write_rows([{"prompt": f"What follows {i}?", "completion": f"It is {i + 1}."} for i in range(40)])
-    data = {"path": str(rows), "near_duplicates": 0}
-    run = open_run(parse_config({"model": str(tiny_model_folder), "data": data, "batch_size": 1}), "one")
-    prediction = Prediction(
-        flops_per_s=1e9, overhead_s=0.0, error=0.1, peak_bytes=5, peak_error=0.1, canary_flops_per_s=1
-    )
-    speeds = {}
-    for products in ("onednn", "native"):
-        chosen = Choices(device="cpu", dtype="bfloat16", budget_tokens=512, products=products)
-        write_resolved(run.folder, run.config, replace(chosen, prediction=asdict(prediction)))
-        planned = WatchedRun(run.folder).planned
-        assert planned is not None and planned.peak_bytes == 5
-        speeds[products] = planned.tokens_per_second
-    assert speeds["native"] > 1.02 * speeds["onednn"]
 
 
 def test_a_supervisor_that_dies_is_seen_at_the_next_look(own_home: Path) -> None:

@@ -10,9 +10,9 @@ from machine.doctor.machines import Fake, Gpu, seen_from
 from hivetune.config import parse_config
 from hivetune.machine.doctor.findings import LEAVE_HIPBLASLT
 from hivetune.run.choices import NO_CHOICES
-from hivetune.run.folder import OUTCOME, PROBE, read_resolved, write_resolved
+from hivetune.run.folder import read_resolved, write_resolved
 from hivetune.train.open import Run
-from hivetune.train.probe import settle_variables
+from hivetune.train.start import settle_variables
 
 R9700 = Gpu(120001, "AMD Radeon AI PRO R9700", 32)
 OVERRIDE = {"HSA_OVERRIDE_GFX_VERSION": "10.3.0"}
@@ -56,6 +56,5 @@ def test_a_run_on_the_processor_gets_none(tmp_path: Path, settings: dict[str, st
 
 def test_a_run_that_has_begun_computes_as_it_began(tmp_path: Path) -> None:
     run = a_run(tmp_path)
-    (run.folder / PROBE).mkdir()
-    (run.folder / PROBE / OUTCOME).write_text("{}")
+    (run.folder / "checkpoints/000001").mkdir(parents=True)
     assert settle_variables(run, seen_from(fake(), tmp_path / "machine")) == ()

@@ -11,7 +11,7 @@ from hivetune.base.disk import home, read_json
 from hivetune.base.paths import quoted
 from hivetune.cli.arguments import model_folder
 from hivetune.cli.output import duration, emit, progress, say, short, show, size, table
-from hivetune.cli.training import measure_and_train, show_training
+from hivetune.cli.training import show_training, train_shown
 from hivetune.cli.verdict import show_verdict
 from hivetune.config import load_config
 from hivetune.judge.evaluate import verdict_document, verdict_of
@@ -45,7 +45,7 @@ def demo(
         run = open_run(config, "demo", report)
     _show_data(run)
     _station(3, "training", f"{len(run.plan.steps)} steps of {config.batch_size} examples, rank {config.lora.r}")
-    summary = measure_and_train(run)
+    summary = train_shown(run)
     show_training(summary)
     _station(4, "evaluation", "base and tuned model on rows that were not used in training")
     if (run.folder / EVALUATION).exists():

@@ -26,7 +26,7 @@ from hivetune.models.prepared import find_prepared, kind_of
 from hivetune.release.registry import MAX_NAME_LENGTH, RESERVED
 from hivetune.train.plan.propose import Proposal, first_settings, propose
 
-MOST_NAMED, MOST_OTHERS = 6, 3  # agents or categories in a comment; other models
+MOST_NAMED = 6  # agents or categories in a comment
 # The 95 % interval of a share of 30 answers is +- 18 points wide: about what a tuned model gains.
 FEW_TEST_ROWS = 30
 
@@ -85,15 +85,14 @@ def _name_of(rows: Path) -> str:
 def _config_text(proposal: Proposal, sources: str, train: str, path: Path, suggested: Mapping[str, str] | None) -> str:
     """Return the commented config; `suggested` is a mapping of columns that nobody has confirmed."""
     planned, settings = proposal.planned, proposal.config
-    predicted, others = "", []
-    if planned is not None:
-        predicted = f"it does not fit: {planned.why_not}"
-        if (choice := planned.choice) is not None:
-            training = duration(choice.step_s * planned.work.steps)
-            predicted = f"about {training} of training, peak {size(choice.peak.bytes)} (details: hivetune plan)"
-        # One option a model, its first one that fits.
-        fitting = {o.case.model: o for o in reversed(planned.options) if o.fits and o.case.model != settings.model}
-        others = sorted(fitting.values(), key=lambda option: option.peak_bytes)[:MOST_OTHERS]
+    predicted = ""
+    if planned is not None and planned.choice is not None:
+        choice, times = planned.choice, ""
+        if choice.step_s is not None:
+            times = f"about {duration(choice.step_s * planned.work.steps)} of training, "
+        predicted = f"{times}peak {size(choice.peak.bytes)} (details: hivetune plan)"
+    elif planned is not None and planned.refusal is not None:
+        predicted = f"it does not fit: {planned.refusal.message}; {planned.refusal.hint}"
     counted = {}
     for name in ("agents", "categories"):
         counts = {value: sum(parts.values()) for value, parts in proposal.report[name].items() if value != NO_VALUE}
@@ -118,7 +117,6 @@ def _config_text(proposal: Proposal, sources: str, train: str, path: Path, sugge
         duplicates=duplicate_kinds(proposal.report),
         planned=planned,
         predicted=predicted,
-        others=others,
         counted=counted,
         few_test_rows=FEW_TEST_ROWS,
         paths=_relative_paths(path.parent, settings.data.path),

@@ -46,13 +46,13 @@ def train(
     if not detach:
         start_ahead()
     # While the fork server imports, this process does.
-    from hivetune.cli.training import continued, measure_and_train, open_configured, show_training, train_detached
+    from hivetune.cli.training import continued, open_configured, show_training, train_detached, train_shown
 
     run = open_configured(loaded, name) if run_folder is None else continued(run_folder, overrides or ())
     if detach and not run.is_finished:
         train_detached(run.folder, overrides if run_folder is not None and overrides else ())
         return
-    summary = measure_and_train(run)
+    summary = train_shown(run)
     show_training(summary)
     show(f"next: hivetune eval {shortest_name(run.folder)}")
     emit(summary)

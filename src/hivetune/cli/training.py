@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hivetune import walk
 from hivetune.cli.arguments import (
     model_folder,
 )
@@ -61,24 +60,19 @@ def train_detached(run: Path, overrides: Sequence[str] = ()) -> None:
     emit({"run": run, "status": "started"})
 
 
-def measure_and_train(run: Run) -> dict[str, Any]:
-    """Train under the supervisor, showing progress, and return the document of `train --json`.
-
-    Nothing is measured for a finished run, which may lie on a disk that is only read.
-    """
+def train_shown(run: Run) -> dict[str, Any]:
+    """Train under the supervisor, showing progress, and return the document of `train --json`."""
     if run.is_finished:
         return run.summary
     for problem in missing_tools(run.config.report_to):
         say(problem)
-    with progress("measuring two steps to choose precision and micro-batch size") as report:
-        notes = walk.measure(run, report)
-    for note in notes:
-        say(note)
-    if reason := read_resolved(run.folder)[1].kernels_why:
-        say(f"slow path: without the C++ kernels a step takes about four times as long. {reason}")
     with progress("training", "steps") as report:
         total = len(run.plan.steps)
-        return train_run(run, Terms(lambda done: report(done, total, _losses(run.folder)), on_wait=say))
+        terms = Terms(lambda done: report(done, total, _losses(run.folder)), on_wait=say, on_change=say)
+        summary = train_run(run, terms)
+    if reason := read_resolved(run.folder)[1].kernels_why:
+        say(f"slow path: without the C++ kernels a step takes about four times as long. {reason}")
+    return summary
 
 
 def _losses(run: Path) -> str:

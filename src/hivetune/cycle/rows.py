@@ -127,8 +127,9 @@ def _planned(config: RunConfig, rows: Sequence[PoolRow]) -> tuple[float | None, 
     lengths = [row.length for row in rows if row.split == "train"]
     planned = plan_run(config, rows=max(1, len(lengths)), tokens=max(1, sum(lengths) // max(1, len(lengths))))
     document = plan_document(planned)
-    hours = document["hours_range"][1] if document["fits"] else None
-    return hours, sum(document["disk_bytes"].values()), planned.why_not
+    hours = document["hours_range"][1] if document["fits"] and document["hours_range"] else None
+    refusal = "" if planned.refusal is None else planned.refusal.message
+    return hours, sum(document["disk_bytes"].values()), refusal
 
 
 def budget_tokens(config: RunConfig, rows: Sequence[PoolRow]) -> int | None:

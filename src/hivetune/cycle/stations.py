@@ -57,7 +57,6 @@ from hivetune.run.status import run_status
 from hivetune.serve.register import register_run
 from hivetune.serve.swap.wanted import loaded_labels
 from hivetune.train.open import Run, load_run
-from hivetune.train.probe import probe_run
 from hivetune.train.start import open_run, train_run
 from hivetune.train.supervise.attempt import Terms
 
@@ -242,7 +241,6 @@ def ensure_trained(work: Work, run: Run) -> None:
         budget, spent, began = work.config.cycle.hours, trained_hours(run.folder), time.monotonic()
         if budget is not None and spent > budget:
             raise OverBudget(f"{spent:.3g} hours of training are above the budget of {budget:g}")
-        probe_run(run, work.progress("measuring this machine"))
         total, show = len(run.plan.steps), work.progress("training")
         why, looked, stepped, step_s = "", float("-inf"), began, 0.0
 

@@ -7,22 +7,16 @@ has too many points, neighbours are joined.
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import home, lock_holder, sha256_bytes
 from hivetune.base.journal import JournalPlace, read_after
-from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import HivetuneError, UsageError
-from hivetune.models.architecture import read_architecture
-from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, PLAN, RECORD, read_record, read_resolved
+from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, PLAN, RECORD, read_resolved
 from hivetune.run.status import RunStatus, RunTally, damaged_status, event_text, run_folders, status_of
-from hivetune.train.plan.layout import trim_rows
-from hivetune.train.plan.memory import setup_of_run
-from hivetune.train.plan.speed import Prediction, micro_batch_shapes
-from hivetune.train.plan.steps import read_plan
 
 MAX_BUCKETS = 320  # two pixels of a chart for each
 # The smoothed line is an exponential mean over so many steps, or over this share of all so far if that is more.
@@ -140,17 +134,6 @@ class RunReading:
                 self.curves["memory"].add(self.curves["loss"].step_at(entry["time"]), max(used), entry["time"])
 
 
-_MAX_STEPS = 24  # they stand for all
-
-
-@dataclass(frozen=True)
-class PlannedRates:
-    """The plan's expectations: `tokens_per_second` of its first steps, and `peak_bytes` of memory."""
-
-    tokens_per_second: float
-    peak_bytes: int
-
-
 class WatchedRun:
     """One run folder. `read`: the content of its journals up to now. `place`: how far the metrics were read."""
 
@@ -183,9 +166,12 @@ class WatchedRun:
         return self.read.tally
 
     @cached_property
-    def planned(self) -> PlannedRates | None:
-        """Return what the plan expects. Read when there is a first step."""
-        return planned_rates(self.path)
+    def planned_peak_bytes(self) -> int | None:
+        """Return the predicted peak of memory; None for a run that has not begun."""
+        try:
+            return read_resolved(self.path)[1].peak_bytes
+        except (HivetuneError, OSError):
+            return None
 
     def _follow(self) -> bool:
         """Read on, and return False if earlier lines are void."""
@@ -276,28 +262,3 @@ def run_id(path: Path) -> str:
 def short_path(path: Path) -> str:
     """Return the path relative to the home, if the folder is inside it."""
     return str(path.relative_to(home())) if path.is_relative_to(home()) else str(path)
-
-
-def planned_rates(run: Path) -> PlannedRates | None:
-    """Return the plan's predictions. None for a run that was not measured before step 0, or without its model or
-    rows."""
-    try:
-        config, choices = read_resolved(run)
-        record = read_record(run)
-        if choices.prediction is None or choices.budget_tokens is None or choices.dtype is None:
-            return None
-        prediction = Prediction(**choices.prediction)
-        architecture = read_architecture(Path(str(record.get("model"))))
-        kind = "cpu" if choices.device == "cpu" else "cuda"
-        setup = setup_of_run(config, architecture, choices, kind)
-        setup = replace(setup, recompute=choices.recompute or 0, streamed=choices.streamed or 0)
-        plan, snapshot = read_plan(run), open_snapshot(Path(str(record.get("snapshot"))))
-    except (HivetuneError, OSError, TypeError):
-        return None
-    tokens, seconds = 0, 0.0
-    for step in plan.steps[:_MAX_STEPS]:
-        documents = trim_rows(snapshot, step.rows)
-        shapes = micro_batch_shapes(setup, documents, choices.budget_tokens, share=True)
-        tokens += sum(snapshot.length(row) for row in step.rows)
-        seconds += prediction.rate.seconds(setup, shapes)
-    return PlannedRates(tokens / seconds, prediction.peak_bytes) if seconds else None

@@ -1,55 +1,31 @@
-"""The profile of a machine: measured rates, probes and remembered choices, kept per fingerprint.
+"""The profile of a machine: what later runs here may know from earlier ones, kept per fingerprint.
 
-The probe and recovery write `home()/profiles/FINGERPRINT.json`; everything else reads it. Another driver,
-card, torch or core count has another fingerprint, so a profile is never stale.
+Nothing in it decides a number that training computes with. Another driver, card, torch or core count has another
+fingerprint, so a profile is never stale.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hivetune.base.disk import home, read_json, write_json
 
-_SCHEMA = 1
-# What `dtype: auto` is on a device, and what multiplies matrices on "DEVICE DTYPE".
-Decision = Literal["dtypes", "products"]
-# The speed-up that makes half precision worth its rounding, or another backend worth the change. On CPUs with native
-# bf16 it is 1.7 to 2.3 times faster, without it 40 to 500 times slower (pytorch/pytorch#146508).
-WORTH_IT = 1.25
+_SCHEMA = 2
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The measurements of one machine.
+    """What is known of one machine.
 
-    `rates`: device ("cpu", "cuda:0") -> dtype -> FLOP/s of a canary GEMM. `probes`: model and setting -> points.
-    `choices`: `rungs` that helped a recovery, `dtypes` that `dtype: auto` became, `products` that multiply matrices.
-    `other_rates`: device -> bandwidth, launch_s, to_device, from_device (measure/rates.py).
+    `rates`: model and precision -> operations a second of the steps of its last run. `agreements`: evidence that the
+    fast path computes right, by its conditions. `rungs`: model -> rungs that helped a recovery, and when.
     """
 
     fingerprint: str
-    rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    choices: Mapping[str, Any] = field(default_factory=dict)
-    probes: Mapping[str, Any] = field(default_factory=dict)
-    other_rates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-
-    def with_rates(self, device: str, rates: Mapping[str, float]) -> "Profile":
-        """Return the profile with the best rates seen, since a busy minute does not show what the machine can do."""
-        best_before = self.rates.get(device, {})
-        best = {dtype: max(rate, best_before.get(dtype, 0.0)) for dtype, rate in rates.items()}
-        return replace(self, rates={**self.rates, device: best})
-
-    def decided(self, topic: Decision, device: str) -> str | None:
-        """Return what was decided for this device, None if it never was."""
-        decided = self.choices.get(topic)
-        return decided.get(device) if isinstance(decided, dict) else None
-
-    def with_decided(self, topic: Decision, device: str, value: str) -> "Profile":
-        return replace(self, choices={**self.choices, topic: {**self.choices.get(topic, {}), device: value}})
-
-    def with_probe(self, key: str, probe: Mapping[str, Any]) -> "Profile":
-        return replace(self, probes={**self.probes, key: dict(probe)})
+    rates: Mapping[str, float] = field(default_factory=dict)
+    agreements: Mapping[str, Any] = field(default_factory=dict)
+    rungs: Mapping[str, Any] = field(default_factory=dict)
 
 
 _PARTS = [part.name for part in fields(Profile) if part.name != "fingerprint"]

@@ -6,7 +6,7 @@ The child writes one byte per beat to an inherited pipe, and `outcome.json` last
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
@@ -52,24 +52,6 @@ class PrepareModel:
     model: str
     target: Path
     offline: bool = False
-
-
-@dataclass(frozen=True)
-class Probe:
-    """Measure two steps of `run` and write its choices; without `run`, measure `config` and write the profile."""
-
-    model: Path
-    snapshot: Path
-    run: Path | None = None
-    config: Mapping[str, Any] = field(default_factory=dict)
-    choices: Choices = NO_CHOICES
-
-
-@dataclass(frozen=True)
-class MeasureRates:
-    """Measure a device: products by precision, memory, launches, and transfers to and from the host."""
-
-    device: str
 
 
 @dataclass(frozen=True)
@@ -193,8 +175,6 @@ class WriteGguf:
 
 ENTRIES: Mapping[type, str] = {
     PrepareModel: "hivetune.models.worker.prepare_model",
-    Probe: "hivetune.train.worker.measure.probe",
-    MeasureRates: "hivetune.train.worker.measure.rates",
     Train: "hivetune.train.worker.loop",
     ComputePacks: "hivetune.train.worker.exchange.worker",
     Replay: "hivetune.train.worker.replay",

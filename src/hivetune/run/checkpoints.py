@@ -21,6 +21,8 @@ TENSORS = "state.safetensors"
 STATE = "state.json"
 _FILES = frozenset({TENSORS, STATE})
 KEEP_NEWEST = 3
+# After the first step, a checkpoint every ten minutes: what a cut of the power loses at most.
+CHECKPOINT_EVERY_S = 600.0
 # The assumption before faults were counted: one in three hours, as owners of unstable consumer cards report.
 MEAN_TIME_BETWEEN_FAULTS_S = 3 * 3600.0
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)

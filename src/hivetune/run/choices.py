@@ -1,4 +1,4 @@
-"""The choices of a run, measured or chosen before step 0 and kept in config.resolved.yaml.
+"""The choices of a run, made by rules before step 0 and kept in config.resolved.yaml.
 
 A recorded choice is never made again, so a resumed run computes as it began. The changes of a recovery apply to one
 worker and are not recorded.
@@ -24,7 +24,7 @@ class Choices:
     from (`stream_from`); the bits are the same.
     `share_prefixes`: compute a prefix that rows have in common once. `agreement`: the evidence that the fast path is
     right (measure/agreement.py).
-    `prediction`: what the probe expects of the run (plan/speed.Prediction). `environment`: variables of the worker over
+    `peak_bytes`: the predicted peak of memory. `environment`: variables of the worker over
     the inherited ones, null for one that is taken away (machine/doctor/findings.py).
     """
 
@@ -47,7 +47,7 @@ class Choices:
     stream_from: Literal["memory", "disk"] | None = None
     share_prefixes: bool | None = None
     agreement: Mapping[str, Any] | None = None
-    prediction: Mapping[str, Any] | None = None
+    peak_bytes: int | None = None
     environment: Mapping[str, str | None] | None = None
 
     def made(self) -> dict[str, Any]:

@@ -39,7 +39,7 @@ ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 EVALUATION = "eval.json"  # with the verdict
 LOSS_CURVE = "loss.svg"
 # Folders of the measurement before step 0, of the child that saves an adapter and of exports.
-PROBE, SALVAGE, EXPORTS = "probe", "salvage", "export"
+SALVAGE, EXPORTS = "salvage", "export"
 PROOF = "proof.json"  # beside exported files: whether they are what was trained
 # Folders of the workers that compute packs for the run's own, by number; of torchrun's processes, by rank.
 WORKERS, RANKS = "workers", "ranks"

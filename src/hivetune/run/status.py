@@ -23,8 +23,7 @@ from hivetune.base.journal import DAMAGED, read_journal, read_tail
 from hivetune.base.paths import expanded, quoted
 from hivetune.base.units import duration
 from hivetune.errors import Busy, UsageError
-from hivetune.run import checkpoints
-from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, OUTCOME, PLAN, PROBE, RECORD, read_record
+from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, PLAN, RECORD, read_record
 
 State = Literal["running", "done", "stopped", "failed", "interrupted", "new", "damaged"]
 RECENT_STEPS = 50
@@ -192,11 +191,6 @@ def refuse_older_adapter(run: Path) -> None:
             f" at step {stopped_at}",
             hint=continues if status.pid else f"continue it, or stop it again: hivetune train {quoted(run)}",
         )
-
-
-def has_begun(run: Path) -> bool:
-    """Return whether the run's choices are made: it was measured, or has a checkpoint."""
-    return (run / PROBE / OUTCOME).exists() or bool(checkpoints.steps(run))
 
 
 def hold_run(run: Path) -> AbstractContextManager[None]:

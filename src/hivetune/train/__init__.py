@@ -4,7 +4,6 @@ Read it in this order:
 
     start.py                   open_run      the run folder of a config: its data, model and plan
     plan/run.py                plan_run      what a config needs in memory, time and disk, without a run
-    probe.py                   probe_run     two measured steps choose precision and micro-batch
     start.py                   train_run     trains under the supervisor and accounts for each row
     supervise/supervisor.py    supervise_run starts workers, explains their deaths, tries one change at a time
     worker/loop.py             main          the loop, in a process of its own

@@ -1,9 +1,9 @@
 """The run of a config: opened with its plan, trained to its end by the supervisor, every row accounted for."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,15 @@ from hivetune.data.identity import identity_hash, identity_of, refuse_other
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.data.snapshot import Snapshot
 from hivetune.errors import Busy, UsageError
+from hivetune.machine.doctor.findings import Variable, advised_variables
+from hivetune.machine.doctor.look import Surroundings, look
+from hivetune.machine.inventory import read_machine
+from hivetune.machine.profile import read_profile, write_profile
 from hivetune.models.architecture import read_architecture
 from hivetune.models.fetch import fetch_model
 from hivetune.process.cluster import cluster_of, own_address
 from hivetune.records import Accounting, Progress, silent
+from hivetune.run import checkpoints
 from hivetune.run.choices import Choices
 from hivetune.run.figures import report
 from hivetune.run.folder import EVENTS, RECORD, read_resolved, write_record, write_resolved
@@ -48,7 +53,6 @@ REPORTED = (
     "tokens_per_second",
     "samples_per_second",
     "peak_memory_bytes",
-    "prediction",
     "path",
     "why",
     "kernels",
@@ -113,6 +117,23 @@ def open_run(
     return Run(folder, config, model, snapshot, plan)
 
 
+def settle_variables(run: Run, where: Surroundings | None = None) -> tuple[Variable, ...]:
+    """Choose the environment variables of a run's workers once. Return the newly chosen ones.
+
+    They are written beside the run's other choices. What the user has set stays, unless it is known to break or falsify
+    a run on this card.
+    """
+    with hold_run(run.folder):
+        config, choices = read_resolved(run.folder)
+        if checkpoints.steps(run.folder) or choices.environment is not None or config.device == "cpu":
+            return ()
+        advised = advised_variables(look(where or Surroundings(folder=run.folder)), keep_set=True)
+        if advised:
+            settled = replace(choices, environment={variable.name: variable.value for variable in advised})
+            write_resolved(run.folder, config, settled)
+        return advised
+
+
 def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:
     """Train a run to its end under the supervisor. Return the document of `train --json`.
 
@@ -122,6 +143,8 @@ def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:
     """
     if run.is_finished:
         return run.summary
+    for variable in settle_variables(run):
+        terms.on_change(variable.words)
     outcome = supervise_run(run.folder, run.config, model=run.model, snapshot=run.snapshot.folder, terms=terms)
     run = load_run(run.folder)  # with the amendments that were made
     result = outcome.result
@@ -155,10 +178,24 @@ def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:
 
     with hold_run(run.folder):
         write_with_retries(run.folder, write, terms.on_wait)
+    if outcome.status == "done":
+        _remember(run, result)
     for problem in report(run.folder, run.config.report_to):
         terms.on_wait(problem)
     outcome.check()
     return document
+
+
+def _remember(run: Run, result: Mapping[str, Any]) -> None:
+    """Keep in the machine's profile what later runs may know from this one: its rate, and that its path is right."""
+    profile = read_profile(read_machine().fingerprint)
+    choices = read_resolved(run.folder)[1]
+    rates, agreements = dict(profile.rates), dict(profile.agreements)
+    if result.get("rate"):
+        rates[result["rate"]["key"]] = result["rate"]["flops_per_s"]
+    if choices.agreement is not None:
+        agreements[choices.agreement["key"]] = choices.agreement
+    write_profile(replace(profile, rates=rates, agreements=agreements))
 
 
 def account(run: Run, steps_done: int) -> Accounting:

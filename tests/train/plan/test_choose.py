@@ -1,4 +1,4 @@
-"""What a device is given to do, and what is said when it can't."""
+"""What a device is given to do by rules, and what is said when it can't."""
 
 from dataclasses import replace
 
@@ -10,20 +10,18 @@ from train.plan.test_memory import a_setup
 from hivetune.errors import DoesNotFit, MachineNotFit, UsageError
 from hivetune.machine.inventory import Card, Machine
 from hivetune.machine.knowledge.cards import known_cards
-from hivetune.machine.profile import Profile
 from hivetune.train.plan.choose import (
-    Case,
     Workload,
-    advice,
     assumed_workload,
-    auto_dtype,
     choose_dtype,
-    fastest_that_fits,
-    fitting_options,
+    first_that_fits,
     power_loss_s,
+    with_advice,
 )
-from hivetune.train.plan.device import Device, device_of_card, device_of_machine
-from hivetune.train.plan.memory import Affine, TrainingSetup
+from hivetune.train.plan.device import Device, computes_bfloat16, device_of_card, device_of_machine
+from hivetune.train.plan.memory import STREAM_BUFFERS, TrainingSetup, layer_bytes, predict_peak, source_of
+from hivetune.train.plan.speed import published_rate
+from hivetune.train.plan.steps import PlanRow, make_plan
 
 GB = 10**9
 
@@ -45,9 +43,9 @@ def small_gpu(gigabytes: float) -> Device:
 @pytest.mark.parametrize("name", known_cards())
 def test_every_card_gets_a_small_model_done(name: str) -> None:
     device = device_of_card(name)
-    choice = fastest_that_fits(setup_on(device), device, work())
+    choice = first_that_fits(setup_on(device), device, work())
     assert choice.peak.bytes <= choice.limit_bytes <= device.memory_bytes
-    assert choice.step_s > 0 and choice.budget_tokens >= 512
+    assert choice.step_s is None and choice.budget_tokens >= 512
 
 
 @pytest.mark.parametrize(
@@ -61,24 +59,27 @@ def test_every_card_gets_a_small_model_done(name: str) -> None:
         ("avx2", "float32"),
     ],
 )
-def test_the_precision_is_the_one_whose_gemm_is_clearly_faster(card: str, dtype: str) -> None:
+def test_the_precision_is_what_the_device_computes_natively(card: str, dtype: str) -> None:
     assert choose_dtype("auto", device_of_card(card)) == dtype
 
 
 @pytest.mark.parametrize(
-    ("half", "decided", "expected"),
+    ("kind", "chip", "isa", "native"),
     [
-        (1.3, None, "bfloat16"),
-        (1.2, None, "float32"),
-        (1.3, "float32", "float32"),  # near the tie the machine's earlier decision stands
-        (1.2, "bfloat16", "bfloat16"),
-        (2.0, "float32", "bfloat16"),  # far from it the measurement does
-        (0.5, "bfloat16", "float32"),
-        (1.2, "float16", "float32"),  # what was not measured can't stand
+        *(
+            ("rocm", chip, (), True)
+            for chip in ("gfx908", "gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1151", "gfx1201")
+        ),
+        *(("rocm", chip, (), False) for chip in ("gfx900", "gfx906", "gfx1010", "gfx1032", "gfx1036", "")),
+        *(("cuda", chip, (), True) for chip in ("8.0", "8.9", "9.0", "12.0")),
+        *(("cuda", chip, (), False) for chip in ("6.1", "7.5", "")),
+        ("cpu", "", ("avx2", "avx512f", "avx512_bf16"), True),
+        ("cpu", "", ("avx2", "amx_bf16"), True),
+        ("cpu", "", ("avx2", "avx512f"), False),
     ],
 )
-def test_near_a_tie_two_runs_on_one_machine_agree(half: float, decided: str | None, expected: str) -> None:
-    assert auto_dtype({"float32": 1.0, "bfloat16": half}, decided) == expected
+def test_who_multiplies_bfloat16(kind: str, chip: str, isa: tuple[str, ...], native: bool) -> None:
+    assert computes_bfloat16(kind, chip, isa) == native
 
 
 def test_a_precision_that_a_card_lacks_is_refused_with_the_reason() -> None:
@@ -88,139 +89,120 @@ def test_a_precision_that_a_card_lacks_is_refused_with_the_reason() -> None:
 
 
 @given(st.floats(1.5, 40), st.integers(1, 64), st.integers(10, 500))
-def test_what_is_chosen_stays_within_three_quarters_of_free_memory(
-    gigabytes: float, batch_size: int, mean: int
-) -> None:
+def test_what_is_chosen_stays_within_the_share_of_the_memory(gigabytes: float, batch_size: int, mean: int) -> None:
     device = small_gpu(gigabytes)
     try:
-        choice = fastest_that_fits(setup_on(device), device, work(mean, 512, batch_size))
+        choice = first_that_fits(setup_on(device), device, work(mean, 512, batch_size), memory_share=0.75)
     except DoesNotFit:
         return
-    assert choice.peak.bytes <= 0.75 * device.free_bytes
+    assert choice.peak.bytes <= 0.75 * device.memory_bytes
     # The step's documents, all of them, in micro-batches within the budget: the effective batch is untouched.
     assert choice.micro_batches * choice.budget_tokens >= sum(work(mean, 512, batch_size).lengths)
 
 
-def test_recompute_begins_only_where_memory_asks_for_it() -> None:
+def test_free_memory_changes_no_choice() -> None:
+    device = small_gpu(8)
+    busy = replace(device, free_bytes=GB)
+    whole, beside = (first_that_fits(setup_on(one), one, work(2048, 2048)) for one in (device, busy))
+    assert whole.to_choices() == beside.to_choices()
+
+
+def test_the_three_forms_come_in_their_order() -> None:
     long = work(mean=2048, longest=2048)
-    roomy, tight = small_gpu(24), small_gpu(3.2)
-    assert fastest_that_fits(setup_on(roomy), roomy, long).setup.recompute == 0
-    choice = fastest_that_fits(setup_on(tight), tight, long)
-    assert choice.setup.recompute > 0
-    assert choice.step_s > fastest_that_fits(setup_on(roomy), roomy, long).step_s
+    forms = []
+    for gigabytes in (24.0, 4.0, 2.2):
+        device = small_gpu(gigabytes)
+        setup = first_that_fits(
+            setup_on(device, "Qwen2.5-1.5B-Instruct" if gigabytes < 3 else "Qwen2.5-0.5B-Instruct"), device, long
+        ).setup
+        forms.append((setup.recompute > 0, setup.streamed > 0))
+    assert forms == [(False, False), (True, False), (True, True)]
 
 
-def test_what_does_not_fit_says_how_much_is_missing() -> None:
+def test_streaming_saves_all_layers_but_three() -> None:
+    setup = replace(a_setup("Qwen2.5-7B-Instruct"), recompute=28)
+    whole, streamed = (predict_peak(replace(setup, streamed=layers), 1024).bytes for layers in (0, 28))
+    assert whole - streamed == (28 - STREAM_BUFFERS) * layer_bytes(setup)
+
+
+def test_layers_come_from_host_memory_where_it_holds_them() -> None:
+    setup, card = replace(a_setup("Qwen2.5-7B-Instruct"), streamed=28), device_of_card("R9700")
+    assert source_of(setup, card) == "memory"
+    assert source_of(setup, replace(card, host_memory_bytes=8 * GB)) == "disk"
+    assert source_of(setup, device_of_card("zen4")) == "disk"
+
+
+def test_what_does_not_fit_says_how_much_is_missing_and_what_would() -> None:
     device = small_gpu(8)
     whole = replace(setup_on(device, "Qwen2.5-7B-Instruct"), path="general")  # it streams no layers
-    with pytest.raises(DoesNotFit, match=r"at least 1[67]\.\d GB are needed, 6\.0 GB may be used") as refused:
-        fastest_that_fits(whole, device, work())
+    with pytest.raises(DoesNotFit, match=r"at least 1\d\.\d GB are needed, 7\.2 GB may be used") as refused:
+        first_that_fits(whole, device, work())
     assert refused.value.exit_code == 5
+    hint = with_advice(refused.value, whole, device, work(), 0.9).hint
+    assert "--set method=qlora" in hint and "--set model=Qwen/Qwen2.5-" in hint
 
 
-def test_the_table_offers_what_fits_instead() -> None:
-    device = small_gpu(10)
-    seven, half = (a_setup(name).architecture for name in ("Qwen2.5-7B-Instruct", "Qwen2.5-0.5B-Instruct"))
-    own = Case("7B", seven, 1024, 16, "bfloat16")
-    options = fitting_options(own, device, work(), {"0.5B": half})
-    whole = [o.choice for o in options if o.case.model == "7B" and o.case.precision == "bfloat16" and o.choice]
-    assert whole and all(choice.setup.streamed > 20 for choice in whole)
-    assert any(option.fits and option.case.model == "7B" and option.case.precision == "nf4" for option in options)
-    assert all(option.hours is not None for option in options if option.fits)
-    nearest = advice(options, own)
-    assert nearest and nearest[0].startswith("7B, ") and "layers streamed" in nearest[0]
-    for option in options:
-        assert option.peak_bytes > 0 and option.disk > 0
-        assert option.fits == (option.peak_bytes <= device.limit_bytes())
-
-
-def test_four_bits_are_offered_where_they_are_right() -> None:
-    whole = a_setup("Qwen2.5-0.5B-Instruct").architecture
-    odd = replace(whole, linears=tuple(replace(linear, inputs=linear.inputs + 16) for linear in whole.linears))
-    offered = {
-        (name, device.kind): any(option.case.precision == "nf4" for option in fitting_options(case, device, work(), {}))
-        for name, architecture in (("whole", whole), ("odd", odd))
-        for device in (small_gpu(24), device_of_card("zen4"))
-        for case in (Case(name, architecture, 512, 8, "bfloat16"),)
-    }
-    assert offered == {("whole", "cuda"): True, ("whole", "cpu"): True, ("odd", "cuda"): True, ("odd", "cpu"): False}
-
-
-def test_the_options_are_on_the_path_of_their_family() -> None:
-    """A model of transformers' own path was offered with the memory of the other one, and so were all 4-bit weights."""
-    fast = a_setup("Qwen2.5-0.5B-Instruct").architecture
-    other = replace(fast, family="unknown")
-    device = small_gpu(40)
-    for architecture, paths in (
-        (fast, {"bfloat16": "fast", "nf4": "general"}),
-        (other, {"bfloat16": "general", "nf4": "general"}),
-    ):
-        options = fitting_options(Case("mine", architecture, 512, 8, "bfloat16"), device, work(), {})
-        chosen = {(o.case.precision, o.choice.setup.path) for o in options if o.choice and not o.choice.setup.streamed}
-        assert chosen & paths.items() == paths.items() and {p for p in chosen if p[0] in paths} == set(paths.items())
-
-
-def test_longer_rows_and_larger_models_take_longer() -> None:
-    device = device_of_card("R9700")
-    own = Case("1.5B", a_setup("Qwen2.5-1.5B-Instruct").architecture, 1024, 16, "bfloat16")
-    hours = {
-        o.case.length: o.hours
-        for o in fitting_options(own, device, work(), {})
-        if o.case.rank == 16 and o.case.precision != "nf4"
-    }
-    assert hours[512] and hours[1024] and hours[8192]
-    assert hours[512] < hours[1024] < hours[8192]
-
-
-def test_a_measured_correction_changes_what_fits() -> None:
-    device = small_gpu(4)
-    plain = fastest_that_fits(setup_on(device), device, work(mean=1024, longest=1024))
-    corrected = fastest_that_fits(setup_on(device), device, work(mean=1024, longest=1024), correction=Affine(8e8, 0))
-    assert corrected.peak.error < plain.peak.error
-    assert (corrected.setup.recompute, -corrected.budget_tokens) >= (plain.setup.recompute, -plain.budget_tokens)
+def test_a_shorter_length_is_advised_where_it_helps() -> None:
+    device = small_gpu(3)
+    long = work(mean=16384, longest=16384, batch_size=1)
+    whole = replace(setup_on(device), path="general")
+    with pytest.raises(DoesNotFit) as refused:
+        first_that_fits(whole, device, long)
+    assert "--set max_length=" in with_advice(refused.value, whole, device, long, 0.9).hint
 
 
 def test_a_cpu_gets_no_micro_batch_larger_than_its_caches_are_worth() -> None:
     device = device_of_card("zen4")
-    assert fastest_that_fits(setup_on(device), device, work(150, 512, 256)).budget_tokens <= 2048
+    assert first_that_fits(setup_on(device), device, work(150, 512, 256)).budget_tokens <= 2048
 
 
 def test_the_published_card_of_the_users_is_a_matter_of_a_minute() -> None:
     """1,500 examples of 150 tokens x 3 epochs of Qwen2.5-0.5B on an R9700 took its users 547 s."""
     device = device_of_card("R9700")
-    choice = fastest_that_fits(setup_on(device), device, work(150, 512, 8))
-    steps = 1500 * 3 / 8
-    assert 10 < choice.step_s * steps < 120
+    rate = published_rate(device.rates["bfloat16"], "")
+    choice = first_that_fits(setup_on(device), device, work(150, 512, 8), rate=rate)
+    assert choice.step_s is not None and 10 < choice.step_s * 1500 * 3 / 8 < 120
+
+
+@pytest.mark.parametrize(("rows", "batch", "epochs"), [(9, 8, 10), (9, 8, 2.5), (16, 8, 1), (5, 16, 0.3), (100, 7, 3)])
+def test_the_workload_has_the_steps_of_the_plan(rows: int, batch: int, epochs: float) -> None:
+    """Each epoch's last batch is kept: 9 rows in batches of 8, ten times, are 20 steps and not 12."""
+    loaded = [PlanRow(row, str(row), 10, 5) for row in range(rows)]
+    plan = make_plan(loaded, snapshot_hash="", settings_hash="", seed=0, batch_size=batch, epochs=epochs)
+    planned = assumed_workload(longest=10, mean=10, rows=rows, batch_size=batch, epochs=epochs, max_steps=None)
+    assert planned.steps == len(plan.steps)
 
 
 def a_machine(*cards: Card, isa: tuple[str, ...] = ("avx", "avx2")) -> Machine:
     return Machine("CPU", isa, 4, 16 * GB, 12 * GB, "machine", 100 * GB, cards)
 
 
-def test_this_machines_cpu_is_known_by_its_instruction_set_until_it_is_measured() -> None:
-    machine = a_machine(isa=("avx", "avx2", "avx512f", "avx512_bf16"))
-    published = device_of_machine(machine, Profile("x"))
-    assert not published.measured and published.rates["float32"] == pytest.approx(4 * 0.09e12)
-    measured = device_of_machine(machine, Profile("x", rates={"cpu": {"float32": 5e11}}))
-    assert measured.measured and measured.rates == {"float32": 5e11} and measured.limit_bytes() == round(0.9 * 12 * GB)
+def test_this_machines_cpu_is_known_by_its_instruction_set() -> None:
+    device = device_of_machine(a_machine(isa=("avx", "avx2", "avx512f", "avx512_bf16")))
+    assert device.has_bfloat16 and device.rates["float32"] == pytest.approx(4 * 0.09e12)
+    assert device.limit_bytes() == round(0.9 * 16 * GB)
 
 
 def test_this_machines_card_is_used_and_a_missing_one_is_said() -> None:
     card = Card("rocm", 0, "AMD Radeon AI PRO R9700", 32 * GB, 30 * GB, "6.14", "gfx1201")
-    device = device_of_machine(a_machine(card), Profile("x"))
-    assert device.torch_name == "cuda:0" and device.limit_bytes() == round(0.75 * 30 * GB)
-    assert device_of_machine(a_machine(card), Profile("x"), "cpu").kind == "cpu"
+    device = device_of_machine(a_machine(card))
+    assert device.torch_name == "cuda:0" and device.limit_bytes() == round(0.9 * 32 * GB)
+    assert device_of_machine(a_machine(card), "cpu").kind == "cpu"
     with pytest.raises(MachineNotFit, match="cuda:1 is not available"):
-        device_of_machine(a_machine(card), Profile("x"), "cuda:1")
+        device_of_machine(a_machine(card), "cuda:1")
     with pytest.raises(UsageError, match="xpu"):
-        device_of_machine(a_machine(card), Profile("x"), "xpu")
-    unknown = Card("cuda", 0, "NVIDIA Tomorrow 1", 32 * GB, 30 * GB, "999")
-    with pytest.raises(MachineNotFit, match="NVIDIA Tomorrow 1 are unknown"):
-        device_of_machine(a_machine(unknown), Profile("x"))
+        device_of_machine(a_machine(card), "xpu")
+    unknown = device_of_machine(a_machine(Card("cuda", 0, "NVIDIA Tomorrow 1", 32 * GB, 30 * GB, "999", "13.0")))
+    assert unknown.has_bfloat16 and not unknown.rates
 
 
-def test_a_power_cut_takes_a_step_or_an_interval() -> None:
-    setup = a_setup()
-    assert power_loss_s(setup, step_s=0.1) > 10
-    assert power_loss_s(setup, step_s=9999) == 9999
-    assert power_loss_s(setup, step_s=1, every_s=60) == 60
+def test_graphics_in_a_processor_are_not_chosen_before_a_card() -> None:
+    inside = Card("rocm", 0, "AMD Radeon Graphics", GB // 2, GB // 2, "6.14", "gfx1036")
+    card = Card("rocm", 1, "AMD Radeon AI PRO R9700", 32 * GB, 30 * GB, "6.14", "gfx1201")
+    assert device_of_machine(a_machine(inside, card)).torch_name == "cuda:1"
+    assert device_of_machine(a_machine(card, inside)).torch_name == "cuda:0"
+    assert device_of_machine(a_machine(inside)).torch_name == "cuda:0"
+
+
+def test_a_power_cut_takes_a_step_or_ten_minutes() -> None:
+    assert (power_loss_s(0.1), power_loss_s(9999)) == (600, 9999)

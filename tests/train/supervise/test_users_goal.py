@@ -23,7 +23,6 @@ from hivetune.config import parse_config
 from hivetune.synth.demo import SYSTEM_PROMPTS, write_demo_data
 from hivetune.train import start
 from hivetune.train.open import Run, load_run
-from hivetune.train.probe import probe_run
 from hivetune.train.start import open_run, train_run
 from hivetune.train.supervise.attempt import Terms
 from hivetune.train.supervise.supervisor import supervise_run
@@ -79,7 +78,6 @@ def reach_the_goal(folder: Path, num_rows: int, model: str, monkeypatch: pytest.
     )
     run = open_run(config, "users_goal")
     script = write_script(run)
-    probe_run(run)
     monkeypatch.setattr(start, "supervise_run", functools.partial(supervise_run, worker=WORKER, replay=WORKER))
     document = train_run(run, Terms(functools.partial(kill_once, run, script["kill_at"])))
     run = load_run(run.folder)

@@ -1,39 +1,51 @@
-"""`dtype: auto`: measured, and near a tie what the machine's profile says."""
+"""Device, precision, kernels and products by rules: the same whatever else the machine does."""
+
+from dataclasses import replace
 
 import pytest
-import torch
 
+from hivetune.config import parse_config
 from hivetune.machine.inventory import read_machine
-from hivetune.machine.profile import read_profile, write_profile
 from hivetune.run.choices import NO_CHOICES, Choices
 from hivetune.train.worker import device
 
-CPU = torch.device("cpu")
+
+@pytest.mark.parametrize(
+    ("isa", "dtype", "products"),
+    [
+        (("avx2",), "float32", "torch"),
+        (("avx2", "avx512f"), "float32", "onednn"),
+        (("avx2", "avx512f", "avx512_bf16"), "bfloat16", "native"),
+        (("avx2", "avx512f", "avx512_bf16", "amx_bf16"), "bfloat16", "torch"),
+    ],
+)
+def test_the_instruction_set_decides(
+    isa: tuple[str, ...], dtype: str, products: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = replace(read_machine(), cpu="AMD EPYC", isa=isa)
+    monkeypatch.setattr(device, "read_machine", lambda: machine)
+    monkeypatch.setattr(device, "missing_kernels_reason", lambda: "")
+    chosen = device.complete("cpu", "auto", NO_CHOICES)
+    assert (chosen.dtype, chosen.products) == (dtype, products)
 
 
-def test_two_measurements_around_the_tie_choose_one_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    rates = {"float32": 1.0, "bfloat16": 1.3}
-    monkeypatch.setattr(device, "product_rates", lambda place: rates)
-    first = device.complete("cpu", "auto", NO_CHOICES).dtype
-    assert first == "bfloat16"
-    write_profile(read_profile(read_machine().fingerprint).with_decided("dtypes", "cpu", first))  # as the probe does
-    rates["bfloat16"] = 1.2
-    assert device.complete("cpu", "auto", NO_CHOICES).dtype == "bfloat16"
-    rates["bfloat16"] = 0.3
-    assert device.complete("cpu", "auto", NO_CHOICES).dtype == "float32"
+def test_mkl_multiplies_float32_on_intels_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = replace(read_machine(), cpu="Intel(R) Xeon(R)", isa=("avx2", "avx512f"))
+    assert device.products_for("float32", True, machine) == "torch"
 
 
-def test_a_setting_or_an_earlier_choice_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "product_rates", lambda place: pytest.fail("measured"))
+def test_a_setting_or_an_earlier_choice_stays() -> None:
     assert device.complete("cpu", "float32", NO_CHOICES).dtype == "float32"
     assert device.complete("cpu", "auto", Choices(dtype="bfloat16")).dtype == "bfloat16"
 
 
-def test_what_the_profile_knows_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "product_rates", lambda place: pytest.fail("measured"))
-    profile = read_profile(read_machine().fingerprint).with_rates("cpu", {"float32": 1e11, "bfloat16": 3e11})
-    write_profile(profile)
-    assert device.complete("cpu", "auto", NO_CHOICES).dtype == "bfloat16"
+def test_another_device_is_chosen_for_anew() -> None:
+    """A run that leaves its card computes on the processor with its own kernels and products."""
+    begun = Choices(device="cuda", dtype="bfloat16", threads=2, kernels="torch", products="torch")
+    fallen = device.with_changes(
+        parse_config({"model": "m", "data": {"path": "x"}, "device": "cuda"}), begun, Choices(device="cpu")
+    )
+    assert fallen == device.complete("cpu", "auto", Choices(device="cpu"))
 
 
 def test_a_run_keeps_the_kernels_that_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """A run whose frozen layers are streamed: the bytes of one whose layers stay, across a stop and a change on the way."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,9 @@ from train.worker.runs import learnable_rows, make_run, run_bytes, run_training,
 
 from hivetune.base.disk import write_json
 from hivetune.models.architecture import read_architecture
-from hivetune.process.child import Heartbeat
-from hivetune.process.protocol import Probe
-from hivetune.train.plan import speed
-from hivetune.train.plan.choose import rounded_up, smallest_setup
+from hivetune.run.folder import read_resolved
 from hivetune.train.plan.device import Device
-from hivetune.train.plan.memory import STREAM_BUFFERS, TrainingSetup, predict_peak
-from hivetune.train.worker.measure import probe, rates
+from hivetune.train.plan.memory import TrainingSetup, predict_peak
 
 QUICK = {"threads": 1, "kernels": "torch"}
 LAYERS = 6
@@ -57,19 +54,15 @@ def test_the_same_adapter_whether_streamed_stopped_or_both(tmp_path: Path, model
     assert all(one == found[0] for one in found[1:])
 
 
-def test_a_run_follows_the_plan_that_streams(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The probe chooses it where the whole model does not fit, measures it, and the run does it."""
-    monkeypatch.setitem(rates.CANARY_SHAPE, "cpu", (128, 128, 128))
-    monkeypatch.setattr(speed, "fit_correction", lambda *_: None)  # the tiny model drowns in what torch holds
+def test_a_run_that_does_not_fit_whole_is_streamed(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_run(tmp_path, learnable_rows(40), choices={**QUICK, "products": "torch"}, epochs=1)
-    run, snapshot = tmp_path / "run", tmp_path / "snapshot"
     architecture = read_architecture(model)
-    setup = TrainingSetup(architecture, architecture.adapter_parameters(4), "float32")
-    limit = predict_peak(smallest_setup(setup), rounded_up(20)).bytes + 100
+    setup = TrainingSetup(architecture, architecture.adapter_parameters(4), "float32", recompute=LAYERS, rank=4)
+    limit = predict_peak(replace(setup, streamed=LAYERS), 64).bytes + 100
     monkeypatch.setattr(Device, "limit_bytes", lambda *_: limit)
-    told = probe.main(Probe(model, snapshot, run), Heartbeat(None))["choices"]
-    assert STREAM_BUFFERS < told["streamed"] <= LAYERS and told["stream_from"] == "disk"
-    assert told["prediction"]["read_bytes_per_s"] > 0
-    assert told["agreement"]["first_layers"] == LAYERS - told["streamed"] + STREAM_BUFFERS
     result = run_training(tmp_path, model)
-    assert result["path"] == "fast" and result["prediction"]["buckets"]
+    choices = read_resolved(tmp_path / "run")[1]
+    assert (choices.streamed, choices.recompute, choices.stream_from) == (LAYERS, LAYERS, "disk")
+    assert result["path"] == "fast" and result["rate"]["flops_per_s"] > 0

@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from hivetune.base.disk import sha256_bytes
 from hivetune.errors import UsageError
 from hivetune.run import checkpoints
 from hivetune.run.choices import Choices
+from hivetune.run.folder import read_resolved
 from hivetune.train.plan.steps import Amendment, append_amendment, read_amendments, read_plan
 from hivetune.train.worker import loop as train
 from hivetune.train.worker import session
@@ -94,6 +97,25 @@ def test_stopped_and_resumed_is_the_same_run_bit_for_bit(path: str, tiny_model_f
         assert run_training(tmp_path / "parts", tiny_model_folder, on_beat=stop_after(steps))["status"] == "stopped"
     assert run_training(tmp_path / "parts", tiny_model_folder)["status"] == "done"
     assert run_bytes(tmp_path / "parts") == run_bytes(tmp_path / "whole")
+
+
+def test_two_runs_of_one_config_are_equal_beside_other_load(tiny_model_folder: Path, tmp_path: Path) -> None:
+    """The precision was chosen by timings: two runs on one machine came out in float32 and in bfloat16."""
+    rows = learnable_rows(60)
+    for name in ("alone", "beside"):
+        make_run(tmp_path / name, rows, dtype="auto", lora={"r": 4, "dropout": 0.1})
+    alone = run_training(tmp_path / "alone", tiny_model_folder)
+    spin = "while True: pass"
+    others = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        beside = run_training(tmp_path / "beside", tiny_model_folder)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    assert alone["dtype"] == beside["dtype"]
+    assert read_resolved(tmp_path / "alone/run")[1] == read_resolved(tmp_path / "beside/run")[1]
+    assert run_bytes(tmp_path / "alone") == run_bytes(tmp_path / "beside")
 
 
 def test_a_run_that_died_between_checkpoints_repeats_the_lost_steps(tiny_model_folder: Path, tmp_path: Path) -> None:

@@ -79,12 +79,12 @@ def _charts(run: WatchedRun) -> Iterator[tuple[str, str]]:
     drawn = [*_drawn(loss, smoothed=True), DrawnCurve("validation", "second", means, dots=len(means) <= 100)]
     title = "Loss, nats per token"
     yield title, draw_chart(Chart(title, drawn, summary))
-    plan = run.planned if run.read.tally.step else None
+    peak_bytes = run.planned_peak_bytes if run.read.tally.step else None
     for title, name, planned, smoothed in (
         ("Gradient norm before clipping", "grad_norm", None, True),
         ("Learning rate", "lr", None, False),
-        ("Tokens per second", "tokens_per_second", None if plan is None else plan.tokens_per_second, True),
-        ("Memory", "memory", None if plan is None else plan.peak_bytes, False),
+        ("Tokens per second", "tokens_per_second", None, True),
+        ("Memory", "memory", peak_bytes, False),
     ):
         series, written = curves[name], size if name == "memory" else "{:.4g}".format
         if series.last is None:

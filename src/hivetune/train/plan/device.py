@@ -1,31 +1,42 @@
 """The device that a plan is for: this machine's card or CPU, or a card of another machine, as one record."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.machine.inventory import Machine
 from hivetune.machine.knowledge.cards import known_card, similar_card
-from hivetune.machine.profile import Profile
 
 GB = 10**9
 # Newest instruction set first: the entry of cards.yaml whose rate stands for this CPU until it is measured.
 CPU_ENTRIES = (("amx_bf16", "amx"), ("avx512_bf16", "avx512_bf16"), ("avx512f", "avx512"), ("avx2", "avx2"))
-# Shares of free memory that a run leaves alone: fragmentation, a desktop that draws, the error of the prediction.
-MARGIN = {"cpu": 0.10, "cuda": 0.25, "rocm": 0.25}
-# Assumed until they are measured: PCIe 4 with 16 lanes as copies from pinned memory reach it (31.5 GB/s raw), and a
-# plain NVMe drive (SATA reaches 0.5 GB/s, PCIe 5 drives 12).
+# PCIe 4 with 16 lanes as copies from pinned memory reach it (31.5 GB/s raw), and a plain NVMe drive (SATA reaches 0.5
+# GB/s, PCIe 5 drives 12): for streamed layers.
 LINK_BYTES_PER_S = 25e9
 DISK_READ_BYTES_PER_S = 2e9
+# Instruction sets of processors, and chips of AMD, that multiply bfloat16 themselves; NVIDIA's do from 8.0 on. Others
+# emulate it, 40 to 500 times slower (pytorch/pytorch#146508), or fail (a user's MI50).
+BFLOAT16_ISA = ("avx512_bf16", "amx_bf16")
+BFLOAT16_CHIPS = re.compile(r"gfx(908|90a|94\d|95\d|11\w\w|12\w\w)")
+
+
+def computes_bfloat16(kind: str, architecture: str, isa: Sequence[str] = ()) -> bool:
+    """Return whether a device multiplies bfloat16 natively: by a processor's flags, or a card's chip or capability."""
+    if kind == "cpu":
+        return any(flag in BFLOAT16_ISA for flag in isa)
+    if kind == "rocm":
+        return BFLOAT16_CHIPS.match(architecture) is not None
+    major = architecture.partition(".")[0]
+    return major.isdigit() and int(major) >= 8
 
 
 @dataclass(frozen=True)
 class Device:
-    """A device. `rates`: dtype -> FLOP/s of a large GEMM. `free_bytes`: memory that no other program holds now.
+    """A device. `rates`: dtype -> published FLOP/s of a large GEMM, empty where none is known, and `source` of them.
 
-    kind: cpu, cuda or rocm. measured: the rates are this machine's, else published ones, and `source` names where from.
-    note: what is special about the card.
+    kind: cpu, cuda or rocm. free_bytes: memory that no other program holds now. note: what is special about the card.
     """
 
     name: str
@@ -33,25 +44,21 @@ class Device:
     memory_bytes: int
     free_bytes: int
     rates: Mapping[str, float]
-    bandwidth: float | None = None
-    """Bytes a second; measured where the doctor did."""
-    measured: bool = False
+    has_bfloat16: bool = False
     source: str = ""
     note: str = ""
     cores: int = 0
     torch_name: str = "cpu"
     """The name that torch and the config use: cpu, cuda:0."""
-    decided_dtype: str | None = None
-    """What `dtype: auto` was on this machine before."""
-    host_free_bytes: int | None = None
-    """Free memory of the machine around a card; None where it is not this one."""
+    host_memory_bytes: int | None = None
+    """Memory of the machine around a card; None where it is not this one."""
     link_bytes_per_s: float = LINK_BYTES_PER_S
-    """From pinned host memory to a card; measured where the doctor did."""
+    """From pinned host memory to a card."""
     disk_bytes_per_s: float = DISK_READ_BYTES_PER_S
 
     def limit_bytes(self, memory_share: float = 0.9) -> int:
-        """Return the most that a run may hold: free memory less the margin, and no more than its share of the whole."""
-        return round(min(self.free_bytes * (1 - MARGIN[self.kind]), self.memory_bytes * memory_share))
+        """Return the most that a run may hold: its share of the installed memory, whatever other programs hold now."""
+        return round(self.memory_bytes * memory_share)
 
 
 def device_of_card(name: str, *, cores: int | None = None, memory_gb: float | None = None) -> Device:
@@ -65,22 +72,23 @@ def device_of_card(name: str, *, cores: int | None = None, memory_gb: float | No
     return replace(device, name=title, memory_bytes=memory, free_bytes=memory)
 
 
-def device_of_machine(machine: Machine, profile: Profile, setting: str = "auto") -> Device:
-    """Return this machine's device of the config: `auto` is the first card if there is one, else the CPU.
+def device_of_machine(machine: Machine, setting: str = "auto") -> Device:
+    """Return this machine's device of the config: `auto` is the first card that is no part of a processor, else the
+    first card, else the CPU.
 
     Raises UsageError for an unknown device, MachineNotFit for a card that this machine does not have.
     """
     if setting == "auto":
-        setting = "cuda:0" if machine.cards else "cpu"
+        setting = f"cuda:{_first_card(machine)}" if machine.cards else "cpu"
     if setting == "cpu":
         isa = next((name for flag, name in CPU_ENTRIES if flag in machine.isa), "avx")
-        processor = replace(
+        return replace(
             _published(known_card(isa), machine.cores),
             name=f"{machine.cpu}, {machine.cores} cores",
             memory_bytes=machine.memory_bytes,
             free_bytes=machine.available_bytes,
+            has_bfloat16=computes_bfloat16("cpu", "", machine.isa),
         )
-        return _with_measured(processor, profile)
     kind, _, index_text = setting.partition(":")
     index_text = index_text or "0"
     if kind != "cuda" or not index_text.isdigit():
@@ -95,22 +103,22 @@ def device_of_machine(machine: Machine, profile: Profile, setting: str = "auto")
         )
     card = machine.cards[index]
     entry = similar_card(card.name, card.architecture, card.memory_bytes)
-    device = replace(
+    return replace(
         Device("", "", 0, 0, {}) if entry is None else _published(entry),
         name=card.name,
         kind=card.kind,
         memory_bytes=card.memory_bytes,
         free_bytes=card.free_bytes,
+        has_bfloat16=computes_bfloat16(card.kind, card.architecture),
         torch_name=f"cuda:{index}",
-        host_free_bytes=machine.available_bytes,
+        host_memory_bytes=machine.memory_bytes,
     )
-    device = _with_measured(device, profile)
-    if not device.rates:
-        raise MachineNotFit(
-            f"the memory and speed of {card.name} are unknown",
-            hint="plan for a similar card: hivetune plan CONFIG --card NAME",
-        )
-    return device
+
+
+def _first_card(machine: Machine) -> int:
+    """Return the first card that is no part of a processor: those of that kind have a fraction of a card's memory."""
+    most = max(card.memory_bytes for card in machine.cards)
+    return next(number for number, card in enumerate(machine.cards) if 4 * card.memory_bytes >= most)
 
 
 def _published(card: Mapping[str, Any], cores: int = 0) -> Device:
@@ -123,23 +131,9 @@ def _published(card: Mapping[str, Any], cores: int = 0) -> Device:
         memory_bytes=0,
         free_bytes=0,
         rates={dtype: rate * times for dtype, rate in card["tflops"].items()},
-        bandwidth=None if on_cpu else card["bandwidth_gbs"] * 1e9,
+        has_bfloat16="bfloat16" in card["tflops"],
         source=card["measured"],
         note=card.get("note", ""),
         cores=cores if on_cpu else 0,
         torch_name="cpu" if on_cpu else "cuda",
     )
-
-
-def _with_measured(device: Device, profile: Profile) -> Device:
-    """Return the device with this machine's measurements instead of published numbers."""
-    measured = profile.rates.get(device.torch_name)
-    if measured is not None:
-        note = "" if device.kind == "cpu" else device.note
-        device = replace(device, rates=measured, measured=True, source="GEMMs measured on this machine", note=note)
-    device = replace(device, decided_dtype=profile.decided("dtypes", device.torch_name))
-    if device.kind == "cpu":
-        return device
-    others = profile.other_rates.get(device.torch_name, {})
-    link = others.get("to_device", LINK_BYTES_PER_S)
-    return replace(device, bandwidth=others.get("bandwidth", device.bandwidth), link_bytes_per_s=link)

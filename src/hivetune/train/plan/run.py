@@ -24,30 +24,34 @@ from hivetune.data.raw import RawRow, Source
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import DoesNotFit, MachineNotFit, UsageError
-from hivetune.machine.inventory import WORKERS_PER_MACHINE, link_of, read_machine
+from hivetune.machine.inventory import WORKERS_PER_MACHINE, Machine, link_of, read_machine
 from hivetune.machine.knowledge.cards import known_model
 from hivetune.machine.profile import read_profile
 from hivetune.models.architecture import Architecture, parse_architecture, read_architecture
 from hivetune.models.prepared import find_prepared
 from hivetune.process.cluster import ask_cluster, cluster_of, own_address
-from hivetune.process.supervision import supervision
 from hivetune.train.plan.choose import (
-    DISK_BYTES_PER_S,
-    Case,
     Choice,
-    Option,
     Workload,
     assumed_workload,
     choose_dtype,
-    compared,
-    fastest_that_fits,
-    fitting_options,
+    first_that_fits,
     power_loss_s,
+    with_advice,
 )
 from hivetune.train.plan.device import Device, device_of_card, device_of_machine
 from hivetune.train.plan.layout import pack_tokens
 from hivetune.train.plan.memory import TrainingSetup, disk_bytes, setup_of
-from hivetune.train.plan.speed import LOCAL_BYTES_PER_S, Worth, probe_key, read_measured, worth_of
+from hivetune.train.plan.speed import (
+    LAST_RUN,
+    LAST_RUN_ERROR,
+    LOCAL_BYTES_PER_S,
+    Rate,
+    Worth,
+    published_rate,
+    rate_key,
+    worth_of,
+)
 
 # English prose by the vocabularies of SmolLM2 and Qwen2.5, and the tokens that templates write around a message.
 CHARS_PER_TOKEN, TOKENS_A_MESSAGE = 4.4, 5
@@ -245,15 +249,13 @@ class Planned:
     device: Device
     work: Workload
     setup: TrainingSetup
-    case: Case
-    """The config's own case among those of `options`."""
     choice: Choice | None
-    why_not: str
-    options: Sequence[Option]
+    refusal: DoesNotFit | None
+    """Why nothing fits, with what would as its hint."""
     rows_known: str
     """The number of rows and how it is known, in words."""
-    disk_bytes_per_s: float = DISK_BYTES_PER_S
-    """Measured by the doctor, else assumed."""
+    time_known: str = ""
+    """What the time is estimated from, in words; empty where nothing is known."""
     cards: int = 0
     crew: _Crew | None = None
     """The workers of a cluster."""
@@ -261,16 +263,13 @@ class Planned:
     @property
     def power_loss_s(self) -> float:
         """Return the most seconds of work that a power cut can lose; 0 where nothing fits."""
-        if self.choice is None:
-            return 0.0
-        every_s = supervision().checkpoint_every_s
-        return power_loss_s(self.setup, self.choice.step_s, every_s, disk_bytes_per_s=self.disk_bytes_per_s)
+        return 0.0 if self.choice is None else power_loss_s(self.choice.step_s or 0.0)
 
     @property
     def worth(self) -> Worth | None:
         """Return the predicted gain of the config's workers; None without the setting."""
         number, choice = self.config.workers, self.choice
-        if number is None or choice is None:
+        if number is None or choice is None or choice.step_s is None:
             return None
         on_cpu = self.device.kind == "cpu"
         lengths = self.work.lengths
@@ -299,43 +298,39 @@ def plan_run(
     """
     architecture = find_architecture(config.model)
     machine = read_machine(folder=Path(config.output) if config.output else None)
-    profile = read_profile(machine.fingerprint)
-    if card:
-        device = device_of_card(card, cores=cores, memory_gb=memory_gb)
-    else:
-        device = device_of_machine(machine, profile, config.device)
+    device = (
+        device_of_card(card, cores=cores, memory_gb=memory_gb) if card else device_of_machine(machine, config.device)
+    )
     prepared = find_prepared(config.model)
     work, basis = guess_workload(config, rows, tokens, prepared.folder if prepared else None)
     lora, dtype = config.lora, choose_dtype(config.dtype, device)
     quantized = config.method == "qlora"
     setup = setup_of(architecture, lora.r, lora.target_modules, dtype, device.kind, quantized=quantized)
-    rate = correction = None
-    probe = None if card else profile.probes.get(probe_key(setup))
-    if probe:
-        measured = read_measured(setup, probe)
-        rate, correction = measured.rate(), measured.correction
-        setup = replace(setup, path=measured.setup.path)
-    share = config.memory_share
-    choice, why_not = None, ""
+    rate = None if card else _last_rate(machine, setup)
+    if rate is None and dtype in device.rates:
+        rate = published_rate(device.rates[dtype], f"published: {device.source}")
+    choice, refusal = None, None
     try:
-        choice = fastest_that_fits(setup, device, work, memory_share=share, correction=correction, rate=rate)
+        choice = first_that_fits(setup, device, work, memory_share=config.memory_share, rate=rate)
     except DoesNotFit as error:
-        why_not = error.message
-    case = Case(config.model, architecture, config.max_length, lora.r, setup.precision)
+        refusal = with_advice(error, setup, device, work, config.memory_share)
     return Planned(
         config,
         device,
         work,
         setup,
-        case,
         choice,
-        why_not,
-        options=fitting_options(case, device, work, compared(config.model, device), memory_share=share),
+        refusal,
         rows_known=basis,
-        disk_bytes_per_s=profile.other_rates.get("disk", {}).get("write", DISK_BYTES_PER_S),
+        time_known=rate.source if rate else "",
         cards=len(machine.cards),
         crew=_crew_of(config),
     )
+
+
+def _last_rate(machine: Machine, setup: TrainingSetup) -> Rate | None:
+    known = read_profile(machine.fingerprint).rates.get(rate_key(setup))
+    return None if known is None else Rate(known, LAST_RUN_ERROR, LAST_RUN)
 
 
 def _crew_of(config: RunConfig) -> _Crew | None:
@@ -392,7 +387,7 @@ def plan_document(planned: Planned) -> dict[str, Any]:
         "model": config.model,
         "parameters": setup.architecture.parameters,
         "trained_parameters": setup.adapter_parameters,
-        "target": {name: getattr(device, name) for name in ("name", "kind", "memory_bytes", "free_bytes", "measured")},
+        "target": {name: getattr(device, name) for name in ("name", "kind", "memory_bytes", "free_bytes")},
         "workload": {
             name: getattr(planned.work, name)
             for name in ("rows", "longest", "batch_size", "epochs", "steps", "assumed")
@@ -400,20 +395,21 @@ def plan_document(planned: Planned) -> dict[str, Any]:
         | {"rows_known": planned.rows_known},
         "fits": choice is not None,
         "disk_bytes": disk_bytes(setup),
-        "options": [option.to_plain() for option in planned.options],
     }
     if choice is None:
-        return {**content, "refusal": planned.why_not}
-    hours = choice.step_s * planned.work.steps / 3600
+        assert planned.refusal is not None
+        return {**content, "refusal": planned.refusal.message, "hint": planned.refusal.hint}
+    hours = None if choice.step_s is None else choice.step_s * planned.work.steps / 3600
+    made = {"device": device.torch_name, "dtype": setup.dtype, **choice.to_choices().made()}
     return {
         **content,
-        "choices": {**choice.to_choices().made(), "micro_batches": choice.micro_batches},
+        "choices": {**made, "micro_batches": choice.micro_batches},
         "memory": {"parts": dict(choice.peak.parts), "peak_bytes": choice.peak.bytes, "error": choice.peak.error},
         "limit_bytes": choice.limit_bytes,
-        "streaming": None if choice.streaming is None else asdict(choice.streaming),
         "step_s": choice.step_s,
         "hours": hours,
-        "hours_range": [hours * (1 - choice.error), hours * (1 + choice.error)],
+        "hours_range": None if hours is None else [hours * (1 - choice.error), hours * (1 + choice.error)],
+        "time_known": planned.time_known,
         "workers": None if planned.worth is None else asdict(planned.worth),
         "power_loss_s": planned.power_loss_s,
     }

@@ -187,6 +187,12 @@ def make_plan(
     )
 
 
+def count_steps(rows: int, batch_size: int, epochs: float) -> int:
+    """Return the steps of a plan without a limit: each epoch's last batch is kept, however small it is."""
+    sizes = (math.ceil(round(min(1.0, epochs - epoch) * rows, 9)) for epoch in range(math.ceil(epochs)))
+    return sum(-(-size // batch_size) for size in sizes)
+
+
 def max_quarantined(num_rows: int, max_rejected: float) -> int:
     """Return the most rows that may be quarantined at run time. More is a fault of the machine, not of the rows."""
     return max(ALWAYS_TOLERATED, int(max_rejected * num_rows))

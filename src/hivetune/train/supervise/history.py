@@ -19,7 +19,6 @@ from hivetune.train.supervise.ladder import RUNGS, Failure
 FORGET_S = 30 * 86_400.0
 # These rungs concern one run's data, not the machine.
 OF_THE_RUN = frozenset({"rank", "sample"})
-KEY = "rungs"
 
 
 def published_remedies(machine: Machine) -> dict[str, dict[str, str]]:
@@ -34,21 +33,22 @@ def published_remedies(machine: Machine) -> dict[str, dict[str, str]]:
 
 
 def remembered_rungs(fingerprint: str, model: str, now_s: float | None = None) -> tuple[str, ...]:
-    """Return the rungs that a run of `model` begins with here: rungs that helped on this machine before.
+    """Return the rungs that a run of `model` begins with here: rungs that a run needed within the last 30 days.
 
     They are kept in the machine's profile per model; another driver, card or torch has another profile.
     """
-    entry = read_profile(fingerprint).choices.get(KEY, {}).get(model, {})
-    age_s = (time.time() if now_s is None else now_s) - entry.get("time", 0.0)
-    return tuple(name for name in entry.get(KEY, ()) if name in RUNGS) if age_s < FORGET_S else ()
+    now = time.time() if now_s is None else now_s
+    needed = read_profile(fingerprint).rungs.get(model, {})
+    return tuple(name for name, time_s in needed.items() if name in RUNGS and now - time_s < FORGET_S)
 
 
-def remember_rungs(fingerprint: str, model: str, rungs: Sequence[str]) -> None:
-    """Remember that these rungs were in effect when a run of `model` was done here."""
-    profile = read_profile(fingerprint)
-    exact = [name for name in rungs if name not in OF_THE_RUN]
-    remembered = {**profile.choices.get(KEY, {}), model: {KEY: exact, "time": round(time.time())}}
-    write_profile(replace(profile, choices={**profile.choices, KEY: remembered}))
+def remember_rungs(fingerprint: str, model: str, rungs: Sequence[str], now_s: float | None = None) -> None:
+    """Remember that a run of `model` needed these rungs here. One that it began with keeps the time of its need."""
+    now = time.time() if now_s is None else now_s
+    profile, remembered = read_profile(fingerprint), remembered_rungs(fingerprint, model, now)
+    before = profile.rungs.get(model, {})
+    needed = {name: before[name] if name in remembered else round(now) for name in rungs if name not in OF_THE_RUN}
+    write_profile(replace(profile, rungs={**profile.rungs, model: needed}))
 
 
 _WITH_RUNGS = ("attempt", "action", "supervisor_ended")

@@ -1,4 +1,4 @@
-"""The device and precision of a run: chosen once by measurement, then read from the run's choices."""
+"""The device, precision and kernels of a run: chosen once by rules, then read from the run's choices."""
 
 import contextlib
 import functools
@@ -11,27 +11,15 @@ import torch
 from hivetune.base.kernel import usable_cores
 from hivetune.config import RunConfig
 from hivetune.errors import MachineNotFit
-from hivetune.machine.inventory import WORKERS_PER_MACHINE, read_machine
-from hivetune.machine.profile import read_profile
+from hivetune.machine.inventory import WORKERS_PER_MACHINE, Machine, read_machine
 from hivetune.process.lease import card_name, train_on
 from hivetune.run.choices import Choices
-from hivetune.run.folder import write_resolved
-from hivetune.train.plan.choose import auto_dtype
+from hivetune.train.plan.device import computes_bfloat16
 from hivetune.train.worker.model.fast.kernels.build import missing_kernels_reason
 from hivetune.train.worker.model.fast.kernels.calls import KERNEL_SUFFIXES
-from hivetune.train.worker.model.products import chosen_products, product_seconds
+from hivetune.train.worker.model.products import Products
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-# A product of a small model's step (512 tokens, width 1024). Smaller ones measure the call, larger ones take longer.
-PROBE_ROWS, PROBE_WIDTH, PROBE_ROUNDS = 512, 1024, 5
-
-
-def settle(run: Path, config: RunConfig, choices: Choices, *, write: bool = True) -> Choices:
-    """Return `choices` with device, dtype and threads; missing choices are measured and written before step 0."""
-    settled = complete(config.device, config.dtype, with_threads(config, choices))
-    if settled != choices and write:
-        write_resolved(run, config, settled)
-    return settled
 
 
 def with_threads(config: RunConfig, choices: Choices) -> Choices:
@@ -48,44 +36,65 @@ def with_threads(config: RunConfig, choices: Choices) -> Choices:
 def with_changes(config: RunConfig, settled: Choices, changes: Choices) -> Choices:
     """Return the settled choices with a recovery's changes over them (supervise/ladder.py); nothing is written.
 
-    Another device is measured again.
+    On another device everything that the device decides is decided anew.
     """
     if changes.device not in (None, settled.device):
-        anew = replace(settled, device=changes.device, dtype=None, threads=None)
+        anew = replace(settled, device=changes.device, dtype=None, threads=None, kernels=None, products=None)
         settled = complete(config.device, config.dtype, anew)
     return changes.over(settled)
 
 
 def complete(device: str, dtype: str, choices: Choices) -> Choices:
-    """Return `choices` with device, dtype and threads chosen where they are not. `device` and `dtype` are the settings.
+    """Return `choices` with device, dtype, kernels, products and threads, by rules alone; what was chosen stays.
 
-    Raises MachineNotFit for a device that is not there, or that computes wrong numbers.
+    `device` and `dtype` are the settings. Raises MachineNotFit for a device that is not there.
     """
-    name = choices.device or (("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    name = choices.device or (_first_device() if device == "auto" else device)
     checked = check_device(name)
-    if choices.dtype is None:  # a run that begins
-        profile = read_profile(read_machine().fingerprint)
-        precision = dtype
-        if dtype == "auto":  # by the profile's rates, where a probe has measured them; else measure now
-            # Near a tie the earlier decision on this machine stands; the probe writes it down.
-            place = device_name(checked)
-            decided = profile.decided("dtypes", place)
-            precision = auto_dtype(profile.rates.get(place) or product_rates(checked), decided)
-        choices = replace(choices, dtype=precision)
-        if precision in ("float32", "bfloat16") and checked.type == "cpu" and choices.products is None:
-            decided = profile.decided("products", f"{name} {precision}")
-            choices = replace(choices, products=chosen_products(decided, DTYPES[precision]))
-        if checked.type == "cpu" and choices.kernels is None:  # the run must not continue with others silently
-            has_kernels = DTYPES[precision] in KERNEL_SUFFIXES
-            reason = missing_kernels_reason() if has_kernels else ""
-            native = has_kernels and not reason
-            choices = replace(choices, kernels="native" if native else "torch", kernels_why=reason or None)
-    return replace(choices, device=name, threads=choices.threads or default_threads())
+    precision = choices.dtype or (native_dtype(checked) if dtype == "auto" else dtype)
+    choices = replace(choices, device=name, dtype=precision, threads=choices.threads or default_threads())
+    if checked.type == "cpu" and choices.kernels is None:  # the run must not continue with others silently
+        has_kernels = DTYPES[precision] in KERNEL_SUFFIXES
+        reason = missing_kernels_reason() if has_kernels else ""
+        native = has_kernels and not reason
+        choices = replace(choices, kernels="native" if native else "torch", kernels_why=reason or None)
+    if checked.type == "cpu" and choices.products is None:
+        choices = replace(choices, products=products_for(precision, choices.kernels == "native", read_machine()))
+    return choices
 
 
-def device_name(device: torch.device) -> str:
-    """Return the name that profiles use: cpu, cuda:0."""
-    return f"cuda:{device.index or 0}" if device.type == "cuda" else device.type
+def _first_device() -> str:
+    """Return the first card that is no part of a processor, else the first card, else the processor."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    cards = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    index = next((index for index, card in enumerate(cards) if not card.is_integrated), 0)
+    return f"cuda:{index}" if index else "cuda"
+
+
+def native_dtype(device: torch.device) -> str:
+    """Return bfloat16 where the device multiplies it natively, else float32."""
+    if device.type == "cpu":
+        native = computes_bfloat16("cpu", "", read_machine().isa)
+    else:
+        card = torch.cuda.get_device_properties(device)
+        chip = card.gcnArchName.partition(":")[0] if torch.version.hip else f"{card.major}.{card.minor}"
+        native = computes_bfloat16("rocm" if torch.version.hip else "cuda", chip)
+    return "bfloat16" if native else "float32"
+
+
+def products_for(dtype: str, has_kernels: bool, machine: Machine) -> Products:
+    """Return what multiplies large matrices on this processor.
+
+    In bfloat16 our own kernel, which adds the adapter's share on the way, where AVX512-BF16 does the work; AMX is
+    oneDNN's. In float32 MKL takes its AVX2 path on other vendors' processors that have AVX-512 (84 GFLOP/s a core for
+    [512, 576] x [576, 1632] on a Zen 5), oneDNN does not (175).
+    """
+    if dtype == "bfloat16" and has_kernels and "avx512_bf16" in machine.isa and "amx_bf16" not in machine.isa:
+        return "native"
+    if dtype == "float32" and "avx512f" in machine.isa and "Intel" not in machine.cpu:
+        return "onednn" if torch.backends.mkldnn.is_available() else "torch"
+    return "torch"
 
 
 def start_with(choices: Choices, memory_share: float | None = None) -> tuple[torch.device, torch.dtype]:
@@ -136,13 +145,9 @@ def default_threads() -> int:
     return usable_cores()
 
 
-def product_rates(device: torch.device) -> dict[str, float]:
-    """Return the rate of a small matrix product, in products per second, by precision."""
-    shape = (PROBE_ROWS, PROBE_WIDTH, PROBE_WIDTH)
-    # The least: a disturbance makes it slower, nothing faster.
-    return {
-        name: 1 / min(product_seconds(shape, DTYPES[name], device, PROBE_ROUNDS)) for name in ("float32", "bfloat16")
-    }
+def free_memory_bytes(device: torch.device) -> int:
+    """Return the memory that no program holds now."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else read_machine().available_bytes
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -23,15 +23,12 @@ from typing import Any
 
 import torch
 
-from hivetune.models.architecture import read_architecture
 from hivetune.process.child import Heartbeat, read_ranks, run_child
 from hivetune.process.protocol import Beat, Train
 from hivetune.run import checkpoints
 from hivetune.train.plan.steps import Amendment, append_amendment, max_quarantined
 from hivetune.train.worker.exchange.trust import WorkerWrong
 from hivetune.train.worker.exchange.worker import serve_as_rank
-from hivetune.train.worker.measure.probe import is_measured
-from hivetune.train.worker.measure.rates import own_canary
 from hivetune.train.worker.model.protocol import Document, read_documents
 from hivetune.train.worker.optimizer import learning_rate
 from hivetune.train.worker.session import (
@@ -87,7 +84,6 @@ class Loop:
                 if session.heartbeat.stop_requested:
                     return
                 compare_products(session, self.state.step)
-                self.measure_rate()
                 save_when_due(session, self.state)
 
     def read_step(self, number: int) -> list[Document]:
@@ -157,14 +153,6 @@ class Loop:
         if self.state.step in self.session.plan.chunk_ends and not self.state.stopped_early:
             self.state = replace(self.state, without_gain=0)
             save_now(self.session, self.state)
-
-    def measure_rate(self) -> None:
-        """Time the run's own product at some of the first steps: the prediction is compared with that rate."""
-        session = self.session
-        if is_measured(self.state.step):
-            architecture = read_architecture(session.model_folder)
-            rate = own_canary(architecture, str(session.model.dtype).removeprefix("torch."), session.model.device)
-            journal(session, "rate", step=self.state.step, flops_per_s=rate)
 
     def validate(self) -> None:
         """Score the sample of validation rows. A new best is saved; `patience` times without one ends the run."""

@@ -11,7 +11,7 @@ from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Replay
 from hivetune.run.folder import read_resolved
 from hivetune.train.worker.checkpoint import load_newest_good
-from hivetune.train.worker.device import settle, start_with, with_changes
+from hivetune.train.worker.device import complete, start_with, with_changes
 from hivetune.train.worker.model.adapter import begin
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import LoraModel, read_documents
@@ -39,7 +39,7 @@ def main(task: Replay, heartbeat: Heartbeat) -> dict[str, Any]:
 def load_as_saved(task: Replay) -> LoraModel:
     """Return the run's model with the weights of its newest good checkpoint, or those of the start."""
     config, choices = read_resolved(task.run)
-    choices = with_changes(config, settle(task.run, config, choices, write=False), task.changes)
+    choices = with_changes(config, complete(config.device, config.dtype, choices), task.changes)
     device, dtype = start_with(choices, config.memory_share)
     model = load_model(
         task.model,

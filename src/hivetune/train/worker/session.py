@@ -8,10 +8,11 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hivetune.base.journal import Journal, read_journal
@@ -19,28 +20,34 @@ from hivetune.base.typed import from_plain
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.errors import DataRefused, HivetuneError, UsageError
+from hivetune.models.architecture import read_architecture
 from hivetune.process.child import Heartbeat, read_ranks
 from hivetune.process.protocol import Beat, Train
 from hivetune.process.supervision import supervision
 from hivetune.run import checkpoints
 from hivetune.run.folder import METRICS, ROW_LOSSES, read_resolved
 from hivetune.run.standby import Standby
+from hivetune.train.plan.layout import trim_rows
+from hivetune.train.plan.memory import setup_of_run
+from hivetune.train.plan.speed import micro_batch_shapes, rate_key, step_flops
 from hivetune.train.plan.steps import Plan, read_plan
 from hivetune.train.worker.checkpoint import Saver, TrainState, kept_adapter, load_newest_good
-from hivetune.train.worker.device import peak_memory_bytes, settle, start_with, with_changes
+from hivetune.train.worker.device import peak_memory_bytes, start_with, with_changes
 from hivetune.train.worker.exchange.exchange import Exchange, open_exchange, with_packs
 from hivetune.train.worker.exchange.grid import FIRST_EXPONENT
 from hivetune.train.worker.measure import canary
-from hivetune.train.worker.measure.probe import compare_with_prediction
 from hivetune.train.worker.model.adapter import base_name, begin, fill, is_as_begun, same_views, write_adapter
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import LoraModel
 from hivetune.train.worker.optimizer import AdamW
+from hivetune.train.worker.settle import refuse_full_memory, settle
 from hivetune.train.worker.tensorboard import EventFiles
 from hivetune.train.worker.validation import Scored, choose_sample, score_rows
 from hivetune.train.worker.watch import LossHistory
 
 VALIDATIONS = 10
+# The steps from which a run's rate is taken.
+STEPS_RATED = 50
 VALIDATION_ROWS = 48  # the most of a validation during training
 
 
@@ -120,8 +127,10 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
     snapshot = open_snapshot(task.snapshot)
     if snapshot.hash != plan.snapshot_hash:
         raise UsageError(f"the plan of {folder} was made for other data", hint="train into another folder")
-    choices = with_changes(config, with_packs(folder, config, settle(folder, config, choices), snapshot), task.changes)
+    settled = settle(folder, config, with_packs(config, choices, snapshot), task.model, plan, snapshot)
+    choices = with_changes(config, settled, task.changes)
     device, dtype = start_with(choices, config.memory_share)
+    refuse_full_memory(choices)
     model = load_model(
         task.model,
         config.lora,
@@ -290,20 +299,33 @@ def finish(session: Session, progress: LoopState) -> dict[str, Any]:
         "adapter_weights": session.model.master_N.numel(),
         **_totals(metrics),
         "peak_memory_bytes": peak_memory_bytes(session.model.device),
-        "prediction": compare_with_prediction(
-            session.folder,
-            session.model_folder,
-            session.model,
-            session.plan,
-            session.snapshot,
-            metrics,
-        ),
+        "rate": _rate(session, metrics),
         "path": session.model.path,
         "why": session.model.why,
         "kernels": session.model.kernels,
         "device": str(session.model.device),
         "dtype": str(session.model.dtype).removeprefix("torch."),
     }
+
+
+def _rate(session: Session, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return the operations a second of the run's steps after the first, which warms up, and its key for the plan."""
+    steps = [entry for entry in metrics if entry["event"] == "step" and entry["loss"] is not None][1:][:STEPS_RATED]
+    if not steps:
+        return None
+    config, choices = read_resolved(session.folder)
+    kind = "cpu" if session.model.device.type == "cpu" else "rocm" if torch.version.hip else "cuda"
+    setup = replace(
+        setup_of_run(config, read_architecture(session.model_folder), choices, kind), path=session.model.path
+    )
+    flops = sum(
+        step_flops(setup, shape)
+        for entry in steps
+        for shape in micro_batch_shapes(
+            setup, trim_rows(session.snapshot, session.plan.steps[entry["step"] - 1].rows), choices.budget_tokens or 0
+        )
+    )
+    return {"key": rate_key(setup), "flops_per_s": flops / sum(entry["seconds"] for entry in steps)}
 
 
 def _state(session: Session, progress: LoopState) -> TrainState:

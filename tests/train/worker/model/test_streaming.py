@@ -16,6 +16,7 @@ from hivetune.run.choices import Choices
 from hivetune.train.worker.measure.agreement import answer, difference
 from hivetune.train.worker.model.fast.model import FastModel
 from hivetune.train.worker.model.fast.weights import files, read
+from hivetune.train.worker.model.fast.weights.stream import LayerStream
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import LoraModel
 
@@ -87,15 +88,20 @@ def test_only_three_layers_have_memory(folder: Path) -> None:
 def test_what_the_forward_pass_left_is_not_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of one micro-batch reads all streamed layers but three forward, and again backward; the first all."""
     model = load(folder, streamed=6)
-    model.streamed()
-    sizes = []
+    brought: list[int] = []
+    bring = LayerStream._bring
+
+    def counted(stream: LayerStream, layer: int, *rest: Any) -> Any:
+        brought.append(layer)
+        return bring(stream, layer, *rest)
+
+    monkeypatch.setattr(LayerStream, "_bring", counted)
+    counts = []
     for _ in range(2):
+        brought.clear()
         model.backward(documents(), 1.0)
-        told = model.streamed()
-        sizes.append(told.size_bytes)
-        assert told.read_s > 0 and told.waited_s >= 0
-    layer = sizes[1] / (2 * 3)
-    assert sizes[0] == 9 * layer
+        counts.append(len(brought))
+    assert counts == [9, 6]
     few = load(folder, streamed=3)
     few.backward(documents(), 1.0)
     monkeypatch.setattr(files, "read_at", lambda *_: pytest.fail("a layer that is there was read"))

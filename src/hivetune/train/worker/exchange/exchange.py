@@ -9,7 +9,6 @@ Shapes: N adapter weights.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,8 +23,8 @@ from hivetune.process.child import read_ranks
 from hivetune.process.cluster import cluster_of
 from hivetune.process.protocol import Train
 from hivetune.run.choices import Choices
-from hivetune.run.folder import write_resolved
 from hivetune.train.plan.layout import pack_tokens
+from hivetune.train.worker.device import complete
 from hivetune.train.worker.exchange.actor import ActorOrder
 from hivetune.train.worker.exchange.cluster import RayCrew
 from hivetune.train.worker.exchange.grid import exponent_of, to_gradient
@@ -137,15 +136,13 @@ class Packs:
 Exchange = Whole | Packs
 
 
-def with_packs(run: Path, config: RunConfig, settled: Choices, snapshot: Snapshot) -> Choices:
-    """Return `settled` with the size of packs where the config sets `workers`, and write it down before step 0."""
-    if config.workers is None or settled.pack_tokens is not None:
-        return settled
+def with_packs(config: RunConfig, choices: Choices, snapshot: Snapshot) -> Choices:
+    """Return `choices` with the size of packs where the config sets `workers`."""
+    if config.workers is None or choices.pack_tokens is not None:
+        return choices
     lengths = [length for _, _, length, _ in snapshot.plan_rows("train")]
-    device = torch.device(settled.device or "cpu").type
-    settled = replace(settled, pack_tokens=pack_tokens(sum(lengths), len(lengths), config.batch_size, device))
-    write_resolved(run, config, settled)
-    return settled
+    device = torch.device(complete(config.device, config.dtype, choices).device or "cpu").type
+    return replace(choices, pack_tokens=pack_tokens(sum(lengths), len(lengths), config.batch_size, device))
 
 
 def open_exchange(task: Train, config: RunConfig, choices: Choices, model: LoraModel, metrics: Journal) -> Exchange:

@@ -34,7 +34,7 @@ from hivetune.models.worker.strict import refuse_invented
 from hivetune.run.choices import NO_CHOICES, Choices
 from hivetune.train.worker.model.adapter import allocate, same_views, scaling
 from hivetune.train.worker.model.memory import PADDED_DEVICES, TILE, wide_of
-from hivetune.train.worker.model.protocol import Document, Streamed, halved
+from hivetune.train.worker.model.protocol import Document, halved
 
 # A chunk of logits in fp32 takes at most 128 MiB: 680 positions at SmolLM2's 49k tokens, 220 at Qwen's 152k.
 RECOMPUTED_CHUNK_LOGITS = 32 << 20
@@ -166,7 +166,6 @@ class GeneralModel:
 
     path: Literal["fast", "general"] = "general"
     kernels = "transformers"
-    num_streamed = 0
     product = staticmethod(torch.mm)
 
     def __init__(self, module: nn.Module, lora: LoraConfig, choices: Choices, why: str):
@@ -186,9 +185,6 @@ class GeneralModel:
         self._place_adapters()
         _recompute_layers(module, choices.recompute or 0)
         self._chunked = _head_is_plain(module)
-
-    def streamed(self) -> Streamed:
-        return Streamed()
 
     def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
         total = torch.zeros((), dtype=self.master_N.dtype, device=self.device)

@@ -26,14 +26,6 @@ class Document(NamedTuple):
     """bool: this token is a target."""
 
 
-class Streamed(NamedTuple):
-    """The cost of streaming frozen layers: seconds that computing waited, seconds of reading or copying, and bytes."""
-
-    waited_s: float = 0.0
-    read_s: float = 0.0
-    size_bytes: int = 0
-
-
 class LoraModel(Protocol):
     """A frozen base with low-rank adapters. Everything below is on `device`."""
 
@@ -48,8 +40,6 @@ class LoraModel(Protocol):
     dtype: torch.dtype
     master_N: Tensor
     grad_N: Tensor
-    num_streamed: int
-    """Layers whose frozen weights do not stay on the device; 0 on the general path."""
 
     @property
     def adapter(self) -> Mapping[str, Tensor]:
@@ -57,10 +47,6 @@ class LoraModel(Protocol):
 
         A name is such as `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`.
         """
-        ...
-
-    def streamed(self) -> Streamed:
-        """Return the cost of streaming since the last call."""
         ...
 
     def backward(self, documents: Sequence[Document], scale: float) -> Tensor:

@@ -31,7 +31,7 @@ from hivetune.train.worker.model.fast.tables import BatchTables, drop_keys, lay_
 from hivetune.train.worker.model.fast.weights.matrices import bind_adapter
 from hivetune.train.worker.model.fast.weights.read import read_weights
 from hivetune.train.worker.model.memory import Workspace
-from hivetune.train.worker.model.protocol import Document, Streamed, halved
+from hivetune.train.worker.model.protocol import Document, halved
 
 FAST_BUDGET_TOKENS = 4096
 
@@ -71,10 +71,7 @@ class FastModel:
         self._ops, self.product = self._backend.ops, self._backend.multiply
         rank_multiple = choices.rank_multiple or 1 if self._ops.name == "torch" else 1
         columns = -(-lora.r // rank_multiple) * rank_multiple
-        self.weights, self._stream = read_weights(
-            folder, self.spec, lora, dtype, device, columns=columns, choices=choices
-        )
-        self.num_streamed = self._stream.layers if self._stream else 0
+        self.weights = read_weights(folder, self.spec, lora, dtype, device, columns=columns, choices=choices)
         self.master_N, self.grad_N, self.adapter = bind_adapter(self.weights, lora, device, columns=columns)
         self.budget_tokens = choices.budget_tokens or FAST_BUDGET_TOKENS
         self.pack_tokens = choices.pack_tokens
@@ -86,9 +83,6 @@ class FastModel:
         precision = str(dtype).removeprefix("torch.")
         self._pad = multiples_of(choices.token_multiple or token_multiple(device.type, precision, choices.products))
         self._share = choices.share_prefixes is not False
-
-    def streamed(self) -> Streamed:
-        return self._stream.report() if self._stream else Streamed()
 
     def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
         draw, rows = self._draw(), _rows(documents)

@@ -53,8 +53,8 @@ def read_weights(
     *,
     columns: int,
     choices: Choices,
-) -> tuple[Weights, LayerStream | None]:
-    """Read all matrices in `dtype` to `device`, merged, with zero rows for the adapters. Return the stream too, if any.
+) -> Weights:
+    """Read all matrices in `dtype` to `device`, merged, with zero rows for the adapters.
 
     `columns`: rows for each adapter, its rank or more. Norms are fp32 (fp64 for fp64). The matrices of streamed layers
     come when they are needed. Raises UsageError when a tensor is missing, and as `match_targets`.
@@ -77,10 +77,10 @@ def read_weights(
     weights.num_replaced = len(streamed)
     weights.layers += [reader.layer(index, image, buffers[index]) for index, image in enumerate(images)]
     if not streamed:
-        return weights, None
+        return weights
     stream = LayerStream(source_for(device, choices.stream_from), stream_device, streamed, turns, reader.checkpoint)
     weights.enter = stream.need
-    return weights, stream
+    return weights
 
 
 @dataclass(frozen=True)

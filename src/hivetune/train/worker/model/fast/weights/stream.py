@@ -8,7 +8,6 @@ A card copies beside its computing: the host only says what comes after what, wi
 processor a copy is done when the call returns, and nothing has to wait.
 """
 
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,16 +19,12 @@ from torch import Tensor
 from hivetune.train.worker.model.fast.weights.files import Checkpoint
 from hivetune.train.worker.model.fast.weights.image import LayerImage
 from hivetune.train.worker.model.memory import memory_for
-from hivetune.train.worker.model.protocol import Streamed
-
-# Stamps of the newest copies only, because a run may never ask what streaming took.
-MAX_STAMPS = 4096
 
 StreamSource = Literal["files", "memory", "disk"]
 """Where layers come from: read to their place itself, as a processor does; copied from pinned host memory that holds
 all of them; or read to one of two pinned buffers, and copied while the other is filled."""
 
-# A point in the device's work that others can wait for and that has a time: an event of a card, seconds on a processor.
+# A point in the device's work that others can wait for: an event of a card, nothing on a processor.
 Stamp = Any
 
 
@@ -64,24 +59,19 @@ class StreamDevice:
 
     def now(self) -> Stamp:
         """Return a stamp after all work queued on the device so far."""
-        return time.perf_counter()
+        return None
 
-    def copy(self, target_n: Tensor, pieces: Sequence[Tensor], after: Stamp) -> tuple[Stamp, Stamp]:
-        """Copy as much of the pieces, one behind the other, as the target holds, after `after`. Return both ends."""
-        begin = self.now()
+    def copy(self, target_n: Tensor, pieces: Sequence[Tensor], after: Stamp) -> Stamp:
+        """Copy as much of the pieces, one behind the other, as the target holds, after `after`. Return its end."""
         for part_n, piece_n in _pairs(target_n, pieces):
             part_n.copy_(piece_n)
-        return begin, self.now()
+        return self.now()
 
     def wait(self, stamp: Stamp) -> None:
         """Make the device's work that is queued from here on wait for `stamp`."""
 
     def finish(self, stamp: Stamp) -> None:
         """Block the host until `stamp`."""
-
-    def seconds(self, begin: Stamp, end: Stamp) -> float:
-        """Return the seconds between two stamps; waits for the later one."""
-        return float(end - begin)
 
 
 class StreamingCard(StreamDevice):
@@ -97,29 +87,24 @@ class StreamingCard(StreamDevice):
         return memory_n
 
     def now(self) -> Stamp:
-        stamp = torch.cuda.Event(enable_timing=True)
+        stamp = torch.cuda.Event()
         stamp.record(torch.cuda.current_stream(self._device))
         return stamp
 
-    def copy(self, target_n: Tensor, pieces: Sequence[Tensor], after: Stamp) -> tuple[Stamp, Stamp]:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    def copy(self, target_n: Tensor, pieces: Sequence[Tensor], after: Stamp) -> Stamp:
+        end = torch.cuda.Event()
         self._copies.wait_event(after)
-        begin.record(self._copies)
         with torch.cuda.stream(self._copies):
             for part_n, piece_n in _pairs(target_n, pieces):
                 part_n.copy_(piece_n, non_blocking=True)
         end.record(self._copies)
-        return begin, end
+        return end
 
     def wait(self, stamp: Stamp) -> None:
         torch.cuda.current_stream(self._device).wait_event(stamp)
 
     def finish(self, stamp: Stamp) -> None:
         stamp.synchronize()
-
-    def seconds(self, begin: Stamp, end: Stamp) -> float:
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3
 
 
 def device_of(device: torch.device) -> StreamDevice:
@@ -151,9 +136,6 @@ class LayerStream:
         self._coming: dict[int, tuple[int, Future[Stamp]]] = {}
         """Place -> the layer that is there or on its way."""
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
-        self._waits: deque[tuple[Stamp, Stamp]] = deque(maxlen=MAX_STAMPS)
-        self._copies: deque[tuple[Stamp, Stamp]] = deque(maxlen=MAX_STAMPS)
-        self._requested_bytes, self._read_s = 0, 0.0
         if source == "files":
             return
         self._scratch_n = torch.zeros(max(image.size_bytes for image in images), dtype=torch.uint8)
@@ -184,23 +166,8 @@ class LayerStream:
             if slot not in self._coming or self._coming[slot][0] != number:
                 # All that read this place was given to the device before: `need` is called in the order of computing.
                 self._coming[slot] = number, self._reader.submit(self._bring, number, slot, self._device.now())
-                self._requested_bytes += self._images[number].size_bytes
             if number == layer:
-                begin = self._device.now()
                 self._device.wait(self._coming[slot][1].result())
-                self._waits.append((begin, self._device.now()))
-
-    def report(self) -> Streamed:
-        """Return what streaming took since the last call."""
-        # Lists first: the reader may add a copy meanwhile.
-        waited_s, copied_s = (
-            sum(self._device.seconds(*stamps) for stamps in list(pairs)) for pairs in (self._waits, self._copies)
-        )
-        streamed = Streamed(waited_s, self._read_s + copied_s, self._requested_bytes)
-        self._waits.clear()
-        self._copies.clear()
-        self._requested_bytes, self._read_s = 0, 0.0
-        return streamed
 
     def _bring(self, layer: int, slot: int, after: Stamp) -> Stamp:
         """Bring the layer's bytes to the place, which is free after `after`. Return the stamp of their arrival.
@@ -213,21 +180,18 @@ class LayerStream:
             self._read(layer, buffer_n)
             return self._device.now()
         if self._source == "memory":
-            self._copies.append(self._device.copy(buffer_n, self._pinned[layer], after))
-            return self._copies[-1][1]
+            return self._device.copy(buffer_n, self._pinned[layer], after)
         self._read(layer, self._scratch_n)
         pieces, copied = self._buffers.popleft()
         self._device.finish(copied)
         self._fill(pieces, len(buffer_n))
-        end = self._device.copy(buffer_n, pieces, after)[1]
+        end = self._device.copy(buffer_n, pieces, after)
         self._buffers.append((pieces, end))
         return end
 
     def _read(self, layer: int, image_n: Tensor) -> None:
         """Read a layer beside a step."""
-        started = time.perf_counter()
         self._images[layer].read(self._checkpoint, image_n, beside=True)
-        self._read_s += time.perf_counter() - started
 
     def _fill(self, pieces: Sequence[Tensor], size_bytes: int) -> None:
         for part_n, piece_n in _pairs(self._scratch_n[:size_bytes], pieces):
