@@ -53,7 +53,7 @@ def test_people_read_where_memory_goes_and_what_fits(config: Path) -> None:
 
 
 def test_what_does_not_fit_ends_with_5_and_what_would(config: Path) -> None:
-    ended = run(config, "--card", "MI50", "--set", "model=Qwen/Qwen2.5-14B-Instruct", "--json")
+    ended = run(config, "--card", "MI50", "--memory", "4", "--set", "model=Qwen/Qwen2.5-14B-Instruct", "--json")
     assert ended.returncode == 5
     assert "this would fit: --set" in ended.stderr
     assert "may be used on Instinct MI50" in ended.stderr

@@ -19,7 +19,7 @@ from hivetune.cli.arguments import (
     read_settings,
 )
 from hivetune.cli.output import duration, emit, number, say, show, size, table
-from hivetune.cli.training import measure_and_train, open_configured
+from hivetune.cli.training import train_shown, open_configured
 from hivetune.config import RunConfig, override_config
 from hivetune.errors import DoesNotFit, RecoveryExhausted, UsageError
 from hivetune.process.forkserver import start_ahead
@@ -89,7 +89,7 @@ def combinations(over: Sequence[str]) -> list[list[str]]:
 def _measured(config: RunConfig, name: str) -> dict[str, Any]:
     """Train one run, and return its figures, or why it has none: a combination may not fit."""
     try:
-        found = measure_and_train(open_configured(config, name))
+        found = train_shown(open_configured(config, name))
     except (DoesNotFit, RecoveryExhausted) as error:
         say(f"no figures: {error.message}")
         return {"seed": config.seed, "error": error.message}

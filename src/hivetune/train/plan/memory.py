@@ -142,7 +142,7 @@ def saved_bytes_per_token(setup: TrainingSetup) -> int:
         return round(GENERAL_FACTOR * (setup.value_bytes * (widths + 2 * a.hidden) + 4 * a.heads))
     family = FAMILIES[a.family]
     inner = (a.q + a.k if "q" in family.norms else 0) + 2 * a.hidden * ("after_mlp" in family.norms)
-    ranks = 7 * _padded(setup.rank, RANK_COLUMNS)
+    ranks = sum(_padded(modules * setup.rank, RANK_COLUMNS) for modules in (3, 1, 2, 1))  # qkv, o, gate and up, down
     return setup.value_bytes * (widths + ranks) + _wide_bytes(setup) * (2 * a.hidden + a.heads + 2 + inner)
 
 
