@@ -19,7 +19,7 @@ from hivetune.cli.arguments import (
     read_settings,
 )
 from hivetune.cli.output import duration, emit, number, say, show, size, table
-from hivetune.cli.training import train_shown, open_configured
+from hivetune.cli.training import open_configured, train_shown
 from hivetune.config import RunConfig, override_config
 from hivetune.errors import DoesNotFit, RecoveryExhausted, UsageError
 from hivetune.process.forkserver import start_ahead
