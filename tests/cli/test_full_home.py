@@ -26,7 +26,7 @@ def make_run(folder: Path, status: str) -> Path:
     write_json(folder / "plan.json", {"schema": 1, "steps": 20})
     with Journal(folder / "metrics.jsonl") as metrics:
         metrics.append("step", step=20, loss=2.0, tokens=100, seconds=0.5)
-        metrics.append("save_failed", step=10, place="disk", seconds=1.0, error="[Errno 28] No space left on device")
+        metrics.append("save_failed", step=10, seconds=1.0, error="[Errno 28] No space left on device")
     with Journal(folder / "events.jsonl") as events:
         events.append("supervisor_started")
         events.append("disk_wait", reclaimed_bytes=0, free_bytes=0)

@@ -24,7 +24,7 @@ SUMMARY: dict[str, Any] = {
     "kernels": "native",
     "quarantined": [],
 }
-CHANGE = {"rung": "micro", "says": "micro-batches of half the size", "fault": "the worker was killed", "step": 4}
+CHANGE = {"rung": "small", "says": "micro-batches of half the size", "fault": "the worker was killed", "step": 4}
 
 
 @pytest.mark.parametrize("changes", [[], [CHANGE]])

@@ -6,9 +6,6 @@ import json
 import math
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -23,11 +20,8 @@ from train.supervise.disks import CountingDisk, FailingDisk
 from hivetune.base.disk import DISK, MANIFEST, Disk
 from hivetune.base.journal import Journal
 from hivetune.run import checkpoints
-from hivetune.run.checkpoints import STATE, TENSORS, checkpoint_interval_s
-from hivetune.run.standby import HEADER_BYTES, Standby, persist
+from hivetune.run.checkpoints import STATE, TENSORS
 from hivetune.train.worker.checkpoint import (
-    FIRST_SAVE_S,
-    STANDBY_AT_LATEST_S,
     NotFinite,
     Saver,
     TrainState,
@@ -79,7 +73,7 @@ def run(tmp_path: Path) -> Path:
     with Journal(tmp_path / "metrics.jsonl") as metrics:
         for step in range(3, 8):
             save(tmp_path, state_at(step))
-            metrics.append("saved", step=step, place="disk")
+            metrics.append("saved", step=step)
     return tmp_path
 
 
@@ -271,86 +265,6 @@ def test_the_same_step_again(run: Path) -> None:
     assert problems == [] and found is not None and same(found, other)
 
 
-# ---- in memory
-
-
-def files_of(step: int) -> dict[str, bytes]:
-    return {name: bytes(data) for name, data in to_files(state_at(step)).items()}
-
-
-@pytest.fixture
-def standby() -> Standby:
-    return Standby.create()
-
-
-def test_the_newest_of_two_is_kept(standby: Standby) -> None:
-    assert standby.read() is None
-    for step in (1, 2, 3):
-        standby.write(step, files_of(step))
-        assert standby.read() == (step, files_of(step))
-    assert Standby(standby.handles).read() == (3, files_of(3))  # as the supervisor sees it
-    standby.clear()
-    assert standby.read() is None
-
-
-def test_damage_in_memory_falls_back_to_the_older_one(standby: Standby) -> None:
-    standby.write(1, files_of(1))
-    standby.write(2, files_of(2))
-    newest = standby.handles[0]
-    size = os.fstat(newest).st_size
-    for at in (0, 20, 60, HEADER_BYTES, HEADER_BYTES + 300, size - 1):
-        byte = os.pread(newest, 1, at)
-        os.pwrite(newest, bytes([byte[0] ^ 1]), at)
-        assert standby.read() == (1, files_of(1))
-        os.pwrite(newest, byte, at)
-    os.ftruncate(newest, size - 10)
-    assert standby.read() == (1, files_of(1))
-
-
-WRITER = """
-import sys
-import threading
-from hivetune.run.standby import Standby
-standby = Standby([int(sys.argv[1]), int(sys.argv[2])])
-step = 0
-while True:
-    step += 1
-    standby.write(step, {"state.safetensors": bytes([step % 256]) * 3_000_000, "state.json": b"%d" % step})
-    print(step, flush=True)
-"""
-
-
-def test_a_writer_killed_at_any_moment_leaves_a_whole_state() -> None:
-    """SIGKILL after 1, 2, .. finished writes, so in the middle of the next: never older than the last finished one."""
-    for finished in range(1, 6):
-        standby = Standby.create()
-        arguments = [sys.executable, "-c", WRITER, *map(str, standby.handles)]
-        with subprocess.Popen(arguments, pass_fds=standby.handles, stdout=subprocess.PIPE, text=True) as writer:
-            assert writer.stdout is not None
-            for _ in range(finished):
-                last = int(writer.stdout.readline())
-            writer.send_signal(signal.SIGKILL)
-        found = standby.read()
-        assert found is not None
-        step, files = found
-        assert step >= last
-        assert files == {TENSORS: bytes([step % 256]) * 3_000_000, STATE: b"%d" % step}
-        standby.close()
-
-
-def test_what_outlived_the_worker_becomes_a_checkpoint(run: Path, standby: Standby) -> None:
-    assert persist(run, standby) is None
-    standby.write(7, files_of(7))
-    assert persist(run, standby) is None  # the disk has it
-    standby.write(9, files_of(9))
-    assert persist(run, standby) == 9
-    found, problems = load_newest_good(run)
-    assert problems == [] and found is not None and same(found, state_at(9))
-    assert 4 in checkpoints.steps(run)  # the best is kept
-    flip(checkpoints.folder_of(run, 9) / STATE, 0.5)
-    assert persist(run, standby) == 9  # the disk's is damaged, the memory's is not
-
-
 # ---- when
 
 
@@ -369,58 +283,27 @@ def step_with(saver: Saver, clock: Clock, step: int, seconds: float) -> list[str
     clock.now += seconds
     saver.after_step(lambda: state_at(step))
     saver.wait()
-    return [saved.place for saved in saver.ended()]
+    return [saved.step for saved in saver.ended()]
 
 
-class SlowStandby(Standby):
-    """Takes 0.2 s of `clock` for each write."""
-
-    clock: Clock
-
-    def write(self, step: int, files: checkpoints.Files) -> None:
-        super().write(step, files)
-        self.clock.now += 0.2
-
-
-def test_memory_when_it_is_cheap_and_disk_by_youngs_rule(tmp_path: Path) -> None:
+def test_the_first_checkpoint_is_of_the_first_step_and_then_every_ten_minutes(tmp_path: Path) -> None:
     clock = Clock()
-    slow = SlowStandby(Standby.create().handles)
-    slow.clock = clock
-    one = saver(tmp_path, clock, standby=slow, mean_time_between_faults_s=600)
-    assert step_with(one, clock, 1, 0.5) == []
-    assert step_with(one, clock, 2, FIRST_SAVE_S) == ["disk"]  # 0.2 s: the standby is written too
-    assert one.interval_s == pytest.approx(math.sqrt(2 * 0.2 * 600))  # 15.5 s
-    places = [step_with(one, clock, step, 1.0) for step in range(3, 19)]
-    assert [i for i, place in enumerate(places) if place == ["standby"]] == [9]  # after 10 s: 2 % of them are 0.2 s
-    assert [i for i, place in enumerate(places) if place == ["disk"]] == [15]
-    found = slow.read()
-    assert found is not None and found[0] == 18
+    one = saver(tmp_path, clock)
+    saved = [step_with(one, clock, step, 100.0) for step in range(1, 9)]
+    assert saved == [[1], [], [], [], [], [], [7], []]
 
 
-def test_at_most_thirty_seconds_are_lost_even_if_copying_is_slow(tmp_path: Path, standby: Standby) -> None:
-    one = saver(tmp_path, Clock(), standby=standby)
-    one._blocking_s = 2.0
-    assert one._standby_interval_s == STANDBY_AT_LATEST_S < 30
-
-
-def test_a_setting_beats_the_rule(tmp_path: Path) -> None:
+def test_a_disk_that_fails_does_not_stop_training_and_is_tried_again_later(tmp_path: Path) -> None:
     clock = Clock()
-    one = saver(tmp_path, clock, every_s=3.0)
-    assert [step_with(one, clock, step, 1.0) for step in range(1, 7)] == [[], [], ["disk"], [], [], ["disk"]]
-
-
-def test_a_disk_that_fails_does_not_stop_training_and_is_tried_again_later(tmp_path: Path, standby: Standby) -> None:
-    clock = Clock()
-    one = saver(tmp_path, clock, every_s=1.0, standby=standby, disk=FailingDisk(0, errno.EIO))
+    one = saver(tmp_path, clock, every_s=1.0, disk=FailingDisk(0, errno.EIO))
     clock.now += 1
     one.after_step(lambda: state_at(1))
     one.wait()
     (failed,) = one.ended()
-    assert isinstance(failed.error, OSError) and failed.place == "disk"
-    assert standby.read() == (1, files_of(1))  # what the disk refused is in memory
-    assert step_with(one, clock, 2, 15.0) == ["standby"]  # not yet
-    assert step_with(one, clock, 3, 20.0) == ["disk"]  # the disk is well again
-    assert one.interval_s == 1.0
+    assert isinstance(failed.error, OSError)
+    assert step_with(one, clock, 2, 15.0) == []  # not yet
+    assert step_with(one, clock, 3, 20.0) == [3]  # the disk is well again
+    assert step_with(one, clock, 4, 1.0) == [4]
     assert load_newest_good(tmp_path)[1] == []
 
 
@@ -441,7 +324,7 @@ def test_a_slow_disk_stretches_the_interval_and_never_blocks(tmp_path: Path) -> 
     written.set()
     one.wait()
     assert checkpoints.steps(tmp_path) == [1]
-    assert step_with(one, clock, 50, 1.0) == ["disk", "disk"]
+    assert step_with(one, clock, 50, 1.0) == [1, 50]
 
 
 def test_save_is_on_disk_when_it_returns_and_says_so_when_not(tmp_path: Path) -> None:
@@ -456,14 +339,3 @@ def test_save_is_on_disk_when_it_returns_and_says_so_when_not(tmp_path: Path) ->
         state.param[NAMES[0]][0, 0] = math.nan
         one.save(state)
     assert checkpoints.steps(tmp_path) == [3]
-
-
-def test_youngs_rule_and_the_bound_on_blocking() -> None:
-    assert checkpoint_interval_s(0.39, 600) == pytest.approx(39.0, abs=0.1)  # blocking 0.39 s of 39 s is 1 %
-    assert checkpoint_interval_s(0.39, 600, blocking_s=0.01) == pytest.approx(21.6, abs=0.1)
-    assert checkpoint_interval_s(0.39, 10800, blocking_s=0.01) == pytest.approx(91.8, abs=0.1)
-    for cost in (0.001, 0.1, 5.0):
-        for blocking in (0.0, cost / 2, cost):
-            assert blocking / checkpoint_interval_s(cost, 60, blocking_s=blocking) <= 0.01
-    with pytest.raises(ValueError, match="positive"):
-        checkpoint_interval_s(1, 0)

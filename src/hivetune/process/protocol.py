@@ -14,6 +14,7 @@ from typing import Any, Literal
 from hivetune import errors
 from hivetune.base.disk import FULL_DISK_ERROR, read_json, write_json
 from hivetune.base.typed import from_plain, to_plain
+from hivetune.run.checkpoints import CHECKPOINT_EVERY_S
 from hivetune.run.choices import NO_CHOICES, Choices
 
 TASK = "task.json"  # in the folder of its outcome
@@ -77,7 +78,7 @@ class ComputePacks:
 class Train:
     """Train `run` to its end.
 
-    `changes` are a recovery's, over the run's choices. `standby` has two inherited handles. Other workers come to
+    `changes` are a recovery's, over the run's choices. Other workers come to
     `meeting`.
     """
 
@@ -85,8 +86,7 @@ class Train:
     model: Path
     snapshot: Path
     changes: Choices = NO_CHOICES
-    standby: tuple[int, int] | None = None
-    mean_time_between_faults_s: float | None = None
+    checkpoint_every_s: float = CHECKPOINT_EVERY_S
     meeting: Meeting | None = None
 
 

@@ -20,7 +20,7 @@ class Supervision:
     start_timeout_s: float = 900.0  # imports, model, first compilation
     evaluate_timeout_s: float = 1800.0
     save_timeout_s: float = 600.0
-    attempts: int = 3
+    attempts: int = 6
     backoff_s: float = 5.0
     checkpoint_every_s: float | None = None
 

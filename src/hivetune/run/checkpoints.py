@@ -8,7 +8,6 @@ train/worker/checkpoint.py makes the files.
 import contextlib
 import errno
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ _FILES = frozenset({TENSORS, STATE})
 KEEP_NEWEST = 3
 # After the first step, a checkpoint every ten minutes: what a cut of the power loses at most.
 CHECKPOINT_EVERY_S = 600.0
-# The assumption before faults were counted: one in three hours, as owners of unstable consumer cards report.
-MEAN_TIME_BETWEEN_FAULTS_S = 3 * 3600.0
 READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 Files = Mapping[str, bytes | memoryview]
@@ -200,20 +197,6 @@ def reclaim(run: Path, *, disk: Disk = DISK) -> int:
             disk.remove(path)
     retain(run, keep=1, disk=disk)
     return before - size_of(parent)
-
-
-def checkpoint_interval_s(
-    cost_s: float, mean_time_between_faults_s: float, *, blocking_s: float | None = None, max_blocking: float = 0.01
-) -> float:
-    """Return the seconds between checkpoints by Young's rule, sqrt(2 * cost * MTBF), with blocking <= `max_blocking`.
-
-    `cost_s` is the training time that one checkpoint takes, `blocking_s` the part in which the loop stands still
-    (default: all). Sources: J. W. Young, CACM 17(9), 1974; for the bound CheckFreq (FAST '21).
-    """
-    if cost_s < 0 or mean_time_between_faults_s <= 0:
-        raise ValueError("a checkpoint costs at least 0 s, and faults come at a positive interval")
-    blocking_s = cost_s if blocking_s is None else blocking_s
-    return max(math.sqrt(2 * cost_s * mean_time_between_faults_s), blocking_s / max_blocking)
 
 
 def _write_folder(folder: Path, files: Files, disk: Disk) -> None:

@@ -273,7 +273,6 @@ EVENT_TEXTS = {
     "action": "-> {action}: {why}",
     "isolated": "isolated: {words}",
     "quarantined": "quarantined {source}: {reason}",
-    "from_memory": "state of step {step} saved from memory",
     "warning": "warning: {text}",
     "disk_wait": "the disk is full: waiting for room",
     "disk_ready": "there is room on the disk again",

@@ -29,7 +29,6 @@ from hivetune.process.protocol import Beat, Replay, Train
 from hivetune.run import checkpoints
 from hivetune.run.checkpoints import STATE, TENSORS
 from hivetune.run.choices import Choices
-from hivetune.run.standby import Standby
 from hivetune.train.plan.steps import Amendment, append_amendment, read_plan
 
 
@@ -111,9 +110,8 @@ def main(task: Train | Replay, heartbeat: Heartbeat) -> dict[str, Any]:
     found = checkpoints.newest_good(run)
     state = (found.folder / TENSORS).read_bytes() if found.folder else b"start"
     metrics = run / "metrics.jsonl"
-    assert task.standby is not None
     kept = [line for line in read_journal(metrics) if line["step"] <= found.step]
-    journal, standby = Journal(metrics), Standby(task.standby)
+    journal = Journal(metrics)
     journal.replace(kept)
     journal.append("started", step=found.step, pid=os.getpid())
     for step in range(found.step, len(plan.steps)):
@@ -128,9 +126,7 @@ def main(task: Train | Replay, heartbeat: Heartbeat) -> dict[str, Any]:
         journal.append("step", step=step + 1, loss=1.0, seconds=seconds)
         heartbeat.beat(Beat.ITEM)
         files = {TENSORS: state, STATE: json.dumps({"step": step + 1, "best": None}).encode()}
-        standby.write(step + 1, files)
-        if (step + 1) % 5 == 0 or step + 1 == len(plan.steps) or heartbeat.stop_requested:
-            checkpoints.commit_within(run, step + 1, files)
+        checkpoints.commit_within(run, step + 1, files)
         if heartbeat.stop_requested:
             return {"status": "stopped", "steps": step + 1}
     seconds = sum(line["seconds"] for line in read_journal(metrics) if line["event"] == "step")

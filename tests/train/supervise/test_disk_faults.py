@@ -11,7 +11,6 @@ from train.supervise.disks import CountingDisk, FailingDisk, PowerCut, PowerCutD
 from hivetune.base.disk import Disk
 from hivetune.run import checkpoints
 from hivetune.run.checkpoints import STATE, TENSORS, commit_within, newest_good, reclaim, retain
-from hivetune.run.standby import Standby, persist
 
 LAST = 7
 BEST = 2
@@ -35,15 +34,6 @@ def save(run: Path, disk: Disk) -> None:
     commit_within(run, LAST + 1, content(LAST + 1), disk=disk)
 
 
-def save_from_standby(run: Path, disk: Disk) -> None:
-    standby = Standby.create()
-    standby.write(LAST + 1, content(LAST + 1))
-    try:
-        persist(run, standby, disk=disk)
-    finally:
-        standby.close()
-
-
 def replace_newest(run: Path, disk: Disk) -> None:
     """The same step again with other content (after a change of arithmetic)."""
     commit_within(run, LAST, content(LAST + 1), disk=disk)
@@ -54,10 +44,9 @@ def start_with_damage(run: Path, disk: Disk) -> None:
     newest_good(run, disk=disk)
 
 
-WORK = {"save": save, "persist": save_from_standby, "replace": replace_newest, "start": start_with_damage}
+WORK = {"save": save, "replace": replace_newest, "start": start_with_damage}
 STATES = {
     "save": {LAST: LAST, LAST + 1: LAST + 1},
-    "persist": {LAST: LAST, LAST + 1: LAST + 1},
     "replace": {LAST - 1: LAST - 1, LAST: (LAST, LAST + 1)},
     "start": {LAST - 1: LAST - 1},
 }
@@ -109,7 +98,7 @@ def test_errors(before: Path, tmp_path: Path, name: str, error: int, lasting: bo
         check(run, name)
 
 
-@pytest.mark.parametrize("name", ["save", "persist", "replace"])
+@pytest.mark.parametrize("name", ["save", "replace"])
 def test_short_writes(before: Path, tmp_path: Path, name: str) -> None:
     for n, operation in enumerate(operations(before, tmp_path / "run", name)):
         if operation == "write":

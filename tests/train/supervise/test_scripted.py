@@ -62,13 +62,13 @@ SOLVABLE = [
         "out of memory above n tokens",
         [{"do": "out of memory", "tokens_above": 20}],
         "device-out-of-memory",
-        ("micro", "smallest"),
+        ("small", "smallest"),
         "cuda",
     ),
     Case("hang by SIGSTOP", [{"do": "freeze", "step": 12, "times": 1}], "hang-stopped"),
     Case("hang that holds the GIL", [{"do": "hold the GIL", "step": 12, "times": 1}], "hang"),
     Case("hang of a row", [{"do": "hold the GIL", "row": 41}], "hang", rows=[41]),
-    Case("NaN in one precision", [{"do": "nan", "step": 8, "rung": {"dtype": "float32"}}], "not-finite", ("dtype",)),
+    Case("NaN in one precision", [{"do": "nan", "step": 8, "rung": {"dtype": "float32"}}], "not-finite", ("float32",)),
     Case("NaN once", [{"do": "nan", "step": 8, "times": 1}], "not-finite"),
     Case("killed while loading", [{"do": "kill", "step": -1, "times": 2}], "killed"),
     Case(
@@ -81,7 +81,7 @@ SOLVABLE = [
             }
         ],
         "compiler-abort",
-        ("dtype",),
+        ("float32",),
         "cuda",
     ),
 ]

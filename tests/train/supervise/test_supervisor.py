@@ -1,6 +1,5 @@
 """A good citizen: signals, two runs in one folder, a full disk, changed files and packages, a killed supervisor."""
 
-import errno
 import json
 import os
 import signal
@@ -20,7 +19,6 @@ from hivetune.base.disk import lock
 from hivetune.base.journal import Journal, read_journal
 from hivetune.errors import Busy, DoesNotFit, Stopped, UsageError
 from hivetune.run import checkpoints
-from hivetune.run.standby import Standby, persist
 from hivetune.run.status import run_status, stop_run
 from hivetune.train.plan.steps import read_plan
 from hivetune.train.supervise import attempt, room, supervisor
@@ -178,25 +176,6 @@ def test_a_full_disk_is_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (outcome.status, outcome.faults) == ("done", ("disk-full",))
     assert len(reasons) == 1 and reasons[0].startswith(f"the disk of {tmp_path / 'run'} is full: the run waits until")
     assert events(tmp_path, "disk_wait") and events(tmp_path, "disk_ready")
-
-
-def test_what_a_full_disk_refuses_waits_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker dies at step 8, the newest checkpoint is of step 5, and the disk is full: nothing is repeated."""
-    config = make_run(tmp_path, [{"do": "raise", "text": "[Errno 28] No space left on device", "step": 8, "times": 1}])
-    refusals = iter([OSError(errno.ENOSPC, "No space left on device")])
-
-    def persist_when_there_is_room(run: Path, standby: Standby) -> int | None:
-        if standby.read() is not None and (refusal := next(refusals, None)) is not None:
-            raise refusal
-        return persist(run, standby)
-
-    monkeypatch.setattr(supervisor, "persist", persist_when_there_is_room)
-    outcome = supervise(tmp_path, config).check()
-    assert outcome.faults == ("disk-full",)
-    assert [entry["step"] for entry in events(tmp_path, "from_memory")] == [8]
-    assert [entry["durable"] for entry in events(tmp_path, "ended")] == [5, 24]
-    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
-    assert [entry["step"] for entry in map(json.loads, lines) if entry["event"] == "started"] == [0, 8]
 
 
 def test_a_stop_while_it_waits_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

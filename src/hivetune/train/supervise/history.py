@@ -55,10 +55,7 @@ _WITH_RUNGS = ("attempt", "action", "supervisor_ended")
 
 
 def last_rungs(events: list[dict[str, Any]]) -> tuple[str, ...]:
-    """Return the rungs in effect when the last supervisor ended or was killed: a resumed run keeps its arithmetic.
-
-    A rung of an older Hivetune that is gone (rank16) is left out; what it padded changes rounding alone.
-    """
+    """Return the rungs in effect when the last supervisor ended or was killed: a resumed run keeps its arithmetic."""
     of = [entry["rungs"] for entry in events if entry["event"] in _WITH_RUNGS and "rungs" in entry]
     return tuple(name for name in of[-1] if name in RUNGS) if of else ()
 

@@ -18,8 +18,8 @@ from hivetune.run.folder import ISOLATION, ITEMS
 from hivetune.train.supervise.changes import worker_effects
 from hivetune.train.supervise.ladder import Culprit
 
-# Another matrix library or instruction set, wherever the run computes. Variables of absent libraries do nothing.
-OTHER_RUNGS = ("blas", "isa")
+# Another matrix library and other kernels, wherever the run computes. Variables of absent libraries do nothing.
+OTHER_RUNGS = ("blas", "plain")
 # Without a control row: after so many failures and no row that is fine, it is not the rows.
 NOTHING_FINE = 3
 

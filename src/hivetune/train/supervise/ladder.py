@@ -17,16 +17,14 @@ from hivetune.run.choices import NO_CHOICES, Choices
 
 # A card runs behind its host, so its faults are noticed up to a step late.
 LATE_STEPS = 1
-# Where different faults share a step, each has its own attempts, and all together this many times as many.
-SHARED_STEP = 2
 # After so many faults of one kind on a device, at different steps and with progress between them, a change is tried.
 SCATTERED_CHANGE = 5
+# After so many failures at one place before, a run leaves its card.
+MAX_ALIKE = 2
 MAX_WAIT_S = 300.0
-# The widest tile that the over-reading kernels of gfx12 have (ROCm/rocm-libraries#7992, #11714).
-RANK_MULTIPLE = 64
 EVERY_LAYER = 10_000
 # These shrink a step; a worker that dies while it loads needs something else.
-OF_A_STEP = frozenset({"isolate", "micro", "small", "smallest"})
+OF_A_STEP = frozenset({"isolate", "small", "smallest"})
 
 
 @dataclass(frozen=True)
@@ -52,49 +50,33 @@ RUNGS = {
     rung.name: rung
     for rung in (
         _card("blas", "rocBLAS's own kernels instead of hipBLASLt", LEAVE_HIPBLASLT),
-        Rung("attention", "plain attention instead of a fused kernel", choices=Choices(attention="eager")),
-        _card("bucket", "fewer shapes, token counts in multiples of 256", choices=Choices(token_multiple=256)),
         _card(
-            "rank64",
-            "ranks padded to a multiple of 64 in products",
-            choices=Choices(rank_multiple=RANK_MULTIPLE),
-        ),
-        Rung("dtype", "float32", choices=Choices(dtype="float32")),
-        _card(
-            "allocator",
-            "the allocator's plain mode",
-            {"PYTORCH_ALLOC_CONF": None, "PYTORCH_CUDA_ALLOC_CONF": None, "PYTORCH_HIP_ALLOC_CONF": None},
+            "environment",
+            "the driver's and the allocator's plain modes",
+            {
+                "PYTORCH_ALLOC_CONF": None,
+                "PYTORCH_CUDA_ALLOC_CONF": None,
+                "PYTORCH_HIP_ALLOC_CONF": None,
+                "PYTORCH_NO_HIP_MEMORY_CACHING": "1",  # no operand ends right before unmapped memory
+                "HSA_ENABLE_SDMA": "0",  # copies by kernels instead of the DMA engine
+                "HSA_ENABLE_INTERRUPT": "0",  # the card is polled
+                "HSA_OVERRIDE_GFX_VERSION": None,
+            },
             exact=True,
         ),
-        _card(
-            "no-cache",
-            "every allocation made by the driver, so that no operand ends right before unmapped memory",
-            {"PYTORCH_NO_HIP_MEMORY_CACHING": "1"},
+        Rung(
+            "plain",
+            "torch's kernels and plain attention instead of our own and fused ones",
+            choices=Choices(kernels="torch", products="torch", attention="eager"),
         ),
-        Rung("micro", "micro-batches of half the size, the same effective batch", choices=Choices(halvings=1)),
+        Rung("float32", "float32", choices=Choices(dtype="float32")),
         Rung("small", "micro-batches of an eighth of the size, the same effective batch", choices=Choices(halvings=3)),
         Rung(
             "smallest",
-            "one document at a time and recomputed activations, the same effective batch",
-            choices=Choices(halvings=30, recompute=EVERY_LAYER),
-        ),
-        Rung(
-            "stream",
-            "the frozen layers streamed: their weights are read when they are needed",
-            choices=Choices(streamed=EVERY_LAYER),
+            "one document at a time, recomputed activations and streamed layers, the same effective batch",
+            choices=Choices(halvings=30, recompute=EVERY_LAYER, streamed=EVERY_LAYER),
         ),
         Rung("general", "the general path by transformers instead of our own kernels", choices=Choices(path="general")),
-        # The environment is for libraries with pools of their own; torch's was settled when the run began.
-        Rung("threads", "one thread per library", {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}, Choices(threads=1)),
-        Rung(
-            "isa",
-            "AVX2 instructions only",
-            {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
-            Choices(kernels="torch"),  # ours are compiled for this very processor
-        ),
-        _card("sdma-off", "copies made by kernels instead of the DMA engine", {"HSA_ENABLE_SDMA": "0"}, exact=True),
-        _card("interrupt", "polling of the card instead of its interrupts", {"HSA_ENABLE_INTERRUPT": "0"}, exact=True),
-        _card("no-override", "no HSA_OVERRIDE_GFX_VERSION", {"HSA_OVERRIDE_GFX_VERSION": None}, exact=True),
         _card(
             "cpu",
             "the processor instead of the card",
@@ -124,8 +106,8 @@ class Failure:
     isolated: bool = False
 
     def progressed(self, before: "Failure") -> bool:
-        """Return whether more is safe than at the failure before: a later state, or one harmful row less."""
-        return self.durable > before.durable or self.quarantined > before.quarantined
+        """Return whether the run got past the failure before, which is safe by now, or has one harmful row less."""
+        return self.durable > max(before.durable, before.step) or self.quarantined > before.quarantined
 
     def alike(self, failure: "Failure") -> bool:
         """Return whether this is the same fault at the same place."""
@@ -147,7 +129,7 @@ class Bounds:
     their order, each with its thread. They come before the catalogue's, and at the first failure.
     """
 
-    attempts: int = 3
+    attempts: int = 6
     on_device: bool = False
     backoff_s: float = 5.0
     allow: frozenset[str] = frozenset()
@@ -212,7 +194,8 @@ def next_action(history: Sequence[Failure], bounds: Bounds) -> Reply:
     elif (worn_out and not alike) or _rows_replayed(history):
         tried.add("isolate")
     rungs = [name for name in dict.fromkeys((*published, *fault.rungs)) if name not in tried and _is_open(name, bounds)]
-    if attempts == 1:  # an isolation takes no attempt, and the processor is the safest device
+    # An isolation takes no attempt, and the processor is the safest device; another fault may need the other attempts.
+    if attempts == 1 or len(alike) >= MAX_ALIKE:
         rungs = [name for name in ("isolate", "cpu") if name in rungs] or rungs
     rungs = rungs or [name for name in ("rank", "sample") if name in bounds.allow and name not in tried]
     if not rungs and attempts > 1:
@@ -277,15 +260,8 @@ def idle_attempts(history: Sequence[Failure]) -> int:
 
 
 def attempts_left(history: Sequence[Failure], bounds: Bounds) -> int:
-    """Return how many attempts are left against the last failure.
-
-    Only attempts since the last progress count, and of those only what ended alike. Where another fault comes,
-    something was solved, and it has attempts of its own. All of them together may take SHARED_STEP times as many, so
-    that faults which take turns come to an end too.
-    """
-    idle = idle_attempts(history)
-    alike = sum(failure.alike(history[-1]) for failure in history[len(history) - 1 - idle : -1])
-    return min(bounds.attempts - alike, SHARED_STEP * bounds.attempts - idle)
+    """Return how many attempts are left: failures without a later durable step between them are counted, all alike."""
+    return bounds.attempts - 1 - idle_attempts(history)
 
 
 def remaining_rungs(history: Sequence[Failure]) -> tuple[str, ...]:
@@ -347,7 +323,7 @@ def effects_of(rungs: Sequence[str]) -> tuple[dict[str, str | None], Choices]:
 def void_rungs(environment: Mapping[str, str], choices: Choices) -> frozenset[str]:
     """Return the rungs already in effect, by the worker's environment and choices: trying them proves nothing.
 
-    What was not chosen is not in use, where a rung leaves it (graphs). The general path has nothing to stream.
+    The general path has nothing to stream.
     """
     values = choices.made() | ({"streamed": EVERY_LAYER} if choices.path == "general" else {})
 

@@ -4,11 +4,9 @@ It never imports torch. Everything that happens is an event in RUN/events.jsonl,
 supervisor that is killed itself is replaced by the next one, which continues from what is on disk.
 """
 
-import math
 import os
 import time
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,9 +28,9 @@ from hivetune.process.protocol import Beat, Outcome, Salvage, Train
 from hivetune.process.stop import StopRequest
 from hivetune.process.supervision import supervision
 from hivetune.run import checkpoints
+from hivetune.run.checkpoints import CHECKPOINT_EVERY_S
 from hivetune.run.choices import Choices
 from hivetune.run.folder import EVENTS, METRICS, SALVAGE, read_resolved
-from hivetune.run.standby import Standby, persist
 from hivetune.run.status import hold_run, quarantined
 from hivetune.train.plan.steps import Amendment, append_amendment, max_quarantined, read_plan
 from hivetune.train.supervise.attempt import Ended, Terms, last_step, step_of_death
@@ -49,7 +47,6 @@ from hivetune.train.supervise.history import (
 )
 from hivetune.train.supervise.isolate import isolate, replay_in_children, within
 from hivetune.train.supervise.ladder import (
-    RANK_MULTIPLE,
     Bounds,
     Failure,
     Reply,
@@ -65,6 +62,7 @@ SMALLER = ("rank", "sample")
 # What a run that goes on needs for journals and logs, besides a checkpoint and an adapter of a third of its size.
 MIN_RESERVE_BYTES = 1 << 20
 OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
+MIN_CHECKPOINT_EVERY_S = 10.0
 SAMPLE_EVERY_S = 30.0
 # The first sample comes sooner: many faults come within the first half minute.
 FIRST_SAMPLE_S = 5.0
@@ -115,16 +113,9 @@ def supervise_run(
     Raises Busy when another process has the run, UsageError when model or data are not what they were, DoesNotFit when
     the disk has no room for the run's checkpoints.
     """
-    with (
-        hold_run(run),
-        Events(run / EVENTS) as events,
-        StopRequest(terms.ends) as stop,
-        closing(Standby.create()) as standby,
-    ):
+    with hold_run(run), Events(run / EVENTS) as events, StopRequest(terms.ends) as stop:
         machine = machine or read_machine(folder=run)
-        supervisor = _Supervisor(
-            run, config, model, snapshot, machine, terms, worker, replay, events=events, stop=stop, standby=standby
-        )
+        supervisor = _Supervisor(run, config, model, snapshot, machine, terms, worker, replay, events=events, stop=stop)
         supervisor.begin()
         outcome: RunOutcome | None = None
         while outcome is None:
@@ -151,7 +142,6 @@ class _Supervisor:
     replay: str | None
     events: Journal
     stop: StopRequest
-    standby: Standby
     history: list[Failure] = field(default_factory=list)
     rungs: tuple[str, ...] = ()
     tried: str = ""
@@ -203,9 +193,11 @@ class _Supervisor:
         environment, choices = worker_effects(self.run, self.rungs)
         devices = devices_beside(self.run, self.model, self.config, self.machine, self._device())
         memory_bytes = int(self.machine.memory_bytes * self.config.memory_share) // (1 + len(devices))
-        between_s = max(1.0, (time.monotonic() - self.started) / len(self.history)) if self.history else None
+        every_s = CHECKPOINT_EVERY_S
+        if self.history:  # faults that come often must not cost much each time
+            between_s = (time.monotonic() - self.started) / len(self.history)
+            every_s = min(every_s, max(MIN_CHECKPOINT_EVERY_S, between_s / 10))
         kernel, oom_before, started = KernelLog(), oom_kills(), time.monotonic()
-        self.state_to_disk()  # what an earlier attempt left and a full disk refused
         child: Child | None = None
         beside = Workers(
             self.run,
@@ -218,14 +210,12 @@ class _Supervisor:
         )
         try:
             with beside:
-                handles = self.standby.handles
                 child = start_child(
-                    Train(self.run, self.model, self.snapshot, choices, handles, between_s, beside.meeting),
+                    Train(self.run, self.model, self.snapshot, choices, every_s, beside.meeting),
                     self.run,
                     module=self.worker,
                     limits=limits,
                     environment=environment,
-                    pass_fds=handles,
                     memory_limit_bytes=None if self._on_device() else memory_bytes,
                 )
                 pid = child.process.pid
@@ -235,7 +225,6 @@ class _Supervisor:
                 outcome = self.watch(child, beside)
             if limits.started:
                 self.start_s[self.rungs] = limits.start_s
-            self.state_to_disk()
             seconds = time.monotonic() - started
             ended = Ended(
                 outcome, step_of_death(self.run, pid), checkpoints.newest_good(self.run).step, child.last_beat, seconds
@@ -302,19 +291,6 @@ class _Supervisor:
             seconds=round(ended.seconds, 3),
             error=None if outcome.error is None else f"{outcome.error.type}: {outcome.error.message}"[:1000],
         )
-
-    def state_to_disk(self) -> None:
-        """Write the state that a worker left in memory as a checkpoint. While the disk refuses it, it stays in
-        memory.
-        """
-        try:
-            step = persist(self.run, self.standby)
-        except OSError as error:
-            self.events.append("warning", text=f"the state in memory could not be written to disk yet: {error}")
-            return
-        self.standby.clear()
-        if step is not None:
-            self.events.append("from_memory", step=step)
 
     def answer(self, ended: Ended) -> RunOutcome | None:
         """Return the run's outcome, or None when another worker is to be started."""
@@ -407,7 +383,6 @@ class _Supervisor:
         """Set aside the checkpoints since the last good test of the numbers: they may hold wrong ones."""
         run = self.run
         good = [e["step"] for e in read_journal(run / METRICS) if e["event"] == "canary" and e["passed"]]
-        self.standby.clear()
         doubtful = checkpoints.distrust_after(run, max(good, default=0))
         self.events.append("distrusted", steps=doubtful, newest=ended.durable)
 
@@ -421,18 +396,16 @@ class _Supervisor:
         while not has_room(run, needed) and not self.stop.count:
             self.stop.sleep(LOOK_S)
         self.events.append("disk_ready", free_bytes=disk_free_bytes(run))
-        self.state_to_disk()
 
     def _bounds(self) -> Bounds:
         settings, run = supervision(), self.run
         # A worker as it is started now: rungs that would change nothing in it are void.
         environment, changes = worker_effects(run, self.rungs)
-        config, settled = read_resolved(run)  # a lower rank is written there
+        _, settled = read_resolved(run)
         started = [e for e in read_journal(run / METRICS) if e["event"] == "started" and "path" in e]
         as_started = Choices(
             path=started[-1]["path"] if started else None,
             kernels="torch" if self._on_device() else None,  # a card's default
-            rank_multiple=math.gcd(config.lora.r, RANK_MULTIPLE),
         )
         variables = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
         # A run that begins with another run's adapter has that adapter's rank.

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -23,9 +23,8 @@ from hivetune.base.disk import DISK, Disk, parse_json
 from hivetune.base.journal import read_journal
 from hivetune.base.typed import from_plain, to_plain
 from hivetune.run import checkpoints
-from hivetune.run.checkpoints import MEAN_TIME_BETWEEN_FAULTS_S, STATE, TENSORS, Files
+from hivetune.run.checkpoints import CHECKPOINT_EVERY_S, STATE, TENSORS, Files
 from hivetune.run.folder import METRICS
-from hivetune.run.standby import Standby
 
 _KINDS = ("param", "exp_avg", "exp_avg_sq")
 
@@ -195,7 +194,7 @@ def load_newest_good(
 
 def _newest_saved(run: Path) -> int:
     """Return the newest step that metrics.jsonl reports as saved, so that a folder which vanished is reported."""
-    saved = [e["step"] for e in read_journal(run / METRICS) if e["event"] == "saved" and e["place"] == "disk"]
+    saved = [e["step"] for e in read_journal(run / METRICS) if e["event"] == "saved"]
     return max(saved, default=0)
 
 
@@ -232,27 +231,15 @@ def _serialise(tensors: Mapping[str, Tensor], buffer: bytearray) -> memoryview:
     return view
 
 
-# When the state is saved: docs of `Saver`. How each place is written: run/standby.py and run/checkpoints.py.
-
-# The standby is written as often as it is cheap, so that even a card that dies every few seconds gets on; and so often
-# that at most max(30 s, one step) is lost: the waiting, the writing, and the step under way.
-STANDBY_AT_SOONEST_S = 1.0
-STANDBY_AT_LATEST_S = 25.0
-MAX_BLOCKING = 0.01
-MAX_WRITING = 0.02
-FIRST_SAVE_S = 10.0
 # After a save that failed (full disk), the next try; doubled each time.
 _RETRY_S = 30.0
 LONGEST_RETRY_S = 600.0
-
-Place = Literal["standby", "disk"]
 
 
 @dataclass(frozen=True)
 class Saved:
     """One write that ended. `blocking_s`: how long the loop stood still; `error`: None, or why it failed."""
 
-    place: Place
     step: int
     seconds: float
     blocking_s: float
@@ -262,54 +249,45 @@ class Saved:
 class Saver:
     """The thread that saves the state: the loop only copies it, the thread hashes and writes. One per run.
 
-    There are two places: the standby in memory (every few seconds, survives the worker) and a checkpoint on disk (by
-    Young's rule, survives the machine). Call `after_step` at every step, and `save` when the state must be on disk now
-    (best validation, stop, end).
+    The first checkpoint comes after this process's first step, so that each start gets on, and the next ones every
+    `every_s`. Call `after_step` at every step, and `save` when the state must be on disk now (best validation, stop,
+    end).
     """
 
     def __init__(
         self,
         run: Path,
         *,
-        standby: Standby | None = None,
-        every_s: float | None = None,
-        mean_time_between_faults_s: float = MEAN_TIME_BETWEEN_FAULTS_S,
+        every_s: float = CHECKPOINT_EVERY_S,
         disk: Disk = DISK,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._run, self._standby, self._every_s, self._disk, self._clock = run, standby, every_s, disk, clock
-        self._mean_time_between_faults_s = mean_time_between_faults_s
+        self._run, self._every_s, self._disk, self._clock = run, every_s, disk, clock
         self._buffer = bytearray()
         self._thread: threading.Thread | None = None
         self._ended: list[Saved] = []
-        self._disk_at = self._standby_at = clock()
-        self._disk_cost_s = self._standby_cost_s = self._blocking_s = self._retry_s = 0.0
-        self._saved_once = False
+        self._began_at: float | None = None
+        self._retry_s = 0.0
 
     def after_step(self, state: Callable[[], TrainState]) -> None:
         """Begin a write if one is due; `state` is called only then. Returns as soon as the state is copied.
 
         Raises NotFinite. A disk that fails does not stop training: see `ended`.
         """
-        target = self.due
-        if target is not None:
-            self._begin(target, state())
+        if self.due:
+            self._begin(state())
 
     @property
-    def due(self) -> Place | None:
-        """Return which write is due now."""
+    def due(self) -> bool:
+        """Return whether a write is due now. A slow disk stretches the interval by itself."""
         if self._thread is not None and self._thread.is_alive():
-            return None  # a slow disk stretches the interval by itself
-        now = self._clock()
-        if now - self._disk_at >= self.interval_s:
-            return "disk"
-        standby = self._standby is not None and now - self._standby_at >= self._standby_interval_s
-        return "standby" if standby else None
+            return False
+        return self._began_at is None or self._clock() - self._began_at >= (self._retry_s or self._every_s)
 
     def save(self, state: TrainState) -> None:
-        """Save to disk before this returns. Raises OSError, NotFinite."""
+        """Save before this returns. Raises OSError, NotFinite."""
         self.wait()
-        self._begin("disk", state)
+        self._begin(state)
         self.wait()
         error = self._ended[-1].error
         if error is not None:
@@ -325,64 +303,24 @@ class Saver:
         self.wait()
         self._buffer = bytearray()
 
-    def forget(self) -> None:
-        """Clear the standby: its state is doubtful, and nobody may continue from it."""
-        self.wait()
-        if self._standby is not None:
-            self._standby.clear()
-
     def ended(self) -> list[Saved]:
         """Return the writes that ended since the last call, for the run's metrics."""
         ended, self._ended = self._ended, []
         return ended
 
-    @property
-    def interval_s(self) -> float:
-        """Return the time between two checkpoints on disk: the setting, else Young's rule by the measured cost."""
-        if self._retry_s:
-            return self._retry_s
-        if self._every_s is not None:
-            return self._every_s
-        if not self._saved_once:
-            return FIRST_SAVE_S
-        return checkpoints.checkpoint_interval_s(
-            self._disk_cost_s,
-            self._mean_time_between_faults_s,
-            blocking_s=self._blocking_s,
-            max_blocking=MAX_BLOCKING,
-        )
-
-    @property
-    def _standby_interval_s(self) -> float:
-        cheap_s = max(self._blocking_s / MAX_BLOCKING, self._standby_cost_s / MAX_WRITING)
-        return min(max(STANDBY_AT_SOONEST_S, cheap_s), STANDBY_AT_LATEST_S)
-
-    def _begin(self, target: Place, state: TrainState) -> None:
-        started = self._clock()
+    def _begin(self, state: TrainState) -> None:
+        self._began_at = started = self._clock()
         files = to_files(state, self._buffer)
-        blocking_s = self._clock() - started
-        self._blocking_s = blocking_s if not self._blocking_s else 0.5 * (self._blocking_s + blocking_s)
-        self._standby_at = started
-        if target == "disk":
-            self._disk_at = started
-        arguments = (target, state.step, files, blocking_s)
+        arguments = (state.step, files, self._clock() - started)
         self._thread = threading.Thread(target=self._write, args=arguments, name="saver")
         self._thread.start()
 
-    def _write(self, target: Place, step: int, files: Files, blocking_s: float) -> None:
+    def _write(self, step: int, files: Files, blocking_s: float) -> None:
         started = self._clock()
         error = None
         try:
-            if self._standby is not None:
-                self._standby.write(step, files)
-                self._standby_cost_s = self._clock() - started
-            if target == "disk":
-                checkpoints.commit_within(self._run, step, files, disk=self._disk)
+            checkpoints.commit_within(self._run, step, files, disk=self._disk)
         except OSError as problem:
             error = problem
-        seconds = self._clock() - started
-        if target == "disk":
-            self._retry_s = min(max(_RETRY_S, 2 * self._retry_s), LONGEST_RETRY_S) if error else 0.0
-            self._disk_cost_s = seconds
-            self._saved_once = True
-        self._ended.append(Saved(target, step, seconds, blocking_s, error))
+        self._retry_s = min(max(_RETRY_S, 2 * self._retry_s), LONGEST_RETRY_S) if error else 0.0
+        self._ended.append(Saved(step, self._clock() - started, blocking_s, error))

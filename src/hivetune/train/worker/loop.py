@@ -215,7 +215,7 @@ class Loop:
         check_rollbacks(spike, sum(amendment.until_step is not None for amendment in session.plan.amendments))
         rows = sorted({row for step in range(spike.first, spike.last + 1) for row in session.plan.steps[step].rows})
         amendment = Amendment(spike.first, tuple(rows), spike.reason, spike.last + 1)
-        session.saver.forget()
+        session.saver.wait()
         checkpoints.distrust_after(session.folder, spike.first)
         append_amendment(session.folder, amendment)  # last: killed before it, the run meets the same spike again
         session.plan = session.plan.amended(amendment)
@@ -225,7 +225,7 @@ class Loop:
     def go_back(self, error: WorkerWrong) -> None:
         """Return to the newest state before the steps with a wrong worker; repeat them without it."""
         session = self.session
-        session.saver.forget()
+        session.saver.wait()
         doubtful = checkpoints.distrust_after(session.folder, error.good)
         self.state = restore(session)
         journal(session, "distrusted", step=self.state.step, checkpoints=doubtful, reason=error.message)

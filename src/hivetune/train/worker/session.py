@@ -21,12 +21,11 @@ from hivetune.config import RunConfig
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.errors import DataRefused, HivetuneError, UsageError
 from hivetune.models.architecture import read_architecture
-from hivetune.process.child import Heartbeat, read_ranks
+from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat, Train
 from hivetune.process.supervision import supervision
 from hivetune.run import checkpoints
 from hivetune.run.folder import METRICS, ROW_LOSSES, read_resolved
-from hivetune.run.standby import Standby
 from hivetune.train.plan.layout import trim_rows
 from hivetune.train.plan.memory import setup_of_run
 from hivetune.train.plan.speed import micro_batch_shapes, rate_key, step_flops
@@ -149,12 +148,7 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
         snapshot=snapshot,
         model=model,
         optimizer=AdamW(model.master_N, model.grad_N, weight_decay=config.weight_decay),
-        saver=Saver(
-            folder,
-            standby=Standby(task.standby) if task.standby and read_ranks().size == 1 else None,
-            every_s=supervision().checkpoint_every_s,
-            mean_time_between_faults_s=task.mean_time_between_faults_s or checkpoints.MEAN_TIME_BETWEEN_FAULTS_S,
-        ),
+        saver=Saver(folder, every_s=supervision().checkpoint_every_s or task.checkpoint_every_s),
         metrics=metrics,
         event_files=EventFiles(folder, config.report_to),
         row_losses=Journal(folder / ROW_LOSSES),
@@ -363,7 +357,6 @@ def _journal_saves(session: Session) -> None:
             session,
             "saved" if saved.error is None else "save_failed",
             step=saved.step,
-            place=saved.place,
             seconds=round(saved.seconds, 6),
             blocking_s=round(saved.blocking_s, 6),
             error=None if saved.error is None else str(saved.error),

@@ -11,7 +11,6 @@ import torch
 
 from hivetune.base.typed import from_plain, to_plain
 from hivetune.config import LoraConfig, RunConfig
-from hivetune.errors import DoesNotFit
 from hivetune.run.choices import NO_CHOICES, Choices
 from hivetune.train.worker.device import start_with
 from hivetune.train.worker.model.fast.model import FastModel
@@ -41,8 +40,7 @@ def load_model(
     """Load the model of a prepared folder with adapters of zeros: on the fast path if it knows the architecture.
 
     `choices`: of the run; path "general" forces the general path. `first_layers`: without the others, to compare paths.
-    Raises UsageError for target modules that the model does not have, MachineNotFit when qlora lacks its package,
-    DoesNotFit for a model whose layers have to be streamed and that the fast path does not know.
+    Raises UsageError for target modules that the model does not have, MachineNotFit when qlora lacks its package.
     """
     cause = (choices.path_why or "the choices ask for it") if choices.path == "general" else ""
     quantized = method == "qlora"
@@ -59,12 +57,6 @@ def load_model(
             )
         except NotFast as error:
             cause = str(error)
-    if choices.streamed and first_layers is None:
-        raise DoesNotFit(
-            f"{folder.name} fits only with its layers streamed, which the fast path alone does, and that can't: "
-            f"{cause}",
-            hint="choose a smaller model" if quantized else "choose a smaller model, or method: qlora",
-        )
     # transformers costs 3.5 s of processor time at each start of a worker; the fast path does without.
     from hivetune.train.worker.model.general import load_general
 
