@@ -182,7 +182,10 @@ _SET_ASIDE = {
     "failed": ("the row's success is false", "set learn.use: [sft, failures] to learn from it as a bad answer"),
     "disliked": ("the row's feedback is negative", "set learn.use: [sft, failures] to learn from it as a bad answer"),
     "not-learned": ("the setting learn does not name this kind of row", "see learn in the config"),
-    "for-stage-2": ("a bad answer alone is not trained", "correct it (POST /v1/feedback) to learn from it"),
+    "for-stage-2": (
+        "a bad answer that no lesson reached: there are fewer than 50, or no validation rows",
+        "collect more of them, or correct it (POST /v1/feedback)",
+    ),
     "bad-held-out": ("a bad answer belongs to a group in validation or test", "nothing to do"),
     "contradictory": (
         "the same answer is called good in one row and bad in another",

@@ -48,7 +48,7 @@ DAMAGED_SNAPSHOT = "delete this folder; hivetune train CONFIG makes it again fro
 OWN_LESSONS: tuple[LessonKind, ...] = ("failure", "retry")
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 DROPPED_FILE = "duplicates.jsonl"
-BAD = "bad"  # the split of bad answers, which only stage 2 reads
+BAD = "bad"  # the split of bad answers, which only lessons read
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 

@@ -40,6 +40,7 @@ EVALUATION = "eval.json"  # with the verdict
 LOSS_CURVE = "loss.svg"
 # Folders of the measurement before step 0, of the child that saves an adapter and of exports.
 SALVAGE, EXPORTS = "salvage", "export"
+REFERENCE = "reference.json"  # losses of bad answers when the lessons began
 PROOF = "proof.json"  # beside exported files: whether they are what was trained
 # Folders of the workers that compute packs for the run's own, by number; of torchrun's processes, by rank.
 WORKERS, RANKS = "workers", "ranks"

@@ -25,6 +25,7 @@ from hivetune.run.folder import (
 )
 from hivetune.train.plan.memory import TrainingSetup, disk_bytes
 from hivetune.train.plan.steps import (
+    MIN_VOUCHED,
     Plan,
     PlanRow,
     make_plan,
@@ -125,8 +126,15 @@ def update_record(folder: Path, **changes: Any) -> dict[str, Any]:
     return record
 
 
+# With fewer bad answers, or without validation rows to guard the good ones, nothing is learned from them.
+MIN_BAD = 50
+
+
 def plan_of(config: RunConfig, snapshot: Snapshot, settings_hash: str) -> Plan:
     """Return the plan of a config on a snapshot."""
+    bad = snapshot.bad_rows()
+    if len(bad) < MIN_BAD or not snapshot.rows("validation"):
+        bad = []
     return make_plan(
         [PlanRow(*row) for row in snapshot.plan_rows("train")],
         snapshot_hash=snapshot.hash,
@@ -136,4 +144,6 @@ def plan_of(config: RunConfig, snapshot: Snapshot, settings_hash: str) -> Plan:
         epochs=config.epochs,
         max_steps=config.max_steps,
         chunk_rows=config.chunk_rows,
+        good=snapshot.good_rows("train", MIN_VOUCHED) if bad else (),
+        bad=bad,
     )

@@ -40,7 +40,7 @@ from hivetune.train.supervise.ladder import arithmetic_changes
 from hivetune.train.supervise.room import write_with_retries
 from hivetune.train.supervise.supervisor import supervise_run
 
-FOR_STAGE_2 = "for-stage-2"  # the reason in data/reasons.py
+FOR_LESSONS = "for-stage-2"  # the reason in data/reasons.py
 # The fields of the worker's result that `train --json` reports.
 REPORTED = (
     "loss_first",
@@ -209,11 +209,11 @@ def account(run: Run, steps_done: int) -> Accounting:
     reached = run.plan.rows_reached(steps_done)
     trained, quarantined = ({first.get(row, row) for row in rows if row not in bad} for rows in reached)
     trained -= quarantined
-    # Bad rows were set aside for stage 2; a worse answer is part of the row with the better one.
+    # Bad rows were set aside for the lessons; a worse answer is part of the row with the better one.
     bad_trained, bad_quarantined = (sum(bad.get(row, False) for row in rows) for rows in reached)
     set_aside = dict(accepted["set_aside"])
     if bad_trained or bad_quarantined:
-        set_aside[FOR_STAGE_2] -= bad_trained + bad_quarantined
+        set_aside[FOR_LESSONS] -= bad_trained + bad_quarantined
     return Accounting(
         rows_in=accepted["rows_in"],
         trained=len(trained) + bad_trained,

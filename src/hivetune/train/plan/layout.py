@@ -89,8 +89,8 @@ class Layout:
     """The work of one micro-batch. T tokens; E entries, each a flat row and the token that it must predict.
 
     tokens, positions [T]: token ids, and where each stands in its document (for the rotation). rows, targets, counts
-    [E], sorted by row: the entry's row of the flat sequence, the token, and how many documents have it trained. Its
-    loss is multiplied by that count (0: padding). owners: for each document the numbers of its entries.
+    [E], sorted by row: the entry's row of the flat sequence, the token, and the weights of the documents that have it
+    trained. Its loss is multiplied by their sum (0: padding). owners: for each document the numbers of its entries.
     """
 
     tokens: list[int]
@@ -98,7 +98,7 @@ class Layout:
     segments: list[Segment]
     rows: list[int]
     targets: list[int]
-    counts: list[int]
+    counts: list[float]
     owners: list[list[int]]
 
     @property
@@ -108,20 +108,24 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class TrimmedDocument:
-    """A document without the tokens that nothing depends on, and (position, token to predict) pairs."""
+    """A document without the tokens that nothing depends on, and (position, token to predict) pairs.
+
+    `weight`: what its loss is multiplied by; below 0 for a bad answer.
+    """
 
     tokens: tuple[int, ...]
     pairs: tuple[tuple[int, int], ...]
+    weight: float = 1.0
 
 
-def trim_document(tokens: Sequence[int], trained: Sequence[int] | memoryview) -> TrimmedDocument:
+def trim_document(tokens: Sequence[int], trained: Sequence[int] | memoryview, weight: float = 1.0) -> TrimmedDocument:
     """Return a document without its last trained token and all after it: in a causal model no loss depends on them.
 
     Position i predicts token i + 1. `trained[i]`: token i counts in the loss; the first one never does.
     """
     pairs = tuple((index - 1, tokens[index]) for index in range(1, len(tokens)) if trained[index])
     last = pairs[-1][0] + 1 if pairs else 0
-    return TrimmedDocument(tuple(tokens[:last]), pairs)
+    return TrimmedDocument(tuple(tokens[:last]), pairs, weight)
 
 
 def trim_rows(snapshot: Snapshot, rows: Iterable[int]) -> tuple[TrimmedDocument, ...]:
@@ -284,13 +288,14 @@ class _Builder:
         return len(self.segments) - 1
 
     def finish(self, pad: Padding) -> Layout:
-        counts: dict[tuple[int, int], int] = {}
+        counts: dict[tuple[int, int], float] = {}
         owned: list[list[tuple[int, int]]] = [
             [(self.flat[index][position], token) for position, token in document.pairs] if document.tokens else []
             for index, document in enumerate(self.documents)
         ]
-        for entry in itertools.chain.from_iterable(owned):
-            counts[entry] = counts.get(entry, 0) + 1
+        for document, entries in zip(self.documents, owned, strict=True):
+            for entry in entries:
+                counts[entry] = counts.get(entry, 0.0) + document.weight
         # Padding goes to rows without an entry first, so that no row has to be gathered twice.
         counted, size = {row for row, _ in counts}, pad(len(counts))
         free = (row for row in range(len(self.tokens)) if row not in counted)

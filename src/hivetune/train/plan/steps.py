@@ -12,7 +12,7 @@ import itertools
 import math
 import struct
 from array import array
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -22,6 +22,7 @@ from hivetune.base.documents import HINT, read_document
 from hivetune.base.journal import Journal, read_journal
 from hivetune.base.private import read_bounded
 from hivetune.base.typed import from_plain, to_plain
+from hivetune.data.snapshot import BadAnswer
 from hivetune.errors import UsageError
 from hivetune.records import Step
 from hivetune.run.folder import AMENDMENTS, PLAN, PLAN_ROWS
@@ -75,6 +76,8 @@ class Plan:
     amendments: tuple[Amendment, ...] = ()
     chunk_ends: tuple[int, ...] = ()
     """Numbers of steps after which all epochs on a chunk of rows are finished; empty: the run is not in chunks."""
+    lessons_from: int | None = None
+    """The first of the last steps, which have bad answers beside good ones; None where there are none."""
 
     @property
     def steps(self) -> Sequence[Step]:
@@ -139,12 +142,15 @@ def make_plan(
     epochs: float,
     max_steps: int | None = None,
     chunk_rows: int | None = None,
+    good: Collection[int] = (),
+    bad: Sequence[BadAnswer] = (),
 ) -> Plan:
     """Return a plan in which each epoch visits every row once in an order of its own; its last, smaller batch is kept.
 
     The order sorts blake2b(seed, epoch, content), which no Python version, platform or row number changes. A fraction
     of an epoch takes that share of its order, rounded up. `chunk_rows`: all epochs on so many rows are finished before
-    the next ones; learning rate schedule and optimizer state continue from chunk to chunk.
+    the next ones; learning rate schedule and optimizer state continue from chunk to chunk. Bad answers are learned from
+    in LESSON_STEPS more steps at the end, beside rows of `good` (see `_lesson_steps`).
 
     Raises ValueError for a row without a trained token, whose step could not be divided by their number, and for
     settings that are not positive.
@@ -172,6 +178,11 @@ def make_plan(
         entry_trained.extend(row.trained for row in batch)
         step_ends.append(len(entry_rows))
     chunk_ends.add(len(step_ends))  # the step limit may end the plan inside a chunk
+    lessons_from = len(step_ends) if bad else None
+    for entries in _lesson_steps(rows, good, bad, seed, batch_size) if bad else ():
+        entry_rows.extend(row.row for row in entries)
+        entry_trained.extend(row.trained for row in entries)
+        step_ends.append(len(entry_rows))
     return Plan(
         snapshot_hash=snapshot_hash,
         settings_hash=settings_hash,
@@ -184,7 +195,49 @@ def make_plan(
         entry_trained=entry_trained,
         step_ends=step_ends,
         chunk_ends=tuple(sorted(chunk_ends)) if chunk_rows else (),
+        lessons_from=lessons_from,
     )
+
+
+LESSON_STEPS = 40
+# Bad rows in a step for each good one. Together they push half as hard as the good rows pull (train/worker/lessons.py).
+BAD_SHARE = 0.5
+# With fewer rows that people called good, all rows keep the model where it is.
+MIN_VOUCHED = 32
+
+
+def _lesson_steps(
+    rows: Sequence[PlanRow], good: Collection[int], bad: Sequence[BadAnswer], seed: int, batch_size: int
+) -> Iterator[list[PlanRow]]:
+    """Yield the steps with bad answers: `batch_size` good rows each, half as many bad ones, and the good answers that
+    these are compared with.
+
+    `good`: the rows that keep the model where it is; what nobody called good may have the very fault that the bad
+    answers are about. Both are taken in turn, each in the order of an epoch, as often as the steps need. A bad row
+    counts nothing in a step's divisor: its entry trains 0 tokens.
+    """
+    row_of = {row.row: row for row in rows}
+    better_of = {answer.row: answer.better for answer in bad}
+    wrong = [PlanRow(answer.row, answer.content_id, answer.length, 0) for answer in bad]
+
+    def in_turn(kind: str, some: Sequence[PlanRow]) -> Iterator[PlanRow]:
+        return itertools.chain.from_iterable(epoch_order(some, seed, f"{kind} {turn}") for turn in itertools.count())
+
+    next_bad, next_good = in_turn("bad", wrong), in_turn("good", [row_of[row] for row in good])
+    num_good, num_bad = min(batch_size, len(good)), min(len(wrong), max(1, int(BAD_SHARE * batch_size)))
+    for _ in range(LESSON_STEPS):
+        pushed = _distinct(next_bad, num_bad, {})
+        compared = {better: row_of[better] for row in pushed if (better := better_of[row]) in row_of}
+        yield [*_distinct(next_good, num_good, compared).values(), *pushed.values()]
+
+
+def _distinct(rows: Iterator[PlanRow], count: int, first: Mapping[int, PlanRow]) -> dict[int, PlanRow]:
+    """Return `first` and the next rows that are not among them, until they are `count`."""
+    chosen = dict(first)
+    while len(chosen) < count:
+        row = next(rows)
+        chosen.setdefault(row.row, row)
+    return chosen
 
 
 def count_steps(rows: int, batch_size: int, epochs: float) -> int:
@@ -215,6 +268,7 @@ def write_plan(run: Path, plan: Plan) -> None:
         "steps": len(plan.step_ends),
         "trained_tokens": sum(plan.entry_trained),
         "chunk_ends": list(plan.chunk_ends),
+        "lessons_from": plan.lessons_from,
         "sha256": sha256_bytes(binary),
     }
     write_json(run / PLAN, description)
@@ -224,7 +278,8 @@ def read_plan(run: Path) -> Plan:
     """Read the plan and apply its amendments. Raises UsageError when it is missing or damaged."""
     description = read_document(run / PLAN)
     try:
-        most = HEADER.size + 8 * description["steps"] * (1 + description["batch_size"])
+        # Steps with bad answers have more entries than the batch: those, and what they are compared with.
+        most = HEADER.size + 8 * description["steps"] * (1 + 2 * description["batch_size"])
         binary = read_bounded(run / PLAN_ROWS, most, links=False)
         if sha256_bytes(binary) != description["sha256"]:
             raise ValueError("its hash is not the recorded one")
@@ -242,6 +297,7 @@ def read_plan(run: Path) -> Plan:
             step_ends=step_ends,
             amendments=tuple(read_amendments(run, set(entry_rows))),
             chunk_ends=tuple(description.get("chunk_ends", ())),
+            lessons_from=description["lessons_from"],
         )
     except OSError as error:
         raise UsageError(f"cannot read {run / PLAN_ROWS}: {error.strerror}", hint=HINT) from None

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,8 +28,11 @@ from hivetune.process.child import Heartbeat, read_ranks, run_child
 from hivetune.process.protocol import Beat, Train
 from hivetune.run import checkpoints
 from hivetune.train.plan.steps import Amendment, append_amendment, max_quarantined
+from hivetune.train.worker import lessons
+from hivetune.train.worker.checkpoint import kept_adapter
 from hivetune.train.worker.exchange.trust import WorkerWrong
 from hivetune.train.worker.exchange.worker import serve_as_rank
+from hivetune.train.worker.model.adapter import fill
 from hivetune.train.worker.model.protocol import Document, read_documents
 from hivetune.train.worker.optimizer import learning_rate
 from hivetune.train.worker.session import (
@@ -36,10 +40,12 @@ from hivetune.train.worker.session import (
     LoopState,
     Session,
     StepNotFinite,
+    better_of,
     compare_products,
     finish,
     journal,
     open_session,
+    read_reference,
     restore,
     save_now,
     save_when_due,
@@ -60,6 +66,10 @@ def main(task: Train, heartbeat: Heartbeat) -> dict[str, Any]:
     return finish(session, loop.state)
 
 
+# The reason of the amendment that skips steps before the lessons.
+EARLY = "validation stopped improving"
+
+
 class Loop:
     """The steps of one run. `state` is what the loop knows after the newest step that counts."""
 
@@ -72,6 +82,7 @@ class Loop:
         session = self.session
         with self.feed:
             while self.state.step < session.num_steps and not self.state.stopped_early:
+                self.begin_lessons()
                 try:
                     if not self.make_step():
                         self.feed.forget()  # the plan was amended: what was read ahead may be wrong
@@ -99,7 +110,16 @@ class Loop:
         started = time.perf_counter()
         documents = self.feed.take(number)
         trained_tokens = session.plan.steps[number].trained_tokens
-        rate = learning_rate(session.config, number, session.num_steps)
+        lessons_from = session.plan.lessons_from
+        added = 0.0
+        if lessons_from is not None and number >= lessons_from:
+            rate = lessons.RATE * learning_rate(session.config, number - lessons_from, session.num_steps - lessons_from)
+            assert session.reference is not None
+            score = partial(session.exchange.nll, step=number)
+            weighed = lessons.weigh(documents, better_of(session), session.reference, score)
+            documents, added = weighed.documents, weighed.added
+        else:
+            rate = learning_rate(session.config, number, lessons_from or session.num_steps)
         loss: float | None = None
         norm: float | None = None
         if trained_tokens:
@@ -112,7 +132,7 @@ class Loop:
             if loss_scale != 1:
                 grad_N.div_(loss_scale)
             norm_of_grad = torch.linalg.vector_norm(grad_N, dtype=torch.float64)
-            loss, norm = torch.stack([summed.loss.to(torch.float64) / trained_tokens, norm_of_grad]).tolist()
+            loss, norm = torch.stack([(summed.loss.to(torch.float64) - added) / trained_tokens, norm_of_grad]).tolist()
             problem = step_problem(loss, norm)
             if problem is not None:
                 self.quarantine(documents, problem)
@@ -141,9 +161,45 @@ class Loop:
         session.heartbeat.beat(Beat.ITEM)
         return True
 
+    def begin_lessons(self) -> None:
+        """Begin to learn from bad answers, where that is due: from the best adapter so far, with its losses as the
+        reference; or read what a process before this one began with."""
+        session, state = self.session, self.state
+        if session.plan.lessons_from is None or state.step < session.plan.lessons_from:
+            return
+        if state.start_loss is not None:
+            if session.reference is None:
+                read_reference(session, state.step, anew=False)
+            return
+        adapter, _, problem = kept_adapter(session.folder, session.model.adapter, state.step, state.best)
+        if problem:
+            journal(session, "problem", step=state.step, text=problem)
+        fill(session.model.adapter, dict(adapter), "the adapter that the lessons begin with")
+        read_reference(session, state.step, anew=True)
+        loss = score_held_out(session, state.step, session.sample_rows).loss
+        self.state = replace(state, start_loss=loss, best={"step": state.step, "loss": loss})
+        save_now(session, self.state)
+
+    def skip_to_lessons(self) -> bool:
+        """Go on with the lessons where training before them gains nothing any more. Return whether there are any."""
+        session, step, lessons_from = self.session, self.state.step, self.session.plan.lessons_from
+        if lessons_from is None or step >= lessons_from:
+            return False
+        rows = sorted({row for number in range(step, lessons_from) for row in session.plan.steps[number].rows})
+        amendment = Amendment(step, tuple(rows), EARLY, lessons_from)
+        append_amendment(session.folder, amendment)
+        session.plan = session.plan.amended(amendment)
+        self.state = replace(self.state, step=lessons_from, without_gain=0)
+        self.feed.forget()
+        return True
+
     def is_pause(self, step: int) -> bool:
         """Return whether validation is due after `step` steps."""
         session = self.session
+        lessons_from = session.plan.lessons_from
+        if lessons_from is not None and step > lessons_from:
+            every = max(1, (session.num_steps - lessons_from) // lessons.VALIDATIONS)
+            return (step - lessons_from) % every == 0 or step == session.num_steps
         return step in session.plan.chunk_ends or step % session.validate_every == 0 or step == session.num_steps
 
     def pause(self) -> None:
@@ -160,13 +216,31 @@ class Loop:
         if not session.validation_rows:
             return
         loss = score_held_out(session, state.step, session.sample_rows).loss
-        if state.best is not None and loss >= state.best["loss"]:
+        if state.start_loss is not None:
+            self.check_lessons(loss)
+        elif state.best is not None and loss >= state.best["loss"]:
             without_gain, patience = state.without_gain + 1, session.config.patience
-            stopped = patience is not None and without_gain >= patience
-            self.state = replace(state, without_gain=without_gain, stopped_early=stopped)
+            self.state = replace(state, without_gain=without_gain)
+            if patience is not None and without_gain >= patience and not self.skip_to_lessons():
+                self.state = replace(self.state, stopped_early=True)
         else:
             self.state = replace(state, best={"step": state.step, "loss": loss}, without_gain=0)
             save_now(session, self.state)
+
+    def check_lessons(self, loss: float) -> None:
+        """End the lessons when the validation rows have lost more than MAX_LOSS_RISE since they began.
+
+        Until then the newest step is the best one, so the adapter is that of the last step within the bound.
+        """
+        session, state = self.session, self.state
+        assert state.start_loss is not None
+        if loss > state.start_loss + lessons.MAX_LOSS_RISE:
+            reason = f"the loss of good rows rose from {state.start_loss:.4f} to {loss:.4f}"
+            journal(session, "stopped_early", step=state.step, reason=reason)
+            self.state = replace(state, stopped_early=True)
+            return
+        self.state = replace(state, best={"step": state.step, "loss": loss})
+        save_now(session, self.state)
 
     def quarantine(self, documents: Sequence[Document], problem: str) -> None:
         """Take the rows that are not finite out of the plan; the step is then made again without them.
@@ -212,7 +286,8 @@ class Loop:
     def roll_back(self, spike: Spike) -> None:
         """Return to a checkpoint before the spike and leave its rows out of those steps. Raises LossDiverged."""
         session = self.session
-        check_rollbacks(spike, sum(amendment.until_step is not None for amendment in session.plan.amendments))
+        before = [a for a in session.plan.amendments if a.until_step is not None and a.reason != EARLY]
+        check_rollbacks(spike, len(before))
         rows = sorted({row for step in range(spike.first, spike.last + 1) for row in session.plan.steps[step].rows})
         amendment = Amendment(spike.first, tuple(rows), spike.reason, spike.last + 1)
         session.saver.wait()

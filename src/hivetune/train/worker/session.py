@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hivetune.base.journal import Journal, read_journal
+from hivetune.base.sealed import read_sealed, write_sealed
 from hivetune.base.typed import from_plain
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import Snapshot, open_snapshot
@@ -25,7 +26,7 @@ from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat, Train
 from hivetune.process.supervision import supervision
 from hivetune.run import checkpoints
-from hivetune.run.folder import METRICS, ROW_LOSSES, read_resolved
+from hivetune.run.folder import METRICS, REFERENCE, ROW_LOSSES, read_resolved
 from hivetune.train.plan.layout import trim_rows
 from hivetune.train.plan.memory import setup_of_run
 from hivetune.train.plan.speed import micro_batch_shapes, rate_key, step_flops
@@ -37,11 +38,11 @@ from hivetune.train.worker.exchange.grid import FIRST_EXPONENT
 from hivetune.train.worker.measure import canary
 from hivetune.train.worker.model.adapter import base_name, begin, fill, is_as_begun, same_views, write_adapter
 from hivetune.train.worker.model.load import load_model
-from hivetune.train.worker.model.protocol import LoraModel
+from hivetune.train.worker.model.protocol import LoraModel, read_documents
 from hivetune.train.worker.optimizer import AdamW
 from hivetune.train.worker.settle import refuse_full_memory, settle
 from hivetune.train.worker.tensorboard import EventFiles
-from hivetune.train.worker.validation import Scored, choose_sample, score_rows
+from hivetune.train.worker.validation import VALIDATION_DOCUMENTS, Scored, choose_sample, score_rows
 from hivetune.train.worker.watch import LossHistory
 
 VALIDATIONS = 10
@@ -70,11 +71,13 @@ class LoopState:
     best: dict[str, Any] | None = None
     without_gain: int = 0
     stopped_early: bool = False
+    start_loss: float | None = None
+    """The loss of the validation rows when the lessons began; None before that."""
     history: LossHistory = field(default_factory=LossHistory)
     grid: int = FIRST_EXPONENT
 
 
-# Fields that every checkpoint holds; `grid` may be missing, which means "as at the start".
+# Fields that every checkpoint holds; the others may be missing, which means "as at the start".
 _IN_EVERY_LOOP = frozenset({"updates", "without_gain", "stopped_early", "history"})
 
 
@@ -98,6 +101,8 @@ class Session:
     validation_rows: Sequence[int]
     sample_rows: Sequence[int]
     """The validation rows that are scored during the run."""
+    reference: Mapping[int, float] | None = None
+    """Row -> nll of bad answers and of those that they are compared with, when the lessons began."""
     numbers_tested: float = -math.inf
 
     @property
@@ -199,6 +204,28 @@ def _progress_of(state: TrainState) -> LoopState:
     if missing:
         raise ValueError(f"{checkpoints.STATE}: its loop has no {min(missing)!r}")
     return from_plain(LoopState, {**state.loop, "step": state.step, "best": state.best})
+
+
+def better_of(session: Session) -> dict[int, int | None]:
+    """Return bad row -> the row that it is compared with, None for a bad answer alone."""
+    return {answer.row: answer.better for answer in session.snapshot.bad_rows()}
+
+
+def read_reference(session: Session, step: int, *, anew: bool) -> None:
+    """Read the losses with which the lessons began, measured first if they begin now (`anew`)."""
+    path = session.folder / REFERENCE
+    if anew:
+        better = better_of(session)
+        planned = set(session.plan.entry_rows) & better.keys()
+        rows = sorted({row for bad in planned for row in (bad, better[bad]) if row is not None})
+        losses: dict[str, float | None] = {}
+        for start in range(0, len(rows), VALIDATION_DOCUMENTS):
+            session.heartbeat.beat(Beat.VALIDATING)
+            part = rows[start:][:VALIDATION_DOCUMENTS]
+            scores = session.exchange.nll(read_documents(session.snapshot, part), step)
+            losses |= {str(row): nll if math.isfinite(nll) else None for row, nll in zip(part, scores, strict=True)}
+        write_sealed(path, {"schema": 1, "nll": losses})
+    session.reference = {int(row): nll for row, nll in read_sealed(path)["nll"].items() if nll is not None}
 
 
 def score_held_out(session: Session, step: int, rows: Sequence[int], event: str = "validation") -> Scored:

@@ -112,6 +112,7 @@ def to_message(works: Sequence[Work]) -> tuple[list[dict[str, Any]], bytes]:
         {
             "rows": [document.row for document in work.documents],
             "lengths": [len(document.tokens_L) for document in work.documents],
+            "weights": [document.weight for document in work.documents],
             "pack": work.pack and asdict(work.pack),
         }
         for work in works
@@ -128,12 +129,13 @@ def read_message(headers: Sequence[Mapping[str, Any]], payload: bytearray) -> li
     """Return the works of a message of `to_message`."""
     rows = [row for header in headers for row in header["rows"]]
     lengths = [length for header in headers for length in header["lengths"]]
+    weights = [weight for header in headers for weight in header["weights"]]
     if not rows:
         return [Work(()) for _ in headers]
     total = sum(lengths)
     tokens = torch.frombuffer(payload, dtype=torch.int32, count=total).to(torch.int64).split(lengths)
     trained = torch.frombuffer(payload, dtype=torch.uint8, count=total, offset=4 * total).bool().split(lengths)
-    documents = map(Document, rows, tokens, trained)
+    documents = map(Document, rows, tokens, trained, weights)
     return [
         Work(tuple(next(documents) for _ in header["rows"]), header["pack"] and Pack(**header["pack"]))
         for header in headers

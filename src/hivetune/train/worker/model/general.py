@@ -194,8 +194,9 @@ class GeneralModel:
 
     def backward_one(self, documents: Sequence[Document], scale: float) -> Tensor:
         with self.switch.set(training=True):
-            nll_M = self._nll(documents)[0]
-            nll = nll_M.sum()
+            nll_M, owner_M = self._nll(documents)
+            weight_B = torch.tensor([document.weight for document in documents], dtype=nll_M.dtype, device=self.device)
+            nll = torch.dot(nll_M, weight_B[owner_M])
             if nll_M.numel():
                 (nll * scale).backward()
         return nll.detach()

@@ -24,6 +24,8 @@ class Document(NamedTuple):
     """int64, on any device."""
     trained_L: Tensor
     """bool: this token is a target."""
+    weight: float = 1.0
+    """What its loss is multiplied by in `backward`; below 0 for a bad answer."""
 
 
 class LoraModel(Protocol):
@@ -50,7 +52,7 @@ class LoraModel(Protocol):
         ...
 
     def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
-        """Add d(scale * sum of nll) / d master to `grad_N`. Return the unscaled sum of nll in nats.
+        """Add d(scale * sum of weight * nll) / d master to `grad_N`. Return the unscaled sum of weight * nll in nats.
 
         The sum is over trained tokens. Makes its own micro-batches. Returns a float scalar on `device` without waiting
         for it.

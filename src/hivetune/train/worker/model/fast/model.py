@@ -181,4 +181,4 @@ class FastModel:
 
 
 def _rows(documents: Sequence[Document]) -> list[TrimmedDocument]:
-    return [trim_document(document.tokens_L.tolist(), document.trained_L.tolist()) for document in documents]
+    return [trim_document(doc.tokens_L.tolist(), doc.trained_L.tolist(), doc.weight) for doc in documents]
