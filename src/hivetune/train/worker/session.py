@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hivetune.base.disk import read_json, write_json
 from hivetune.base.journal import Journal, read_journal
-from hivetune.base.sealed import read_sealed, write_sealed
 from hivetune.base.typed import from_plain
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import Snapshot, open_snapshot
@@ -224,8 +224,8 @@ def read_reference(session: Session, step: int, *, anew: bool) -> None:
             part = rows[start:][:VALIDATION_DOCUMENTS]
             scores = session.exchange.nll(read_documents(session.snapshot, part), step)
             losses |= {str(row): nll if math.isfinite(nll) else None for row, nll in zip(part, scores, strict=True)}
-        write_sealed(path, {"schema": 1, "nll": losses})
-    session.reference = {int(row): nll for row, nll in read_sealed(path)["nll"].items() if nll is not None}
+        write_json(path, {"schema": 1, "nll": losses})
+    session.reference = {int(row): nll for row, nll in read_json(path)["nll"].items() if nll is not None}
 
 
 def score_held_out(session: Session, step: int, rows: Sequence[int], event: str = "validation") -> Scored:
