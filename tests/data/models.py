@@ -92,14 +92,6 @@ def make_model(folder: Path, template: str = CHATML, family: Family = FAMILIES["
     return folder
 
 
-def make_sized_model(folder: Path) -> Path:
-    """As `make_model`, and with the sizes by which a run is planned."""
-    make_model(folder)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 1600, **sizes}))
-    return folder
-
-
 def _texts() -> list[str]:
     return [topics[name] for name in sorted(topics)][:12]
 
