@@ -35,7 +35,7 @@ def test_rows_lie_beside_the_file_that_names_them(
     written: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "there").mkdir()
-    (tmp_path / "there/run.yaml").write_text(f"model: m\ndata: {json.dumps(written)}\n")
+    (tmp_path / "there/run.yaml").write_text(f"model: m\ndata: {{path: {json.dumps(written)}}}\n")
     monkeypatch.chdir(tmp_path)
     assert load_config(Path("there/run.yaml")).data.path == found
     assert load_config(Path("there/run.yaml"), ["data.path=rows.jsonl"]).data.path == "rows.jsonl"

@@ -31,10 +31,9 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
 
 
 def test_whom_a_cycle_tells_is_not_written(tmp_path: Path) -> None:
-    """A run folder is copied into releases, and a webhook's address lets anybody post there."""
-    email = {"to": ["ada@example.org"], "sender": "hive@example.org", "host": "mail.example.org", "user": "hive"}
-    notify = {"webhook": "https://hooks.example.org/whisper", "command": ["tell", "whisper"], "email": email}
-    settings = parse_config({**SETTINGS.model_dump(mode="json"), "cycle": {"name": "demo", "notify": notify}}, "test")
+    """A run folder is copied into releases, and a command may name an address at which anybody can post."""
+    cycle = {"name": "demo", "notify": ["curl", "https://hooks.example.org/whisper"]}
+    settings = parse_config({**SETTINGS.model_dump(mode="json"), "cycle": cycle}, "test")
     write_resolved(tmp_path, settings, NO_CHOICES)
     text = (tmp_path / CONFIG).read_text()
     assert "whisper" not in text and "example.org" not in text

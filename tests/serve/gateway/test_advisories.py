@@ -306,4 +306,4 @@ def test_how_many_are_replayed() -> None:
         source = (Path(__file__).parents[2] / file).read_text(encoding="utf-8")
         assert advisory in source.partition(f"def {test}(")[2].partition("\ndef ")[0]
         published.add(advisory)
-    assert len(published) >= 35, sorted(published)
+    assert len(published) >= 32, sorted(published)
