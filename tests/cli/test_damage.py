@@ -20,6 +20,7 @@ from hivetune.base.disk import MANIFEST, sha256_file, write_json, write_manifest
 from hivetune.config import RunConfig
 from hivetune.data.identity import settings_of
 from hivetune.errors import UsageError
+from hivetune.judge.evaluate import SideAnswers, comparison_document
 from hivetune.run.choices import Choices
 from hivetune.run.folder import write_record, write_resolved
 from hivetune.train.open import load_run
@@ -43,7 +44,8 @@ def make_home(home: Path) -> Path:
     write_json(folder / "model/hivetune.json", {"schema": 1, "name": "none", "kind": "folder", "source": "none"})
     write_manifest(folder / "model")
     write_record(run, record(folder, config))
-    evaluation = {"rows": [], "answers": [], "base": {}, "tuned": {}, "problems": [], "schema": 1}
+    base, tuned = SideAnswers("base", "base", {}, {}), SideAnswers("run", "run", {}, {})
+    evaluation = comparison_document([], base, tuned, [], {"model": str(folder / "model")})
     write_json(run / "eval.json", {**evaluation, "adapter_sha256": sha256_file(run / "adapter_model.safetensors")})
     with open_database(home / "hive.db") as database:
         database.execute("INSERT INTO runs VALUES (?, 'mine', 5.0, 'h')", (str(run),))
@@ -179,7 +181,7 @@ def test_the_whole_home_is_read_without_a_complaint(whole: tuple[Path, Path], mo
     home = fresh(whole)
     asked = {" ".join(command): ask(home, command, monkeypatch) for command in COMMANDS}
     codes = {name: done.returncode for name, done in asked.items()}
-    assert codes == {name: 0 for name in codes} | {"eval RUN": 6, "check store": 3}, asked
+    assert codes == {name: 0 for name in codes} | {"eval RUN --set gate.loss_gain=0": 6, "check store": 3}, asked
 
 
 @settings(

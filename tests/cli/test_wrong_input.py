@@ -86,7 +86,11 @@ WRONG = [
     ("plan mine.yaml --card MI50 --memory -1", 2, "Invalid value for '--memory'"),
     ("plan mine.yaml --cores 4", 2, "give --card too"),
     # files that hold no rows
-    ("check book.xlsx", 2, "an Excel workbook, not a file of rows\nhint: save each sheet"),
+    (
+        "check book.xlsx",
+        2,
+        "a ZIP archive or an Office file, not a file of rows\nhint: unpack the archive; save each sheet as CSV",
+    ),
     ("check paper.pdf", 2, "paper.pdf is a PDF"),
     ("check model.gguf", 2, "hint: give it as the model: --model model.gguf"),
     ("check app.db", 2, "hint: hivetune collect 'sqlite:app.db?table=TABLE'"),
