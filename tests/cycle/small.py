@@ -24,6 +24,11 @@ NAME = "demo"
 WORDS = ("red", "blue", "green", "black", "white", "small", "large", "quick", "slow", "old", "new", "warm")
 
 
+# Seconds of a few tokens of a tiny model on a busy machine say nothing of a release.
+UNTIMED = "import hivetune.judge.verdict as verdict\nverdict.MAX_COST_RATIO = 1e9\n"
+COMMAND = "from hivetune.cli.main import main\nmain()\n"
+
+
 def make_rows(first: int, count: int, *, seed: int = 7) -> list[dict[str, Any]]:
     """Return questions with one kind of answer, each of another session, numbered from `first`."""
     rows = []
@@ -65,7 +70,7 @@ def make_config(folder: Path, *, model: str = MODEL, **cycle: Any) -> Path:
         "learning_rate": 0.01,
         "dtype": "float32",
         "device": "cpu",
-        "eval": {"prompts": 8, "tokens": 2},
+        "eval": {"prompts": 6, "tokens": 2},
         "cycle": {"name": NAME, "after_rows": 40, **cycle},
     }
     path = folder / "cycle.yaml"
@@ -104,7 +109,9 @@ class KilledLoop:
             seen = self._lines()
             with open(self.log, "a", encoding="utf-8") as log:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "hivetune", "cycle", str(self.config), "--once"], stdout=log, stderr=log
+                    [sys.executable, "-c", UNTIMED + COMMAND, "cycle", str(self.config), "--once"],
+                    stdout=log,
+                    stderr=log,
                 )
             if not self._kill_at_border(process, seen, waiting):
                 assert process.returncode == 0, self.log.read_text()[-3000:]

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import psutil
 import pytest
-from cycle.small import NAME, append_rows, make_config, make_rows, poisoned, summary
+from cycle.small import NAME, UNTIMED, append_rows, make_config, make_rows, poisoned, summary
 
 from hivetune.base.disk import home
 from hivetune.base.journal import read_journal
@@ -72,7 +72,7 @@ def batch_of(number: int) -> list[dict[str, Any]]:
 
 def loop_once(config: Path, ahead_s: float, log: Path) -> "subprocess.Popen[bytes]":
     """Run the loop until there is nothing to do now, in a process whose clock is `ahead_s`."""
-    script = (
+    script = UNTIMED + (
         "import sys, time\nfrom pathlib import Path\nfrom hivetune.config import load_config\n"
         "from hivetune.cycle.loop import Listener, opened\n"
         "with opened(load_config(Path(sys.argv[1])), Listener(print)) as loop:\n"
