@@ -33,7 +33,7 @@ def test_documents_of_rows(
 ) -> None:
     texts = {
         "array": json.dumps(ROWS, indent=indent),
-        "data": json.dumps({"version": 1, "data": ROWS, "total": 9}, indent=indent),
+        "data": json.dumps({"version": 1, "data": ROWS, "total": 9, "meta": {"page": 1}}, indent=indent),
         "objects": "\n".join(json.dumps(row, indent=indent) for row in ROWS),
     }
     path = tmp_path / "rows.json"

@@ -65,7 +65,7 @@ def test_a_snapshot_holds_what_was_rendered(write_rows: Callable[..., Path], cha
     assert sum(metadata["splits"].values()) == 50
     assert set(metadata["agents"]) == {"a0", "a1", "a2"}
     known = open_database().execute("SELECT hash, path FROM snapshots").fetchall()
-    assert known == [(snapshot.hash, str(snapshot.folder))]
+    assert known == [(snapshot.hash, f"snapshots/{snapshot.folder.name}")]
 
 
 def test_the_same_input_is_prepared_once(write_rows: Callable[..., Path], chatml: Path) -> None:

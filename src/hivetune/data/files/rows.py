@@ -250,6 +250,8 @@ _SCALAR = r'(?:"[^"\\]{0,400}"|-?[0-9.eE+-]{1,40}|true|false|null)'
 _WRAPPER = re.compile(
     rf'\{{(?:\s*"[^"\\]{{1,60}}"\s*:\s*{_SCALAR}\s*,){{0,20}}\s*"(?:{"|".join(_WRAPPED)})"\s*:\s*\[(?=\s*\{{)'
 )
+# What may stand behind the rows: page numbers and counts, as an API gives them.
+_NOTES = re.compile(rf'(?:,\s*"[^"\\]{{1,60}}"\s*:\s*(?:{_SCALAR}|\{{[^][}}{{]{{0,2000}}\}})\s*){{0,20}}\}}')
 _NEAR_END_CHARS = 64  # an error so close to the end of what was read may be the end
 
 
@@ -286,7 +288,7 @@ class _Document:
                 raise self._refused("a comma or ] must follow a row")
         self._skip(self._at + 1)
         rest = self._rest()
-        if not re.fullmatch(rf"(?:,\s*\"[^\"\\]{{1,60}}\"\s*:\s*{_SCALAR}\s*){{0,20}}\}}" if wrapper else "", rest):
+        if not (_NOTES.fullmatch(rest) if wrapper else rest == ""):
             raise self._refused("what stands behind the list of rows was not read")
 
     def _next(self) -> str:
