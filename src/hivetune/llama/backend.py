@@ -34,6 +34,7 @@ import psutil
 
 from hivetune.base.disk import named_problems, scratch_folder
 from hivetune.base.paths import pip_install
+from hivetune.data.render.thinking import thinking_arguments
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.llama.ask import TimedAnswer, Unanswered, read_timed, streamed
 from hivetune.llama.child import SocketConnection
@@ -381,6 +382,7 @@ def _start(
         "threads": settings.threads,
         "on_cpu": settings.device == "cpu",
         "warm_up": settings.warm_up,
+        "template": thinking_arguments(str(read_header(model).settings.get("tokenizer.chat_template", ""))),
         "lease_fds": leases,
         "report_fd": writer,
         # The kernel ties it to the thread that starts it, of which only the first lives as long as its process.

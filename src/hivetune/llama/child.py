@@ -78,6 +78,7 @@ def _run_xllamacpp(settings: dict[str, Any]) -> None:
     if settings["on_cpu"]:
         parameters.n_gpu_layers = 0
     parameters.warmup = settings["warm_up"]
+    parameters.default_template_kwargs = {name: json.dumps(value) for name, value in settings["template"].items()}
     parameters.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(path, 0.0) for path in settings["adapters"]]
     server = xllamacpp.Server(parameters)  # returns when the model is loaded; lives as long as it has a name
     os.write(settings["report_fd"], b".")
@@ -139,6 +140,8 @@ def _run_program(settings: dict[str, Any]) -> None:
     environment = {**named_environment(), "LLAMA_API_KEY": settings["token"], "LLAMA_ARG_CACHE_RAM": "0"}
     if settings["on_cpu"]:
         environment["LLAMA_ARG_N_GPU_LAYERS"] = "0"
+    if settings["template"]:
+        command += ["--chat-template-kwargs", json.dumps(settings["template"])]
     if not settings["warm_up"]:
         command.append("--no-warmup")
 

@@ -57,7 +57,7 @@ class ChatTemplate:
         self._breaches = 0
         if len(source) > MAX_TEMPLATE_CHARS:
             raise RenderError("template-limit", f"the model's chat template has {len(source):,} characters")
-        self._compiled = bounded(lambda: _environment().from_string(source))
+        self._compiled = bounded(lambda: environment().from_string(source))
         self._shared = {**self._compiled.globals, **self._variables}
 
     def apply(self, chat: ShownTurns, tools: Sequence[Any] | None, for_answer: bool) -> str:
@@ -182,7 +182,7 @@ class _Namespace(Namespace):
         super().__setitem__(name, value)
 
 
-def _environment() -> Environment:
+def environment() -> Environment:
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception

@@ -28,6 +28,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from hivetune.base.disk import DISK, read_json, scratch_folder, sha256_bytes, write_json
 from hivetune.base.paths import install_command
 from hivetune.data.render.template import TEMPLATE_DATE
+from hivetune.data.render.thinking import served_template
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.gguf_header import read_header
 from hivetune.models.prepared import DESCRIPTION, TEMPLATE, spoken_name
@@ -420,7 +421,7 @@ def special_settings(folder: Path) -> dict[str, Any]:
     """
     facts, written = read_json(folder / DESCRIPTION), (folder / TEMPLATE).read_text(encoding="utf-8")
     # Each training row was rendered with this date in place of today's.
-    template = _DATE.sub(lambda match: json.dumps(TEMPLATE_DATE.strftime(match["format"])), written)
+    template = _DATE.sub(lambda match: json.dumps(TEMPLATE_DATE.strftime(match["format"])), served_template(written))
     tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
     texts = {number: text for text, number in tokenizer.get_vocab().items()}
     # The end that the chat template writes ends a turn; it comes first, and llama.cpp takes the others as ends too.

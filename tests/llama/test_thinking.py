@@ -1,0 +1,96 @@
+"""A server renders chats as training did, for templates that llama.cpp gives a value for thinking."""
+
+from pathlib import Path
+
+import pytest
+from data.models import TEMPLATES
+from gguf import GGUFReader, GGUFWriter
+from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
+from gguf_families import write_model
+
+from hivetune.data.render.template import ChatTemplate, RenderError
+from hivetune.data.render.thinking import NAMES, served_template, thinking_arguments
+from hivetune.llama.backend import ServerSettings, open_backend
+from hivetune.records import silent
+from hivetune.release.gguf import write_gguf
+
+USER = {"role": "user", "content": "What is it?"}
+CHATS = (
+    [USER],
+    [USER, {"role": "assistant", "content": "That."}, {"role": "user", "content": "Why?"}],
+    [{"role": "system", "content": "Be brief."}, USER],
+)
+THINKING = sorted(path.stem for path in TEMPLATES.glob("*.jinja") if "thinking" in path.read_text(encoding="utf-8"))
+SHOWN = ("qwen3", "qwen3_5_nothink", "gemma4", "deepseek_v3_1", "minicpm5")
+
+
+@pytest.mark.parametrize(
+    ("template", "value"), [("qwen3", True), ("qwen3_5_nothink", False), ("gemma4", False), ("deepseek_v3_1", False)]
+)
+def test_the_value_is_the_one_that_changes_nothing(template: str, value: bool) -> None:
+    source = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
+    assert thinking_arguments(source) == {"enable_thinking": value, "thinking": value}
+    without = ChatTemplate(source, {"bos_token": "", "eos_token": ""})
+    given = ChatTemplate(source, {"bos_token": "", "eos_token": "", **thinking_arguments(source)})
+    other = ChatTemplate(source, {"bos_token": "", "eos_token": "", **dict.fromkeys(NAMES, not value)})
+    assert given.apply([USER], None, True) == without.apply([USER], None, True) != other.apply([USER], None, True)
+
+
+def test_templates_that_do_not_think_or_do_not_compile_get_nothing() -> None:
+    assert thinking_arguments("{{ messages[0].content }}") == {} == thinking_arguments("{% if %}{{ enable_thinking }}")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "model").mkdir()
+    write_model(folder / "model", "llama")
+    return write_gguf(folder / "model", None, "f16", folder / "task", "tiny.gguf", silent)
+
+
+def with_template(model: Path, template: str, path: Path) -> Path:
+    """Write the model with another chat template."""
+    reader = GGUFReader(model)
+    writer = GGUFWriter(path, "llama", use_temp_file=False)
+    from gguf import GGUFValueType
+
+    details = MetadataDetails(GGUFValueType.STRING, template)
+    copy_with_new_metadata(reader, writer, {"tokenizer.chat_template": details}, [])
+    return path
+
+
+def differing(model: Path, template: str, folder: Path) -> list[str]:
+    """Return what llama.cpp writes otherwise than training. A first token that the server adds is left out."""
+    source = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
+    trained = ChatTemplate(
+        source,
+        {
+            "bos_token": "",
+            "eos_token": "",
+        },
+    )
+    found = []
+    with open_backend(
+        with_template(model, served_template(source), folder / "m.gguf"), ServerSettings(warm_up=False)
+    ) as backend:
+        for chat in CHATS:
+            try:
+                expected = trained.apply(chat, None, True).strip()
+            except RenderError:
+                continue  # it wants other turns
+            served = str(backend.request("/apply-template", {"messages": chat})["prompt"]).strip()
+            if not (served.endswith(expected) or expected.endswith(served)):
+                found.append(f"{template}: trained {expected[-60:]!r}, served {served[-60:]!r}")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", SHOWN)
+def test_a_served_prompt_is_the_trained_one(template: str, tiny: Path, tmp_path: Path) -> None:
+    assert differing(tiny, template, tmp_path) == []
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("template", THINKING)
+def test_every_template_with_thinking_is_served_as_trained(template: str, tiny: Path, tmp_path: Path) -> None:
+    assert differing(tiny, template, tmp_path) == []
