@@ -35,8 +35,8 @@ def told(given: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 def test_a_pasted_error_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     document = told(ILLEGAL, capsys)
-    assert document["known"] and document["fault"] == "device-illegal-address" and document["retry"]
-    assert [remedy["name"] for remedy in document["remedies"][:2]] == ["graphs", "kernels"]
+    assert document["known"] and document["fault"] == "device-memory-fault" and document["retry"]
+    assert [remedy["name"] for remedy in document["remedies"][:2]] == ["blas", "isolate"]
     assert (
         all(remedy["says"] for remedy in document["remedies"]) and document["advice"] and document["quote"] == ILLEGAL
     )
@@ -49,7 +49,7 @@ def test_a_file_and_a_run_folder_are_read(tmp_path: Path, capsys: pytest.Capture
 
 def test_of_a_long_log_the_end_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "long.log").write_bytes(b"CUDA out of memory\n" + b"\xff\x00 noise\n" * LOG_BYTES + ILLEGAL.encode())
-    assert told(str(tmp_path / "long.log"), capsys)["fault"] == "device-illegal-address"
+    assert told(str(tmp_path / "long.log"), capsys)["fault"] == "device-memory-fault"
 
 
 def test_the_override_counts_where_the_text_names_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,19 +71,19 @@ def error(kind: str, message: str, exit_code: int = 1) -> ChildError:
     [
         (outcome(signal=9), {}, "killed"),
         (outcome(signal=9), {"oom": True}, "host-out-of-memory-kill"),
-        (outcome(signal=9, status="hung", state="T"), {}, "hang-stopped"),
-        (outcome(signal=9, status="hung", state="D"), {}, "hang-uninterruptible"),
+        (outcome(signal=9, status="hung", state="T"), {}, "hang"),
+        (outcome(signal=9, status="hung", state="D"), {}, "hang"),
         (outcome(signal=9, status="hung", state="S"), {}, "hang"),
-        (outcome(signal=9, status="hung", stderr_tail="InterruptSignal::WaitRelaxed"), {}, "hang-interrupt"),
-        (outcome(signal=6), {}, "aborted"),
-        (outcome(signal=7), {}, "bus-error"),
-        (outcome(signal=15), {}, "terminated"),
+        (outcome(signal=9, status="hung", stderr_tail="InterruptSignal::WaitRelaxed"), {}, "hang"),
+        (outcome(signal=6), {}, "crashed"),
+        (outcome(signal=7), {}, "crashed"),
+        (outcome(signal=15), {}, "killed"),
         (outcome(returncode=0), {}, "unknown"),
         (outcome(status="failed", error=error("KeyError", "'x'")), {}, "program-error"),
         (outcome(status="failed", error=error("UsageError", "no", 2)), {}, "refused"),
         (outcome(status="failed", error=error("CanaryFailed", "product 1 x 2 is wrong")), {}, "wrong-numbers"),
         (outcome(status="failed", error=error("StepNotFinite", "step 3")), {}, "not-finite"),
-        (outcome(status="failed", error=error("BaseNotFinite", "step 0: the loss is nan")), {}, "base-not-finite"),
+        (outcome(status="failed", error=error("BaseNotFinite", "step 0: the loss is nan")), {}, "not-finite"),
         (outcome(status="failed", error=error("LossDiverged", "up")), {}, "loss-diverged"),
         (outcome(signal=6, stderr_tail=WRONG_CARD), {"override": True}, "device-wrong-override"),
     ],
@@ -100,7 +100,7 @@ def test_the_errors_own_words_count_more_than_an_older_warning() -> None:
 
 def test_a_fall_back_that_was_only_announced_is_no_fault() -> None:
     log = "UserWarning: Attempting to use hipBLASLt on an unsupported architecture! Overriding blas backend to hipblas"
-    assert diagnose(evidence_of(outcome(signal=11, stderr_tail=log))).fault.id == "segfault"
+    assert diagnose(evidence_of(outcome(signal=11, stderr_tail=log))).fault.id == "crashed"
 
 
 def test_the_words_name_cause_quote_and_shape() -> None:

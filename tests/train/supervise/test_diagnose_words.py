@@ -48,7 +48,7 @@ def test_lines_of_the_kernel(fault: str, line: str) -> None:
 @pytest.mark.parametrize("line", PHRASES["harmless"])
 def test_a_harmless_line_changes_nothing(line: str) -> None:
     log = f"starting\n{line}\nmore\n"
-    assert told(log, facts=frozenset({"always", "signal:SIGSEGV"})) == "segfault"
+    assert told(log, facts=frozenset({"always", "signal:SIGSEGV"})) == "crashed"
     assert told(log, facts=frozenset({"always", "hung", "state:S"})) == "hang"
     assert told(f"{log}{TRACEBACK}ValueError: the config is odd") == "program-error"
     ours = Evidence("RuntimeError: a reason", log, facts=BY_ITSELF | {"type:RuntimeError"})
@@ -89,7 +89,7 @@ def test_a_code_that_nobody_documents_is_refused() -> None:
         ("OSError: [Errno 28] No space left on device\nDuring handling: \nKeyError: 'x'", "disk-full"),
         ("ptxas fatal   : x\ntorch._dynamo.exc.BackendCompilerFailed: backend raised", "compiler-abort"),
         ("oom-kill:constraint\nRuntimeError: DataLoader worker is killed by signal: Killed.", "host-out-of-memory"),
-        ("RuntimeError: DataLoader worker (pid 3) is killed by signal: Segmentation fault.", "segfault"),
+        ("RuntimeError: DataLoader worker (pid 3) is killed by signal: Segmentation fault.", "crashed"),
         (
             "THCudaCheck FAIL error=8 : invalid device function\nRuntimeError: CUDNN_STATUS_INTERNAL_ERROR",
             "device-kernels-missing",
@@ -99,7 +99,7 @@ def test_a_code_that_nobody_documents_is_refused() -> None:
             "network-unreachable",
         ),
         (f"HfHubHTTPError: 403, tried another\n{TRACEBACK}OSError: x", "program-error"),
-        ("x.py:3: UserWarning: The NVIDIA driver on your system is too old\nbye", "device-driver-old"),
+        ("x.py:3: UserWarning: The NVIDIA driver on your system is too old\nbye", "device-kernels-missing"),
     ],
 )
 def test_the_last_exception_then_the_log_then_what_only_wraps(log: str, fault: str) -> None:
@@ -108,7 +108,7 @@ def test_the_last_exception_then_the_log_then_what_only_wraps(log: str, fault: s
 
 def test_what_the_kernel_says_comes_before_what_only_noticed_it() -> None:
     noticed = f"{TRACEBACK}torch.AcceleratorError: CUDA error: unspecified launch failure"
-    assert told(noticed) == "device-launch-failed"
+    assert told(noticed) == "device-memory-fault"
     assert told(noticed, kernel="NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off the bus.") == "device-lost"
     assert told(noticed, kernel="amdgpu: [gfxhub] page fault (src_id:0 ring:24 vmid:8)") == "device-memory-fault"
 

@@ -28,9 +28,9 @@ GPU_FAULT = "Memory access fault by GPU node-1 (Agent handle: 0x1) on address 0x
 BLAS = "CUDA error: HIPBLAS_STATUS_INTERNAL_ERROR when calling `hipblasLtMatmul` with m 8 n 412 k 896"
 DIAGNOSES = {
     "kill": "killed",
-    "segv": "segfault",
+    "segv": "crashed",
     "out of memory": "device-out-of-memory",
-    "freeze": "hang-stopped",
+    "freeze": "hang",
     "hold the GIL": "hang",
     "nan": "not-finite",
     GPU_FAULT: "device-memory-fault",
