@@ -120,6 +120,33 @@ def test_an_option_is_its_whole_name_and_a_time_is_none() -> None:
     assert list(entries(read_manual(PAGES / "man1/combkey.1"), "option")) == ["-V", "-u"]
 
 
+def test_a_row_of_a_table_is_no_option_and_a_dash_no_word(tmp_path: Path) -> None:
+    """bzip2(1) shows sizes by level, e2fsck(8) a dash behind its codes, cmake(1) what -D sets."""
+    text = [
+        ".TH COMB 1",
+        ".SH NAME",
+        "comb \\- combs",
+        ".SH OPTIONS",
+        ".TP",
+        "\\-\\-fast",
+        "Run fast, not well.",
+        ".nf",
+    ]
+    text += [
+        "       -1      1200k       500k      350k      914704",
+        ".fi",
+        ".TP",
+        "NAME=VALUE",
+        "Set a value by its name.",
+    ]
+    text += [".SH EXIT STATUS", ".TP", "3", "\\- The comb is full of honey."]
+    path = tmp_path / "comb.1"
+    path.write_text("\n".join(text).replace("\\\\", "\\") + "\n")
+    page = read_manual(path)
+    assert entries(page, "option") == {"--fast": "Run fast, not well."} and not entries(page, "directive")
+    assert entries(page, "status") == {"3": "The comb is full of honey."}
+
+
 def test_an_argument_right_behind_an_option_is_no_part_of_its_name() -> None:
     (entry,) = (e for e in read_manual(PAGES / "man1/combkey.1").entries if e.names == ("-u",))
     assert entry.usage == "-u<user>"

@@ -32,7 +32,8 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _OPTION_TERM = re.compile(r"--?[A-Za-z0-9?#@]")
 # A number is an option only as a single digit: `-0`, but neither `-1d` nor `-4w`, which are times.
 _OPTION_NAME = re.compile(r"--[A-Za-z0-9][\w+.-]*|-[A-Za-z?#@][\w+.-]*|-\d")
-_DIRECTIVE = re.compile(r"[A-Z][A-Za-z0-9]+=")
+_DIRECTIVE = re.compile(r"(?=[A-Z0-9]*[a-z])[A-Z][A-Za-z0-9]+=")
+_WORD = re.compile(r"\b[a-z]{2,}\b")
 _COMMAND = re.compile(r"[a-z][a-z0-9]*(?:[-_:][a-z0-9]+)*")
 _OF_SECTION: tuple[tuple[str, EntryKind, str], ...] = (
     (r"EXIT|RETURN VALUE|RETURN CODE|STATUS CODE", "status", r">?\d{1,3}\b"),
@@ -240,12 +241,13 @@ def _entries(heading: str, body: Sequence[Line]) -> Iterator[DocEntry]:
         if not terms:
             at += 1
             continue
-        text = _text_below(body, start, terms[-1][0].indent, terms[-1][1])
+        text = _text_below(body, start, terms[-1][0].indent, terms[-1][1]).removeprefix("- ")
+        is_prose = len(_WORD.findall(text)) >= 2  # else a row of a table, such as the sizes by level of bzip2(1)
         joined = Line(", ".join(with_placeholders(t, glued=True).strip() for t, _ in terms), "")
         together = all(term.text.strip().startswith("-") for term, _ in terms)
         for term in [joined] if together and len(terms) > 1 else [term for term, _ in terms]:
             usage = " ".join(with_placeholders(term, glued=True).split()).rstrip(":")
-            kind = _kind(usage, heading) if text and 0 < len(usage) <= MAX_TERM_CHARS else None
+            kind = _kind(usage, heading) if is_prose and 0 < len(usage) <= MAX_TERM_CHARS else None
             sources = [t for t, _ in terms] if term is joined else [term]
             if kind is not None and (names := _names(kind, usage, sources)):
                 yield DocEntry(kind, names, usage, text, heading)
@@ -316,6 +318,9 @@ def _text_below(body: Sequence[Line], start: int, indent: int, first: str) -> st
             paragraphs.append(":")
             break
         goes_on = paragraphs and body[at - 1].text and at > start - (1 if first else 0)
+        if goes_on and (at > start or first) and paragraphs[-1].endswith((".", ":", ";")):
+            paragraphs.append(":")  # lines that are not filled: an example or a table
+            break
         if goes_on and (at > start or first):
             paragraphs[-1] = f"{paragraphs[-1]} {line.text.strip()}"
         else:

@@ -258,7 +258,7 @@ def _spelled(entry: DocEntry, draw: random.Random) -> tuple[str, str] | None:
         return None  # --order=path names a value, not what stands for one
     argument = chosen[3].strip("<>").lower()
     if argument in word_list("numbers"):
-        value = str(draw.choice((2, 3, 5, 8, 10, 12, 20, 25, 40, 50, 64, 80, 100, 128, 250, 500)))
+        value = str(draw.choice((2, 3, 4, 5, 6, 8, 10, 12, 15)))
         named = f" Use {value} as the {argument}." if argument in _NAMED else f" Use the number {value}."
         return f"{chosen[1]}{chosen[2]}{value}", named
     if not re.fullmatch(r"[A-Za-z][\w-]*", argument):
