@@ -52,6 +52,17 @@ def test_people_read_where_memory_goes_and_what_fits(config: Path) -> None:
         assert word in " ".join(ended.stdout.split()), word
 
 
+def test_several_models_are_a_row_each(config: Path) -> None:
+    models = ("--model", "Qwen/Qwen2.5-0.5B-Instruct", "--model", "Qwen/Qwen2.5-14B-Instruct")
+    ended = run(config, "--card", "MI50", "--memory", "4", *models)
+    assert ended.returncode == 0, ended.stderr
+    head, small, large = (line.split("\t") for line in ended.stdout.splitlines())
+    assert head[:2] == ["model", "fits"]
+    assert (small[:2], large[:2]) == (["Qwen/Qwen2.5-0.5B-Instruct", "yes"], ["Qwen/Qwen2.5-14B-Instruct", "no"])
+    plans = json.loads(run(config, "--card", "MI50", "--memory", "4", *models, "--json").stdout)["plans"]
+    assert [plan["fits"] for plan in plans] == [True, False]
+
+
 def test_what_does_not_fit_ends_with_5_and_what_would(config: Path) -> None:
     ended = run(config, "--card", "MI50", "--memory", "4", "--set", "model=Qwen/Qwen2.5-14B-Instruct", "--json")
     assert ended.returncode == 5

@@ -1,5 +1,6 @@
 """The command `plan`: predicted memory, time and disk of a run, on this machine or on another card."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -7,8 +8,8 @@ import typer
 
 from hivetune.base.disk import home
 from hivetune.base.units import step_time
-from hivetune.cli.arguments import ColumnsOption, ConfigArgument, ModelOption, SetOption, read_settings
-from hivetune.cli.output import duration, emit, emit_failed, say, show, size, table
+from hivetune.cli.arguments import ColumnsOption, ConfigArgument, SetOption, read_settings
+from hivetune.cli.output import Columns, Table, answer, duration, emit, emit_failed, say, show, size, table
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.inventory import disk_free_bytes
 from hivetune.train.open import check_disk
@@ -19,7 +20,10 @@ from hivetune.train.plan.run import Planned, plan_document, plan_run, refuse_mis
 
 def plan(
     config: ConfigArgument,
-    model: ModelOption = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", "-m", metavar="M", help="Plan for this model; several give a row each."),
+    ] = None,
     columns: ColumnsOption = None,
     overrides: SetOption = None,
     card: Annotated[
@@ -41,10 +45,17 @@ def plan(
         raise UsageError(
             "--cores and --memory describe another machine: give --card too", hint="for example --card zen4"
         )
-    loaded, _ = read_settings(config, model, overrides, columns)
-    if not (rows and tokens):
-        refuse_missing(loaded.data)
-    planned = plan_run(loaded, card=card, cores=cores, memory_gb=memory, rows=rows, tokens=tokens)
+    plans = []
+    for name in model or ("",):
+        named = [*(overrides or ()), *([f"model={name}"] if name else [])]
+        loaded, _ = read_settings(config, None, named, columns)
+        if not (rows and tokens):
+            refuse_missing(loaded.data)
+        plans.append(plan_run(loaded, card=card, cores=cores, memory_gb=memory, rows=rows, tokens=tokens))
+    if len(plans) > 1:
+        answer({"plans": [plan_document(each) for each in plans]}, Table(ROW, plans))
+        return
+    (planned,) = plans
     show_plan(planned)
     document = plan_document(planned)
     if planned.refusal is not None:
@@ -55,6 +66,25 @@ def plan(
         except DoesNotFit as error:
             emit_failed({**document, "fits": False, "refusal": error.message}, error)
     emit(document)
+
+
+def _cell(planned: Planned, shown: Callable[[Choice], str]) -> str:
+    return "-" if planned.choice is None else shown(planned.choice)
+
+
+def _time(choice: Choice, steps: int) -> str:
+    return "unknown" if choice.step_s is None else duration(choice.step_s * steps)
+
+
+# One of several models.
+ROW: Columns = {
+    "model": lambda each: each.config.model,
+    "fits": lambda each: "no" if each.choice is None else "yes",
+    "precision": lambda each: each.setup.precision,
+    "peak memory": lambda each: _cell(each, lambda choice: size(choice.peak.bytes)),
+    "time": lambda each: _cell(each, lambda choice: _time(choice, each.work.steps)),
+    "disk": lambda each: size(sum(disk_bytes(each.setup).values())),
+}
 
 
 def _folder_of(planned: Planned) -> Path:
