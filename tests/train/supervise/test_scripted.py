@@ -62,7 +62,7 @@ SOLVABLE = [
         "out of memory above n tokens",
         [{"do": "out of memory", "tokens_above": 20}],
         "device-out-of-memory",
-        ("small", "smallest"),
+        ("small",),
         "cuda",
     ),
     Case("hang by SIGSTOP", [{"do": "freeze", "step": 12, "times": 1}], "hang"),
