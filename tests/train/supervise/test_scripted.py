@@ -124,7 +124,7 @@ def test_unsolvable(tmp_path: Path, case: Case) -> None:
     config = make_run(tmp_path, case.faults, device=case.device)
     outcome = supervise(tmp_path, config, CARD if case.device == "cuda" else HOST)
     assert (outcome.status, set(outcome.faults)) == ("failed", {case.diagnosis})
-    assert outcome.restarts <= 3  # never more than `attempts` without progress
+    assert outcome.restarts <= 5  # never more than `attempts` without progress
     with pytest.raises(RecoveryExhausted, match="no adapter") as caught:
         outcome.check()
     assert caught.value.exit_code == 7 and "hivetune train" in caught.value.hint
