@@ -128,7 +128,7 @@ class Stage:
 
     def step(self, step: int = 0, exponent: int = 0) -> tuple[bytes, float, int]:
         summed = self.packs.backward(documents_of(), step, scale=SCALE, exponent=exponent)
-        return self.model.grad_N.numpy().tobytes(), float(summed.losses), summed.exponent
+        return self.model.grad_N.numpy().tobytes(), float(summed.loss), summed.exponent
 
     def computed(self) -> dict[str, int]:
         self.packs.close()
@@ -139,7 +139,7 @@ class Stage:
 def alone(tiny_model_folder: Path) -> tuple[bytes, float, int]:
     model = model_of(tiny_model_folder)
     summed = Packs(model, 0, LocalCrew(model)).backward(documents_of(), 0, scale=SCALE, exponent=0)
-    return model.grad_N.numpy().tobytes(), float(summed.losses), summed.exponent
+    return model.grad_N.numpy().tobytes(), float(summed.loss), summed.exponent
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from hivetune.train.worker.exchange.group import GroupCrew, open_store, serve_gr
 from hivetune.train.worker.exchange.trust import WorkerWrong, hello
 from hivetune.train.worker.exchange.work import WorkResult, compute
 from hivetune.train.worker.measure.canary import CanaryFailed
-from hivetune.train.worker.model.adapter import begin
+from hivetune.train.worker.model.adapter import initialise
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document, LoraModel
 
@@ -51,7 +51,7 @@ def model_of(folder: Path) -> LoraModel:
         device=torch.device("cpu"),
         choices=Choices(pack_tokens=32, kernels="torch"),
     )
-    begin(model.adapter, lora, 3)
+    initialise(model.adapter, 3)
     model.master_N.add_(0.01 * torch.randn(model.master_N.numel(), generator=torch.Generator().manual_seed(1)))
     return model
 
@@ -142,7 +142,7 @@ class Stage:
 
     def step(self, step: int = 0, exponent: int = 0) -> tuple[bytes, float, int]:
         summed = self.packs.backward(documents_of(), step, scale=SCALE, exponent=exponent)
-        return self.model.grad_N.numpy().tobytes(), float(summed.losses), summed.exponent
+        return self.model.grad_N.numpy().tobytes(), float(summed.loss), summed.exponent
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def alone(tiny_model_folder: Path) -> tuple[bytes, float, int]:
     model = model_of(tiny_model_folder)
     packs = Packs(model, 0, LocalCrew(model))
     summed = packs.backward(documents_of(), 0, scale=SCALE, exponent=0)
-    return model.grad_N.numpy().tobytes(), float(summed.losses), summed.exponent
+    return model.grad_N.numpy().tobytes(), float(summed.loss), summed.exponent
 
 
 def test_integer_sums_are_the_sums_of_one_process_up_to_rounding(tiny_model_folder: Path) -> None:
@@ -171,7 +171,7 @@ def test_integer_sums_are_the_sums_of_one_process_up_to_rounding(tiny_model_fold
         device=torch.device("cpu"),
         choices=Choices(pack_tokens=32),
     )
-    begin(model.adapter, lora, 3)
+    initialise(model.adapter, 3)
     model.backward(documents_of(), SCALE)
     whole = model.grad_N.clone()
     assert len(model.micro_batches(documents_of())) > 4
@@ -361,7 +361,7 @@ def test_a_worker_of_another_attempt_is_not_heard(stage: Stage, alone: tuple[byt
 def test_a_pack_that_is_not_finite_makes_the_step_so(stage: Stage) -> None:
     stage.model.master_N[0] = torch.nan
     summed = stage.packs.backward(documents_of(), 0, scale=SCALE, exponent=5)
-    assert not torch.isfinite(summed.losses) and summed.exponent == 5
+    assert not torch.isfinite(summed.loss) and summed.exponent == 5
 
 
 def finish_s(shares: list[list[int]], costs: list[int], paces: list[float]) -> float:

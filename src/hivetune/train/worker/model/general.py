@@ -196,7 +196,7 @@ class GeneralModel:
         with self.switch.set(training=True):
             nll_M, owner_M = self._nll(documents)
             weight_B = torch.tensor([document.weight for document in documents], dtype=nll_M.dtype, device=self.device)
-            nll = torch.dot(nll_M, weight_B[owner_M])
+            nll = (nll_M * weight_B[owner_M]).sum()
             if nll_M.numel():
                 (nll * scale).backward()
         return nll.detach()
