@@ -99,6 +99,15 @@ def test_a_share_that_is_missed_is_said(write_rows: Callable[..., Path]) -> None
     assert json.dumps(groups)
 
 
+def test_few_large_groups_do_not_fill_the_held_out_splits(write_rows: Callable[..., Path]) -> None:
+    """60 rows of six templates: 35 were tested and 13 trained."""
+    rng = random.Random(1)
+    templates = [wordy(rng, 20) for _ in range(6)]
+    rows = [chat(" ".join([*templates[i % 6], str(i)]), f"answer {i}") for i in range(60)]
+    splits = check(DataConfig(path=str(write_rows(rows)))).document["splits"]
+    assert splits["train"] >= 40 and splits["test"] <= 15 and splits["validation"] <= 15
+
+
 def test_what_is_asked_in_two_sessions_ties_them(write_rows: Callable[..., Path], chatml: Path) -> None:
     """590 questions, each asked in two sessions and answered in two ways: never on both sides."""
     rows = [chat(f"question {i}", f"answer {i} {n}", session=f"s{n}-{i}") for n in range(2) for i in range(590)]

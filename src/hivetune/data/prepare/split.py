@@ -158,7 +158,10 @@ def _sides(
         if sizes[group] <= limit:
             side[group] = SPLITS.index(split_of(anchors[group], data.validation, data.test))
     held = _rows_of(groups, side, sizes)
-    if any(rows >= FEW_ROWS and _misses(held[split], rows) for split, rows in wanted.items()):
+    if any(
+        (rows >= FEW_ROWS and _misses(held[split], rows)) or held[split] > 2 * rows + 3  # no chance, but large groups
+        for split, rows in wanted.items()
+    ):
         side = _in_order(sorted(groups, key=lambda group: (anchors[group], group)), sizes, limit, wanted)
         held = _rows_of(groups, side, sizes)
     missed = (
