@@ -53,6 +53,7 @@ class DataConfig(Section):
         description="files, globs or folders of rows (relative to the config), '-' for standard input, or 'store'"
     )
     columns: dict[str, str] = setting({}, "map of prompt, completion, ... to the columns of your rows")
+    ignore: list[str] = setting([], "columns that are not read on purpose")
     encoding: str | None = setting(None, "encoding of all files, such as cp1252; default: detected")
     max_rejected: float = setting(0.2, "maximum share of rejected rows; with more, the data is refused", ge=0, le=1)
     validation: float = setting(0.1, "share of rows held out to choose the best step", ge=0, lt=1)

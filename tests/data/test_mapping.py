@@ -64,20 +64,15 @@ def test_several_columns_are_one_question() -> None:
 def test_a_column_that_is_really_called_so_goes_first() -> None:
     row = {"ticket": TICKET["ticket"], "name": "Ada", "team": "lifts", "name+team": "Ada of the lifts"}
     assert pair(row, prompt="ticket", completion="name+team")[1] == "Ada of the lifts"
-    row = {"ticket": TICKET["ticket"], "kept": {"as_json": "as it was"}}
-    assert pair(row, prompt="ticket", completion="kept.as_json")[1] == "as it was"
 
 
 def test_what_is_no_text_is_an_answer_as_json() -> None:
-    assert pair(TICKET, prompt="ticket", completion="parts.as_json")[1] == '["door", "motor"]'
-    assert pair(TICKET, prompt="ticket", completion="urgent.as_json")[1] == "true"
-    assert pair(TICKET, prompt="ticket", completion="at.as_json")[1] == '{"house": 4, "floor": null}'
+    assert pair(TICKET, prompt="ticket", completion="at")[1] == '{"house": 4, "floor": null}'
+    assert pair(TICKET, prompt="ticket", completion="to_string(urgent)")[1] == "true"
     said = {"said": {"text": "It stands still.", "house": 4}, "category": "lift"}
-    assert json.loads(pair(said, prompt="said.as_json", completion="category")[0]) == said["said"]
+    assert json.loads(pair(said, prompt="said", completion="category")[0]) == said["said"]
     message = refused(TICKET, prompt="ticket", completion="parts")
-    assert message.hint.endswith(
-        "--columns prompt=ticket,completion=parts.0 learns the first, completion=parts.as_json all of them as JSON"
-    )
+    assert message.hint == "completion holds 2 texts: --columns completion=completion[0] learns the first"
 
 
 def test_a_column_that_is_not_there_is_named() -> None:
@@ -280,7 +275,7 @@ def test_a_column_that_is_read_as_a_fact_is_not_called_unread(tmp_path: Path) ->
     columns = {"prompt": "ask", "completion": "told"}
     for named, unread in (({}, ["Ticket"]), ({"session": "Ticket"}, [])):
         report = check(DataConfig(path=str(path), columns={**columns, **named})).document
-        assert report["understood"][str(path)][0]["left_out"] == unread
+        assert [one["column"] for one in report["understood"][str(path)][0]["not_read"]] == unread
 
 
 def test_a_setting_for_a_fact_that_no_row_tells_is_refused(tmp_path: Path) -> None:
@@ -305,4 +300,4 @@ def test_the_reason_for_most_unused_rows_is_named(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(DataRefused, match="none of 9 rows is usable, mostly filtered") as refused:
         check(DataConfig(path=str(path), columns={"where": "state=old"})).refuse(0.2)
-    assert refused.value.hint.endswith(": state is not old")
+    assert refused.value.hint.endswith(": state is 'new': not read by where=state=old")

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 import corpus  # noqa: E402
 
-NUM_SAMPLED = 120  # of about 1,750; `make corpus` replays all
+NUM_SAMPLED = 120  # of 250; `make corpus` replays all
 
 
 def test_a_sample_of_the_corpus_reads_as_before() -> None:

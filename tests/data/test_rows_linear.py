@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from hivetune.data.columns import stands_in
 from hivetune.data.formats.opencode import rows as opencode_rows
 from hivetune.data.pieces.logs import PlacedRow
 from hivetune.data.pieces.parts import split_thoughts
@@ -83,8 +82,6 @@ PARTS: list[tuple[Callable[[str], Any], str, str, str]] = [
     (split_thoughts, '<details type="reasoning"><summary>', "</summary>", "a"),
     (CLOSED_THOUGHT.search, "<", "think", ""),
     (lambda text: seconds({f"question_{i}": "What is it?" for i in range(len(text) // 20)}), "", " ", ""),
-    (lambda text: stands_in(text[: len(text) // 2] + "b", text), "", "a ", ""),
-    (lambda text: stands_in(text[1 : len(text) // 2], text), "x", "-a", ""),
 ]
 
 

@@ -18,6 +18,7 @@ from hivetune.config import (
     override_config,
     parse_config,
 )
+from hivetune.data.columns import FIELDS
 from hivetune.data.files.find import check_storable, names_rows
 from hivetune.data.mapping import check_columns, parse_columns, write_columns
 from hivetune.errors import MachineNotFit, UsageError
@@ -83,9 +84,13 @@ ColumnsOption = Annotated[
     str | None,
     typer.Option(
         "--columns",
-        metavar="OURS=YOURS,...",
-        help="Map your columns: prompt=question,completion=reply. Join several with +: completion=category+priority.",
+        metavar="FIELD=COLUMN,...",
+        help="Map your columns: prompt=question,completion=reply. Join several with +: prompt=title+body. "
+        f"Fields: {', '.join(FIELDS)}.",
     ),
+]
+IgnoreOption = Annotated[
+    str | None, typer.Option("--ignore", metavar="A,B,...", help="Columns that are not read on purpose.")
 ]
 ReleaseArgument = Annotated[
     str,
@@ -95,15 +100,27 @@ ReleaseArgument = Annotated[
 ]
 
 
-def with_columns(settings: RunConfig, columns: str | None) -> RunConfig:
-    """Return the settings with `--columns` in place of `data.columns`. Raises UsageError."""
-    if columns is None:
-        return settings
-    return settings.model_copy(update={"data": settings.data.model_copy(update={"columns": parse_columns(columns)})})
+def with_columns(settings: RunConfig, columns: str | None, ignore: str | None = None) -> RunConfig:
+    """Return the settings with `--columns` in place of `data.columns`, and `--ignore` of `data.ignore`. Raises
+    UsageError.
+    """
+    update: dict[str, object] = {} if columns is None else {"columns": parse_columns(columns)}
+    if ignore is not None:
+        update["ignore"] = parse_names(ignore)
+    return settings.model_copy(update={"data": settings.data.model_copy(update=update)})
+
+
+def parse_names(text: str) -> list[str]:
+    """Return the names in a list with commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def read_settings(
-    config: str, model: str | None, overrides: Sequence[str] | None, columns: str | None = None
+    config: str,
+    model: str | None,
+    overrides: Sequence[str] | None,
+    columns: str | None = None,
+    ignore: str | None = None,
 ) -> tuple[RunConfig, str]:
     """Return the settings and the name for their runs, from a YAML file, or from rows and a model.
 
@@ -113,7 +130,7 @@ def read_settings(
     if path.is_dir() and path.suffix.lower() in (".yaml", ".yml"):
         raise UsageError(f"{config} is a folder", hint="give a YAML file, or a file of rows with --model")
     if model is None and not names_rows(config):
-        return with_columns(load_config(path, overrides or ()), columns), path.stem
+        return with_columns(load_config(path, overrides or ()), columns, ignore), path.stem
     if path.suffix.lower() in (".yaml", ".yml"):
         raise UsageError(
             f"--model {model} is for rows, but {config} is a config", hint=f"to change its model: --set model={model}"
@@ -134,7 +151,7 @@ def read_settings(
         f"learning_rate {settings.learning_rate:g}, lora.r {settings.lora.r}, max_length {settings.max_length}; "
         "change them with --set; list all: hivetune config"
     )
-    return with_columns(settings, columns), "rows" if config == "-" else path.stem
+    return with_columns(settings, columns, ignore), "rows" if config == "-" else path.stem
 
 
 # Rows whose layout is unknown: mappings of their columns are suggested, shown with examples and confirmed once.

@@ -13,6 +13,7 @@ from hivetune.base.paths import spelled
 from hivetune.cli.arguments import (
     ColumnsOption,
     ConfigArgument,
+    IgnoreOption,
     ModelOption,
     SetOption,
     complete_setting,
@@ -40,6 +41,7 @@ def bench(
     config: ConfigArgument,
     model: ModelOption = None,
     columns: ColumnsOption = None,
+    ignore: IgnoreOption = None,
     overrides: SetOption = None,
     over: Annotated[
         list[str] | None,
@@ -52,7 +54,7 @@ def bench(
 
     For example --over batch_size=4,8,16 --set max_steps=50, or --over lora.r=8,32 --repeat 3. The runs are deleted.
     """
-    loaded, name = read_settings(config, model, overrides or [], columns)
+    loaded, name = read_settings(config, model, overrides or [], columns, ignore)
     grid = combinations(over or ())
     planned = [override_config(loaded, settings, "--over") for settings in grid]  # a wrong value is refused first
     start_ahead()

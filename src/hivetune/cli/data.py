@@ -12,7 +12,7 @@ import typer
 from hivetune.base.database import open_database
 from hivetune.base.disk import files_to_write
 from hivetune.base.paths import expanded, spelled
-from hivetune.cli.arguments import ColumnsOption, model_folder, show_suggestion
+from hivetune.cli.arguments import ColumnsOption, IgnoreOption, model_folder, parse_names, show_suggestion
 from hivetune.cli.output import AFTER_ROWS, MODE, emit, parts, progress, say, show, table
 from hivetune.config import RunConfig, load_config, override_config, parse_config
 from hivetune.data.files.find import find_sources
@@ -48,6 +48,7 @@ def check(
     model: Model = None,
     config: Config = None,
     columns: ColumnsOption = None,
+    ignore: IgnoreOption = None,
     max_length: MaxLength = None,
     overrides: Overrides = None,
     clean: Annotated[
@@ -56,7 +57,7 @@ def check(
     html: Annotated[Path | None, typer.Option(help="Write the report as an HTML page.")] = None,
 ) -> None:
     """Report problems of rows with their places. Exits with 3 if too many are rejected or none is usable."""
-    settings = _settings(sources, model, config, columns, max_length, overrides)
+    settings = _settings(sources, model, config, columns, ignore, max_length, overrides)
     written = (html,) if clean is None else (clean, beside(clean, "quarantine"), beside(clean, "duplicates"), html)
     files_to_write([path for path in written if path is not None], find_sources(settings.data.path))
     folder = _model_folder(settings.model) if settings.model != NO_MODEL else None
@@ -90,6 +91,7 @@ def _settings(
     model: str | None,
     config: Path | None,
     columns: str | None,
+    ignore: str | None,
     max_length: int | None,
     overrides: list[str] | None,
 ) -> RunConfig:
@@ -109,6 +111,8 @@ def _settings(
         tree["max_length"] = max_length
     if columns is not None:
         tree["data"]["columns"] = parse_columns(columns)
+    if ignore is not None:
+        tree["data"]["ignore"] = parse_names(ignore)
     return override_config(parse_config(tree, "command line"), overrides or [])
 
 
@@ -208,11 +212,15 @@ def _show_reading(document: dict[str, Any]) -> None:
 
 
 def _understood(kind: dict[str, Any]) -> str:
-    """Return one line on how the rows of a file are read."""
+    """Return how the rows of a file are read, and a line for each column that was not."""
     at = f", rows at {kind['rows_at']}" if kind["rows_at"] else ""
-    shown = (("question", "question"), ("answer", "answer"), ("tools", "tools"), ("not read", "left_out"))
-    texts = "; ".join(f"{title}: {', '.join(kind[key])}" for title, key in shown if kind[key])
-    return f"read as {kind['layout']}{at}; {texts}"
+    lines = [f"read as {kind['layout']}{at}: {', '.join(kind['read'])}"]
+    for column in kind["not_read"]:
+        ignored = ", ignored" if column["ignored"] else ""
+        values = f"{column['distinct']:,} different values" if column["distinct"] > 1 else "one value"
+        hint = f"; {column['hint']}" if column["hint"] else ""
+        lines.append(f"  not read{ignored}: {column['column']} ({values}, such as {column['example']!r}){hint}")
+    return "\n".join(lines)
 
 
 def _show_groups(document: dict[str, Any]) -> None:

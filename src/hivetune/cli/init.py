@@ -15,7 +15,15 @@ import yaml
 
 from hivetune.base.disk import file_to_write, write_atomic
 from hivetune.base.paths import quoted, real_path
-from hivetune.cli.arguments import ColumnsOption, SetOption, complete_model, confirm_columns, model_folder, with_columns
+from hivetune.cli.arguments import (
+    ColumnsOption,
+    IgnoreOption,
+    SetOption,
+    complete_model,
+    confirm_columns,
+    model_folder,
+    with_columns,
+)
 from hivetune.cli.output import AFTER_ROWS, MODE, Columns, Table, answer, duration, emit, progress, show, size
 from hivetune.config import RunConfig, known_settings, written_settings
 from hivetune.data.files.find import refuse_read_once
@@ -44,6 +52,7 @@ def init(
         ),
     ] = None,
     columns: ColumnsOption = None,
+    ignore: IgnoreOption = None,
     overrides: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="Config to write; default: NAME.yaml.")] = None,
 ) -> None:
@@ -56,7 +65,7 @@ def init(
             f"{path} already exists",
             hint=f"train with it: hivetune train {quoted(path)}, or write another file: --out FILE",
         )
-    settings = with_columns(first_settings(rows, model, overrides or ()), columns)
+    settings = with_columns(first_settings(rows, model, overrides or ()), columns, ignore)
     # A Hub id that is not on this machine would need the network, so only local models are prepared.
     is_local = kind_of(settings.model) != "hub" or find_prepared(settings.model) is not None
     folder = model_folder(settings.model) if is_local else None

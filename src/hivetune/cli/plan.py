@@ -8,7 +8,7 @@ import typer
 
 from hivetune.base.disk import home
 from hivetune.base.units import step_time
-from hivetune.cli.arguments import ColumnsOption, ConfigArgument, SetOption, read_settings
+from hivetune.cli.arguments import ColumnsOption, ConfigArgument, IgnoreOption, SetOption, read_settings
 from hivetune.cli.output import Columns, Table, answer, duration, emit, emit_failed, say, show, size, table
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.inventory import disk_free_bytes
@@ -25,6 +25,7 @@ def plan(
         typer.Option("--model", "-m", metavar="M", help="Plan for this model; several give a row each."),
     ] = None,
     columns: ColumnsOption = None,
+    ignore: IgnoreOption = None,
     overrides: SetOption = None,
     card: Annotated[
         str | None, typer.Option(help="Plan for another card or CPU, such as R9700, H200, zen4 or avx2.")
@@ -48,7 +49,7 @@ def plan(
     plans = []
     for name in model or ("",):
         named = [*(overrides or ()), *([f"model={name}"] if name else [])]
-        loaded, _ = read_settings(config, None, named, columns)
+        loaded, _ = read_settings(config, None, named, columns, ignore)
         if not (rows and tokens):
             refuse_missing(loaded.data)
         plans.append(plan_run(loaded, card=card, cores=cores, memory_gb=memory, rows=rows, tokens=tokens))

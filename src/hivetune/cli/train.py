@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from hivetune.cli.arguments import ColumnsOption, ConfigArgument, ModelOption, SetOption, read_settings
+from hivetune.cli.arguments import ColumnsOption, ConfigArgument, IgnoreOption, ModelOption, SetOption, read_settings
 from hivetune.cli.output import emit, show, show_unit
 from hivetune.data.files.find import names_rows
 from hivetune.errors import UsageError
@@ -22,6 +22,7 @@ def train(
     config: ConfigArgument,
     model: ModelOption = None,
     columns: ColumnsOption = None,
+    ignore: IgnoreOption = None,
     overrides: SetOption = None,
     detach: Annotated[bool, typer.Option("--detach", help="Train in the background.")] = False,
     unit: Annotated[
@@ -34,7 +35,7 @@ def train(
     """
     run_folder = find_run(config, " or config") if model is None and _names_run(config) else None
     if run_folder is None:
-        loaded, name = read_settings(config, model, overrides or [], columns)
+        loaded, name = read_settings(config, model, overrides or [], columns, ignore)
     elif wrong := [override for override in overrides or () if not override.startswith(CHANGEABLE)]:
         names = ", ".join(name.rstrip("=") for name in CHANGEABLE)
         raise UsageError(f"--set {wrong[0]}: an existing run can only change {names}")

@@ -1,14 +1,14 @@
-"""The user's columns in the place of ours: `--columns OURS=YOURS,...` and `data.columns`.
+"""The user's columns in the place of ours: `--columns FIELD=COLUMN,...` and `data.columns`.
 
     prompt=question,completion=answer       one column each; `a+b` joins several
     prompt=ticket.text,completion=replies[0].body    paths into objects and lists (JMESPath)
     messages=thread,role=author,text=body,assistant=Ben    a list of turns, its fields, and who answers; all others ask
     rows=topics[].items[]                   where in each record the rows stand
-    where=outcome=resolved                  other rows are set aside
+    where=outcome=resolved                  other rows are set aside; also `a!=b` and `a in b|c`
     system='You answer in one sentence.'    a text in quotes is the text itself
     prompt="Question, in short"             a name with a comma or a quotation mark
 
-A column that is really called so goes before all of these. `a.as_json` is what is not a text as JSON text.
+A column that is really called so goes before all of these. A field that is not mapped is read under its exact name.
 """
 
 import difflib
@@ -22,57 +22,92 @@ from typing import Any
 import jmespath
 from jmespath.exceptions import JMESPathError
 
-from hivetune.data.columns import ANSWERED, CONTENT, NOTES, QUESTIONS, SYSTEM, TOOLS, is_content
-from hivetune.data.pieces.fields import columns_of
+from hivetune.data.columns import ANSWERS, FIELDS, QUESTIONS, REASONING, SYSTEM, TOOLS
+from hivetune.data.pieces.fields import FACTS, columns_of, plain_name
 from hivetune.data.pieces.said import Row, is_json_text, parsed
 from hivetune.data.pieces.turns import ROLES
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import UsageError
 
-OWN_FIELDS = ("checker", "untrusted", "origin", "weight", "prompt", "completion", "messages")
-# Of a list of turns: the field that names who speaks, the field with the words, and what speakers are called.
-TURN_FIELDS = ("role", "text", "assistant", "user_role", "assistant_role")
-ROWS, WHERE = "rows", "where"
+ROWS, WHERE, ASSISTANT = "rows", "where", "assistant"
+CONTENT = ("prompt", "completion", "messages", "text", "chosen", "rejected")  # of which one makes the others ours too
+_OF_TURNS = ("role", "text", ASSISTANT)
+_JOINED = ("prompt", "completion", "text")  # that may be made of several columns
 AND = "+"
-AS_JSON = "as_json"
-_SAY = frozenset(("messages", "contents", "parts", "content", "text", "role", *QUESTIONS))  # columns of messages
+# What else is read of a row: what the gateway and the program itself write.
+OF_ANSWERS = frozenset(("chosen", "rejected", "correction", "rejected_answer"))
+OWN = frozenset(("answered_by", "client", "synth", "untrusted", "origin", "checker", "weight"))
 _MAX_NAMED = 8  # columns in a message
 _PLAIN_STEP = re.compile(r"[A-Za-z_]\w*(?:\[[^\]]*\])*|\[[^\]]*\]|\*", re.ASCII)
 _HEAD = re.compile(r'\s*"?([^".\[]+)')
 _NAME = r'"(?:[^"\\]|\\.)*"'  # as JSON writes it
 _PIECE = re.compile(rf"(?:[^,'\[\"]|'(?:[^'\\]|\\.)*'|{_NAME}|\[[^\]]*\])+")
+_WHERE = re.compile(r"(?P<column>.+?)(?P<how>\s*!=\s*|\s*=\s*|\s+in\s+)(?P<wanted>.*)", re.S)
 
 
 def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
-    """Return `row` with our field names for the user's columns. Raise RowRefused: filtered.
-
-    If the user maps one column of the conversation, all others are ignored.
-    """
+    """Return `row` with our field names for the user's columns. Raise RowRefused: filtered."""
     if WHERE in columns:
-        column, _, wanted = columns[WHERE].partition("=")
-        if _plain(value_of(row, column.strip())) != _plain(wanted):
-            raise RowRefused("filtered", f"{column.strip()} is not {wanted.strip()}")
-    maps = maps_content(columns)
-    sides = {field: column for field, column in columns.items() if _is_side(field, columns)}
+        _filter(row, columns[WHERE])
+    sides = {field: column for field, column in columns.items() if is_side(field, columns)}
     used = {part for field, column in sides.items() for part in named_in(row, field, column)}
-    mapped = {key: value for key, value in row.items() if key not in used and not (maps and is_content(key, value))}
+    kept = _kept(tuple(row), tuple(sides)) if maps_content(columns) else row
+    mapped = {name: row[name] for name in kept if name not in used}
     for field, column in sides.items():
         value = side_of(row, field, column)
-        if field in QUESTIONS and isinstance(value, dict) and value and _SAY.isdisjoint(value):
-            value = json.dumps(value, ensure_ascii=False)  # its fields are what is asked: the user said so
         if value is not None:
             for own in _own_names(field, tuple(mapped)):
                 mapped.pop(own, None)
-            mapped[field] = value
+            mapped[field] = json.dumps(value, ensure_ascii=False) if field == "prompt" and _is_object(value) else value
     if "weight" in sides:
         _check_weight(mapped.get("weight", 1))
     if "messages" in sides and isinstance(turns := parsed(mapped.get("messages")), list):
         mapped["messages"] = [_turn(turn, columns) for turn in turns]
         if "role" in columns:
             named = [value_of(turn, columns["role"]) for turn in turns if isinstance(turn, dict)]
-            speakers = [str(speaker) for speaker in named if speaker is not None]
-            _check_speakers(speakers, columns.get("assistant", columns.get("assistant_role")))
+            _check_speakers([str(speaker) for speaker in named if speaker is not None], columns.get(ASSISTANT))
     return mapped
+
+
+def _is_object(value: Any) -> bool:
+    """Return whether a question is an object that is no turn: the user said that its fields are what is asked."""
+    return isinstance(value, dict) and not {"content", "messages", "parts"} & value.keys()
+
+
+@lru_cache(512)
+def _kept(names: tuple[str, ...], fields: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the columns that are read beside those of mapped fields."""
+    kept = kept_beside(dict.fromkeys(fields, ""))
+    return tuple(name for name in names if plain_name(name) in kept)
+
+
+def kept_beside(columns: Mapping[str, str]) -> frozenset[str]:
+    """Return the names that are read beside mapped ones: facts, and the side of a pair that was not mapped."""
+    kept = {*FACTS, *OWN, *SYSTEM, *TOOLS, *REASONING}
+    if "messages" not in columns and "text" not in columns:
+        kept |= set() if "prompt" in columns else {*QUESTIONS, "history"}
+        kept |= set() if "completion" in columns else {*ANSWERS}
+        kept |= OF_ANSWERS
+    return frozenset(kept)
+
+
+def _filter(row: Row, condition: str) -> None:
+    """Raise RowRefused: filtered, for a row that does not fulfil the condition."""
+    column, how, wanted = where_of(condition)
+    value = _plain(value_of(row, column))
+    fits = value in map(_plain, wanted.split("|")) if how == "in" else value == _plain(wanted)
+    if fits == (how == "!="):
+        raise RowRefused("filtered", f"{column} is {value[:40]!r}: not read by where={condition}")
+
+
+@lru_cache(16)
+def where_of(condition: str) -> tuple[str, str, str]:
+    """Return (column, one of =, != and in, value) of a condition. Raise UsageError."""
+    match = _WHERE.fullmatch(condition.strip())
+    if match is None:
+        hint = "for example where=state=closed, where=state!=open or where='state in closed|solved'"
+        raise UsageError(f"data.columns: {condition!r} is not a condition", hint=hint)
+    return match["column"].strip(), match["how"].strip(), match["wanted"].strip()
 
 
 def _check_speakers(speakers: Sequence[str], assistant: str | None) -> None:
@@ -99,9 +134,15 @@ def _own_names(field: str, names: tuple[str, ...]) -> tuple[str, ...]:
     return next((own for own in columns_of((field, *names))[0] if field in own), ())
 
 
-def _is_side(field: str, columns: Mapping[str, str]) -> bool:
-    """Return whether a field names a content column, not the place of rows, a condition or a part of a turn."""
-    return field not in (ROWS, WHERE) and not ("messages" in columns and field in TURN_FIELDS)
+def is_side(field: str, columns: Mapping[str, str]) -> bool:
+    """Return whether a field names a column of the row, not the place of rows, a condition or a part of a turn."""
+    of_turn = field == ASSISTANT or ("messages" in columns and field in _OF_TURNS)
+    return field not in (ROWS, WHERE) and not of_turn
+
+
+def maps_content(columns: Mapping[str, str]) -> bool:
+    """Return whether the user says where the conversation stands, so that no other column of one is read."""
+    return any(field in columns for field in CONTENT)
 
 
 def _plain(value: Any) -> str:
@@ -112,25 +153,22 @@ def _turn(turn: Any, columns: Mapping[str, str]) -> Any:
     """Return a turn with its role and its text under our names, as the user says who answers."""
     if not isinstance(turn, dict):
         return turn
-    named = {field: value_of(turn, columns[field]) for field in ("role", "text") if field in columns}
     plain = dict(turn)
-    for field in named:
-        plain.pop(columns[field], None)
-    if "text" in named:
-        plain = {"content": named["text"], **{k: v for k, v in plain.items() if k in ("role", "tool_calls", "weight")}}
-    speaker = named.get("role", next((turn[key] for key in ("role", "from", "sender", "speaker") if key in turn), None))
-    answers = columns.get("assistant", columns.get("assistant_role"))
-    if answers is not None and _plain(speaker) == _plain(answers):
-        return {**plain, "role": "assistant"}
-    asks = columns.get("user_role")
-    if (asks is not None and _plain(speaker) == _plain(asks)) or (answers is not None and asks is None):
-        return {**plain, "role": "user"}
-    return {**plain, "role": speaker} if "role" in named else plain
+    if "text" in columns:
+        beside = ("role", "from", "sender", "speaker", "tool_calls", "tool_call_id", "weight")
+        plain = {"content": value_of(turn, columns["text"]), **{key: turn[key] for key in beside if key in turn}}
+    if "role" in columns:
+        plain = {key: value for key, value in plain.items() if key not in ("from", "sender", "speaker")}
+        plain["role"] = value_of(turn, columns["role"])
+    speaker = next((plain[key] for key in ("role", "from", "sender", "speaker") if key in plain), None)
+    if ASSISTANT in columns:
+        return {**plain, "role": "assistant" if _plain(speaker) == _plain(columns[ASSISTANT]) else "user"}
+    return plain
 
 
 def named_in(row: Row, field: str, column: str) -> tuple[str, ...]:
-    """Return the columns that a field of ours is made of: one, or those of a question or an answer that is `a+b`."""
-    several = AND in column and (field in QUESTIONS or field in ANSWERED) and not _has_column(row, column)
+    """Return the columns that a field is made of: one, or those of a question or an answer that is `a+b`."""
+    several = AND in column and field in _JOINED and not _has_column(row, column)
     return tuple(part.strip() for part in column.split(AND)) if several else (column,)
 
 
@@ -141,12 +179,12 @@ def side_of(row: Row, field: str, column: str) -> Any:
     parts = named_in(row, field, column)
     if len(parts) == 1:
         return value_of(row, column)
-    last = [part.removesuffix(f".{AS_JSON}").rpartition(".")[2] for part in parts]
+    last = [part.rpartition(".")[2] for part in parts]
     called = last if len(set(last)) == len(last) else parts  # the last part of each name, if these are unique
     values = {name: value_of(row, part) for name, part in zip(called, parts, strict=True)}
     if not all(_has_column(row, part) for part in parts) or all(value in (None, "") for value in values.values()):
         return None
-    if field in ANSWERED:
+    if field == "completion":
         return json.dumps(values, ensure_ascii=False)
     texts = {k: v.strip() if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for k, v in values.items()}
     return "\n".join(f"{name}: {text}" for name, text in texts.items() if values[name] not in (None, ""))
@@ -154,15 +192,7 @@ def side_of(row: Row, field: str, column: str) -> Any:
 
 def value_of(row: Row, column: str) -> Any:
     """Return the value at a path of a row; lists and objects in JSON text are decoded. None if there is none."""
-    if column in row:
-        return row[column]
-    above, _, last = column.rpartition(".")
-    if last == AS_JSON and above:
-        value = value_of(row, above)
-        if isinstance(parsed(value), dict) and AS_JSON in parsed(value):
-            return parsed(value)[AS_JSON]
-        return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict | int | float) else value
-    return _compiled(column).search(_opened(row, column))
+    return row[column] if column in row else _compiled(column).search(_opened(row, column))
 
 
 def _opened(row: Row, column: str) -> Row:
@@ -200,7 +230,7 @@ def rows_at(record: Any, path: str) -> list[Any]:
 
 def missing_column(row: Row, columns: Mapping[str, str]) -> RowRefused | None:
     """Return which of the user's columns a row does not have, or has without a value; None where it has them all."""
-    sides = [(field, name) for field, name in columns.items() if _is_side(field, columns)]
+    sides = [(field, name) for field, name in columns.items() if is_side(field, columns)]
     missing = [(field, name) for field, name in sides if side_of(row, field, name) is None]
     if not missing:
         return None
@@ -208,7 +238,7 @@ def missing_column(row: Row, columns: Mapping[str, str]) -> RowRefused | None:
     parts = named_in(row, field, column)
     name = next((part for part in parts if not _has_column(row, part)), None)
     if name is None:
-        reason = "empty-answer" if field in ANSWERED else "empty-question" if field in QUESTIONS else "unknown-layout"
+        reason = {"completion": "empty-answer", "prompt": "empty-question"}.get(field, "unknown-layout")
         which = f"the column {column!r} is" if len(parts) == 1 else f"the columns {', '.join(parts)} are"
         return RowRefused(reason, f"{which} empty in this row")
     return RowRefused("unknown-layout", f"the row has no column {name!r}; {near_column(row, name)}")
@@ -216,22 +246,27 @@ def missing_column(row: Row, columns: Mapping[str, str]) -> RowRefused | None:
 
 def missing_fields(row: Row, columns: Mapping[str, str]) -> tuple[str, ...]:
     """Return the fields whose column a row does not have, with or without a value."""
-    sides = ((field, column) for field, column in columns.items() if _is_side(field, columns))
+    sides = ((field, column) for field, column in columns.items() if is_side(field, columns))
     return tuple(
         field for field, name in sides if not all(_has_column(row, part) for part in named_in(row, field, name))
     )
+
+
+def lacks_where(rows: Sequence[Row], columns: Mapping[str, str]) -> UsageError | None:
+    """Return the error of a condition on a column that none of these rows has; None where one has it."""
+    if WHERE not in columns or not rows:
+        return None
+    column = where_of(columns[WHERE])[0]
+    if any(_has_column(row, column) for row in rows):
+        return None
+    problem = f"data.columns: where={columns[WHERE]}: no row has a column {column!r}"
+    return UsageError(problem, hint=near_column(rows[0], column))
 
 
 def near_column(row: Row, name: str) -> str:
     """Return which column a person may have meant, in words, else the first columns of the row."""
     near = difflib.get_close_matches(name, row, 1)
     return f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(str, list(row)[:_MAX_NAMED])) or 'none'}"
-
-
-def with_user_columns(refused: RowRefused, columns: Mapping[str, str]) -> RowRefused:
-    """Return a refusal whose `--columns` line has the user's column names, not ours."""
-    hint = re.sub(r"=(\w+)", lambda match: f"={columns.get(match.group(1), match.group(1))}", refused.hint)
-    return RowRefused(refused.reason, hint)
 
 
 def _has_column(row: Row, column: str) -> bool:
@@ -244,19 +279,19 @@ def _has_column(row: Row, column: str) -> bool:
 
 
 def parse_columns(text: str) -> dict[str, str]:
-    """Return the value of `--columns`: OURS=YOURS,... with texts in quotes and paths in brackets. Raise UsageError."""
+    """Return the value of `--columns`: FIELD=COLUMN,... texts in quotes, paths in brackets. Raise UsageError."""
     pieces = _PIECE.findall(text)
     pairs = [(ours.strip(), yours.strip()) for ours, _, yours in (piece.partition("=") for piece in pieces)]
     if ",".join(pieces) != text.strip(",") or not all(ours and yours for ours, yours in pairs):
         hint = 'for example prompt=question; a name with a comma or a quotation mark is quoted: prompt="Ann\'s text"'
-        raise UsageError(f"--columns {text}: not of the form OURS=YOURS,...", hint=hint)
+        raise UsageError(f"--columns {text}: not of the form FIELD=COLUMN,...", hint=hint)
     try:
         columns = {ours: json.loads(yours) if _is_written_name(yours) else yours for ours, yours in pairs}
     except ValueError as error:
         raise UsageError(f"--columns {text}: {error}", hint="write \\ as \\\\ in quotation marks") from None
     if len(columns) < len(pairs):
         twice = next(ours for ours, count in Counter(ours for ours, _ in pairs).items() if count > 1)
-        hint = "join columns with +, as in prompt=title+body" if twice in QUESTIONS or twice in ANSWERED else "keep one"
+        hint = "join columns with +, as in prompt=title+body" if twice in _JOINED else "keep one"
         raise UsageError(f"--columns {text}: {twice} is mapped twice", hint=hint)
     return columns
 
@@ -276,21 +311,15 @@ def _written(yours: str) -> str:
 
 
 def check_columns(columns: Mapping[str, str]) -> None:
-    """Raise UsageError for an unknown field, whose column would be ignored, and for an invalid path."""
-    fields = sorted({*CONTENT, *NOTES, *TOOLS, *SYSTEM, *TURN_FIELDS, *OWN_FIELDS, ROWS, WHERE})
+    """Raise UsageError for an unknown field, whose column would be ignored, and for an invalid path or condition."""
     for name, column in columns.items():
-        if name not in fields:
-            near = difflib.get_close_matches(name, fields, 1)
-            hint = (
-                f"did you mean {near[0]!r}?" if near else "for example prompt=question,completion=reply,session=ticket"
-            )
+        if name not in FIELDS:
+            near = difflib.get_close_matches(name, FIELDS, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"the fields are: {', '.join(FIELDS)}"
             raise UsageError(f"data.columns: there is no field {name!r}", hint=hint)
-        if name == WHERE and "=" not in column:
-            raise UsageError(f"data.columns: where: {column!r} lacks a value", hint="for example outcome=resolved")
-        if name == ROWS:
+        if name == WHERE:
+            where_of(column)
+        elif name != ASSISTANT and AND not in column:
             _compiled(column)
-
-
-def maps_content(columns: Mapping[str, str]) -> bool:
-    """Return whether the user named a column of the conversation."""
-    return any(name in CONTENT or name in TOOLS for name in columns if name not in (ROWS, WHERE))
+    if "role" in columns and "messages" not in columns:
+        raise UsageError("data.columns: role is of a turn, and messages is not mapped", hint="add messages=COLUMN")

@@ -18,7 +18,7 @@ class Source:
     these are read: a log may grow meanwhile. `lines` is the number of its line breaks, 0 if it is packed.
 
     What its first rows told (prepare/understand.py): `inside` is the path of the rows in a record, empty if a record is
-    a row; `line` suggests a mapping for unread rows; `telling` is an unread column that distinguishes equal questions.
+    a row; `line` suggests a mapping for unread rows; `telling` is why its tables are refused.
     """
 
     path: str

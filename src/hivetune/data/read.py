@@ -8,24 +8,23 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
-from hivetune.data.columns import CHOICE, outcome_of
 from hivetune.data.conversation import read_conversation
-from hivetune.data.formats import claude_code, codex
+from hivetune.data.formats import claude_code, codex, format_named
 from hivetune.data.judged.answers import (
     TwoAnswers,
     only_last_answer,
     read_corrected,
     read_preference,
-    with_answers_apart,
 )
-from hivetune.data.mapping import map_columns, maps_content, missing_column, missing_fields, with_user_columns
+from hivetune.data.mapping import map_columns, maps_content, missing_column, missing_fields
 from hivetune.data.pieces.answers import refuse_cut_row
-from hivetune.data.pieces.fields import as_success, extract
+from hivetune.data.pieces.fields import extract
+from hivetune.data.pieces.parts import without_padding
 from hivetune.data.pieces.said import BYTE_ORDER_MARK, Conversation, Row, clean_texts, parsed
 from hivetune.data.pieces.session import ASSISTANT
 from hivetune.data.pieces.streams import refuse_pieces
 from hivetune.data.pieces.turns import is_conversation
-from hivetune.data.raw import RawRow, Source
+from hivetune.data.raw import RawRow
 from hivetune.data.reasons import RowRefused, not_utf8
 from hivetune.records import Example, Message, Rendered
 
@@ -33,11 +32,7 @@ WRITTEN_MARKS = ("\\ufeff", "\\uFEFF")
 NUL_ESCAPE = "\\u0000"
 QUARANTINE_KEY = "hivetune_quarantine"
 UNTRUSTED_ORIGINS = ("tool", "web")
-# What a layout says of a row that it does not know; any other reason is a fault of the row.
-NOT_KNOWN = ("unknown-layout", "unexplained-column", "unknown-role", "wrong-type", "no-answer", "role-order")
 _IN_SESSION_LINES = frozenset(("type", "message", "instructions"))  # of which a line of a session has one
-WHOLE_ROWS = ("text",)  # layouts in which nothing is asked
-KTO_LABELS = ("label", "kto_tag")  # as TRL and LLaMA-Factory name it
 
 
 class NotJson(ValueError):
@@ -96,7 +91,7 @@ def _parsed_row(text: str) -> Row:
     if QUARANTINE_KEY in value:
         inner = value.get("row")
         return parse_row(inner.encode("utf-8", "surrogatepass")) if isinstance(inner, str) else _object(inner)
-    return with_answers_apart(value) if "chosen" in text else value
+    return value
 
 
 def _object(value: Any) -> Row:
@@ -148,50 +143,64 @@ def refuse_session_line(row: Row) -> None:
 
 
 def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False) -> ExaminedRow:
-    """Return one row, by its layout. `pairs`: a better and a worse answer are read too. Raise RowRefused with the
+    """Return one row, by its format. `pairs`: a better and a worse answer are read too. Raise RowRefused with the
     reason.
     """
     if raw.problem is not None:
         raise raw.problem
     text, changed = row_text(raw.payload)
-    row = _parsed_row(text)
+    row = whole = _parsed_row(text)
     refuse_session_line(row)
     refuse_cut_row(row)
-    if "assistant" in columns and not maps_content({name: "" for name in columns if name != "assistant"}):
-        row = {**row, ASSISTANT: columns["assistant"]}
-        columns = {name: column for name, column in columns.items() if name != "assistant"}
     missing: tuple[str, ...] = ()
     if columns:
         missing = missing_fields(row, columns)
         row = map_columns(row, columns)
-    mapped, two = maps_content(columns), None
+        if "assistant" in columns and "messages" not in columns:
+            row = {**row, ASSISTANT: columns["assistant"]}
     try:
-        two = read_corrected(row, mapped=mapped) or (read_preference(row) if pairs else None)
-        if two is not None:
-            conversation = two.conversation
-        else:
-            conversation = read_conversation(row, mapped=mapped)
+        two = read_corrected(row) or (read_preference(row) if pairs else None)
+        conversation = read_conversation(row) if two is None else two.conversation
     except RowRefused as refused:
-        if columns and refused.reason == "unknown-layout":
-            raise missing_column(_parsed_row(text), columns) or refused from None
-        if columns:
-            raise with_user_columns(refused, columns) from None
+        if maps_content(columns) and refused.reason == "unknown-layout":
+            raise missing_column(whole, columns) or refused from None
         raise _with_advice(refused, raw.file.line if raw.file else "") from None
-    if not columns and raw.file is not None:
-        _refuse_by_file(row, conversation, raw.file)
+    if raw.file is not None and raw.file.telling and is_table(conversation, columns):
+        raise RowRefused("unread-column", raw.file.telling)
     conversation = clean_texts(conversation, marked="byte-order-mark" in changed, nul=NUL_ESCAPE in text)
+    conversation = with_thoughts_apart(without_padding(conversation))
     stored = {name: value for name, value in (raw.stored or {}).items() if name not in columns}
     example = _example(raw.source, row, conversation, stored)
+    if "success" in columns and example.success is None and row.get("success") not in (None, ""):
+        hint = f"{columns['success']} is {str(row['success'])[:40]!r}: neither true nor false, yes nor no, 1 nor 0"
+        raise RowRefused("unread-outcome", hint)
     refuse_pieces(example.messages[-1].content)
     example = _judged(example, two)
     return ExaminedRow(raw, conversation.layout, example, (*changed, *conversation.changed), missing=missing)
 
 
-def _refuse_by_file(row: Row, conversation: Conversation, file: Source) -> None:
-    """Raise RowRefused for a column without which equal questions have different answers, as other rows show."""
-    if file.telling and file.telling in row and conversation.layout not in WHOLE_ROWS:
-        hint = f"without {file.telling!r} equal questions have different answers: {file.line}"
-        raise RowRefused("unread-column", hint)
+def is_table(conversation: Conversation, columns: Mapping[str, str]) -> bool:
+    """Return whether a row was read by the names of its columns alone, ours or those that the user named."""
+    form = format_named(conversation.layout)
+    return maps_content(columns) or (form is not None and form.table)
+
+
+_CLOSED = re.compile(r"\A(?P<thought>.*?)\n</think>[ \t]*\n\s*(?P<answer>.*)\Z", re.S)
+
+
+def with_thoughts_apart(conversation: Conversation) -> Conversation:
+    """Return the conversation with the thoughts of an answer apart that begins inside of them: its prompt opened them,
+    and `</think>` stands on a line of its own.
+    """
+    if not any(m.role == "assistant" and "\n</think>" in m.content for m in conversation.messages):
+        return conversation
+    messages = []
+    for message in conversation.messages:
+        match = _CLOSED.match(message.content) if message.role == "assistant" and not message.reasoning else None
+        if match is not None and "<think>" not in message.content:
+            message = replace(message, content=match["answer"], reasoning=match["thought"])
+        messages.append(message)
+    return conversation._replace(messages=tuple(messages))
 
 
 def _judged(example: Example, two: TwoAnswers | None) -> Example:
@@ -210,23 +219,16 @@ def _judged(example: Example, two: TwoAnswers | None) -> Example:
 
 
 def _with_advice(refused: RowRefused, line: str) -> RowRefused:
-    """Return the reason with the suggested mapping of the row's file, if there is one."""
-    if refused.reason not in NOT_KNOWN or not line:
+    """Return the refusal of an unknown row with the suggested mapping of its file, if there is one."""
+    if refused.reason != "unknown-layout" or not line:
         return refused
-    hint = re.split(": (?:name |none is known|--columns )", refused.hint, maxsplit=1)[0]
-    return RowRefused(refused.reason, f"{hint}: {line}")
+    return RowRefused(refused.reason, f"{refused.hint.partition('; map yours')[0]}: {line}")
 
 
 def _example(source: str, row: Row, conversation: Conversation, stored: Mapping[str, Any]) -> Example:
     """Return the example. The store's values win over the row's: they may come from a column map of its own."""
     fields = extract(row)
     success = fields.success if "success" not in stored else bool(stored["success"])
-    if success is None:
-        success = _kto_label(row)
-    if success is None and conversation.layout not in WHOLE_ROWS:
-        success = outcome_of(row)
-    if success is None and isinstance(row.get("result"), bool):
-        success = row["result"]
     checker, synthesis = row.get("checker"), row.get("synth")  # the latter of `data synth`
     # What the gateway captured (serve/gateway/capture.py); other data may have a column `client`, too.
     captured = "answered_by" in row or "rejected_answer" in row
@@ -248,21 +250,6 @@ def _example(source: str, row: Row, conversation: Conversation, stored: Mapping[
         answered_by=row["answered_by"] if isinstance(row.get("answered_by"), str) else None,
         client=row["client"] if captured and isinstance(row.get("client"), str) else None,
     )
-
-
-def _kto_label(row: Row) -> bool | None:
-    """Return whether an answer is a good one: a label that is true or false, or such a word, as in CSV, or a 0 or 1
-    beside a question and one of its answers. Other labels are classes, which are the answer itself.
-    """
-    for name in KTO_LABELS:
-        label = row.get(name)
-        if isinstance(label, bool) or (isinstance(label, str) and label.strip().lower() in ("true", "false")):
-            return as_success(label)
-        is_mark = str(label) in ("0", "1") and {"question", "answer"} <= row.keys()
-        # Choices among which it may be a number stand in a list.
-        if is_mark and not any(isinstance(value, list | dict) or CHOICE.match(key) for key, value in row.items()):
-            return as_success(label)
-    return None
 
 
 def content_id(messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...] = ()) -> str:

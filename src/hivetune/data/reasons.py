@@ -60,16 +60,12 @@ _REJECT = {
     "csv-columns": ("the row has more or fewer fields than the header", "quote fields that hold commas or line breaks"),
     # The shape of the row
     "unread-column": (
-        "equal questions have different answers, and only an unread column tells them apart",
-        "name the column in the mapping, or leave it out: --columns prompt=...,completion=...",
+        "a column is not read that may belong to the question",
+        "map it, for example --columns prompt=question+country, or leave it out: --ignore country",
     ),
     "unknown-layout": (
         "the columns are unknown",
         "map your columns, for example --columns prompt=my_question,completion=my_answer",
-    ),
-    "unexplained-column": (
-        "a column looks like content, but the layout has no place for it",
-        "name the columns to learn from, for example --columns prompt=my_question,completion=my_answer",
     ),
     "one-message": (
         "the row is one message of a conversation",
@@ -82,10 +78,6 @@ _REJECT = {
     "session-line": (
         "the row is one line of a coding agent's session; the other lines are missing",
         "give the session's own file",
-    ),
-    "earlier-turns-missing": (
-        "the record continues a conversation that only the provider has",
-        "log the whole conversation: previous_response_id names turns that the row lacks",
     ),
     "wrong-type": ("a field has the wrong type", "make it a string"),
     "no-messages": ("the list of messages is empty", "give at least one question and its answer"),
@@ -103,6 +95,10 @@ _REJECT = {
     "bad-tool-call": (
         "a tool call has no name, or its arguments are not a JSON object",
         "write arguments as an object",
+    ),
+    "unread-outcome": (
+        "the column that success is mapped to is neither yes nor no",
+        "map a column of true and false, yes and no, or 1 and 0",
     ),
     "bad-weight": ("a message's weight is neither 0 nor 1", "1: learn from it, 0: only read it"),
     "preference-row": (
@@ -196,6 +192,10 @@ _SET_ASIDE = {
         "the answer was cut at a length limit: its end would be learned as one",
         "raise the limit where the answers are made",
     ),
+    "earlier-turns-missing": (
+        "the record continues a conversation that it does not hold",
+        "log the whole conversation: its earlier turns are with the provider, or encrypted",
+    ),
     "no-question": ("nobody asks in this piece of a session", "give the session's beginning too"),
     "broken-line": ("a line of a session is not JSON", "nothing to do; the rest of the session is read"),
     "not-a-model-call": ("a step of a trace is not a model's answer (a tool, a retriever, a chain)", "nothing to do"),
@@ -251,19 +251,13 @@ _WARN = {
         "nothing to do; such a pair would make both less likely",
     ),
     "worse-left-out": ("the worse answer is unusable; only the better is learned", "see the reason behind it"),
-    "left-out-columns": (
-        "columns about the answer are not learned: a rationale, an explanation, tests, a note",
-        "nothing to do; --columns chooses others",
-    ),
     "other-branches": ("abandoned retries and edits were removed", "nothing to do"),
-    "program-notes": ("errors, commands and notes of the coding agent itself were removed", "nothing to do"),
+    "program-notes": ("notes, errors and commands of a program, and internal notes, were removed", "nothing to do"),
     "call-without-result": (
         "the log lacks the result of a tool call: it was left empty",
         "leave the row out if its answers repeat the results",
     ),
     "result-without-call": ("results of tool calls that the log lacks were removed", "nothing to do"),
-    "internal-notes": ("internal notes of a help desk were removed", "nothing to do"),
-    "markup": ("HTML of a help desk's messages was read as text", "nothing to do"),
     "redacted-secret": ("a secret was replaced by [SECRET]", "revoke it: it was in a log"),
     "redacted-personal": (
         "personal data was replaced by a placeholder",

@@ -9,9 +9,6 @@ import pytest
 from hivetune.config import DataConfig
 from hivetune.data.formats import may_hold_rows, rows_inside
 from hivetune.data.prepare.prepare import check
-from hivetune.data.raw import RawRow
-from hivetune.data.read import read_example
-from hivetune.data.reasons import RowRefused
 from hivetune.errors import DataRefused
 
 PAIR = {"prompt": "Which river flows through Paris?", "completion": "The Seine."}
@@ -41,53 +38,6 @@ def test_spans_of_a_batch_with_their_attributes() -> None:
 def test_observations_of_a_trace_know_its_session() -> None:
     found = inside({"id": "t", "sessionId": "s", "input": "q", "observations": [{"type": "GENERATION", "input": "q"}]})
     assert found == [{"sessionId": "s", "type": "GENERATION", "input": "q"}]
-
-
-def began(name: str, question: str, **more: Any) -> dict[str, Any]:
-    return {"id": name, "run_type": "llm", "inputs": {"messages": [[{"role": "user", "content": question}]]}, **more}
-
-
-def said_in(record: dict[str, Any]) -> list[Any]:
-    """Question and answer of each row of a record, or why it is refused."""
-    found: list[Any] = []
-    for row in inside(record) or []:
-        try:
-            example = read_example(RawRow("a:1", json.dumps(row).encode()), {}).example
-            found.append(tuple(message.content for message in example.messages))
-        except RowRefused as refused:
-            found.append(refused.reason)
-    return found
-
-
-def test_the_end_of_a_run_belongs_to_the_run_with_its_id() -> None:
-    answered = {"generations": [[{"text": "The Seine.", "generationInfo": {"finish_reason": "stop"}}]]}
-    later = {"generations": [[{"text": "The Rhine.", "generationInfo": {"finish_reason": "stop"}}]]}
-    chain = {"id": "c", "run_type": "chain", "inputs": {"input": "Paris?"}}
-    begun = [began("a", "Paris?", outputs=answered), began("b", "Cologne?"), chain]
-    ended = [{"id": "b", "outputs": later, "inputs": None}, {"id": "elsewhere", "run_type": "llm", "outputs": later}]
-    expected = [("Paris?", "The Seine."), ("Cologne?", "The Rhine.")]
-    assert said_in({"post": begun, "patch": ended}) == [*expected, "not-a-model-call", "not-a-model-call"]
-    assert said_in({"post": begun[:1], "patch": []}) == expected[:1]
-    assert said_in({"post": [], "patch": ended[1:]}) == ["not-a-model-call"]
-
-
-def test_events_that_langfuse_is_sent_are_joined_by_what_they_tell_of() -> None:
-    def sent(kind: str, **body: Any) -> dict[str, Any]:
-        return {"id": kind, "type": kind, "timestamp": "2026-01-01T00:00:00Z", "body": body}
-
-    asked, answered = [{"role": "user", "content": "Paris?"}], {"role": "assistant", "content": "The Seine."}
-    trace = sent("trace-create", id="t", sessionId="s", input=asked)
-    calls = [
-        sent("generation-create", id="a", traceId="t", input=asked),
-        sent("generation-create", id="b", traceId="t", input=asked),
-        sent("generation-update", id="a", traceId="t", output=answered),
-        sent("score-create", id="x", traceId="t", name="good", value=1),
-    ]
-    assert said_in({"batch": [trace, *calls], "metadata": {}}) == [("Paris?", "The Seine."), "not-a-model-call"]
-    rows = inside({"batch": [trace, *calls]}) or []
-    assert [row["sessionId"] for row in rows] == ["s", "s"]
-    traces = [trace, sent("trace-create", id="t", output=answered)]
-    assert said_in({"batch": traces}) == [("Paris?", "The Seine.")]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ read them before you commit them.
 import inspect
 import json
 import sys
-import tempfile
+import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import EntryPoint
@@ -20,11 +20,10 @@ import pytest
 from hivetune.data import formats
 from hivetune.data.columns import plain_row
 from hivetune.data.conversation import read_conversation
-from hivetune.data.files.inputs import plan_inputs
-from hivetune.data.formats import all_formats
+from hivetune.data.formats import all_formats, formats_with
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.said import Row
-from hivetune.data.raw import RawRow
+from hivetune.data.prepare.understand import rows_of_files
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import UsageError
@@ -48,13 +47,11 @@ def expected_of(sample: Path) -> Path:
 
 
 def read_sample(sample: Path) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as spill:
-        inputs = plan_inputs(str(sample), Path(spill))
-        columns = {"assistant": ANSWERS[sample.name]} if sample.name in ANSWERS else {}
-        return [row_of(raw, columns) for raw in inputs.rows()]
+    columns = {"assistant": ANSWERS[sample.name]} if sample.name in ANSWERS else {}
+    return [row_of(raw, columns) for raw in rows_of_files(str(sample))]
 
 
-def row_of(raw: RawRow, columns: dict[str, str]) -> dict[str, Any]:
+def row_of(raw: Any, columns: dict[str, str]) -> dict[str, Any]:
     line = int(raw.source.rpartition(":")[2])
     try:
         read = read_example(raw, columns)
@@ -73,7 +70,7 @@ def brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A package that brings a format; a test chooses which with `bring`."""
     (tmp_path / "desk_formats.py").write_text(
         "from hivetune.data.pieces.format import Format\n"
-        "GOOD = Format('our-desk', lambda row: row['posts'][0]['staff'], needs=frozenset(('posts',)))\n"
+        "GOOD = Format('our-desk', lambda row: row['posts'][0]['staff'], needs=('posts',))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     yield
@@ -81,7 +78,7 @@ def brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def forget_formats() -> None:
-    for cached in (formats.all_formats, formats.formats_with, formats._logs, formats._batch_mark):
+    for cached in (formats.all_formats, formats.formats_with, formats.format_named, formats._logs, formats._batch_mark):
         cached.cache_clear()
     formats._batches_with.cache_clear()
 
@@ -119,40 +116,101 @@ def test_every_format_has_a_sample() -> None:
 
 def test_every_format_links_to_what_defines_it() -> None:
     """A page of its program, or ours where it has none."""
-    readers = {one.name: one.read if isinstance(one, Format) else one.rows for one in all_formats()}
-    docs = {name: inspect.getdoc(inspect.getmodule(reader)) or "" for name, reader in readers.items()}
+    entries = tomllib.loads(formats.OWN_FILE.read_text(encoding="utf-8"))
+    docs = {name: entry.get("page", "") for name, entry in entries.items()}
+    for one in all_formats():
+        if one.name not in docs:
+            docs[one.name] = inspect.getdoc(inspect.getmodule(one.read if isinstance(one, Format) else one.rows)) or ""
     assert not [name for name, doc in docs.items() if "http" not in doc and "docs/formats.md" not in doc]
 
 
-def test_the_example_of_the_page_reads_its_records_also_as_two_functions() -> None:
+DESK = """
+[our-desk]
+page = "https://desk.example/api"
+needs = ["desk_ticket", "posts"]
+messages = "posts"
+role = "staff && 'assistant' || 'user'"
+text = "text"
+skip = "internal"
+"""
+TICKET = {
+    "desk_ticket": 7,
+    "posts": [
+        {"staff": False, "text": "It hangs."},
+        {"staff": True, "text": "Ask Ben.", "internal": True},
+        {"staff": True, "text": "Restart it."},
+    ],
+}
+
+
+@pytest.fixture
+def own_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a user's formats."""
+    monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path))
+    (tmp_path / "formats").mkdir()
+    forget_formats()
+    yield tmp_path / "formats"
+    forget_formats()
+
+
+def test_a_users_toml_file_is_a_format(own_formats: Path) -> None:
+    (own_formats / "desk.toml").write_text(DESK, encoding="utf-8")
+    read = read_conversation(TICKET)
+    assert read.layout == "our-desk"
+    assert [(m.role, m.content) for m in read.messages] == [("user", "It hangs."), ("assistant", "Restart it.")]
+    assert read.changed == ("program-notes",)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("messages =", "mesages ="), "unknown key 'mesages'"),
+        (('needs = ["desk_ticket", "posts"]', ""), "lacks needs, or a path of its words"),
+        (('"posts"\nrole', '"posts["\nrole'), "'posts\\[' is not a path"),
+        (("[our-desk]", "[messages]"), "two formats are called 'messages'"),
+        (('skip = "internal"', 'refuse = { bad = "x" }'), "there is no reason 'bad'"),
+        (("[our-desk]", "our-desk = 1\n[x]"), "'our-desk' is not a format"),
+    ],
+)
+def test_a_wrong_file_of_formats_is_named(change: tuple[str, str], words: str, own_formats: Path) -> None:
+    (own_formats / "desk.toml").write_text(DESK.replace(*change), encoding="utf-8")
+    with pytest.raises(UsageError, match=words):
+        all_formats()
+
+
+def test_the_examples_of_the_page_read_its_record(own_formats: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "formats.md").read_text(encoding="utf-8")
+    (own_formats / "desk.toml").write_text(page.split("```toml\n")[1].partition("```")[0], encoding="utf-8")
     module: dict[str, Any] = {}
     exec(page.split("```python\n")[1].partition("```")[0], module)
-    one = module["FORMAT"]
-    two = Format(one.name, lambda row: "desk_ticket" in row, one.read, needs=one.needs)
-    ticket = {
-        "desk_ticket": 7,
-        "posts": [{"staff": False, "text": "It hangs."}, {"staff": True, "text": "Restart it."}],
-    }
-    for form in (one, two):
-        read = form.conversation(ticket)
+    for read in (read_conversation(TICKET), module["FORMAT"].read(TICKET)):
         assert [(message.role, message.content) for message in read.messages] == [
             ("user", "It hangs."),
             ("assistant", "Restart it."),
         ]
-        assert form.conversation({"posts": []}) is None
+    assert module["FORMAT"].read({"desk_ticket": 7, "posts": None}) is None
 
 
 def claims_record(one: Format, row: Row) -> bool:
     try:
-        return one.conversation(row) is not None
+        return one.read(row) is not None
     except RowRefused:
         return True
 
 
 def test_no_two_programs_claim_one_record() -> None:
-    """Of rank 0, so that the order of their names decides nothing."""
-    programs = [one for one in all_formats() if isinstance(one, Format) and one.rank == 0]
+    """So that the order of their names decides nothing."""
+    own = set(tomllib.loads(formats.OWN_FILE.read_text(encoding="utf-8")))
+    shared = own - {
+        "langfuse",
+        "langsmith",
+        "gemini-cli-session",
+        "zendesk",
+        "intercom",
+        "github-issues",
+        "telegram",
+        "discord",
+    }
     for sample in (path for path in SAMPLES if path.suffix == ".jsonl"):
         for line in sample.read_text(encoding="utf-8").splitlines():
             try:
@@ -160,7 +218,7 @@ def test_no_two_programs_claim_one_record() -> None:
             except json.JSONDecodeError:  # samples of damaged files
                 continue
             row = plain_row(record) if isinstance(record, dict) else {}
-            asked = [one for one in programs if row and (not one.needs or not one.needs.isdisjoint(row))]
+            asked = [one for one in formats_with(tuple(row)) if one.name not in shared]
             claims = [one.name for one in asked if claims_record(one, row)]
             assert len(claims) <= 1, f"{sample.name}: {claims}"
 

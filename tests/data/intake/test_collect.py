@@ -92,7 +92,7 @@ def test_times(value: Any, seconds: float | None) -> None:
 
 
 def test_success_and_feedback() -> None:
-    assert [as_success(value) for value in (True, "no", 1, "OK", 2, None)] == [True, False, True, True, None, None]
+    assert [as_success(value) for value in (True, "no", 1, "OK", 2, None)] == [True, False, True, None, None, None]
     assert [as_feedback(value) for value in (True, "👎", "4.5", "up", "x", float("inf"))] == [1, -1, 4.5, 1, None, None]
 
 

@@ -73,9 +73,8 @@ def test_pairs_that_are_none(row: dict[str, Any], reason: str) -> None:
     assert refused.value.reason == reason
 
 
-@pytest.mark.parametrize("column", ["correction", "corrected_answer", "edited_response"])
-def test_a_correction_takes_the_answers_place(column: str) -> None:
-    example = read({"prompt": ASKED, "completion": BAD, column: GOOD, "success": False})
+def test_a_correction_takes_the_answers_place() -> None:
+    example = read({"prompt": ASKED, "completion": BAD, "correction": GOOD, "success": False})
     assert (example.lesson, example.messages[-1].content, example.worse.content) == ("correction", GOOD, BAD)
     assert example.success is None  # it was said of the answer before
 
@@ -88,15 +87,9 @@ def test_a_correction_of_the_gateway() -> None:
     assert [m.weight for m in example.messages if m.role == "assistant"] == [0.0, 1.0]  # only what was judged
 
 
-@pytest.mark.parametrize("label", [False, "false", "False"])
-def test_false_is_false(label: object) -> None:
-    assert read({"prompt": ASKED, "completion": BAD, "label": label}).lesson == "failure"
-    assert read({"prompt": ASKED, "completion": BAD, "kto_tag": label}).lesson == "failure"
-
-
-@pytest.mark.parametrize("label", [True, "true", "sarcastic", 1])
-def test_other_labels_are_no_failures(label: object) -> None:
-    assert read({"prompt": ASKED, "completion": GOOD, "label": label}).lesson == "sft"
+@pytest.mark.parametrize("success", [False, "false", "False", 0, "no"])
+def test_false_is_false(success: object) -> None:
+    assert read({"prompt": ASKED, "completion": BAD, "success": success}).lesson == "failure"
 
 
 def words(number: int, kind: str) -> str:
@@ -255,22 +248,6 @@ def test_what_is_left_out_later_is_compared_with_nothing(write_rows: Callable[..
     assert {one.lesson for one in bad} == {"failure", "pair"}
     set_aside = snapshot.manifest["accounting"]["set_aside"]
     assert set_aside == {"balance": 6, "contradictory": 2, "for-stage-2": 1}
-
-
-@pytest.mark.parametrize(
-    "beside",
-    [
-        {"user_feedback": "down"},
-        {"user_rating": "bad"},
-        {"metadata": {"human_feedback": "thumbs_down"}},
-    ],
-)
-def test_a_log_that_says_that_its_answer_is_none(beside: dict[str, Any]) -> None:
-    for row in (
-        {"messages": [USER, BETTER]},
-        {"request": {"messages": [USER]}, "response": {"choices": [{"message": BETTER}]}},
-    ):
-        assert read({**row, **beside}).lesson == "failure"
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,8 @@ from hivetune.data.pieces.session import read_session, without_markup
 def test_a_row_cannot_name_a_reason_that_nobody_knows() -> None:
     """The report looks up the meaning of each reason; an unknown one ended the check as a bug."""
     turns = [{"role": "user", "content": "Where is it?"}, {"role": "assistant", "content": "In Bonn."}]
-    read = read_session(
-        {"hivetune_session": "x", "messages": turns, "left_out": ["unheard", ["a"], "left-out-columns"]}
-    )
-    assert read.changed == ("left-out-columns",)
+    read = read_session({"hivetune_session": "x", "messages": turns, "left_out": ["unheard", ["a"], "program-notes"]})
+    assert read.changed == ("program-notes",)
 
 
 def test_text_with_signs_that_are_no_tags_stays() -> None:

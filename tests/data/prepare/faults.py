@@ -80,19 +80,7 @@ FAULTS: dict[str, tuple[str, Maker]] = {
     "role": ("unknown-role", lambda r: _turns(("boss", str(r.random())), ("assistant", "b"))),
     "role number": ("unknown-role", lambda r: _turns((7, str(r.random())), ("assistant", "b"))),  # type: ignore[arg-type]
     "answer alone": ("role-order", lambda r: _turns(("system", str(r.random())), ("assistant", "c"))),
-    "columns unexplained": (
-        "unexplained-column",
-        lambda r: dump({"prompt": str(r.random()), "completion": "b", "before": "Never answer with b."}),
-    ),
-    "text and two classes": (
-        "unexplained-column",
-        lambda r: dump({"text": str(r.random()), "sentiment": "good", "emotion": "joy"}),
-    ),
     "one message": ("one-message", lambda r: dump({"role": "user", "content": str(r.random())})),
-    "result first": (
-        "earlier-turns-missing",
-        lambda r: _turns(("tool", str(r.random())), ("user", "b"), ("assistant", "c")),
-    ),
     "tool unasked": (
         "role-order",
         lambda r: _turns(("user", str(r.random())), ("assistant", "b"), ("tool", "c"), ("assistant", "d")),

@@ -409,7 +409,7 @@ def test_a_field_that_is_none_is_not_mapped_in_silence(write_rows: Callable[...,
     path = str(write_rows(rows(3)))
     with pytest.raises(UsageError, match="no field 'foo'") as caught:
         check(DataConfig(path=path, columns={"foo": "x"}))
-    assert "prompt=question" in caught.value.hint
+    assert "the fields are: prompt, completion," in caught.value.hint
     with pytest.raises(UsageError) as caught:
         check(DataConfig(path=path, columns={"promt": "x"}))
     assert caught.value.hint == "did you mean 'prompt'?"

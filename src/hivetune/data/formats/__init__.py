@@ -1,41 +1,61 @@
-"""All named formats, and the registry that finds them here and in other packages.
-
-A module of this package holds `FORMAT`, and more where one program writes several. Another package brings its own by
-the entry point `hivetune.formats`.
+"""All named formats, and the registry that finds them: entries of formats.toml, modules of this package that hold
+`FORMAT`, a user's TOML files in `$HIVETUNE_HOME/formats/`, and other packages by the entry point `hivetune.formats`.
 """
 
 import importlib
 import json
 import pkgutil
 import re
+import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import TypeVar
+from pathlib import Path
 
+from hivetune.base.disk import home
+from hivetune.data.formats.spec import format_of
 from hivetune.data.pieces.format import Batch, Format, Head, Lines, Log
 from hivetune.data.pieces.logs import PlacedRow
-from hivetune.data.pieces.said import Row
+from hivetune.data.pieces.said import Conversation, Row
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import UsageError
 
-_T = TypeVar("_T")
+AnyFormat = Format | Batch | Log
+OWN_FILE = Path(__file__).with_name("formats.toml")
 
 
 @cache
-def all_formats() -> tuple[Format | Batch | Log, ...]:
-    """Return every format: the lower its rank the earlier, then by name. Raise UsageError where two have one name, or
-    another package's can't be loaded."""
-    modules = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
-    formats = [form for module in modules for form in vars(module).values() if isinstance(form, Format | Batch | Log)]
+def all_formats() -> tuple[AnyFormat, ...]:
+    """Return every format in the order in which they are asked: the user's, other packages', those of modules, those of
+    formats.toml. Raise UsageError where two have one name, or one can't be loaded.
+    """
+    formats: list[AnyFormat] = []
+    for path in sorted((home() / "formats").glob("*.toml")):
+        formats += specs_in(path)
     formats += [_foreign(entry) for entry in entry_points(group="hivetune.formats")]
+    for module in pkgutil.iter_modules(__path__):
+        values = vars(importlib.import_module(f"{__name__}.{module.name}")).values()
+        formats += [form for form in values if isinstance(form, AnyFormat)]
+    formats += specs_in(OWN_FILE)
     names = [form.name for form in formats]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UsageError(f"two formats are called {twice[0]!r}", hint="uninstall one of the packages that bring them")
-    return tuple(sorted(formats, key=lambda form: (form.rank, form.name)))
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"two formats are called {twice!r}", hint="rename one of them")
+    return tuple(formats)
 
 
-def _foreign(entry: EntryPoint) -> Format | Batch | Log:
+def specs_in(path: Path) -> list[Format | Batch]:
+    """Return the formats of a TOML file. Raise UsageError."""
+    try:
+        entries = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: no formats can be read: {error}", hint="correct the file, or remove it") from None
+    for name, entry in entries.items():
+        if not isinstance(entry, dict):
+            raise UsageError(f"{path}: {name!r} is not a format", hint="a format begins with its name: [name]")
+    return [format_of(name, entry, str(path)) for name, entry in entries.items()]
+
+
+def _foreign(entry: EntryPoint) -> AnyFormat:
     """Return the format of another package. A row that its functions fail on is refused, and ends no check."""
     try:
         form = entry.load()
@@ -43,7 +63,7 @@ def _foreign(entry: EntryPoint) -> Format | Batch | Log:
         problem = f"can't be loaded: {type(error).__name__}: {error}"
     else:
         if isinstance(form, Format):
-            return form._replace(read=_careful(form.name, form.read), rows=form.rows and _careful(form.name, form.rows))
+            return form._replace(read=_careful(form.name, form.read))
         if isinstance(form, Batch | Log):
             return form
         problem = "is no Format, Batch or Log"
@@ -53,8 +73,8 @@ def _foreign(entry: EntryPoint) -> Format | Batch | Log:
     )
 
 
-def _careful(name: str, read: Callable[[Row], _T]) -> Callable[[Row], _T]:
-    def careful(row: Row) -> _T:
+def _careful(name: str, read: Callable[[Row], Conversation | None]) -> Callable[[Row], Conversation | None]:
+    def careful(row: Row) -> Conversation | None:
         try:
             return read(row)
         except RowRefused:
@@ -116,11 +136,17 @@ def rows_inside(payload: bytes) -> list[bytes] | None:
 @lru_cache(512)
 def _batches_with(names: tuple[str, ...]) -> tuple[Batch, ...]:
     """Return the batches that a record with these columns may be."""
-    return tuple(form for form in all_formats() if isinstance(form, Batch) and not form.needs.isdisjoint(names))
+    return tuple(form for form in all_formats() if isinstance(form, Batch) and not set(form.needs).isdisjoint(names))
 
 
 @lru_cache(512)
 def formats_with(names: tuple[str, ...]) -> tuple[Format, ...]:
     """Return the formats that a record with these columns may have, in the order in which they are asked."""
     formats = (form for form in all_formats() if isinstance(form, Format))
-    return tuple(form for form in formats if not form.needs or not form.needs.isdisjoint(names))
+    return tuple(form for form in formats if all(not set(need.split("|")).isdisjoint(names) for need in form.needs))
+
+
+@cache
+def format_named(name: str) -> Format | None:
+    """Return the format of records with this name; None for the conversations that a file's format joined."""
+    return next((form for form in all_formats() if isinstance(form, Format) and form.name == name), None)

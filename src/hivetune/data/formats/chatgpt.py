@@ -9,7 +9,7 @@ from typing import Any
 
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.parts import plain_call
-from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, names, one_of, parsed
+from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, one_of, parsed
 from hivetune.data.pieces.session import NotLearned, branch_nodes, chat_messages, finish_chat
 from hivetune.data.pieces.turns import read_turn
 from hivetune.data.reasons import RowRefused
@@ -133,5 +133,6 @@ def _preferred(row: Row) -> Conversation | None:
     return finish_chat("chatgpt-comparison", read, 1, cut)
 
 
-FORMAT = Format("chatgpt", read, needs=names("mapping"))
-COMPARISON_FORMAT = Format("chatgpt-comparison", _preferred, needs=names("input content"))
+_COMPARED = frozenset(("input", "output", "content"))
+FORMAT = Format("chatgpt", read, needs=("mapping",), reads=frozenset(("mapping", "current_node")))
+COMPARISON_FORMAT = Format("chatgpt-comparison", _preferred, needs=("input|content",), reads=_COMPARED)

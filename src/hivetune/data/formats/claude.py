@@ -137,4 +137,6 @@ def _split(parts: list[Any]) -> list[Any]:
     return blocks
 
 
-FORMAT = Format("claude", read, needs=frozenset(("chat_messages",)))
+FORMAT = Format(
+    "claude", read, needs=("chat_messages",), reads=frozenset(("chat_messages", "current_leaf_message_uuid"))
+)

@@ -14,7 +14,7 @@ from typing import Any
 
 from hivetune.data.pieces.format import Batch, Lines, Log
 from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, is_row, path_to, trees
-from hivetune.data.pieces.said import Row, listed, names, objects, one_of
+from hivetune.data.pieces.said import Row, listed, objects, one_of
 from hivetune.data.reasons import RowRefused
 
 _SPOKEN = ("user", "assistant")
@@ -62,6 +62,7 @@ class _Session:
     """Lines of one session so far, by their names."""
 
     lines: dict[str, _Line] = field(default_factory=dict)
+    absorbed: dict[str, int] = field(default_factory=dict)  # orders that were typed into an answer: line numbers
     name: str | None = None
     time: str | None = None
     size: int = 0
@@ -135,6 +136,8 @@ def _in_blocks(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _add(session: _Session, number: int, event: dict[str, Any], size: int) -> None:
+    if event.get("reason") == "absorbed_mid_turn" and isinstance(event.get("content"), str):
+        session.absorbed[event["content"]] = number
     uuid, parent, role = event.get("uuid"), event.get("parentUuid"), _role(event)
     if not isinstance(uuid, str):
         if role is None:
@@ -144,7 +147,7 @@ def _add(session: _Session, number: int, event: dict[str, Any], size: int) -> No
     session.time = session.time or event.get("timestamp")
     if uuid in session.lines and session.lines[uuid].message:
         return  # written twice: the first stands
-    message = (_block(event) or event.get("message")) if role else None
+    message = (_block(event) or _attached(event) or event.get("message")) if role else None
     message = message if isinstance(message, dict) else {}
     parent = parent if isinstance(parent, str) else None
     session.lines[uuid] = _Line(number, event, parent, role, message, _is_noise(event, role))
@@ -153,11 +156,40 @@ def _add(session: _Session, number: int, event: dict[str, Any], size: int) -> No
 
 def _role(event: Row) -> str | None:
     """Return the speaker of a line; without `type` its message has the role."""
+    if _attached(event) is not None:
+        return "user"
     kind = str(event.get("type", one_of(event.get("message"), "role")))
     if kind in _BLOCKS:
         parts = listed(one_of(event.get("message"), "content"))
         return _BLOCKS[kind] if _block(event) or any(one_of(part, "type") == kind for part in parts) else None
     return "user" if kind == _ASKER else kind if kind in _SPOKEN else None
+
+
+def _attached(event: Row) -> dict[str, Any] | None:
+    """Return the user's turn that an attachment is: an order that was typed while the model answered, or the text of a
+    file. Others are notes of the program.
+    """
+    attached = event.get("attachment") if event.get("type") == "attachment" else None
+    if one_of(attached, "type") == "queued_command" and (order := one_of(attached, "prompt")):
+        return {"role": "user", "content": order}
+    text = one_of(one_of(one_of(attached, "content"), "file"), "content")
+    if one_of(attached, "type") == "file" and isinstance(text, str):
+        return {"role": "user", "content": f"{one_of(attached, 'filename')}\n{text}"}
+    return None
+
+
+def _insert_absorbed(session: _Session) -> None:
+    """Put orders that only the queue holds before the answer that they were typed into."""
+    lines = session.lines
+    for order, number in session.absorbed.items():
+        if any(_text(line.message) == order for line in lines.values() if line.role == "user"):
+            continue  # an attachment says it too
+        below = next((line for line in lines.values() if line.number > number and line.role == "assistant"), None)
+        if below is not None:
+            name = f"line {number}"
+            lines[name] = _Line(number, {}, below.parent, "user", {"role": "user", "content": order}, noise=False)
+            below.parent = name
+    session.lines = dict(sorted(lines.items(), key=lambda named: named[1].number))
 
 
 def _block(event: Row) -> dict[str, Any] | None:
@@ -190,6 +222,8 @@ def _text(message: Row) -> str:
 
 
 def _rows(session: _Session) -> Iterator[PlacedRow]:
+    if session.absorbed:
+        _insert_absorbed(session)
     lines = session.lines
     if len(lines) > 1 and not any(line.parent for line in lines.values()):
         # Copies by other programs have no parents: lines follow in file order, those of subagents apart.
@@ -280,4 +314,4 @@ def _shared_rows(row: Row) -> Iterator[Row]:
 
 
 FORMAT = Log("claude-code", lambda head: any(map(is_line, head.events)), rows)
-SHARED_FORMAT = Batch("claude-code-loglines", _shared_rows, needs=names("loglines"))
+SHARED_FORMAT = Batch("claude-code-loglines", _shared_rows, needs=("loglines",))

@@ -11,7 +11,7 @@ from typing import Any
 from hivetune.data.pieces.answers import HIDDEN_CALLS, is_of_answer, unlearn_answer, unlearn_hidden_calls
 from hivetune.data.pieces.format import Head, Lines, Log
 from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, session_rows
-from hivetune.data.pieces.said import NOT_HELD, Row, one_of, parsed, texts_in
+from hivetune.data.pieces.said import NOT_HELD, Row, listed, objects, one_of, parsed
 from hivetune.data.reasons import RowRefused
 
 _FIRST_LINE = re.compile(rb'\A\s*\{"timestamp":\s*"[^"]*",\s*"type":\s*"session_meta"')
@@ -21,6 +21,7 @@ _ITEM_TYPES = (
     *("custom_tool_call_output", "local_shell_call", "web_search_call"),
 )
 _LONG_TEXT = 40  # characters; that many stand in another text only where it repeats them
+_NEAR = 12  # items between an event and the item that says the same
 _FROM_EVENT = "hivetune_told"  # marks words that an event tells; mostly an item says them too
 # What an event says that somebody said, and where it says it.
 _EVENT_ROLES = {
@@ -43,6 +44,7 @@ class _Session:
     time: str | None = None
     system: str | None = None
     place: int = 0
+    is_encrypted: bool = False  # the summary of what came before
     items: list[dict[str, Any]] = field(default_factory=list)
     left_out: set[str] = field(default_factory=set)
 
@@ -73,6 +75,10 @@ def _rows(events: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
         if kind == "compacted":
             yield from _row(session)
             session = _Session(session.name, session.time, session.system)
+            history = objects(payload.get("replacement_history")) or []
+            session.is_encrypted = any(item.get("encrypted_content") for item in history if _is_summary(item))
+            # What was answered before is learned in the row above.
+            session.items = [{**item, "weight": 0} for item in history if not _is_summary(item)]
             payload = {"type": "message", "role": "user", "content": payload.get("message")}
             kind = "response_item" if payload["content"] else kind
         if kind == "session_meta":
@@ -107,48 +113,67 @@ def _learn_of(session: _Session, number: int, event: dict[str, Any]) -> None:
     kind = event.get("type")
     role, column = _EVENT_ROLES.get(str(kind), ("", ""))
     if kind == "turn_aborted":
-        _leave_out_repeated(session)
         unlearn_answer(session.items, len(session.items))
     elif kind == "thread_rolled_back":  # the user went back, and gave up the last turns
-        _leave_out_repeated(session)
-        turns = [i for i, item in enumerate(session.items) if item.get("role") == "user"]
         count = event.get("num_turns")
-        if turns and isinstance(count, int) and count > 0:
-            del session.items[turns[-min(count, len(turns))] :]
+        if isinstance(count, int) and count > 0 and (begin := _begin_of_turn(session.items, count)) is not None:
+            del session.items[begin:]
             session.left_out.add("other-branches")
     elif role and isinstance(text := event.get(column, event.get("content")), str) and text.strip():
         session.items.append({"type": "message", "role": role, "content": text, _FROM_EVENT: True})
         session.place = session.place or number
 
 
+def _begin_of_turn(items: Sequence[dict[str, Any]], count: int) -> int | None:
+    """Return where the last `count` turns begin, or all of them where there are fewer; None without a turn. What is
+    told between two answers is one turn, whether items or events tell it.
+    """
+    begin, asked_below = None, False
+    for index in range(len(items) - 1, -1, -1):
+        asks = items[index].get("role") == "user"
+        if asks and not asked_below:
+            if count == 0:
+                break
+            count -= 1
+            begin = index
+        elif asks and _FROM_EVENT in items[begin or 0]:
+            begin = index  # the event repeats this item
+        asked_below = asks
+    return begin
+
+
 def _leave_out_repeated(session: _Session) -> None:
-    """Remove events that an item or an earlier event of the same answer repeats."""
-    whole = {"user": "", "assistant": ""}
-    for item in session.items:
-        if _FROM_EVENT not in item and (role := str(item.get("role"))) in whole:
-            whole[role] += "".join(map(_bordered, texts_in(item.get("content"))))
+    """Remove events that an item near them or an earlier event of the same answer repeats."""
     items: list[dict[str, Any]] = []
-    answer = ""  # in the answer so far
-    for item in session.items:
+    told: set[str] = set()  # by events, in the answer so far
+    texts = [(str(item.get("role")), _text(item)) for item in session.items]
+    for index, item in enumerate(session.items):
         if _FROM_EVENT in item:
-            if _repeats(item["content"], whole[item["role"]]) or _repeats(item["content"], answer):
+            near = range(max(0, index - _NEAR), min(len(texts), index + _NEAR + 1))
+            others = (texts[i] for i in near if _FROM_EVENT not in session.items[i])
+            text = texts[index][1]
+            if text in told or any(role == item["role"] and _repeats(text, other) for role, other in others):
                 continue
-            answer += _bordered(item["content"])
-        answer = "" if item.get("role") == "user" else answer
+            told.add(text)
+        if item.get("role") == "user":
+            told = {texts[index][1]}
         items.append(item)
     session.items = items
 
 
-def _bordered(text: str) -> str:
-    """Return a text between signs that occur in no text, so that several can be joined and searched."""
-    return f"\n{text.strip()}\0"
+def _text(item: dict[str, Any]) -> str:
+    content = item.get("content")
+    texts = [content] if isinstance(content, str) else (one_of(part, "text") for part in listed(content))
+    return "\n".join(text for text in texts if isinstance(text, str)).strip()
 
 
 def _repeats(text: str, whole: str) -> bool:
-    """Return whether one of the texts in `whole` is this one; or holds it, after what an editor writes before a
-    question.
-    """
-    return _bordered(text) in whole or (len(text.strip()) >= _LONG_TEXT and text.strip() in whole)
+    """Return whether an item's text is this one, or holds it, after what an editor writes before a question."""
+    return text == whole or (len(text) >= _LONG_TEXT and text in whole)
+
+
+def _is_summary(item: dict[str, Any]) -> bool:
+    return item.get("type") in ("compaction", "compaction_summary")
 
 
 def _is_broken_call(item: dict[str, Any]) -> bool:
@@ -172,7 +197,13 @@ def _row(session: _Session) -> Iterator[PlacedRow]:
     items = unlearn_hidden_calls(items)
     if not any(item.get("role") == "user" for item in items):
         return
-    if hidden and not any(is_of_answer(item) and item.get("weight", 1) for item in items):
+    learned = [item for item in items if is_of_answer(item) and item.get("weight", 1)]
+    if session.is_encrypted:
+        if learned:
+            reason = "the session was compacted, and the summary of what came before is encrypted"
+            yield session.place, RowRefused("earlier-turns-missing", reason)
+        return
+    if hidden and not learned:
         reason = f"no answer is left to learn: {hidden}, a tool that the provider ran itself; its result is not logged"
         yield session.place, RowRefused(NOT_HELD, reason)
         return

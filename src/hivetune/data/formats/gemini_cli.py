@@ -1,19 +1,14 @@
-"""Gemini CLI: what it prints as a stream of JSON (`--output-format stream-json`), one event a line, and its sessions
-(`~/.gemini/tmp/*/chats/*.json`): turns by `type`, calls with their results and thoughts beside the text.
+"""Gemini CLI: what it prints as a stream of JSON (`--output-format stream-json`), one event a line.
 
-https://github.com/google-gemini/gemini-cli/blob/main/docs/cli/headless.md and
-https://github.com/google-gemini/gemini-cli/blob/main/docs/cli/session-management.md
+https://github.com/google-gemini/gemini-cli/blob/main/docs/cli/headless.md
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hivetune.data.pieces.format import Format, Head, Lines, Log
+from hivetune.data.pieces.format import Head, Lines, Log
 from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, session_rows
-from hivetune.data.pieces.said import Conversation, Row, listed, names, objects, one_of
-from hivetune.data.pieces.turns import conversation_of, read_turn
-from hivetune.data.reasons import RowRefused
-from hivetune.records import Message
+from hivetune.data.pieces.said import one_of
 
 # Columns of events that no other program writes.
 _COLUMNS = {"tool_use": {"tool_name", "tool_id", "parameters"}, "init": {"session_id", "model", "timestamp"}}
@@ -50,35 +45,4 @@ def _row(session: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
         yield session[0][0], conversation("gemini-cli", turns, session_id=name)
 
 
-def _session(row: Row) -> Conversation | None:
-    turns = objects(row.get("messages"))
-    if turns is None:
-        return None
-    messages: list[Message] = []
-    notes = False
-    for turn in turns:
-        kind, spoken = one_of(turn, "type"), one_of(turn, "content") or one_of(turn, "parts")
-        if kind in ("info", "error", "warning"):
-            notes = True
-            continue
-        if kind not in ("gemini", "model"):
-            messages += read_turn({"role": kind, "content": spoken})
-            continue
-        thoughts = [
-            ": ".join(str(text) for text in (one_of(thought, "subject"), one_of(thought, "description")) if text)
-            for thought in listed(turn.get("thoughts"))
-        ]
-        calls = objects(turn.get("toolCalls")) or []
-        parts = [*(spoken if isinstance(spoken, list) else [spoken or ""]), *({"functionCall": call} for call in calls)]
-        messages += read_turn({"role": "assistant", "content": parts, "reasoning": "\n".join(thoughts)})
-        for call in calls:
-            result = call.get("result")
-            if result is None:
-                raise RowRefused("bad-tool-call", f"the call of {str(call.get('name'))[:40]} has no result")
-            content = result if isinstance(result, list) else [{"functionResponse": {"response": result}}]
-            messages += read_turn({"role": "tool", "content": content})
-    return conversation_of("gemini-cli", messages, changed=("program-notes",) if notes else ())
-
-
 FORMAT = Log("gemini-cli", recognise, rows)
-SESSION_FORMAT = Format("gemini-cli-session", _session, needs=names("project_hash"))

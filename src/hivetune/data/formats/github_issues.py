@@ -1,25 +1,14 @@
-"""GitHub's issues with their comments: as `gh issue list --json number,title,body,author,comments` writes them, and as
-the REST API lists issues and comments, one an object. Who answers is `--columns assistant=LOGIN`.
+"""Issues and comments of GitHub as its REST API lists them, one an object. Who answers is `--columns assistant=LOGIN`.
 
-https://cli.github.com/manual/gh_issue_list and https://docs.github.com/en/rest/issues/comments
+https://docs.github.com/en/rest/issues/comments
 """
 
 from collections.abc import Iterator
 
 from hivetune.data.pieces.fields import as_time
-from hivetune.data.pieces.format import Format, Lines, Log
+from hivetune.data.pieces.format import Lines, Log
 from hivetune.data.pieces.logs import PlacedRow, conversation, events
-from hivetune.data.pieces.said import Conversation, Row, names, objects, one_of
-from hivetune.data.pieces.session import ASSISTANT, spoken
-
-
-def read(record: Row) -> Conversation | None:
-    has_columns = {"title", "body"} <= record.keys() and isinstance(record["comments"], list)
-    if not has_columns or one_of(record.get("author"), "login") is None:
-        return None
-    turns = [(_login(record), _text(record))]
-    turns += [(_login(c), c["body"]) for c in objects(record["comments"]) or [] if c.get("body")]
-    return spoken("github-issues", turns, record.get(ASSISTANT))
+from hivetune.data.pieces.said import Row, one_of
 
 
 def _login(record: Row) -> str:
@@ -52,5 +41,4 @@ def _listed_rows(lines: Lines) -> Iterator[PlacedRow]:
         yield min(number for _, number, _ in turns_of), conversation("github-issues", turns, session_id=issue)
 
 
-FORMAT = Format("github-issues", read, needs=names("comments"))
-LISTED_FORMAT = Log("github-rest", lambda head: bool(head.events) and all(map(_is_listed, head.events)), _listed_rows)
+FORMAT = Log("github-rest", lambda head: bool(head.events) and all(map(_is_listed, head.events)), _listed_rows)

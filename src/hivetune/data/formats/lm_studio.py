@@ -62,4 +62,5 @@ def _part(part: Any) -> Any:
     return part
 
 
-FORMAT = Format("lm-studio", read, needs=frozenset(("messages",)))
+_READS = frozenset(("messages", "system_prompt", "per_chat_prediction_config"))
+FORMAT = Format("lm-studio", read, needs=("messages",), reads=_READS)

@@ -9,7 +9,7 @@ from typing import Any
 
 from hivetune.data.pieces.format import Batch, Format
 from hivetune.data.pieces.parts import split_thoughts
-from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, names, one_of
+from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, one_of
 from hivetune.data.pieces.session import NotLearned, branch, chat_messages, finish_chat
 from hivetune.data.pieces.turns import read_system, read_turn
 from hivetune.data.reasons import RowRefused
@@ -50,8 +50,8 @@ def _turn(turn: Any) -> list[Message]:
 
 def _rated_chat(record: Row) -> Iterator[Row]:
     if one_of(chat := one_of(record["snapshot"], "chat"), "chat") is not None:
-        yield {**chat, "rating": one_of(record.get("data"), "rating")}
+        yield {**chat, "feedback": one_of(record.get("data"), "rating")}
 
 
-FORMAT = Format("open-webui", read, needs=names("chat history"))
-FEEDBACK_FORMAT = Batch("open-webui-feedback", _rated_chat, needs=names("snapshot"), rank=10)
+FORMAT = Format("open-webui", read, needs=("chat|history",), reads=frozenset(("chat", "history", "current_id")))
+FEEDBACK_FORMAT = Batch("open-webui-feedback", _rated_chat, needs=("snapshot",))

@@ -16,7 +16,7 @@ from typing import Any
 
 from hivetune.data.pieces.format import Format, Lines, Log
 from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation
-from hivetune.data.pieces.said import Conversation, Row, listed, names, objects, one_of
+from hivetune.data.pieces.said import Conversation, Row, listed, objects, one_of
 from hivetune.data.pieces.session import is_lone_thought
 from hivetune.data.pieces.turns import conversation_of, read_turn
 from hivetune.data.reasons import RowRefused
@@ -143,4 +143,4 @@ def _steps(parts: list[dict[str, Any]]) -> list[Message]:
 
 
 FORMAT = Log("opencode", lambda head: _HEAD.match(head.data) is not None, rows)
-EXPORT_FORMAT = Format("opencode-export", _exported, needs=names("info"))
+EXPORT_FORMAT = Format("opencode-export", _exported, needs=("info", "messages"), reads=frozenset(("info", "messages")))

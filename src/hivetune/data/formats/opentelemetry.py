@@ -8,11 +8,11 @@ https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/ and https://ari
 from collections.abc import Mapping
 from typing import Any
 
-from hivetune.data.pieces.answers import read_answer, read_request
+from hivetune.data.pieces.answers import joined, read_answer, read_request
 from hivetune.data.pieces.format import Format
 from hivetune.data.pieces.parts import read_tools
-from hivetune.data.pieces.said import Conversation, Row, Tools, first_of, listed, names, objects, one_of, parsed
-from hivetune.data.pieces.spans import INPUTS, OUTPUTS, attributes, decoded, read_step
+from hivetune.data.pieces.said import Conversation, Row, Tools, first_of, listed, objects, one_of, parsed
+from hivetune.data.pieces.spans import attributes, decoded
 from hivetune.data.pieces.turns import conversation_of, read_messages, read_system
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
@@ -55,7 +55,7 @@ def _is_span(row: Row) -> bool:
         pairs, dotted = objects(value), isinstance(value, dict) and any("." in key for key in value)
         if not (all("key" in pair and "value" in pair for pair in pairs) if pairs else dotted):
             return False
-    if first_of(row, INPUTS) and first_of(row, OUTPUTS):
+    if first_of(row, ("inputs", "input")) and first_of(row, ("outputs", "output")):
         return False  # a step that says beside its attributes what came in and out
     is_span = any(key in row for key in _SPAN_COLUMNS)
     return is_span or any(key.startswith(("gen_ai.", "llm.")) for key in attributes(value))
@@ -79,14 +79,13 @@ def read(row: Row) -> Conversation | None:
         prompt, answered = _from_events(events)
     if not prompt and (turns := objects(parsed(flat.get(_WHOLE_TALK)))):
         prompt = read_messages(turns, None)
-    columns = tuple(column for column in row if column.startswith("attributes_"))
     if not prompt:
-        return _step(row, flat)._replace(explained=columns)
+        return _step(row, flat)
     system = decoded(flat.get("gen_ai.system_instructions"))
     if isinstance(system, list):
         system = [{**part, "text": part.get("content")} if isinstance(part, dict) else part for part in system]
     messages = [*(read_system(system) if prompt[0].role != "system" else []), *prompt, *answered]
-    return conversation_of("opentelemetry", messages, _tools(flat), used=columns)
+    return conversation_of("opentelemetry", messages, _tools(flat))
 
 
 def _dotted(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -148,9 +147,10 @@ def _step(row: Row, flat: Mapping[str, Any]) -> Conversation:
         is_call = not kind or _kind(flat, kind) in _MODEL_KINDS
         is_first = not (row.get("parent_id") or row.get("parent_span_id"))
         if is_call or (input_key == _MLFLOW_STEP[0] and is_first):
-            step = {"input": flat[input_key], "output": flat[output_key]}
-            conversation = read_step("opentelemetry", step, None, is_call=is_call)
-            return conversation._replace(tools=conversation.tools or _tools(flat))
+            request = read_request(decoded(flat[input_key]))
+            reply, changed = read_answer(decoded(flat[output_key]))
+            messages = joined(request.messages, reply)
+            return conversation_of("opentelemetry", messages, request.tools or _tools(flat), changed)
     raise RowRefused("not-a-model-call", "the span holds no messages of a model")
 
 
@@ -238,6 +238,21 @@ def _turns(flat: Mapping[str, Any], role: str, columns: tuple[str, ...]) -> list
     return None
 
 
-_BESIDE = names("events resource scope context logs references process message")
-_NEEDS = frozenset((*_ATTRIBUTES, *_TABLE_COLUMNS))
-FORMAT = Format("opentelemetry", read, needs=_NEEDS, rank=11, explains=_BESIDE.union(_ATTRIBUTES))
+_READS = (
+    "events",
+    "resource",
+    "scope",
+    "context",
+    "logs",
+    "references",
+    "process",
+    "status",
+    "status_code",
+    *_ATTRIBUTES,
+)
+FORMAT = Format(
+    "opentelemetry",
+    read,
+    needs=("|".join((*_ATTRIBUTES, *_TABLE_COLUMNS)),),
+    reads=frozenset((*_READS, *_SPAN_COLUMNS, *_TABLE_COLUMNS)),
+)

@@ -42,6 +42,6 @@ def _logs(record: Row) -> Iterator[Row]:
         yield {"traceId": trace, "span_id": span, "attributes": {}, "events": events}
 
 
-_NEEDS = frozenset((*_RESOURCES, *_SCOPES, "trace", "data"))
+_NEEDS = (*_RESOURCES, *_SCOPES, "trace", "data")
 FORMAT = Batch("otlp-spans", _spans, needs=_NEEDS)
-LOGS_FORMAT = Batch("otlp-logs", _logs, needs=frozenset(_RESOURCE_LOGS))
+LOGS_FORMAT = Batch("otlp-logs", _logs, needs=_RESOURCE_LOGS)

@@ -7,13 +7,14 @@ https://huggingface.co/docs/dataset-viewer/rows and https://mlflow.org/docs/late
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hivetune.data.columns import is_content
+from hivetune.data.columns import ANSWERS, QUESTIONS
 from hivetune.data.formats.opentelemetry import without_repeats
 from hivetune.data.pieces.format import Batch
 from hivetune.data.pieces.said import Row, objects
 from hivetune.data.pieces.spans import SHARED, without_wrapper
 from hivetune.data.pieces.turns import ROLE_KEYS
 
+_SIDES = frozenset((*QUESTIONS, *ANSWERS, "text", "messages", "conversations"))
 _KEYS = ("data", "rows", "examples", "records", "instances", "observations", "spans", "runs")
 
 
@@ -39,10 +40,10 @@ def _key(record: Mapping[str, Any]) -> str | None:
         listed = objects(record.get(key))
         if listed is None or all(any(name in row for name in ROLE_KEYS[:5]) for row in listed):
             continue
-        if key != "observations" and any(is_content(name, record[name]) for name in record if name != key):
+        if key != "observations" and not _SIDES.isdisjoint(record):
             return None  # a row that has a list among its columns; a trace repeats what its observations say
         return key
     return None
 
 
-FORMAT = Batch("row-list", rows, needs=frozenset((*_KEYS, "trace")), rank=30)
+FORMAT = Batch("row-list", rows, needs=(*_KEYS, "trace"))

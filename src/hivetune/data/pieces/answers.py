@@ -49,14 +49,6 @@ class Request(NamedTuple):
     tools: Tools
 
 
-def is_request(value: Any) -> bool:
-    """Return whether an object says what a model was asked."""
-    value = _unwrapped(parsed(value))
-    if not isinstance(value, dict):
-        return False
-    return isinstance(value.get("contents"), dict) or any(isinstance(value.get(key), str | list) for key in _PROMPTS)
-
-
 def read_request(value: Any) -> Request:
     """Return everything before the answer: an object of some API, a list of turns, or a text.
 
@@ -333,6 +325,13 @@ def _generations(generations: list[Any]) -> Answer:
     if isinstance(first.get("text"), str):
         return [_text_answer(first["text"])], changed
     raise RowRefused("no-answer", "the generation holds no message")
+
+
+def joined(question: list[Message], answer: list[Message]) -> list[Message]:
+    """Return question and answer; agents answer with the whole conversation, the question included."""
+    num_asked = len(question)
+    same = [(m.role, m.content) for m in question] == [(m.role, m.content) for m in answer[:num_asked]]
+    return answer if same and len(answer) > num_asked else [*question, *answer]
 
 
 def is_of_answer(item: dict[str, Any]) -> bool:

@@ -2,27 +2,33 @@
 
 import math
 import re
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-# The names of all columns and some of their values: a table, read once.
-NAMES: dict[str, Any] = tomllib.loads((Path(__file__).parent.parent / "columns.toml").read_text(encoding="utf-8"))
-
-
-def names_of(*parts: str) -> Iterator[tuple[str, ...]]:
-    """Yield the names that logs use for each of these facts."""
-    return (tuple(NAMES["fact"][part]) for part in parts)
-
-
-SESSION, USER, AGENT, CATEGORY, TIME = names_of("session", "user", "agent", "category", "time")
-SUCCESS, FEEDBACK, OWN_ID, NESTED, INNER_ID = names_of("success", "feedback", "own_id", "nested", "inner_id")
-WRONG, FAILED, NONE_FAILED, TRUE_SHARES, _JUDGES = names_of("wrong", "failed", "none_failed", "true_share", "judge")
-ANSWER_OF_USER, YES, NO, LIKED, DISLIKED = map(frozenset, names_of("answer_of_user", "yes", "no", "liked", "disliked"))
+# The exact names of facts, in snake_case, the likeliest first.
+SESSION = (
+    *("session_id", "session", "conversation_id", "thread_id", "chat_id", "conversation_hash", "conversation"),
+    *("gen_ai_conversation_id", "thread", "trace_id"),
+)
+USER = ("user_id", "username", "user_name", "user", "end_user_id", "enduser_id")
+AGENT = ("agent", "agent_name", "agent_id")
+CATEGORY = ("category", "tool_used", "tool")
+TIME = (
+    *("timestamp", "time", "created_at", "created", "ts", "date", "create_time", "start_time", "started_at"),
+    "start_time_unix_nano",
+)
+SUCCESS, FEEDBACK = ("success",), ("feedback",)
+OWN_ID = ("interaction_id", "event_id", "id", "uuid")
+INNER_ID = ("id", "_id", "$oid", "uuid", "name")  # of a session or user that is an object
+NESTED = ("metadata", "meta", "attributes", "info", "request", "request_body", "body", "extra", "context")
+FACTS = frozenset((*OWN_ID, *SESSION, *USER, *AGENT, *CATEGORY, *TIME, *SUCCESS, *FEEDBACK))
+ANSWERS_OF_USER = frozenset(("assistant", "bot", "ai"))  # beside one of these, `user` is what was said
+YES, NO = frozenset(("true", "yes", "1")), frozenset(("false", "no", "0"))
+LIKED = frozenset(("up", "thumbs_up", "like", "good", "+1", "👍"))
+DISLIKED = frozenset(("down", "thumbs_down", "dislike", "bad", "-1", "👎"))
 # Powers of ten between the units that clocks are written in; today is 1.8e9 seconds.
 LARGEST_SECONDS = 1e11
 
@@ -50,35 +56,8 @@ def extract(row: Mapping[str, Any]) -> Fields:
         found = [next((holder[name] for name in names if holder[name] not in (None, "")), None) for names in columns]
         values = [new if value is None else value for value, new in zip(values or found, found, strict=True)]
     *texts, time, success, feedback = values
-    verdict = _verdict(row) if success is None else as_success(success)
     own_id, session, user, agent, category = map(_text, texts)
-    return Fields(own_id, session, user, agent, category, as_time(time), verdict, as_feedback(feedback))
-
-
-def _verdict(row: Mapping[str, Any]) -> bool | None:
-    """Return False if a row marks its answer as wrong or as mostly wrong, in a column with such a name."""
-    for name, kind in _verdict_columns(tuple(row)):
-        value = row[name]
-        share = as_number(value) if kind == "share" else None
-        if isinstance(value, str):
-            names_some = value.strip().lower() not in NONE_FAILED and as_number(value) is None
-        else:
-            names_some = isinstance(value, list | dict) and bool(value)
-        if (
-            (kind == "wrong" and as_success(value))
-            or (kind == "failed" and names_some)
-            or (kind == "judge" and isinstance(value, dict) and as_success(value.get("correct")) is False)
-            or (share is not None and 0 <= share < 0.5)
-        ):
-            return False
-    return None
-
-
-@lru_cache(512)
-def _verdict_columns(names: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return the columns that may mark an answer as wrong, each with its reader."""
-    kinds = {"wrong": WRONG, "failed": FAILED, "share": TRUE_SHARES, "judge": _JUDGES}
-    return [(name, kind) for name in names for kind, kind_names in kinds.items() if plain_name(name) in kind_names]
+    return Fields(own_id, session, user, agent, category, as_time(time), as_success(success), as_feedback(feedback))
 
 
 @lru_cache(512)
@@ -89,7 +68,7 @@ def columns_of(names: tuple[str, ...]) -> tuple[tuple[tuple[str, ...], ...], tup
     plain: dict[str, str] = {}
     for name in names:
         plain.setdefault(plain_name(name), name)
-    if not ANSWER_OF_USER.isdisjoint(plain):
+    if not ANSWERS_OF_USER.isdisjoint(plain):
         plain.pop("user", None)
     fields = (OWN_ID, SESSION, USER, AGENT, CATEGORY, TIME, SUCCESS, FEEDBACK)
     by_field = tuple(tuple(plain[name] for name in field if name in plain) for field in fields)

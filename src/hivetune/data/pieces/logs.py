@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hivetune.data.pieces.fields import NAMES, plain_name
+from hivetune.data.pieces.fields import plain_name
 from hivetune.data.reasons import RowRefused
 
 MAX_KEPT_CHARS = 64 << 20  # of one session, in memory
@@ -12,7 +12,8 @@ MAX_ROW_CHARS = 16 << 20
 # (place, a record, its JSON as text, or why there is none). The place is the line of the file where the row begins.
 PlacedRow = tuple[int, Mapping[str, Any] | str | RowRefused]
 PlacedEvent = tuple[int, dict[str, Any]]  # (line, the object that it holds)
-_TURNS, _ANSWERED = frozenset(NAMES["turns"]), frozenset((*NAMES["answer"], *NAMES["expected_answer"]))
+_TURNS = frozenset(("messages", "conversations", "conversation"))
+_ANSWERED = frozenset(("completion", "response", "output", "answer", "solution", "assistant"))
 _ASKED = frozenset(("prompt", "question", "instruction"))  # the other names are also those of a tool's input
 _OF_ROWS = _ANSWERED | _TURNS | {"text"}
 

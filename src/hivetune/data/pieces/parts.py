@@ -6,10 +6,10 @@ Calls, and the tools that may be called, are read to OpenAI's form, which templa
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hivetune.data.pieces.said import Tools, all_texts, listed, objects, one_of, parsed, text_of
+from hivetune.data.pieces.said import Conversation, Tools, all_texts, listed, objects, one_of, parsed, text_of
 from hivetune.data.reasons import RowRefused
 
 HERMES_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.S)
@@ -110,7 +110,7 @@ def read_tools(tools: Any) -> Tools:
     for tool in tools:
         several = one_of(tool, "functionDeclarations", "function_declarations")  # Gemini
         read += [_tool(entry) for entry in several] if isinstance(several, list) else [_tool(tool)]
-    return tuple(read)
+    return tuple(_without_nulls(tool) for tool in read)
 
 
 def _tool(tool: Any) -> Mapping[str, Any]:
@@ -130,6 +130,68 @@ def _tool(tool: Any) -> Mapping[str, Any]:
     if schema is not None:
         function["parameters"] = schema
     return {"type": "function", "function": function}
+
+
+_MEANT_NULLS = ("default", "const", "examples", "enum")  # keys of a schema that may hold null
+
+
+def _without_nulls(schema: Any) -> Any:
+    """Return a schema without keys whose value is null: a column of Arrow has every key that any of its rows has."""
+    if isinstance(schema, list):
+        return [_without_nulls(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: value for key, value in schema.items() if value is not None or key in _MEANT_NULLS}
+    return {key: value if key in _MEANT_NULLS else _without_nulls(value) for key, value in kept.items()}
+
+
+def without_padding(conversation: Conversation) -> Conversation:
+    """Return the conversation with calls whose arguments are null only where their tool allows it."""
+    if not conversation.tools or not any(message.tool_calls for message in conversation.messages):
+        return conversation
+    schemas = {function["name"]: function.get("parameters") for function in _functions(conversation.tools)}
+    messages = []
+    for message in conversation.messages:
+        calls = [_unpadded(call, schemas) for call in message.tool_calls]
+        messages.append(replace(message, tool_calls=tuple(calls)) if calls else message)
+    return conversation._replace(messages=tuple(messages))
+
+
+def _functions(tools: Tools) -> list[Mapping[str, Any]]:
+    functions = [tool.get("function") for tool in tools]
+    return [function for function in functions if isinstance(function, dict) and isinstance(function.get("name"), str)]
+
+
+def _unpadded(call: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call["function"]
+    if function["name"] not in schemas:
+        return call
+    return {**call, "function": {**function, "arguments": _given(function["arguments"], schemas[function["name"]])}}
+
+
+def _given(value: Any, schema: Any) -> Any:
+    """Return a value without the null fields that its schema does not allow."""
+    if isinstance(value, list):
+        return [_given(item, one_of(schema, "items")) for item in value]
+    if not isinstance(value, dict):
+        return value
+    properties = one_of(schema, "properties") or {}
+    fields = {key: _given(item, properties.get(key)) for key, item in value.items()}
+    return {key: item for key, item in fields.items() if item is not None or _is_nullable(properties.get(key))}
+
+
+def _is_nullable(schema: Any) -> bool:
+    if not isinstance(schema, dict):
+        return False
+    kinds = schema.get("type")
+    choices = [*listed(schema.get("anyOf")), *listed(schema.get("oneOf"))]
+    return (
+        schema.get("nullable") is True
+        or kinds == "null"
+        or "null" in listed(kinds)
+        or None in listed(schema.get("enum"))
+        or any(map(_is_nullable, choices))
+    )
 
 
 _TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal")
@@ -244,6 +306,13 @@ def parts_in(text: str) -> list[Any] | None:
 def has_results(content: Any) -> bool:
     """Return whether a list of parts holds results of tools."""
     return any(isinstance(part, dict) and _kind(part) in _RESULTS for part in listed(content))
+
+
+def results_text(value: Any) -> str:
+    """Return the result that stands beside its call, as text; Gemini's is a list of parts."""
+    if has_results(value):
+        return "\n".join(_result(_inner(part))[0] for part in value if _kind(part) in _RESULTS)
+    return result_text(value)
 
 
 def are_calls(content: Any) -> bool:

@@ -22,7 +22,7 @@ Tools = tuple[Mapping[str, Any], ...]
 
 class Conversation(NamedTuple):
     """The conversation of a row. `untrusted`: a tool or a web page wrote the answer; `changed`: reasons of severity
-    warn; `explained`: the columns that it was read from, where the layout alone doesn't say which.
+    warn.
     """
 
     layout: str
@@ -30,7 +30,6 @@ class Conversation(NamedTuple):
     tools: Tools = ()
     untrusted: bool = False
     changed: tuple[str, ...] = ()
-    explained: tuple[str, ...] = ()
 
 
 # Where an answer names a source by its number in what the provider found: today's marks of ChatGPT (of which some hold

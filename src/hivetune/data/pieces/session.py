@@ -14,29 +14,17 @@ from typing import Any
 
 from hivetune.data.pieces.fields import as_time
 from hivetune.data.pieces.logs import path_to
-from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, Tools, listed, names, one_of, text_of
+from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, Tools, listed, one_of
 from hivetune.data.pieces.turns import conversation_of, read_messages, read_turn
 from hivetune.data.reasons import REASONS, RowRefused
-from hivetune.records import Message, Role
+from hivetune.records import Message
 
 _AGENTS = ("claude-code", "codex")  # programs that may hide what was thought
-BESIDE = names("trajectory replay_config task intent knowledge topic summary description notes note comment comments")
-# Answers beside a list of messages, of which nothing else in the row can be the answer.
-TEXT_ANSWERS = (
-    *("response_text", "output_text", "completion_text", "answer_text", "assistant_message", "assistant_reply"),
-    *("response_content", "raw_response", "raw_output", "llm_output", "result"),
-)
 ASSISTANT = "hivetune_assistant"  # who answers, as the user says (`data.columns: {assistant: NAME}`)
 _MAX_NAMED = 5
 
 
 _NO_TEXT = (NOT_HELD, "unsupported-content")  # why a conversation ends before a turn
-
-
-def spoken(name: str, turns: list[tuple[str, Any]], assistant: Any) -> Conversation:
-    """Return the conversation of people: `turns` are (speaker, text), `assistant` is who answers."""
-    messages = [{"speaker": speaker, "content": text} for speaker, text in turns]
-    return read_session({"hivetune_session": name, "messages": messages, ASSISTANT: assistant})
 
 
 def read_session(row: Row) -> Conversation:
@@ -121,10 +109,10 @@ def _system_first(messages: list[Message]) -> list[Message]:
 
 
 def ordered_conversation(
-    name: str, messages: list[Message], tools: Tools, changed: tuple[str, ...] = (), used: tuple[str, ...] = ()
+    name: str, messages: list[Message], tools: Tools, changed: tuple[str, ...] = ()
 ) -> Conversation:
-    """Return the conversation of the format `name`. `used`: the columns that it was read from."""
-    return conversation_of(name, _system_first(messages), tools, changed, used)
+    """Return the conversation of the format `name`."""
+    return conversation_of(name, _system_first(messages), tools, changed)
 
 
 _MARKUP = re.compile(r"</?(?:p|div|br|b|i|a|ul|ol|li|span|strong|em|img|h[1-6]|blockquote|pre|code)\b[^<>]*>", re.I)
@@ -136,23 +124,6 @@ def without_markup(body: str) -> str:
     text = _MARKUP.sub("", _BREAK.sub("\n", body)) if _MARKUP.search(body) else body
     lines = (" ".join(line.split()) for line in html.unescape(text).strip().split("\n"))
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
-
-
-def desk_conversation(name: str, turns: Iterable[tuple[Role, Any, float]], notes: bool) -> Conversation:
-    """Return the conversation of a ticket. `turns`: who, what, and the weight; `notes`: whether internal notes were
-    removed.
-    """
-    messages: list[Message] = []
-    marked = False
-    for role, value, weight in turns:
-        body = text_of(value, "body")
-        text = without_markup(body)
-        if not text and "<img" in body.lower():
-            raise RowRefused("unsupported-content", "a message that is only an image")
-        marked = marked or _MARKUP.search(body) is not None
-        messages += [Message(role, text, weight=weight)] if text else []
-    warnings = (("internal-notes",) if notes else ()) + (("markup",) if marked else ())
-    return conversation_of(name, messages, changed=warnings)
 
 
 def branch(parents: Mapping[str, str | None], leaf: str) -> list[str]:

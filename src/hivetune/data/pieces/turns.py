@@ -18,6 +18,7 @@ from hivetune.data.pieces.parts import (
     read_call,
     read_content,
     result_text,
+    results_text,
 )
 from hivetune.data.pieces.said import NOT_HELD, Conversation, Tools, names, objects, one_of, parsed, text_of
 from hivetune.data.reasons import RowRefused
@@ -250,7 +251,7 @@ def _own_calls(turn: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[t
     if missing is not None:
         raise RowRefused("bad-tool-call", f"the call of {missing[:40]} has no result, others of its turn have one")
     names = (None if "id" in call else call["function"]["name"] for call in read)
-    return read, [(result_text(result), call.get("id"), next(names)) for call, result in calls_with_results]
+    return read, [(results_text(result), call.get("id"), next(names)) for call, result in calls_with_results]
 
 
 def _unwrapped(turn: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -277,10 +278,10 @@ def _unwrapped(turn: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def conversation_of(
-    name: str, messages: Sequence[Message], tools: Tools = (), changed: Sequence[str] = (), used: tuple[str, ...] = ()
+    name: str, messages: Sequence[Message], tools: Tools = (), changed: Sequence[str] = ()
 ) -> Conversation:
     """Return the conversation of the format `name`, from its first question to its last answer, with consecutive turns
-    of one role as one. `changed`: reasons of severity warn; `used`: the columns that it was read from.
+    of one role as one. `changed`: reasons of severity warn.
 
     Raise RowRefused: no-answer, role-order when nobody asks anything, earlier-turns-missing.
     """
@@ -311,7 +312,7 @@ def conversation_of(
             merged.append(message)
     if len(merged) < len(turns):
         changed.append("merged-turns")
-    return Conversation(name, tuple(merged), tools, changed=tuple(changed), explained=used)
+    return Conversation(name, tuple(merged), tools, changed=tuple(changed))
 
 
 def _belongs(first: Message, second: Message) -> bool:

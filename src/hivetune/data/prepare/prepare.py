@@ -161,7 +161,7 @@ def _inputs(data: DataConfig, spill: Path, progress: Progress) -> Inputs:
         progress(0, None)
 
     inputs = plan_inputs(data.path, spill, encoding=data.encoding, progress=report)
-    return examine_files(inputs, data.columns, report)
+    return examine_files(inputs, data.columns, data.ignore, report)
 
 
 @contextlib.contextmanager
@@ -226,7 +226,7 @@ def _examine(
         {
             "learn": learnable(decisions.lessons, work.counts(), learn),
             "encodings": {source.name: source.encoding for source in inputs.sources if source.encoding},
-            "understood": understood(inputs, data.columns),
+            "understood": understood(inputs, data.columns, data.ignore),
             "unclear": unclear(inputs, data.columns),
             "unmatched": unmatched(work, data, first_row(inputs)),
         }

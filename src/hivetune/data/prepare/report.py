@@ -61,6 +61,10 @@ class Report:
         suggested: list[dict[str, Any]] = next(iter(self.document.get("unclear", {}).values()), [])
         if suggested and "--columns" not in where:
             where = f"{where}; if it is right: {suggested[0]['line']}"
+        for refusal in ("unread-column", "unread-outcome"):
+            if count := self.document["rejected"].get(refusal):
+                hint = next(problem["hint"] for problem in self.document["problems"] if problem["reason"] == refusal)
+                raise DataRefused(f"{count:,} rows are refused ({refusal}): {REASONS[refusal].meaning}", hint=hint)
         if self.usable == 0:
             raise DataRefused(f"none of {self.rows_in:,} rows is usable, {reason}", hint=where)
         if self.num_rejected > max_rejected * self.rows_in:

@@ -1,28 +1,44 @@
-"""How each file is understood, by a sample of its rows: where questions and answers are, and what is left out."""
+"""How each file is read, by a sample of its rows: its format, which columns were read, and which were not."""
 
 import itertools
 import json
-from collections import Counter, deque
+import re
+import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from hivetune.base.disk import scratch_folder
 from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
-from hivetune.data.columns import PUBLISHED, column_kind, looks_like_content
+from hivetune.data.columns import QUESTIONS, is_sentence, plain_row
 from hivetune.data.conversation import read_conversation
 from hivetune.data.files.inputs import Inputs, plan_inputs
 from hivetune.data.files.rows import read_rows
-from hivetune.data.mapping import ROWS, maps_content
-from hivetune.data.pieces.fields import plain_name
-from hivetune.data.pieces.said import Conversation, Row, is_json_text, parsed, texts_in
-from hivetune.data.pieces.session import without_markup
+from hivetune.data.formats import format_named
+from hivetune.data.mapping import (
+    AND,
+    OF_ANSWERS,
+    OWN,
+    ROWS,
+    WHERE,
+    kept_beside,
+    lacks_where,
+    map_columns,
+    maps_content,
+    named_in,
+    rows_at,
+    where_of,
+    write_columns,
+)
+from hivetune.data.pieces.fields import FACTS, NESTED, as_success, plain_name
+from hivetune.data.pieces.said import Conversation, Row, texts_in
 from hivetune.data.raw import RawRow, Source
-from hivetune.data.read import NOT_KNOWN, QUARANTINE_KEY, parse_row, read_example
+from hivetune.data.read import QUARANTINE_KEY, is_table, parse_row, read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.data.suggest import Suggestion, suggest
-from hivetune.records import Example, Message, Progress, silent
+from hivetune.records import Example, Progress, silent
 
 STORE = "store"
 FIRST_ROWS = 30
@@ -30,16 +46,15 @@ FIRST_BYTES = 4 << 20
 MAX_PATHS = 6  # that are shown of each kind
 PREVIEW_CHARS, LOOKED_AT_CHARS = 70, 2000  # of a text that are shown, and that are searched for secrets
 NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
-MAX_NODES, MAX_DEPTH = 20_000, 24  # of a row that is searched
-UNREAD_SHARE = 0.5  # of the first rows; above it a mapping is suggested
-TELLING_SHARE = 0.02  # of the rows: enough equal questions with different answers to report their column
-SAMPLE_ROWS = 400  # in which equal questions are searched
-PATH_KINDS = ("question", "answer", "system", "tools", "left_out")
-KIND_OF_ROLE = {"user": "question", "assistant": "answer", "system": "system", "tool": "question"}
+UNKNOWN_SHARE = 0.5  # of the first rows; above it a mapping is suggested
+DIFFERENT_SHARE = 0.1  # of the rows: equal prompts with different answers above it refuse a table
+SAMPLE_ROWS = 400  # by which a file is understood
+EMPTY: tuple[Any, ...] = (None, "", [], {})
+_QUOTED = re.compile(r"[^\w.,=+\[\]-]")  # what a shell may read otherwise
 
 
 def rows_of_files(paths: str | Sequence[str], columns: Mapping[str, str] = NO_COLUMNS) -> Iterator[RawRow]:
-    """Yield every row of these files as `data check` finds them. Raise as `plan_inputs` does."""
+    """Yield every row of these files as `check` finds them. Raise as `plan_inputs` does."""
     with scratch_folder() as spill:
         yield from examine_files(plan_inputs(paths, spill), columns).rows()
 
@@ -52,80 +67,36 @@ def example_of(raw: RawRow) -> Example:
         raise RowRefused("too-deep") from None
 
 
-def examine_files(inputs: Inputs, columns: Mapping[str, str], progress: Progress = silent) -> Inputs:
-    """Return the inputs with findings from the first rows of each file, and a suggested mapping if most rows are
-    unread.
+def examine_files(
+    inputs: Inputs, columns: Mapping[str, str], ignore: Sequence[str] = (), progress: Progress = silent
+) -> Inputs:
+    """Return the inputs with what the first rows of each file tell. `ignore`: columns that the user leaves out.
 
-    `progress` counts files.
+    `progress` counts files. Raise UsageError for a condition on a column that no row has.
     """
-    sources = []
+    sources: list[Source] = []
+    seen: list[Row] = []
     for number, source in enumerate(inputs.sources, 1):
-        is_file = source.kind != STORE
-        sources.append(replace(source, **_findings(_records(source, SAMPLE_ROWS), columns)) if is_file else source)
+        if source.kind != STORE:
+            records = _records(source, SAMPLE_ROWS)
+            source = replace(source, **_findings(records, columns, ignore))
+            seen += [record for record in records if isinstance(record, dict)] if WHERE in columns else []
+        sources.append(source)
         progress(number, len(inputs.sources))
+    if ROWS not in columns and (error := lacks_where(seen, columns)) is not None:
+        raise error
     return replace(inputs, sources=tuple(sources))
 
 
-def _findings(records: Sequence[Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of Source that follow from the first rows of a file."""
-    if maps_content(columns) or ROWS in columns:
-        return {"inside": columns.get(ROWS, "")}
-    rows = [record for record in records if isinstance(record, dict)]
-    readable: list[tuple[Row, Conversation]] = []
-    unread = 0
-    for row in rows:
-        try:
-            readable.append((row, read_conversation(row)))
-        except RowRefused as refused:
-            unread += refused.reason in NOT_KNOWN
-        except RecursionError:
-            continue  # the checks report it
-    telling = telling_column(readable)
-    lines = suggest(records[:FIRST_ROWS]) if telling or unread > UNREAD_SHARE * len(rows) else []
-    if telling:
-        lines.sort(key=lambda line: telling not in line.columns.get("prompt", "").split("+"))
-    return {
-        "line": f"if it is right, read it with {lines[0].option}" if lines else "",
-        "telling": telling,
-    }
-
-
-def telling_column(read: Sequence[tuple[Row, Conversation]]) -> str:
-    """Return the unread column that distinguishes equal questions with different answers, or an empty text."""
-    groups: dict[tuple[tuple[str, str], ...], list[tuple[Row, str]]] = {}
-    for row, conversation in read:
-        if conversation.layout not in PUBLISHED:
-            continue  # a program's log has more columns about calls
-        question = tuple((message.role, message.content) for message in conversation.messages[:-1])
-        groups.setdefault(question, []).append((row, conversation.messages[-1].content))
-    alike = [group for group in groups.values() if len({answer for _, answer in group}) > 1]
-    if sum(map(len, alike)) < max(2, TELLING_SHARE * len(read)):
-        return ""
-    return next((name for name in alike[0][0][0] if _tells(name, alike)), "")
-
-
-def _tells(name: str, alike: Sequence[Sequence[tuple[Row, str]]]) -> bool:
-    """Return whether a column has several values in each group, and each value one answer."""
-    if column_kind(plain_name(name)) != "unknown":
-        return False
-    for group in alike:
-        answers: dict[str, set[str]] = {}
-        for row, answer in group:
-            value = row.get(name)
-            if not isinstance(value, str | int | float) or value == "":
-                return False
-            answers.setdefault(str(value), set()).add(answer)
-        if len(answers) < 2 or any(len(values) > 1 for values in answers.values()):
-            return False
-    return True
-
-
-def understood(inputs: Inputs, columns: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
-    """Return for each file its layouts with their number of sampled rows, and the paths of their texts.
-
-    The paths are those of `question`, `answer`, `system`, `tools` and of text that is `left_out`.
+def understood(
+    inputs: Inputs, columns: Mapping[str, str], ignore: Sequence[str] = ()
+) -> dict[str, list[dict[str, Any]]]:
+    """Return for each file its formats with their number of sampled rows, the columns that were read, and those that
+    were not.
     """
-    return {source.name: _layouts(source, columns) for source in _files(inputs)}
+    return {
+        source.name: _reading(_sample(source, SAMPLE_ROWS), columns, ignore, source.inside) for source in _files(inputs)
+    }
 
 
 def unclear(inputs: Inputs, columns: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
@@ -145,10 +116,120 @@ def suggested_for(
     """
     with scratch_folder() as spill:
         inputs = plan_inputs(paths, spill, encoding=encoding, progress=progress)
-        inputs = examine_files(inputs, NO_COLUMNS, progress)
+        inputs = examine_files(inputs, NO_COLUMNS, progress=progress)
         suggested = unclear(inputs, NO_COLUMNS)
         layouts = understood(inputs, NO_COLUMNS) if suggested else {}
         return suggested, [name for name, kinds in layouts.items() if kinds and name not in suggested]
+
+
+def first_row(inputs: Inputs) -> Row:
+    """Return the first row of the files that is an object, empty where their samples hold none."""
+    samples = (_records(source, FIRST_ROWS) for source in _files(inputs))
+    return next((row for row in itertools.chain.from_iterable(samples) if isinstance(row, dict)), {})
+
+
+def _findings(records: Sequence[Any], columns: Mapping[str, str], ignore: Sequence[str]) -> dict[str, Any]:
+    """Return what the first rows of a file tell: where its rows stand, a suggested mapping, and why its tables are
+    refused.
+    """
+    rows = [record for record in records if isinstance(record, dict)]
+    if ROWS in columns:
+        rows = [row for record in rows for row in rows_at(record, columns[ROWS]) if isinstance(row, dict)]
+    tables: list[_Table] = []
+    unknown = 0
+    for row in rows:
+        try:
+            conversation = read_conversation(map_columns(row, columns))
+        except RowRefused as refused:
+            unknown += refused.reason in ("unknown-layout", "who-answers")
+        except RecursionError:
+            continue  # the checks report it
+        else:
+            if is_table(conversation, columns):
+                tables.append(_Table(row, conversation, not_read(row, conversation, columns, ignore)))
+    mapped = maps_content(columns)
+    lines = suggest(records[:FIRST_ROWS]) if not mapped and unknown > UNKNOWN_SHARE * len(rows) else []
+    return {
+        "inside": columns.get(ROWS, ""),
+        "line": f"if it is right, read it with {lines[0].option}" if lines else "",
+        "telling": _why_refused(tables, columns),
+    }
+
+
+class _Table(NamedTuple):
+    """A row of a table: its columns, what was read of them, and those that were not."""
+
+    row: Row
+    conversation: Conversation
+    unread: list[str]
+
+
+def not_read(row: Row, conversation: Conversation, columns: Mapping[str, str], ignore: Sequence[str] = ()) -> list[str]:
+    """Return the columns of a row that have a value, were not read and are no facts about it."""
+    form = format_named(conversation.layout)
+    if form is None and not maps_content(columns):
+        return []  # the row was made of a file's lines
+    read: set[str] = set()
+    if form is not None and not maps_content(columns):
+        plain = plain_row(row)
+        firsts = (next((name for name in names if plain.get(name) not in EMPTY), "") for names in form.one_of)
+        read = {*form.reads, *firsts}
+    if maps_content(columns):
+        sides = (named for field, column in columns.items() for named in named_in(row, field, column))
+        read = {part for side in sides for part in (side, re.split(r"[.\[]", side)[0].strip('"'))}
+        read |= {name for name in row if plain_name(name) in kept_beside(columns)}
+    if WHERE in columns:
+        read.add(where_of(columns[WHERE])[0])
+    known = {*read, *ignore, *columns.values(), *OF_ANSWERS, *OWN}
+    return [
+        name
+        for name, value in row.items()
+        if value not in EMPTY
+        and name not in known
+        and plain_name(name) not in known
+        and plain_name(name) not in FACTS
+        and not (plain_name(name) in NESTED and isinstance(value, dict))
+    ]
+
+
+def _why_refused(tables: Sequence[_Table], columns: Mapping[str, str]) -> str:
+    """Return why the tables of a file are refused, empty if they are not: with columns that are not read, equal prompts
+    have different answers, or one of these columns holds sentences.
+    """
+    unread = list(dict.fromkeys(name for table in tables for name in table.unread))
+    if not unread:
+        return ""
+    answers: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for _, conversation, _ in tables:
+        *before, answer = conversation.messages
+        if before:
+            answers.setdefault(tuple((m.role, m.content) for m in before), []).append(answer.content)
+    differ = sum(len(given) for given in answers.values() if len(set(given)) > 1)
+    if differ > DIFFERENT_SHARE * len(tables):
+        changing = [name for name in unread if len({str(table.row.get(name)) for table in tables}) > 1] or unread
+        return f"equal prompts have different answers, and {_advice(changing, tables, columns)}"
+    sentences = [name for name in unread if _holds_sentences([table.row.get(name) for table in tables])]
+    return _advice(sentences, tables, columns) if sentences else ""
+
+
+def _holds_sentences(values: Sequence[Any]) -> bool:
+    """Return whether the values of a column are mostly different sentences."""
+    texts = [text for value in values if (text := " ".join(texts_in(value)).strip())]
+    many = len(texts) > 1 and 2 * len(set(texts)) >= len(texts)
+    return many and 2 * sum(map(is_sentence, texts)) > len(texts) and 2 * len(texts) > len(values)
+
+
+def _advice(names: Sequence[str], tables: Sequence[_Table], columns: Mapping[str, str]) -> str:
+    """Return what to do about columns that are not read: the mapping that reads them, and how to leave them out."""
+    row = tables[0].row
+    asked = columns.get("prompt") or next((name for name in row if plain_name(name) in QUESTIONS), "")
+    fact = f"{', '.join(map(repr, names))} {'is' if len(names) == 1 else 'are'} not read"
+    mapping = write_columns({**columns, "prompt": AND.join((asked, *names))}) if asked else ""
+    mapping = shlex.quote(mapping) if _QUOTED.search(mapping) else mapping
+    ignored = ",".join(names)
+    ignored = shlex.quote(ignored) if _QUOTED.search(ignored) else ignored
+    reads = f"read {'it' if len(names) == 1 else 'them'} with --columns {mapping}, or " if mapping else ""
+    return f"{fact}: {reads}leave {'it' if len(names) == 1 else 'them'} out with --ignore {ignored}"
 
 
 def suggestion_document(line: Suggestion) -> dict[str, Any]:
@@ -169,104 +250,55 @@ def _preview(text: str) -> str:
     return clean if len(clean) <= PREVIEW_CHARS else f"{clean[: PREVIEW_CHARS - 3]}..."
 
 
-def _layouts(source: Source, columns: Mapping[str, str]) -> list[dict[str, Any]]:
+def _reading(sample: Iterator[RawRow], columns: Mapping[str, str], ignore: Sequence[str], inside: str) -> list[Any]:
+    """Return how the rows of a file are read, format by format: the columns that were, and those that were not, each
+    with its number of different values and an example.
+    """
     counts: Counter[str] = Counter()
-    paths: dict[str, dict[str, Counter[str]]] = {}
-    for raw in _sample(source, FIRST_ROWS):
+    read_of: dict[str, dict[str, None]] = {}
+    values_of: dict[str, dict[str, list[str]]] = {}
+    for raw in sample:
         try:
-            read = read_example(raw, columns)
-            texts = _paths_of_texts(parse_row(raw.payload), read.example)
+            layout = read_example(replace(raw, file=None), columns).layout
+            row = parse_row(raw.payload)
+            unread = not_read(row, Conversation(layout, ()), columns)
         except (RowRefused, RecursionError):
-            continue  # the checks report it, or it is too large to search
-        counts[read.layout] += 1
-        kinds = paths.setdefault(read.layout, {kind: Counter() for kind in PATH_KINDS})
-        for kind, path in sorted(texts):
-            if kind != "left_out" or path not in columns.values():  # a session, an agent
-                kinds[kind][path] += 1
-    for kinds in paths.values():  # text that is left out of one row only, such as a last turn, is read
-        for path in [path for path in kinds["left_out"] if any(path in kinds[kind] for kind in KIND_OF_ROLE.values())]:
-            del kinds["left_out"][path]
+            continue  # the checks report it
+        counts[layout] += 1
+        read_of.setdefault(layout, {}).update(dict.fromkeys(name for name in row if name not in unread))
+        values = values_of.setdefault(layout, {})
+        for name in unread:
+            value = row[name]
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            values.setdefault(name, []).append(text)
     return [
         {
             "layout": layout,
             "rows": count,
-            "rows_at": source.inside,
-            **{kind: [path for path, _ in kinds.most_common(MAX_PATHS)] for kind, kinds in paths[layout].items()},
+            "rows_at": inside,
+            "read": list(read_of[layout]),
+            "not_read": [
+                {
+                    "column": name,
+                    "distinct": len(set(values)),
+                    "example": _preview(values[0]),
+                    "ignored": name in ignore,
+                    "hint": _outcome_hint(name, set(values)),
+                }
+                for name, values in values_of[layout].items()
+            ],
         }
         for layout, count in counts.most_common()
     ]
 
 
-def _paths_of_texts(row: Row, example: Example) -> set[tuple[str, str]]:
-    """Return (kind, path) of each text of a row: the kind of its place in the conversation, or left_out."""
-    called = {text for m in example.messages for call in m.tool_calls for text in texts_in(call["function"])}
-    offered = set(texts_in([dict(tool) for tool in example.tools]))
-    whole = {message.content.strip(): KIND_OF_ROLE[message.role] for message in reversed(example.messages)}
-    paths: set[tuple[str, str]] = set()
-    left_out: dict[str, str] = {}
-    for path, value in _texts(row):
-        if not value.strip():
-            continue
-        forms = (value.strip(), without_markup(value))
-        kind = next((whole[text] for text in forms if text in whole), None)
-        kind = kind or next((kind for text in forms if (kind := _kind_within(text, example.messages))), None)
-        if kind is None and value in called:
-            kind = "answer"
-        # A column that is in no list of columns.toml is reported however short its values are.
-        unlisted = len(path) == 1 and column_kind(plain_name(path[0])) == "unknown"
-        if kind is None and not looks_like_content(value) and not unlisted:
-            continue
-        kind = kind or ("tools" if value in offered else "left_out")
-        name = ".".join(path).replace(".[]", "[]")
-        paths.add((kind, name))
-        if kind == "left_out":
-            left_out[name] = value
-    read = {kind for kind, _ in paths}
-    for message in example.messages:  # of which template marks were removed: the text around it is no text left out
-        kind = KIND_OF_ROLE[message.role]
-        if kind not in read and looks_like_content(message.content):
-            around = [name for name, text in left_out.items() if message.content.strip() in text]
-            paths.update((kind, name) for name in around)
-            paths.difference_update(("left_out", name) for name in around)
-    return paths
-
-
-def _texts(row: Row) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield (path, text) of every text in a row, outer ones first, also inside of JSON text.
-
-    Raise RowRefused for a row with too many values.
-    """
-    waiting: deque[tuple[tuple[str, ...], Any]] = deque([((), row)])
-    for num_nodes in itertools.count(1):
-        if not waiting:
-            return
-        path, value = waiting.popleft()
-        if num_nodes > MAX_NODES or len(path) > MAX_DEPTH:
-            raise RowRefused("unknown-layout", "the row holds too much to look through")
-        value = parsed(value) if isinstance(value, str) and is_json_text(value) else value
-        if isinstance(value, dict):
-            waiting.extend(((*path, str(key)), inner) for key, inner in value.items())
-        elif isinstance(value, list):
-            waiting.extend(((*path, "[]"), inner) for inner in value)
-        elif isinstance(value, str):
-            yield path, value
-
-
-def _kind_within(text: str, messages: Sequence[Message]) -> str | None:
-    """Return the kind of the message that contains a text, or None; reasoning counts too."""
-    if not looks_like_content(text):
-        return None
-    written = json.dumps(text, ensure_ascii=False)[1:-1]  # as it is written in a tool's result that is an object
-    for message in messages:
-        if text in message.content or text in (message.reasoning or "") or written in message.content:
-            return KIND_OF_ROLE[message.role]
-    return None
-
-
-def first_row(inputs: Inputs) -> Row:
-    """Return the first row of the files that is an object, empty where their samples hold none."""
-    samples = (_records(source, FIRST_ROWS) for source in _files(inputs))
-    return next((row for row in itertools.chain.from_iterable(samples) if isinstance(row, dict)), {})
+def _outcome_hint(name: str, values: set[str]) -> str:
+    """Return how a column is used that may say how good an answer was: two values, or 1 to 5; empty for others."""
+    if len(values) == 2 and all(as_success(value) is not None for value in values):
+        return f"if it says whether the answer was good: --columns success={name}"
+    if len(values) > 2 and values <= {"1", "2", "3", "4", "5"}:
+        return f"if it rates the answer: --columns 'where={name} in 4|5'"
+    return ""
 
 
 def _files(inputs: Inputs) -> list[Source]:

@@ -1,0 +1,51 @@
+"""Transcripts of Cursor's agent (`~/.cursor/projects/*/agent-transcripts/*.jsonl`): one message a line, and how each
+turn ended. They hold calls without their results. An aborted turn is read and not learned.
+
+https://cursor.com/docs/agent/overview
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hivetune.data.pieces.format import Lines, Log
+from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, session_rows
+from hivetune.data.pieces.said import Row, listed, one_of
+
+_OPENS, _CLOSES = "<user_query>", "</user_query>"
+
+
+def is_line(row: Row) -> bool:
+    """Return whether an object is a line of such a transcript."""
+    if row.get("type") == "turn_ended":
+        return "status" in row
+    return row.keys() == {"role", "message"} and isinstance(one_of(row["message"], "content"), list)
+
+
+def rows(lines: Lines) -> Iterator[PlacedRow]:
+    return session_rows(lines, lambda event: False, _row)
+
+
+def _row(session: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
+    turns: list[dict[str, Any]] = []
+    for _, event in session:
+        if event.get("type") == "turn_ended" and event["status"] != "success":
+            for turn in reversed(turns):
+                if turn["role"] != "assistant":
+                    break
+                turn["weight"] = 0
+        elif "role" in event:
+            parts = [_plain(part) for part in listed(one_of(event.get("message"), "content"))]
+            turns.append({"role": event["role"], "content": parts})
+    if any(turn["role"] == "assistant" for turn in turns):
+        yield session[0][0], conversation("cursor", turns)
+
+
+def _plain(part: Any) -> Any:
+    """Return a part without the tags around what the user wrote."""
+    text = one_of(part, "text")
+    if isinstance(text, str) and _OPENS in text:
+        return {**part, "text": text.partition(_OPENS)[2].partition(_CLOSES)[0].strip()}
+    return part
+
+
+FORMAT = Log("cursor", lambda head: bool(head.events) and all(map(is_line, head.events)), rows)
