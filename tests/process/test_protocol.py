@@ -12,7 +12,7 @@ from hivetune.process.protocol import ENTRIES, Item, Merge, Replay, Score, Train
 from hivetune.run.choices import Choices
 
 TASKS = [
-    Train(Path("run"), Path("model"), Path("data"), Choices(dtype="float32"), (5, 6), 60.0),
+    Train(Path("run"), Path("model"), Path("data"), Choices(dtype="float32"), 60.0),
     Train(Path("run"), Path("model"), Path("data")),
     Replay(Path("run"), Path("model"), Path("data"), Path("items"), (Item((3,)), Item((4, 5), padded=True))),
     Score(Path("model"), None, Path("data"), Path("scores"), (1, 2)),

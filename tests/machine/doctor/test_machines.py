@@ -9,7 +9,6 @@ from machines import GIB, IVY_BRIDGE, Fake, Gpu, seen
 from hivetune.machine.doctor.findings import LEAVE_HIPBLASLT, WORST_FIRST, advised_variables, judge_machine
 from hivetune.machine.doctor.report import facts_as_text, findings_as_text
 from hivetune.machine.inventory import Card
-from hivetune.machine.profile import Profile
 from hivetune.run.choices import Choices
 from hivetune.train.plan.device import device_of_machine
 from hivetune.train.supervise.ladder import void_rungs
@@ -342,7 +341,7 @@ def test_graphics_in_the_processor_are_no_card_beside_one(tmp_path: Path) -> Non
     assert (card.name, card.index, len(one.cards)) == (R9700.name, 1, 2)
     variables = {variable.name: variable.value for variable in advised_variables(one)}
     assert variables["HIP_VISIBLE_DEVICES"] == "1"
-    assert device_of_machine(one.machine, Profile("f")).name == R9700.name
+    assert device_of_machine(one.machine).name == R9700.name
     alone = seen(Fake(gpus=[STRIX_HALO], torch="2.11.0+rocm7.2"), tmp_path / "alone")
     assert [card.name for card in alone.machine.cards] == [STRIX_HALO.name]
 
