@@ -69,12 +69,12 @@ def weather(tmp_path: Path, *, requests: int, clients: int, swaps: int, kills: i
         assert outcomes.num == requests
         wait_until(lambda: running.metric("hivetune_captured_answers") == len(outcomes.answers))
         ids = {row[0] for row in stored()}
+        wait_until(lambda: running.metric("hivetune_swaps") >= swaps // 5)  # the last may still be starting
         truth = truth_of(running, outcomes)
         wrong = [(kind, text) for kind, text in outcomes.answers if truth[kind] != text]
         assert wrong == []
         assert running.metric('hivetune_answers_total{outcome="broken_stream"') == outcomes.broken
         assert running.metric("hivetune_backend_restarts") >= kills
-        wait_until(lambda: running.metric("hivetune_swaps") >= swaps // 5)  # the last may still be starting
     assert ids == outcomes.ids
     return counts(outcomes)
 
