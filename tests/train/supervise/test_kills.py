@@ -86,7 +86,7 @@ class Killer:
 
     def _training(self, pid: int) -> bool:
         path = self.folder / "run/metrics.jsonl"
-        _, found, after = (path.read_text() if path.exists() else "").rpartition(f'"pid": {pid},')
+        _, found, after = (path.read_text() if path.exists() else "").rpartition(f'"pid": {pid}')
         return bool(found) and after.count("\n") > 3
 
 
