@@ -8,7 +8,14 @@ import typer
 
 from hivetune.base.disk import home
 from hivetune.base.units import step_time
-from hivetune.cli.arguments import ColumnsOption, ConfigArgument, IgnoreOption, SetOption, read_settings
+from hivetune.cli.arguments import (
+    ColumnsOption,
+    ConfigArgument,
+    IgnoreOption,
+    SetOption,
+    complete_model,
+    read_settings,
+)
 from hivetune.cli.output import Columns, Table, answer, duration, emit, emit_failed, say, show, size, table
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.inventory import disk_free_bytes
@@ -22,7 +29,13 @@ def plan(
     config: ConfigArgument,
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", "-m", metavar="M", help="Plan for this model; several give a row each."),
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="M",
+            help="Plan for this model; several give a row each.",
+            autocompletion=complete_model,
+        ),
     ] = None,
     columns: ColumnsOption = None,
     ignore: IgnoreOption = None,
