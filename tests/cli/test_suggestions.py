@@ -24,8 +24,8 @@ def settings(tmp_path: Path) -> RunConfig:
     return RunConfig(model="m", data=DataConfig(path=str(path)))
 
 
-FIRST = {"prompt": "wish+more", "completion": "told"}
-SECOND = {"prompt": "wish", "completion": "told"}
+FIRST = {"prompt": "wish", "completion": "told"}
+SECOND = {"prompt": "wish", "completion": "more"}
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_files_that_need_no_mapping_get_none(
     monkeypatch.setattr("sys.stdin", Terminal(""))
     assert confirm_columns(folder) == (None, False)
     said = capsys.readouterr()
-    assert "good.jsonl needs none" in said.err and "prompt=wish+more" in said.out
+    assert "good.jsonl needs none" in said.err and "prompt=wish,completion=told   left out: more" in said.out
 
 
 def test_without_a_terminal_the_suggestion_is_not_confirmed(
