@@ -20,7 +20,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], int]] = {
     "data": (("data",), 6500),
     "train": (("train", "cluster", "learn", "process/cluster", "machine/cluster"), 8000),
     "judge": (("judge", "release", "models", "llama", "checkers"), 5800),
-    "serve": (("serve", "cycle", "routing", "specialists", "dashboard"), 5400),
+    "serve": (("serve", "cycle", "dashboard"), 5400),
     "ground": (
         ("cli", "machine", "process", "run", "base", "synth", "config", "walk", "records", "errors", "__init__"),
         8000,

@@ -178,7 +178,7 @@ _SET_ASIDE = {
     "failed": ("the row's success is false", "set learn.use: [sft, failures] to learn from it as a bad answer"),
     "disliked": ("the row's feedback is negative", "set learn.use: [sft, failures] to learn from it as a bad answer"),
     "not-learned": ("the setting learn does not name this kind of row", "see learn in the config"),
-    "for-stage-2": (
+    "for-lessons": (
         "a bad answer that no lesson reached: there are fewer than 50, or no validation rows",
         "collect more of them, or correct it (POST /v1/feedback)",
     ),

@@ -93,7 +93,7 @@ def read_resolved(run: Path) -> tuple[RunConfig, Choices]:
 
 
 def write_resolved(run: Path, config: RunConfig, choices: Choices) -> None:
-    """Write both atomically, without notices: a webhook's address is secret, and releases copy this file."""
+    """Write both, without `cycle.notify`: the command may hold a secret address, and releases copy this file."""
     tree = {"config": config.model_dump(mode="json", exclude={"cycle": {"notify"}}), "choices": choices.made()}
     write_atomic(run / CONFIG, yaml.safe_dump(tree, sort_keys=False, allow_unicode=True).encode())
 

@@ -40,7 +40,7 @@ from hivetune.train.supervise.ladder import arithmetic_changes
 from hivetune.train.supervise.room import write_with_retries
 from hivetune.train.supervise.supervisor import supervise_run
 
-FOR_LESSONS = "for-stage-2"  # the reason in data/reasons.py
+FOR_LESSONS = "for-lessons"  # the reason in data/reasons.py
 # The fields of the worker's result that `train --json` reports.
 REPORTED = (
     "loss_first",

@@ -117,7 +117,7 @@ def test_contradictory_labels_are_learned_in_neither_way(write_rows: Callable[..
     pair = {"prompt": words(3, "q"), "chosen": words(3, "a"), "rejected": words(3, "b")}
     rows += [pair, {**pair, "chosen": pair["rejected"], "rejected": pair["chosen"]}]
     document = report(write_rows(rows))
-    assert document["set_aside"] == {"contradictory": 4, "for-stage-2": 1}
+    assert document["set_aside"] == {"contradictory": 4, "for-lessons": 1}
     assert document["usable"] == 1 and document["learn"]["failures"] == 1 and document["learn"]["pairs"] == 0
 
 
@@ -125,7 +125,7 @@ def test_a_thousand_thumbs_of_one_user_are_a_hundred(write_rows: Callable[..., P
     rows = [good(n, feedback="down", user="one") for n in range(1_000)]
     rows += [good(n, feedback="down", user=f"u{n}") for n in range(1_000, 1_040)] + [good(2_000)]
     document = report(write_rows(rows))
-    assert document["set_aside"] == {"for-stage-2": 140, "quota-user": 900}
+    assert document["set_aside"] == {"for-lessons": 140, "quota-user": 900}
     assert document["learn"]["failures"] == 140
 
 
@@ -137,7 +137,7 @@ def test_a_quota_counts_the_token_and_not_the_name_that_a_request_declares(write
         good(999)
     ]
     document = report(write_rows(rows))
-    assert document["set_aside"] == {"for-stage-2": 270, "quota-user": 200}
+    assert document["set_aside"] == {"for-lessons": 270, "quota-user": 200}
 
 
 def test_what_is_not_named_is_told_and_not_learned(write_rows: Callable[..., Path]) -> None:
@@ -192,7 +192,7 @@ def test_the_snapshot_links_each_bad_answer_with_the_better_one(write_rows: Call
     }
     accounting = snapshot.manifest["accounting"]
     assert (accounting["rows_in"], accounting["usable"], accounting["duplicates"]) == (8, 5, 1)
-    assert accounting["set_aside"] == {"for-stage-2": 2}
+    assert accounting["set_aside"] == {"for-lessons": 2}
     assert snapshot.rows("train") == [n for n in range(snapshot.num_rows) if not text(snapshot, n).startswith("b")]
     assert {text(snapshot, row) for row in snapshot.good_rows("train", 1)} == {words(n, "a") for n in (1, 2, 3)}
     assert all(one.trained == snapshot.num_trained(one.row) > 0 for one in snapshot.bad_rows())
@@ -215,7 +215,7 @@ def test_a_pair_never_straddles_a_split(write_rows: Callable[..., Path], chatml:
     assert len(retries) > 40 and all(one.better is not None for one in retries)
 
 
-def test_without_stage_2_the_snapshot_holds_no_bad_answer(write_rows: Callable[..., Path], chatml: Path) -> None:
+def test_without_lessons_the_snapshot_holds_no_bad_answer(write_rows: Callable[..., Path], chatml: Path) -> None:
     path = write_rows([good(0), good(1, success=False), good(2, correction=words(2, "c"))])
     snapshot = prepare(config(path, ["sft", "corrections"]), chatml)
     assert snapshot.num_bad == 0 and snapshot.bad_rows() == [] and snapshot.num_rows == 2
@@ -247,7 +247,7 @@ def test_what_is_left_out_later_is_compared_with_nothing(write_rows: Callable[..
     assert snapshot.num_bad == len(bad) == 2  # the failure alone, and the worse one of the pair that was drawn
     assert {one.lesson for one in bad} == {"failure", "pair"}
     set_aside = snapshot.manifest["accounting"]["set_aside"]
-    assert set_aside == {"balance": 6, "contradictory": 2, "for-stage-2": 1}
+    assert set_aside == {"balance": 6, "contradictory": 2, "for-lessons": 1}
 
 
 @pytest.mark.parametrize(

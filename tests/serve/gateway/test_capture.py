@@ -155,7 +155,7 @@ def test_what_is_answered_is_stored_as_it_was_asked() -> None:
 
 
 def test_a_name_in_a_header_may_have_any_letters() -> None:
-    """It was read as Latin-1: an agent found no specialist, and its rows were of another one."""
+    """Headers were read as Latin-1, so the rows were stored under another agent."""
 
     async def scene(stage: Stage) -> None:
         named = {"X-Session-Id": "größe 1".encode(), "X-Hivetune-Agent": "Küche".encode()}

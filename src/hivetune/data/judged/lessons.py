@@ -1,4 +1,4 @@
-"""The choice of bad answers that stage 2 learns from: contradictions, copies, retries, and a quota a client.
+"""The choice of bad answers that lessons learn from: contradictions, copies, retries, and a quota a client.
 
 It needs all rows of a preparation (prepare/work.py). Answers are 64 bits of a conversation with the answer at its end.
 Each answer that is not chosen gets its reason.
@@ -52,7 +52,7 @@ class Candidate(NamedTuple):
 
 
 def judge_rows(database: sqlite3.Connection, learn: "LearnConfig") -> Lessons:
-    """Take bad answers out of the splits: bad answers of the train side wait for stage 2, each other one gets its
+    """Take bad answers out of the splits: bad answers of the train side wait for the lessons, each other one gets its
     reason. Return what the report says of them.
     """
     corrections = database.execute(f"SELECT count(*) FROM rows WHERE lesson = 'correction' AND {USABLE}").fetchone()[0]
@@ -105,7 +105,7 @@ def judge_rows(database: sqlite3.Connection, learn: "LearnConfig") -> Lessons:
     with_reasons = [(reason, row) for row, reason in set_aside.items()]
     database.executemany("UPDATE rows SET fate = ? WHERE n = ?", with_reasons)
     of_bad = [(better, row) for row, better in bad.items()]
-    database.executemany("UPDATE rows SET fate = 'for-stage-2', better = ? WHERE n = ?", of_bad)
+    database.executemany("UPDATE rows SET fate = 'for-lessons', better = ? WHERE n = ?", of_bad)
     database.executemany("UPDATE rows SET pair = ? WHERE n = ?", [(holder, row) for row, holder in worse.items()])
     num_retries = sum(better is not None for better in bad.values())
     return Lessons(corrections, len(worse), num_retries, len(bad) - num_retries, left_out)

@@ -410,7 +410,7 @@ def _sequences(work: Work) -> Iterator[tuple[int, int | None, dict[str, Any], by
     query = (
         f"SELECT n, fate, coalesce(tied, n), better, pair, {', '.join(COPIED)}, vouched, lesson, tokens, mask, views,"
         " worse, worse_tokens, worse_mask FROM rows JOIN bodies USING (n)"
-        " WHERE fate IN ('train', 'validation', 'test', 'for-stage-2') OR pair NOT NULL ORDER BY n"
+        " WHERE fate IN ('train', 'validation', 'test', 'for-lessons') OR pair NOT NULL ORDER BY n"
     )
     trained = "SELECT 1 FROM rows WHERE n = ? AND fate = 'train'"
     for row, fate, tied, better, pair, *found in work.all(query):
@@ -423,7 +423,7 @@ def _sequences(work: Work) -> Iterator[tuple[int, int | None, dict[str, Any], by
                 yield row, None, values, tokens, mask
             else:
                 yield from ((row, None, *view) for view in _views(values, tokens, mask, json.loads(views)))
-        elif fate == "for-stage-2":
+        elif fate == "for-lessons":
             yield row, better, {**values, "lesson": "failure" if better is None else "retry"}, tokens, mask
         if pair is not None and work.one(trained, pair):
             values |= {"split": BAD, "vouched": 0, "lesson": kind, "messages": worse}
