@@ -111,7 +111,7 @@ def test_the_base_needs_what_it_says_and_nothing_else(
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "What is two plus two?", "completion": "It is four."}\n')
     assert run(script, "--version").stdout.strip() == distribution("hivetune").version
-    for arguments in (("status",), ("check", str(rows)), ("collect", str(rows)), ("registry",), ("config",)):
+    for arguments in (("status",), ("check", str(rows)), ("collect", str(rows)), ("releases",), ("config",)):
         done = run(script, *arguments)
         assert done.returncode == 0, done.stderr
     done = run(script, "fetch", "smollm2-135m")

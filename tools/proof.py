@@ -77,7 +77,7 @@ PROOFS = {
     "families": Proof(
         "every causal family that transformers knows, on a tiny random model: at least 90 % train with PEFT's loss and "
         "gradients, resume and merge, all others are refused; 40 are exported and answer over HTTP",
-        ("tests/train/worker/model/test_families.py", "tests/release"),
+        ("tests/train/worker/model/test_families.py", "tests/release", "tests/llama/test_thinking.py"),
         ("train/worker", "models", "release", "llama"),
     ),
     "collect": Proof(

@@ -122,7 +122,7 @@ def test_what_is_set_aside_stays_so_by_its_content_until_it_is_taken_back(own_ho
     with closing(open_database()) as database:
         assert load_set_aside(database) == {identity}
         row_again = {"messages": stored(identity)["messages"]}
-        commit_batch(database, Batch("f", [Delivery("f", "f:1", "f:1", row_again)]))
+        commit_batch(database, Batch("f", [Delivery("f", "f:1", row_again)]))
     act(identity, "aside")
     assert shown(rating="aside") == []
 
@@ -130,7 +130,7 @@ def test_what_is_set_aside_stays_so_by_its_content_until_it_is_taken_back(own_ho
 @pytest.mark.slow
 def test_what_is_set_aside_is_not_trained_and_is_accounted(own_home: Path, tmp_path: Path) -> None:
     config = load_config(make_config(tmp_path), ["data.path=store"])
-    rows = [Delivery("f", f"f:{n}", f"f:{n}", row) for n, row in enumerate(make_rows(0, 12))]
+    rows = [Delivery("f", f"f:{n}", row) for n, row in enumerate(make_rows(0, 12))]
     with closing(open_database()) as database:
         commit_batch(database, Batch("f", rows))
         (identity,) = database.execute("SELECT id FROM interactions LIMIT 1").fetchone()

@@ -239,8 +239,8 @@ def _write_card(work: Path, source: Source, to: str) -> None:
         total = sum(count.values()) if isinstance(count, Mapping) else count
         data.append(f"- {'read' if key == 'rows_in' else key.replace('_', ' ')}: {total:,} rows")
     verdict = ["Not judged when it was exported."]
-    if run is not None and (run / EVALUATION).is_file():
-        judged = read_json(run / EVALUATION)
+    judged = read_json(run / EVALUATION) if run is not None and (run / EVALUATION).is_file() else {}
+    if "verdict" in judged:  # measured and not judged: a stop came between
         verdict = [f"Verdict: {judged['verdict']}.", "", *(f"- {reason}" for reason in judged.get("reasons", []))]
     settings = read_json(generation) if generation.is_file() else {}
     defaults = [f"- {key}: {settings[key]}" for key in _DEFAULTS if settings.get(key) is not None] or ["- none"]
