@@ -40,7 +40,7 @@ def test_each_line_is_one_interaction_with_its_place_and_its_columns(log: Path) 
     log.parent.mkdir()
     rows = [
         {"prompt": "a", "completion": "b", "session_id": "s", "user_id": 7, "timestamp": "2026-01-02T03:04:05Z"},
-        {"prompt": "c", "completion": "d", "metadata": {"agent": "ops"}, "success": "false", "rating": "up"},
+        {"prompt": "c", "completion": "d", "metadata": {"agent": "ops"}, "success": "false", "feedback": "up"},
     ]
     log.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     assert total(str(log)) == (2, 0, 0, 0)
@@ -404,6 +404,9 @@ def test_two_collectors_of_one_log_store_each_row_once(log: Path) -> None:
     append(log, *range(10))
     with closing(open_database()) as database:
         first, second = (JsonlReader(str(log)).batches(database, False, threading.Event()) for _ in range(2))
+        for known in (next(first), next(second)):  # before its rows, that the log is known
+            assert known and not known.deliveries
+            commit_batch(database, known)
         batch, other = next(first), next(second)
         assert batch and other
         assert (commit_batch(database, batch).stored, commit_batch(database, other).duplicates) == (10, 10)
@@ -505,3 +508,25 @@ def test_a_file_of_two_sources_is_named(tmp_path: Path) -> None:
     for sources in ((log, tmp_path / "alias.jsonl"), (log.parent, log), (log.parent, log.parent / "rows.csv")):
         with pytest.raises(UsageError, match=r"belongs to two sources|is named twice"):
             parse_sources([str(source) for source in sources])
+
+
+def test_a_log_stays_known_through_rotations_that_no_collection_saw(log: Path) -> None:
+    """The first collection met an empty log, or one without a whole line; its files were renamed before the next."""
+    log.parent.mkdir()
+    log.write_text('{"prompt":')
+    assert total(str(log)) == (0, 0, 0, 0)
+    log.write_text(line(0))
+    log.rename(f"{log}.1")
+    append(log, 1)
+    log.rename(f"{log}.2")
+    append(log, 2)
+    assert total(str(log)) == (3, 0, 0, 0)
+
+
+def test_a_log_that_is_renamed_and_not_written_again_is_read_to_its_end(log: Path) -> None:
+    append(log, 0)
+    assert total(str(log.parent)) == (1, 0, 0, 0)
+    append(log, 1)
+    log.rename(f"{log}.1")
+    append(log.with_name("other.jsonl"), 2)
+    assert total(str(log.parent)) == (2, 0, 0, 0)

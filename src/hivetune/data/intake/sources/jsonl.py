@@ -14,7 +14,7 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import IO, Any
 
@@ -22,7 +22,7 @@ from hivetune.base.paths import quoted, spelled
 from hivetune.data.files.find import files_below, is_storable, matching_files
 from hivetune.data.files.kinds import source_of
 from hivetune.data.files.unpack import COMPRESSED, DAMAGED, unpacked
-from hivetune.data.intake.interactions import Batch, Cursor, Delivery, read_cursors
+from hivetune.data.intake.interactions import Batch, Cursor, Delivery, read_cursors, storable
 from hivetune.data.intake.sources.delivered import Batches, is_complete, rows_of_line
 from hivetune.data.raw import MAX_ROW_BYTES
 from hivetune.data.reasons import RowRefused
@@ -34,6 +34,7 @@ LOGS = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz", ".jsonl.zst", ".ndjson.z
 DOCUMENTS = (".json", ".csv", ".tsv", ".parquet", ".json.gz", ".csv.gz", ".tsv.gz", ".json.zst", ".csv.zst", ".tsv.zst")
 _BATCH_ROWS, _BATCH_BYTES = 1000, 1 << 20
 _KEY = "jsonl:"
+_LOG_KEY = "log:"  # of each log that was ever looked at: it is known, and by which pattern
 Inode = tuple[int, int]  # device and inode
 
 
@@ -74,6 +75,7 @@ class JsonlReader:
         self.waiting: list[str] = []
         self._pattern = os.path.abspath(os.path.expanduser(pattern))
         self._positions: dict[Inode, Position] = {}
+        self._logs: dict[str, str] = {}  # known log -> its pattern
         self._documents: list[str] = []
         self._given: set[str] = set()
 
@@ -114,53 +116,73 @@ class JsonlReader:
             raise UsageError(
                 f"{spelled(self.name)} {fault}", hint="give a file, a folder with *.jsonl, or a glob in quotes"
             )
+        stored_logs = read_cursors(database, _LOG_KEY).items()
+        self._logs = {key.removeprefix(_LOG_KEY): pattern for key, pattern in stored_logs}
         while not stop.is_set():
             self.waiting = []
+            logs = self.paths()
             is_new = False
-            for position in self._passed_over():
-                yield Batch(position.path, cursor=_cursor(position))
-            for path, status, rotated in self._look():
-                with contextlib.suppress(Moved):  # the next look finds it under its new name
+            for log in logs:
+                if log not in self._logs:
+                    try:
+                        yield from self._begin(log, logs)
+                    except Moved:
+                        is_new = True
+            for path, status, rotated in self._look(logs):
+                try:
                     for batch in self._read(path, status, follow=follow and not rotated):
                         is_new = True
                         yield batch
                         if stop.is_set():
                             return
+                except Moved:  # the next look finds it under its new name
+                    is_new = True
             if not is_new:
                 yield None
 
-    def _passed_over(self) -> list[Position]:
-        """Return positions at the end of the files that were rotated before their log is collected for the first time:
-        they are not asked for.
+    def _begin(self, log: str, logs: list[str]) -> Iterator[Batch]:
+        """Yield what must be stored before the first row of a log is: positions at the end of the files that were
+        rotated before, which are not asked for, and at last that the log is known. Raise Moved.
         """
-        logs = self.paths()
-        known = {position.path for position in self._positions.values()}
-        passed_over = []
-        for path in sorted({path for log in logs if log not in known for path in _rotations(log)} - set(logs)):
-            with contextlib.suppress(FileNotFoundError):
-                status = os.stat(path)
-                if (status.st_dev, status.st_ino) not in self._positions:
-                    passed_over.append(Position(path, status.st_dev, status.st_ino, state=_state(status)))
-        self._positions |= {(position.device, position.inode): position for position in passed_over}
-        return passed_over
+        try:
+            before = os.stat(log)
+            rotated = [(path, os.stat(path)) for path in sorted(_rotations([log]) - set(logs))]
+            after = os.stat(log)
+        except FileNotFoundError:
+            raise Moved from None
+        if _inode(before) != _inode(after):
+            raise Moved  # it may be among the rotated ones
+        for path, status in rotated:
+            inode = _inode(status)
+            if inode not in self._positions:
+                position = Position(path, *inode, state=_state(status))
+                yield Batch(path, cursor=_cursor(position))
+                self._positions[inode] = position
+        pattern = storable(self._pattern)
+        yield Batch(log, cursor=Cursor(_LOG_KEY + log, pattern))
+        self._logs[log] = pattern
 
-    def _look(self) -> list[tuple[str, os.stat_result, bool]]:
-        """Return (path, status, whether it is rotated) of each file that may have something new, rotated ones first."""
-        logs = self.paths()
-        rotated = {path for log in logs for path in _rotations(log)}
-        files = [(path, True) for path in sorted(rotated - set(logs), reverse=True)]
+    def _look(self, logs: list[str]) -> list[tuple[str, os.stat_result, bool]]:
+        """Return (path, status, whether it is rotated) of each file that may have something new, rotated ones first.
+
+        A known log may be gone, rotated with rows that were not read.
+        """
+        pattern = storable(self._pattern)
+        gone = {log for log, of_pattern in self._logs.items() if of_pattern == pattern}.difference(logs)
+        known = [log for log in logs if log in self._logs]
+        files = [(path, True) for path in sorted(_rotations([*known, *gone]).difference(logs), reverse=True)]
         found: dict[Inode, tuple[str, os.stat_result, bool]] = {}
-        for path, is_rotated in (*files, *((log, False) for log in logs)):
+        for path, is_rotated in (*files, *((log, False) for log in known)):
             with contextlib.suppress(FileNotFoundError):
                 status = os.stat(path)
-                position = self._positions.get((status.st_dev, status.st_ino))
+                position = self._positions.get(_inode(status))
                 if position is None or position.state != _state(status):
-                    found[status.st_dev, status.st_ino] = (path, status, is_rotated)
+                    found[_inode(status)] = (path, status, is_rotated)
         return list(found.values())
 
     def _read(self, path: str, status: os.stat_result, *, follow: bool) -> Iterator[Batch]:
         """Yield the next rows of a file. Raise Moved, UsageError if it may not be read."""
-        inode = status.st_dev, status.st_ino
+        inode = _inode(status)
         try:
             file = open(path, "rb")  # noqa: SIM115
         except FileNotFoundError:
@@ -169,7 +191,7 @@ class JsonlReader:
             raise UsageError(f"{spelled(path)} is not readable", hint=f"chmod u+r {quoted(path)}") from None
         with file:
             now = os.fstat(file.fileno())
-            if (now.st_dev, now.st_ino) != inode:
+            if _inode(now) != inode:
                 raise Moved
             is_silent = time.time() - now.st_mtime > SILENT_S
             lines = _Lines(file, self._positions.get(inode) or Position(path, *inode), path)
@@ -315,11 +337,22 @@ def _state(status: os.stat_result) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _rotations(log: str) -> Iterator[str]:
-    """Yield the files beside a log whose names are rotations of it: chat.jsonl.1, chat-20260101.jsonl.gz."""
-    folder, name = os.path.split(log)
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-        yield from (entry.path for entry in entries if entry.is_file() and is_rotation_of(entry.name, name))
+def _inode(status: os.stat_result) -> Inode:
+    return status.st_dev, status.st_ino
+
+
+def _rotations(logs: Sequence[str]) -> set[str]:
+    """Return the files beside the logs whose names are rotations of theirs: chat.jsonl.1, chat-20260101.jsonl.gz."""
+    names: dict[str, list[str]] = {}
+    for log in logs:
+        folder, name = os.path.split(log)
+        names.setdefault(folder, []).append(name)
+    found: set[str] = set()
+    for folder, bases in names.items():
+        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+            rotated = (entry for entry in entries if any(is_rotation_of(entry.name, base) for base in bases))
+            found.update(entry.path for entry in rotated if entry.is_file())
+    return found
 
 
 def is_rotation_of(name: str, base: str) -> bool:
