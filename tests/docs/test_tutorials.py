@@ -23,7 +23,12 @@ SAYS = {
         "read as messages",
     ],
     "tutorial-agent": ["and 55 more files: read as claude-code"],
-    "tutorial-csv": ["read as question-answer; question: Question; answer: Answer"],
+    "tutorial-csv": [
+        "samples/questions.csv: read as question-answer: Question, Answer",
+        "  not read: Ticket (223 different values, such as 'T-0000')",
+        "  not read: Topic (66 different values, such as 'argparse')",
+        "  not read: Rating (3 different values, such as '3'); if it rates the answer: --columns 'where=Rating in 4|5'",
+    ],
 }
 
 
