@@ -152,7 +152,7 @@ def test_an_adapter_on_experts_beside_the_base_is_the_merged_model(family: str, 
 
     module, folder, lora = write_model(tmp_path / "model", family), tmp_path / "model", LoraConfig(r=4, alpha=6)
     ours = load_model(folder, lora, method="lora", dtype=torch.float32, device=torch.device("cpu"))
-    assert ours.path == "fast"
+    assert ours.path == "general"  # experts train there alone
     generator = torch.Generator().manual_seed(3)
     for view in ours.adapter.values():
         view.copy_(0.15 * torch.randn(view.shape, generator=generator))

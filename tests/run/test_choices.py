@@ -11,17 +11,6 @@ from hivetune.run.choices import NO_CHOICES, Choices
 from hivetune.run.folder import CONFIG, read_resolved, write_resolved
 
 SETTINGS = parse_config({"model": "tiny", "data": {"path": "rows.jsonl"}, "lora": {"r": 4}}, "test")
-# As version 0.1 wrote them, with its evidence.
-OLD = {
-    "device": "cpu",
-    "dtype": "float32",
-    "threads": 2,
-    "kernels": "torch",
-    "agreement": {"loss": 4.8e-07, "gradient": 1.3e-06, "dtype": "float32", "instead_of": "the fast path was off"},
-    "budget_tokens": 832,
-    "recompute": 0,
-    "prediction": {"flops_per_s": 1e11, "overhead_s": 0.0, "error": 0.15, "peak_bytes": 1, "peak_error": 0.1},
-}
 
 
 def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
@@ -38,11 +27,6 @@ def test_whom_a_cycle_tells_is_not_written(tmp_path: Path) -> None:
     text = (tmp_path / CONFIG).read_text()
     assert "whisper" not in text and "example.org" not in text
     assert read_resolved(tmp_path)[0].cycle.name == "demo"
-
-
-def test_choices_of_an_old_run_folder_are_read(tmp_path: Path) -> None:
-    (tmp_path / CONFIG).write_text(yaml.safe_dump({"config": SETTINGS.model_dump(mode="json"), "choices": OLD}))
-    assert read_resolved(tmp_path)[1].made() == OLD
 
 
 def test_a_run_that_has_not_begun_has_none(tmp_path: Path) -> None:

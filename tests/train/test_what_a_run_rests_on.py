@@ -169,13 +169,6 @@ def test_a_setting_that_was_changed_behind_the_runs_back_is_named(key: str, valu
         load_run(run)
 
 
-def test_a_setting_that_came_with_a_later_version_is_no_change(run: Path) -> None:
-    record = load_run(run).record
-    del record["identity"]["settings"]["patience"]
-    write_record(run, record)
-    assert "patience" not in load_run(run).record["identity"]["settings"]
-
-
 def test_another_model_or_data_in_the_same_place_is_named(run: Path) -> None:
     model = run.parent / "model"
     (model / "model.safetensors").write_bytes(b"\1" * 64)

@@ -28,17 +28,15 @@ class Diverging(AdamW):
 
     fault: Path
 
-    number = 0
+    def __init__(self, master_N: torch.Tensor, grad_N: torch.Tensor, *, weight_decay: float):
+        super().__init__(master_N, grad_N, weight_decay=weight_decay)
+        self._master_N = master_N
 
-    def begin(self, *, rate: float, number: int) -> None:
-        super().begin(rate=rate, number=number)
-        self.number = number
-
-    def apply(self, grad_N: torch.Tensor, ok: torch.Tensor | None = None, shrink: torch.Tensor | None = None) -> None:
-        super().apply(grad_N, ok, shrink)
-        if self.number == DIVERGE_AFTER + 1 and self.fault.exists():
+    def update(self, *, rate: float, number: int) -> None:
+        super().update(rate=rate, number=number)
+        if number == DIVERGE_AFTER + 1 and self.fault.exists():
             self.fault.unlink()
-            self.master_N.mul_(1000)
+            self._master_N.mul_(1000)
 
 
 class Loud:

@@ -119,7 +119,23 @@ def _with_path(config: RunConfig, settled: Choices, model: Path, plan: Plan, sna
     reset_peak_memory(torch.device(settled.device or "cpu"))
     if changes.agreement is not None:
         changes = replace(changes, agreement={**changes.agreement, "key": key})
-    return changes.over(settled)
+    settled = changes.over(settled)
+    return unstreamed(config, settled, model, plan, snapshot) if settled.path == "general" else settled
+
+
+def unstreamed(config: RunConfig, settled: Choices, model: Path, plan: Plan, snapshot: Snapshot) -> Choices:
+    """Return `settled` of the general path, which streams nothing, with a form that fits without.
+
+    Raises DoesNotFit, with the reason for the general path, where the model fits only with its layers streamed.
+    """
+    if not settled.streamed:
+        return settled
+    whole = replace(settled, streamed=None, stream_from=None)
+    try:
+        return _with_form(config, whole, model, plan, snapshot)
+    except DoesNotFit as error:
+        why = f"only the fast path streams layers, and {settled.path_why}: {error.message}"
+        raise DoesNotFit(why, hint=error.hint) from None
 
 
 def _truth_dtype(setup: TrainingSetup, memory_share: float) -> str | None:

@@ -253,34 +253,6 @@ def test_projecting_in_one_pass(rows: int, inputs: int, sizes: tuple[int, ...], 
     assert_same(results[1], results[2], dtype)
 
 
-def test_the_fastest_products_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By measurement; and what was decided on this machine before stands."""
-
-    def slow(a_MK: torch.Tensor, b_KN: torch.Tensor, out_MN: torch.Tensor) -> None:
-        for _ in range(3):
-            products.by_onednn(a_MK, b_KN, out_MN)
-
-    assert libraries(torch.float32, CPU)["onednn"] is products.by_onednn
-    monkeypatch.setattr(products, "mm", slow)
-    assert products.fastest_products(torch.float32) in ("onednn", "native")
-    assert products.chosen_products("torch", torch.float32) == "torch"
-    assert libraries(torch.bfloat16, CPU) == {"torch": slow}
-
-
-def test_a_hopeless_library_is_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As our own product with AVX2 alone, whose rounds took 12 s before a first run."""
-    calls: list[None] = []
-
-    def hopeless(a_MK: torch.Tensor, b_KN: torch.Tensor, out_MN: torch.Tensor) -> None:
-        calls.append(None)
-        for _ in range(40):
-            products.mm(a_MK, b_KN, out_MN)
-
-    monkeypatch.setattr(products, "by_native", hopeless)
-    assert products.fastest_products(torch.float32) in ("torch", "onednn")
-    assert len(calls) == products.WEIGHTS
-
-
 @pytest.fixture
 def fresh_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """As on a machine where nothing was compiled yet."""

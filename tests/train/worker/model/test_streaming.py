@@ -11,7 +11,7 @@ import torch
 from train.worker.models import documents, each_family, random_adapter, write_model
 
 from hivetune.config import LoraConfig
-from hivetune.errors import DoesNotFit, UsageError
+from hivetune.errors import UsageError
 from hivetune.run.choices import Choices
 from hivetune.train.worker.measure.agreement import answer, difference
 from hivetune.train.worker.model.fast.model import FastModel
@@ -139,13 +139,6 @@ def test_a_disk_that_fails_is_named(folder: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(files, "read_at", fail)
     with pytest.raises(OSError, match=r"\[Errno 5\] Input/output error, while weights were read: .*model.safetensors"):
         model.backward(documents(), 1.0)
-
-
-def test_a_model_that_needs_streaming_and_has_no_fast_path_is_refused(folder: Path) -> None:
-    cpu = torch.device("cpu")
-    choices = Choices(path="general", path_why="its rotation is unknown", streamed=4)
-    with pytest.raises(DoesNotFit, match=r"fits only with its layers streamed.*its rotation is unknown"):
-        load_model(folder, LoraConfig(), method="lora", dtype=torch.float32, device=cpu, choices=choices)
 
 
 def test_the_first_layers_of_both_paths_agree(folder: Path) -> None:
