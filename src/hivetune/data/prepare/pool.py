@@ -39,7 +39,8 @@ ROW_LIMIT_S = 20.0  # of processor time; a row of 1 MB takes 0.5 s on a slow cor
 BAD_MARK = 0x5F0BAD5F0BAD5F0B  # makes the hash of a bad answer differ from the same answer called good
 # Rows that pass one stage before the next stage begins, so that its code and tables stay in the caches. This saves a
 # seventh of the time; 16 rows save half of that, 256 no more than 64.
-BATCH_ROWS, BATCH_BYTES = 64, 1 << 20
+# Its results take several times the bytes of a batch, and WAITING batches of each child are in memory at once.
+BATCH_ROWS, BATCH_BYTES = 64, 1 << 18
 # Below this size the start of a child (0.3 s with a tokenizer) costs more than it saves.
 CHILDREN_FROM_BYTES = 1 << 20
 MAX_WORKERS = 16  # each holds its own tokenizer, 30 to 150 MB
