@@ -110,13 +110,15 @@ def test_the_walk_from_eval_to_chat(place: Workplace) -> None:
     assert len(evaluation["answers"]) == 6 and evaluation["answered_by"].endswith(", q8_0")
     assert all(evaluation[side]["cold_start_s"] and evaluation[side]["first_token_p95_s"] for side in ("base", "tuned"))
 
+    for row in evaluation["answers"]:  # so that the times of a busy machine decide nothing below
+        row["tuned"]["seconds"] = row["base"]["seconds"]
+    (place.run / EVALUATION).write_text(json.dumps(evaluation))
     code, harder = place.document("eval", run, "--set", "gate.loss_gain=50")  # judged again, and not measured
-    assert (code, harder["gate"]["loss_gain"]) == (6, 50)
-    assert harder["verdict"] in ("iterate", "abort")  # abort if the tuned side was much slower, as on a busy machine
+    assert (code, harder["verdict"], harder["gate"]["loss_gain"]) == (6, "iterate", 50)
     assert harder["answers"] == evaluation["answers"] and harder["rows"] == evaluation["rows"]
     (earlier,) = harder["earlier"]
     assert (earlier["verdict"], earlier["gate"]["loss_gain"]) == (evaluation["verdict"], 0)
-    assert json.loads((place.run / EVALUATION).read_text())["verdict"] == harder["verdict"]
+    assert json.loads((place.run / EVALUATION).read_text())["verdict"] == "iterate"
 
     code, exported = place.document("export", run, "--to", "gguf", "--quant", "f32")
     assert code == 0 and exported["made"]
