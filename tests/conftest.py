@@ -7,14 +7,15 @@ import subprocess
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest import mock
 
 import platformdirs
 import pytest
+from forks import Forks, start_new
 from hypothesis import settings
 from once import one_at_a_time
 
-from hivetune.process import launch
-from hivetune.process.forkserver import forking
+from hivetune.process import parent
 from hivetune.process.supervision import VARIABLE
 
 # By default an example that takes 200 ms fails: beside other work any may. `make test` checks the same examples every
@@ -68,36 +69,19 @@ def _without_a_skip(report: Report) -> Report:
     return report
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_fixture_setup() -> None:
-    _forget_test_name()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call() -> None:
-    _forget_test_name()
-
-
-def _forget_test_name() -> None:
-    """Give all tests the same environment, so that one fork server can fork the children of all."""
-    os.environ["PYTEST_CURRENT_TEST"] = "a test"
-
-
 @pytest.fixture(scope="session", autouse=True)
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One process imports torch for all tasks that a test starts without a command. It ends after a minute of rest."""
+    """One process imports torch for all tasks that the tests of this process start."""
     # What tests make the same each time is made once, and copied (serve/hive.py).
     os.environ["HIVETUNE_TEST_COMMON"] = str(common_folder(tmp_path_factory) / "common")
-    with forking():
+    with mock.patch.object(parent, "start_process", Forks().start_process):
         yield
 
 
 @pytest.fixture
 def no_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No server runs at first. Where the test opens none, each child is a new process."""
-    if launch.OPEN.server is not None:
-        launch.OPEN.server.close()
-    monkeypatch.setattr(launch.OPEN, "server", None)
+    """Each child is a new process, as it is outside of tests."""
+    monkeypatch.setattr(parent, "start_process", start_new)
 
 
 def common_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -15,7 +15,6 @@ from hivetune.data.prepare.prepare import prepare_data
 from hivetune.data.snapshot import Snapshot
 from hivetune.judge.evaluate import evaluate_run, judge_run
 from hivetune.models.fetch import fetch_model
-from hivetune.process.forkserver import forking
 from hivetune.records import Progress, Verdict, silent
 from hivetune.release.export import DEFAULT_QUANT, Exported, export_run
 from hivetune.release.prove import export_merged, prove_export
@@ -81,7 +80,6 @@ def plan(config: Config, *, card: str | None = None) -> Planned:
     return planned
 
 
-@forking()
 def train(config: Config, name: str = "python", *, progress: Progress = silent) -> Run:
     """Train an adapter and return its run. A run of the same config and rows is continued, a finished one returned.
 
@@ -103,7 +101,6 @@ def open_trained(run: str | Path) -> Run:
 # ---- verdict
 
 
-@forking()
 def evaluate(run: Run, *, progress: Progress = silent) -> dict[str, Any]:
     """Measure base and tuned model on held-out rows; write eval.json and return it."""
     return evaluate_run(run, progress)
@@ -121,7 +118,6 @@ def gate(run: Run) -> Verdict:
 # ---- release
 
 
-@forking()
 def export(
     run: Run, to: str = "gguf", *, quant: str = DEFAULT_QUANT, prove: bool = True, progress: Progress = silent
 ) -> Exported:
@@ -137,7 +133,6 @@ def export(
     return exported
 
 
-@forking()
 def register(run: Run, name: str) -> str:
     """Add a run to the registry as the next version of `name`; return its label, such as `helpdesk@3`."""
     return register_run(run.folder, name)[0].label

@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 
 from hivetune.errors import Busy
-from hivetune.process.lease import Answering, serve_on, somebody_waits, train_on, training_on
+from hivetune.process.lease import serve_on, train_on, training_on
 
 CARD, OTHER = "cuda:7", "cuda:8"  # no test machine has so many
 
 
-def holder(use: str, device: str = CARD) -> "subprocess.Popen[str]":
+def holder(use: str) -> "subprocess.Popen[str]":
     """A process that took the card and sleeps; it has printed a line when it has the card."""
-    taken = f"{use}({device!r})" if device else f"{use}()"
-    code = f"from hivetune.process.lease import *; {taken}; print('mine', flush=True); input()"
+    code = f"from hivetune.process.lease import *; {use}({CARD!r}); print('mine', flush=True); input()"
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -81,21 +80,3 @@ def test_the_lease_is_inherited_and_lives_as_long_as_its_last_holder(own_home: P
     child.communicate()
     os.close(train_on(CARD, timeout_s=0))
     assert {path.name for path in (own_home / "leases").iterdir()} == {"cuda-7.serving", "cuda-7.training"}
-
-
-def test_somebody_waits_while_any_request_is_open() -> None:
-    answering = Answering()
-    assert not somebody_waits()
-    with answering:
-        with answering:
-            assert somebody_waits()
-        assert somebody_waits()
-    assert not somebody_waits()
-
-
-@pytest.mark.slow
-def test_nobody_waits_for_a_gateway_that_is_dead() -> None:
-    gateway = holder("answering = Answering(); answering.__enter__", "")
-    assert took(gateway) and somebody_waits()
-    end(gateway)
-    assert not somebody_waits()

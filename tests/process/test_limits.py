@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from hivetune.process.parent import LearnedLimits
+from hivetune.process.parent import Limits
 from hivetune.process.protocol import Beat
 from hivetune.process.supervision import Supervision
 from hivetune.train.worker.device import cap_memory
@@ -31,7 +31,7 @@ def slow_rise(base_s: float, random_: random.Random, state: list[float] = [1.0])
 
 @pytest.mark.parametrize(("base_s", "step"), [(0.01, noisy), (2.9, noisy), (30.0, lognormal), (20.0, slow_rise)])
 def test_no_false_alarm_in_ten_thousand_steps(base_s: float, step: Callable[[float, random.Random], float]) -> None:
-    limits, random_ = LearnedLimits(DEFAULTS), random.Random(1)
+    limits, random_ = Limits(DEFAULTS), random.Random(1)
 
     def wait(beat: Beat, seconds: float) -> None:
         assert seconds <= limits.allowed_s(), f"{seconds} s until {beat} were taken for a hang"
@@ -51,19 +51,19 @@ def test_no_false_alarm_in_ten_thousand_steps(base_s: float, step: Callable[[flo
 
 @pytest.mark.parametrize(("step_s", "allowed_s"), [(0.2, 60.0), (30.0, 150.0)])
 def test_a_hang_is_noticed_after_five_steps_or_a_minute(step_s: float, allowed_s: float) -> None:
-    limits = LearnedLimits(DEFAULTS)
+    limits = Limits(DEFAULTS)
     for beat in (Beat.STARTING, Beat.PREPARING, *[Beat.ITEM] * 101):
         limits.beat(beat, step_s)
     assert limits.allowed_s() == allowed_s
 
 
 def test_a_second_start_is_measured_by_the_first() -> None:
-    first = LearnedLimits(DEFAULTS)
+    first = Limits(DEFAULTS)
     for beat, seconds in ((Beat.STARTING, 2.0), (Beat.PREPARING, 1.0), (Beat.ITEM, 30.0), (Beat.ITEM, 1.0)):
         first.beat(beat, seconds)
     assert first.start_s == 33.0
-    assert LearnedLimits(DEFAULTS, first.start_s).allowed_s() == 5 * 33.0
-    assert LearnedLimits(DEFAULTS).allowed_s() == DEFAULTS.start_timeout_s
+    assert Limits(DEFAULTS, first.start_s).allowed_s() == 5 * 33.0
+    assert Limits(DEFAULTS).allowed_s() == DEFAULTS.start_timeout_s
 
 
 @pytest.mark.parametrize(("device", "asked"), [("cuda", [(0.5, None)]), ("cuda:1", [(0.5, 1)]), ("cpu", [])])

@@ -21,10 +21,10 @@ TASKS = [
 
 @pytest.mark.parametrize("task", TASKS)
 def test_what_is_written_is_what_is_read(task: object, tmp_path: Path) -> None:
-    path = protocol.write_task(task, tmp_path, heartbeat_fd=3, memory_limit_bytes=1 << 30)
+    path = protocol.write_task(task, tmp_path, memory_limit_bytes=1 << 30)
     envelope = protocol.read_task(path)
     assert envelope.task(type(task)) == task
-    assert (envelope.folder, envelope.heartbeat_fd, envelope.memory_limit_bytes) == (tmp_path, 3, 1 << 30)
+    assert (envelope.folder, envelope.memory_limit_bytes) == (tmp_path, 1 << 30)
 
 
 def test_a_task_for_another_module_is_refused(tmp_path: Path) -> None:

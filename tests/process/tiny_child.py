@@ -17,7 +17,6 @@ from hivetune.process.protocol import Beat, Train
 class Play:
     do: str
     items: int = 0
-    handle: int = -1
 
 
 def main(task: Play | Train, heartbeat: Heartbeat) -> dict[str, object]:
@@ -55,8 +54,6 @@ def main(task: Play | Train, heartbeat: Heartbeat) -> dict[str, object]:
             return {"environment": dict(os.environ), "folder": os.getcwd(), "oom": score}
         case "allocate":
             return {"bytes": len(bytearray(1 << 30))}
-        case "write":
-            print(f"wrote {os.write(task.handle, b'hello')} bytes", file=sys.stderr)
     return {}
 
 

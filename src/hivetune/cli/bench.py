@@ -23,7 +23,6 @@ from hivetune.cli.output import duration, emit, number, say, show, size, table
 from hivetune.cli.training import open_configured, train_shown
 from hivetune.config import RunConfig, override_config
 from hivetune.errors import DoesNotFit, RecoveryExhausted, UsageError
-from hivetune.process.forkserver import start_ahead
 
 FIGURES = (
     "train_seconds",
@@ -57,7 +56,6 @@ def bench(
     loaded, name = read_settings(config, model, overrides or [], columns, ignore)
     grid = combinations(over or ())
     planned = [override_config(loaded, settings, "--over") for settings in grid]  # a wrong value is refused first
-    start_ahead()
     lines = []
     with scratch_folder(home() / "bench") as folder:
         for place, (settings, changed) in enumerate(zip(grid, planned, strict=True)):

@@ -16,7 +16,6 @@ from hivetune.cli.verdict import show_verdict
 from hivetune.config import load_config
 from hivetune.judge.evaluate import verdict_document, verdict_of
 from hivetune.llama.backend import open_backend
-from hivetune.process.forkserver import start_ahead
 from hivetune.release.export import export_run
 from hivetune.release.gguf import SERVED_QUANT, find_converter
 from hivetune.release.prove import describe_proof, prove_export
@@ -38,7 +37,6 @@ def demo(
     config_path = write_inputs(folder)
     config = load_config(config_path)
     _station(1, "model", f"SmolLM2-135M-Instruct, prepared once in {home()}")
-    start_ahead()
     model_folder(config.model)
     _station(2, "data", f"{config.data.path}: three agents answering questions about the standard library")
     with progress("checking and tokenizing", "rows") as report:

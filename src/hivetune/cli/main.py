@@ -203,15 +203,12 @@ def _root(
 
 
 def _load(module: str, function: str) -> Callable[..., None]:
-    from hivetune.process.forkserver import forking  # only now: `--help` starts no process
-
     loaded: Callable[..., None] = vars(importlib.import_module(f"hivetune.cli.{module}"))[function]
 
     @functools.wraps(loaded)
     def body(*arguments: Any, **options: Any) -> None:
         try:
-            with forking():
-                loaded(*arguments, **options)
+            loaded(*arguments, **options)
         except (KeyboardInterrupt, typer.Abort):  # at a question; click would print "Aborted!" and no document
             raise Stopped("stopped", signal_number=signal.SIGINT) from None
 

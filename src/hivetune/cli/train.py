@@ -10,7 +10,6 @@ from hivetune.cli.output import emit, show, show_unit
 from hivetune.data.files.find import names_rows
 from hivetune.errors import UsageError
 from hivetune.process.detach import systemd_unit
-from hivetune.process.forkserver import start_ahead
 from hivetune.run.folder import RECORD
 from hivetune.run.status import find_run, shortest_name
 
@@ -44,9 +43,6 @@ def train(
             raise UsageError("--unit is for a run that was started", hint="hivetune train RUN --unit")
         show_unit(systemd_unit(run_folder, overrides or ()), f"hivetune-{run_folder.name}", run=run_folder)
         return
-    if not detach:
-        start_ahead()
-    # While the fork server imports, this process does.
     from hivetune.cli.training import continued, open_configured, show_training, train_detached, train_shown
 
     run = open_configured(loaded, name) if run_folder is None else continued(run_folder, overrides or ())

@@ -1,15 +1,15 @@
 """One cycle, straight from its rows to its end: `run_cycle`.
 
 Killed anywhere, the same call continues: each station finds what it left and is done, or begins again. What it left is
-of this adapter and this champion, compared by their hashes. Long work ends with the window, and stands still while
-somebody waits for an answer.
+of this adapter and this champion, compared by their hashes. Long work ends with the window, and computes only while
+nobody else needs the processor.
 """
 
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from hivetune.base.database import open_database
@@ -45,8 +45,7 @@ from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import DoesNotFit, HivetuneError, MachineNotFit, Stopped, UsageError
 from hivetune.judge.evaluate import compare_pair, evaluate_run, read_evaluation, verdict_document
 from hivetune.models.prepared import folder_for
-from hivetune.process.lease import somebody_waits
-from hivetune.process.still import STILL_LOOK_S, stands_still, yielding
+from hivetune.process.launch import when_idle
 from hivetune.records import Progress, silent
 from hivetune.release.prune import Unused, delete
 from hivetune.release.registry import Release, champion_of, forgotten_rows, history, promote
@@ -61,7 +60,6 @@ from hivetune.train.start import open_run, train_run
 from hivetune.train.supervise.attempt import Terms
 
 BY = "cycle"  # who moved an alias, in its history
-LINGER_S = 10.0  # after an answer: the next question of a conversation often comes soon, and going on costs nothing
 LOOK_EVERY_S = 5.0  # at the window, which is slower to ask than a lock
 MARGIN_S = 30.0  # before the window ends, a training is told to save and end
 LOAD_TIMEOUT_S = 120.0  # for a gateway to load a new release
@@ -89,19 +87,12 @@ class Work:
     allowed: Callable[[], Permission]
     station: Callable[[str], AbstractContextManager[list[str]]]
     progress: Callable[[str], Progress] = lambda label: silent
-    _answered_at: float = field(default=float("-inf"))
 
     @contextmanager
     def long(self, name: str, label: str) -> Iterator[tuple[list[str], Progress]]:
-        """Enter a station whose children stand still while somebody waits; its progress ends it with the window."""
-        with self.station(name) as words, yielding(self.is_needed):
+        """Enter a station whose children compute while nobody else does; its progress ends it with the window."""
+        with self.station(name) as words, when_idle():
             yield words, self._until_the_window_ends(self.progress(label))
-
-    def is_needed(self) -> bool:
-        """Return whether the gateway answers a request now or did a moment ago."""
-        if somebody_waits():
-            self._answered_at = time.monotonic()
-        return time.monotonic() - self._answered_at < LINGER_S
 
     def _until_the_window_ends(self, report: Progress) -> Progress:
         looked = float("-inf")
@@ -109,15 +100,11 @@ class Work:
         def progress(done: int, total: int | None) -> None:
             nonlocal looked
             report(done, total)
-            while True:
-                if time.monotonic() - looked >= LOOK_EVERY_S:
-                    looked = time.monotonic()
-                    allowed = self.allowed()
-                    if not allowed.now or (allowed.until is not None and time.time() + LOOK_EVERY_S >= allowed.until):
-                        raise WindowEnded(allowed.reason)
-                if not stands_still():
-                    return
-                time.sleep(STILL_LOOK_S)
+            if time.monotonic() - looked >= LOOK_EVERY_S:
+                looked = time.monotonic()
+                allowed = self.allowed()
+                if not allowed.now or (allowed.until is not None and time.time() + LOOK_EVERY_S >= allowed.until):
+                    raise WindowEnded(allowed.reason)
 
         return progress
 
@@ -269,7 +256,7 @@ def ensure_trained(work: Work, run: Run) -> None:
             return 0
 
         try:
-            document = train_run(run, Terms(on_step, work.is_needed, ends, words.append))
+            document = train_run(run, Terms(on_step, ends, words.append))
         except Stopped as error:
             if error.signal_number is not None:
                 raise
@@ -350,7 +337,7 @@ def ensure_registered(work: Work, run: Run) -> Release:
     with closing(open_database()) as database:
         release = release_of(database, work.cycle)
     if release is None:
-        with work.station("register") as words, yielding(work.is_needed):
+        with work.station("register") as words, when_idle():
             release, _ = register_run(run.folder, work.cycle.name)
             words += [f"{release.label} is registered", *report(run.folder, run.config.report_to)]
     return release

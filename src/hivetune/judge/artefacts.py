@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ from hivetune.llama.backend import Backend, ServerSettings, open_backend
 from hivetune.llama.prompts import check_prompts
 from hivetune.models.gguf_header import adapter_problem, read_header
 from hivetune.models.sides import SideKind, parse_side
-from hivetune.process.still import moving_s
 from hivetune.release.export import export_run, run_of_export
 from hivetune.release.gguf import base_gguf
 from hivetune.release.registry import find, gguf_adapter
@@ -91,9 +91,9 @@ def open_artefact(artefact: Artefact, settings: ServerSettings) -> Iterator[tupl
     assert artefact.model is not None
     adapters = ((artefact.adapter, 1.0),) if artefact.adapter is not None else ()
     server = ServerSettings(adapters, settings.slots, settings.context_tokens, settings.threads)
-    started = moving_s()
+    started = time.monotonic()
     with open_backend(artefact.model, server) as backend:
-        cold_start_s = moving_s() - started
+        cold_start_s = time.monotonic() - started
         if artefact.run is not None:
             with contextlib.suppress(UsageError):  # a run without its data is not checked
                 run = load_run(artefact.run)

@@ -39,9 +39,9 @@ from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.llama.ask import TimedAnswer, Unanswered, read_timed, streamed
 from hivetune.llama.child import SocketConnection
 from hivetune.models.gguf_header import read_header
+from hivetune.process.launch import give_way
 from hivetune.process.lease import serve_on
 from hivetune.process.sandbox import named_environment
-from hivetune.process.still import join_standstill, moving_s
 
 Engine = Literal["auto", "llama-server", "xllamacpp"]
 ApiMessages = Sequence[Mapping[str, Any]]
@@ -261,15 +261,12 @@ class Backend:
         shared with its previous prompt. Raises Unanswered if the server is lost."""
         path = "/v1/chat/completions"
         request = {**self._chat_request(messages, max_tokens, 0.0), **streamed(max_tokens, tools), "cache_prompt": True}
-        while True:
-            started = moving_s()
-            try:
-                with contextlib.closing(self._open(path, request, REQUEST_TIMEOUT_S)) as connection:
-                    return read_timed(connection.getresponse(), started, "the llama.cpp server", moving_s)
-            except (OSError, http.client.HTTPException) as error:
-                if isinstance(error, TimeoutError) and moving_s() - started < REQUEST_TIMEOUT_S:
-                    continue  # it stood still for others: asked again
-                raise Unanswered(f"the llama.cpp server is lost: {error or type(error).__name__}") from None
+        started = time.monotonic()
+        try:
+            with contextlib.closing(self._open(path, request, REQUEST_TIMEOUT_S)) as connection:
+                return read_timed(connection.getresponse(), started, "the llama.cpp server")
+        except (OSError, http.client.HTTPException) as error:
+            raise Unanswered(f"the llama.cpp server is lost: {error or type(error).__name__}") from None
 
     def peak_memory_bytes(self) -> int:
         """Return the largest memory that the server's processes held so far, the mapped pages of the file included."""
@@ -399,7 +396,7 @@ def _start(
                 env=named_environment(OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT=_spins()),
                 start_new_session=True,
             )
-        join_standstill(process)
+        give_way(process.pid)
     finally:
         for descriptor in (writer, *leases):  # the child holds them now
             os.close(descriptor)
@@ -440,9 +437,9 @@ def _wait_until_ready(
 
     Raises MachineNotFit with the reason that llama.cpp gave, and speaks of memory only where that is the reason.
     """
-    started = moving_s()
+    started = time.monotonic()
     ready: list[int] = []
-    while not ready and (left_s := started + timeout_s - moving_s()) > 0:
+    while not ready and (left_s := started + timeout_s - time.monotonic()) > 0:
         ready, _, _ = select.select([reader], [], [], left_s)
     if ready and os.read(reader, 1):
         return

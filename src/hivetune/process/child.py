@@ -9,10 +9,8 @@ import contextlib
 import faulthandler
 import os
 import resource
-import select
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -24,13 +22,7 @@ from hivetune.base.disk import FULL_DISK, write_json
 from hivetune.base.paths import install_command
 from hivetune.base.private import keep_private, make_folder
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
-from hivetune.process.protocol import (
-    EXIT_FULL_DISK,
-    SAVES_WHEN_STOPPED,
-    Beat,
-    Envelope,
-    read_task,
-)
+from hivetune.process.protocol import EXIT_FULL_DISK, SAVES_WHEN_STOPPED, Beat, Envelope, read_task
 from hivetune.process.sandbox import die_with_parent
 from hivetune.run.folder import OUTCOME, RANKS
 
@@ -100,8 +92,9 @@ def limit_memory(limit_bytes: int | None) -> None:
 def run_child(main: Callable[[Any, Heartbeat], dict[str, Any]], *kinds: type) -> None:
     """Run `main` on the task file of the first argument, write `outcome.json`, and end this process.
 
-    `kinds` are the classes of tasks for `main`, which returns its result, with `"status": "stopped"` after an early end
-    by `stop_requested`. The process ends with `os._exit`, since after a device fault a normal exit may hang.
+    The second argument is the handle of the heartbeat, which torchrun's processes don't have. `kinds` are the classes
+    of tasks for `main`, which returns its result, with `"status": "stopped"` after an early end by `stop_requested`.
+    The process ends with `os._exit`, since after a device fault a normal exit may hang.
     """
     guard()
     envelope = read_task(Path(sys.argv[1]))
@@ -111,11 +104,9 @@ def run_child(main: Callable[[Any, Heartbeat], dict[str, Any]], *kinds: type) ->
         _end(report_failure(envelope.folder, error))
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         os.environ.setdefault(name, "1")
-    heartbeat = Heartbeat(envelope.heartbeat_fd)
+    heartbeat = Heartbeat(int(sys.argv[2]) if len(sys.argv) > 2 else None)
     if envelope.kind in {kind.__name__ for kind in SAVES_WHEN_STOPPED}:
         signal.signal(signal.SIGTERM, heartbeat.request_stop)
-    if envelope.heartbeat_fd is not None:
-        threading.Thread(target=_end_when_orphaned, args=(envelope.heartbeat_fd,), daemon=True).start()
     heartbeat.beat(Beat.STARTING)
     try:
         limit_memory(envelope.memory_limit_bytes)
@@ -159,7 +150,7 @@ def _count(environment: Mapping[str, str], name: str, default: int) -> int:
 
 
 def _of_rank(envelope: Envelope) -> Envelope:
-    """Return the task for one of torchrun's processes: without heartbeat, and with an own outcome.
+    """Return the task for one of torchrun's processes: with an own outcome.
 
     Raise UsageError as `read_ranks` does.
     """
@@ -168,7 +159,7 @@ def _of_rank(envelope: Envelope) -> Envelope:
         return envelope
     folder = envelope.folder / RANKS / str(ranks.rank) if ranks.rank else envelope.folder
     make_folder(folder)
-    return replace(envelope, folder=folder, heartbeat_fd=None, memory_limit_bytes=None)
+    return replace(envelope, folder=folder, memory_limit_bytes=None)
 
 
 def report_failure(folder: Path, error: BaseException) -> int:
@@ -199,15 +190,3 @@ def _end(code: int) -> NoReturn:
         with contextlib.suppress(OSError):  # the last lines of the log, on a full disk
             stream.flush()
     os._exit(code)
-
-
-def _end_when_orphaned(handle: int) -> None:
-    """End this process when nobody can read the pipe any more, because the supervisor is gone.
-
-    `die_with_parent` does the same on Linux, unless the parent died before it was set.
-    """
-    watch = select.poll()
-    watch.register(handle, 0)
-    while not watch.poll():
-        pass
-    os._exit(EXIT_ORPHANED)

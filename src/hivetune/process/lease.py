@@ -4,8 +4,6 @@ Each side has a lock file per card in `leases/` of the home. It holds a shared l
 it, and checks the other side's file. A trainer takes its lock and then waits until no server holds the card. A server
 takes its lock, and releases it at once if there is a trainer. So the trainer wins if both come at the same moment. Any
 number of trainers, or of servers, share a card. The kernel drops the locks of a dead process.
-
-The gateway's open requests have such a lock too, so that a trainer on the same machine can pause.
 """
 
 import contextlib
@@ -19,8 +17,7 @@ from hivetune.base.disk import home
 from hivetune.base.private import make_folder, open_plain
 from hivetune.errors import Busy
 
-Use = Literal["training", "serving", "answering"]
-_REQUESTS = "requests"  # in place of a card
+Use = Literal["training", "serving"]
 
 FREE_TIMEOUT_S = 180.0  # a server first finishes its answers
 _POLL_S = 0.1
@@ -69,44 +66,15 @@ def serve_on(device: str) -> int:
     return lock
 
 
-class Answering:
-    """The lock of a gateway's open requests, entered by each of them in one thread. Its file is opened once: to open it
-    for each request was 4 % of the gateway's own time."""
-
-    def __init__(self) -> None:
-        self._open, self._file = 0, -1
-
-    def __enter__(self) -> None:
-        if self._file < 0:
-            self._file = _opened(_REQUESTS, "answering")
-        if not self._open:
-            fcntl.flock(self._file, fcntl.LOCK_SH)  # waits at most for a check
-        self._open += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._open -= 1
-        if not self._open:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-
-
-def somebody_waits() -> bool:
-    """Return whether a gateway of this home answers a request now."""
-    return _is_in_use(_REQUESTS, "answering")
-
-
 def _path(device: str, use: Use) -> Path:
     name = "".join(letter if letter.isalnum() else "-" for letter in device)
     return home() / "leases" / f"{name}.{use}"
 
 
-def _opened(device: str, use: Use) -> int:
+def _hold(device: str, use: Use) -> int:
     path = _path(device, use)
     make_folder(path.parent)
-    return open_plain(path, os.O_RDWR | os.O_CREAT)
-
-
-def _hold(device: str, use: Use) -> int:
-    lock = _opened(device, use)
+    lock = open_plain(path, os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_SH)  # waits at most for a check
     return lock
 

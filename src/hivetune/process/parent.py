@@ -1,7 +1,7 @@
 """The parent's side of a task: it starts `python -m hivetune.process MODULE TASK.json`, watches it and reads the end.
 
-Nothing here imports torch, so the parent can't die of its child's fault. Time is monotonic and counted only while this
-process runs, so that suspend, a frozen container or a stopped supervisor is never taken for a hang.
+Nothing here imports torch, so the parent can't die of its child's fault. Time is counted only while this process runs,
+so that suspend, a frozen container or a stopped supervisor is never taken for a hang.
 """
 
 import contextlib
@@ -11,17 +11,18 @@ import os
 import select
 import signal
 import subprocess
+import sys
+import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any
 
 from hivetune.base.disk import read_json
 from hivetune.base.private import make_folder, open_plain
-from hivetune.process.launch import launch_child
+from hivetune.process.launch import child_environment, give_way
 from hivetune.process.protocol import ENTRIES, EXIT_FULL_DISK, Beat, ChildError, Outcome, Status, write_task
-from hivetune.process.still import Process, moving_s
 from hivetune.process.supervision import Supervision
 from hivetune.records import Progress
 from hivetune.run.folder import OUTCOME, WORKER_LOG
@@ -29,57 +30,27 @@ from hivetune.run.folder import OUTCOME, WORKER_LOG
 STEPS_REMEMBERED = 64
 # The quantile of step times that is used, since long documents make some steps much longer than the median.
 QUANTILE = 0.9
-# After these beats silence lasts as long as compilers and disks need.
-LOADING = (Beat.STARTING, Beat.PREPARING, Beat.MEASURED)
-
-
-class Limits(Protocol):
-    """The limit of silence."""
-
-    def beat(self, beat: Beat, elapsed_s: float) -> None:
-        """Record a beat, `elapsed_s` watched seconds after the previous one."""
-
-    def allowed_s(self) -> float:
-        """Return the watched seconds of silence after which the child counts as hung."""
+# The limits of a task that is no training: its items are rows or tensors, and a large tensor takes minutes.
+TASK_LIMITS = Supervision(hang_floor_s=600.0)
 
 
 @dataclass
-class FixedLimits:
-    """Fixed limits: `start_s` until the first item, then by the last beat."""
-
-    start_s: float = 900.0
-    item_s: float = 600.0
-    validate_s: float = 1800.0
-    save_s: float = 600.0
-    _last: Beat = Beat.STARTING
-    _started: bool = False
-
-    def beat(self, beat: Beat, elapsed_s: float) -> None:
-        self._last = beat
-        self._started = self._started or beat is Beat.ITEM
-
-    def allowed_s(self) -> float:
-        if self._last in LOADING or not self._started:
-            return self.start_s
-        return {Beat.VALIDATING: self.validate_s, Beat.SAVING: self.save_s}.get(self._last, self.item_s)
-
-
-@dataclass
-class LearnedLimits:
-    """Learned limits: `hang_factor` times the usual step, at least `hang_floor_s`.
+class Limits:
+    """How long a child may be silent: `hang_factor` times its usual step, at least `hang_floor_s`.
 
     The first step belongs to the start, because it compiles. `usual_start_s` is the start time of an earlier worker
     with the same settings, if there was one.
     """
 
-    settings: Supervision
+    settings: Supervision = TASK_LIMITS
     usual_start_s: float | None = None
     start_s: float = 0.0
+    started: bool = False
     _steps: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))
     _last: Beat = Beat.STARTING
-    started: bool = False
 
     def beat(self, beat: Beat, elapsed_s: float) -> None:
+        """Record a beat, `elapsed_s` watched seconds after the previous one."""
         if not self.started:
             self.start_s += elapsed_s
         if beat is Beat.ITEM:
@@ -89,7 +60,8 @@ class LearnedLimits:
         self._last = beat
 
     def allowed_s(self) -> float:
-        if self._last in LOADING or not self.started:
+        """Return the watched seconds of silence after which the child counts as hung."""
+        if self._last in (Beat.STARTING, Beat.PREPARING) or not self.started:
             if self.usual_start_s is None:
                 return self.settings.start_timeout_s
             learned_s = max(self.settings.hang_floor_s, self.settings.hang_factor * self.usual_start_s)
@@ -123,22 +95,18 @@ REAP_S = 30.0
 
 @dataclass
 class Child:
-    """A running task. Call `wait_beats`, which is its clock, until `ended`.
+    """A running task. Call `wait_beats`, which is its clock, until `ended`. `worked`: it has finished an item."""
 
-    `worked`: it has finished an item. `still`: it was paused, which is not a hang.
-    """
-
-    process: Process
+    process: "subprocess.Popen[bytes]"
     folder: Path
     limits: Limits
     pipe: int
     log_start_bytes: int
-    started: float = field(default_factory=moving_s)
+    started: float = field(default_factory=time.monotonic)
     silent_s: float = 0.0
     last_beat: Beat | None = None
     worked: bool = False
-    still: bool = False
-    _looked: float = field(default_factory=moving_s)
+    _looked: float = field(default_factory=time.monotonic)
 
     def wait_beats(self, timeout_s: float = _POLL_S) -> list[Beat]:
         """Return the beats within `timeout_s`, at once if there are some or the child has ended."""
@@ -150,8 +118,8 @@ class Child:
             if not data:  # the other end is closed, so it has ended or is about to
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.process.wait(timeout_s)
-        now = moving_s()
-        self.silent_s += 0.0 if self.still else min(now - self._looked, MAX_TICK_S)
+        now = time.monotonic()
+        self.silent_s += min(now - self._looked, MAX_TICK_S)
         self._looked = now
         beats = [_BEATS[byte] for byte in data if byte in _BEATS]
         for beat in beats:
@@ -169,23 +137,9 @@ class Child:
     def hung(self) -> bool:
         return self.silent_s > self.limits.allowed_s()
 
-    def state(self) -> str:
-        """Return the kernel's letter for the process, or ""."""
-        try:
-            line = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="ascii", errors="replace")
-        except OSError:
-            return ""
-        return line.rpartition(")")[2].split()[0]
-
-    def stand_still(self, still: bool) -> None:
-        """Pause the child's whole session, which keeps its memory, or continue it."""
-        self.still = still
-        self._signal(signal.SIGSTOP if still else signal.SIGCONT)
-
     def ask_to_stop(self) -> None:
         """Send SIGTERM: some tasks save before they end, others end at once."""
         if not self.ended:
-            self.stand_still(False)  # a stopped process would handle it only later
             self._signal(signal.SIGTERM)
 
     def stop(self, grace_s: float = GRACE_S) -> bool:
@@ -204,23 +158,19 @@ class Child:
             return False
         return True
 
-    def dump_stacks(self) -> None:
-        """Write the stacks of all threads to its log, also if it holds the GIL, but not while it is stopped."""
+    def end_hung(self) -> Outcome:
+        """Log all stacks and send SIGKILL: a hung child can't save, and its checkpoint is on the disk."""
+        state = self._state()
         if not self.ended:
-            self.process.send_signal(signal.SIGUSR1)
+            self.process.send_signal(signal.SIGUSR1)  # also written by one that holds the GIL, but not while stopped
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(STACKS_S)
-
-    def end_hung(self) -> Outcome:
-        """Log the stacks and send SIGKILL: a hung child can't save, and its checkpoint is on the disk."""
-        state = self.state()
-        self.dump_stacks()
         return self.outcome(hung=True, state=state, survived=not self.kill())
 
     def outcome(self, *, hung: bool = False, state: str = "", survived: bool = False) -> Outcome:
         """Close the pipe and return how it ended."""
-        code = self.process.returncode
         os.close(self.pipe)
+        code = self.process.returncode
         document: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):  # it died before it wrote one
             document = read_json(self.folder / OUTCOME)
@@ -232,27 +182,39 @@ class Child:
             status = "failed"
             problem = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder / OUTCOME))
             error = ChildError("OSError", str(problem), "", 1, "")
-        tail, log = "", self.folder / WORKER_LOG
-        if log.exists():
-            with open(open_plain(log), "rb") as file:
-                file.seek(max(self.log_start_bytes, log.stat().st_size - _TAIL_BYTES))
-                tail = file.read().decode("utf-8", "replace")
         if code != 0 and status in ("done", "stopped"):
             status = "died"  # it died after it had written its outcome, which proves nothing
         return Outcome(
             status="hung" if hung else status,
             returncode=code,
             signal=-code if code is not None and code < 0 else None,
-            seconds=moving_s() - self.started,
+            seconds=time.monotonic() - self.started,
             result=document,
-            stderr_tail=tail,
+            stderr_tail=self._log_tail(),
             error=error,
             beat=self.last_beat,
             state=state,
             survived=survived,
         )
 
+    def _log_tail(self) -> str:
+        log = self.folder / WORKER_LOG
+        if not log.exists():
+            return ""
+        with open(open_plain(log), "rb") as file:
+            file.seek(max(self.log_start_bytes, log.stat().st_size - _TAIL_BYTES))
+            return file.read().decode("utf-8", "replace")
+
+    def _state(self) -> str:
+        """Return the kernel's letter for the process, or ""."""
+        try:
+            line = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="ascii", errors="replace")
+        except OSError:
+            return ""
+        return line.rpartition(")")[2].split()[0]
+
     def _signal(self, number: int) -> None:
+        """Signal the child's session, which it leads."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
@@ -264,14 +226,13 @@ def start_child(
     module: str | None = None,
     limits: Limits | None = None,
     environment: Mapping[str, str | None] | None = None,
-    pass_fds: Sequence[int] = (),
     memory_limit_bytes: int | None = None,
 ) -> Child:
     """Start a child for `task` (process/protocol.py) in its own session, with files and log in `folder`.
 
     `module`, a dotted name or the path of a script, replaces the one in `ENTRIES`. None in `environment` removes a
-    variable. `pass_fds` stay open with the same numbers. Allocations above `memory_limit_bytes` fail. Call it from a
-    thread that lives as long as the child, which the kernel ends with the thread.
+    variable. Allocations above `memory_limit_bytes` fail. Call it from a thread that lives as long as the child, which
+    the kernel ends with the thread.
     """
     make_folder(folder)
     (folder / OUTCOME).unlink(missing_ok=True)
@@ -280,18 +241,38 @@ def start_child(
     if log_start_bytes > LOG_LIMIT_BYTES:
         log.replace(log.with_name(WORKER_LOG + ".1"))
         log_start_bytes = 0
+    path = write_task(task, folder, memory_limit_bytes=memory_limit_bytes)
     reader, writer = os.pipe()
     try:
-        path = write_task(task, folder, heartbeat_fd=writer, memory_limit_bytes=memory_limit_bytes)
         with open(open_plain(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
-            handles = (writer, *pass_fds)
-            process = launch_child(module or ENTRIES[type(task)], str(path), file, handles, environment or {})
+            process = start_process(module or ENTRIES[type(task)], path, file, writer, environment or {})
     except BaseException:
         os.close(reader)
         raise
     finally:
         os.close(writer)
-    return Child(process, folder, limits or FixedLimits(), reader, log_start_bytes)
+    return Child(process, folder, limits or Limits(), reader, log_start_bytes)
+
+
+def start_process(
+    module: str, task_file: Path, log: IO[bytes], heartbeat: int, environment: Mapping[str, str | None]
+) -> "subprocess.Popen[bytes]":
+    """Start `python -m hivetune.process MODULE TASK.json HEARTBEAT`, the leader of a session of its own.
+
+    It imports torch and the engine anew: 1.8 s (torch 1.3 s) of one core, which a fork server would save. Forks share
+    what their server has loaded, and its faults: a new process shares nothing.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hivetune.process", module, str(task_file), str(heartbeat)],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=child_environment(environment),
+        pass_fds=(heartbeat,),
+        start_new_session=True,
+    )
+    give_way(process.pid)
+    return process
 
 
 def run_task(

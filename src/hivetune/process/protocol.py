@@ -31,8 +31,6 @@ class Beat(Enum):
     """About to import and load."""
     PREPARING = b"k"
     """About to load, compile or measure: silence may last as long as at the start."""
-    MEASURED = b"m"
-    """Timing is over, so the machine may do other work. Preparing goes on."""
     ITEM = b"t"
     """One item (an optimizer step, a row, a tensor) is finished."""
     WAITING = b"w"
@@ -191,15 +189,11 @@ SAVES_WHEN_STOPPED: frozenset[type] = frozenset({Train})
 
 @dataclass(frozen=True)
 class Envelope:
-    """The content of `task.json`: the class and fields of a task, and the settings of its child.
-
-    The child writes its outcome to `folder`.
-    """
+    """The content of `task.json`: the class and fields of a task. The child writes its outcome to `folder`."""
 
     kind: str
     folder: Path
     fields: Mapping[str, Any]
-    heartbeat_fd: int | None = None
     memory_limit_bytes: int | None = None
     schema: int = 1
 
@@ -211,12 +205,10 @@ class Envelope:
         return from_plain(kind, self.fields)
 
 
-def write_task(
-    task: object, folder: Path, *, heartbeat_fd: int | None = None, memory_limit_bytes: int | None = None
-) -> Path:
+def write_task(task: object, folder: Path, *, memory_limit_bytes: int | None = None) -> Path:
     """Write a task to `folder/task.json`, and return the path."""
     path = folder / TASK
-    envelope = Envelope(type(task).__name__, folder.resolve(), to_plain(task), heartbeat_fd, memory_limit_bytes)
+    envelope = Envelope(type(task).__name__, folder.resolve(), to_plain(task), memory_limit_bytes)
     write_json(path, to_plain(envelope))
     return path
 
@@ -238,10 +230,7 @@ class ChildError:
 
 _ERRORS: dict[int, type[errors.HivetuneError]] = {
     kind.exit_code: kind
-    for kind in (
-        *(errors.UsageError, errors.DataRefused, errors.MachineNotFit, errors.DoesNotFit),
-        *(errors.NotDeployed, errors.RecoveryExhausted, errors.Busy),
-    )
+    for kind in (errors.UsageError, errors.DataRefused, errors.MachineNotFit, errors.DoesNotFit, errors.Busy)
 }
 
 

@@ -264,38 +264,10 @@ def test_a_sample_counts_as_not_reached(tmp_path: Path) -> None:
     assert [plan.num_rows, *map(len, plan.rows_reached())] == [96, 48, 0]
 
 
-def test_a_worker_that_stands_still_computes_nothing_is_no_hang_and_loses_no_step(tmp_path: Path) -> None:
-    """It stands still for longer than a hang would take to be one (0.6 s)."""
-    config = make_run(tmp_path, [PACE])
-    began: list[float] = []
-    steps_at_rest: set[int] = set()
-
-    def still() -> bool:
-        if not events(tmp_path, "attempt") or attempt.last_step(tmp_path / "run") < 3:
-            return False
-        began.append(time.monotonic())
-        if 0.4 < began[-1] - began[0] < 1.4:  # what was in the pipe when it was stopped is read by now
-            steps_at_rest.add(attempt.last_step(tmp_path / "run"))
-        return began[-1] - began[0] < 1.4
-
-    outcome = supervise(tmp_path, config, terms=Terms(stand_still=still))
-    assert (outcome.status, outcome.steps, outcome.faults) == ("done", 24, ())
-    assert len(events(tmp_path, "stands_still")) == len(events(tmp_path, "goes_on")) == 1
-    assert len(steps_at_rest) == 1
-
-
 def test_who_started_it_may_ask_for_its_end_without_a_signal(tmp_path: Path) -> None:
     config = make_run(tmp_path, [PACE])
-    terms = Terms(ends=lambda: int(attempt.last_step(tmp_path / "run") >= 4), stand_still=lambda: False)
+    terms = Terms(ends=lambda: int(attempt.last_step(tmp_path / "run") >= 4))
     outcome = supervise(tmp_path, config, terms=terms)
     assert outcome.status == "stopped" and 4 <= outcome.steps < 24
     assert isinstance(outcome.error, Stopped) and outcome.error.signal_number is None
     assert supervise(tmp_path, config).steps == 24
-
-
-def test_a_worker_that_stands_still_can_be_stopped(tmp_path: Path) -> None:
-    config = make_run(tmp_path, [PACE])
-    reached = lambda: attempt.last_step(tmp_path / "run") >= 4  # noqa: E731
-    began = time.monotonic()
-    terms = Terms(ends=lambda: int(time.monotonic() - began > 1 and reached()), stand_still=reached)
-    assert supervise(tmp_path, config, terms=terms).status == "stopped"

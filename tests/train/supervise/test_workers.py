@@ -21,7 +21,7 @@ from hivetune.base.journal import Journal, read_journal
 from hivetune.config import parse_config
 from hivetune.errors import UsageError
 from hivetune.machine.inventory import Card, Machine
-from hivetune.process.parent import FixedLimits
+from hivetune.process.parent import Limits
 from hivetune.process.protocol import Meeting
 from hivetune.run.choices import Choices
 from hivetune.run.folder import write_resolved
@@ -74,7 +74,7 @@ def test_what_a_killed_supervisor_left_is_taken_over_by_the_next(
 
     def places(run: str) -> Workers:
         events = Journal(tmp_path / "events.jsonl")
-        return Workers(tmp_path / run, tmp_path, ("cpu",), events, environment={}, limits=FixedLimits)
+        return Workers(tmp_path / run, tmp_path, ("cpu",), events, environment={}, limits=Limits)
 
     def write(meeting: Meeting | None) -> None:
         assert meeting is not None

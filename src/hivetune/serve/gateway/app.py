@@ -26,7 +26,6 @@ from starlette.types import ExceptionHandler, Message, Receive, Scope, Send
 
 from hivetune.data.read import refuse_constant, unique_keys
 from hivetune.errors import HivetuneError, MachineNotFit, NotThere, UsageError
-from hivetune.process.lease import Answering
 from hivetune.serve.gateway import metrics
 from hivetune.serve.gateway.capture import Capture, CapturedAnswer, Feedback, unknown_answer
 from hivetune.serve.gateway.fields import (
@@ -79,7 +78,6 @@ class Gateway:
     metrics: Metrics = field(default_factory=Metrics)
     failed: Callable[[BaseException], None] = lambda error: None
     _open: Counter[str] = field(default_factory=Counter)
-    _answering: Answering = field(default_factory=Answering)
 
     def app(self) -> Starlette:
         """Return the ASGI application, without the guard (guard.py) and without the chat page (`page_routes`)."""
@@ -124,7 +122,6 @@ class Gateway:
         self._open[client] += 1
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._open.subtract, (client,))
-            stack.enter_context(self._answering)
             fields = ChatFields if request.url.path == CHAT else TextFields
             raw = await _raw_body(request)
             field = "messages" if fields is ChatFields else "prompt"

@@ -16,13 +16,12 @@ METRICS_TAIL_BYTES = 8192
 class Terms:
     """The caller's requests to a running run. Each function but the last two is called about four times a second.
 
-    `on_step` gets the number of finished steps. While `stand_still` is true the worker computes nothing. `ends` returns
-    0, 1 for an end after a checkpoint, or 2 for an end now. `on_wait` gets the
-    reason for a wait that a person has to end. `on_change` gets each environment variable that the workers are given.
+    `on_step` gets the number of finished steps. `ends` returns 0, 1 for an end after a checkpoint, or 2 for an end now.
+    `on_wait` gets the reason for a wait that a person has to end. `on_change` gets each environment variable that the
+    workers are given.
     """
 
     on_step: Callable[[int], None] = lambda done: None
-    stand_still: Callable[[], bool] = lambda: False
     ends: Callable[[], int] = lambda: 0
     on_wait: Callable[[str], None] = lambda reason: None
     on_change: Callable[[str], None] = lambda words: None

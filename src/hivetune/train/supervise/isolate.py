@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hivetune.base.journal import read_journal
-from hivetune.process.parent import FixedLimits, Limits, run_task
+from hivetune.process.parent import Limits, run_task
 from hivetune.process.protocol import Item, Replay
 from hivetune.run.folder import ISOLATION, ITEMS
 from hivetune.train.supervise.changes import worker_effects
@@ -136,7 +136,7 @@ def replay_in_children(
     *,
     rungs: Sequence[str] = (),
     module: str | None = None,
-    limits: Callable[[], Limits] = FixedLimits,
+    limits: Callable[[], Limits] = Limits,
 ) -> Replayer:
     """Return the `replay` that starts real children, with `rungs` in effect as in the worker that died."""
     folder = run / ISOLATION

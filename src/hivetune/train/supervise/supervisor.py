@@ -23,7 +23,7 @@ from hivetune.machine.inventory import Machine, disk_free_bytes, read_machine
 from hivetune.machine.telemetry import any_hot, sample
 from hivetune.machine.traces import KernelLog, oom_kills, settle_kernel
 from hivetune.process.cluster import ask_cluster, cluster_of
-from hivetune.process.parent import Child, LearnedLimits, run_task, start_child
+from hivetune.process.parent import Child, Limits, run_task, start_child
 from hivetune.process.protocol import Beat, Outcome, Salvage, Train
 from hivetune.process.stop import StopRequest
 from hivetune.process.supervision import supervision
@@ -189,7 +189,7 @@ class _Supervisor:
     def attempt(self) -> Ended:
         """Start a worker with the rungs in effect, watch it to its end, and explain how it ended."""
         self.attempts += 1
-        limits = LearnedLimits(supervision(), self.start_s.get(self.rungs))
+        limits = Limits(supervision(), self.start_s.get(self.rungs))
         environment, choices = worker_effects(self.run, self.rungs)
         devices = devices_beside(self.run, self.model, self.config, self.machine, self._device())
         memory_bytes = int(self.machine.memory_bytes * self.config.memory_share) // (1 + len(devices))
@@ -205,7 +205,7 @@ class _Supervisor:
             devices,
             self.events,
             environment=environment,
-            limits=lambda: LearnedLimits(supervision()),
+            limits=lambda: Limits(supervision()),
             module=self.worker,
         )
         try:
@@ -253,12 +253,7 @@ class _Supervisor:
             beats = child.wait_beats()
             if Beat.ITEM in beats:
                 self.terms.on_step(last_step(self.run))
-            still = self.terms.stand_still() and not self.stop.count
-            if still != child.still and not child.ended:
-                # SIGSTOP at any instruction: somebody else needs the processor now, and no step has to end first.
-                child.stand_still(still)
-                self.events.append("stands_still" if still else "goes_on")
-            workers.tend(still=still)
+            workers.tend()
             if child.hung:
                 return child.end_hung()
             if self.stop.count and not stopping:
@@ -365,7 +360,7 @@ class _Supervisor:
             data.folder,
             rungs=self.rungs,
             module=self.replay,
-            limits=lambda: LearnedLimits(supervision(), self.start_s.get(self.rungs)),
+            limits=lambda: Limits(supervision(), self.start_s.get(self.rungs)),
         )
         findings = isolate(steps[failure.step].rows, replay, control=before[0] if before else None)
         most = max_quarantined(plan.num_rows, self.config.data.max_rejected)

@@ -106,11 +106,11 @@ class Workers:
         if self.meeting is not None:
             Path(self.meeting.address).unlink(missing_ok=True)
 
-    def tend(self, *, still: bool = False) -> None:
-        """Look at each worker once. One that ended is explained and started again after a pause. `still`: stop them."""
+    def tend(self) -> None:
+        """Look at each worker once. One that ended is explained and started again after a pause."""
         for worker in self._workers:
             if worker.child is None:
-                if not worker.given_up and not still and time.monotonic() >= worker.again_at:
+                if not worker.given_up and time.monotonic() >= worker.again_at:
                     self._start(worker)
                 continue
             outcome = _end_of(worker.child)
@@ -118,8 +118,6 @@ class Workers:
                 worker.ends = 0
             if outcome is not None:
                 self._ended(worker, outcome)
-            elif still != worker.child.still and not worker.child.ended:
-                worker.child.stand_still(still)
 
     def sample(self) -> list[dict[str, object]]:
         """Return memory and processor time of each worker that lives, for the run's telemetry."""
