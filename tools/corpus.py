@@ -28,7 +28,7 @@ from hivetune.config import DataConfig, LearnConfig
 from hivetune.data.checks.rules import CHECKS, check_messages
 from hivetune.data.files.inputs import plan_inputs
 from hivetune.data.prepare.prepare import check
-from hivetune.data.prepare.understand import examine_files
+from hivetune.data.prepare.understand import understand
 from hivetune.data.raw import RawRow
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
@@ -95,7 +95,7 @@ def read_case(case: Case) -> dict[str, Any]:
 
 def _rows(case: Case, paths: list[str], folder: Path) -> dict[str, Any]:
     columns = case.get("columns", {})
-    inputs = examine_files(plan_inputs(paths, folder / "spill"), columns)
+    inputs = understand(plan_inputs(paths, folder / "spill"), columns).inputs
     within = str(folder / "files") + os.sep
     rows: dict[str, Any] = {}
     for raw in inputs.rows():

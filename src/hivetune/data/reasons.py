@@ -162,12 +162,8 @@ _REJECT = {
     ),
     "pad-trained": ("the padding token would be trained", "delete the token from the text"),
     "too-long": (
-        "the row has more tokens than max_length",
+        "the row has more tokens than max_length, or more than a million characters",
         "raise max_length, or set data.on_overlong: cut_turns or cut",
-    ),
-    "too-long-characters": (
-        "the row has more characters than any usual max_length (checked without a model)",
-        "split the row",
     ),
     "too-slow": ("checking the row took more than 20 s of processor time", "split the row, or look at its content"),
 }
@@ -175,8 +171,10 @@ _REJECT = {
 _SET_ASIDE = {
     # By policy
     "filtered": ("the row does not match `where` in data.columns", "nothing to do"),
-    "failed": ("the row's success is false", "set learn.use: [sft, failures] to learn from it as a bad answer"),
-    "disliked": ("the row's feedback is negative", "set learn.use: [sft, failures] to learn from it as a bad answer"),
+    "failed": (
+        "the row's success is false, or its feedback is negative",
+        "set learn.use: [sft, failures] to learn from it as a bad answer",
+    ),
     "not-learned": ("the setting learn does not name this kind of row", "see learn in the config"),
     "for-lessons": (
         "a bad answer that no lesson reached: there are fewer than 50, or no validation rows",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hivetune.data.checks.redact.apply import NOT_TEXT, PERSONAL, SECRETS, apply_policy, redact_value
+from hivetune.data.checks.redact.apply import ADVICE, NOT_TEXT, PERSONAL, SECRETS, apply_policy, redact_value
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Example, Message
 
@@ -96,15 +96,15 @@ def example(*messages: Message, **more: Any) -> Example:
 
 def test_policies() -> None:
     row = example(Message("user", "mail a.b@mail.org"), Message("assistant", "fine"))
-    assert apply_policy(row, PERSONAL, "keep", "personal") == (row, ())
-    cleaned, notes = apply_policy(row, PERSONAL, "redact", "personal")
+    assert apply_policy(row, "keep") == (row, ())
+    cleaned, notes = apply_policy(row, "redact")
     assert cleaned.messages[0].content == "mail [EMAIL]"
-    assert notes == ("e-mail address in the question (message 1)",)
+    assert notes == (("redacted-personal", f"e-mail address in the question (message 1); {ADVICE['personal']}"),)
     with pytest.raises(RowRefused) as refused:
-        apply_policy(row, PERSONAL, "reject", "personal")
+        apply_policy(row, "reject")
     assert refused.value.hint == "e-mail address in the question (message 1): remove it"
     clean = example(Message("user", "hello"), Message("assistant", "fine"))
-    assert apply_policy(clean, PERSONAL, "redact", "personal")[0] is clean
+    assert apply_policy(clean, "redact")[0] is clean
 
 
 MAIL = "a.b@mail.org"
@@ -124,8 +124,8 @@ PLACES_OF_TEXT = {
 
 @pytest.mark.parametrize("place", PLACES_OF_TEXT)
 def test_every_place_that_reaches_tokens_is_covered_and_named(place: str) -> None:
-    cleaned, notes = apply_policy(PLACES_OF_TEXT[place], PERSONAL, "redact", "personal")
-    assert notes == (f"e-mail address in {place}",)
+    cleaned, notes = apply_policy(PLACES_OF_TEXT[place], "redact")
+    assert notes == (("redacted-personal", f"e-mail address in {place}; {ADVICE['personal']}"),)
     assert MAIL not in repr(cleaned)
 
 
@@ -133,7 +133,7 @@ def test_every_field_of_a_message_is_covered() -> None:
     """A field that is added to Message one day is either covered or listed as no text."""
     texts = {f.name for f in dataclasses.fields(Message)} - set(NOT_TEXT)
     values = {name: ({"x": MAIL},) if name.endswith("calls") else MAIL for name in texts}
-    cleaned, _ = apply_policy(example(Message(role="user", **values)), PERSONAL, "redact", "personal")
+    cleaned, _ = apply_policy(example(Message(role="user", **values)), "redact")
     assert MAIL not in repr(cleaned)
 
 

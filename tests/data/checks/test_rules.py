@@ -1,14 +1,12 @@
 """Each check refuses what it names and leaves real text alone."""
 
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pydoc_data.topics import topics
 
 import pytest
-from data.prepare.faults import WORDS
 
-from hivetune.data.checks.rules import CHECKS, check_messages, check_roles, control_token_check, has_loop, has_mojibake
+from hivetune.data.checks.rules import CHECKS, check_messages, check_roles, control_token_check, has_mojibake
 from hivetune.data.reasons import REASONS, RowRefused
 from hivetune.records import Message
 
@@ -75,41 +73,6 @@ def test_no_check_fires_on_the_language_reference() -> None:
     """Every page of Python's language reference as an answer: grammar, tables, code, quotes of all kinds."""
     found = {name: refused((Message("user", name), Message("assistant", text))) for name, text in topics.items()}
     assert {name: reason for name, reason in found.items() if reason} == {}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "I am sorry. " * 20,
-        "a" * 150,
-        "\n".join(["the same line"] * 12),
-        "A good beginning of a fair length, and then " + "no no " * 60,
-        "好的" * 80,
-        "word " * 30 + "and a different end",
-    ],
-)
-def test_loops(text: str) -> None:
-    assert has_loop(text)
-
-
-def table_of(rows: int) -> str:
-    return "\n".join(f"| {i} | {i * i} | {i**3} |" for i in range(rows))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "=" * 80 + "\nTitle\n" + "=" * 80 + "\nsome text that follows here",
-        table_of(60),
-        "\n".join(f"x{i} = {i}" for i in range(80)),
-        " ".join(random.Random(1).choices(WORDS, k=300)),
-        "yes, yes, yes!",
-        "-" * 200,
-        "def f():\n" + "".join(f"    if x == {i}:\n        return {i + 1}\n" for i in range(40)),
-    ],
-)
-def test_regular_text_is_no_loop(text: str) -> None:
-    assert not has_loop(text)
 
 
 def test_control_tokens_in_text_and_in_calls() -> None:

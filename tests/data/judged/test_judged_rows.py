@@ -145,7 +145,7 @@ def test_what_is_not_named_is_told_and_not_learned(write_rows: Callable[..., Pat
     rows += [{"prompt": words(4, "q"), "chosen": words(4, "a"), "rejected": words(4, "b")}]
     rows += [good(5, correction=words(5, "c"))]
     document = report(write_rows(rows), ["sft", "corrections"])
-    assert document["set_aside"] == {"disliked": 1, "failed": 2}
+    assert document["set_aside"] == {"failed": 3}
     assert document["rejected"] == {"preference-row": 1} and document["usable"] == 2
     assert document["learn"]["not_used"] == {"pairs": 1, "failures": 3} and document["learn"]["corrections"] == 1
 

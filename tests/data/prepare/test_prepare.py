@@ -22,7 +22,6 @@ from hivetune.base.disk import home, manifest_problems, read_json
 from hivetune.config import DataConfig, RunConfig, parse_config
 from hivetune.data.intake.interactions import tombstone
 from hivetune.data.pieces.fields import extract
-from hivetune.data.prepare import pool
 from hivetune.data.prepare import prepare as module
 from hivetune.data.prepare.clean import beside
 from hivetune.data.prepare.prepare import check, prepare
@@ -129,7 +128,7 @@ def test_children_give_what_one_process_gives(tmp_path: Path, chatml: Path, monk
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"\n".join(lines))
     alone = check(DataConfig(path=str(path)), model_folder=chatml)
-    monkeypatch.setattr(pool, "CHILDREN_FROM_BYTES", 0)
+    monkeypatch.setattr(module, "CHILDREN_FROM_BYTES", 0)
     monkeypatch.setattr(module, "num_workers", lambda: 3)
     progress: list[tuple[int, int | None]] = []
     together = check(DataConfig(path=str(path)), model_folder=chatml, progress=lambda *p: progress.append(p))
@@ -142,7 +141,7 @@ def test_children_give_what_one_process_gives(tmp_path: Path, chatml: Path, monk
 def test_a_dead_worker_is_an_error_that_names_its_place(
     write_rows: Callable[..., Path], chatml: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(pool, "CHILDREN_FROM_BYTES", 0)
+    monkeypatch.setattr(module, "CHILDREN_FROM_BYTES", 0)
     monkeypatch.setattr(module, "num_workers", lambda: 2)
     broken = tmp_path / "model"
     broken.mkdir()
@@ -250,7 +249,7 @@ def test_policies_set_aside_and_can_be_lifted(write_rows: Callable[..., Path]) -
     ]
     path = write_rows([*rows(3), *odd, *vouched])
     report = check(DataConfig(path=str(path)))
-    assert report.document["set_aside"] == {"disliked": 1, "failed": 1, "own-answer": 1, "untrusted": 1}
+    assert report.document["set_aside"] == {"failed": 2, "own-answer": 1, "untrusted": 1}
     assert adds_up(report)
     lifted = check(DataConfig(path=str(path), also_train=["failed", "untrusted", "own_answers"]))
     assert (lifted.usable, lifted.document["set_aside"]) == (9, {})

@@ -1,4 +1,4 @@
-"""No row holds a preparation: lengths come before loops, a row has a time limit; what was changed has its place."""
+"""No row holds a preparation: its length is checked first, its time is limited, and each change has its place."""
 
 import json
 import signal
@@ -16,9 +16,7 @@ from data.conftest import chat
 from hivetune.config import DataConfig
 from hivetune.data import time_limit
 from hivetune.data.checks.redact.apply import apply_policy
-from hivetune.data.checks.rules import has_loop
-from hivetune.data.prepare import pool, stages
-from hivetune.data.prepare.pool import row_time_limit
+from hivetune.data.prepare import examine
 from hivetune.data.prepare.prepare import check
 from hivetune.data.reasons import RowRefused
 from hivetune.data.time_limit import Limit, can_limit_time
@@ -48,17 +46,8 @@ def test_two_rows_of_10_mb_take_no_longer_than_their_bytes(tmp_path: Path, chatm
     for model in (None, chatml):
         started = time.process_time()
         report = check(DataConfig(path=str(path)), model_folder=model)
-        assert report.document["rejected"] == {"too-long" if model else "too-long-characters": 2}
+        assert report.document["rejected"] == {"too-long": 2}
         assert time.process_time() - started < 8
-
-
-def test_turns_are_cut_by_their_length_before_they_are_read(tmp_path: Path, chatml: Path) -> None:
-    row = chat("what is it?", "a bee")
-    row["messages"] += [{"role": "user", "content": "and then?"}, {"role": "assistant", "content": "word " * 200_000}]
-    path = write(tmp_path / "rows.jsonl", row)
-    report = check(DataConfig(path=str(path), on_overlong="cut_turns"), model_folder=chatml, max_length=256)
-    assert report.document["changed"] == {"cut-turns": 1}
-    assert report.usable == 1
 
 
 def test_a_row_that_takes_too_long_is_refused_and_the_next_one_read(
@@ -69,20 +58,11 @@ def test_a_row_that_takes_too_long_is_refused_and_the_next_one_read(
             pass
         return apply_policy(example, *rest)
 
-    monkeypatch.setattr(stages, "apply_policy", stuck)
-    monkeypatch.setattr(pool, "ROW_LIMIT_S", 0.1)
+    monkeypatch.setattr(examine, "apply_policy", stuck)
+    monkeypatch.setattr(examine, "ROW_LIMIT_S", 0.1)
     path = write(tmp_path / "rows.jsonl", chat("stuck at me@home.org", "answer"), chat("fine", "answer"))
     report = check(DataConfig(path=str(path)))
     assert (report.document["rejected"], report.usable) == ({"too-slow": 1}, 1)
-
-
-def test_the_limit_of_a_row_holds_for_all_its_stages_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "ROW_LIMIT_S", 0.2)
-    limit = row_time_limit()
-    with pytest.raises(RowRefused, match="too-slow"):
-        for _ in range(8):
-            with limit:
-                spend(0.05)
 
 
 def test_a_time_limit_ends_with_its_block() -> None:
@@ -174,15 +154,6 @@ def test_a_system_prompt_of_the_config_is_covered(tmp_path: Path, chatml: Path) 
     assert [change["hint"] for change in document["changes"]] == [
         "e-mail address in the system prompt (message 1); check that the row still makes sense"
     ]
-
-
-def test_a_loop_in_a_long_text_is_found_wherever_it_lies() -> None:
-    plain = "".join(f"{i * 7919 % 10007} bees fly. " for i in range(3000))
-    loop = "and on and " * (len(plain) // 11 + 200)
-    assert has_loop(plain + loop)
-    assert has_loop(loop + plain)
-    assert has_loop(plain[: len(plain) // 2] + loop + plain[len(plain) // 2 :])
-    assert not has_loop(plain * 2)
 
 
 def test_a_worker_starts_without_what_only_its_parent_needs() -> None:

@@ -6,7 +6,6 @@ all reasons.
 
 import json
 import re
-import zlib
 from collections.abc import Callable, Sequence
 
 from hivetune.data.reasons import RowRefused, not_utf8
@@ -17,15 +16,7 @@ from hivetune.records import Message
 MOJIBAKE = re.compile("Ã[\u0080-\u00bf\u0152\u0160\u0178\u017d\u0192\u2018-\u201e\u2020-\u2026\u2030\u20ac]|â€")
 Messages = Sequence[Message]
 
-# An answer that zlib compresses to less than this share may be a loop.
-LOOP_RATIO = 0.25
-ZLIB_OVERHEAD_BYTES = 12
-LOOP_MIN_CHARS = 100
-LOOP_MIN_REPEATS = 6
-LOOP_MAX_PERIOD = 300
-LOOP_PROBE_CHARS = 32
-LOOP_WINDOW = 8192
-MAX_CHARS_WITHOUT_MODEL = 1_000_000  # about 250,000 tokens, the window of the longest usual models
+MAX_CHARS = 1_000_000  # about 250,000 tokens, the window of the longest usual models
 
 
 def check_roles(messages: Messages) -> None:
@@ -99,55 +90,11 @@ def has_mojibake(messages: Messages) -> bool:
     return any(not m.content.isascii() and MOJIBAKE.search(m.content) for m in messages)
 
 
-def has_loop(text: str) -> bool:
-    """Return whether one piece, repeated at least six times in a row, fills half of `text`."""
-    if not _middle_comes_again(text):
-        return False
-    encoded = text.encode("utf-8", "surrogatepass")
-    if len(zlib.compress(encoded, 1)) - ZLIB_OVERHEAD_BYTES > LOOP_RATIO * len(encoded):
-        return False
-    middle = len(text) // 2  # a loop over half of the text fills half of any window there
-    if len(text) > 4 * LOOP_WINDOW and not has_loop(text[middle - LOOP_WINDOW : middle + LOOP_WINDOW]):
-        return False
-    for period in range(1, min(LOOP_MAX_PERIOD, len(text) // LOOP_MIN_REPEATS) + 1):
-        if _longest_repeat(text, period) >= max(len(text) // 2, period * LOOP_MIN_REPEATS, LOOP_MIN_CHARS):
-            return True
-    return False
-
-
-def _middle_comes_again(text: str) -> bool:
-    """Return whether a copy of the text beside the middle is within the longest period.
-
-    This takes a twentieth of the time of compressing the text.
-    """
-    middle = len(text) // 2
-    for start in (middle - LOOP_PROBE_CHARS, middle + 1):
-        probe = text[start : start + LOOP_PROBE_CHARS]
-        before = text.find(probe, max(0, start - LOOP_MAX_PERIOD), start + LOOP_PROBE_CHARS - 1)
-        if before >= 0 or text.find(probe, start + 1, start + LOOP_MAX_PERIOD + LOOP_PROBE_CHARS) >= 0:
-            return True
-    return False
-
-
-def _longest_repeat(text: str, period: int) -> int:
-    """Return the length of the longest part of `text` that repeats with `period`."""
-    best = position = 0
-    while position + period * LOOP_MIN_REPEATS <= len(text):
-        unit = text[position : position + period]
-        end = position + period
-        while text.startswith(unit, end):
-            end += period
-        if end - position > best and unit.strip(" -=_*#.\n\t"):  # rulers and blank space are no loops
-            best = end - position
-        position = max(end - period + 1, position + 1) if end - position > period else position + period
-    return best
-
-
 def check_length(messages: Messages) -> None:
-    """Check the length in characters, for preparations without a model."""
+    """Check that the row is no larger than the window of any usual model, before other checks read its text."""
     num_chars = sum(len(message.content) for message in messages)
-    if num_chars > MAX_CHARS_WITHOUT_MODEL:
-        raise RowRefused("too-long-characters", f"{num_chars:,} characters, the limit is {MAX_CHARS_WITHOUT_MODEL:,}")
+    if num_chars > MAX_CHARS:
+        raise RowRefused("too-long", f"{num_chars:,} characters, the limit is {MAX_CHARS:,}")
 
 
 def check_message_weights(messages: Messages) -> None:
@@ -172,6 +119,7 @@ def control_token_check(tokens: Sequence[str]) -> Callable[[Messages], None]:
 
 
 CHECKS: tuple[Callable[[Messages], None], ...] = (
+    check_length,
     check_roles,
     check_empty,
     check_characters,

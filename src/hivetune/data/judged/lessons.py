@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from hivetune.data.prepare.keys import NONE
 from hivetune.data.prepare.work import USABLE
 from hivetune.data.snapshot import SPLITS
 
@@ -44,8 +43,8 @@ class Candidate(NamedTuple):
     better: int | None
     holder: int
     trained: bool
-    owner: int
-    session: int
+    owner: int | None
+    session: int | None
     read: int
     time: float
     order: int
@@ -84,11 +83,11 @@ def judge_rows(database: sqlite3.Connection, learn: "LearnConfig") -> Lessons:
         else:
             unique[pair] = candidate
     retries = _retries(database, candidates) if "pairs" in learn.use else {}
-    answers_of_owner: Counter[int] = Counter()
+    answers_of_owner: Counter[int | None] = Counter()
     bad: dict[int, int | None] = {}
     worse: dict[int, int] = {}
     for candidate in sorted(unique.values(), key=lambda drawn: (drawn.order, drawn.row)):  # drawn by content
-        answers_of_owner[candidate.owner] += candidate.owner != NONE
+        answers_of_owner[candidate.owner] += candidate.owner is not None
         retry, retry_time = retries.get((candidate.session, candidate.read), (None, math.inf))
         if answers_of_owner[candidate.owner] > QUOTA_PER_CLIENT:
             leave_out(candidate, "quota-user")
@@ -134,13 +133,16 @@ def _candidates(database: sqlite3.Connection) -> list[Candidate]:
     return candidates
 
 
-def _retries(database: sqlite3.Connection, candidates: Sequence[Candidate]) -> dict[tuple[int, int], tuple[int, float]]:
+def _retries(
+    database: sqlite3.Connection, candidates: Sequence[Candidate]
+) -> dict[tuple[int | None, int], tuple[int, float]]:
     """Return (session, what was read) -> the last good answer to it that is trained, with its time; tries come in
     order.
     """
-    failed = {(c.session, c.read) for c in candidates if c.better is None and c.session != NONE}
+    failed = {(c.session, c.read) for c in candidates if c.better is None and c.session is not None}
     query = (
-        "SELECT n, session64, read64, time FROM rows WHERE fate = 'train' AND lesson != 'failure' AND session64 != 0"
+        "SELECT n, session64, read64, time FROM rows"
+        " WHERE fate = 'train' AND lesson != 'failure' AND session64 NOT NULL"
     )
     return {
         (session, read): (row, math.inf if time is None else time)
@@ -172,7 +174,7 @@ def learnable(lessons: Lessons, reasons: Mapping[str, int], learn: "LearnConfig"
     """Return the report's `learn`: the number of rows that are learned, and that could be."""
     unused = {
         "pairs": reasons.get("preference-row", 0) if "pairs" not in learn.use else 0,
-        "failures": reasons.get("failed", 0) + reasons.get("disliked", 0),
+        "failures": reasons.get("failed", 0),
     }
     return {
         "use": list(learn.use),

@@ -1,13 +1,12 @@
 """The files of `data check --clean`: usable rows, rejected rows to be repaired (quarantine), and duplicates."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from hivetune.base.disk import FULL_DISK, write_whole
 from hivetune.config import DataConfig
-from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value, redacted_name
+from hivetune.data.checks.redact.apply import redact_everything, redacted_name
 from hivetune.data.pieces.fields import columns_of
 from hivetune.data.prepare.report import write_dropped
 from hivetune.data.prepare.work import Work, severity_of
@@ -54,24 +53,24 @@ def write_clean(work: Work, data: DataConfig, out: Path) -> None:
 def _redacted(raw: bytes, data: DataConfig) -> bytes:
     """Return a usable row in UTF-8 and redacted: also the columns that are not learned, since people share the file."""
     text = row_text(raw)[0]
-    value: Any = json.loads(text)
-    clean: Any = redact_value(value, SECRETS) if data.on_private == "redact" else value
-    clean = redact_value(clean, PERSONAL) if data.on_private == "redact" else clean
-    if clean is value:
-        return text.encode("utf-8", "surrogatepass")
-    if isinstance(clean, dict):
-        _keep_apart(value, clean)
-    return json.dumps(clean, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    if data.on_private == "redact":
+        value = json.loads(text)
+        clean = redact_everything(value)
+        if clean is not value:
+            _keep_apart(value, clean)
+            text = json.dumps(clean, ensure_ascii=False)
+    return text.encode("utf-8", "surrogatepass")
 
 
-def _keep_apart(row: Mapping[str, Any], clean: dict[str, Any]) -> None:
+def _keep_apart(row: Any, clean: Any) -> None:
     """Give redacted ids, sessions and users of `clean` a hash, as the store does: one placeholder would join them."""
+    if not isinstance(row, dict) or not isinstance(clean, dict):
+        return
     fields, holders = columns_of(tuple(row))
     for name in (name for field in fields[:3] for name in field if clean.get(name) != row[name]):
         clean[name] = redacted_name(str(row[name]))
     for name in holders:
-        if isinstance(row[name], dict) and isinstance(clean.get(name), dict):
-            _keep_apart(row[name], clean[name])
+        _keep_apart(row[name], clean.get(name))
 
 
 def _quarantine(file: IO[bytes], source: str, reason: str, hint: str, raw: bytes) -> None:

@@ -14,7 +14,7 @@ from hivetune.data.judged.lessons import Lessons, judge_rows
 from hivetune.data.leave_out import read_leave_out
 from hivetune.data.prepare.near import near_copies
 from hivetune.data.prepare.split import Groups, split_rows
-from hivetune.data.prepare.work import Work
+from hivetune.data.prepare.work import USABLE, Work
 from hivetune.data.snapshot import messages_from
 
 SYNTHETIC_SHARE = 0.5  # the most that synthetic rows may be of the usable ones
@@ -23,18 +23,15 @@ CACHED_LESSONS, CACHED_ROW_CHARS = 500, 20_000  # a lesson takes ten times its t
 
 @dataclass(frozen=True)
 class Decisions:
-    """What the report says of the decisions; the fates themselves are in the file of rows.
-
-    `synthetic` has the usable rows that a maker made (`rows`) and the others.
-    """
+    """What the report says of the decisions; the fates themselves are in the file of rows."""
 
     groups: Groups
-    synthetic: dict[str, int]
+    synthetic: dict[str, int]  # usable rows that a maker made (`rows`), and the others
     lessons: Lessons
 
 
 def decide_rows(
-    work: Work, data: DataConfig, frozen: Collection[int], learn: LearnConfig, set_aside: Collection[str] = ()
+    work: Work, data: DataConfig, frozen: Collection[int], learn: LearnConfig, set_aside: Collection[str]
 ) -> Decisions:
     """Give every row its fate. `frozen` has the hashes of questions that are never trained (data/frozen.py),
     `set_aside` the ids of the interactions that a person keeps out."""
@@ -43,21 +40,19 @@ def decide_rows(
     alike = _drop_near(work, data.near_duplicates) if data.near_duplicates > 0 else []
     synthetic = _cap_synthetic(work)
     groups = split_rows(work, alike, data)
+    # The next steps take rows out of their splits and move none to another one.
     _set_frozen_aside(work, frozen)
     lessons = judge_rows(work.database, learn)
     if data.balance != "none":
         _balance(work, data.balance)
     work.database.executemany(
-        "UPDATE rows SET fate = 'set-aside' WHERE fate IN ('train', 'validation', 'test')"
-        " AND n IN (SELECT n FROM bodies WHERE interaction_id = ?)",
+        f"UPDATE rows SET fate = 'set-aside' WHERE {USABLE} AND n IN (SELECT n FROM bodies WHERE interaction_id = ?)",
         ((identity,) for identity in sorted(set_aside)),
     )
-    if data.leave_out is not None:  # as the last step, so that splits are those of all rows
+    if data.leave_out is not None:
         named = ((reason, identity) for identity, reason in read_leave_out(Path(data.leave_out)).items())
         work.database.execute("CREATE INDEX rows_id ON rows (id)")
-        work.database.executemany(
-            "UPDATE rows SET fate = ? WHERE id = ? AND fate IN ('train', 'validation', 'test')", named
-        )
+        work.database.executemany(f"UPDATE rows SET fate = ? WHERE id = ? AND {USABLE}", named)
     return Decisions(groups, synthetic, lessons)
 
 
@@ -84,18 +79,18 @@ def _drop_beginnings(work: Work) -> None:
 
 def _drop_near(work: Work, threshold: float) -> list[tuple[int, int]]:
     """Drop near copies with nearly the same answer, and return the pairs of rows that ask nearly the same."""
-    rows, skipped = array("I"), bytearray()
-    for row, fate in work.all("SELECT n, fate FROM rows WHERE hash64 IS NOT NULL ORDER BY n"):
+    rows, ranks, lengths, skipped = array("I"), array("I"), array("I"), bytearray()
+    query = (
+        "SELECT n, row_number() OVER (ORDER BY time IS NULL, time, -length, hash64, n), length, fate FROM rows"
+        " WHERE hash64 NOT NULL ORDER BY n"
+    )
+    for row, rank, length, fate in work.all(query):
         rows.append(row)
+        ranks.append(rank)
+        lengths.append(length)
         skipped.append(fate != "train")
     if not rows:
         return []
-    rank = array("I", bytes(4 * work.num_rows))
-    order = "SELECT n FROM rows WHERE hash64 IS NOT NULL ORDER BY time IS NULL, time, -length, hash64, n"
-    for place, (row,) in enumerate(work.all(order)):
-        rank[row] = place
-    ranks = array("I", (rank[row] for row in rows))
-    lengths = array("I", (length for (length,) in work.all("SELECT length FROM rows WHERE hash64 NOT NULL ORDER BY n")))
 
     def read_lesson(index: int) -> Lesson:
         query = "SELECT messages, tools, lesson FROM bodies JOIN rows USING (n) WHERE n = ?"
@@ -105,18 +100,16 @@ def _drop_near(work: Work, threshold: float) -> list[tuple[int, int]]:
         return replace(lesson, calls=(*lesson.calls, kind)) if kind == "failure" else lesson
 
     cached = lru_cache(maxsize=CACHED_LESSONS)(read_lesson)
+
+    def lesson(index: int) -> Lesson:
+        return (cached if lengths[index] <= CACHED_ROW_CHARS else read_lesson)(index)
+
     with (
         open(work.sketches, "rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
         memoryview(mapped) as view,
     ):
-        near = near_copies(
-            view,
-            threshold,
-            lambda i: (cached if lengths[i] <= CACHED_ROW_CHARS else read_lesson)(i),
-            ranks,
-            bytes(skipped),
-        )
+        near = near_copies(view, threshold, lesson, ranks, bytes(skipped))
     work.database.execute("BEGIN")
     work.database.executemany(
         "UPDATE rows SET fate = 'near-duplicate', stays = ?, share = ? WHERE n = ?",

@@ -6,7 +6,6 @@ from hashlib import blake2b
 from hivetune.records import Message
 
 SALT = b"hivetune split 1"
-NONE = 0  # the hash of a session or owner that a row does not name
 
 
 def question(messages: Sequence[Message]) -> str:

@@ -1,6 +1,5 @@
 """The data report as one HTML page that needs no script, font or network; report_body.html is its template."""
 
-import difflib
 import json
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,12 @@ PLOT_WIDTH, PLOT_HEIGHT, PLOT_MARGIN = 900, 190, 10
 DUPLICATE_KINDS = {"exact": "equal", "beginning": "the beginning of a longer row", "near": "nearly equal"}
 LESSONS = ("corrections", "pairs", "retries", "failures")
 STYLE, _BODY = (Path(__file__).with_name(name) for name in ("page.css", "report_body.html"))
-NUM_RANDOM = 4
+SAMPLES = (  # (why it is shown, order, rows)
+    ("the longest", "-length", 1),
+    ("the least to learn", "1.0 * trained / max(1, length), trained", 1),
+    ("changed or at random", "changed IS NULL, hash64", 1),
+    ("at random", "hash64", 4),
+)
 MAX_TOKENS = 1200
 Decode = Callable[[Sequence[int]], str]
 
@@ -41,38 +45,21 @@ def _samples(work: Work, decode: Decode | None) -> list[dict[str, Any]]:
 
     Each has why it is shown, and its pieces as `runs` of (text, trained), which are None without a model.
     """
-    orders = {
-        "the longest": (f"SELECT n FROM rows WHERE {USABLE} ORDER BY -length, n", 1),
-        "the least to learn": (
-            f"SELECT n FROM rows WHERE {USABLE} AND trained NOT NULL"
-            " ORDER BY 1.0 * trained / max(1, length), trained, n",
-            1,
-        ),
-        "changed": (f"SELECT n FROM rows WHERE {USABLE} AND changed NOT NULL ORDER BY hash64, n", 1),
-        "at random": (f"SELECT n FROM rows WHERE {USABLE} ORDER BY hash64, n", NUM_RANDOM),
-    }
     chosen: dict[int, str] = {}
-    for reason, (query, count) in orders.items():
-        for (row,) in work.all(f"{query} LIMIT {count}"):
-            chosen.setdefault(row, reason)
+    for why, order, count in SAMPLES:
+        for (row,) in work.all(f"SELECT n FROM rows WHERE {USABLE} ORDER BY {order}, n LIMIT {count}"):
+            chosen.setdefault(row, why)
     query = (
         "SELECT source, coalesce(num_tokens, length), trained, changed, messages, tokens, mask"
         " FROM rows JOIN bodies USING (n) WHERE n = ?"
     )
     samples = []
-    for row, reason in chosen.items():
+    for row, why in chosen.items():
         [(source, length, trained, changed, messages, tokens, mask)] = work.all(query, row)
-        samples.append(
-            {
-                "why": reason,
-                "source": source,
-                "length": length,
-                "trained": trained,
-                "changed": changed,
-                "text": _short("".join(f"{turn['role']}: {turn['content']}\n" for turn in json.loads(messages))),
-                "runs": _runs(tokens, mask, decode) if decode is not None and tokens is not None else None,
-            }
-        )
+        text = _short("".join(f"{turn['role']}: {turn['content']}\n" for turn in json.loads(messages)))
+        runs = _runs(tokens, mask, decode) if decode is not None and tokens is not None else None
+        about = {"source": source, "length": length, "trained": trained, "changed": changed}
+        samples.append({"why": why, **about, "text": text, "runs": runs})
     return samples
 
 
@@ -222,10 +209,9 @@ def _names(names: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
 
 
 def _duplicate(pair: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a pair of duplicates with the differences marked."""
-    original, removed = _spoken(pair["same_as_messages"]), _spoken(pair["messages"])
-    pieces = [("", _short(removed))] if pair["kind"] == "exact" else list(_differences(original, removed))
-    return {**pair, "kind": DUPLICATE_KINDS[pair["kind"]], "pieces": pieces}
+    """Return a pair of duplicates with both texts; of equal rows the one text."""
+    texts = [_short(_spoken(pair[name])) for name in ("messages", "same_as_messages")]
+    return {**pair, "kind": DUPLICATE_KINDS[pair["kind"]], "texts": texts[:1] if pair["kind"] == "exact" else texts}
 
 
 def _spoken(messages: Sequence[Mapping[str, Any]]) -> str:
@@ -236,19 +222,6 @@ def _spoken(messages: Sequence[Mapping[str, Any]]) -> str:
             pieces.append(turn["content"])
             pieces += [json.dumps(call, ensure_ascii=False) for call in turn.get("tool_calls", ())]
     return "\n".join(pieces)
-
-
-def _differences(first: str, second: str) -> Iterator[tuple[str, str]]:
-    """Yield (HTML element, words): "del" for words of the first text only, "ins" for words of the second only."""
-    a, b = _short(first).split(" "), _short(second).split(" ")
-    for kind, i, j, k, m in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
-        if kind == "equal":
-            yield "", " ".join(a[i:j])
-            continue
-        if i < j:
-            yield "del", " ".join(a[i:j])
-        if k < m:
-            yield "ins", " ".join(b[k:m])
 
 
 def _short(text: str) -> str:

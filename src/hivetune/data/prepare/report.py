@@ -1,6 +1,6 @@
 """The report of a preparation: every input row in exactly one place, with the reason.
 
-`Report.document` is the content of `--json` and report.json. data/prepare/page.py makes the HTML page from it.
+`Report.document` is the content of `--json` and report.json (docs/formats.md). page.py makes the HTML page from it.
 """
 
 import json
@@ -16,7 +16,7 @@ from hivetune.data.columns import SYSTEM
 from hivetune.data.mapping import near_column
 from hivetune.data.pieces.said import Row
 from hivetune.data.prepare.decide import Decisions
-from hivetune.data.prepare.work import DUPLICATES, NO_VALUE, USABLE, Work, is_refused, severity_of
+from hivetune.data.prepare.work import DUPLICATES, NO_VALUE, USABLE, Work
 from hivetune.data.reasons import REASONS
 from hivetune.data.snapshot import SPLITS
 from hivetune.errors import DataRefused
@@ -32,7 +32,7 @@ MAX_NAMED = 8  # agents in a message
 
 @dataclass(frozen=True)
 class Report:
-    """The report; docs/formats.md describes its document. Usable rows are trained or held out."""
+    """The report. Usable rows are trained or held out."""
 
     document: dict[str, Any]
 
@@ -52,75 +52,67 @@ class Report:
         """Raise DataRefused unless a row is usable, at most this share is rejected, and each mapping fits a row."""
         if self.rows_in == 0:
             raise DataRefused("the files contain no rows", hint="give files with one row per line")
+        rejected, problems = self.document["rejected"], self.document["problems"]
+        for reason in (
+            "unread-column",
+            "unread-outcome",
+        ):  # the file is refused: its other rows may mean something else
+            if count := rejected.get(reason):
+                hint = next(problem["hint"] for problem in problems if problem["reason"] == reason)
+                raise DataRefused(f"{count:,} rows are refused ({reason}): {REASONS[reason].meaning}", hint=hint)
         # Rows that are set aside explain why none is left, but not why many are rejected.
-        unused = self.document["rejected"] | ({} if self.usable else self.document["set_aside"])
-        top = max(unused.items(), key=lambda item: item[1], default=None)
-        reason = f"mostly {top[0]}: {REASONS[top[0]].meaning}" if top else "all are duplicates"
-        first = next((p for p in self.document["problems"] if not top or p["reason"] == top[0]), None)
-        where = f"{spelled(first['source'])}: {first['hint']}" if first else "see the reasons: hivetune check ROWS"
-        suggested: list[dict[str, Any]] = next(iter(self.document.get("unclear", {}).values()), [])
-        if suggested and "--columns" not in where:
-            where = f"{where}; if it is right: {suggested[0]['line']}"
-        for refusal in ("unread-column", "unread-outcome"):
-            if count := self.document["rejected"].get(refusal):
-                hint = next(problem["hint"] for problem in self.document["problems"] if problem["reason"] == refusal)
-                raise DataRefused(f"{count:,} rows are refused ({refusal}): {REASONS[refusal].meaning}", hint=hint)
+        unused = rejected | ({} if self.usable else self.document["set_aside"])
+        top = max(unused, key=unused.__getitem__, default="")
+        why = f"mostly {top}: {REASONS[top].meaning}" if top else "all are duplicates"
+        first = next((problem for problem in problems if not top or problem["reason"] == top), None)
+        hint = f"{spelled(first['source'])}: {first['hint']}" if first else "see the reasons: hivetune check ROWS"
+        suggested: list[dict[str, Any]] = next(iter(self.document["unclear"].values()), [])
+        if suggested and "--columns" not in hint:
+            hint = f"{hint}; if it is right: {suggested[0]['line']}"
         if self.usable == 0:
-            raise DataRefused(f"none of {self.rows_in:,} rows is usable, {reason}", hint=where)
+            raise DataRefused(f"none of {self.rows_in:,} rows is usable, {why}", hint=hint)
         if self.num_rejected > max_rejected * self.rows_in:
             raise DataRefused(
-                f"{self.num_rejected:,} of {self.rows_in:,} rows are rejected ({reason}); "
+                f"{self.num_rejected:,} of {self.rows_in:,} rows are rejected ({why}); "
                 f"data.max_rejected allows {max_rejected:.0%}",
-                hint=where,
+                hint=hint,
             )
-        if self.document["unmatched"]:
-            first = self.document["unmatched"][0]
-            raise DataRefused(first["problem"], hint=first["hint"])
-
-
-def accounting(work: Work) -> dict[str, Any]:
-    """Return the accounting. Law 1 is asserted: rows_in = usable + duplicates + rejected + set aside."""
-    counts = work.counts()
-    rejected = {fate: count for fate, count in counts.items() if severity_of(fate) == "reject"}
-    set_aside = {fate: count for fate, count in counts.items() if severity_of(fate) == "set_aside"}
-    usable, duplicates = (sum(counts.get(fate, 0) for fate in fates) for fates in (SPLITS, DUPLICATES))
-    assert work.num_rows == usable + duplicates + sum(rejected.values()) + sum(set_aside.values())
-    return {
-        "rows_in": work.num_rows,
-        "usable": usable,
-        "duplicates": duplicates,
-        "rejected": rejected,
-        "set_aside": set_aside,
-    }
+        for unmatched in self.document["unmatched"]:
+            raise DataRefused(unmatched["problem"], hint=unmatched["hint"])
 
 
 def make_report(work: Work, decisions: Decisions, *, model: Path | None, max_length: int) -> Report:
-    """Return the report of all rows."""
-    counts, fates, groups = accounting(work), work.counts(), decisions.groups
-    problems, changes, num_changes, changed = list(_problems(work)), *_changes(work)
-    num_problems = sum(counts["rejected"].values()) + sum(counts["set_aside"].values())
+    """Return the report of all rows. Law 1 is asserted: rows_in = usable + duplicates + rejected + set aside."""
+    fates, rejected, set_aside = work.counts(), work.refused("reject"), work.refused("set_aside")
+    num_refused = sum(rejected.values()) + sum(set_aside.values())
+    usable, duplicates = (sum(fates.get(fate, 0) for fate in kinds) for kinds in (SPLITS, DUPLICATES))
+    assert work.num_rows == usable + duplicates + num_refused
+    problems = list(_problems(work, [*rejected, *set_aside]))
+    changes, changed = _changes(work)
     shown = ("kind", "source", "same_as", "share", "messages", "same_as_messages")
     examples = [pair for kind in DUPLICATES for pair in iter_dropped(work, kind, limit=SHOWN_DUPLICATES)]
+    files: dict[str, dict[str, int]] = {}
+    layouts = "SELECT file_of(source), coalesce(layout, ?), count(*) FROM rows GROUP BY 1, 2 ORDER BY min(n)"
+    for name, layout, count in work.all(layouts, NO_VALUE):
+        files.setdefault(name, {})[layout] = count
     return Report(
         {
             "schema": 1,
-            **counts,
+            "rows_in": work.num_rows,
+            "usable": usable,
+            "duplicates": duplicates,
+            "rejected": rejected,
+            "set_aside": set_aside,
             "exact_duplicates": fates.get("duplicate", 0),
             "beginnings": fates.get("beginning", 0),
             "near_duplicates": fates.get("near-duplicate", 0),
-            "groups": {
-                "groups": groups.groups,
-                "largest": groups.largest,
-                "broken_up": groups.broken_up,
-                "too_large": groups.too_large,
-                "missed": list(groups.missed),
-            },
+            "groups": decisions.groups._asdict(),
             "problems": problems,
-            "problems_left_out": num_problems - len(problems),
+            "problems_left_out": num_refused - len(problems),
             "changed": changed,
             "changes": changes,
-            "changes_left_out": num_changes - len(changes),
-            "files": {name: dict(layouts) for name, layouts in work.files.items()},
+            "changes_left_out": sum(changed.values()) - len(changes),
+            "files": files,
             "model": str(model) if model else None,
             "max_length": max_length if model else None,
             "synthetic": decisions.synthetic,
@@ -139,32 +131,22 @@ def unmatched(work: Work, data: DataConfig, row: Row) -> list[dict[str, str]]:
     num_read = work.one("SELECT count(*) FROM rows WHERE hash64 NOT NULL")
     if num_read == 0:
         return []
-    missing: Counter[str] = Counter()
-    for names, count in work.all("SELECT missing, count(*) FROM rows WHERE missing IS NOT NULL GROUP BY missing"):
-        missing.update(dict.fromkeys(names.split(","), count))
-    found = []
-    for field in (field for field, count in missing.items() if count == num_read):
-        column = data.columns[field]
-        hint = near_column(row, column) if row else "look at the names of its columns"
-        hint = f"{hint}; a fixed text has quotes of its own: \"'{column}'\"" if field in SYSTEM else hint
-        found.append(
-            {"problem": f"no row has the column {column!r}, which data.columns names as {field}", "hint": hint}
-        )
-    if data.system_prompts:
-        agents = {agent for (agent,) in work.all("SELECT DISTINCT agent FROM rows WHERE agent NOT NULL")}
-        if agents.isdisjoint(data.system_prompts):
-            named = ", ".join(sorted(map(spelled, agents))[:MAX_NAMED])
-            hint = f"rows have: {named}" if named else "if all rows are of one, map it: --columns \"agent='NAME'\""
-            names = ", ".join(map(spelled, data.system_prompts))
-            found.append({"problem": f"no row has an agent of data.system_prompts: {names}", "hint": hint})
+    found: list[tuple[str, str]] = []
+    for field, column in data.columns.items():
+        lacking = work.one("SELECT count(*) FROM rows WHERE ',' || missing || ',' LIKE ?", f"%,{field},%")
+        if lacking == num_read:
+            hint = near_column(row, column) if row else "look at the names of its columns"
+            hint = f"{hint}; a fixed text has quotes of its own: \"'{column}'\"" if field in SYSTEM else hint
+            found.append((f"no row has the column {column!r}, which data.columns names as {field}", hint))
+    agents = {agent for (agent,) in work.all("SELECT DISTINCT agent FROM rows WHERE agent NOT NULL")}
+    if data.system_prompts and agents.isdisjoint(data.system_prompts):
+        named = ", ".join(sorted(map(spelled, agents))[:MAX_NAMED])
+        hint = f"rows have: {named}" if named else "if all rows are of one, map it: --columns \"agent='NAME'\""
+        found.append((f"no row has an agent of data.system_prompts: {', '.join(data.system_prompts)}", hint))
     if data.balance != "none" and work.one(f"SELECT 1 FROM rows WHERE {data.balance} NOT NULL LIMIT 1") is None:
-        found.append(
-            {
-                "problem": f"no row has the {data.balance} for data.balance: {data.balance}",
-                "hint": f"map it: --columns {data.balance}=COLUMN",
-            }
-        )
-    return found
+        problem = f"no row has the {data.balance} for data.balance: {data.balance}"
+        found.append((problem, f"map it: --columns {data.balance}=COLUMN"))
+    return [{"problem": problem, "hint": hint} for problem, hint in found]
 
 
 def iter_dropped(work: Work, *kinds: str, limit: int = -1) -> Iterator[dict[str, Any]]:
@@ -203,28 +185,28 @@ def write_dropped(work: Work, file: IO[bytes]) -> None:
         file.write(json.dumps(pair, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
 
 
-def _problems(work: Work) -> Iterator[dict[str, str]]:
+def _problems(work: Work, refused: Sequence[str]) -> Iterator[dict[str, str]]:
     """Yield the first MAX_PROBLEMS rows that are rejected or set aside, in input order."""
-    refused = [fate for fate in work.counts() if is_refused(fate)]
     query = f"SELECT fate, source, hint FROM rows WHERE fate IN ({', '.join('?' * len(refused))}) ORDER BY n LIMIT ?"
     for fate, source, hint in work.all(query, *refused, MAX_PROBLEMS):
         known = REASONS[fate]
         yield {"source": source, "reason": fate, "hint": hint or known.hint, "severity": known.severity}
 
 
-def _changes(work: Work) -> tuple[list[dict[str, str]], int, dict[str, int]]:
-    """Return the first MAX_PROBLEMS changes of usable rows with their places, the number of all, and of each kind."""
+def _changes(work: Work) -> tuple[list[dict[str, str]], dict[str, int]]:
+    """Return the first MAX_PROBLEMS changes of usable rows with their places, and the number of each kind."""
     changes: list[dict[str, str]] = []
     counts: Counter[str] = Counter()
     query = f"SELECT source, changed, notes FROM rows WHERE changed IS NOT NULL AND {USABLE} ORDER BY n"
     for source, changed, notes in work.all(query):
-        details = dict(json.loads(notes)) if notes and len(changes) < MAX_PROBLEMS else {}
-        for reason in changed.split(","):
-            counts[reason] += 1
-            if len(changes) < MAX_PROBLEMS:
+        reasons = changed.split(",")
+        counts.update(reasons)
+        if len(changes) < MAX_PROBLEMS:
+            details = dict(json.loads(notes or "{}"))
+            for reason in reasons:
                 hint = details.get(reason, f"{REASONS[reason].meaning}; {REASONS[reason].hint}")
                 changes.append({"source": source, "reason": reason, "hint": hint, "severity": "warn"})
-    return changes, counts.total(), dict(sorted(counts.items()))
+    return changes, dict(sorted(counts.items()))
 
 
 def _frequent_answers(work: Work) -> list[dict[str, Any]]:
@@ -240,44 +222,40 @@ def _frequent_answers(work: Work) -> list[dict[str, Any]]:
 
 def _distribution(work: Work, max_length: int | None) -> dict[str, Any]:
     """Return splits, agents, categories and lengths of the usable rows. Without `max_length` lengths are characters."""
-    splits: Counter[str] = Counter()
-    agents: dict[str, Counter[str]] = {}
-    categories: dict[str, Counter[str]] = {}
-    lengths: Counter[int] = Counter()
-    tokens = trained_tokens = 0
-    query = (
-        "SELECT fate, length, agent, category, count(*), total(num_tokens), total(trained) FROM rows"
-        f" WHERE {USABLE} GROUP BY fate, length, agent, category"
+
+    def by_split(column: str) -> dict[str, dict[str, int]]:
+        counts: dict[str, dict[str, int]] = {}
+        query = f"SELECT coalesce({column}, ?), fate, count(*) FROM rows WHERE {USABLE} GROUP BY 1, 2 ORDER BY 1, 2"
+        for name, split, count in work.all(query, NO_VALUE):
+            counts.setdefault(name, {})[split] = count
+        return counts
+
+    splits = by_split("NULL").get(NO_VALUE, {})
+    lengths, seen = (
+        Counter[int](dict(work.all(f"SELECT length, count(*) FROM rows WHERE {condition} GROUP BY length")))
+        for condition in (USABLE, "length NOT NULL")
     )
-    for split, length, agent, category, count, num_tokens, trained in work.all(query):
-        splits[split] += count
-        agents.setdefault(agent or NO_VALUE, Counter())[split] += count
-        categories.setdefault(category or NO_VALUE, Counter())[split] += count
-        lengths[length] += count
-        tokens += int(num_tokens)
-        trained_tokens += int(trained)
-    seen = "SELECT length, count(*) FROM rows WHERE length NOT NULL GROUP BY length"
-    all_lengths: Counter[int] = Counter(dict(work.all(seen)))
+    [(tokens, trained_tokens)] = work.all(f"SELECT total(num_tokens), total(trained) FROM rows WHERE {USABLE}")
     has_tokens = max_length is not None
-    above = sum(count for length, count in all_lengths.items() if length > max_length) if max_length else 0
+    above = sum(count for length, count in seen.items() if length > max_length) if max_length else 0
     return {
-        "splits": {split: splits[split] for split in SPLITS},
-        "agents": {name: dict(counts) for name, counts in sorted(agents.items())},
-        "categories": {name: dict(counts) for name, counts in sorted(categories.items())},
-        "tokens": tokens if has_tokens else None,
-        "trained_tokens": trained_tokens if has_tokens else None,
+        "splits": {split: splits.get(split, 0) for split in SPLITS},
+        "agents": by_split("agent"),
+        "categories": by_split("category"),
+        "tokens": int(tokens) if has_tokens else None,
+        "trained_tokens": int(trained_tokens) if has_tokens else None,
         "lengths": {
             "unit": "tokens" if has_tokens else "characters",
             "median": _quantile(lengths, 0.5),
             "p90": _quantile(lengths, 0.9),
             "p99": _quantile(lengths, 0.99),
             "max": max(lengths, default=0),
-            "longest_seen": max(all_lengths, default=0),
-            "above_max_length": above / max(1, all_lengths.total()) if has_tokens else None,
+            "longest_seen": max(seen, default=0),
+            "above_max_length": above / max(1, seen.total()) if has_tokens else None,
             "shortest": _extremes(work, "length"),
             "longest": _extremes(work, "-length"),
-            "keeps_99_percent": _quantile(all_lengths, FITTING_SHARE),
-            "histogram": _histogram(all_lengths),
+            "keeps_99_percent": _quantile(seen, FITTING_SHARE),
+            "histogram": _histogram(seen),
         },
     }
 

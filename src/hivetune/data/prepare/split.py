@@ -81,7 +81,7 @@ def _equal(work: "Work", column: str, most: int, broken: set[int]) -> Iterator[t
     """
     query = (
         f"SELECT {column}, n, count(*) OVER (PARTITION BY {column}) FROM rows"
-        f" WHERE fate = 'train' AND {column} != 0 ORDER BY {column}, n"
+        f" WHERE fate = 'train' AND {column} NOT NULL ORDER BY {column}, n"
     )
     first = last = None
     for value, row, count in work.all(query):

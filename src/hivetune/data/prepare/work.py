@@ -1,15 +1,13 @@
 """The rows of one preparation, in one SQLite file: what was found in each, and where it goes."""
 
 import sqlite3
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hivetune.data.prepare.pool import Examined
-from hivetune.data.raw import RawRow
+from hivetune.data.prepare.pool import Examinations
 from hivetune.data.reasons import REASONS
 from hivetune.data.snapshot import SPLITS
 from hivetune.records import Progress
@@ -30,7 +28,7 @@ CREATE TABLE rows (
   maker TEXT,                         -- of a synthetic row
   lesson TEXT, vouched INTEGER,       -- 1 if a person or a checker called the answer good
   hash64 INTEGER,                     -- of the content
-  read64 INTEGER, question64 INTEGER, session64 INTEGER, owner64 INTEGER,  -- shared with other rows; 0: none
+  read64 INTEGER, question64 INTEGER, session64 INTEGER, owner64 INTEGER,  -- shared with other rows
   lesson64 INTEGER,                   -- of its last lesson (checks/lessons.py)
   judged64 INTEGER, worse64 INTEGER,  -- of the conversation with its last answer, and with the worse one
   length INTEGER,                     -- of its longest view
@@ -53,14 +51,11 @@ PROGRESS_ROWS = 64
 
 @dataclass
 class Work:
-    """An open file of rows. `files`: the rows of each layout in each file. `sketches`: of the rows that were not
-    refused, in their order (prepare/near.py).
-    """
+    """An open file of rows. `sketches`: of the rows that were not refused, in their order (near.py)."""
 
     database: sqlite3.Connection
     sketches: Path
     num_rows: int = 0
-    files: dict[str, Counter[str]] = field(default_factory=dict)
 
     def all(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
         """Yield the lines of a query."""
@@ -75,6 +70,10 @@ class Work:
         """Return the number of rows of each fate."""
         return dict(self.all("SELECT fate, count(*) FROM rows GROUP BY fate ORDER BY fate"))
 
+    def refused(self, severity: str) -> dict[str, int]:
+        """Return the number of rows of each reason of this severity for which rows are left out."""
+        return {fate: count for fate, count in self.counts().items() if severity_of(fate) == severity}
+
 
 @contextmanager
 def work_in(folder: Path) -> Iterator[Work]:
@@ -83,29 +82,26 @@ def work_in(folder: Path) -> Iterator[Work]:
     path.unlink(missing_ok=True)  # of a preparation that was killed
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.executescript(SCHEMA)
+        database.create_function("file_of", 1, file_of, deterministic=True)
         yield Work(database, folder / "sketches")
 
 
-def fill(
-    work: Work, rows: Iterable[tuple[RawRow, Examined]], progress: Progress, lines: int, *, keep_raw: bool
-) -> None:
+def fill(work: Work, rows: Examinations, progress: Progress, lines: int, *, keep_raw: bool) -> None:
     """Store the results of rows. `progress` counts them; its total, at first `lines`, grows if a line holds several."""
     database = work.database
-    insert_row = _insert("rows", ROW_COLUMNS)
-    insert_body = _insert("bodies", BODY_COLUMNS)
+    insert_row, row_columns = _insert(work, "rows")
+    insert_body, body_columns = _insert(work, "bodies")
     database.execute("BEGIN")
     progress(0, lines)
     with open(work.sketches, "wb") as sketches:
         for number, (raw, result) in enumerate(rows):
-            database.execute(insert_row, (number, *map(result.row.get, ROW_COLUMNS[1:])))
+            database.execute(insert_row, (number, *map(result.row.get, row_columns)))
             body = {**(result.body or {}), "raw": raw.payload} if keep_raw else result.body
-            if body is not None:
-                database.execute(insert_body, (number, *map(body.get, BODY_COLUMNS[1:])))
+            if body:
+                database.execute(insert_body, (number, *map(body.get, body_columns)))
             if result.earlier:
                 database.executemany("INSERT INTO earlier VALUES (?, ?)", [(one, number) for one in result.earlier])
             sketches.write(result.sketch)
-            name = raw.source.rpartition(":")[0] or raw.source
-            work.files.setdefault(name, Counter())[result.row.get("layout") or NO_VALUE] += 1
             work.num_rows += 1
             if work.num_rows % PROGRESS_ROWS == 0:
                 progress(work.num_rows, max(lines, work.num_rows))
@@ -113,19 +109,15 @@ def fill(
     progress(work.num_rows, work.num_rows)
 
 
-ROW_COLUMNS = (
-    *("n", "fate", "source", "layout", "hint", "changed", "notes", "missing", "id", "agent", "category", "session"),
-    *("user", "time", "answered_by", "maker", "lesson", "vouched", "hash64", "read64", "question64", "session64"),
-    *("owner64", "lesson64", "judged64", "worse64", "length", "num_tokens", "trained"),
-)
-BODY_COLUMNS = (
-    *("n", "interaction_id", "messages", "tools", "checker", "tokens", "mask", "views"),
-    *("worse", "worse_tokens", "worse_mask", "raw"),
-)
+def _insert(work: Work, table: str) -> tuple[str, list[str]]:
+    """Return the statement that inserts a row of this table, and its columns behind the number."""
+    columns = [name for (name,) in work.all("SELECT name FROM pragma_table_info(?)", table)]
+    return f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})", columns[1:]
 
 
-def _insert(table: str, columns: tuple[str, ...]) -> str:
-    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+def file_of(source: str) -> str:
+    """Return the file or stream of a row's place."""
+    return source.rpartition(":")[0] or source
 
 
 def is_refused(fate: str) -> bool:

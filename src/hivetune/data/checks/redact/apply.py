@@ -23,34 +23,38 @@ BORDER = "\n\0\n"  # no find crosses it, so that the texts of a row can be searc
 # Names of values that only identify something: a value behind session_id is no secret.
 ROW_NAMES = re.compile(r"(?:id|ids|session|user|uuid|hash|digest|checksum|time|timestamp)\Z")
 ADVICE = {"secret": "revoke it", "personal": "check that the row still makes sense"}
+Note = tuple[str, str]  # a reason for a change, and what was changed where
 SECRETS, PERSONAL = RuleSet(SECRET_RULES), RuleSet(PERSONAL_RULES)
 EVERYTHING = RuleSet((*SECRETS.rules, *PERSONAL.rules))
 MAX_NOTES = 5  # kinds of finds named per row; further kinds are counted
 
 
-def apply_policy(example: Example, rules: RuleSet, policy: Policy, reason: str) -> tuple[Example, tuple[str, ...]]:
-    """Return the example after `policy`, and the places of finds, such as "GitHub token in the answer".
+def apply_policy(example: Example, policy: Policy) -> tuple[Example, tuple[Note, ...]]:
+    """Return the example after `policy`, and a note for each kind of finds with their places.
 
-    Return the same object if nothing was found. All fields of messages, tool definitions and the checker are searched:
-    the checker's expected value must stay equal to the answer's. Raise RowRefused(reason) if the policy is "reject".
+    All fields of messages, tool definitions and the checker are searched: the checker's expected value must stay equal
+    to the answer's. Raise RowRefused if the policy is "reject".
     """
-    if policy == "keep" or holds_nothing(example, rules):
+    if policy == "keep" or _holds_nothing(example):
         return example, ()
-    walk = _Walk(rules)
-    messages = [walk.message(message, number) for number, message in enumerate(example.messages, start=1)]
-    tools = walk.value(example.tools, "a tool's definition")
-    checker = walk.value(example.checker, "the checker")
-    if not walk.notes:
-        return example, ()
-    notes = tuple(dict.fromkeys(walk.notes))
-    if len(notes) > MAX_NOTES:
-        notes = (*notes[:MAX_NOTES], f"and {len(notes) - MAX_NOTES} more")
-    if policy == "reject":
-        raise RowRefused(reason, f"{', '.join(notes)}: remove it" + (" and revoke it" if reason == "secret" else ""))
-    return replace(example, messages=tuple(messages), tools=tuple(tools), checker=checker), notes
+    notes: list[Note] = []
+    for kind, rules in (("secret", SECRETS), ("personal", PERSONAL)):
+        walk = _Walk(rules)
+        messages = [walk.message(message, number) for number, message in enumerate(example.messages, start=1)]
+        tools = walk.value(example.tools, "a tool's definition")
+        checker = walk.value(example.checker, "the checker")
+        finds = list(dict.fromkeys(walk.notes))
+        if not finds:
+            continue
+        named = ", ".join([*finds[:MAX_NOTES], *([f"and {len(finds) - MAX_NOTES} more"] if finds[MAX_NOTES:] else [])])
+        if policy == "reject":
+            raise RowRefused(kind, f"{named}: remove it" + (" and revoke it" if kind == "secret" else ""))
+        notes.append((f"redacted-{kind}", f"{named}; {ADVICE[kind]}"))
+        example = replace(example, messages=tuple(messages), tools=tuple(tools), checker=checker)
+    return example, tuple(notes)
 
 
-def holds_nothing(example: Example, rules: RuleSet) -> bool:
+def _holds_nothing(example: Example) -> bool:
     """Return True if one search of the whole text finds nothing; False also if each part must be searched.
 
     Most rows hold nothing. One search for EVERYTHING takes two thirds of the time of a search for each kind.
@@ -58,12 +62,17 @@ def holds_nothing(example: Example, rules: RuleSet) -> bool:
     if example.tools or example.checker:
         return False  # named values, whose names decide what they are
     values = [value for message in example.messages for value in _fields_of(message) if value]
-    return all([isinstance(value, str) for value in values]) and not rules.find(BORDER.join(values))
+    return all([isinstance(value, str) for value in values]) and not EVERYTHING.find(BORDER.join(values))
 
 
 def redact_value(value: Any, rules: RuleSet) -> Any:
     """Return a JSON value with every text redacted; the same object if nothing was found."""
     return _Walk(rules).value(value, "")
+
+
+def redact_everything(value: Any) -> Any:
+    """Return a JSON value without secrets and personal data; the same object if nothing was found."""
+    return redact_value(redact_value(value, SECRETS), PERSONAL)
 
 
 def redacted_name(name: str) -> str:
@@ -72,7 +81,7 @@ def redacted_name(name: str) -> str:
     A name that holds personal data or a secret is redacted and gets a hash, so that it stays distinct and can be
     forgotten.
     """
-    clean = str(redact_value(redact_value(name, SECRETS), PERSONAL))
+    clean = str(redact_everything(name))
     if clean == name:
         return name
     digest = hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=6).hexdigest()

@@ -10,7 +10,7 @@ from hivetune.base.paths import spelled
 from hivetune.data.files.inputs import plan_inputs
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery, read_cursor
 from hivetune.data.intake.sources.delivered import Batches
-from hivetune.data.prepare.understand import NO_COLUMNS, examine_files
+from hivetune.data.prepare.understand import understand
 from hivetune.data.raw import RawRow
 from hivetune.data.read import parse_row
 from hivetune.data.reasons import RowRefused
@@ -51,7 +51,7 @@ class DocumentReader:
             stored = read_cursor(database, key)
             with scratch_folder() as spill:  # only while rows are read: a folder may have thousands of documents
                 try:
-                    inputs = examine_files(plan_inputs(path, spill), NO_COLUMNS)
+                    inputs = understand(plan_inputs(path, spill)).inputs
                 except (UsageError, DataRefused, MachineNotFit) as error:
                     if not self._came_later:
                         raise

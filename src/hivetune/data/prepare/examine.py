@@ -1,0 +1,294 @@
+"""The examination of one row: read, check, redact, render, hash. What needs other rows comes later (decide.py)."""
+
+import functools
+import json
+import os
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hivetune.data.checks.lessons import lesson_hashes
+from hivetune.data.checks.redact.apply import Policy, apply_policy
+from hivetune.data.checks.rules import CHECKS, check_messages, control_token_check, has_mojibake
+from hivetune.data.intake.interactions import is_forgotten, is_forgotten_raw, row_hash, storable
+from hivetune.data.judged.answers import is_small_edit, with_worse
+from hivetune.data.prepare.keys import group_hash, question, read_hash
+from hivetune.data.prepare.near import sketch
+from hivetune.data.raw import RawRow
+from hivetune.data.read import ExaminedRow, Note, content_id, judged_hash, parse_row, read_example
+from hivetune.data.reasons import RowRefused
+from hivetune.data.render.folder import load_renderer
+from hivetune.data.render.renderer import Renderer
+from hivetune.data.snapshot import messages_json
+from hivetune.data.time_limit import Limit, time_limit
+from hivetune.records import Example, Message, Rendered
+
+ROW_LIMIT_S = 20.0  # of processor time; a row of 1 MB takes 0.5 s on a slow core
+BAD_MARK = 0x5F0BAD5F0BAD5F0B  # makes the hash of a bad answer differ from the same answer called good
+
+
+@dataclass(frozen=True, slots=True)
+class RowSettings:
+    """What the examination of a row depends on."""
+
+    columns: Mapping[str, str]
+    system_prompts: Mapping[str, str]
+    on_overlong: str
+    also_train: Sequence[str]
+    learn: Sequence[str]
+    on_private: Policy
+    near_duplicates: float
+    max_length: int
+    model_folder: Path | None
+    forgotten: frozenset[tuple[str, str]] = frozenset()  # (kind, hash) as in hive.db
+
+
+class Examined(NamedTuple):
+    """The result of one row: its columns of `rows` and of `bodies` (work.py), the hashes of the lessons before its last
+    one, and its sketch (near.py). A refused row has only some of the first.
+    """
+
+    row: dict[str, Any]
+    body: dict[str, Any] | None = None
+    earlier: Sequence[int] = ()
+    sketch: bytes = b""
+
+
+class TooLong(RowRefused):
+    """The refusal of a row with more tokens than max_length. `length` counts them, for the histogram."""
+
+    def __init__(self, length: int, limit: int):
+        super().__init__("too-long", f"{length:,} tokens, max_length is {limit:,}")
+        self.length = length
+
+
+@dataclass
+class Examiner:
+    """Examines rows with the same settings."""
+
+    settings: RowSettings
+    _renderer: Renderer | None = None
+    _checks: Sequence[Callable[[Sequence[Message]], None]] = field(default=CHECKS)
+
+    def __post_init__(self) -> None:
+        if self.settings.model_folder is not None:
+            self._renderer = load_renderer(self.settings.model_folder)
+            self._checks = (*CHECKS, control_token_check(self._renderer.control_tokens))
+
+    def examine(self, batch: Sequence[RawRow]) -> list[Examined]:
+        """Return the results of rows, in order.
+
+        All rows pass one stage before the next one begins, so that its code and tables stay in the caches: this saves a
+        seventh of the time. The limit of a row holds for all its stages together.
+        """
+        results: list[Any] = list(batch)
+        limits = [time_limit(ROW_LIMIT_S, too_slow) for _ in batch]
+        for stage in (self._read, self._clean, self._render):
+            for i, (row, limit) in enumerate(zip(results, limits, strict=True)):
+                if not isinstance(row, RowRefused):
+                    results[i] = _run(stage, row, limit)
+        near = self.settings.near_duplicates > 0
+        return [_result(raw, row, near=near) for raw, row in zip(batch, results, strict=True)]
+
+    def _read(self, raw: RawRow) -> ExaminedRow:
+        """Return the row as an Example that passed the checks."""
+        forgotten = self.settings.forgotten
+        name = raw.source.rpartition(":")[0]
+        try:
+            row = read_example(raw, self.settings.columns, pairs="pairs" in self.settings.learn)
+        except RowRefused:
+            if forgotten and is_forgotten_raw(forgotten, (name, os.path.realpath(name)), raw.payload):
+                raise RowRefused("forgotten") from None
+            raise
+        if forgotten:  # the store has removed such rows, but files may still hold them
+            content = row_hash(parse_row(raw.payload))
+            who = {"session": row.example.session, "user": row.example.user, "row": raw.source, "content": content}
+            if is_forgotten(forgotten, (name, os.path.realpath(name)), **who):
+                raise RowRefused("forgotten")
+        check_messages(row.example.messages, self._checks)
+        if has_mojibake(row.example.messages):
+            row.changed += ("mojibake",)
+        return row
+
+    def _clean(self, row: ExaminedRow) -> ExaminedRow:
+        """Redact secrets and personal data, apply the policies, and add the system prompt."""
+        example, notes = apply_policy(row.example, self.settings.on_private)
+        example = _apply_policies(replace(example, id=content_id(example.messages, example.tools)), self.settings)
+        prompt = self.settings.system_prompts.get(example.agent) if example.agent else None
+        if prompt is not None and example.messages[0].role == "user":
+            front = replace(example, messages=(Message("system", prompt),), tools=(), checker=None)
+            front, more = apply_policy(front, self.settings.on_private)
+            example = replace(example, messages=(*front.messages, *example.messages))
+            notes += more
+        row.example, row.notes = example, notes
+        return row
+
+    def _render(self, row: ExaminedRow) -> ExaminedRow:
+        """Render the row as tokens, if there is a model."""
+        example, more, row.worse = self._with_worse(row.example)
+        row.notes += more
+        changed = [*row.changed, *(reason for reason, _ in row.notes)]
+        if self._renderer is not None:
+            example, row.views = self._fitted(self._renderer, example, changed)
+            if example.lesson != "sft":
+                row.views = row.views[-1:]  # only the last answer was judged
+        row.example, row.changed = example, tuple(dict.fromkeys(changed))
+        return row
+
+    def _with_worse(self, example: Example) -> tuple[Example, tuple[Note, ...], Rendered | None]:
+        """Return the row, notes and rendered worse answer; without the worse answer if it can't be used."""
+        if example.worse is None:
+            return example, (), None
+        if is_small_edit(example.messages[-1], example.worse):
+            return replace(example, worse=None), (("small-edit", "the better answer is learned alone"),), None
+        try:
+            bad = replace(example, messages=(*example.messages[:-1], example.worse), worse=None)
+            check_messages(bad.messages, self._checks)
+            bad, notes = apply_policy(bad, self.settings.on_private)
+            view = self._fitted(self._renderer, bad, [])[1][-1] if self._renderer is not None else None
+        except RowRefused as refused:
+            note = f"the worse answer is not used: {refused.reason}: {refused.hint}"
+            return replace(example, worse=None), (("worse-left-out", note),), None
+        return replace(example, worse=bad.messages[-1]), notes, view
+
+    def _fitted(self, renderer: Renderer, example: Example, changed: list[str]) -> tuple[Example, tuple[Rendered, ...]]:
+        """Return the row and its views of at most max_length tokens, and append to `changed`. Raise RowRefused."""
+        limit, policy = self.settings.max_length, self.settings.on_overlong
+        views, notes = renderer.render_and_note(example)
+        length = _longest(views)
+        if length > limit and policy == "cut_turns":
+            while _longest(views) > limit:
+                messages = _without_last_turn(example.messages)
+                if not any(message.role == "assistant" and message.weight for message in messages):
+                    raise TooLong(length, limit)
+                example = replace(example, messages=messages)
+                views, notes = renderer.render_and_note(example)
+            changed.append("cut-turns")
+        elif length > limit and policy == "cut":
+            cut = [replace(view, tokens=view.tokens[:limit], trained=view.trained[:limit]) for view in views]
+            views = tuple(view for view in cut if any(view.trained))
+            if not views:
+                raise RowRefused("no-trained-token", f"the first {limit} tokens hold no answer")
+            changed.append("cut")
+        elif length > limit:
+            raise TooLong(length, limit)
+        changed += notes
+        return example, views
+
+
+too_slow = functools.partial(RowRefused, "too-slow")
+
+
+def _run(stage: Callable[[Any], ExaminedRow], row: Any, limit: Limit) -> ExaminedRow | RowRefused:
+    try:
+        with limit:
+            return stage(row)
+    except RowRefused as refused:
+        return refused
+    except RecursionError:  # JSON, Jinja and our own functions reach it at about the same depth
+        return RowRefused("too-deep")
+
+
+def _without_last_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return the messages up to the answer before the last one; none if there is no such answer."""
+    end = len(messages) - 1
+    while end > 0 and messages[end - 1].role != "assistant":
+        end -= 1
+    return tuple(messages[:end])
+
+
+def _longest(views: Sequence[Rendered]) -> int:
+    return max(len(view.tokens) for view in views)
+
+
+def _apply_policies(example: Example, settings: RowSettings) -> Example:
+    """Return the row as the policies of the config allow it. Raise RowRefused."""
+    if example.lesson == "failure" and "failed" in settings.also_train:
+        example = replace(example, lesson="sft")
+    elif example.lesson == "failure" and not {"failures", "pairs"} & set(settings.learn):
+        raise RowRefused("failed")
+    needed = {"sft": "sft", "correction": "corrections"}.get(example.lesson)
+    if needed is not None and needed not in settings.learn:
+        raise RowRefused("not-learned", f"learn does not name {needed}")
+    if example.untrusted and "untrusted" not in settings.also_train:
+        raise RowRefused("untrusted")
+    is_own_answer = example.answered_by is not None and example.lesson == "sft"
+    if is_own_answer and not is_vouched(example) and "own_answers" not in settings.also_train:
+        raise RowRefused("own-answer")
+    if example.worse is not None and "pairs" not in settings.learn:
+        return replace(example, worse=None)  # a correction is a target in any case
+    return example
+
+
+def is_vouched(example: Example) -> bool:
+    """Return whether the answer was called good: by its success, a rating, or as the better one of two."""
+    liked = example.feedback is not None and example.feedback > 0
+    return example.success is True or liked or example.lesson in ("correction", "pair")
+
+
+def _result(raw: RawRow, row: ExaminedRow | RowRefused, *, near: bool) -> Examined:
+    if isinstance(row, RowRefused):
+        length = row.length if isinstance(row, TooLong) else None
+        return Examined(
+            {"source": storable(raw.source), "fate": row.reason, "hint": storable(row.hint), "length": length}
+        )
+    example, views, worse = row.example, row.views, with_worse(row.example)
+    is_bad = example.lesson == "failure"
+    lessons = array("Q") if is_bad else lesson_hashes(example.messages, example.tools)
+    hash64 = int(example.id[:16], 16)
+    owner = f"client:{example.client}" if example.client is not None else f"user:{example.user}" if example.user else ""
+    values = {
+        "source": storable(example.source),
+        "fate": "train",
+        "layout": row.layout,
+        "changed": ",".join(row.changed) or None,
+        "notes": _json(row.notes),
+        "missing": ",".join(row.missing) or None,
+        "id": example.id,
+        "agent": example.agent,
+        "category": example.category,
+        "session": example.session,
+        "user": example.user,
+        "time": example.time,
+        "answered_by": example.answered_by,
+        "maker": example.maker,
+        "lesson": example.lesson,
+        "vouched": int(is_vouched(example)),
+        "hash64": _signed(hash64 ^ BAD_MARK if is_bad else hash64),
+        "read64": _signed(read_hash(example.messages)),
+        "question64": _signed(group_hash("question:" + question(example.messages))),
+        "session64": _signed(group_hash(f"session:{example.session}")) if example.session else None,
+        "owner64": _signed(group_hash(owner)) if owner else None,
+        "lesson64": _signed(lessons[-1]) if lessons else None,
+        "judged64": _signed(judged_hash(example.messages, example.tools)),
+        "worse64": None if worse is None else _signed(judged_hash(worse, example.tools)),
+        "length": _longest(views) if views else sum(len(message.content) for message in example.messages),
+        "num_tokens": sum(len(view.tokens) for view in views) if views else None,
+        "trained": sum(view.trained.count(1) for view in views) if views else None,
+    }
+    sizes = [[len(view.tokens), view.num_messages, view.answers] for view in views]
+    body = {
+        "interaction_id": raw.interaction_id,
+        "messages": messages_json(example.messages),
+        "tools": _json([dict(tool) for tool in example.tools]),
+        "checker": _json(example.checker),
+        "tokens": b"".join([array("I", view.tokens).tobytes() for view in views]) if views else None,
+        "mask": b"".join([view.trained for view in views]) if views else None,
+        "views": json.dumps(sizes) if len(sizes) > 1 else None,
+        "worse": None if worse is None else messages_json(worse),
+        "worse_tokens": array("I", row.worse.tokens).tobytes() if row.worse else None,
+        "worse_mask": row.worse.trained if row.worse else None,
+    }
+    earlier = [] if "cut" in row.changed else [_signed(lesson) for lesson in lessons[:-1]]
+    return Examined(values, body, earlier, sketch(example.messages) if near else b"")
+
+
+def _json(value: object) -> str | None:
+    return json.dumps(value) if value else None
+
+
+def _signed(value: int) -> int:
+    """Return 64 bits as SQLite stores them."""
+    return value - (1 << 64) if value >= 1 << 63 else value
