@@ -92,6 +92,7 @@ def make_report(work: Work, decisions: Decisions, *, model: Path | None, max_len
     shown = ("kind", "source", "same_as", "share", "messages", "same_as_messages")
     examples = [pair for kind in DUPLICATES for pair in iter_dropped(work, kind, limit=SHOWN_DUPLICATES)]
     files: dict[str, dict[str, int]] = {}
+    groups = decisions.groups
     layouts = "SELECT file_of(source), coalesce(layout, ?), count(*) FROM rows GROUP BY 1, 2 ORDER BY min(n)"
     for name, layout, count in work.all(layouts, NO_VALUE):
         files.setdefault(name, {})[layout] = count
@@ -106,7 +107,13 @@ def make_report(work: Work, decisions: Decisions, *, model: Path | None, max_len
             "exact_duplicates": fates.get("duplicate", 0),
             "beginnings": fates.get("beginning", 0),
             "near_duplicates": fates.get("near-duplicate", 0),
-            "groups": decisions.groups._asdict(),
+            "groups": {
+                "groups": groups.groups,
+                "largest": groups.largest,
+                "broken_up": groups.broken_up,
+                "too_large": groups.too_large,
+                "missed": list(groups.missed),
+            },
             "problems": problems,
             "problems_left_out": num_refused - len(problems),
             "changed": changed,

@@ -8,7 +8,6 @@ have to write exactly so are trained.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -49,11 +48,6 @@ class Renderer:
         }
         self._headers_alone: dict[str, list[int]] = {}
         self._borders = Borders(tokenizer, self.control_tokens, self._encode_alone)
-
-    @cached_property
-    def longest_token_chars(self) -> int:
-        """The length of the longest token, which bounds the number of tokens (reading the vocabulary takes 0.1 s)."""
-        return max(map(len, self._tokenizer.get_vocab()), default=1)
 
     def render(self, example: Example) -> tuple[Rendered, ...]:
         """Return tokens and mask of each view of one row. Raise RenderError(reason, hint)."""
