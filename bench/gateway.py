@@ -35,12 +35,12 @@ from serve.hive import Running, add_release, stub_on_path, wait_until  # noqa: E
 from hivetune.base.database import open_database  # noqa: E402
 from hivetune.base.disk import home  # noqa: E402
 from hivetune.release.registry import promote, rollback  # noqa: E402
-from hivetune.serve.gateway.clients import make_client  # noqa: E402
+from hivetune.serve.clients import make_client  # noqa: E402
 
 BODY = {"model": "helpdesk", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 WARM_UP = 50
 SERVE = (
-    "import sys; from hivetune.serve.gateway.run import GatewaySettings, run_gateway\n"
+    "import sys; from hivetune.serve.run import GatewaySettings, run_gateway\n"
     "run_gateway(GatewaySettings(port=0, slots=int(sys.argv[1])), lambda url: print(url, flush=True))"
 )
 

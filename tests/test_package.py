@@ -143,5 +143,5 @@ def test_the_extra_serve_has_a_gateway(
     python = environment_of(wheel_in(built), {"serve"}, tmp_path / "serve")
     done = run(python, "-m", "hivetune", "serve", "nobody")
     assert done.returncode == 2 and "no release is called 'nobody'" in done.stderr, done.stderr
-    done = run(python, "-c", "import hivetune.serve.gateway.run, xllamacpp")
+    done = run(python, "-c", "import hivetune.serve.run, xllamacpp")
     assert done.returncode == 0, done.stderr

@@ -40,7 +40,7 @@ def test_every_name_is_a_function_with_types_and_documented() -> None:
 def test_no_import_of_a_folder_takes_the_place_of_a_function() -> None:
     """The types of what `train` returns and of what `serve` is given are in folders of these names."""
     script = (
-        "from hivetune.train.open import Run; from hivetune.serve.gateway.run import GatewaySettings; import hivetune\n"
+        "from hivetune.train.open import Run; from hivetune.serve.run import GatewaySettings; import hivetune\n"
         "print(hivetune.train.__module__, hivetune.serve.__module__)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -26,7 +26,7 @@ from hivetune.train.start import open_run, train_run
 from hivetune.train.supervise.attempt import Terms
 
 if TYPE_CHECKING:
-    from hivetune.serve.gateway.run import GatewaySettings
+    from hivetune.serve.run import GatewaySettings
 
 # A config, the path of its YAML file, or its settings as plain values.
 Config = RunConfig | Path | str | Mapping[str, Any]
@@ -140,6 +140,6 @@ def register(run: Run, name: str) -> str:
 
 def serve(settings: "GatewaySettings | None" = None, on_ready: Callable[[str], None] = lambda url: None) -> None:
     """Serve the champions over the OpenAI API until the process is stopped; `on_ready` gets the address."""
-    from hivetune.serve.gateway.run import GatewaySettings, run_gateway  # needs the extra `serve`
+    from hivetune.serve.run import GatewaySettings, run_gateway  # needs the extra `serve`
 
     run_gateway(settings or GatewaySettings(), on_ready)

@@ -13,9 +13,9 @@ from hivetune.base.database import open_database
 from hivetune.dashboard.access import cookie_name, cookie_value, dashboard_token, form_token
 from hivetune.dashboard.app import dashboard_addition
 from hivetune.release.registry import find
-from hivetune.serve.gateway.clients import make_client
-from hivetune.serve.gateway.guard import cookie_of_home
-from hivetune.serve.gateway.run import GatewaySettings, additions_for
+from hivetune.serve.clients import make_client
+from hivetune.serve.guard import cookie_of_home
+from hivetune.serve.run import GatewaySettings, additions_for
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from hivetune.dashboard.watched import MAX_BUCKETS, run_id
 from hivetune.release.registry import find
 from hivetune.run.folder import METRICS
 from hivetune.run.status import loss_curve
-from hivetune.serve.gateway.capture import CapturedAnswer, store_entries
+from hivetune.serve.capture import CapturedAnswer, store_entries
 
 pytestmark = pytest.mark.slow
 

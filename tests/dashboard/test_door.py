@@ -25,8 +25,8 @@ from hivetune.dashboard.pages.acts import FORMS
 from hivetune.dashboard.watched import run_id
 from hivetune.release.registry import find
 from hivetune.run.folder import EVENTS
-from hivetune.serve.gateway.guard import Guard
-from hivetune.serve.gateway.run import listen_on
+from hivetune.serve.guard import Guard
+from hivetune.serve.run import listen_on
 
 HERE = "http://127.0.0.1"
 

@@ -17,7 +17,7 @@ from hivetune.dashboard.overview import needs_of, next_steps, overview
 from hivetune.release.registry import Release
 from hivetune.run.folder import write_record
 from hivetune.run.status import RunStatus, State, shortest_names
-from hivetune.serve.swap.wanted import gateway_folder, write_loaded
+from hivetune.serve.route import gateway_folder, write_loaded
 
 
 def run(folder: Path, state: State) -> RunStatus:

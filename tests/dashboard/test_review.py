@@ -18,7 +18,7 @@ from hivetune.dashboard.pages.review import ROWS_A_PAGE, do_act, newest_acts, re
 from hivetune.data.forget import forget
 from hivetune.data.intake.interactions import Batch, Delivery, commit_batch, load_set_aside
 from hivetune.errors import UsageError
-from hivetune.serve.gateway.capture import CapturedAnswer, Feedback, Rating, store_entries
+from hivetune.serve.capture import CapturedAnswer, Feedback, Rating, store_entries
 
 
 def captured(number: int, rating: Rating | None = None, answer: str = "four") -> str:

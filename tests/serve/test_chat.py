@@ -10,8 +10,8 @@ import pytest
 
 from hivetune.base.database import open_database, transaction
 from hivetune.errors import UsageError
+from hivetune.serve.capture import Capture
 from hivetune.serve.chat import Chat, Talk, TrainedPrompt, trained_prompt
-from hivetune.serve.gateway.capture import Capture
 
 
 class Echo:

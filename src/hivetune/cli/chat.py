@@ -15,8 +15,8 @@ from hivetune.errors import UsageError
 from hivetune.llama.backend import Backend, unused_program
 from hivetune.llama.prompts import check_prompts
 from hivetune.release.export import DEFAULT_QUANT
+from hivetune.serve.capture import Capture
 from hivetune.serve.chat import HELP, Chat, Talk, Voice, find_pair, find_voice, open_voices, trained_prompt
-from hivetune.serve.gateway.capture import Capture
 from hivetune.train.open import load_run
 
 _BLOCK = '"""'

@@ -18,8 +18,8 @@ from hivetune.llama.backend import unused_program
 from hivetune.process.detach import serve_unit
 from hivetune.release.gguf import SERVED_QUANT
 from hivetune.release.registry import desired
-from hivetune.serve.gateway.clients import Client, clients, make_client, revoke_client
-from hivetune.serve.gateway.run import GatewaySettings, is_loopback, refuse_open, run_gateway
+from hivetune.serve.clients import Client, clients, make_client, revoke_client
+from hivetune.serve.run import GatewaySettings, is_loopback, refuse_open, run_gateway
 
 DEFAULT_CLIENT = "default"
 

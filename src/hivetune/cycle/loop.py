@@ -53,9 +53,9 @@ from hivetune.release.registry import (
     forgotten_rows,
     rollback,
 )
-from hivetune.serve.gateway.capture import SOURCE
+from hivetune.serve.capture import SOURCE
 from hivetune.serve.register import register_run
-from hivetune.serve.swap.wanted import load_release, wanted
+from hivetune.serve.route import load_release, wanted
 
 UNWRITABLE = (*FULL_DISK, errno.EROFS)  # errors of a disk that a person or time mends
 LISTEN_EVERY_S = 0.5
@@ -108,7 +108,7 @@ def look(config: RunConfig, name: str, cache: LookCache, now: float) -> Look:
         if paused:
             return Look("wait", "paused by a person", now + LOOK_AGAIN_S, label)
         if wants is not None:
-            state = wanted(database, (name,), cache.checks)
+            state = wanted(database, (name,))
             if state.champions.get(name) != label:
                 problem = "; ".join(state.problems)
                 return Look("restore", f"{label} can't be served: {problem}", champion=label, problem=problem)

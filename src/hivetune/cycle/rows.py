@@ -30,7 +30,6 @@ from hivetune.models.fetch import fetch_model
 from hivetune.models.prepared import folder_for
 from hivetune.release.registry import Release, releases, snapshot_folder
 from hivetune.run.folder import read_record
-from hivetune.serve.swap.wanted import Checks
 from hivetune.train.plan.run import plan_document, plan_run
 
 MIN_STEPS = 10  # fewer are not worth an evaluation
@@ -89,7 +88,6 @@ class RowsNow:
 class LookCache:
     """A cache between two looks, so that nothing unchanged is read twice."""
 
-    checks: Checks = field(default_factory=Checks)
     key: tuple[Any, ...] | None = None
     rows: RowsNow = field(default_factory=RowsNow)
 

@@ -54,7 +54,7 @@ from hivetune.run.figures import report
 from hivetune.run.folder import EVALUATION, METRICS, RECORD, adapter_hash, read_record
 from hivetune.run.status import run_status
 from hivetune.serve.register import register_run
-from hivetune.serve.swap.wanted import loaded_labels
+from hivetune.serve.route import loaded_labels
 from hivetune.train.open import Run, load_run
 from hivetune.train.start import open_run, train_run
 from hivetune.train.supervise.attempt import Terms

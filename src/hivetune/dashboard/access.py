@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hivetune.base.disk import home, write_atomic
 from hivetune.base.private import make_folder, open_plain
-from hivetune.serve.gateway.guard import Door, cookie_of_home
+from hivetune.serve.guard import Door, cookie_of_home
 
 BELOW = "/dashboard"
 LOGIN = f"{BELOW}/login"

@@ -44,8 +44,8 @@ from hivetune.dashboard.pages.review import act_on_row, review_page
 from hivetune.dashboard.pages.runs import evaluation_page, run_page, runs_page
 from hivetune.dashboard.watched import Watcher
 from hivetune.errors import Busy, HivetuneError, NotDeployed, NotThere, UsageError
-from hivetune.serve.gateway.guard import Door, Guard
-from hivetune.serve.gateway.run import Addition, listen_on, own_hosts
+from hivetune.serve.guard import Door, Guard
+from hivetune.serve.run import Addition, listen_on, own_hosts
 
 PAGES: Mapping[str, MakePage] = {
     "/": now_page,

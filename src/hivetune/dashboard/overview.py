@@ -17,7 +17,7 @@ from hivetune.errors import UsageError
 from hivetune.release.registry import Release, forgotten_rows, releases
 from hivetune.run.folder import ADAPTER, EVALUATION, read_record
 from hivetune.run.status import RunStatus, known_runs, shortest_names
-from hivetune.serve.swap.wanted import gateway_folder, loaded_labels
+from hivetune.serve.route import gateway_folder, loaded_labels
 
 RECENT_RUNS = 5
 

@@ -230,7 +230,7 @@ def _example(source: str, row: Row, conversation: Conversation, stored: Mapping[
     fields = extract(row)
     success = fields.success if "success" not in stored else bool(stored["success"])
     checker, synthesis = row.get("checker"), row.get("synth")  # the latter of `data synth`
-    # What the gateway captured (serve/gateway/capture.py); other data may have a column `client`, too.
+    # What the gateway captured (serve/capture.py); other data may have a column `client`, too.
     captured = "answered_by" in row or "rejected_answer" in row
     return Example(
         id="",

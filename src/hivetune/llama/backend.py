@@ -84,7 +84,8 @@ class ServerSettings:
     """The settings of a server.
 
     adapters: GGUF adapter files and their scales. context_tokens: per slot. device: cpu, a card (which is leased:
-    process/lease.py), or empty for llama.cpp's own choice. warm_up: compute once on loading.
+    process/lease.py), or empty for llama.cpp's own choice. warm_up: compute once on loading. batch_tokens: of prompts,
+    computed at once; between two such pieces another request gets its turn.
     """
 
     adapters: tuple[tuple[Path, float], ...] = ()
@@ -94,6 +95,7 @@ class ServerSettings:
     engine: Engine = "auto"
     device: str = ""
     warm_up: bool = True
+    batch_tokens: int | None = None
 
 
 @contextlib.contextmanager
@@ -379,6 +381,7 @@ def _start(
         "threads": settings.threads,
         "on_cpu": settings.device == "cpu",
         "warm_up": settings.warm_up,
+        "batch_tokens": settings.batch_tokens,
         "template": thinking_arguments(str(read_header(model).settings.get("tokenizer.chat_template", ""))),
         "lease_fds": leases,
         "report_fd": writer,

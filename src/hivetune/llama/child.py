@@ -75,6 +75,8 @@ def _run_xllamacpp(settings: dict[str, Any]) -> None:
     if settings["threads"]:
         parameters.cpuparams.n_threads = settings["threads"]
         parameters.cpuparams_batch.n_threads = settings["threads"]
+    if settings["batch_tokens"]:
+        parameters.n_batch = settings["batch_tokens"]
     if settings["on_cpu"]:
         parameters.n_gpu_layers = 0
     parameters.warmup = settings["warm_up"]
@@ -133,6 +135,8 @@ def _run_program(settings: dict[str, Any]) -> None:
     command += ["--ctx-size", str(settings["context_tokens"] * settings["slots"]), "--jinja", "--no-webui"]
     if settings["threads"]:
         command += ["--threads", str(settings["threads"])]
+    if settings["batch_tokens"]:
+        command += ["--batch-size", str(settings["batch_tokens"])]
     for path in settings["adapters"]:
         command += ["--lora", path]  # scales come with each request
     # The key goes by the environment, not by the arguments, which every user of the machine can read.

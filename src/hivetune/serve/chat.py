@@ -21,8 +21,8 @@ from hivetune.release.export import export_run, run_of_export
 from hivetune.release.gguf import base_gguf
 from hivetune.release.registry import Release, find, releases, snapshot_folder
 from hivetune.run.status import find_run
-from hivetune.serve.gateway.capture import Capture, CapturedAnswer, Feedback, Rating
-from hivetune.serve.swap.wanted import BASE, load_release
+from hivetune.serve.capture import Capture, CapturedAnswer, Feedback, Rating
+from hivetune.serve.route import BASE, load_release
 from hivetune.train.open import load_run
 
 HELP = (

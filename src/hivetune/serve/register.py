@@ -23,7 +23,7 @@ from hivetune.release.registry import Release, exports_in, find, forgotten_rows,
 from hivetune.run.folder import EVENTS, adapter_hash, require_adapter
 from hivetune.run.status import refuse_older_adapter
 from hivetune.serve.chat import trained_prompt
-from hivetune.serve.swap.wanted import GREEDY
+from hivetune.serve.route import GREEDY
 from hivetune.train.open import Run, load_run
 
 

@@ -1,0 +1,226 @@
+"""The capture of answers and feedback: redacted before they are stored, durable before they are counted, each stored
+once.
+
+One thread writes, in order. The last byte of an answer is sent when the answer is durable, or after `KEEP_WAIT_S`; then
+the answer reports it. While the disk is full or another process holds the database, up to `MAX_WAITING` entries wait.
+Beyond that, answers are not captured, and are counted as left out.
+"""
+
+import asyncio
+import contextlib
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hivetune.base.database import open_database, transaction
+from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value, redacted_name
+from hivetune.data.intake.interactions import Batch, Delivery, change_row, commit_batch
+from hivetune.errors import HivetuneError, NotThere, UsageError
+
+SOURCE = "gateway"
+KEEP_WAIT_S = 2.0  # an answer waits no longer for the disk
+_RETRY_S = 1.0
+MAX_WAITING = 10_000
+
+# What redaction or the database raise for a value that no row can hold.
+_UNSTORABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError, sqlite3.DataError)
+
+Rating = Literal["up", "down"]
+
+
+@dataclass(frozen=True)
+class CapturedAnswer:
+    """One request with its answer. `label`: the release that answered. `answer`: its message as the API gave it.
+    `finish`: why it ended, by the API. `client`: the owner of the token, who alone may rate it. `keys`: what the
+    request declared; agent and category are stored, so that the row belongs to its domain."""
+
+    id: str
+    label: str
+    messages: Sequence[Mapping[str, Any]]
+    answer: Mapping[str, Any]
+    finish: str | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
+    session: str | None = None
+    user: str | None = None
+    client: str = ""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """A person's opinion of an answer. `correction`: the right answer."""
+
+    id: str
+    label: str
+    client: str
+    rating: Rating | None = None
+    correction: str | None = None
+    reason: str | None = None
+
+
+class Capture:
+    """The writing thread. `captured`: durable answers. `waiting`: entries that are not stored yet. `left_out`: those
+    that never will be. `problem`: why nothing can be written now."""
+
+    def __init__(self, retry_s: float = _RETRY_S) -> None:
+        self.captured = self.left_out = self.waiting = 0
+        self.problem = ""
+        self._retry_s = retry_s
+        self._ending = threading.Event()
+        self._thread = ThreadPoolExecutor(1, "capture")
+        self._database: sqlite3.Connection | None = None
+
+    def put(self, entry: CapturedAnswer | Feedback) -> "Future[bool] | None":
+        """Queue an entry; return whether it is durable, later, or None where there was no room. Never waits."""
+        if self.waiting >= MAX_WAITING:
+            self.left_out += 1
+            return None
+        self.waiting += 1
+        return self._thread.submit(self._store, entry)
+
+    async def keep(self, entry: CapturedAnswer) -> bool:
+        """Return whether the answer is durable. Waits at most `KEEP_WAIT_S`, and not while nothing can be written."""
+        durable = self.put(entry)
+        if durable is None or self.problem:
+            return False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(KEEP_WAIT_S):
+                return await asyncio.shield(asyncio.wrap_future(durable))
+        return False
+
+    def close(self) -> None:
+        """Try to write what waits once more, then end. The rest is counted as left out."""
+        self._ending.set()
+        self._thread.submit(self._close)
+        self._thread.shutdown()
+
+    def _store(self, entry: CapturedAnswer | Feedback) -> bool:
+        """Store an entry, as soon as that is possible; return whether it is stored. One that can't become a row is left
+        out alone and holds up nothing behind it."""
+        try:
+            while True:
+                try:
+                    self._database = self._database or open_database()
+                    self.captured += store_entries(self._database, [entry])
+                    self.problem = ""
+                    return True
+                except _UNSTORABLE:
+                    break
+                except (HivetuneError, sqlite3.Error, OSError) as error:  # a full disk, a busy database
+                    self.problem = str(error)
+                    if self._ending.wait(self._retry_s):
+                        break
+            self.left_out += 1
+            return False
+        finally:
+            self.waiting -= 1
+
+    def _close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+
+
+def store_entries(database: sqlite3.Connection, entries: Sequence[CapturedAnswer | Feedback]) -> int:
+    """Commit entries in order and return how many answers are new. Raises DoesNotFit, Busy."""
+    exchanges = [entry for entry in entries if isinstance(entry, CapturedAnswer)]
+    tally = commit_batch(database, Batch(SOURCE, [_delivery(entry) for entry in exchanges]))
+    for entry in entries:
+        if isinstance(entry, Feedback):
+            _join(database, entry)
+    return tally.stored
+
+
+def unknown_answer(answer: str) -> NotThere:
+    """Return the same error for an unknown id and for the id of another client's answer."""
+    message = f"no captured answer of this client has the id {answer!r}"
+    return NotThere(message, hint="the id is in each answer, as `id`")
+
+
+def label_of(database: sqlite3.Connection, answer: str, client: str) -> str:
+    """Return the release that gave a captured answer. Raises NotThere for an unknown id or another client's answer."""
+    row = database.execute(
+        "SELECT source, json_extract(row, '$.client') FROM interactions WHERE id = ?", (answer,)
+    ).fetchone()
+    if row is None or not str(row[0]).startswith(f"{SOURCE}:") or row[1] != client:
+        raise unknown_answer(answer)
+    return str(row[0]).removeprefix(f"{SOURCE}:")
+
+
+def _delivery(entry: CapturedAnswer) -> Delivery:
+    row: dict[str, Any] = {
+        "id": entry.id,
+        "messages": [*entry.messages, entry.answer],
+        "answered_by": entry.label,  # not a person's words: docs/serve.md says when it is learned from
+        "timestamp": round(entry.time, 3),
+        "latency_s": round(entry.seconds, 3),
+    }
+    if entry.finish == "length":
+        row["finish_reason"] = entry.finish  # its end is never learned as one, whoever approves it
+    if entry.tools:
+        row["tools"] = list(entry.tools)
+    row |= {kind: entry.keys[kind] for kind in ("agent", "category") if kind in entry.keys}
+    clean: Any = redact_value(redact_value(row, SECRETS), PERSONAL)
+    clean |= {"id": entry.id, "timestamp": row["timestamp"]}
+    for key, value in (("session_id", entry.session), ("user_id", entry.user)):
+        if value is not None:
+            clean[key] = redacted_name(value)  # by which a user or a session can be forgotten
+    if entry.client:
+        clean["client"] = entry.client
+    source = f"{SOURCE}:{entry.label}"
+    return Delivery(source, source, clean, id=entry.id, time=entry.time)
+
+
+def _join(database: sqlite3.Connection, entry: Feedback) -> None:
+    """Store feedback beside its answer and in it. A correction replaces the answer, which becomes `rejected_answer`.
+    Nothing is kept for an answer that is not in the store, because it was not captured or was forgotten."""
+    correction, reason = _clean(entry.correction), _clean(entry.reason)
+    with transaction(database):
+        stored = database.execute("SELECT row FROM interactions WHERE id = ?", (entry.id,)).fetchone()
+        if stored is None:
+            return
+        database.execute(
+            "INSERT INTO feedback VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (answer) DO UPDATE SET"
+            " rating = coalesce(excluded.rating, rating), correction = coalesce(excluded.correction, correction),"
+            " reason = coalesce(excluded.reason, reason), client = excluded.client, time = excluded.time",
+            (entry.id, entry.label, entry.rating, correction, reason, entry.client, time.time()),
+        )
+        row = json.loads(stored[0])
+        if correction is not None:
+            row = correct_row(row, correction)
+        if entry.rating is not None:
+            row = rate_row(row, entry.rating)
+        change_row(database, entry.id, row, row.get("feedback"))
+
+
+def rate_row(row: Mapping[str, Any], rating: Rating) -> dict[str, Any]:
+    """Return a stored row with a rating. It is of the answer that was given: a corrected row stays good."""
+    return {**row, "feedback": 1 if rating == "up" or "rejected_answer" in row else -1}
+
+
+def correct_row(row: Mapping[str, Any], correction: str) -> dict[str, Any]:
+    """Return a stored row with the right answer in place of the last one, which becomes `rejected_answer`. Raises
+    UsageError for a row that does not end with an answer, and for an empty correction."""
+    messages = row.get("messages")
+    if not isinstance(messages, list) or not messages or messages[-1].get("role", "assistant") != "assistant":
+        raise UsageError("this row does not end with an answer, so there is nothing to correct")
+    if not correction.strip():
+        raise UsageError("an empty text corrects nothing")
+    clean = _clean(correction) or ""
+    kept = {key: value for key, value in row.items() if key not in ("answered_by", "finish_reason")}  # a person's now
+    kept.setdefault("rejected_answer", messages[-1])
+    return {**kept, "messages": [*messages[:-1], {"role": "assistant", "content": clean}], "feedback": 1}
+
+
+def _clean(text: str | None) -> str | None:
+    """Return the text redacted, without characters that UTF-8 can't encode."""
+    if text is None:
+        return None
+    clean: Any = redact_value(redact_value(text, SECRETS), PERSONAL)
+    return str(clean).encode("utf-8", "replace").decode()

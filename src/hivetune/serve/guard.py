@@ -1,0 +1,181 @@
+"""The guard of every request: it checks Host, Origin, size and token on every path before anything else reads it.
+
+A page of another site can reach a port of this machine through a rebound name, a form or a script. Host and Origin
+reveal that, so they are checked on every path without exception: MLflow's CVE-2025-14279 and CVE-2026-2611 were one
+path too few. Each door has its own tokens, since a client of the API may not use the dashboard.
+"""
+
+import asyncio
+import json
+import os
+import re
+import resource
+import secrets
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from starlette.requests import cookie_parser
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hivetune.base.disk import home, sha256_bytes
+from hivetune.serve.dialects.base import error_body
+
+LIMIT_BYTES = 8 << 20
+READ_ON_S = 5.0  # of a request that is refused
+_SIZE = re.compile("[0-9]{1,18}")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+# Paths without a token: the page itself holds nothing, and /login is where a browser brings its token.
+OPEN = frozenset({"/", "/health", "/login", "/chat.js", "/chat.css"})
+HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"same-origin"),  # with no-referrer a browser sends `Origin: null` with a form of our own
+    (b"cache-control", b"no-store"),
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+        b"form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    ),
+)
+
+
+def cookie_of_home(kind: str = "hivetune") -> str:
+    """Return the name of this home's cookie: the servers of two homes have two ports, which share their cookies."""
+    return f"{kind}-{sha256_bytes(os.fsencode(home()))[:8]}"
+
+
+@dataclass(frozen=True)
+class Door:
+    """The access rule of the paths below `below`. `client_of` maps a token or a cookie's value to a client, or None.
+    `open`: paths that need no token. `login`: where a browser without a token is sent; if empty, it is refused."""
+
+    client_of: Callable[[str], str | None]
+    below: str = ""
+    cookie: str = field(default_factory=cookie_of_home)
+    open: frozenset[str] = OPEN
+    login: str = ""
+
+
+class Guard:
+    """An ASGI application that guards another one. `hosts`: the accepted values of Host, in lower case. `doors`: the
+    first whose path matches a request applies; a request that matches none is refused."""
+
+    def __init__(self, app: ASGIApp, hosts: frozenset[str], doors: Sequence[Door]):
+        self.app, self.hosts, self.doors = app, hosts, doors
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        # The client's own id, if it is safe in a header and a log.
+        sent = headers.get("x-request-id", "")
+        request_id = sent if _REQUEST_ID.fullmatch(sent) else secrets.token_hex(16)
+
+        async def answered(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = (b"x-request-id", request_id.encode())
+                message["headers"] = [*message.get("headers", []), *HEADERS, own]
+            await send(message)
+
+        refusal = _smuggled(scope["headers"]) or self._refusal(scope, headers)
+        if refusal is not None:
+            await _refuse(receive, answered, *refusal)
+            return
+        await self.app(scope, _limited(receive, LIMIT_BYTES), answered)
+
+    def _refusal(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, str, str] | None:
+        """Return status, message and where a browser is sent instead, or None for a request that may pass."""
+        host = headers.get("host", "").lower()
+        if host not in self.hosts:
+            named = ascii(host)[1:-1][:100] or "none"
+            message = f"the Host {named} is not served here; if it is yours: hivetune serve --allow-host {named}"
+            return 421, message, ""
+        origin = headers.get("origin")
+        if origin is not None and origin.lower().partition("://")[2] not in self.hosts:
+            return 403, "requests from other sites are refused", ""
+        size = headers.get("content-length", "0")
+        if not _SIZE.fullmatch(size) or int(size) > LIMIT_BYTES:
+            return 413, f"a request holds at most {LIMIT_BYTES:,} bytes", ""
+        path = scope["path"]
+        door = next((door for door in self.doors if f"{path}/".startswith(f"{door.below}/")), None)
+        try:
+            client = door.client_of(token_of(headers, door.cookie)) if door is not None else None
+        except sqlite3.Error as error:
+            return 503, f"the tokens of clients can't be read: {error}; look at hive.db with: hivetune doctor", ""
+        scope["client_name"], scope["cookie_name"] = client, door.cookie if door is not None else ""
+        if client is not None or (door is not None and path in door.open):
+            return None
+        if door is not None and door.login:
+            get = scope["method"] == "GET"
+            return (303, "sign in first", door.login) if get else (401, f"sign in first, at {door.login}", "")
+        return 401, "a token is needed: Authorization: Bearer TOKEN; make one with: hivetune clients --new NAME", ""
+
+
+def _smuggled(headers: Sequence[tuple[bytes, bytes]]) -> tuple[int, str, str] | None:
+    """Refuse a request that a proxy and this server could read differently (RFC 9112, 3.2 and 6.3)."""
+    names = [name for name, _ in headers]
+    for name in (b"host", b"content-length", b"transfer-encoding", b"authorization"):
+        if names.count(name) > 1:
+            return 400, f"a request has one {name.decode()} header", ""
+    if b"content-length" in names and b"transfer-encoding" in names:
+        return 400, "a request has a content-length or a transfer-encoding, not both", ""
+    return None
+
+
+class TooLarge(Exception):
+    """A body without a declared length grew beyond the limit."""
+
+
+def token_of(headers: Mapping[str, str], cookie_name: str) -> str:
+    """Return the token in the Authorization header, or in the cookie that the login set. Ports share cookies, so the
+    cookie of another program may stand before ours, in whatever form."""
+    kind, _, token = headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer":
+        return token.strip()
+    return cookie_parser(headers.get("cookie", "")).get(cookie_name, "")
+
+
+async def _refuse(receive: Receive, send: Send, status: int, message: str, location: str) -> None:
+    """Refuse a request, and read what its client still sends for a while: a connection that is closed before its
+    request is read is reset, and the answer may be lost (RFC 9112, 9.6)."""
+    body = json.dumps(error_body(status, message)).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers += [(b"location", location.encode())] if location else []
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"connection", b"close")]})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    with suppress(TimeoutError):
+        async with asyncio.timeout(READ_ON_S):
+            while (await receive()).get("more_body", False):
+                pass
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _limited(receive: Receive, limit_bytes: int) -> Receive:
+    read = 0
+
+    async def limited() -> Message:
+        nonlocal read
+        message = await receive()
+        read += len(message.get("body", b""))
+        if read > limit_bytes:
+            raise TooLarge
+        return message
+
+    return limited
+
+
+MAX_FILES = 1 << 16
+
+
+def raise_file_limit() -> None:
+    """Raise the limit of open files: many systems begin with 1,024, and a thousand silent connections once kept every
+    client out."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -1,0 +1,304 @@
+"""What should be served, and which release a request's `model` means. All of it comes from the registry.
+
+A base model has one deployment: its GGUF file and the adapters that are served on it, in the order of their ids: of
+each name the champion, the one before it and the candidate. `desired` in hive.db says what should be served.
+"""
+
+import contextlib
+import hashlib
+import sqlite3
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hivetune.base.disk import home, lock_holder, read_json, write_json
+from hivetune.errors import HivetuneError, MachineNotFit, NotThere, UsageError
+from hivetune.release.registry import Release, desired, find, gguf_adapter, releases
+
+BASE = "base"
+GREEDY: Mapping[str, Any] = {"temperature": 0.0}  # as every evaluation asks: judge/worker
+
+
+@dataclass(frozen=True)
+class ServedRelease:
+    """A release that can be loaded: its label NAME@VERSION and its adapter as a GGUF file."""
+
+    label: str
+    adapter: Path
+    size_bytes: int = 0  # which llama.cpp keeps in memory
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """The content of one model server: a base, by name and hash of its prepared folder, and its adapters by id.
+
+    `required`: labels without which a server is not right. The release before the champion is loaded with them, and is
+    no reason to start another server: so a rollback restarts nothing.
+    """
+
+    model: str
+    model_sha256: str
+    served: tuple[ServedRelease, ...]
+    required: frozenset[str] = frozenset()
+    device: str = ""  # as in ServerSettings
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(release.label for release in self.served)
+
+    def holds(self, wanted: "Deployment") -> bool:
+        """Return whether a server with this content is right for what is wanted."""
+        same = (self.model, self.model_sha256, self.device) == (wanted.model, wanted.model_sha256, wanted.device)
+        needed = {release for release in wanted.served if release.label in wanted.required}
+        return same and needed <= set(self.served)
+
+
+@dataclass(frozen=True)
+class Domain:
+    """A release name for the requests of one agent or category. `by`: agent or category. `system`: the system prompt of
+    most of its rows, which also declares it."""
+
+    name: str
+    by: str
+    value: str
+    system: str | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """All deployments, and for each name its champion and its candidate, if there is one.
+
+    `canaries`: the candidates that the gate passed. `domains`: of each name. `generation`: the settings that each
+    release was judged with. `withdrawn`: why each rolled back release was. `problems`: what can't be served, in words;
+    `unserved`: why a label, or a name whose champion it is, can't be. `taken`: the card that a run trains on, which no
+    model server may keep.
+    """
+
+    deployments: tuple[Deployment, ...] = ()
+    champions: Mapping[str, str] = field(default_factory=dict)
+    candidates: Mapping[str, str] = field(default_factory=dict)
+    canaries: frozenset[str] = frozenset()
+    domains: Mapping[str, tuple[Domain, ...]] = field(default_factory=dict)
+    generation: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    withdrawn: Mapping[str, str] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+    unserved: Mapping[str, str] = field(default_factory=dict)
+    taken: str = ""
+
+    @property
+    def labels(self) -> frozenset[str]:
+        return frozenset(label for deployment in self.deployments for label in deployment.labels)
+
+
+def wanted(database: sqlite3.Connection, names: Sequence[str] = ()) -> Wanted:
+    """Read from the registry what should be served, of `names` (and their domains) or of every name with a champion.
+
+    A release that is damaged or has no GGUF adapter is left out and named in `problems`. A champion that can't be
+    served is replaced by the previous one. Raises UsageError for a version, and a name that is not registered.
+    """
+    for name in names:
+        bare, at, _ = name.partition("@")
+        if at:
+            hint = f"serve {bare}, and ask for the model {name}"
+            raise UsageError(f"{name}: the gateway serves names with all their versions", hint=hint)
+        find(database, name)
+    served: dict[tuple[str, str], list[ServedRelease]] = {}
+    champions: dict[str, str] = {}
+    candidates: dict[str, str] = {}
+    generation: dict[str, Mapping[str, Any]] = {}
+    withdrawn: dict[str, str] = {}
+    unserved: dict[str, str] = {}
+    problems: list[str] = []
+    canaries: set[str] = set()
+    domains: dict[str, tuple[Domain, ...]] = {}
+    for name, version in desired(database).items():
+        all_releases = releases(database, name)
+        of, domain = _domain_of(next(release for release in all_releases if release.version == version))
+        if names and name not in names and of not in names:
+            continue
+        withdrawn |= {release.label: release.withdrawn for release in all_releases if release.withdrawn}
+        usable: dict[str, Release] = {}  # by alias
+        for release in all_releases:
+            aliases = {*release.aliases, *(("champion",) if release.version == version else ())}
+            if not aliases & {"champion", "previous", "candidate"} or release.pruned or release.withdrawn:
+                continue
+            try:
+                loadable = load_release(release)
+            except HivetuneError as error:
+                problems.append(error.message)
+                unserved |= {release.label: error.message}
+                unserved |= {name: error.message} if release.version == version else {}
+                continue
+            usable |= dict.fromkeys(aliases, release)
+            generation[release.label] = release.proof.get("generation", GREEDY)
+            served.setdefault((release.model, release.model_sha256), []).append(loadable)
+        champion = usable.get("champion") or usable.get("previous")
+        if champion is not None:
+            champions[name] = champion.label
+            unserved.pop(name, None)
+            if domain is not None:
+                domains[of] = (*domains.get(of, ()), domain)
+        if "candidate" in usable:
+            candidates[name] = usable["candidate"].label
+            canaries |= {candidates[name]} if usable["candidate"].verdict == "deploy" else set()
+    required = {*champions.values(), *candidates.values()}
+    return Wanted(
+        deployments=tuple(
+            Deployment(
+                *base,
+                tuple(sorted(loaded, key=lambda release: release.label)),
+                frozenset(required & {release.label for release in loaded}),
+            )
+            for base, loaded in sorted(served.items())
+        ),
+        champions=champions,
+        candidates=candidates,
+        canaries=frozenset(canaries),
+        domains=domains,
+        generation=generation,
+        withdrawn=withdrawn,
+        problems=tuple(problems),
+        unserved=unserved,
+    )
+
+
+def _domain_of(release: Release) -> tuple[str, Domain | None]:
+    """Return the name whose domain a release is, or "", and the domain."""
+    domain = release.proof.get("domain")
+    if domain is None:
+        return "", None
+    system = release.proof.get("generation", {}).get("system")
+    return domain["of"], Domain(release.name, domain["by"], domain["value"], system)
+
+
+def load_release(release: Release) -> ServedRelease:
+    """Return the release's adapter as GGUF. Its files are hashed again only when one changed. Raises HivetuneError when
+    it is damaged, UsageError when it has none."""
+    release.check()
+    adapter = gguf_adapter(release)
+    return ServedRelease(release.label, adapter, adapter.stat().st_size)
+
+
+class Withdrawn(UsageError):
+    """The request names a version that was rolled back."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """The base model, and the label of the release that answers on it. `adapted` is false for the base alone."""
+
+    model: str
+    label: str
+    adapted: bool = True
+
+
+@dataclass(frozen=True)
+class Routes:
+    """The models that a request can name. `labels`: loaded NAME@VERSION -> its base. `champions`: NAME -> label of the
+    one that answers now. `canary`: share of a name's sessions that its candidate answers, 0 to 1. `problems`: why
+    something is not loaded."""
+
+    wanted: Wanted = field(default_factory=Wanted)
+    bases: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    champions: Mapping[str, str] = field(default_factory=dict)
+    canary: float = 0.0
+    problems: Sequence[str] = ()
+
+    def names(self) -> list[str]:
+        """Return everything that a request can name, champions first."""
+        bases = [BASE] if len(self.bases) == 1 else sorted(set(self.bases) - self.champions.keys())
+        return [*sorted(self.champions), *sorted(self.labels), *bases]
+
+    def find(self, model: str, session: str, declared: Mapping[str, str] | None = None) -> Route:
+        """Return the release for a request's `model`: NAME, NAME@VERSION, NAME@champion, NAME@candidate, `base`, or
+        nothing when one name is served. `declared`: agent, category and system prompt of the request, which may have a
+        release of their own. The same request in the same state always gets the same one. A release precedes a base
+        model of the same name.
+
+        Raises Withdrawn, MachineNotFit for what should be loaded and is not, and NotThere, naming what is served.
+        """
+        wanted = self.wanted
+        if not model:
+            names = self.champions.keys() - {domain.name for group in wanted.domains.values() for domain in group}
+            model = names.pop() if len(names) == 1 else ""
+        if model in wanted.withdrawn:
+            name = model.partition("@")[0]
+            raise Withdrawn(f"{model} was rolled back: {wanted.withdrawn[model]}", hint=f"ask for {name}, its champion")
+        self._refuse_unloaded(model)
+        name, _, which = model.partition("@")
+        label = model if model in self.labels else None
+        if not which:
+            name = self._domain(name, declared or {})
+        if which in ("", "champion"):
+            label = self.champions.get(name)
+            candidate = wanted.candidates.get(name)
+            # A number from 0 to 1 that depends on the session only, so that a session stays with its release.
+            share = (
+                int.from_bytes(hashlib.blake2b(f"{name}\0{session}".encode(), digest_size=8).digest(), "big") / 2**64
+            )
+            if not which and candidate in wanted.canaries & self.labels.keys() and share < self.canary:
+                label = candidate
+        elif which == "candidate":
+            label = wanted.candidates.get(name)
+        if label in self.labels:
+            assert label is not None
+            return Route(self.labels[label], label)
+        if model == BASE and len(self.bases) == 1:
+            model = self.bases[0]
+        if model in self.bases:
+            return Route(model, BASE if len(self.bases) == 1 else model, adapted=False)
+        hint = f"served are: {', '.join(self.names())}"
+        if name in self.champions and which.isdecimal():
+            hint += f"; another version is loaded when it is promoted: hivetune promote {model}"
+        raise NotThere(f"the model {model!r} is not served", hint=hint)
+
+    def _domain(self, name: str, declared: Mapping[str, str]) -> str:
+        """Return the name of the domain that a request declares, by name or by its system prompt, else `name`."""
+        domains = [domain for domain in self.wanted.domains.get(name, ()) if domain.name in self.champions]
+        for domain in domains:
+            if declared.get(domain.by) == domain.value:
+                return domain.name
+        if any(domain.by in declared for domain in domains):
+            return name  # it declared another one
+        same = [domain for domain in domains if domain.system and domain.system == declared.get("system")]
+        return same[0].name if len(same) == 1 else name
+
+    def _refuse_unloaded(self, model: str) -> None:
+        named = model.partition("@champion")[0]
+        loaded = self.labels.keys() | self.champions.keys()
+        if named in self.wanted.unserved.keys() - loaded:
+            raise MachineNotFit(f"{model} can't be served: {self.wanted.unserved[named]}")
+        if not self.bases or named in (self.wanted.labels | self.wanted.champions.keys()) - loaded:
+            problems = "; ".join(self.problems)
+            hint = "mend what is named; the gateway tries again by itself" if problems else "try again in a few seconds"
+            raise MachineNotFit(f"{model or 'the model'} is not loaded{problems and ': '}{problems}", hint=hint)
+
+
+# The gateway writes what it has loaded; the file counts only while the gateway runs.
+
+_FILE = "loaded.json"
+
+
+def gateway_folder() -> Path:
+    """Return the folder whose lock is held by the running gateway."""
+    return home() / "gateway"
+
+
+def write_loaded(names: Sequence[str], labels: Collection[str]) -> None:
+    """Write the models that can be requested now, of `names` or of every name. While the disk can't be written the old
+    list stays, and its readers wait."""
+    with contextlib.suppress(OSError):
+        write_json(gateway_folder() / _FILE, {"schema": 1, "names": list(names), "loaded": sorted(labels)})
+
+
+def loaded_labels(name: str) -> frozenset[str] | None:
+    """Return the labels that the running gateway has loaded, or None while no gateway serves this name."""
+    if lock_holder(gateway_folder()) is None:
+        return None
+    try:
+        loaded = read_json(gateway_folder() / _FILE)
+        return None if loaded["names"] and name not in loaded["names"] else frozenset(loaded["loaded"])
+    except (OSError, ValueError, KeyError, TypeError):  # it has not told yet
+        return frozenset()

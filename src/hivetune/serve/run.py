@@ -1,0 +1,265 @@
+"""The gateway as a process: registry, model servers, guard and page on one port until it is told to stop."""
+
+import contextlib
+import errno
+import math
+import socket
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+
+import psutil
+import uvicorn
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from hivetune.base.database import database_path, open_database
+from hivetune.base.disk import lock
+from hivetune.errors import Busy, HivetuneError, MachineNotFit, UsageError
+from hivetune.llama.backend import CONTEXT_TOKENS, ServerSettings, open_backend
+from hivetune.llama.prompts import compare_answers
+from hivetune.process.lease import training_on
+from hivetune.release.gguf import SERVED_QUANT, base_gguf
+from hivetune.release.registry import find, rollback, withdraw
+from hivetune.serve.api import Gateway, page_routes
+from hivetune.serve.capture import Capture, label_of
+from hivetune.serve.clients import client_of
+from hivetune.serve.guard import Door, Guard, raise_file_limit
+from hivetune.serve.metrics import Metrics
+from hivetune.serve.route import Deployment, Wanted, gateway_folder, wanted, write_loaded
+from hivetune.serve.servers import Keeper, LiveBackend
+from hivetune.serve.watch import Watch, due_watches
+
+_OTHER_SERVES = "it serves this home already, and takes up promotions by itself; see: hivetune status"
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+SHUTDOWN_S = 10
+HTTP_PORT = 80
+# Tokens of a prompt that are computed at once. Beside a prompt of 2,700 tokens a short request of another adapter waits
+# for one such piece: a second for a model of 135 million weights on two cores, where llama.cpp's 2,048 take eight.
+PROMPT_BATCH = 256
+READ_AGAIN_S = 30.0  # a watch ends without a change of hive.db
+
+
+@dataclass(frozen=True)
+class GatewaySettings:
+    """The settings of `hivetune serve`. `names`: names to serve, every champion if empty. `allow_hosts`: more accepted
+    values of the Host header, with port. `canary`: share of each name's sessions that its candidate answers.
+    `context_tokens` is per slot."""
+
+    names: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    port: int = 8642
+    allow_hosts: tuple[str, ...] = ()
+    capture: bool = False
+    canary: float = 0.0
+    quant: str = SERVED_QUANT
+    slots: int = 4
+    context_tokens: int = CONTEXT_TOKENS
+    private_cache: bool = False  # a slot's prompt cache serves one client alone
+    threads: int | None = None
+    card: str = ""  # what backends offload to while nobody trains on it; empty: they choose themselves
+
+
+@dataclass(frozen=True)
+class Addition:
+    """Routes of another room on the same port, with their access check."""
+
+    routes: Sequence[BaseRoute]
+    door: Door
+
+
+def run_gateway(
+    settings: GatewaySettings,
+    on_ready: Callable[[str], None] = lambda url: None,
+    add: Callable[[], Addition] | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM. `on_ready` gets the address.
+
+    `add` makes routes that are shown beside the API while only this machine can reach it.
+
+    Raises UsageError for a name that is not registered, Busy when another gateway of this home runs or the port is
+    taken. A model that can't be loaded is retried, and /health names it.
+    """
+    with closing(open_database()) as database:
+        wanted(database, settings.names)
+    with lock(gateway_folder(), hint=_OTHER_SERVES), closing(listen_on(settings.host, settings.port)) as listening:
+        raise_file_limit()
+        tell = partial(write_loaded, settings.names)
+        tell(())
+        port = listening.getsockname()[1]
+        watch = Watch(_roll_back, open_database)
+        watch.load()
+        start = partial(start_live, settings)
+        keeper = Keeper(Registry(settings, watch).read, start, settings.canary, tell=tell)
+        servers: list[uvicorn.Server] = []
+        failures: list[BaseException] = []
+
+        def end(failure: BaseException) -> None:
+            failures.append(failure)
+            servers[0].should_exit = True
+
+        def find_answer(answer: str, client: str) -> str:
+            with closing(open_database()) as database:
+                return label_of(database, answer, client)
+
+        gateway = Gateway(keeper, watch, find_answer, Capture() if settings.capture else None, Metrics(), end)
+        config = uvicorn.Config(
+            guarded(gateway, settings, port, additions_for(settings, add)),
+            log_level="warning",
+            access_log=False,
+            http="h11",
+            ws="none",
+            timeout_graceful_shutdown=SHUTDOWN_S,
+            server_header=False,
+            proxy_headers=False,  # the guard checks what the client sent, not what a header says it sent
+        )
+        on_ready(f"http://{_bracketed(settings.host)}:{port}")
+        servers.append(uvicorn.Server(config))
+        servers[0].run([listening])
+        if failures:
+            raise failures[0]
+
+
+def guarded(gateway: Gateway, settings: GatewaySettings, port: int, additions: Sequence[Addition] = ()) -> ASGIApp:
+    """Return the gateway with page and additions behind the guard. One connection to hive.db checks all tokens."""
+    app = gateway.app()
+    app.router.routes += [*page_routes(), *(route for added in additions for route in added.routes)]
+    database = sqlite3.connect(database_path(), check_same_thread=False)
+    names = _LOOPBACK if is_loopback(settings.host) else (settings.host,)
+    hosts = own_hosts(names, port) | {host.lower() for host in settings.allow_hosts}
+    return Guard(app, hosts, [*(added.door for added in additions), Door(partial(client_of, database))])
+
+
+def additions_for(settings: GatewaySettings, add: Callable[[], Addition] | None) -> list[Addition]:
+    """Return the pages to show beside the API: none if other machines can reach it."""
+    return [add()] if add is not None and is_loopback(settings.host) else []
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a server on `host`."""
+    return host in _LOOPBACK
+
+
+def own_hosts(names: Sequence[str], port: int) -> frozenset[str]:
+    """Return the values of the Host header that mean this server."""
+    bare = {_bracketed(name) for name in names} if port == HTTP_PORT else set()  # clients leave the usual port out
+    return frozenset({f"{_bracketed(name)}:{port}" for name in names} | bare)
+
+
+def start_live(settings: GatewaySettings, deployment: Deployment) -> LiveBackend:
+    """Start a model server with everything of `deployment` loaded, warm, and compared with the recorded answers.
+
+    Raises HivetuneError and its kinds; nothing is left running then.
+    """
+    base = base_gguf(deployment.model, deployment.model_sha256, settings.quant)
+    server = ServerSettings(
+        adapters=tuple((served.adapter, 0.0) for served in deployment.served),
+        slots=settings.slots,
+        context_tokens=settings.context_tokens,
+        threads=settings.threads,
+        device=deployment.device,
+        batch_tokens=PROMPT_BATCH,
+    )
+    if deployment.device == "cpu" and base.stat().st_size > psutil.virtual_memory().available:
+        raise MachineNotFit(
+            f"{settings.card} is used for training, and {deployment.model} does not fit into the main memory meanwhile",
+            hint="it is served again when the run ends: hivetune runs",
+        )
+    with contextlib.ExitStack() as stack:
+        backend = stack.enter_context(open_backend(base, server))
+        backend.complete([{"role": "user", "content": "Hello"}], max_tokens=1)
+        properties = backend.request("/props")
+        with closing(open_database()) as database:
+            for number, label in enumerate(deployment.labels):
+                answers = find(database, label).proof.get("answers", {}).get(settings.quant, ())
+                compare_answers(backend, answers, number, label)
+        return LiveBackend(
+            deployment,
+            backend,
+            settings.slots,
+            stack.pop_all().close,
+            context_tokens=settings.context_tokens,
+            takes_tools=bool(properties.get("chat_template_caps", {}).get("supports_tools", True)),
+            template=str(properties.get("chat_template", "")),
+            private_cache=settings.private_cache,
+        )
+
+
+class Registry:
+    """What should be served and watched, read again when hive.db changed or `READ_AGAIN_S` later."""
+
+    def __init__(self, settings: GatewaySettings, watch: Watch):
+        self._settings, self._watch = settings, watch
+        self._database = sqlite3.connect(database_path(), check_same_thread=False)
+        self._seen: tuple[int, float] = (-1, -math.inf)
+        self._state = Wanted()
+
+    def read(self) -> Wanted:
+        """Return what should be served now. Raises HivetuneError, sqlite3.Error."""
+        (version,) = self._database.execute("PRAGMA data_version").fetchone()
+        now_s = time.monotonic()
+        if version != self._seen[0] or now_s - self._seen[1] >= READ_AGAIN_S:
+            with closing(open_database()) as database:
+                self._state = wanted(database, self._settings.names)
+                due: dict[str, str] = {}
+                for name in self._state.champions:
+                    due |= due_watches(database, name, canary=self._settings.canary > 0, now=time.time())
+            self._watch.keep(due)
+            self._seen = version, now_s
+        with contextlib.suppress(HivetuneError, sqlite3.Error):  # a full disk: the counts are kept, and saved later
+            self._watch.save_now_and_then(now_s)
+        return placed(self._state, self._settings.card)
+
+
+def placed(state: Wanted, card: str) -> Wanted:
+    """Put each deployment on the card, or on the CPU while a run trains on that card."""
+    if not card:
+        return state
+    taken = training_on(card)
+    deployments = tuple(replace(each, device="cpu" if taken else card) for each in state.deployments)
+    return replace(state, deployments=deployments, taken=card if taken else "")
+
+
+def _roll_back(label: str, reason: str) -> None:
+    """Roll the champion back, or withdraw the candidate, if it still is that: a person may have been faster."""
+    with closing(open_database()) as database, contextlib.suppress(UsageError):
+        if "candidate" in find(database, label).aliases:
+            withdraw(database, label, by="gateway", reason=reason)
+        else:
+            rollback(database, label, by="gateway", reason=reason)
+
+
+def listen_on(host: str, port: int) -> socket.socket:
+    """Return a listening socket. Raises Busy when the port is taken, UsageError for another machine's address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # With the protocol named: asyncio turns Nagle's delay off only then, and without, small answers took 40 ms more.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(1024)
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            raise Busy(f"port {port} of {host} is in use", hint="choose another one with --port") from None
+        raise UsageError(
+            f"cannot listen on {host}:{port}: {error.strerror}",
+            hint="give an address of this machine (--host) and a port from 1024 on (--port)",
+        ) from None
+    return listening
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def refuse_open(settings: GatewaySettings, num_clients: int) -> None:
+    """Raise UsageError for an address that other machines reach while no client has a token."""
+    if not is_loopback(settings.host) and not num_clients:
+        raise UsageError(
+            f"--host {settings.host} can be reached from other machines, and no client has a token",
+            hint="make one first: hivetune clients --new NAME",
+        )

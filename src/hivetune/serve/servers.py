@@ -1,0 +1,368 @@
+"""The model servers: what is loaded is made equal to what the registry wants, without losing a request.
+
+The keeper starts, warms, checks, switches and drains them. Its only state is the registry and the running processes, so
+after a crash of the gateway or of a server the same loop finds the difference and mends it. A server is right if it
+holds at least what is wanted. So a change that needs no new adapter, such as a rollback, changes only the routes and
+takes effect at once.
+"""
+
+import asyncio
+import contextlib
+import sqlite3
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import httpx2
+
+from hivetune.errors import HivetuneError, MachineNotFit, NotThere
+from hivetune.llama.backend import CONTEXT_TOKENS, Backend
+from hivetune.serve.route import Deployment, Route, Routes, Wanted
+from hivetune.serve.turns import Ticket, Turns
+
+MAX_WAIT_S = 2.0  # for another adapter's turn
+BACKEND_CONNECT_S = 5.0
+# The longest silence of a backend inside an answer: the prompt of a full context on two cores takes about as long.
+SILENCE_TIMEOUT_S = 300.0
+
+
+class BackendRetired(Exception):
+    """The model server was replaced, or died, before the request started. Another one will take it."""
+
+
+@dataclass(eq=False)
+class LiveBackend:
+    """A model server with `deployment` loaded, and the requests that wait for its slots.
+
+    `end` ends its process. `takes_tools`: its chat template has a place for tools. `template`: the text of it.
+    `private_cache`: only the client that filled a slot's cache may use it. `retired`: it takes no new request.
+    """
+
+    deployment: Deployment
+    backend: Backend
+    slots: int
+    end: Callable[[], None]
+    context_tokens: int = CONTEXT_TOKENS
+    takes_tools: bool = True
+    template: str = ""
+    private_cache: bool = False
+    retired: bool = False
+    silent_since: float | None = None
+    turns: Turns = field(init=False)
+    client: httpx2.AsyncClient = field(init=False)
+    _starts: dict[Ticket, asyncio.Future[None]] = field(default_factory=dict)
+    _look_again: asyncio.TimerHandle | None = None
+
+    def __post_init__(self) -> None:
+        self.turns = Turns(self.slots, MAX_WAIT_S)
+        limits = httpx2.Limits(max_connections=self.slots + 4)
+        self.client = httpx2.AsyncClient(
+            transport=httpx2.AsyncHTTPTransport(uds=str(self.backend.socket_path), limits=limits),
+            base_url="http://localhost",
+            headers={"Authorization": f"Bearer {self.backend.token}"},
+            timeout=httpx2.Timeout(SILENCE_TIMEOUT_S, connect=BACKEND_CONNECT_S),
+        )
+
+    @property
+    def dead(self) -> bool:
+        return self.backend.process.poll() is not None
+
+    @contextlib.asynccontextmanager
+    async def turn(
+        self, label: str | None, session: Hashable, *, client: str = "", long: bool = False
+    ) -> AsyncIterator[Ticket]:
+        """Wait for a slot and hold it, for the adapter of `label`, or for the base if None. `long`: its prompt takes
+        seconds. Raises BackendRetired."""
+        if self.retired or (label is not None and label not in self.deployment.labels):
+            raise BackendRetired
+        ticket = Ticket(label, session, time.monotonic(), client, long)
+        start = self._starts[ticket] = asyncio.get_running_loop().create_future()
+        self.turns.arrive(ticket)
+        try:
+            self._start()
+            await start
+            if self.client.is_closed:
+                raise BackendRetired
+            yield ticket
+        finally:
+            self._starts.pop(ticket, None)
+            self.turns.leave(ticket)
+            self._start()
+
+    def pinned(self, ticket: Ticket) -> Mapping[str, Any]:
+        """Return the fields that pin a request to its slot and adapter. The scale of every adapter is named: an empty
+        list would mean the server's own scales, not the base."""
+        labels = enumerate(self.deployment.labels)
+        scales = [{"id": number, "scale": float(name == ticket.key)} for number, name in labels]
+        return {"id_slot": ticket.slot, "lora": scales, "cache_prompt": ticket.warm or not self.private_cache}
+
+    def retire(self) -> None:
+        """Take no new request. Waiting ones go elsewhere, running ones continue."""
+        self.retired = True
+        for start in self._starts.values():
+            if not start.done():
+                start.set_exception(BackendRetired())
+
+    async def look_at_health(self, hung_s: float) -> None:
+        """Kill the process if it has not answered for `hung_s`."""
+        asked_s = time.monotonic()
+        try:
+            await self.client.get("/health", timeout=httpx2.Timeout(hung_s / 3))
+        except httpx2.TransportError:
+            self.silent_since = asked_s if self.silent_since is None else self.silent_since
+            if time.monotonic() - self.silent_since >= hung_s and not self.dead:
+                self.backend.kill()
+        else:
+            self.silent_since = None
+
+    async def close(self) -> None:
+        """End the process. Running requests break off."""
+        self.retire()
+        await self.client.aclose()
+        await asyncio.to_thread(self.end)
+
+    def _start(self) -> None:
+        """Start what may start now, and look again when a wait may be overdue."""
+        if self.retired:
+            return
+        for ticket in self.turns.start(time.monotonic()):
+            start = self._starts[ticket]
+            if not start.done():
+                start.set_result(None)
+        if self._look_again is not None:
+            self._look_again.cancel()
+        waits = self.turns.num_waiting > 0
+        self._look_again = asyncio.get_running_loop().call_later(MAX_WAIT_S / 2, self._start) if waits else None
+
+
+_POLL_S = 0.25
+DRAIN_S = 600.0  # for an answer that fills a context, on two cores
+YIELD_S = 60.0  # the same, where a run waits for the card
+FIRST_RETRY_S, MAX_RETRY_S = 1.0, 300.0
+PATIENCE_S = 4.0  # of requests: what is tried again within this time is waited for
+READY_TIMEOUT_S = 120.0
+# A server that computes still answers /health, from another thread; one that is stopped or stuck does not.
+LOOK_AT_HEALTH_S = 5.0
+HUNG_S = 30.0
+
+# Starts a backend and returns it warm and checked; raises HivetuneError. Runs in a thread.
+Start = Callable[[Deployment], LiveBackend]
+Read = Callable[[], Wanted]
+
+
+@dataclass
+class _Retry:
+    """A deployment that did not start: when it is retried, and why it failed."""
+
+    deployment: Deployment
+    at_s: float
+    wait_s: float
+    why: str
+
+
+@dataclass
+class Keeper:
+    """The model servers of a gateway, by base model, and the routes to them. `lives`: those that answer. All but
+    `start` and `read` run in one event loop."""
+
+    read: Read
+    start: Start
+    canary: float = 0.0
+    hung_s: float = HUNG_S
+    tell: Callable[[frozenset[str]], None] = lambda labels: None  # which releases are loaded, when that changed
+    lives: dict[str, LiveBackend] = field(default_factory=dict)
+    routes: Routes = field(default_factory=Routes)
+    swaps: int = 0
+    restarts: int = 0
+    unread: str = ""
+    _lost: dict[str, Deployment] = field(default_factory=dict)  # died, and is started again: requests wait for it
+    _starting: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _retries: dict[str, _Retry] = field(default_factory=dict)
+    _draining: dict[LiveBackend, asyncio.Task[None]] = field(default_factory=dict)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def wanted(self) -> Wanted:
+        return self.routes.wanted
+
+    async def run(self) -> None:
+        """Look and repair until cancelled; then end every model server."""
+        try:
+            async with asyncio.TaskGroup() as tasks:  # neither goes on without the other
+                tasks.create_task(self._watch_health())
+                while True:
+                    await self.look()
+                    await asyncio.sleep(_POLL_S)
+        finally:
+            for task in (*self._starting.values(), *self._draining.values()):
+                task.cancel()
+            await asyncio.gather(*(live.close() for live in (*self.lives.values(), *self._draining)))
+
+    async def look(self) -> None:
+        """Compare the wanted with the running servers once, and begin the resulting work. It waits for no start, so a
+        rollback during a slow one takes effect at once. While the registry can't be read, everything stays as it is."""
+        wanted = self.wanted
+        try:
+            wanted, self.unread = await asyncio.to_thread(self.read), ""
+        except (HivetuneError, sqlite3.Error, OSError) as error:
+            self.unread = f"the registry can't be read: {error}"
+        self._set_routes(wanted)
+        models = {deployment.model for deployment in wanted.deployments}
+        for memory in (self._lost, self._retries):
+            for model in memory.keys() - models:
+                del memory[model]  # type: ignore[attr-defined]
+        for model in self.lives.keys() - models:
+            self._drain(self.lives.pop(model))
+        for deployment in wanted.deployments:
+            self._mend(deployment)
+        self._set_routes(wanted)
+
+    async def live(self, route: Route) -> LiveBackend:
+        """Return the model server of a route. Raises MachineNotFit when none is ready after `READY_TIMEOUT_S`, and
+        NotThere at once for a model that is not to be served."""
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while True:
+            live = self.lives.get(route.model)
+            if live is not None and not live.retired and not live.dead:
+                return live
+            if time.monotonic() >= deadline or (live is None and route.model not in self._lost):
+                if self._wanted_of(route.model) is None:
+                    raise NotThere(f"{route.label} is not served", hint="GET /v1/models names what is")
+                hint = "; ".join(self.problems) or "it is being started: try again in a few seconds"
+                raise MachineNotFit("the model is not loaded", hint=hint)
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), _POLL_S)
+
+    @property
+    def problems(self) -> list[str]:
+        """Return why wanted models can't be served, in words."""
+        unread = [self.unread] if self.unread else []
+        return [*unread, *self.wanted.problems, *(retry.why for retry in self._retries.values())]
+
+    @property
+    def ready(self) -> bool:
+        """Return whether every wanted model answers."""
+        models = [deployment.model for deployment in self.wanted.deployments]
+        return bool(models) and all(model in self.lives and not self.lives[model].dead for model in models)
+
+    def _wanted_of(self, model: str) -> Deployment | None:
+        return next((deployment for deployment in self.wanted.deployments if deployment.model == model), None)
+
+    def _mend(self, deployment: Deployment) -> None:
+        """Begin what makes the server of a model right, if it isn't."""
+        model, live = deployment.model, self.lives.get(deployment.model)
+        if live is not None and (live.dead or self._must_yield(live)):
+            self.restarts += live.dead
+            self._lost[model] = live.deployment
+            self._drain(self.lives.pop(model))
+            live = None
+        retry = self._retries.get(model)
+        waits = retry is not None and retry.deployment == deployment and time.monotonic() < retry.at_s
+        if model not in self._starting and not waits and (live is None or not live.deployment.holds(deployment)):
+            self._starting[model] = asyncio.create_task(self._start(deployment))
+
+    def _must_yield(self, live: LiveBackend) -> bool:
+        """Return whether a run trains on its card. It may finish its answers, then the card is the trainer's."""
+        return bool(self.wanted.taken) and live.deployment.device == self.wanted.taken
+
+    async def _start(self, deployment: Deployment) -> None:
+        """Start a server, and switch to it if it is still wanted then."""
+        model = deployment.model
+        try:
+            green = await _in_thread(self.start, deployment)
+        except (HivetuneError, sqlite3.Error, OSError) as error:
+            retry = self._retries.get(model)
+            again = retry is not None and retry.deployment == deployment
+            wait_s = min(2 * retry.wait_s, MAX_RETRY_S) if retry is not None and again else FIRST_RETRY_S
+            if wait_s > PATIENCE_S:
+                self._lost.pop(model, None)
+            if self._wanted_of(model) is not None:
+                self._retries[model] = _Retry(deployment, time.monotonic() + wait_s, wait_s, str(error))
+            return
+        finally:
+            del self._starting[model]
+        self._retries.pop(model, None)
+        wanted, blue = self._wanted_of(model), self.lives.get(model)
+        if wanted is None or not deployment.holds(wanted) or (blue is not None and blue.deployment.holds(wanted)):
+            self._drain(green)  # what is wanted changed meanwhile
+            return
+        self.lives[model] = green
+        self._lost.pop(model, None)
+        self._set_routes(self.wanted)
+        if blue is not None:
+            self.swaps += 1
+            self._drain(blue)
+        self._changed.set()
+
+    def _drain(self, live: LiveBackend) -> None:
+        """Give a server no new requests; it ends with its last answer, at most `DRAIN_S` later (`YIELD_S` on a card
+        that a run trains on)."""
+        live.retire()
+
+        async def drain() -> None:
+            since_s = time.monotonic()
+            while live.turns.num_running and not live.dead:
+                if time.monotonic() >= since_s + (YIELD_S if self._must_yield(live) else DRAIN_S):
+                    break
+                await asyncio.sleep(_POLL_S)
+            await live.close()  # up to ten seconds for one that hangs
+            del self._draining[live]
+
+        self._draining[live] = asyncio.create_task(drain())
+
+    async def _watch_health(self) -> None:
+        """Kill a server that has not answered /health for `hung_s`. The next look starts another one."""
+        while True:
+            await asyncio.sleep(min(LOOK_AT_HEALTH_S, self.hung_s / 4))
+            await asyncio.gather(*(live.look_at_health(self.hung_s) for live in list(self.lives.values())))
+
+    def _set_routes(self, wanted: Wanted) -> None:
+        """Route to the loaded releases. While a champion is loading, the previous one answers."""
+        before = self.routes.champions
+        loaded = self._lost | {model: live.deployment for model, live in self.lives.items()}
+        answering = wanted.labels | set(before.values())  # until the new ones are loaded
+        labels = {label: model for model, held in loaded.items() for label in held.labels if label in answering}
+        if labels.keys() != self.routes.labels.keys():
+            self.tell(frozenset(labels))
+        champions = {name: label if label in labels else before.get(name) for name, label in wanted.champions.items()}
+        loaded_champions = {name: label for name, label in champions.items() if label is not None and label in labels}
+        self.routes = Routes(wanted, tuple(sorted(loaded)), labels, loaded_champions, self.canary)
+        self.routes = replace(self.routes, problems=self.problems)
+
+
+def _in_thread(start: Start, deployment: Deployment) -> Coroutine[Any, Any, LiveBackend]:
+    """Run `start` in a thread that does not outlive the process: a model may load for minutes. A server that nobody
+    waits for any more is ended."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[LiveBackend] = loop.create_future()
+
+    def deliver(live: LiveBackend | None, error: Exception | None) -> None:
+        if future.cancelled():
+            if live is not None:
+                live.end()
+        elif live is not None:
+            future.set_result(live)
+        elif error is not None:
+            future.set_exception(error)
+
+    def run() -> None:
+        live, problem = None, None
+        try:
+            live = start(deployment)
+        except Exception as error:  # noqa: BLE001 (it is raised again where the result is asked for)
+            problem = error
+        try:
+            loop.call_soon_threadsafe(deliver, live, problem)
+        except RuntimeError:  # the loop is closed: the gateway has ended
+            if live is not None:
+                live.end()
+
+    threading.Thread(target=run, name="start", daemon=True).start()
+
+    async def result() -> LiveBackend:
+        return await future
+
+    return result()

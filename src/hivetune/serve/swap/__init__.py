@@ -1,1 +1,0 @@
-"""What is loaded, who waits for it, which release answers, and how one release replaces another."""

@@ -1,0 +1,226 @@
+"""Faults around a gateway: clients that vanish, servers that fail, a full disk. It stays up, and reports each in the
+form of the API. The model server is a stand-in that misbehaves on request."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+import pytest
+from serve.hive import Running, add_release, gateway, stored, stub_on_path, wait_until
+
+from hivetune.serve.capture import Capture, CapturedAnswer, Feedback
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def served(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    monkeypatch.setenv("PATH", stub_on_path(tmp_path))
+    add_release(tmp_path, "helpdesk", 1, champion=True)
+    with gateway(tmp_path / "log", "--capture") as running:
+        yield running
+
+
+def body(text: str, **more: Any) -> dict[str, Any]:
+    return {"model": "helpdesk", "messages": [{"role": "user", "content": text}], **more}
+
+
+def ask(client: httpx2.Client, text: str, **more: Any) -> httpx2.Response:
+    return client.post("/v1/chat/completions", json=body(text, **more))
+
+
+def stranger(running: Running, content: dict[str, Any]) -> socket.socket:
+    """Open a connection that has sent a whole request and reads nothing."""
+    host, _, port = running.url.removeprefix("http://").partition(":")
+    found = socket.create_connection((host, int(port)), 10)
+    raw = json.dumps(content).encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {running.token}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
+    )
+    found.sendall(head.encode() + raw)
+    return found
+
+
+def running_requests(running: Running) -> float:
+    return running.metric("hivetune_running_requests") + running.metric("hivetune_waiting_requests")
+
+
+def test_servers_that_answer_nonsense_or_fail(served: Running) -> None:
+    with served.client() as client:
+        for text in ("garbage", "nonsense", "calls", "list", "deep", "fail"):
+            answer = ask(client, text)
+            assert answer.status_code == 502 and answer.json()["error"]["type"] == "server_error", (text, answer.text)
+        assert "out of luck" in answer.json()["error"]["message"]
+        for text in ("cut", "nonsense", "calls", "early"):
+            with client.stream("POST", "/v1/chat/completions", json=body(text, stream=True)) as stream:
+                events = [line for line in stream.iter_lines() if line]
+            assert "error" in json.loads(events[-1].removeprefix("data: ")), (text, events)
+        assert served.metric('hivetune_answers_total{outcome="broken_stream"') == 4
+        assert served.metric('hivetune_answers_total{outcome="error"') == 6  # each counts against the release
+        for wrong in ({"n": 3}, {"n_cmpl": 2}, {"messages": []}):
+            assert client.post("/v1/chat/completions", json=body("hello") | wrong).status_code == 400
+        unknown = client.post("/v1/chat/completions", json=body("hello") | {"model": "helpdesk@9"})
+        assert (unknown.status_code, "served are: helpdesk" in unknown.text) == (404, True)
+        lone = client.post("/v1/chat/completions", content=json.dumps(body("\ud800")))
+        assert lone.status_code == 200
+        rated = client.post("/v1/feedback", content=json.dumps({"id": lone.json()["id"], "correction": "\ud800 ok"}))
+        assert rated.status_code == 202
+        assert client.post("/v1/feedback", json={"id": "hive-unknown", "rating": "up"}).status_code == 404
+        assert ask(client, "hello").status_code == 200
+        wait_until(lambda: served.metric("hivetune_captured_answers") == 2)  # what was hostile held nothing up
+        wait_until(lambda: "? ok" in stored()[0][2])
+    assert served.process.poll() is None
+
+
+def test_clients_that_vanish_give_their_slots_back(served: Running) -> None:
+    for content in (body("hang"), body("idle", stream=True)):
+        gone = [stranger(served, content) for _ in range(5)]  # of two slots: three wait
+        wait_until(lambda: running_requests(served) == 5)
+        for connection in gone:
+            connection.close()
+        wait_until(lambda: running_requests(served) == 0, timeout_s=10)
+    wait_until(lambda: served.metric('hivetune_answers_total{outcome="client_gone"') == 10)
+    with served.client() as client:
+        assert ask(client, "hello").status_code == 200
+    assert "Traceback" not in served.log.read_text()
+
+
+def test_who_sends_on_while_refused_still_reads_why(served: Running) -> None:
+    """A connection that is closed with unread bytes is reset, and the client may lose the answer."""
+    host, _, port = served.url.removeprefix("http://").partition(":")
+    for token, status in ((served.token, 413), ("nobody's", 401)):
+        size = 1 << 30 if status == 413 else 6 << 20
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {token}\r\n"
+            f"Content-Length: {size}\r\n\r\n"
+        )
+        with socket.create_connection((host, int(port)), 30) as sender:
+            sender.sendall(head.encode())
+            for _ in range(6):
+                sender.sendall(bytes(1 << 20))
+            assert sender.recv(12) == f"HTTP/1.1 {status}".encode()
+
+
+def test_a_body_of_a_gigabyte_is_refused_before_it_is_read(served: Running, tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    with open(large, "wb") as file:
+        file.truncate(1 << 30)
+    url = f"{served.url}/v1/chat/completions"
+    for extra in ([], ["-H", "Transfer-Encoding: chunked"], ["-H", "Expect:"]):
+        curl = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "-T", str(large), "-X", "POST", *extra, url]
+        done = subprocess.run([*curl, "-H", f"Authorization: Bearer {served.token}"], capture_output=True, text=True)
+        assert done.stdout == "413", (extra, done)
+    assert psutil.Process(served.process.pid).memory_info().rss < 400 << 20
+
+
+def test_a_server_that_dies_or_hangs_is_replaced(served: Running) -> None:
+    with served.client() as client:
+        (first,) = served.backends()
+        assert ask(client, "die").status_code == 502  # tried three times, each time fatal
+        assert ask(client, "hello").status_code == 200
+        assert served.metric("hivetune_backend_restarts") >= 1 and first not in served.backends()
+
+
+def test_a_port_in_use_and_a_server_that_dies_while_loading(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", stub_on_path(tmp_path))
+    add_release(tmp_path, "helpdesk", 1, champion=True)
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "hivetune", "serve", "--port", port]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 75 and f"port {port} of 127.0.0.1 is in use" in done.stderr
+        assert "--port" in done.stderr and "Traceback" not in done.stderr
+    (tmp_path / "stub" / "die").touch()
+    command = [sys.executable, "-m", "hivetune", "serve", "--port", "0", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stdout is not None
+        said = json.loads(process.stdout.readline())
+        assert said["token"], "the first try, which could not listen, took it"
+        with Running(process, said["url"], said["token"], tmp_path / "log").client() as client:
+            wait_until(lambda: "the tensors are missing" in client.get("/health").text)
+            answer = ask(client, "hello")
+            assert answer.status_code == 503 and "retry-after" in answer.headers
+            assert "the tensors are missing" in answer.json()["error"]["message"]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+def entry(number: int) -> CapturedAnswer:
+    return CapturedAnswer(
+        f"hive-{number}", "a@1", [{"role": "user", "content": "x" * 20_000}], {"role": "assistant", "content": "y"}
+    )
+
+
+def test_a_full_disk_loses_nothing_that_was_captured(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIVETUNE_HOME", str(small_disk))
+    capture = Capture(retry_s=0.05)
+    for number in range(10):
+        capture.put(entry(number))
+    wait_until(lambda: capture.captured == 10)
+    filler = small_disk / "filler"
+    filler.write_bytes(b"")
+    with open(filler, "ab", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"\0" * 65536)
+        except OSError:
+            pass
+    for number in range(10, 40):
+        capture.put(entry(number))
+    capture.put(Feedback("hive-3", "a@1", "me", "down"))
+    wait_until(lambda: capture.problem != "")
+    assert capture.captured + capture.waiting == 41 and capture.left_out == 0
+    filler.unlink()
+    wait_until(lambda: capture.waiting == 0)
+    capture.close()
+    rows = stored("id, feedback")
+    assert len(rows) == len({row[0] for row in rows}) == capture.captured == 40
+    assert dict(rows)["hive-3"] == -1
+
+
+def test_a_gateway_ends_while_its_disk_is_full(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It also says what it could not store."""
+    monkeypatch.setenv("HIVETUNE_HOME", str(small_disk))
+    capture = Capture(retry_s=0.05)
+    for number in range(400):  # 8 MB into 4
+        capture.put(entry(number))
+    wait_until(lambda: capture.problem != "")
+    started = time.monotonic()
+    capture.close()
+    assert time.monotonic() - started < 40
+    assert capture.left_out > 0 and capture.captured + capture.left_out == 400
+    assert os.path.exists(small_disk / "hive.db")
+
+
+def test_a_run_that_trains_gets_the_card_and_the_gateway_goes_on_without(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The card is only a name; the leases are the kernel's, between real processes."""
+    monkeypatch.setenv("PATH", stub_on_path(tmp_path))
+    add_release(tmp_path, "helpdesk", 1, champion=True)
+    code = "from hivetune.process.lease import train_on; train_on('cuda:7'); print('mine', flush=True); input()"
+    with gateway(tmp_path / "log", "--card", "cuda:7") as running, running.client() as client:
+        (on_card,) = running.backends()
+        with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
+            assert trainer.stdout is not None and trainer.stdout.readline() == b"mine\n"
+            wait_until(lambda: not psutil.pid_exists(on_card))  # reaped a moment after its lease is gone
+            assert ask(client, "hello").status_code == 200
+            (on_cpu,) = running.backends()
+            trainer.kill()
+        wait_until(lambda: running.backends() and on_cpu not in running.backends()[-1:])
+        assert ask(client, "hello").status_code == 200

@@ -1,0 +1,150 @@
+"""Answers at the door: hosts, ports, ids, versions that were rolled back, ambiguous names, starts that fail."""
+
+import asyncio
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from serve.stage import TOKENS, Stage
+from serve.test_keeper import Stage as Loop
+from serve.test_keeper import play, wants
+
+from hivetune.errors import HivetuneError, MachineNotFit
+from hivetune.serve.api import page_routes
+from hivetune.serve.guard import Door, Guard
+from hivetune.serve.route import Route
+from hivetune.serve.run import own_hosts
+
+HEADERS = {"Authorization": "Bearer token-a"}
+
+
+def test_on_the_usual_port_clients_leave_it_out() -> None:
+    assert own_hosts(("box", "::1"), 80) == {"box:80", "box", "[::1]:80", "[::1]"}
+    assert own_hosts(("box",), 8642) == {"box:8642"}
+
+
+def test_a_refused_host_is_told_how_to_allow_it() -> None:
+    async def scene(stage: Stage) -> None:
+        answer = await stage.client.get("/health", headers={**HEADERS, "Host": "box.lan:8642"})
+        assert answer.status_code == 421 and "--allow-host box.lan:8642" in answer.json()["error"]["message"]
+
+    Stage().play(scene)
+
+
+def test_every_answer_has_an_id_of_its_request() -> None:
+    async def scene(stage: Stage) -> None:
+        own = await stage.post({"messages": []}, x_request_id="req_1.2-3")
+        assert own.status_code == 400 and own.headers["x-request-id"] == "req_1.2-3"
+        for odd in ("a b", "x" * 200, "\u00e9", ""):
+            headers = {**HEADERS, "x-request-id": odd.encode("latin-1")}
+            answer = await stage.client.get("/health", headers=headers)  # type: ignore[arg-type]
+            assert len(answer.headers["x-request-id"]) == 32
+        refused = await stage.client.get("/v1/models", headers={"x-request-id": "r"})
+        assert refused.status_code == 401 and refused.headers.get_list("x-request-id") == ["r"]
+
+    Stage().play(scene)
+
+
+def test_a_pinned_version_that_was_rolled_back_is_gone_with_its_reason() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.wants(withdrawn={"a@2": "12 of 20 answers failed"})
+        answer = await stage.ask(model="a@2")
+        assert answer.status_code == 410 and "12 of 20 answers failed" in answer.json()["error"]["message"]
+        assert (await stage.ask(model="a")).json()["model"] == "a@1"
+
+    Stage(labels=("a@1", "a@2")).play(scene)
+
+
+def test_the_chat_pages_of_two_homes_sign_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their gateways have two ports of one host, which share their cookies."""
+    cookies: dict[str, str] = {}
+
+    async def scene(stage: Stage) -> None:
+        app = stage.gateway.app()
+        app.router.routes += page_routes()
+        client = stage.client_of(Guard(app, stage.hosts, [Door(TOKENS.get)]))
+        told = await client.post("/login", headers=HEADERS)
+        assert told.status_code == 200
+        cookies.update(told.cookies)
+        sent = {"Cookie": "; ".join(f"{name}={value}" for name, value in cookies.items())}
+        assert (await client.get("/v1/models", headers=sent)).status_code == 200
+
+    for number in (1, 2):
+        monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / str(number)))
+        Stage().play(scene)
+    assert len(cookies) == 2 and set(cookies.values()) == {"token-a"}
+
+
+def test_a_base_may_have_any_name() -> None:
+    """A header holds no such letters: the answer was an unexpected error."""
+
+    async def scene(stage: Stage) -> None:
+        stage.keeper.lives["模型"] = stage.live
+        stage.keeper.routes = replace(stage.keeper.routes, bases=("m", "模型"))
+        answer = await stage.ask(model="模型")
+        assert (answer.status_code, answer.json()["model"]) == (200, "模型")
+        assert answer.headers["x-hivetune-release"] == ascii("模型")[1:-1]
+
+    Stage().play(scene)
+
+
+def test_a_champion_that_is_damaged_is_not_unknown() -> None:
+    """Clients were told that the model is not served, as of a misspelled name, and did not try again."""
+
+    async def scene(stage: Stage) -> None:
+        stage.wants(unserved={"sales": "sales@1 is damaged", "sales@1": "it is"})
+        for model in ("sales", "sales@champion", "sales@1"):
+            answer = await stage.ask(model=model)
+            assert answer.status_code == 503 and f"{model} can't be served: " in answer.json()["error"]["message"]
+        assert (await stage.ask(model="sale")).status_code == 404
+
+    Stage().play(scene)
+
+
+def test_a_start_that_can_be_tried_again_in_a_second_is_waited_for() -> None:
+    """A child that died while starting used to give everybody an instant 503."""
+
+    async def scene() -> None:
+        stage = Loop()
+        keeper = stage.keeper
+        stage.now = wants(1, 1)
+        await stage.until(lambda: keeper.ready)
+        stage.failing = HivetuneError("it died while loading")
+        keeper.lives["m"].backend.kill()
+        await stage.until(lambda: bool(keeper._retries))
+        assert keeper.routes.champions == {"a": "a@1"}
+        waiting = asyncio.create_task(keeper.live(Route("m", "a@1")))
+        stage.failing = None
+        for retry in keeper._retries.values():
+            retry.at_s = 0.0  # the second is over
+        await stage.until(lambda: keeper.ready)
+        assert (await waiting) is keeper.lives["m"]
+        stage.failing = HivetuneError("it dies each time")
+        keeper.lives["m"].backend.kill()
+        for _ in range(4):
+            known = len(stage.started)
+            await stage.until(lambda known=known: len(stage.started) > known and not keeper._starting)  # type: ignore[misc]
+            for retry in keeper._retries.values():
+                retry.at_s = 0.0
+        with pytest.raises(MachineNotFit, match="it dies each time"):
+            await keeper.live(Route("m", "a@1"))
+
+    play(scene())
+
+
+def test_the_databases_own_errors_end_no_request() -> None:
+    async def scene(stage: Stage) -> None:
+        def broken(answer: str, client: str) -> str:
+            raise sqlite3.OperationalError("database is locked")
+
+        stage.find_answer = broken  # type: ignore[method-assign]
+        stage.gateway.find_answer = broken
+        stage.gateway.capture = object()  # type: ignore[assignment]
+        answer = await stage.post({"id": "hive-1", "rating": "up"}, "/v1/feedback")
+        assert answer.status_code == 500 and "locked" not in answer.text
+        stage.guard.doors = [Door(lambda token: broken(token, ""))]
+        answer = await stage.ask()
+        assert (answer.status_code, answer.json()["error"]["type"]) == (503, "service_unavailable")
+
+    Stage().play(scene)

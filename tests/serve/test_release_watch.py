@@ -1,0 +1,195 @@
+"""The watch on a new release: quiet while it is as good as the one before, else a rollback with the reason."""
+
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from hivetune.base.database import open_database, transaction
+from hivetune.errors import DoesNotFit
+from hivetune.release.registry import Release, find, promote, rollback
+from hivetune.serve.run import _roll_back
+from hivetune.serve.watch import WATCH_HOURS, Watch, due_watches
+
+
+class Rollbacks:
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.came = threading.Event()
+
+    def __call__(self, label: str, reason: str) -> None:
+        self.told.append((label, reason))
+        self.came.set()
+
+
+def watched(rollbacks: Rollbacks) -> Watch:
+    """Return a watch in which v1 answered 300 times, with 3 errors, before v2 became champion."""
+    watch = Watch(rollbacks, open_database)
+    for number in range(300):
+        watch.answered("a@1", error=number % 100 == 0)
+    watch.keep({"a@2": "a@1"})
+    return watch
+
+
+def register(version: int, *, verdict: str = "deploy", alias: str = "", run: str = "") -> None:
+    with closing(open_database()) as database, transaction(database):
+        database.execute(
+            "INSERT INTO releases (name, version, run, model, model_sha256, adapter_sha256, snapshot, verdict,"
+            " proof, created) VALUES ('a', ?, ?, '', '', '', '', ?, '{}', 0)",
+            (version, run, verdict),
+        )
+        if alias:
+            database.execute("INSERT OR REPLACE INTO aliases VALUES ('a', ?, ?)", (alias, version))
+
+
+def due(*, canary: bool = False, hours: float = 0.0) -> dict[str, str]:
+    with closing(open_database()) as database:
+        return due_watches(database, "a", canary=canary, now=time.time() + 3600 * hours)
+
+
+@pytest.fixture
+def whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Release, "check", lambda release: None)
+
+
+def test_as_good_as_before_is_left_alone() -> None:
+    rollbacks = Rollbacks()
+    watch = watched(rollbacks)
+    for number in range(300):
+        watch.answered("a@2", error=number % 100 == 50)
+    assert rollbacks.told == []
+
+
+@pytest.mark.parametrize(("kind", "words"), [("error", "answers failed"), ("down", "complained about")])
+def test_errors_and_complaints_roll_back_once_with_the_reason(kind: str, words: str) -> None:
+    rollbacks = Rollbacks()
+    watch = watched(rollbacks)
+    for number in range(40):
+        watch.answered("a@2", error=kind == "error")
+        if kind == "down":
+            watch.complained("a@2", f"answer-{number}")
+    assert rollbacks.came.wait(5)
+    ((label, reason),) = rollbacks.told  # once, not forty times
+    assert label == "a@2" and words in reason and "a@1" in reason
+
+
+def test_one_client_of_several_withdraws_nothing_alone() -> None:
+    rollbacks = Rollbacks()
+    watch = watched(rollbacks)
+    for number in range(300):
+        watch.answered("a@2", "angry", error=True)
+        watch.answered("a@2", f"client-{number % 5}", error=False)
+    assert rollbacks.told == []
+
+
+def test_a_champion_is_watched_for_the_hours_of_its_cycle(own_home: Path, whole: None) -> None:
+    register(1)
+    register(2, run=f"{own_home}/cycles/a/c1/run")
+    with closing(open_database()) as database:
+        promote(database, "a@1", by="test")
+        assert due() == {}  # a first champion
+        promote(database, "a@2", by="test")
+        assert due(hours=WATCH_HOURS - 1) == {"a@2": "a@1"} and due(hours=WATCH_HOURS + 1) == {}
+        database.execute(
+            "INSERT INTO cycles (id, name, opened, opened_for, config, pool) VALUES ('c1', 'a', 1, 'rows', ?, '')",
+            ('{"cycle": {"watch": 3.0}}',),
+        )
+        assert due(hours=2.9) == {"a@2": "a@1"} and due(hours=3.1) == {}
+        rollback(database, "a", by="gateway", reason="worse")
+        assert due() == {}, "one rollback never leads to the next"
+
+
+def test_a_candidate_is_watched_while_it_answers_and_withdrawn(own_home: Path, whole: None) -> None:
+    """Five hundred failures of five hundred raised no alarm, and a candidate of any verdict answered."""
+    register(1)
+    with closing(open_database()) as database:
+        promote(database, "a@1", by="test")
+    register(2, verdict="iterate", alias="candidate")
+    assert due(canary=True) == {}
+    register(3, alias="candidate")
+    assert due(canary=True) == {"a@3": "a@1"} and due(canary=False) == {}
+    came = threading.Event()
+
+    def roll_back(label: str, reason: str) -> None:
+        _roll_back(label, reason)
+        came.set()
+
+    watch = Watch(roll_back, open_database)
+    for _ in range(100):
+        watch.answered("a@1", error=False)
+    watch.keep(due(canary=True))
+    for _ in range(40):
+        watch.answered("a@3", error=True)
+    assert came.wait(5)
+    with closing(open_database()) as database:
+        found = find(database, "a@3")
+        assert "answers failed" in found.withdrawn and found.aliases == ()
+        assert find(database, "a").label == "a@1"
+
+
+def test_a_candidate_that_is_promoted_stays_in_its_watch() -> None:
+    watch = watched(Rollbacks())
+    watch.answered("a@2", error=True)
+    watch.keep({"a@2": "a@1"})
+    assert watch.watches["a@2"].clients[""].errors == 1
+    watch.keep({})
+    assert watch.watches == {}
+
+
+def test_a_rollback_that_the_store_refuses_is_asked_for_again() -> None:
+    rollbacks = Rollbacks()
+    watch = watched(rollbacks)
+    refused = threading.Event()
+
+    def full(label: str, reason: str) -> None:
+        refused.set()
+        raise DoesNotFit("the disk is full")
+
+    watch.roll_back = full
+    for _ in range(40):
+        watch.answered("a@2", error=True)
+    assert refused.wait(5)
+    watch.roll_back = rollbacks
+    for _ in range(100):  # the thread of the first may not be done yet
+        watch.answered("a@2", error=True)
+        if rollbacks.came.wait(0.01):
+            break
+    assert [label for label, _ in rollbacks.told] == ["a@2"]
+
+
+def test_counts_and_watches_outlive_the_gateway(own_home: Path) -> None:
+    watch = watched(Rollbacks())
+    watch.answered("a@2", "ann", error=True)
+    watch.complained("a@2", "x", "bob")
+    watch.save()
+    again = Watch(Rollbacks(), open_database)
+    again.load()
+    assert (again.tallies, again.watches) == (watch.tallies, watch.watches)
+
+
+def test_a_thumb_down_that_is_sent_forty_times_is_one_complaint() -> None:
+    rollbacks = Rollbacks()
+    watch = watched(rollbacks)
+    for _ in range(40):
+        watch.answered("a@2", error=False)
+        watch.complained("a@2", "the same answer")
+    assert watch.tallies["a@2"].complaints == 1 and rollbacks.told == []
+
+
+def test_counts_are_saved_now_and_then(own_home: Path) -> None:
+    """They are not saved again without an answer, nor at every moment."""
+
+    def saved() -> list[tuple[int, int]]:
+        with closing(open_database()) as database:
+            return database.execute("SELECT answers, errors FROM served ORDER BY release").fetchall()
+
+    watch = watched(Rollbacks())
+    watch.save_now_and_then(100.0)
+    assert saved() == [(300, 3)]
+    watch.answered("a@2", error=True)
+    watch.save_now_and_then(101.0)
+    assert saved() == [(300, 3)]
+    watch.save_now_and_then(111.0)
+    assert saved() == [(300, 3), (1, 1)]

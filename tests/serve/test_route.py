@@ -1,0 +1,87 @@
+"""The meaning of a request's `model`, and of what it declares."""
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hivetune.base.database import open_database
+from hivetune.errors import NotThere, UsageError
+from hivetune.serve.route import Domain, Route, Routes, Wanted, wanted
+
+ROUTES = Routes(
+    Wanted(candidates={"helpdesk": "helpdesk@2"}),
+    bases=("m",),
+    labels={"helpdesk@1": "m", "helpdesk@2": "m", "coder@1": "m"},
+    champions={"helpdesk": "helpdesk@1", "coder": "coder@1"},
+)
+ALONE = Routes(bases=("qwen",), labels={"qwen@1": "qwen"}, champions={"qwen": "qwen@1"})
+TWO = replace(ALONE, bases=("other", "qwen"))
+BILLING = Domain("qwen-billing", "agent", "billing", "You answer about bills.")
+DOMAINS = Routes(
+    Wanted(domains={"qwen": (BILLING, Domain("qwen-it", "agent", "it"))}),
+    bases=("m",),
+    labels={"qwen@1": "m", "qwen-billing@1": "m"},
+    champions={"qwen": "qwen@1", "qwen-billing": "qwen-billing@1"},  # the one of `it` is not loaded
+)
+
+
+@pytest.mark.parametrize(
+    ("routes", "model", "declared", "label"),
+    [
+        (ROUTES, "helpdesk", {}, "helpdesk@1"),
+        (ROUTES, "helpdesk@2", {}, "helpdesk@2"),
+        (ROUTES, "helpdesk@champion", {}, "helpdesk@1"),
+        (ROUTES, "helpdesk@", {}, "helpdesk@1"),
+        (ROUTES, "helpdesk@candidate", {}, "helpdesk@2"),
+        (ROUTES, "base", {}, "base"),
+        (ROUTES, "m", {}, "base"),
+        (ALONE, "", {}, "qwen@1"),  # one name needs not be said
+        (ALONE, "qwen", {}, "qwen@1"),  # a release precedes a base of its name
+        (ALONE, "base", {}, "base"),
+        (TWO, "qwen", {}, "qwen@1"),
+        (TWO, "other", {}, "other"),
+        (DOMAINS, "qwen", {"agent": "billing"}, "qwen-billing@1"),
+        (DOMAINS, "", {"agent": "billing"}, "qwen-billing@1"),
+        (DOMAINS, "qwen", {"system": "You answer about bills."}, "qwen-billing@1"),
+        (DOMAINS, "qwen", {"system": "You answer about bills.", "agent": "sales"}, "qwen@1"),
+        (DOMAINS, "qwen", {"agent": "it"}, "qwen@1"),
+        (DOMAINS, "qwen", {"category": "billing"}, "qwen@1"),
+        (DOMAINS, "qwen@1", {"agent": "billing"}, "qwen@1"),  # a version is what it says
+        (DOMAINS, "qwen-billing", {}, "qwen-billing@1"),
+    ],
+)
+def test_names_versions_aliases_and_domains(routes: Routes, model: str, declared: dict[str, str], label: str) -> None:
+    found = routes.find(model, "session", declared)
+    assert found.label == label and found.adapted == ("@" in label)
+
+
+@pytest.mark.parametrize("model", ["", "nobody", "helpdesk@9", "coder@candidate", "@", "helpdesk@1@2"])
+def test_what_is_not_served_is_refused_with_what_is(model: str) -> None:
+    with pytest.raises(UsageError, match="is not served") as error:
+        ROUTES.find(model, "s")
+    assert "coder, helpdesk" in error.value.hint
+    assert ("hivetune promote helpdesk@9" in error.value.hint) == (model == "helpdesk@9")
+    assert TWO.names() == ["qwen", "qwen@1", "other"]
+    with pytest.raises(NotThere):
+        TWO.find("base", "s")
+
+
+def test_a_canary_takes_its_share_of_sessions_and_keeps_them() -> None:
+    passed = replace(ROUTES.wanted, canaries=frozenset({"helpdesk@2"}))
+    canary = replace(ROUTES, canary=0.2, wanted=passed)
+    first = [canary.find("helpdesk", str(session)).label for session in range(2000)]
+    assert first == [canary.find("helpdesk", str(session)).label for session in range(2000)]
+    share = first.count("helpdesk@2") / 2000
+    assert 0.17 < share < 0.23  # 0.2, three standard errors of 2,000 sessions
+    assert {canary.find("helpdesk@1", str(session)).label for session in range(50)} == {"helpdesk@1"}
+    refused = replace(ROUTES, canary=0.2)  # the gate did not pass it
+    assert {refused.find("helpdesk", str(session)) for session in range(2000)} == {Route("m", "helpdesk@1")}
+
+
+def test_a_version_is_no_name_to_serve(own_home: Path) -> None:
+    """The gateway started, and served nothing for ever."""
+    with closing(open_database()) as database, pytest.raises(UsageError, match="names with all their") as refused:
+        wanted(database, ("helpdesk@1",))
+    assert refused.value.hint == "serve helpdesk, and ask for the model helpdesk@1"

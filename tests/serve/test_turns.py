@@ -1,0 +1,220 @@
+"""Turns: one adapter at a time, nobody starves, sessions come back to their slot."""
+
+import heapq
+import random
+import statistics
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hivetune.serve.turns import Ticket, Turns
+
+
+def test_an_adapter_fills_the_slots_and_another_waits() -> None:
+    turns = Turns(2, longest_wait_s=5)
+    tickets = [Ticket(key, number, number) for number, key in enumerate("aaba")]
+    for ticket in tickets:
+        turns.arrive(ticket)
+    assert turns.start(3) == tickets[:2] and {ticket.slot for ticket in tickets[:2]} == {0, 1}
+    turns.leave(tickets[0])
+    assert turns.start(4) == [tickets[3]]  # nobody is overdue yet
+    turns.leave(tickets[1])
+    turns.leave(tickets[3])
+    assert turns.start(5) == [tickets[2]]
+
+
+def test_an_overdue_request_ends_the_turn() -> None:
+    turns = Turns(2, longest_wait_s=5)
+    first, other, late = Ticket("a", 1, 0), Ticket("b", 2, 1), Ticket("a", 3, 2)
+    for ticket in (first, other, late):
+        turns.arrive(ticket)
+        turns.start(ticket.arrived_s)
+    assert late.slot is not None  # 1 s of waiting is not too long
+    later = Ticket("a", 4, 7)
+    turns.arrive(later)
+    turns.leave(first)
+    assert turns.start(7) == []  # b has waited 6 s: a admits no more
+    turns.leave(late)
+    assert turns.start(8) == [other]
+
+
+def test_a_session_gets_its_slot_again() -> None:
+    turns = Turns(3, longest_wait_s=5)
+    for _ in range(2):
+        running = [Ticket("a", session, 0) for session in ("x", "y", "z")]
+        for ticket in running:
+            turns.arrive(ticket)
+        turns.start(0)
+        assert [ticket.slot for ticket in running] == [0, 1, 2]
+        for ticket in reversed(running):
+            turns.leave(ticket)
+    stranger = Ticket("b", "y", 1)
+    turns.arrive(stranger)
+    assert turns.start(1) == [stranger] and stranger.slot == 0  # the least recently used; y's tokens are of another key
+
+
+def test_who_leaves_while_waiting_is_forgotten() -> None:
+    turns = Turns(1, longest_wait_s=5)
+    first, gone, last = Ticket("a", 1, 0), Ticket("b", 2, 1), Ticket("a", 3, 2)
+    for ticket in (first, gone, last):
+        turns.arrive(ticket)
+    turns.start(2)
+    turns.leave(gone)
+    turns.leave(first)
+    assert turns.start(9) == [last] and turns.num_waiting == 0
+
+
+@dataclass
+class Event:
+    key: str
+    at_s: int
+    takes_s: int
+
+
+events = st.lists(
+    st.builds(Event, st.sampled_from("abcd"), st.integers(0, 60), st.integers(1, 10)), min_size=1, max_size=60
+)
+
+
+@given(events=events, num_slots=st.integers(1, 4))
+@settings(max_examples=300, deadline=None)
+def test_one_adapter_at_a_time_and_a_bounded_wait(events: list[Event], num_slots: int) -> None:
+    """Simulated second by second. The first request of an adapter waits for the longest wait and then at most one batch
+    of each other adapter, each as long as its longest request. A request behind others of its adapter waits so for each
+    batch."""
+    longest_wait_s, turns = 8, Turns(num_slots, longest_wait_s=8)
+    takes: dict[int, int] = {}
+    running: dict[Ticket, int] = {}
+    waited: list[tuple[Ticket, float, int]] = []
+    pending = sorted(events, key=lambda event: event.at_s)
+    now = 0
+    ahead: dict[int, int] = {}
+    while pending or running or turns.num_waiting:
+        for ticket in [ticket for ticket, end in running.items() if end <= now]:
+            del running[ticket]
+            turns.leave(ticket)
+        while pending and pending[0].at_s <= now:
+            event = pending.pop(0)
+            ticket = Ticket(event.key, id(event), now)
+            takes[id(ticket)] = event.takes_s
+            ahead[id(ticket)] = sum(waiting.key == event.key for waiting in turns._waiting)
+            turns.arrive(ticket)
+        for ticket in turns.start(now):
+            running[ticket] = now + takes[id(ticket)]
+            waited.append((ticket, now - ticket.arrived_s, ahead[id(ticket)]))
+        assert len({ticket.key for ticket in running}) <= 1
+        assert len(running) <= num_slots == len({slot.number for slot in turns._slots})
+        assert len({ticket.slot for ticket in running}) == len(running)
+        now += 1
+        assert now < 2000
+    assert len(waited) == len(events)
+    for _, seconds, own_ahead in waited:
+        batches = 1 + own_ahead // num_slots
+        assert seconds <= batches * (longest_wait_s + 4 * 10 + 10)
+
+
+SHORT_S, LONG_S, THINK_S, SLOTS, LIFE_S = 1.0, 6.0, 8.0, 4, 600.0
+
+
+def waits(seed: int, hostile: str = "", adapters: int = 1) -> list[float]:
+    """Return the seconds from arrival to end for fifteen clients that think between two requests. The hostile one keeps
+    a hundred requests waiting, with `long` or `short` prompts."""
+    draw = random.Random(seed)
+    turns = Turns(SLOTS, 2.0)
+    events: list[tuple[float, int, str, Ticket]] = []
+    number, found = 0, []
+
+    def arrive(client: str, at_s: float, long: bool) -> None:
+        nonlocal number
+        number += 1
+        key = f"adapter-{draw.randrange(adapters)}"
+        heapq.heappush(events, (at_s, number, "arrive", Ticket(key, (client, number), at_s, client, long)))
+
+    for client in range(15):
+        arrive(f"client-{client}", draw.uniform(0, THINK_S), False)
+    for _ in range(100 if hostile else 0):
+        arrive("hostile", 60.0, hostile == "long")
+    while events and events[0][0] < LIFE_S:
+        now_s, _, kind, ticket = heapq.heappop(events)
+        if kind == "arrive":
+            turns.arrive(ticket)
+        else:
+            turns.leave(ticket)
+            if ticket.client == "hostile":
+                arrive("hostile", now_s, hostile == "long")
+            else:
+                found.append(now_s - ticket.arrived_s)
+                arrive(ticket.client, now_s + draw.expovariate(1 / THINK_S), False)
+        for started in turns.start(now_s):
+            number += 1
+            service_s = (LONG_S if started.long else SHORT_S) * draw.uniform(0.8, 1.2)
+            heapq.heappush(events, (now_s + service_s, number, "end", started))
+    return found
+
+
+def p99(times: list[float]) -> float:
+    return statistics.quantiles(times, n=100)[98]
+
+
+def test_the_others_wait_at_most_twice_as_long() -> None:
+    for seed in range(3):
+        alone = p99(waits(seed))
+        for hostile in ("long", "short"):
+            assert p99(waits(seed, hostile)) <= 2 * alone, (seed, hostile)
+
+
+def test_a_long_prompt_waits_behind_short_ones_and_leaves_one_slot() -> None:
+    turns = Turns(3, longest_wait_s=100)
+    long, more, third = (Ticket("a", number, number / 2, "x", long=True) for number in range(3))
+    short = Ticket("a", 3, 2.0, "y")
+    for ticket in (long, more, third, short):
+        turns.arrive(ticket)
+    assert turns.start(2.0) == [short, long]
+    turns.leave(short)
+    assert turns.start(3.0) == [], "x has its share while y asks"
+    assert turns.start(13.0) == [more], "and all but one slot afterwards"
+    turns.leave(long)
+    assert turns.start(14.0) == [third] and third.slot != 0
+
+
+def test_a_short_request_of_another_adapter_overtakes_a_long_prompt() -> None:
+    """llama.cpp computes the lower slot first, and the long prompt goes on afterwards."""
+    turns = Turns(4, longest_wait_s=2)
+    long = Ticket("a", 0, 0.0, "x", long=True)
+    turns.arrive(long)
+    assert turns.start(0.0) == [long]
+    first, same = Ticket("b", 1, 1.0, "y"), Ticket("b", 2, 1.5, "y")
+    for ticket in (first, same):
+        turns.arrive(ticket)
+        assert turns.start(ticket.arrived_s) == [ticket]
+        assert ticket.slot is not None and long.slot is not None and ticket.slot < long.slot
+    late = Ticket("b", 3, 4.0, "y")
+    turns.arrive(late)
+    assert turns.start(4.0) == [], "the long prompt was overtaken for two seconds"
+    turns.leave(first)
+    turns.leave(same)
+    assert turns.start(4.0) == [], "and is computed for as long"
+    assert turns.start(7.0) == [late]
+    turns.leave(late)
+    long.answering = True
+    turns.start(8.0)
+    waits = Ticket("b", 4, 8.0, "y")
+    turns.arrive(waits)
+    assert turns.start(8.0) == [], "an answer is not overtaken"
+    turns.leave(long)
+    assert turns.start(9.0) == [waits]
+
+
+def test_a_client_with_many_waiting_does_not_keep_out_another() -> None:
+    turns = Turns(2, longest_wait_s=100)
+    many = [Ticket("a", number, float(number), "greedy") for number in range(50)]
+    for ticket in many:
+        turns.arrive(ticket)
+    assert turns.start(50.0) == many[:2]
+    other = Ticket("a", "s", 51.0, "other")
+    turns.arrive(other)
+    turns.leave(many[0])
+    assert turns.start(52.0) == [other]
+    turns.leave(other)
+    assert turns.start(53.0) == [many[2]]
