@@ -3,14 +3,11 @@
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from hivetune.data.formats.opencode import rows as opencode_rows
-from hivetune.data.pieces.logs import PlacedRow
-from hivetune.data.pieces.parts import split_thoughts
 from hivetune.data.raw import RawRow
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
@@ -30,6 +27,7 @@ HOSTILE = [
     ("", "<tool_call>{", ""),
     ("", '<details type="reasoning"', ""),
     ("", '<details type="reasoning">', ""),
+    ('<details type="reasoning"><summary>', "</summary>", "a"),
     ("", "<USER_REQUEST>", ""),
     ("<p>a<br", " ", "b"),
     ("<think>a", "\n", "b</think>"),
@@ -65,21 +63,8 @@ def test_four_times_the_text_takes_about_four_times_as_long(begin: str, piece: s
         assert any(b <= 8 * a + 0.02 for a, b in times), (list(one), times)
 
 
-def rows_of(reader: Callable[[Iterator[tuple[int, str]]], Iterator[PlacedRow]], text: str) -> Sequence[PlacedRow]:
-    return list(reader(enumerate(text.split("\n"), 1)))
-
-
-def session(turns: str) -> str:
-    return f"# a\n\n**Session ID:** ses_1\n**Created:** a\n\n---\n\n## User\n\na\n\n---\n\n## Assistant\n\n{turns}"
-
-
-CALLED = "**Tool: a**\n\n**Input:**\n```json\n{}\n```\n"
-
 # A part that reads, and of what it gets: the beginning, what comes again and again, and the end.
 PARTS: list[tuple[Callable[[str], Any], str, str, str]] = [
-    (lambda text: rows_of(opencode_rows, text), session(CALLED), "\n**Error:**\n```\na", ""),
-    (lambda text: rows_of(opencode_rows, text), session("**Output:**\n```\n"), "---\n\n## User\n\n", ""),
-    (split_thoughts, '<details type="reasoning"><summary>', "</summary>", "a"),
     (CLOSED_THOUGHT.search, "<", "think", ""),
     (lambda text: seconds({f"question_{i}": "What is it?" for i in range(len(text) // 20)}), "", " ", ""),
 ]

@@ -19,15 +19,15 @@ from hivetune.data.judged.answers import (
 from hivetune.data.mapping import map_columns, maps_content, missing_column, missing_fields
 from hivetune.data.pieces.answers import refuse_cut_row
 from hivetune.data.pieces.fields import extract
-from hivetune.data.pieces.parts import without_padding
-from hivetune.data.pieces.said import BYTE_ORDER_MARK, Conversation, Row, clean_texts, parsed
+from hivetune.data.pieces.said import Conversation, Row, parsed
 from hivetune.data.pieces.session import ASSISTANT
 from hivetune.data.pieces.streams import refuse_pieces
-from hivetune.data.pieces.turns import is_conversation
+from hivetune.data.pieces.turns import is_conversation, without_padding
 from hivetune.data.raw import RawRow
 from hivetune.data.reasons import RowRefused, not_utf8
 from hivetune.records import Example, Message, Rendered
 
+BYTE_ORDER_MARK = "\ufeff"
 WRITTEN_MARKS = ("\\ufeff", "\\uFEFF")
 NUL_ESCAPE = "\\u0000"
 QUARANTINE_KEY = "hivetune_quarantine"
@@ -167,7 +167,8 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
         raise _with_advice(refused, raw.file.line if raw.file else "") from None
     if raw.file is not None and raw.file.telling and is_table(conversation, columns):
         raise RowRefused("unread-column", raw.file.telling)
-    conversation = clean_texts(conversation, marked="byte-order-mark" in changed, nul=NUL_ESCAPE in text)
+    if changed or NUL_ESCAPE in text:
+        conversation = _clean(conversation)
     conversation = with_thoughts_apart(without_padding(conversation))
     stored = {name: value for name, value in (raw.stored or {}).items() if name not in columns}
     example = _example(raw.source, row, conversation, stored)
@@ -185,20 +186,45 @@ def is_table(conversation: Conversation, columns: Mapping[str, str]) -> bool:
     return maps_content(columns) or (form is not None and form.table)
 
 
+def _clean(conversation: Conversation) -> Conversation:
+    """Return the conversation without byte order marks, which were pasted with files, and without the NUL that a
+    program printed: in a tool's result it is read as U+FFFD, as all that is not a text.
+    """
+    messages, has_nul = [], False
+    for message in conversation.messages:
+        text = message.content.replace(BYTE_ORDER_MARK, "")
+        if message.role == "tool" and "\0" in text:
+            text, has_nul = text.replace("\0", "\ufffd"), True
+        messages.append(replace(message, content=text))
+    changed = (*conversation.changed, *(["nul-in-result"] if has_nul else ()))
+    return conversation._replace(messages=tuple(messages), changed=changed)
+
+
 _CLOSED = re.compile(r"\A(?P<thought>.*?)\n</think>[ \t]*\n\s*(?P<answer>.*)\Z", re.S)
+# As Open WebUI shows thoughts above an answer.
+_DETAILS = re.compile(
+    r"\A\s*<details type=\"reasoning\"[^>]*>\s*+(?:<summary>.*?</summary>)?+(?P<thought>.*?)</details>"
+    r"\s*(?P<answer>.*)\Z",
+    re.S,
+)
 
 
 def with_thoughts_apart(conversation: Conversation) -> Conversation:
-    """Return the conversation with the thoughts of an answer apart that begins inside of them: its prompt opened them,
-    and `</think>` stands on a line of its own.
+    """Return the conversation with the thoughts of an answer apart that begins with them: its prompt opened them and
+    `</think>` stands on a line of its own, or a page shows them folded.
     """
-    if not any(m.role == "assistant" and "\n</think>" in m.content for m in conversation.messages):
+    marks = ("\n</think>", '<details type="reasoning"')
+    if not any(m.role == "assistant" and any(mark in m.content for mark in marks) for m in conversation.messages):
         return conversation
     messages = []
     for message in conversation.messages:
-        match = _CLOSED.match(message.content) if message.role == "assistant" and not message.reasoning else None
-        if match is not None and "<think>" not in message.content:
-            message = replace(message, content=match["answer"], reasoning=match["thought"])
+        text = message.content
+        if message.role == "assistant" and not message.reasoning and "<think>" not in text:
+            if match := _CLOSED.match(text):
+                message = replace(message, content=match["answer"], reasoning=match["thought"])
+            elif match := _DETAILS.match(text):
+                lines = [line.removeprefix(">").removeprefix(" ") for line in match["thought"].strip().split("\n")]
+                message = replace(message, content=match["answer"], reasoning="\n".join(lines).strip())
         messages.append(message)
     return conversation._replace(messages=tuple(messages))
 

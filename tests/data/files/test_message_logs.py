@@ -52,12 +52,6 @@ def test_messages_without_a_session_are_refused(tmp_path: Path) -> None:
     assert read(tmp_path, log) == ["one-message", "one-message"]
 
 
-def test_a_column_of_langchains_messages(tmp_path: Path) -> None:
-    said = (("human", "one"), ("ai", "two"))
-    log = [{"session_id": "a", "message": {"type": kind, "data": {"content": text}}} for kind, text in said]
-    assert read(tmp_path, log) == [("a", [("user", "one"), ("assistant", "two")])]
-
-
 def test_a_log_that_begins_with_messages_and_goes_on_otherwise_loses_no_row(tmp_path: Path) -> None:
     """What tells a log is the beginning of the file."""
     spoken = [message(f"s{i // 2}", ("user", "assistant")[i % 2], f"boots {i} " * 1000, i % 60) for i in range(40)]

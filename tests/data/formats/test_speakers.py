@@ -27,7 +27,7 @@ def test_without_a_name_the_speakers_are_told() -> None:
     for columns in ({}, {"assistant": "Bert"}):
         with pytest.raises(RowRefused, match="who-answers") as refused:
             read_example(PAIR, columns)
-        assert refused.value.hint == "Ana (2), Ben (1): say who answers, as in --columns assistant=Ana"
+        assert refused.value.hint == "Ana (2), Ben (1): say who answers, as in --columns assistant=Ben"
 
 
 def test_of_several_who_ask_each_keeps_the_name() -> None:

@@ -7,9 +7,8 @@ from typing import Any
 
 from hivetune.base.paths import path_hint, spelled
 from hivetune.data.files.encodings import BYTE_ORDERS, likely_encoding, marked_encoding, plain_name_of, wide_encoding
-from hivetune.data.files.message_log import message_shape
 from hivetune.data.files.unpack import beginning, package
-from hivetune.data.formats import format_of_file
+from hivetune.data.formats import format_of_file, store_of
 from hivetune.data.pieces.format import Head
 from hivetune.data.raw import Source
 from hivetune.errors import DataRefused, UsageError
@@ -19,12 +18,12 @@ _SAMPLE_BYTES = 1 << 20  # in which another encoding shows
 _LOG_BYTES = 256 << 10  # by which a log is told: a first line may hold an agent's whole instructions
 _NUM_LINES = 20  # by which a log is told
 _ARROW_STREAM = b"\xff\xff\xff\xff"
-MESSAGES = "message-log"  # JSONL with one message a row, which names its session
 
+_SQLITE = b"SQLite format 3\0"
 # What files of other kinds begin with, what they are, and how their rows become readable.
 _FOREIGN = (
     (
-        b"SQLite format 3\0",
+        _SQLITE,
         "an SQLite database",
         "hivetune collect 'sqlite:{name}?table=TABLE', then train from: store",
     ),
@@ -44,7 +43,7 @@ _FOREIGN = (
 def source_of(path: str, name: str, encoding: str | None = None) -> Source:
     """Return the file at `path`, without its size and lines. `encoding`: that of all texts, as the user says.
 
-    The kinds are jsonl, json, csv, parquet, arrow, MESSAGES, or the name of a format of whole files. Raise UsageError
+    The kinds are jsonl, json, csv, parquet, arrow, or the name of a format of whole files. Raise UsageError
     if the file can't be read or holds no rows, DataRefused for text in another encoding.
     """
     try:
@@ -56,6 +55,8 @@ def source_of(path: str, name: str, encoding: str | None = None) -> Source:
         return Source(path, name, "parquet")
     if head.startswith((b"ARROW1", _ARROW_STREAM)):
         return Source(path, name, "arrow")
+    if head.startswith(_SQLITE) and (store := store_of(path)) is not None:
+        return Source(path, name, store)
     refuse_foreign(head, name)
     packed = "gz" if head.startswith(b"\x1f\x8b") else "zst" if head.startswith(b"\x28\xb5\x2f\xfd") else ""
     source = Source(path, name, "", packed, size=_SAMPLE_BYTES)
@@ -99,8 +100,6 @@ def _kind(source: Source) -> str:
     events = [event for line in lines if (event := _object(line)) is not None] if kind == "jsonl" else []
     if (log := format_of_file(Head(source.name, data, events))) is not None:
         return log.name
-    if events and message_shape(events) is not None:
-        return MESSAGES
     if head.strip() and not any(line.lstrip()[:1] in (b"{", b"[", b'"') for line in head.splitlines()):
         if lower.endswith((".jsonl", ".ndjson", ".json")):
             return "jsonl"  # each line is refused with its reason

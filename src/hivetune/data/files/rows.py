@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 
 from hivetune.base.database import is_read_only, open_to_read
 from hivetune.base.paths import spelled
-from hivetune.data.files.kinds import MESSAGES
-from hivetune.data.files.message_log import message_rows
+from hivetune.data.files.message_log import joined_rows
 from hivetune.data.files.unpack import package, read_blocks
-from hivetune.data.formats import file_rows, is_file_format, may_hold_rows, rows_inside
+from hivetune.data.formats import file_rows, is_file_format, is_store, may_hold_rows, rows_inside, store_rows
 from hivetune.data.mapping import rows_at
 from hivetune.data.pieces.logs import PlacedRow
 from hivetune.data.raw import MAX_ROW_BYTES, RawRow, Source
@@ -58,17 +57,17 @@ def _placed(source: Source) -> Iterator[PlacedRow]:
     if is_file_format(source.kind):
         yield from file_rows(source.kind, _text_lines(source))
         return
+    if is_store(source.kind):
+        yield from store_rows(source.kind, source.path)
+        return
     rows: Iterator[PlacedRow]
     if source.kind in ("parquet", "arrow"):
         rows = _arrow_rows(source)
     elif source.kind == "csv":
         rows = _csv_rows(source)
-    elif source.kind == "json":
-        rows = _Document(source).rows()
     else:
-        assert source.kind == MESSAGES
-        rows = ((number, line) for number, line in _text_lines(source) if line.strip())
-    yield from message_rows(rows, source.name)[0]
+        rows = _Document(source).rows()
+    yield from joined_rows(rows, source.name)
 
 
 def _too_large(size_bytes: int) -> RowRefused | None:

@@ -2,25 +2,28 @@
 `FORMAT`, a user's TOML files in `$HIVETUNE_HOME/formats/`, and other packages by the entry point `hivetune.formats`.
 """
 
+import contextlib
 import importlib
 import json
 import pkgutil
 import re
+import sqlite3
 import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
+from hivetune.base.database import open_to_read
 from hivetune.base.disk import home
+from hivetune.base.paths import spelled
 from hivetune.data.formats.spec import format_of
-from hivetune.data.pieces.format import Batch, Format, Head, Lines, Log
+from hivetune.data.pieces.format import AnyFormat, Batch, Format, Head, Lines, Log, Store
 from hivetune.data.pieces.logs import PlacedRow
 from hivetune.data.pieces.said import Conversation, Row
 from hivetune.data.reasons import RowRefused
-from hivetune.errors import UsageError
+from hivetune.errors import DataRefused, UsageError
 
-AnyFormat = Format | Batch | Log
 OWN_FILE = Path(__file__).with_name("formats.toml")
 
 
@@ -43,7 +46,7 @@ def all_formats() -> tuple[AnyFormat, ...]:
     return tuple(formats)
 
 
-def specs_in(path: Path) -> list[Format | Batch]:
+def specs_in(path: Path) -> list[AnyFormat]:
     """Return the formats of a TOML file. Raise UsageError."""
     try:
         entries = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -64,9 +67,9 @@ def _foreign(entry: EntryPoint) -> AnyFormat:
     else:
         if isinstance(form, Format):
             return form._replace(read=_careful(form.name, form.read))
-        if isinstance(form, Batch | Log):
+        if isinstance(form, AnyFormat):
             return form
-        problem = "is no Format, Batch or Log"
+        problem = "is no Format, Batch, Log or Store"
     raise UsageError(
         f"the format {entry.name!r} of another package ({entry.value}) {problem}",
         hint="correct that package, or uninstall it",
@@ -103,6 +106,35 @@ def file_rows(name: str, lines: Lines) -> Iterator[PlacedRow]:
 
 def is_file_format(name: str) -> bool:
     return any(log.name == name for log in _logs())
+
+
+@cache
+def _stores() -> tuple[Store, ...]:
+    return tuple(form for form in all_formats() if isinstance(form, Store))
+
+
+def store_of(path: str) -> str | None:
+    """Return the format of an SQLite file by its tables; None for any other."""
+    with contextlib.closing(open_to_read(path)) as database:
+        try:
+            tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        except sqlite3.Error:
+            return None
+    return next((store.name for store in _stores() if store.tables <= tables), None)
+
+
+def is_store(name: str) -> bool:
+    return any(store.name == name for store in _stores())
+
+
+def store_rows(name: str, path: str) -> Iterator[PlacedRow]:
+    """Yield the records of an SQLite file of the format `name`. Raise DataRefused where it is damaged."""
+    store = next(store for store in _stores() if store.name == name)
+    with contextlib.closing(open_to_read(path)) as database:
+        try:
+            yield from store.rows(database)
+        except sqlite3.Error as error:
+            raise DataRefused(f"{spelled(path)} is damaged: {error}", hint="get the file again") from None
 
 
 def may_hold_rows(payload: bytes) -> bool:

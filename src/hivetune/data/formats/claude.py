@@ -1,24 +1,20 @@
-"""Claude's export: `chat_messages` with sender, text or content blocks, attachments.
-
-A document that Claude wrote beside the conversation (an artifact) is a part of its answer. Other tools' calls are read
-with their results where the export holds them.
+"""Claude's export: `chat_messages` with sender, text or content blocks, attachments. A document that Claude wrote
+beside the conversation (an artifact) is a part of its answer.
 
 https://support.claude.com/en/articles/9450526-how-can-i-export-my-claude-data
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.parts import result_text
 from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, objects, one_of
-from hivetune.data.pieces.session import NotLearned, branch, chat_messages, finish_chat
+from hivetune.data.pieces.session import NotLearned, branch, chat
 from hivetune.data.pieces.turns import read_turn
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 
 _SILENT = ("token_budget", "flag")
-_ENDS = (".", "!", "?", ":", "\u3002", "\uff01", "\uff1f")
 _TOOLS = ("tool_use", "tool_result")
 _SEARCHES = ("web_search", "web_fetch")  # the answer says what they found
 _CODE = "application/vnd.ant.code"
@@ -32,21 +28,19 @@ _LANGUAGES = {
 
 
 def read(row: Row) -> Conversation:
-    turns = objects(row["chat_messages"])
+    turns = path = objects(row["chat_messages"])
     if turns is None:
         raise RowRefused("no-messages")
-    path = turns
     by_id = {str(turn.get("uuid")): turn for turn in turns}
     if len(by_id) == len(turns) and any(str(turn.get("parent_message_uuid")) in by_id for turn in turns):
         leaf = str(row.get("current_leaf_message_uuid"))
         parents = {name: turn.get("parent_message_uuid") for name, turn in by_id.items()}
         path = [by_id[name] for name in branch(parents, leaf if leaf in by_id else list(by_id)[-1])]
-    # What each artifact is, told when it was created and not when it is written again.
-    parts = [part for turn in turns for part in listed(turn.get("content")) if one_of(part, "name") == "artifacts"]
-    inputs = [part["input"] for part in parts if isinstance(one_of(part, "input"), dict)]
-    kinds = {str(value.get("id")): value["type"] for value in reversed(inputs) if isinstance(value.get("type"), str)}
-    messages, cut = chat_messages(path, lambda turn: _turn(turn, kinds))
-    return finish_chat("claude", messages, len(turns) - len(path), cut)
+    kinds: dict[str, str] = {}  # what each artifact is: told when it is created and not when it is written again
+    for part in (part for turn in turns for part in listed(turn.get("content"))):
+        if one_of(part, "name") == "artifacts" and isinstance(kind := one_of(one_of(part, "input"), "type"), str):
+            kinds.setdefault(str(part["input"].get("id")), kind)
+    return chat("claude", path or [], lambda turn: _turn(turn, kinds), len(turns) - len(path or []))
 
 
 def _turn(turn: Mapping[str, Any], kinds: Mapping[str, str]) -> list[Message]:
@@ -59,53 +53,47 @@ def _turn(turn: Mapping[str, Any], kinds: Mapping[str, str]) -> list[Message]:
     if not all(isinstance(text, str) for text in texts):
         raise RowRefused(NOT_HELD, "an attachment without its text")
     content = turn.get("content") or turn.get("text")
-    if isinstance(content, list):
-        searches = [one_of(p, "type") in _TOOLS and one_of(p, "name") in _SEARCHES for p in content]
-        shown = [part for part, hidden in zip(content, searches, strict=True) if not hidden]
-        content = _split([part for part in shown if one_of(part, "type") not in _SILENT])
-    parts = objects(content) or []
-    if answers and any(part.get("type") in _TOOLS for part in parts):
-        messages = _worked(parts, kinds)
-    else:
-        messages = read_turn({"role": turn.get("sender"), "content": content})
+    parts = _parts(content, kinds) if isinstance(content, list) else content
+    unheld = isinstance(parts, list) and answers and _lacks_results(parts)
+    said = _joined(part for part in listed(parts) if one_of(part, "type") not in _TOOLS) if unheld else parts
+    messages = read_turn({"role": turn.get("sender"), "content": said})
+    if unheld or (answers and messages[-1].role != "assistant"):
+        raise NotLearned(RowRefused(NOT_HELD, "Claude's own tools took part"), *messages)
     return [*(Message("user", str(text)) for text in texts), *messages]
 
 
-def _worked(parts: list[dict[str, Any]], kinds: Mapping[str, str]) -> list[Message]:
-    """Return an answer step by step: text, calls, results. Raise NotLearned if a result is missing."""
-    said = read_turn({"role": "assistant", "content": _split([b for b in parts if b.get("type") not in _TOOLS])})
-    unheld = NotLearned(RowRefused(NOT_HELD, "Claude's own tools took part"), *said)
-    messages: list[Message] = []
-    content: list[dict[str, Any]] = []
-    calls, results = 0, list[Message]()
-    for part in [*parts, {"type": "end"}]:
-        kind = one_of(part, "type")
-        if kind == "tool_result":
-            if len(results) < calls:
-                texts = listed(one_of(part, "content"))
-                if not texts or not all(isinstance(one_of(text, "text"), str) for text in texts):
-                    raise unheld
-                results.append(Message("tool", result_text(texts)))
-            continue  # else of a document, that it was stored
-        if results or kind == "end":
-            messages += [*(read_turn({"role": "assistant", "content": content}) if content else ()), *results]
-            if len(results) < calls:
-                raise unheld
-            content, calls, results = [], 0, []
-        written = _document(part, kinds) if kind == "tool_use" else None
-        calls += kind == "tool_use" and written is None
-        if kind == "end":
-            break
-        part = part if written is None else {"type": "text", "text": written, "apart": True}
-        before = content[-1] if content and content[-1].get("type") == "text" == part.get("type") else {}
-        if before.get("apart") or (before and part.get("apart")):  # a document is a paragraph of its own
-            paragraphs = (str(before.get("text")).rstrip(), str(part.get("text")).strip())
-            content[-1] = {**part, "text": "\n\n".join(filter(None, paragraphs))}
+def _parts(content: list[Any], kinds: Mapping[str, str]) -> list[Any]:
+    """Return the blocks of a turn without searches; an artifact is a paragraph of the text."""
+    parts: list[Any] = []
+    for part in content:
+        kind, name = one_of(part, "type"), one_of(part, "name")
+        document = _document(part, kinds) if kind == "tool_use" else None
+        stored = kind == "tool_result" and one_of(parts[-1] if parts else None, "type") != "tool_use"
+        if document is not None:
+            part = {"type": "text", "text": document}
+        elif kind in _SILENT or stored or (kind in _TOOLS and name in _SEARCHES):
+            continue
+        parts.append(part)
+    return _joined(parts)
+
+
+def _joined(parts: Iterable[Any]) -> list[Any]:
+    """Return the parts with texts that follow each other as paragraphs of one."""
+    joined: list[Any] = []
+    for part in parts:
+        before = joined[-1] if joined and one_of(joined[-1], "type") == "text" else None
+        if before is not None and one_of(part, "type") == "text":
+            joined[-1] = {**before, "text": f"{str(before.get('text')).rstrip()}\n\n{str(part.get('text')).lstrip()}"}
         else:
-            content.append(part)
-    if not messages or messages[-1].role != "assistant":
-        raise unheld
-    return messages
+            joined.append(part)
+    return joined
+
+
+def _lacks_results(parts: list[Any]) -> bool:
+    """Return whether a call of an answer has no result, or one that holds no text."""
+    results = [listed(part.get("content")) for part in parts if one_of(part, "type") == "tool_result"]
+    in_words = all(texts and all(isinstance(one_of(t, "text"), str) for t in texts) for texts in results)
+    return len(results) < sum(one_of(part, "type") == "tool_use" for part in parts) or not in_words
 
 
 def _document(part: Any, kinds: Mapping[str, str]) -> str | None:
@@ -124,19 +112,5 @@ def _document(part: Any, kinds: Mapping[str, str]) -> str | None:
     return "\n".join((f"{mark}{language}", text.strip("\n"), mark))
 
 
-def _split(parts: list[Any]) -> list[Any]:
-    """Return the blocks, with an empty line between two of them if one ends a sentence and the next begins without a
-    space.
-    """
-    blocks: list[Any] = []
-    for part in parts:
-        before, text = (one_of(blocks[-1], "text") if blocks else None), one_of(part, "text")
-        if isinstance(before, str) and isinstance(text, str) and before.endswith(_ENDS) and text[:1].strip():
-            part = {**part, "text": f"\n\n{text}"}
-        blocks.append(part)
-    return blocks
-
-
-FORMAT = Format(
-    "claude", read, needs=("chat_messages",), reads=frozenset(("chat_messages", "current_leaf_message_uuid"))
-)
+_READS = frozenset(("chat_messages", "current_leaf_message_uuid"))
+FORMAT = Format("claude", read, needs=("chat_messages",), reads=_READS)

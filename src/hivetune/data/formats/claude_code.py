@@ -18,8 +18,6 @@ from hivetune.data.pieces.said import Row, listed, objects, one_of
 from hivetune.data.reasons import RowRefused
 
 _SPOKEN = ("user", "assistant")
-_ASKER = "human"  # as other programs' copies call the user
-_BLOCKS = {"tool_use": "assistant", "tool_result": "user"}  # copies give these a line of their own
 _OTHER_TYPES = ("summary", "file-history-snapshot", "queue-operation", "progress", "system", "attachment")
 _INTERRUPTED = "[Request interrupted by user"
 _REJECTED = "The user doesn't want to proceed with this tool use"
@@ -29,8 +27,6 @@ _OWN_TEXTS = (
     *("<local-command-caveat>", "<command-name>", "<local-command-stdout>", "<local-command-stderr>"),
     *("<command-message>", "Caveat: The"),
 )
-# All that a line has in copies that keep only what was said.
-_COPIED = frozenset(("message", "timestamp", "uuid", "parentUuid", "sessionId", "cwd", "requestId", "version"))
 
 
 @dataclass(slots=True)
@@ -70,14 +66,10 @@ class _Session:
 
 def is_line(row: Row) -> bool:
     """Return whether an object is a line of such a session."""
-    if row.get("type") in (*_SPOKEN, _ASKER):
-        message = row.get("message")
-        named = any(name in row for name in ("sessionId", "session_id", "timestamp", "uuid"))
-        return isinstance(message, dict) and (named or message.get("role") == row["type"])
+    if row.get("type") in _SPOKEN:
+        return isinstance(row.get("message"), dict) and any(name in row for name in ("sessionId", "uuid", "parentUuid"))
     if row.get("type") == "summary":
         return "leafUuid" in row
-    if "type" not in row and "message" in row and len(row) > 1 and _COPIED.issuperset(row):
-        return _role(row) is not None
     return row.get("type") in _OTHER_TYPES and ("sessionId" in row or "snapshot" in row)
 
 
@@ -92,7 +84,6 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
         if event is None or is_row(event):
             yield number, text if event is not None else RowRefused("broken-line")
             continue
-        event = _in_blocks(event)
         before, parent = name, event.get("parentUuid")
         name = owners.get(str(parent)) or (before if parent and before else str(event.get("sessionId") or before))
         session = sessions.setdefault(name, _Session())
@@ -111,58 +102,26 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
         yield from _rows(session)
 
 
-def _in_blocks(event: dict[str, Any]) -> dict[str, Any]:
-    """Return a line of Qwen Code, which writes the same tree with the parts of Gemini, as Claude Code writes it."""
-    message = event.get("message")
-    parts = one_of(message, "parts")
-    if not isinstance(message, dict) or not isinstance(parts, list) or "content" in message:
-        return event
-    kind = "assistant" if message.get("role") == "model" else "user"
-    blocks: list[dict[str, Any]] = []
-    for part in (part for part in parts if isinstance(part, dict)):
-        call, result = part.get("functionCall"), part.get("functionResponse")
-        if isinstance(call, dict):
-            named = {"id": call.get("id"), "name": call.get("name"), "input": call.get("args")}
-            blocks.append({"type": "tool_use", **named})
-        elif isinstance(result, dict):
-            response = result.get("response")
-            text = response["output"] if isinstance(response, dict) and set(response) == {"output"} else response
-            blocks.append({"type": "tool_result", "tool_use_id": result.get("id"), "content": text})
-        elif part.get("thought") is True:
-            blocks.append({"type": "thinking", "thinking": part.get("text")})
-        else:
-            blocks.append({"type": "text", "text": part["text"]} if isinstance(part.get("text"), str) else part)
-    return {**event, "type": kind, "message": {"role": kind, "content": blocks}}
-
-
 def _add(session: _Session, number: int, event: dict[str, Any], size: int) -> None:
     if event.get("reason") == "absorbed_mid_turn" and isinstance(event.get("content"), str):
         session.absorbed[event["content"]] = number
-    uuid, parent, role = event.get("uuid"), event.get("parentUuid"), _role(event)
+    attached = _attached(event)
+    kind = str(event.get("type"))
+    role = "user" if attached else kind if kind in _SPOKEN else None
+    uuid, parent = event.get("uuid"), event.get("parentUuid")
     if not isinstance(uuid, str):
         if role is None:
             return
-        uuid = f"line {number}"  # a copy without ids
+        uuid = f"line {number}"
     session.name = session.name or event.get("sessionId")
     session.time = session.time or event.get("timestamp")
     if uuid in session.lines and session.lines[uuid].message:
         return  # written twice: the first stands
-    message = (_block(event) or _attached(event) or event.get("message")) if role else None
+    message = attached or event.get("message") if role else None
     message = message if isinstance(message, dict) else {}
     parent = parent if isinstance(parent, str) else None
     session.lines[uuid] = _Line(number, event, parent, role, message, _is_noise(event, role))
     session.size += size
-
-
-def _role(event: Row) -> str | None:
-    """Return the speaker of a line; without `type` its message has the role."""
-    if _attached(event) is not None:
-        return "user"
-    kind = str(event.get("type", one_of(event.get("message"), "role")))
-    if kind in _BLOCKS:
-        parts = listed(one_of(event.get("message"), "content"))
-        return _BLOCKS[kind] if _block(event) or any(one_of(part, "type") == kind for part in parts) else None
-    return "user" if kind == _ASKER else kind if kind in _SPOKEN else None
 
 
 def _attached(event: Row) -> dict[str, Any] | None:
@@ -192,15 +151,6 @@ def _insert_absorbed(session: _Session) -> None:
     session.lines = dict(sorted(lines.items(), key=lambda named: named[1].number))
 
 
-def _block(event: Row) -> dict[str, Any] | None:
-    """Return the message of a line that is a call or a result."""
-    kind = str(event.get("type"))
-    named = event.get({"tool_use": "name", "tool_result": "tool_use_id"}.get(kind, ""))
-    if isinstance(event.get("message"), dict) or not isinstance(named, str):
-        return None
-    return {"role": _BLOCKS[kind], "content": [event]}
-
-
 def _is_noise(event: Row, role: str | None) -> bool:
     """Return whether a line is an error of the API, a note to the user or the output of a command, which nobody
     said.
@@ -225,13 +175,6 @@ def _rows(session: _Session) -> Iterator[PlacedRow]:
     if session.absorbed:
         _insert_absorbed(session)
     lines = session.lines
-    if len(lines) > 1 and not any(line.parent for line in lines.values()):
-        # Copies by other programs have no parents: lines follow in file order, those of subagents apart.
-        before: dict[bool, str | None] = {}
-        for name, line in lines.items():
-            aside = line.event.get("isSidechain") is True
-            begins = line.event.get("isCompactSummary") is True or line.asks_subagent
-            line.parent, before[aside] = None if begins else before.get(aside), name
     for line in lines.values():
         above = lines.get(line.parent or "")
         if above is not None and line.event.get("isMeta") is True and (text := _command_arguments(above)):

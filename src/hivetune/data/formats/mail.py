@@ -12,7 +12,7 @@ from email.message import EmailMessage
 from email.utils import parseaddr
 
 from hivetune.data.pieces.format import Head, Lines, Log
-from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow, conversation
+from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow, Threads, conversation
 from hivetune.data.pieces.session import without_markup
 from hivetune.data.reasons import RowRefused
 
@@ -32,31 +32,32 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """Yield one row for each thread: messages that answer each other, or have one subject."""
-    threads: dict[str, tuple[int, list[dict[str, str]]]] = {}
+    """Yield one row for each thread: messages of one subject."""
+    threads = Threads()
     for number, text in _messages(lines):
         if len(text) > MAX_ROW_CHARS:
             yield number, RowRefused("line-too-large", f"a mail of {len(text):,} characters")
             continue
         mail = email.message_from_string(text, policy=email.policy.default)
-        body = _text(mail)
-        if body:
-            subject = _REPLY.sub("", str(mail.get("Subject", ""))).strip()
+        if body := _text(mail):
+            subject = _REPLY.sub("", str(mail.get("Subject", ""))).strip().lower()
             turn = {"speaker": parseaddr(str(mail.get("From", "")))[1].lower(), "content": body}
-            threads.setdefault(subject.lower(), (number, []))[1].append(turn)
-    for subject, (number, turns) in threads.items():
-        yield number, conversation("mail", turns, session_id=subject)
+            threads.add(subject, number, turn)
+    for subject, begin, said in threads.conversations():
+        yield begin, conversation("mail", said, session_id=subject)
 
 
 def _messages(lines: Lines) -> Iterator[tuple[int, str]]:
-    begun, begin = list[str](), 1
+    """Yield (first line, text) of each message of an mbox; a message that is larger than a row is cut."""
+    begun, begin, size = list[str](), 1, 0
     for number, line in lines:
         if _BEGINS.match(line) and (not begun or not begun[-1].strip()):
             if begun:
                 yield begin, "\n".join(begun)
-            begun, begin = [], number
-        else:
+            begun, begin, size = [], number, 0
+        elif size <= MAX_ROW_CHARS:
             begun.append(line[1:] if line.startswith(">From ") else line)
+            size += len(line) + 1
     if any(line.strip() for line in begun):
         yield begin, "\n".join(begun)
 

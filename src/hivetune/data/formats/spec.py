@@ -6,10 +6,17 @@ A path is JMESPath, over a record whose names are in snake_case. Keys of an entr
     needs        columns that a record must have before it is read; "a|b" is one of the two
     when         a path that is true for records of this format
     refuse       {reason = path}: a record for which the path is true is refused with the reason
-    rows         the path of the rows in a record; the rows are read by other formats
+    rows         the path of the rows in a record; the rows are read by other formats; shared = {COLUMN = path}: what
+                 the record tells of all of them
     messages     the path of a list of turns, with, for each turn:
                  role, text, speaker, reasoning, weight: paths; roles = {NAME = ROLE}; skip: a path that is true for
                  what is no turn; asks, answers: paths of the speaker who does; markup = true where texts are HTML
+    branch       {parent = path, leaf = path}: the turns are a tree, an object of nodes; the branch to the leaf is read
+    versions     {of = path, selected = path}: a turn has versions, of which one is read
+    unlearned    {reason = path}: a turn for which the path is true is read and not learned
+    not_held     a path that is true for a turn whose files the export lacks: the conversation ends before it
+    thread       each record is a turn of the conversation that this path names, with role or speaker, and text;
+                 position: a path of its place among the others
     answer       the answer, where the turns end with a question
     prompt, completion   a question (several paths are joined) and its answer; history: what stood before them;
                          calls: the answer is a list of calls
@@ -23,33 +30,52 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jmespath
 from jmespath.exceptions import JMESPathError
 
-from hivetune.data.pieces.answers import continues_request, is_response, joined, read_answer, read_request
-from hivetune.data.pieces.format import Batch, Format
-from hivetune.data.pieces.parts import calls_in_text, read_call, read_tools
+from hivetune.data.pieces.answers import call_of, is_response, read_answer
+from hivetune.data.pieces.fields import as_number, as_time, plain_name
+from hivetune.data.pieces.format import AnyFormat, Batch, Format, Head, Lines, Log
+from hivetune.data.pieces.logs import PlacedRow, Threads, conversation, events
 from hivetune.data.pieces.rendered import has_marks, rendered_turns
-from hivetune.data.pieces.said import Conversation, Row, all_texts, listed, objects, parsed, text_of
-from hivetune.data.pieces.session import ASSISTANT, ordered_conversation, read_session, without_markup
+from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, all_texts, listed, objects, parsed, text_of
+from hivetune.data.pieces.session import (
+    ASSISTANT,
+    NotLearned,
+    branch,
+    chat,
+    ordered_conversation,
+    read_session,
+    without_markup,
+)
 from hivetune.data.pieces.streams import starts_events
-from hivetune.data.pieces.turns import conversation_of, read_messages, read_system
+from hivetune.data.pieces.turns import (
+    ROLES,
+    calls_in_text,
+    conversation_of,
+    read_call,
+    read_messages,
+    read_system,
+    read_tools,
+    read_turn,
+)
 from hivetune.data.reasons import REASONS, RowRefused
 from hivetune.errors import UsageError
 from hivetune.records import Message
 
 _PLAIN = re.compile(r"\w+(?:\s*\|\|\s*\w+)*")
+_OF_TURNS = ("role", "speaker", "weight", "skip", "not_held", "position", "thread")
 _PATHS = (
-    *("when", "rows", "messages", "role", "text", "speaker", "reasoning", "weight", "skip", "asks", "answers"),
-    *("answer", "completion", "calls", "history", "request", "response", "system", "tools", "untrusted"),
+    *("when", "rows", "messages", "text", "reasoning", "asks", "answers", "answer", "completion", "calls"),
+    *("history", "request", "response", "system", "tools", "untrusted", *_OF_TURNS),
 )
-_WORDS = frozenset(("content", "value", "parts", "tool_calls"))
-_OF_TURNS = ("role", "speaker", "weight", "skip")
-KEYS = frozenset((*_PATHS, "page", "needs", "refuse", "roles", "markup", "prompt", "reads", "table"))
+_NAMED_PATHS = ("refuse", "unlearned", "branch", "versions", "shared")  # tables of paths
+_WORDS = ("messages", "completion", "calls", "response", "text", "rows")  # one of which an entry must have
+_SPOKEN = frozenset(("content", "value", "parts", "tool_calls"))
+KEYS = frozenset((*_PATHS, *_NAMED_PATHS, "page", "needs", "roles", "markup", "prompt", "reads", "table"))
 
 
 class Path(NamedTuple):
@@ -109,9 +135,10 @@ class Spec(NamedTuple):
     """An entry, its paths compiled."""
 
     name: str
+    needs: tuple[str, ...]
     paths: Mapping[str, Path]
+    named: Mapping[str, Mapping[str, Path]]
     prompt: tuple[Path, ...]
-    refuse: tuple[tuple[str, Path], ...]
     roles: Mapping[str, str]
     markup: bool
 
@@ -119,8 +146,14 @@ class Spec(NamedTuple):
         path = self.paths.get(key)
         return None if path is None else path.find(value)
 
+    def of(self, table: str, key: str, value: Any) -> Any:
+        return self.named[table][key].find(value)
 
-def format_of(name: str, entry: Mapping[str, Any], source: str) -> Format | Batch:
+    def has_needs(self, names: Sequence[str]) -> bool:
+        return all(not set(need.split("|")).isdisjoint(names) for need in self.needs)
+
+
+def format_of(name: str, entry: Mapping[str, Any], source: str) -> AnyFormat:
     """Return the format of an entry. `source`: the file, for errors. Raise UsageError for an invalid entry."""
     unknown = next((key for key in entry if key not in KEYS), None)
     if unknown is not None:
@@ -131,24 +164,27 @@ def format_of(name: str, entry: Mapping[str, Any], source: str) -> Format | Batc
     prompts = [prompt] if isinstance(prompt, str) else prompt
     try:
         paths = {key: compile_path(entry[key]) for key in _PATHS if key in entry}
-        refuse = tuple((reason, compile_path(path)) for reason, path in entry.get("refuse", {}).items())
-        spec = Spec(
-            name, paths, tuple(map(compile_path, prompts)), refuse, entry.get("roles", {}), entry.get("markup", False)
-        )
-    except (ValueError, TypeError) as error:
+        named = {
+            key: {part: compile_path(path) for part, path in entry[key].items()} for key in _NAMED_PATHS if key in entry
+        }
+        asked = tuple(map(compile_path, prompts))
+    except (ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"{source}: the format {name!r}: {error}", hint="https://jmespath.org has examples") from None
     needs = tuple(entry.get("needs", ()))
-    if not needs or not (paths.keys() & {"rows", "messages", "completion", "calls", "response", "text"}):
+    spec = Spec(name, needs, paths, named, asked, entry.get("roles", {}), entry.get("markup", False))
+    if not needs or paths.keys().isdisjoint(_WORDS):
         hint = "name the columns in needs, and where the words stand in messages, prompt and completion, or text"
         raise UsageError(f"{source}: the format {name!r} lacks needs, or a path of its words", hint=hint)
-    if missing := next((reason for reason, _ in refuse if reason not in REASONS), None):
+    reasons = (*named.get("refuse", ()), *named.get("unlearned", ()))
+    if missing := next((reason for reason in reasons if reason not in REASONS), None):
         raise UsageError(f"{source}: {name!r}: there is no reason {missing!r}", hint="see docs/data-checks.md")
     if "rows" in paths:
         return Batch(name, lambda record: _rows(spec, record), needs)
-    of_row = [
-        path for key, path in paths.items() if key not in _OF_TURNS and not (key == "text" and "messages" in paths)
-    ]
-    of_row += [*spec.prompt, *(path for _, path in refuse)]
+    if "thread" in paths:
+        return Log(name, lambda head: _is_table(spec, head), lambda lines: _threads(spec, lines))
+    inner = {*_OF_TURNS, *(("text",) if "messages" in paths else ())}
+    of_row = [path for key, path in paths.items() if key not in inner]
+    of_row += [*spec.prompt, *named.get("refuse", {}).values()]
     heads = frozenset().union(*(path.heads for path in of_row if not path.one_of))
     one_of = tuple(path.one_of for path in of_row if path.one_of)
     reads = frozenset((*entry.get("reads", ()), *heads))
@@ -157,19 +193,59 @@ def format_of(name: str, entry: Mapping[str, Any], source: str) -> Format | Batc
 
 def _rows(spec: Spec, record: Row) -> Iterator[Row]:
     if "when" not in spec.paths or spec.get("when", record):
-        yield from objects(spec.get("rows", record)) or ()
+        shared = {name: path.find(record) for name, path in spec.named.get("shared", {}).items()}
+        given = {name: value for name, value in shared.items() if value is not None}
+        yield from ({**given, **row} for row in objects(spec.get("rows", record)) or ())
+
+
+def _is_turn_of_thread(spec: Spec, event: Mapping[str, Any]) -> bool:
+    row = {plain_name(str(name)): value for name, value in event.items()}
+    if not spec.has_needs(tuple(row)) or ("when" in spec.paths and not spec.get("when", row)):
+        return False
+    if not isinstance(spec.get("thread", row), str | int) or not isinstance(spec.get("text", row), str | list | None):
+        return False
+    return "role" not in spec.paths or str(spec.get("role", row)).lower() in ROLES
+
+
+def _is_table(spec: Spec, head: Head) -> bool:
+    return len(head.events) > 1 and all(_is_turn_of_thread(spec, event) for event in head.events)
+
+
+def _threads(spec: Spec, lines: Lines) -> Iterator[PlacedRow]:
+    """Yield one row for each conversation of a file with a turn a record; what is none stays a row."""
+    threads = Threads()
+    for number, event, text in events(lines):
+        if event is None or not _is_turn_of_thread(spec, event):
+            yield number, text
+            continue
+        row = {plain_name(str(name)): value for name, value in event.items()}
+        position = spec.get("position", row)
+        place = as_number(position)
+        place = as_time(position) if place is None else place
+        threads.add(str(spec.get("thread", row)), number, table_turn(spec, row), place)
+    for name, begin, turns in threads.conversations():
+        yield begin, conversation(spec.name, turns, session_id=name)
+
+
+def table_turn(spec: Spec, row: Row) -> Mapping[str, Any]:
+    """Return the turn that a record of a table of turns is."""
+    beside = {key: row[key] for key in ("tool_calls", "tool_call_id", "name", "reasoning_content") if row.get(key)}
+    who = {"speaker": str(spec.get("speaker", row))} if "speaker" in spec.paths else {}
+    role = {"role": str(spec.get("role", row)).lower()} if "role" in spec.paths else {}
+    return {**who, **role, "content": spec.get("text", row), **beside}
 
 
 def _read(spec: Spec, row: Row) -> Conversation | None:
     if "when" in spec.paths and not spec.get("when", row):
         return None
-    for reason, path in spec.refuse:
+    for reason, path in spec.named.get("refuse", {}).items():
         if found := path.find(row):
             raise RowRefused(reason, f"{spec.name}: {path.text} is {str(found)[:80]}")
     if "messages" in spec.paths:
         return _turns(spec, row)
     if "response" in spec.paths:
-        return _call(spec, row)
+        messages, tools, changed = call_of(spec.get("request", row), spec.get("response", row))
+        return conversation_of(spec.name, messages, tools or _tools(spec, row), changed)
     return _pair(spec, row) if spec.prompt else _text(spec, row)
 
 
@@ -179,24 +255,18 @@ def _tools(spec: Spec, row: Row) -> tuple[Mapping[str, Any], ...]:
 
 def _turns(spec: Spec, row: Row) -> Conversation | None:
     turns = parsed(spec.get("messages", row))
+    if "branch" in spec.named or "versions" in spec.named or "unlearned" in spec.named:
+        return _chat(spec, row, turns)
     if not isinstance(turns, list):
         raise RowRefused("wrong-type", f"{spec.paths['messages'].text}: a list of turns")
     kept = [turn for turn in turns if not (isinstance(turn, dict) and spec.get("skip", turn))]
     notes = ("program-notes",) if len(kept) < len(turns) else ()
     asks = spec.get("asks", row)
     if "speaker" in spec.paths and asks is None:  # people: the user says who answers
-        said = [
-            {"speaker": str(spec.get("speaker", turn)), "content": text}
-            for turn in kept
-            if (text := _words(spec, turn, spec.get("text", turn)))
-        ]
-        return read_session(
-            {
-                "hivetune_session": spec.name,
-                "messages": said,
-                ASSISTANT: row.get(ASSISTANT) or spec.get("answers", row) or None,
-            }
-        )
+        said = ((str(spec.get("speaker", turn)), _words(spec, spec.get("text", turn))) for turn in kept)
+        turns = [{"speaker": speaker, "content": text} for speaker, text in said if text]
+        answers = row.get(ASSISTANT) or spec.get("answers", row) or None
+        return read_session({"hivetune_session": spec.name, "messages": turns, ASSISTANT: answers})
     if spec.paths.keys() & {"role", "speaker", "text"}:
         kept = [turn_read for turn in kept if (turn_read := _turn(spec, turn, asks)) is not None]
     system = spec.get("system", row)
@@ -208,12 +278,42 @@ def _turns(spec: Spec, row: Row) -> Conversation | None:
     return ordered_conversation(spec.name, messages, _tools(spec, row), changed)
 
 
+def _chat(spec: Spec, row: Row, turns: Any) -> Conversation | None:
+    """Return the kept branch of an exported chat, with the selected version of each turn."""
+    others = 0
+    if isinstance(turns, dict):
+        nodes = {str(name): node for name, node in turns.items() if isinstance(node, dict)}
+        parents = {name: spec.of("branch", "parent", node) for name, node in nodes.items()}
+        path = branch(parents, str(spec.of("branch", "leaf", row)))
+        others = sum(spec.get("role", node) == "assistant" for name, node in nodes.items() if name not in path)
+        turns = [nodes[name] for name in path]
+    chosen = []
+    for turn in objects(turns) or []:
+        versions = objects(spec.of("versions", "of", turn)) if "versions" in spec.named else [turn]
+        if versions is None:
+            return None
+        number = spec.of("versions", "selected", turn) if "versions" in spec.named else 0
+        chosen.append(versions[number if isinstance(number, int) and 0 <= number < len(versions) else -1])
+        others += len(versions) - 1
+
+    def read(turn: Any) -> list[Message]:
+        if spec.get("not_held", turn):
+            raise RowRefused(NOT_HELD, "a message with files that the export does not hold")
+        messages = read_turn(_turn(spec, turn, None))
+        for reason, path in spec.named.get("unlearned", {}).items():
+            if path.find(turn):
+                raise NotLearned(RowRefused(reason, f"{spec.name}: {path.text}"), *messages)
+        return messages
+
+    return chat(spec.name, chosen, read, others, spec.get("system", row))
+
+
 def _turn(spec: Spec, turn: Any, asks: Any) -> Any:
     """Return a turn under our names; None for one without words."""
     if not isinstance(turn, dict):
         return turn
-    words = _words(spec, turn, spec.get("text", turn)) if "text" in spec.paths else turn.get("content")
-    role = spec.get("role", turn)
+    words = _words(spec, spec.get("text", turn)) if "text" in spec.paths else turn.get("content")
+    role = spec.get("role", turn) if "role" in spec.paths else turn.get("role")
     if "speaker" in spec.paths:
         role = "user" if str(spec.get("speaker", turn)) == str(asks) else "assistant"
     named = {key: value for key in ("reasoning", "weight") if (value := spec.get(key, turn)) is not None}
@@ -224,7 +324,7 @@ def _turn(spec: Spec, turn: Any, asks: Any) -> Any:
     return {**turn, "role": spec.roles.get(str(role), role), "content": words, **named}
 
 
-def _words(spec: Spec, turn: Any, value: Any) -> Any:
+def _words(spec: Spec, value: Any) -> Any:
     if spec.markup:
         text = without_markup(text_of(value, "text"))
         if not text and "<img" in str(value).lower():
@@ -233,16 +333,6 @@ def _words(spec: Spec, turn: Any, value: Any) -> Any:
     if isinstance(value, list) and any(isinstance(piece, str) for piece in value):  # some of it bold, or links
         return "".join(str(piece.get("text") or "") if isinstance(piece, dict) else str(piece) for piece in value)
     return value
-
-
-def _call(spec: Spec, row: Row) -> Conversation | None:
-    request, response = read_request(spec.get("request", row)), spec.get("response", row)
-    reply, changed = read_answer(response)
-    begun = request.messages[-1]
-    if begun.role == "assistant" and not begun.tool_calls and continues_request(response):
-        request.messages.pop()
-        reply = [replace(reply[0], content=begun.content + reply[0].content), *reply[1:]]
-    return conversation_of(spec.name, joined(request.messages, reply), request.tools or _tools(spec, row), changed)
 
 
 def _text(spec: Spec, row: Row) -> Conversation | None:
@@ -305,7 +395,7 @@ def _listed_turns(value: Any) -> list[dict[str, Any]] | None:
 
 
 def _is_turn(value: Mapping[str, Any]) -> bool:
-    return any(key in value for key in ("role", "from")) and not _WORDS.isdisjoint(value)
+    return any(key in value for key in ("role", "from")) and not _SPOKEN.isdisjoint(value)
 
 
 def _history(value: Any) -> list[Message]:

@@ -1,9 +1,10 @@
 """What a format is: the shape of an entry of formats.toml, of `FORMAT` in a module, and of an entry point.
 
-There are three kinds: `Format` of records that are rows, `Batch` of records that hold rows, `Log` of files whose rows
-have many lines.
+There are four kinds: `Format` of records that are rows, `Batch` of records that hold rows, `Log` of files whose rows
+have many lines, `Store` of SQLite files.
 """
 
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -58,3 +59,14 @@ class Log(NamedTuple):
     name: str
     recognise: Callable[[Head], bool]
     rows: Callable[[Lines], Iterator[PlacedRow]]
+
+
+class Store(NamedTuple):
+    """SQLite files of a program. `tables`: those that it has, among others; `rows` yields (number, record)."""
+
+    name: str
+    tables: frozenset[str]
+    rows: Callable[[sqlite3.Connection], Iterator[PlacedRow]]
+
+
+AnyFormat = Format | Batch | Log | Store

@@ -1,6 +1,8 @@
 """What the readers of sessions share: events of a log, and a conversation as a row that the layout `session` reads."""
 
+import itertools
 import json
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,21 +18,6 @@ _TURNS = frozenset(("messages", "conversations", "conversation"))
 _ANSWERED = frozenset(("completion", "response", "output", "answer", "solution", "assistant"))
 _ASKED = frozenset(("prompt", "question", "instruction"))  # the other names are also those of a tool's input
 _OF_ROWS = _ANSWERED | _TURNS | {"text"}
-
-
-def write_rows(rows: Iterable[PlacedRow], path: str) -> None:
-    """Write rows as numbered lines: place, TAB, `r` and the record as JSON, or `p` and why there is none."""
-    with open(path, "w", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
-        for number, record in rows:
-            if isinstance(record, RowRefused):
-                file.write(f"{number}\tp\t{record.reason}:{one_line(record.hint)}\n")
-            else:
-                text = record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)
-                file.write(f"{number}\tr\t{text}\n")
-
-
-def one_line(text: str) -> str:
-    return text.replace("\n", " ").replace("\r", " ")
 
 
 def events(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any] | None, str]]:
@@ -113,7 +100,7 @@ def trees(parents: Mapping[str, str | None]) -> dict[str, list[str]]:
     return names_of
 
 
-def path_to(leaf: str | None, parents: Mapping[str, str | None]) -> list[str]:
+def path_to(leaf: str | None, parents: Mapping[str, Any]) -> list[str]:
     """Return the names from the root of a tree to `leaf`. Empty where they go in a circle."""
     path: dict[str, None] = {}
     node = leaf
@@ -123,3 +110,36 @@ def path_to(leaf: str | None, parents: Mapping[str, str | None]) -> list[str]:
         path[node] = None
         node = parents[node]
     return list(path)[::-1]
+
+
+class Threads:
+    """The turns of many conversations that stand mixed in a log.
+
+    They wait in a temporary file, because the threads of a mailbox or of a channel are as large as these.
+    """
+
+    def __init__(self) -> None:
+        self._database = sqlite3.connect("", isolation_level=None)
+        self._database.executescript(
+            "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;"
+            "CREATE TABLE turns (name TEXT, place INTEGER, position REAL, turn TEXT); BEGIN;"
+        )
+
+    def add(self, name: str, place: int, turn: Any, position: float | None = None) -> None:
+        """Add a turn to the conversation `name`. `position` orders its turns where all have one; else they stand in
+        the order of the log.
+        """
+        self._database.execute("INSERT INTO turns VALUES (?, ?, ?, ?)", (name, place, position, json.dumps(turn)))
+
+    def conversations(self) -> Iterator[tuple[str, int, list[Any]]]:
+        """Yield (name, place of the first turn, turns) of each conversation, in the order in which they begin."""
+        query = (
+            "SELECT name, place, position, turn, min(place) OVER (PARTITION BY name) AS begin FROM turns"
+            " ORDER BY begin, name, place, rowid"
+        )
+        for name, group in itertools.groupby(self._database.execute(query), key=lambda row: row[0]):
+            rows = list(group)
+            if all(position is not None for _, _, position, *_ in rows):
+                rows.sort(key=lambda row: row[2])
+            yield name, min(row[1] for row in rows), [json.loads(row[3]) for row in rows]
+        self._database.close()

@@ -8,23 +8,21 @@ import html
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hivetune.data.pieces.fields import as_time
 from hivetune.data.pieces.logs import path_to
-from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, Tools, listed, one_of
-from hivetune.data.pieces.turns import conversation_of, read_messages, read_turn
+from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, Tools, listed
+from hivetune.data.pieces.turns import conversation_of, read_messages, read_system, read_turn
 from hivetune.data.reasons import REASONS, RowRefused
 from hivetune.records import Message
 
-_AGENTS = ("claude-code", "codex")  # programs that may hide what was thought
 ASSISTANT = "hivetune_assistant"  # who answers, as the user says (`data.columns: {assistant: NAME}`)
+_AGENTS = ("claude-code", "codex")  # programs that may hide what was thought
 _MAX_NAMED = 5
-
-
 _NO_TEXT = (NOT_HELD, "unsupported-content")  # why a conversation ends before a turn
+_Read = Callable[[Any], list[Message]]
 
 
 def read_session(row: Row) -> Conversation:
@@ -38,8 +36,8 @@ def read_session(row: Row) -> Conversation:
     except RowRefused as refused:
         if refused.reason not in _NO_TEXT:
             raise
-        read_turns, _, cut = before_media(turns, read_turn)  # up to the first turn that holds an image or a file
-        read = read_messages(turns[: len(read_turns)], system)
+        before, _, cut = _before_media(turns, read_turn)  # up to the first turn that holds an image or a file
+        read = read_messages(turns[: len(before)], system)
     name = str(row["hivetune_session"])
     answered = [message for message in read if not is_lone_thought(message, silent=name in _AGENTS)]
     first_question = next((i for i, message in enumerate(answered) if message.role == "user"), None)
@@ -50,32 +48,34 @@ def read_session(row: Row) -> Conversation:
     messages: list[Message] = []
     changed = dict.fromkeys(() if len(answered) == len(read) else ("lone-thought",))
     for message in begun:
-        before = messages[-1] if messages else Message("system", "")
-        if message.role == "tool" and before.role == "user":
+        last = messages[-1] if messages else Message("system", "")
+        if message.role == "tool" and last.role == "user":
             changed["result-without-call"] = None
             continue
         is_answer = message.role == "assistant" and bool(message.content.strip() or not message.tool_calls)
-        if is_answer and before.role == "assistant" and before.tool_calls:
-            messages += [Message("tool", "", tool_call_id=call.get("id")) for call in before.tool_calls]
+        if is_answer and last.role == "assistant" and last.tool_calls:
+            messages += [Message("tool", "", tool_call_id=call.get("id")) for call in last.tool_calls]
             changed["call-without-result"] = None
         messages.append(message)
     # A file of others may have such a field too: only reasons are believed.
     left_out = (reason for reason in listed(row.get("left_out")) if isinstance(reason, str) and reason in REASONS)
-    return conversation_of(name, _system_first(messages), changed=(*left_out, *cut, *changed))
+    return ordered_conversation(name, messages, (), (*left_out, *cut, *changed))
 
 
 def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
     """Return turns that name a `speaker`, with the role that each has when `assistant` answers: all others ask. The
     name of a speaker stays before what they say where several ask. Raise RowRefused: who-answers.
     """
-    speakers = Counter(str(turn["speaker"]) for turn in turns if isinstance(turn, dict) and "speaker" in turn)
-    if not speakers:
+    said = [str(turn["speaker"]) for turn in turns if isinstance(turn, dict) and "speaker" in turn]
+    if not said:
         return turns
+    speakers = Counter(said)
     if assistant not in speakers:
         named = ", ".join(f"{name} ({count})" for name, count in speakers.most_common(_MAX_NAMED))
-        raise RowRefused(
-            "who-answers", f"{named}: say who answers, as in --columns assistant={speakers.most_common(1)[0][0]}"
-        )
+        # Who begins asks; of the others the one who speaks most.
+        answers = Counter(name for name in said if name != said[0]).most_common(1)
+        likely = answers[0][0] if answers else said[0]
+        raise RowRefused("who-answers", f"{named}: say who answers, as in --columns assistant={likely}")
     with_role: list[Any] = []
     for turn in turns:
         if isinstance(turn, dict) and "speaker" in turn:
@@ -95,8 +95,10 @@ def is_lone_thought(message: Message, *, silent: bool) -> bool:
     return not has_content and (silent or bool(message.reasoning))
 
 
-def _system_first(messages: list[Message]) -> list[Message]:
-    """Return turns with a system text between two questions moved before them."""
+def ordered_conversation(
+    name: str, messages: Sequence[Message], tools: Tools = (), changed: tuple[str, ...] = ()
+) -> Conversation:
+    """Return the conversation of the format `name`; a system text between two questions is moved before them."""
     ordered: list[Message] = []
     for i, message in enumerate(messages):
         index = len(ordered)
@@ -105,14 +107,7 @@ def _system_first(messages: list[Message]) -> list[Message]:
             while following == "user" and index and ordered[index - 1].role == "user":
                 index -= 1
         ordered.insert(index, message)
-    return ordered
-
-
-def ordered_conversation(
-    name: str, messages: list[Message], tools: Tools, changed: tuple[str, ...] = ()
-) -> Conversation:
-    """Return the conversation of the format `name`."""
-    return conversation_of(name, _system_first(messages), tools, changed)
+    return conversation_of(name, ordered, tools, changed)
 
 
 _MARKUP = re.compile(r"</?(?:p|div|br|b|i|a|ul|ol|li|span|strong|em|img|h[1-6]|blockquote|pre|code)\b[^<>]*>", re.I)
@@ -126,7 +121,7 @@ def without_markup(body: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
 
 
-def branch(parents: Mapping[str, str | None], leaf: str) -> list[str]:
+def branch(parents: Mapping[str, Any], leaf: str) -> list[str]:
     """Return the nodes from the root to `leaf`. Raise RowRefused when they go in a circle."""
     path = path_to(leaf, parents)
     if leaf in parents and not path:
@@ -134,43 +129,16 @@ def branch(parents: Mapping[str, str | None], leaf: str) -> list[str]:
     return path
 
 
-def branch_nodes(row: Row, time: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return (nodes of a tree, nodes of the kept branch)."""
-    nodes = {key: node for key, node in row["mapping"].items() if isinstance(node, dict)}
-    if not any(node.get("parent") or node.get("children") for node in nodes.values()):
-        # They lost their tree: in order by their times if all have one, else as they stand in the file.
-        spoken = [key for key, node in nodes.items() if isinstance(node.get("message"), dict)]
-        times = {key: nodes[key]["message"].get("create_time") for key in spoken}
-        if all(isinstance(time, int | float) for time in times.values()):
-            spoken.sort(key=times.__getitem__)
-        above = dict(zip(spoken[1:], spoken, strict=False))
-        below = {parent: [key] for key, parent in above.items()}
-        nodes = {key: {**nodes[key], "parent": above.get(key), "children": below.get(key)} for key in spoken}
-    parents = {str(child): key for key, node in nodes.items() for child in listed(node.get("children"))}
-    parents |= {key: node["parent"] for key, node in nodes.items() if node.get("parent")}
-    leaf = str(row.get("current_node"))
-    if leaf not in nodes:
-        leaves = [key for key, node in nodes.items() if not node.get("children")]
-        leaf = max(leaves, key=lambda key: as_time(one_of(nodes[key].get("message"), time)) or 0, default="")
-    return nodes, branch({key: parents.get(key) for key in nodes}, leaf)
-
-
-def finish_chat(name: str, messages: list[Message], left_out: int, cut: tuple[str, ...] = ()) -> Conversation:
-    return conversation_of(name, messages, changed=(("other-branches",) if left_out else ()) + cut)
-
-
 class NotLearned(Exception):
     """A turn that is read and not learned, and why."""
 
     def __init__(self, refused: RowRefused, *messages: Message):
         self.refused = refused
-        unlearned = [replace(message, weight=0) if message.role == "assistant" else message for message in messages]
-        self.messages = unlearned or [Message("assistant", "", 0)]
+        self.messages = [replace(m, weight=0) if m.role == "assistant" else m for m in messages]
+        self.messages = self.messages or [Message("assistant", "", 0)]
 
 
-def before_media(
-    turns: Iterable[Any], read: Callable[[Any], list[Message]]
-) -> tuple[list[list[Message]], list[RowRefused], tuple[str, ...]]:
+def _before_media(turns: Iterable[Any], read: _Read) -> tuple[list[list[Message]], list[RowRefused], tuple[str, ...]]:
     """Return (messages of each turn up to the first that holds what is not a text, why some of them are not learned,
     reasons of severity warn): what follows rests on what nobody can read. Raise RowRefused where nothing is learned
     before it.
@@ -191,14 +159,16 @@ def before_media(
     return messages, refusals, ()
 
 
-def chat_messages(turns: Iterable[Any], read: Callable[[Any], list[Message]]) -> tuple[list[Message], tuple[str, ...]]:
-    """Return (messages, reasons of severity warn) of turns: an answer is read and not learned if it is incomplete, or
-    if it used a tool whose results the export lacks. `read` raises NotLearned for such a turn.
+def chat(name: str, turns: Iterable[Any], read: _Read, others: int, system: Any = None) -> Conversation:
+    """Return the conversation of an exported chat; `others` is the number of answers on branches that were given up.
+
+    An answer is read and not learned if it is incomplete, or if it used a tool whose results the export lacks: `read`
+    raises NotLearned for such a turn.
     """
-    read_so_far, refusals, cut = before_media(turns, read)
+    read_so_far, refusals, cut = _before_media(turns, read)
     messages: list[Message] = []
     asks = ("user", "system")
-    for is_question, turn in itertools.groupby(itertools.chain.from_iterable(read_so_far), lambda p: p.role in asks):
+    for is_question, turn in itertools.groupby(itertools.chain.from_iterable(read_so_far), lambda m: m.role in asks):
         answer = list(turn)
         has_results = sum(len(part.tool_calls) for part in answer) == sum(part.role == "tool" for part in answer)
         if not is_question and not (has_results and all(part.weight for part in answer)):
@@ -212,4 +182,5 @@ def chat_messages(turns: Iterable[Any], read: Callable[[Any], list[Message]]) ->
     weights = [message.weight for message in messages if message.role == "assistant"]
     if not any(weights) and (refusals or weights):
         raise (*refusals, RowRefused(NOT_HELD, "the result of a call is not held"))[0]
-    return messages, cut
+    changed = ("other-branches",) if others else ()
+    return ordered_conversation(name, [*read_system(system), *messages], changed=(*changed, *cut))

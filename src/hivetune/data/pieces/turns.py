@@ -1,53 +1,254 @@
-"""A list of turns, as each provider and framework writes them, to messages in an order that templates know."""
+"""Turns as OpenAI (chat and Responses), Anthropic, Gemini and Ollama write them, to messages in an order that templates
+know. Calls, and the tools that may be called, are read to OpenAI's form.
+"""
 
 import itertools
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from hivetune.data.pieces.parts import (
-    TurnContent,
-    are_calls,
-    calls_as_text,
-    calls_in_text,
-    has_results,
-    parts_in,
-    plain_parts,
-    question_and_answer,
-    read_call,
-    read_content,
-    result_text,
-    results_text,
+from hivetune.data.pieces.said import (
+    NOT_HELD,
+    Conversation,
+    Tools,
+    all_texts,
+    listed,
+    objects,
+    one_of,
+    parsed,
+    text_of,
 )
-from hivetune.data.pieces.said import NOT_HELD, Conversation, Tools, names, objects, one_of, parsed, text_of
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message, Role
 
-CALL_ROLES = ("function_call", "tool_call", "tool_calls")
+_CALL_ROLES = ("function_call", "tool_call")  # ShareGPT: the turn is the call, as JSON
 _NAMES_OF_ROLES: dict[Role, tuple[str, ...]] = {
     "system": ("system", "developer"),
-    "user": ("user", "human", "prompter", "prompt"),
-    "assistant": ("assistant", "ai", "gpt", "chatgpt", "model", "bot", "chatbot", "response", *CALL_ROLES),
-    "tool": (
-        *("tool", "ipython", "function", "observation", "environment"),
-        *("tool_result", "tool_response", "function_response"),
-    ),
+    "user": ("user", "human"),
+    "assistant": ("assistant", "ai", "gpt", "chatgpt", "model", "bot", *_CALL_ROLES),
+    "tool": ("tool", "function", "ipython", "observation", "tool_response", "function_response"),
 }
 ROLES: dict[str, Role] = {name: role for role, names in _NAMES_OF_ROLES.items() for name in names}
-ROLE_KEYS = ("role", "from", "sender", "speaker", "author", "type")
-_CONTENT_KEYS = ("content", "value", "parts", "contentParts", "text", "message", "utterance", "say")
-THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking", "thought")
-_MEDIA_KEYS = ("images", "image", "audio", "audios", "video", "videos", "files", "attachments")
+ROLE_KEYS = ("role", "from", "sender", "speaker")
+_CONTENT_KEYS = ("content", "value", "parts", "text")
+_THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
+_MEDIA_KEYS = ("images", "image", "audio", "video", "videos", "files", "attachments")
+# Kinds of parts: OpenAI's, Anthropic's and Gemini's, those of OpenTelemetry's conventions and of the AI SDK.
+_TEXTS = ("text", "input_text", "output_text", "refusal")
+_THOUGHTS = ("thinking", "reasoning", "thought")
+_CALLS = (
+    *("tool_use", "tool_call", "tool-call", "function", "function_call", "custom_tool_call", "functionCall"),
+    "toolCallRequest",  # LM Studio
+)
+_RESULTS = (
+    *("tool_result", "tool-result", "tool_call_response", "function_call_output", "custom_tool_call_output"),
+    *("functionResponse", "toolCallResult"),
+)
+# Parts that say nothing to a model: hidden thoughts, and searches of the web, of which the answer says what they found.
+_SILENT = (
+    *("redacted_thinking", "web_search_call", "web_search_tool_result", "web_fetch_tool_result"),
+    "tool_search_tool_result",
+)
+_SEARCHES = ("web_search", "web_fetch", "tool_search")  # what Anthropic's begin with
 # Items of OpenAI's Responses that are no messages, but stand among them.
 _ITEMS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning")
-_RESULTS = ("result", "output", "response", "observation")  # of a call that holds its own
+# Gemini names no types: the only key that a part has tells its kind, in Python's spelling too.
+_KINDS = {"text": "text", "functionCall": "functionCall", "functionResponse": "functionResponse"}
+_KINDS |= {"function_call": "functionCall", "function_response": "functionResponse"}
 _BETWEEN = "\n\n"  # turns of one role that become one
-_CURSOR = {1: "user", 2: "assistant"}
-_LANGCHAIN = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
-_ACTED = re.compile(r"^Action:.*\n\s*Action Input:", re.M)
-# Words in the name of a turn that is one of two answers to choose from, as `chosen_gpt` and `rejected_gpt`.
-_OF_TWO_ANSWERS = names("chosen rejected preferred dispreferred better worse")
+_HERMES_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.S)
+
+
+def read_call(call: Any) -> Mapping[str, Any]:
+    """Return a tool call with its arguments as an object: templates write them as JSON, and would quote a string twice.
+
+    Raise RowRefused("bad-tool-call").
+    """
+    custom = one_of(call, "custom")
+    function = custom or one_of(call, "function", "functionCall", "function_call") or call
+    name = one_of(function, "name", "toolName")
+    if not isinstance(function, dict) or not isinstance(name, str) or not name:
+        raise RowRefused("bad-tool-call")
+    arguments = parsed(one_of(function, "arguments", "args", "input", "parameters"))
+    if custom or one_of(call, "type") == "custom_tool_call":  # a tool that takes plain text
+        arguments = {"input": str(one_of(function, "input") or "")}
+    if arguments is None or arguments == "":
+        arguments = {}
+    if not isinstance(arguments, dict):
+        raise RowRefused("bad-tool-call", f"the arguments of {name[:40]} are no JSON object")
+    return plain_call(name, arguments, one_of(call, "call_id", "id", "toolCallId", "callId") or one_of(function, "id"))
+
+
+def plain_call(name: str, arguments: Mapping[str, Any], call_id: Any) -> Mapping[str, Any]:
+    """Return a call in OpenAI's form."""
+    plain: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return {**plain, "id": str(call_id)} if isinstance(call_id, str | int) and call_id else plain
+
+
+def calls_in_text(text: str) -> tuple[str, tuple[Mapping[str, Any], ...]]:
+    """Return an answer that holds Hermes' `<tool_call>{...}</tool_call>`: the text around them, and the calls.
+
+    A text where one of them is not JSON stays as it is.
+    """
+    if "<tool_call>" not in text:
+        return text, ()
+    calls = [parsed(match[1]) for match in _HERMES_CALL.finditer(text)]
+    valid = all(isinstance(one_of(call, "name"), str) for call in calls)
+    if not calls or not valid or len(calls) < text.count("<tool_call>"):
+        return text, ()
+    return _HERMES_CALL.sub("", text).strip(), tuple(map(read_call, calls))
+
+
+def result_text(value: Any) -> str:
+    """Return the result of a tool, as text: strings and text parts as they are, anything else as JSON.
+
+    Raise RowRefused("unsupported-content") for an image.
+    """
+    if value is None or isinstance(value, str):
+        return value or ""
+    if isinstance(value, list) and all(isinstance(one_of(part, "text"), str) for part in value):
+        return "\n".join(part["text"] for part in value)
+    if any(one_of(part, "type") in ("image", "image_url", "document") for part in listed(value)):
+        raise RowRefused("unsupported-content", "a tool's result holds an image or a file")
+    return json.dumps(value, ensure_ascii=False)
+
+
+def read_tools(tools: Any) -> Tools:
+    """Return the tools that a conversation may call, in OpenAI's form: a list, or the same as JSON text.
+
+    Raise RowRefused("wrong-type").
+    """
+    tools = parsed(tools)
+    if tools is None or tools in ("", [], {}):
+        return ()
+    tools = [tools] if isinstance(tools, dict) else tools
+    if not isinstance(tools, list):
+        raise RowRefused("wrong-type", "tools: a list of objects")
+    read: list[Mapping[str, Any]] = []
+    for tool in map(parsed, tools):
+        if not isinstance(tool, dict):
+            raise RowRefused("wrong-type", "tools: a list of objects")
+        declared = one_of(tool, "functionDeclarations", "function_declarations")  # Gemini
+        read += [_plain_tool(function) for function in (declared if isinstance(declared, list) else [tool])]
+    return tuple(map(_without_nulls, read))
+
+
+def _plain_tool(tool: Any) -> Mapping[str, Any]:
+    """Return a tool in OpenAI's form; those of Anthropic, Gemini and the Responses have its fields one level higher."""
+    if not isinstance(tool, dict):
+        raise RowRefused("wrong-type", "tools: a list of objects")
+    plain = tool["function"] if isinstance(tool.get("function"), dict) else tool
+    if not isinstance(plain.get("name"), str) or (plain is not tool and tool.get("type") == "function"):
+        return tool  # as it is, or a provider's own tool without a schema
+    function = {key: plain[key] for key in ("name", "description", "strict") if plain.get(key) is not None}
+    if (schema := one_of(plain, "parameters", "input_schema", "inputSchema", "parametersJsonSchema")) is not None:
+        function["parameters"] = schema
+    return {"type": "function", "function": function}
+
+
+_MEANT_NULLS = ("default", "const", "examples", "enum")  # keys of a schema that may hold null
+
+
+def _without_nulls(schema: Any) -> Any:
+    """Return a schema without keys whose value is null."""
+    if isinstance(schema, list):
+        return [_without_nulls(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: value for key, value in schema.items() if value is not None or key in _MEANT_NULLS}
+    return {key: value if key in _MEANT_NULLS else _without_nulls(value) for key, value in kept.items()}
+
+
+class _Piece(NamedTuple):
+    """One thing of a turn: `value` is a text, a call in OpenAI's form, or the message of a tool that answered."""
+
+    kind: Literal["text", "thought", "call", "result"]
+    value: Any
+
+
+def _pieces(content: Any) -> Iterator[_Piece]:
+    """Yield what a content holds, in order. Raise RowRefused: wrong-type, unsupported-content, bad-tool-call."""
+    if isinstance(content, dict) and ("type" in content or "text" in content):
+        content = [content]
+    if isinstance(content, str):
+        yield _Piece("text", content)
+    elif all_texts(content):
+        yield _Piece("text", "\n".join(content))  # a text as its lines
+    elif content is not None and not isinstance(content, list):
+        raise RowRefused("wrong-type", "content: a string, or a list of parts")
+    else:
+        for part in content or ():
+            yield from _pieces_of_part(part)
+
+
+def _pieces_of_part(part: Any) -> Iterator[_Piece]:
+    if isinstance(part, str):
+        yield _Piece("text", part)
+        return
+    kind = _kind(part)
+    if kind in _TEXTS:
+        text = one_of(part, "text", "refusal", "content")
+        if not isinstance(text, str):
+            raise RowRefused("unsupported-content", "a text part without text")
+        yield _Piece("text", text)
+    elif kind in _THOUGHTS:
+        yield from (_Piece("thought", text) for text in _thoughts(part))
+    elif kind in _CALLS:
+        if kind == "tool_use" and one_of(part, "input", "arguments") is None:
+            raise RowRefused("bad-tool-call", f"the log does not hold the input of {str(part.get('name'))[:40]}")
+        yield _Piece("call", read_call(part))
+    elif kind in _RESULTS:
+        yield _Piece("result", _result(part))
+    elif kind == "document" and isinstance(text := one_of(one_of(part, "source"), "data", "text"), str):
+        if one_of(part["source"], "type") != "text":
+            raise RowRefused("unsupported-content", "a document that is no text")
+        yield _Piece("text", f"{text}\n\n")
+    elif kind not in _SILENT:
+        raise RowRefused("unsupported-content", f"a part of type {str(kind)[:40]!r}: keep the text parts only")
+
+
+def _kind(part: Any) -> Any:
+    """Return the type of a part, or the key that tells it."""
+    if not isinstance(part, dict):
+        raise RowRefused("unsupported-content", f"a part that is {type(part).__name__}: keep the text parts only")
+    if part.get("thought") is True and "text" in part:  # Gemini marks what it thought
+        return "thought"
+    if part.get("type") == "server_tool_use" and str(part.get("name")).startswith(_SEARCHES):
+        return _SILENT[0]
+    if "type" in part:
+        return part["type"]
+    keys = [key for key, value in part.items() if value is not None]  # Python writes all the kinds that it is not
+    return next((kind for key, kind in _KINDS.items() if key in keys), next(iter(keys), None))
+
+
+def _thoughts(part: Mapping[str, Any]) -> Iterator[str]:
+    """Yield thoughts as text, without encrypted ones: of these only the summary is meant to be seen."""
+    names = ("summary",) if part.get("encrypted_content") else ("thinking", "reasoning", "text", "content", "summary")
+    value = next((part[name] for name in names if part.get(name)), None)
+    for item in value if isinstance(value, list) else [value]:
+        text = one_of(item, "text") if isinstance(item, dict) else item
+        if isinstance(text, str):
+            yield text
+
+
+def _result(part: Mapping[str, Any]) -> Message:
+    inner = one_of(part, "functionResponse", "function_response") or part
+    call_id = one_of(inner, "tool_use_id", "tool_call_id", "toolCallId", "call_id", "callId", "id")
+    value = one_of(inner, "content", "output", "result", "response")
+    value = parsed(value) if part.get("type") == "toolCallResult" else value
+    if isinstance(value, dict) and "value" in value and "type" in value:
+        value = value["value"]  # the AI SDK
+    if isinstance(value, dict) and value.keys() == {"output"} and isinstance(value["output"], str):
+        value = value["output"]  # Gemini's programs
+    return result_message(result_text(value), call_id, one_of(inner, "toolName", "name"))
+
+
+def result_message(text: str, call_id: Any, name: Any) -> Message:
+    """Return the message of a tool; an id or a name that is no text is left out."""
+    call = str(call_id) if isinstance(call_id, str | int) and call_id else None
+    return Message("tool", text, name=name if isinstance(name, str) else None, tool_call_id=call)
 
 
 def read_messages(turns: Any, system: Any) -> list[Message]:
@@ -56,23 +257,14 @@ def read_messages(turns: Any, system: Any) -> list[Message]:
         raise RowRefused("wrong-type", "messages: a list of objects")
     messages: list[Message] = []
     after_item = False
-    called: set[str] = set()
-    turns = [turn for turn in turns if turn is not None and not _is_silent(turn)]  # None: not exported
-    for end, turn in enumerate(turns, 1):
-        role = turn.get("role") if isinstance(turn, dict) else None
-        if isinstance(role, str) and role in called:  # LangGraph gives a result the name of its tool
-            turn = {**turn, "role": "tool", "name": role}
+    for turn in turns:
+        if turn is None or one_of(turn, "type") in _SILENT:
+            continue
         read, item = read_turn(turn), is_item(turn)
-        if len(read) > 1 and read[0].tool_calls and read[0].content:
-            # The calls of this turn have results: its text came after them, unless the next turn continues.
-            name = next((one_of(following, *ROLE_KEYS[:3]) for following in turns[end : end + 1]), None)
-            if not isinstance(name, str) or ROLES.get(name.strip().lower()) not in ("assistant", "tool"):
-                read = [replace(read[0], content=""), *read[1:], Message("assistant", read[0].content)]
         if (item or after_item) and messages and _belongs(messages[-1], read[0]):  # one answer, item by item
             read = [_joined(messages.pop(), read[0]), *read[1:]]
         messages += read
         after_item = item
-        called.update(call["function"]["name"] for message in read for call in message.tool_calls)
     if not messages:
         raise RowRefused("no-messages")
     return messages if messages[0].role == "system" else [*read_system(system), *messages]
@@ -88,98 +280,12 @@ def read_system(value: Any) -> list[Message]:
     """Return the system prompt in its own field: a string, text parts or Gemini's content."""
     if value is None or value in ("", [], {}):
         return []
-    if isinstance(value, dict) and "parts" in value:
-        value = value["parts"]
+    value = value["parts"] if isinstance(value, dict) and "parts" in value else value
     if isinstance(value, list | dict):
-        text = "\n\n".join(read_content(value).texts)
+        text = _BETWEEN.join(piece.value for piece in _pieces(value) if piece.kind == "text")
     else:
-        text = text_of(value, "system").removeprefix("SYSTEM: ")
+        text = text_of(value, "system")
     return [Message("system", text)] if text else []
-
-
-def read_turn(turn: Any) -> list[Message]:
-    """Return one turn: mostly one message; a turn that holds tools' results gives one of each. Raise RowRefused."""
-    if not isinstance(turn, dict):
-        raise RowRefused("wrong-type", "messages: each one an object with role and content")
-    role, content = turn.get("role"), turn.get("content")
-    if role is None and content is None:
-        role, content = turn.get("from"), turn.get("value")
-    named = ROLES.get(role) if isinstance(role, str) else None
-    if named and len(turn) == 2 and isinstance(content, str) and role not in CALL_ROLES:  # the usual turn, at half cost
-        return _plain_turn(named, content)
-    if is_item(turn):
-        if _is_silent(turn):
-            return []
-        if turn["type"] not in _ITEMS:
-            hint = f"{turn['type']}: a tool that the provider ran itself; its result is not logged"
-            raise RowRefused(NOT_HELD, hint)
-        return _messages_of("assistant", read_content([turn]), turn)
-    turn = _unwrapped(turn)
-    if "from" not in turn and ("role" not in turn or {"q", "a"} <= turn.keys()) and (pair := question_and_answer(turn)):
-        asker = ROLES.get(turn.get("role", "user"), "user")  # a tool, or a system that nothing answers
-        return [Message(asker, pair[0]), *([Message("assistant", pair[1])] if pair[1] or asker == "user" else [])]
-    return _any_turn(turn)
-
-
-def _is_silent(turn: Any) -> bool:
-    """Return whether a turn is not a message, but mini-swe-agent's note on a run's end, or a web search."""
-    return isinstance(turn, dict) and (turn.get("role") == "exit" or turn.get("type") == "web_search_call")
-
-
-def _any_turn(turn: Mapping[str, Any]) -> list[Message]:
-    if turn.get("kind") in ("request", "response") and _has_part_kinds(turn.get("parts")):
-        return _of_part_kinds(turn, turn["parts"])
-    speaker = one_of(turn, *ROLE_KEYS)
-    speaker = speaker.get("role") if isinstance(speaker, dict) else speaker
-    name = speaker.strip().lower() if isinstance(speaker, str) else ""
-    if name not in ROLES:
-        if _OF_TWO_ANSWERS.isdisjoint(re.split(r"[\W_]+", str(speaker)[:40].lower())):
-            raise RowRefused("unknown-role", f"role {str(speaker)[:40]!r}: use system, user, assistant or tool")
-        hint = f"a turn of {str(speaker)[:40]!r}: put the two answers in columns chosen and rejected"
-        raise RowRefused("preference-row", hint)
-    role = ROLES[name]
-    if media := next((key for key in _MEDIA_KEYS if turn.get(key)), None):
-        raise RowRefused("unsupported-content", f"a message with {media}: only text can be learned")
-    content = plain_parts(one_of(turn, *_CONTENT_KEYS))
-    if isinstance(content, str) and (parts := parts_in(content)) is not None:
-        content = parts
-    if _has_part_kinds(content):
-        return _of_part_kinds(turn, content)
-    if name in CALL_ROLES and "tool_calls" not in turn:
-        called = parsed(content)
-        if not isinstance(called, dict | list):
-            raise RowRefused("bad-tool-call", f"{name}: not JSON")
-        turn, content = {**turn, "tool_calls": called if isinstance(called, list) else [called]}, None
-    if role == "assistant" and isinstance(content, str | list) and turn.get("isThought") is True:  # AI Studio
-        return [Message(role, "", reasoning=read_content(content).text)]
-    if role == "tool" and are_calls(content):  # Koog
-        role = "assistant"
-    if role == "tool" and not has_results(content):
-        call_id = one_of(turn, "tool_call_id", "toolCallId")
-        return [_result_message(result_text(content), call_id, one_of(turn, "name", "tool_name"))]
-    return _messages_of(role, read_content(content), turn)
-
-
-def _has_part_kinds(content: Any) -> bool:
-    """Return whether a content holds parts as Pydantic AI names them."""
-    return isinstance(content, list) and bool(content) and all(one_of(part, "part_kind") for part in content)
-
-
-def _of_part_kinds(turn: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return a request or a response of Pydantic AI: a request may hold a system prompt, a question and results."""
-    messages: list[Message] = []
-    answer: list[Mapping[str, Any]] = []
-    for part in parts:
-        if part["part_kind"] == "system-prompt":
-            messages += read_system(part.get("content"))
-        elif part["part_kind"] == "user-prompt":
-            question = Message("user", read_content(part.get("content")).text)
-            messages += [*read_system(turn.get("instructions")), question]
-        elif has_results([part]):
-            messages += _messages_of("tool", read_content([part]), {})
-        else:
-            answer.append(part)
-    return [*messages, *(_messages_of("assistant", read_content(answer), {}) if answer else [])]
 
 
 def is_item(turn: Any) -> bool:
@@ -190,91 +296,108 @@ def is_item(turn: Any) -> bool:
     return isinstance(kind, str) and (kind in _ITEMS or kind.endswith("_call"))
 
 
-def _plain_turn(role: Role, text: str) -> list[Message]:
-    if role in ("assistant", "tool") and (calls := calls_as_text(text)):
-        return [Message("assistant", "", tool_calls=calls)]
-    if text.startswith("[{") and (parts := parts_in(text)) is not None:
-        return _messages_of(role, read_content(parts), {})
-    if role == "assistant" and "<tool_call>" in text:
-        text, calls = calls_in_text(text)
-        return [Message(role, text, tool_calls=calls)]
-    return [Message(role, result_text(text) if role == "tool" else text)]
+def read_turn(turn: Any) -> list[Message]:
+    """Return one turn: mostly one message; a turn that holds tools' results gives one of each. Raise RowRefused."""
+    if not isinstance(turn, dict):
+        raise RowRefused("wrong-type", "messages: each one an object with role and content")
+    plain, text = ROLES.get(str(turn.get("role"))), turn.get("content")
+    if plain and len(turn) == 2 and isinstance(text, str) and turn["role"] not in _CALL_ROLES:
+        text, calls = calls_in_text(text) if plain == "assistant" else (text, ())
+        return [Message(plain, text, tool_calls=calls)]  # the usual turn, at half cost
+    if is_item(turn):
+        if turn["type"] not in _ITEMS:
+            raise RowRefused(NOT_HELD, f"{turn['type']}: the provider ran it; its result is not logged")
+        return _messages("assistant", [turn], {key: turn[key] for key in ("weight",) if key in turn})
+    turn = _unwrapped(turn)
+    speaker = one_of(turn, *ROLE_KEYS)
+    name = speaker.strip().lower() if isinstance(speaker, str) else ""
+    if name not in ROLES:
+        raise RowRefused("unknown-role", f"role {str(speaker)[:40]!r}: use system, user, assistant or tool")
+    if media := next((key for key in _MEDIA_KEYS if turn.get(key)), None):
+        raise RowRefused("unsupported-content", f"a message with {media}: only text can be learned")
+    content = one_of(turn, *_CONTENT_KEYS)
+    if name in _CALL_ROLES and "tool_calls" not in turn:
+        called = parsed(content)
+        if not isinstance(called, dict | list):
+            raise RowRefused("bad-tool-call", f"{name}: not JSON")
+        turn, content = {**turn, "tool_calls": called if isinstance(called, list) else [called]}, None
+    role = ROLES[name]
+    if role == "tool" and not any(_is_result(part) for part in listed(content)):
+        return [result_message(result_text(content), turn.get("tool_call_id"), one_of(turn, "name", "tool_name"))]
+    return _messages(role, content, turn)
 
 
-def _messages_of(role: Role, read: TurnContent, turn: Mapping[str, Any]) -> list[Message]:
-    """Return the results of tools, then the role's own text with its calls."""
-    own_calls, own_results = _own_calls(turn)
-    text, calls, reasoning = read.text, [*read.calls, *own_calls], None
-    if role == "assistant":
-        if text == "" and isinstance(turn.get("refusal"), str):
-            text = turn["refusal"]
-        if more := calls_as_text(text):
-            text = ""
-        else:
-            text, more = calls_in_text(text)
-        calls += more
-        thoughts = [read.reasoning, *(value for key in THOUGHT_KEYS if isinstance(value := turn.get(key), str))]
-        reasoning = next((t for t in thoughts if t.strip() and t.strip() not in read.text), None)
-    elif calls:
-        raise RowRefused("role-order", f"a tool call in a turn of {role}")
-    answers = [_result_message(*result) for result in (*read.results, *own_results)]
-    if answers and not text and not calls and not reasoning:
-        return answers
-    name = turn["name"] if isinstance(turn.get("name"), str) and turn.get("type") not in _ITEMS else None
-    weight = one_of(turn, "weight", "train", "trainable", "loss", "loss_weight")  # OpenAI's name, and other programs'
-    if weight not in (None, 0, 1):
-        raise RowRefused("bad-weight")
-    weight = 1.0 if weight is None else float(weight)
-    message = Message(role, text, weight=weight, name=name, tool_calls=tuple(calls), reasoning=reasoning)
-    return [message, *answers] if role == "assistant" else [*answers, message]
-
-
-def _result_message(text: str, call_id: Any, name: Any) -> Message:
-    tool, call = (value if isinstance(value, str) else None for value in (name, call_id))
-    return Message("tool", text, name=tool, tool_call_id=call)
-
-
-def _own_calls(turn: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[tuple[str, Any, Any]]]:
-    """Return (`tool_calls` of a turn or OpenAI's older `function_call`, their results if the calls have them)."""
-    calls = parsed(one_of(turn, "tool_calls", "toolCalls", "tool_invocations", "toolInvocations"))
-    if calls is None and isinstance(turn.get("function_call"), dict):
-        calls = [turn["function_call"]]
-    if calls is None and isinstance(turn.get("additional_kwargs"), dict):
-        return _own_calls(turn["additional_kwargs"])
-    if not isinstance(calls, list):
-        return [], []
-    calls_with_results = [(read_call(call), one_of(call, *_RESULTS)) for call in calls if call != {}]
-    read = [call for call, _ in calls_with_results]
-    if all(result is None for _, result in calls_with_results):
-        return read, []
-    missing = next((call["function"]["name"] for call, result in calls_with_results if result is None), None)
-    if missing is not None:
-        raise RowRefused("bad-tool-call", f"the call of {missing[:40]} has no result, others of its turn have one")
-    names = (None if "id" in call else call["function"]["name"] for call in read)
-    return read, [(results_text(result), call.get("id"), next(names)) for call, result in calls_with_results]
+def _is_result(part: Any) -> bool:
+    return isinstance(part, dict) and _kind(part) in _RESULTS
 
 
 def _unwrapped(turn: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the message under the usual names, from the forms of LangChain, Cursor and Semantic Kernel, or from below
-    `message`.
-    """
+    """Return the fields of a turn that LangSmith holds as an object of LangChain."""
     kind = turn.get("type")
-    if isinstance(turn.get("kwargs"), dict) and isinstance(turn.get("id"), list) and turn["id"]:
-        kind = str(turn["id"][-1]).removesuffix("Chunk").removesuffix("Message").lower()
-        return {**turn["kwargs"], "role": _LANGCHAIN.get(kind, kind)}
-    if isinstance(kind, str) and kind in _LANGCHAIN and "role" not in turn:
-        inner = turn["data"] if isinstance(turn.get("data"), dict) else turn
-        return {**inner, "role": _LANGCHAIN[kind]}
-    if "bubbleId" in turn and isinstance(kind, int) and kind in _CURSOR:
-        return {**turn, "role": _CURSOR[kind], "content": turn.get("text")}
-    inner = turn.get("message")
-    if isinstance(inner, dict) and "role" in inner:
-        return inner
-    items = objects(one_of(turn, "items", "Items"))
-    if items is None or turn.get("content"):
-        return turn
-    role = one_of(turn, "role", "Role")
-    return {**turn, "role": one_of(role, "Label", "label") or role, "content": items}
+    if isinstance(turn.get("kwargs"), dict) and all_texts(turn.get("id")):
+        turn, kind = turn["kwargs"], turn["id"][-1].removesuffix("Chunk").removesuffix("Message").lower()
+    data = turn.get("data")
+    fields = data if isinstance(data, dict) else turn
+    return {**fields, "role": kind} if "role" not in turn and kind in ROLES else turn
+
+
+def _messages(role: Role, content: Any, turn: Mapping[str, Any]) -> list[Message]:
+    """Return the messages of a turn. What an assistant says behind a result, it said when it knew the result: it is a
+    message of its own. In other turns the results stand first.
+    """
+    pieces = list(_pieces(content))
+    pieces += [_Piece("thought", turn[key]) for key in _THOUGHT_KEYS if isinstance(turn.get(key), str)][:1]
+    if isinstance(turn.get("refusal"), str) and not any(piece.value for piece in pieces):
+        pieces.append(_Piece("text", turn["refusal"]))
+    results: list[_Piece] = []
+    for call in _calls_of(turn):
+        pieces.append(_Piece("call", read_call(call)))
+        if (result := one_of(call, "result", "output")) is not None:  # Gemini CLI: parts, as of a turn
+            parts = [part for part in listed(result) if _is_result(part)]
+            text = "\n".join(_result(part).content for part in parts) if parts else result_text(result)
+            call_id = pieces[-1].value.get("id")
+            results.append(_Piece("result", result_message(text, call_id, None if call_id else one_of(call, "name"))))
+    pieces += results
+    if role != "assistant":
+        if any(piece.kind == "call" for piece in pieces):
+            raise RowRefused("role-order", f"a tool call in a turn of {role}")
+        answered = [piece.value for piece in pieces if piece.kind == "result"]
+        rest = [piece for piece in pieces if piece.kind == "text"]
+        said = "".join(piece.value for piece in rest)
+        return [*answered, *([_message(role, rest, turn)] if said or not answered else [])]
+    messages: list[Message] = []
+    for is_result, group in itertools.groupby(pieces, lambda piece: piece.kind == "result"):
+        step = list(group)
+        messages += [piece.value for piece in step] if is_result else [_message(role, step, turn)]
+    return messages or [_message(role, [], turn)]
+
+
+def _calls_of(turn: Mapping[str, Any]) -> list[Any]:
+    """Return the calls of a turn: OpenAI's and Ollama's `tool_calls`, or OpenAI's older `function_call`."""
+    calls = parsed(one_of(turn, "tool_calls", "toolCalls"))
+    if calls is None and isinstance(turn.get("function_call"), dict):
+        calls = [turn["function_call"]]
+    return [call for call in listed(calls) if call != {}]
+
+
+def _message(role: Role, pieces: Sequence[_Piece], turn: Mapping[str, Any]) -> Message:
+    weight = turn.get("weight")
+    if weight not in (None, 0, 1):
+        raise RowRefused("bad-weight")
+    text = "".join(piece.value for piece in pieces if piece.kind == "text")
+    calls = [piece.value for piece in pieces if piece.kind == "call"]
+    thoughts = "\n".join(t.value.strip("\n") for t in pieces if t.kind == "thought" and t.value.strip())
+    if role == "assistant":
+        text, more = calls_in_text(text)
+        calls += more
+    return Message(
+        role,
+        text,
+        weight=1.0 if weight is None else float(weight),
+        name=turn["name"] if isinstance(turn.get("name"), str) else None,
+        tool_calls=tuple(calls),
+        reasoning=thoughts if thoughts and thoughts.strip() not in text else None,
+    )
 
 
 def conversation_of(
@@ -290,11 +413,6 @@ def conversation_of(
         raise RowRefused("no-answer")
     changed = [*changed, *(["trailing-turns"] if last + 1 < len(messages) else [])]
     turns = list(messages[: last + 1])
-    for i, (before, message) in enumerate(itertools.pairwise(messages[: last + 1]), 1):
-        # What came of an action that an answer's text holds (ReAct) is a user's: a tool's has a call.
-        answered = message.role == "tool" and before.role == "assistant" and not before.tool_calls
-        if answered and _ACTED.search(before.content):
-            turns[i] = replace(message, role="user")
     start = next(i for i, message in enumerate(turns) if message.role != "system")
     if turns[start].role == "tool":
         raise RowRefused("earlier-turns-missing", "the conversation begins with a tool's result: log all of its turns")
@@ -333,4 +451,51 @@ def _joined(first: Message, second: Message) -> Message:
         content=_BETWEEN.join(texts),
         tool_calls=(*first.tool_calls, *second.tool_calls),
         reasoning=_BETWEEN.join([text for text in (first.reasoning, second.reasoning) if text]) or None,
+    )
+
+
+def without_padding(conversation: Conversation) -> Conversation:
+    """Return the conversation with calls whose arguments are null only where their tool allows it: a column of Arrow
+    has every key that any of its rows has.
+    """
+    functions = [tool["function"] for tool in conversation.tools if isinstance(tool.get("function"), dict)]
+    schemas = {function["name"]: function.get("parameters") for function in functions if "name" in function}
+    if not schemas or not any(message.tool_calls for message in conversation.messages):
+        return conversation
+    messages = [
+        replace(message, tool_calls=tuple(_unpadded(call, schemas) for call in message.tool_calls))
+        for message in conversation.messages
+    ]
+    return conversation._replace(messages=tuple(messages))
+
+
+def _unpadded(call: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call["function"]
+    if function["name"] not in schemas:
+        return call
+    return {**call, "function": {**function, "arguments": _given(function["arguments"], schemas[function["name"]])}}
+
+
+def _given(value: Any, schema: Any) -> Any:
+    """Return a value without the null fields that its schema does not allow."""
+    if isinstance(value, list):
+        return [_given(item, one_of(schema, "items")) for item in value]
+    if not isinstance(value, dict):
+        return value
+    properties = one_of(schema, "properties") or {}
+    fields = {key: _given(item, properties.get(key)) for key, item in value.items()}
+    return {key: item for key, item in fields.items() if item is not None or _is_nullable(properties.get(key))}
+
+
+def _is_nullable(schema: Any) -> bool:
+    if not isinstance(schema, dict):
+        return False
+    kinds = schema.get("type")
+    choices = [*listed(schema.get("anyOf")), *listed(schema.get("oneOf"))]
+    return (
+        schema.get("nullable") is True
+        or kinds == "null"
+        or "null" in listed(kinds)
+        or None in listed(schema.get("enum"))
+        or any(map(_is_nullable, choices))
     )
