@@ -316,7 +316,7 @@ def _explain(
     key = _key_of(problem)
     where = next((origin for name, origin in origins.items() if f"{key}.".startswith(f"{name}.")), file)
     where = next((origin for name, origin in origins.items() if name.startswith(f"{key}.")), where)
-    return f"{where}: {_refusal_text(problem, meanings)}"
+    return f"{where}: {refusal_text(problem, meanings)}"
 
 
 # What pydantic refuses, in words for the person who wrote it.
@@ -331,7 +331,7 @@ def _key_of(problem: Mapping[str, Any]) -> str:
     return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] in _BRANCHES else parts)
 
 
-def _refusal_text(problem: Mapping[str, Any], settings: Mapping[str, str]) -> str:
+def refusal_text(problem: Mapping[str, Any], settings: Mapping[str, str]) -> str:
     """Return one line on a refused setting. `settings`: each setting's dotted name and its meaning."""
     key, kind = _key_of(problem), problem["type"]
     if kind == "extra_forbidden":

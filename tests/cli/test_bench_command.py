@@ -7,7 +7,7 @@ import pytest
 from command import hivetune
 from gguf_families import write_model
 
-from hivetune.cli.bench import combinations, summary
+from hivetune.cli.train import combinations, summary
 from hivetune.errors import UsageError
 
 

@@ -58,7 +58,8 @@ def record(folder: Path, config: RunConfig) -> dict[str, object]:
     rows = {"rows_in": 96, "trained": 96, "rejected": {}}
     result = {"run": str(folder / "run"), "status": "done", "steps": 24, "rows": rows, "quarantined": [], "restarts": 0}
     result |= dict.fromkeys(("loss_first", "loss_last", "tokens_per_second", "adapter_step"), 1.0)
-    result |= {"peak_memory_bytes": 5, "train_seconds": 1.0}
+    result |= {"peak_memory_bytes": 5, "train_seconds": 1.0, "storage_problem": "", "arithmetic_changes": []}
+    result |= {"dtype": "float32", "device": "cpu", "path": "fast", "kernels": "native"}
     identity = {"settings": settings_of(config), "snapshot": "h", "model": sha256_file(folder / "model" / MANIFEST)}
     paths = {"model": str(folder / "model"), "snapshot": str(folder / "snapshot")}
     return {

@@ -12,7 +12,7 @@ import pytest
 from command import hivetune
 from data.conftest import chat
 
-from hivetune.cli.data import print_problems
+from hivetune.cli.rows import problem_text
 
 
 def data(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
@@ -99,12 +99,12 @@ def test_what_is_written_is_for_its_user_alone_whatever_the_umask(mixed: Path, t
     assert open_to_others == {}
 
 
-def test_places_with_the_same_words_take_one_line_and_secrets_never_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_places_with_the_same_words_take_one_line_and_secrets_never_do() -> None:
     same = [{"source": f"a.csv:{n}", "reason": "empty-answer", "hint": "fill it in"} for n in range(2, 42)]
     secrets = [{"source": f"a.csv:{n}", "reason": "redacted-secret", "hint": "a token; revoke it"} for n in range(6)]
     other = {"source": "a.csv:50", "reason": "empty-answer", "hint": "another"}
-    assert print_problems([*secrets, *same, other]) == 47
-    lines = capsys.readouterr().err.splitlines()
+    lines, rows = problem_text([*secrets, *same, other])
+    assert rows == 47
     assert lines[:6] == [f"a.csv:{n}: redacted-secret: a token; revoke it" for n in range(6)]
     assert lines[6:] == ["a.csv:2 and 39 more rows: empty-answer: fill it in", "a.csv:50: empty-answer: another"]
 

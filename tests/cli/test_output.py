@@ -9,11 +9,13 @@ import subprocess
 import sys
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hivetune.cli import output
-from hivetune.cli.output import MODE, Table, answer, clean, emit, progress, say, show, table, write
+from hivetune.cli.output import MODE, Note, Table, answer, clean, emit, present, progress, say, show, write
+from hivetune.errors import DataRefused
 
 CLIPBOARD = "\x1b]52;c;ZWNobyBoZWxsbw==\x07"
 EVIL = [CLIPBOARD, "\x9b2J", "\x1b[2J", "a\rb", "\x7f", "a\u202eb", "\udc9b.jsonl", "[link=http://x]y[/link]", "[/]"]
@@ -33,7 +35,7 @@ def test_ordinary_text_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("evil", EVIL, ids=ascii)
-@pytest.mark.parametrize("speak", [say, show, lambda text: table(text, ("a", "b"), [(text, 1)]), "progress"])
+@pytest.mark.parametrize("speak", [say, show, lambda text: present(Table("a, b", [(text, 1)], text)), "progress"])
 def test_every_way_to_speak_is_cleaned(
     evil: str, speak: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,7 +99,7 @@ def test_a_long_line_is_one_line_without_a_terminal(capsys: pytest.CaptureFixtur
 
 
 def test_a_table_in_a_pipe_is_divided_by_tabs(capsys: pytest.CaptureFixture[str]) -> None:
-    table("two agents", ("agent", "rows"), [("coder\tof\nmine", 3), ("\x1b[31mtester", 41)])
+    present(Table("agent, rows", [("coder\tof\nmine", 3), ("\x1b[31mtester", 41)], "two agents"))
     told = capsys.readouterr()
     assert told.out == "agent\trows\ncoder of mine\t3\n\\x1b[31mtester\t41\n"
     assert told.err == "two agents\n"
@@ -110,7 +112,7 @@ def test_a_table_holds_on_a_narrow_terminal(columns: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setenv("COLUMNS", columns)
     why = "the answer repeats itself without end, so it is rejected and counted"
-    table("", ("what", "reason", "rows", "why"), [("rejected", "repeated-loop", 12345, why)])
+    present(Table("what, reason, rows, why", [("rejected", "repeated-loop", 12345, why)]))
     lines = re.sub("\x1b\\[[0-9;]*m", "", stream.getvalue()).splitlines()
     assert max(map(len, lines)) <= int(columns)
     text = "".join(line.split("│")[-2].strip() + " " for line in lines if "│" in line)
@@ -151,11 +153,17 @@ def test_no_encoding_of_a_terminal_is_a_fault(settings: dict[str, str], shown: b
 def test_an_answer_is_its_document_or_its_lines_and_tables(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Columns name a key, an attribute or a function of each item."""
-    items = [{"name": "coder", "rows": 3}, {"name": "tester", "rows": 41}]
-    blocks = ("2 agents", Table({"agent": "name", "doubled": lambda item: 2 * item["rows"]}, items))
+    """Columns name a key or an attribute of each item, and how it is shown; notes go to stderr."""
+    items = [{"name": "coder", "loss": 2.0, "memory": 10**9}, {"name": "tester", "loss": None, "memory": 5}]
+    blocks = ("2 agents", Table("agent=name, loss|2, memory|size", items), Note("see: hivetune runs"))
     answer({"agents": items}, *blocks)
-    assert capsys.readouterr().out == "2 agents\nagent\tdoubled\ncoder\t6\ntester\t82\n"
+    told = capsys.readouterr()
+    assert told.out == "2 agents\nagent\tloss\tmemory\ncoder\t2.00\t1.0 GB\ntester\t-\t5 B\n"
+    assert told.err == "see: hivetune runs\n"
     monkeypatch.setattr(MODE, "json", True)
     answer({"agents": items}, *blocks)
     assert json.loads(capsys.readouterr().out) == {"schema": 1, "agents": items}
+    with pytest.raises(typer.Exit) as ended:
+        answer({"agents": items}, error=DataRefused("too few rows", hint="add some"))
+    document = json.loads(capsys.readouterr().out)
+    assert (ended.value.exit_code, document["agents"], document["error"]["type"]) == (3, items, "DataRefused")

@@ -14,6 +14,7 @@ from dashboard.shown import supervisor
 from hivetune.base.database import open_database
 from hivetune.base.disk import lock, write_json
 from hivetune.base.journal import Journal
+from hivetune.cli.runs import CHART_HEIGHT, CHART_WIDTH, text_chart
 from hivetune.config import parse_config
 from hivetune.errors import UsageError
 from hivetune.process.detach import cycle_unit, start_detached
@@ -198,3 +199,15 @@ def test_a_unit_may_name_odd_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_the_unit_of_a_gateway_has_its_options_wherever_json_stands(own_home: Path) -> None:
     for words in (["--json", "serve", "--unit", "--port", "9"], ["serve", "--port", "9", "--unit", "--json"]):
         assert "-m hivetune serve --port 9\n" in json.loads(hivetune(*words).stdout)["unit"]
+
+
+FALLING = [(step, 4.0 - step / 100, "step") for step in range(1, 201)]
+
+
+def test_a_falling_curve_falls_from_its_highest_to_its_lowest_line() -> None:
+    lines = text_chart([*FALLING, (100, 3.5, "validation"), (200, 2.5, "validation")])
+    rows = [line.partition("│")[2] for line in lines[:CHART_HEIGHT]]
+    assert rows[0].index("·") == 0 and rows[-1].rindex("·") == CHART_WIDTH - 1
+    assert sum(row.count("●") for row in rows) == 2
+    assert lines[CHART_HEIGHT].endswith("step 200") and max(map(len, lines)) <= 60
+    assert text_chart([]) == [] and text_chart([(3, 1.0, "validation")])

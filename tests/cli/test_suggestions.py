@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hivetune.cli.arguments import confirm_columns
+from hivetune.cli.init import confirm_columns
 from hivetune.config import DataConfig, RunConfig
 
 

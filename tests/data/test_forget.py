@@ -11,7 +11,7 @@ from data.intake.collecting import collect_now, query, total
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home
-from hivetune.cli import data
+from hivetune.cli import rows as commands
 from hivetune.cli.output import MODE
 from hivetune.config import DataConfig, RunConfig
 from hivetune.data.forget import ForgetKind, Forgotten, forget
@@ -240,9 +240,9 @@ def test_snapshots_runs_and_releases_are_named(log: Path, tmp_path: Path) -> Non
 
 def test_the_command(log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="several things to forget"):
-        data.forget(user="a", session="b", source=None, row=None)
+        commands.forget(user="a", session="b", source=None, row=None)
     monkeypatch.setattr(MODE, "json", True)
-    data.forget(user="alice", session=None, source=None, row=None)
+    commands.forget(user="alice", session=None, source=None, row=None)
     document = json.loads(capsys.readouterr().out)
     assert document == {
         "schema": 1,
@@ -257,5 +257,5 @@ def test_the_command(log: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
         "unchecked": [],
     }
     monkeypatch.setattr(MODE, "json", False)
-    data.forget(user="bob", session=None, source=None, row=None)
+    commands.forget(user="bob", session=None, source=None, row=None)
     assert "2 interactions deleted" in capsys.readouterr().err

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hivetune.synth.packs import Pack
-from hivetune.synth.places import Library
+from hivetune.synth.packs import Library, Pack
 
 HERE = Path(__file__).parent
 KEYS = ("combkey(1)", "combargs(1)")

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hivetune.synth.manual import decode, help_page, read_manual, run_help
+from hivetune.synth.packs import DocSource, Library, read_source
 from hivetune.synth.page import DocPage, NotUnderstood
-from hivetune.synth.places import DocSource, Library, read_source
 from hivetune.synth.sentences import excerpt
 
 PAGES = Path(__file__).parent / "pages/usr/share/man"
@@ -188,8 +188,8 @@ def test_only_a_command_that_was_named_is_run(tmp_path: Path, monkeypatch: pytes
     found = list(Library(help_of=("combtool",)).find_help("combtool"))
     assert found == [DocSource("help", "combtool", program)]
     assert "--depth" in read_source(found[0]).options
-    monkeypatch.setattr("hivetune.synth.manual.MAX_BYTES", len(HELP) - 1)
-    with pytest.raises(NotUnderstood, match="prints more than"):  # not with the last option's words cut
+    monkeypatch.setattr("hivetune.synth.manual.OUTPUT_BYTES", len(HELP) - 1)
+    with pytest.raises(NotUnderstood, match="prints too much"):  # not with the last option's words cut
         read_source(found[0])
 
 
@@ -197,7 +197,7 @@ def test_only_a_command_that_was_named_is_run(tmp_path: Path, monkeypatch: pytes
     ("does", "said"),
     [
         ("sleep 60 & echo 'Usage: comb'", ""),  # what it leaves running holds nobody up
-        ("exec cat /dev/zero", "prints more than"),  # and the disk is not filled
+        ("exec cat /dev/zero", "prints too much"),  # and the disk is not filled
         ("sleep 60 & sleep 60", "did not end in"),
     ],
 )

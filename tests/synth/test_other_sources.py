@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hivetune.synth.docstrings import module_files, read_module
-from hivetune.synth.documents import documents_below, read_document
+from hivetune.synth.documents import documents_below, module_files, read_document, read_module
+from hivetune.synth.packs import Library
 from hivetune.synth.page import NotUnderstood
-from hivetune.synth.places import Library
 
 DOCUMENTS = Path(__file__).parent / "documents"
 

@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,8 @@ from extraction import options_named, options_without_source, plain_source, rows
 
 from hivetune.data.frozen import frozen_hashes
 from hivetune.errors import DataRefused
-from hivetune.synth.packs import Pack, WrittenFact
-from hivetune.synth.places import Library
-from hivetune.synth.questions import KIND_WEIGHTS, Draft
+from hivetune.synth.packs import Library, Pack, WrittenFact
+from hivetune.synth.questions import KIND_WEIGHTS
 from hivetune.synth.rephrase import keeps_names
 from hivetune.synth.rows import DRAFT_REASONS, make_rows
 
@@ -80,8 +78,8 @@ def test_the_same_seed_gives_the_same_file(hive_pack: Pack, places: Library, tmp
 def test_categories_share_the_rows_and_an_empty_one_gives_its_share(
     hive_pack: Pack, places: Library, tmp_path: Path
 ) -> None:
-    one = replace(hive_pack, category="ctl", pages=("hivectl(1)",), documents=())
-    two = replace(hive_pack, category="key", pages=("combkey(1)",), documents=())
+    one = hive_pack.model_copy(update={"category": "ctl", "pages": ("hivectl(1)",), "documents": ()})
+    two = hive_pack.model_copy(update={"category": "key", "pages": ("combkey(1)",), "documents": ()})
     none = Pack(category="nothing", title="nothing", install="hives", pages=("nothing(1)",))
     document = make_rows([one, two, none], places, tmp_path / "rows.jsonl", rows=12, seed=0)
     kept = {c["category"]: c["kept"] for c in document["categories"]}
@@ -125,10 +123,20 @@ def test_frozen_questions_are_not_made(
 
 
 def test_a_fact_is_checked_against_the_page_that_it_names(hive_pack: Pack, places: Library, tmp_path: Path) -> None:
-    good = WrittenFact("Which option of combcopy stops early?", "`--limit=NUM` stops after NUM cells.", "combcopy(1)")
-    wrong = WrittenFact("Which option of combcopy stops early?", "`--max-cells` stops after NUM cells.", "combcopy(1)")
-    lost = WrittenFact("Which option of combcopy stops early?", "`--limit` does.", "combpaste(1)")
-    pack = replace(hive_pack, facts=(good, wrong, lost))
+    good = WrittenFact(
+        question="Which option of combcopy stops early?",
+        answer="`--limit=NUM` stops after NUM cells.",
+        source="combcopy(1)",
+    )
+    wrong = WrittenFact(
+        question="Which option of combcopy stops early?",
+        answer="`--max-cells` stops after NUM cells.",
+        source="combcopy(1)",
+    )
+    lost = WrittenFact(
+        question="Which option of combcopy stops early?", answer="`--limit` does.", source="combpaste(1)"
+    )
+    pack = hive_pack.model_copy(update={"facts": (good, wrong, lost)})
     document = make_rows([pack], places, tmp_path / "rows.jsonl", rows=20, seed=0)
     facts = [row for row in rows_of(tmp_path / "rows.jsonl") if row["synth"]["kind"] == "fact"]
     assert [row["messages"][1]["content"] for row in facts] == [good.answer]
@@ -144,8 +152,8 @@ def test_nothing_to_read_is_refused_and_leaves_the_old_file(places: Library, tmp
 
 
 def test_a_model_rewords_the_question_and_never_the_answer(hive_pack: Pack, places: Library, tmp_path: Path) -> None:
-    def reword(draft: Draft) -> str:
-        return f"In other words: {draft.question}"
+    def reword(question: str) -> str:
+        return f"In other words: {question}"
 
     plain, worded = tmp_path / "plain", tmp_path / "worded"
     make_rows([hive_pack], places, plain, rows=20, seed=0)

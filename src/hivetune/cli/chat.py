@@ -6,11 +6,12 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from hivetune.cli.output import MODE, emit, parts, progress, say, write
+from hivetune.cli.arguments import ThreadsOption
+from hivetune.cli.output import MODE, answer, parts, progress, say, write
 from hivetune.errors import UsageError
 from hivetune.llama.backend import Backend, unused_program
 from hivetune.llama.prompts import check_prompts
@@ -19,27 +20,22 @@ from hivetune.serve.capture import Capture
 from hivetune.serve.chat import HELP, Chat, Talk, Voice, find_pair, find_voice, open_voices, trained_prompt
 from hivetune.train.open import load_run
 
-_BLOCK = '"""'
-_SHOWN_CHARS = 100
+BLOCK = '"""'
+SHOWN_CHARS = 100
+NAME_HELP = "A run (name, folder or 'last'), a release or a GGUF file."
 
 
 def chat(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A run (name, folder or 'last'), a release or a GGUF file.")
-    ],
-    beside: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Show answers of this model too, or of 'base'.")
-    ] = None,
-    capture: Annotated[bool, typer.Option("--capture", help="Save answers and feedback in the store.")] = False,
-    prompt: Annotated[str | None, typer.Option(help="Ask this, print the answer and exit.")] = None,
-    system: Annotated[str | None, typer.Option(help="System prompt; default: the one of most training rows.")] = None,
-    agent: Annotated[str | None, typer.Option(help="Use the system prompt of this agent's rows.")] = None,
-    quant: Annotated[str, typer.Option(help="Quantization of the exported model.")] = DEFAULT_QUANT,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of an answer.")] = 512,
-    temperature: Annotated[
-        float, typer.Option(min=0, help="Sampling temperature; 0 always takes the likeliest token.")
-    ] = 0.0,
-    threads: Annotated[int | None, typer.Option(min=1, help="Number of CPU threads.")] = None,
+    name: Annotated[str, Argument(metavar="NAME", help=NAME_HELP)],
+    beside: Annotated[str | None, Option(metavar="NAME", help="Show answers of this model too, or of 'base'.")] = None,
+    capture: Annotated[bool, Option("--capture", help="Save answers and feedback in the store.")] = False,
+    prompt: Annotated[str | None, Option(help="Ask this, print the answer and exit.")] = None,
+    system: Annotated[str | None, Option(help="System prompt; default: the one of most training rows.")] = None,
+    agent: Annotated[str | None, Option(help="Use the system prompt of this agent's rows.")] = None,
+    quant: Annotated[str, Option(help="Quantization of the exported model.")] = DEFAULT_QUANT,
+    max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of an answer.")] = 512,
+    temperature: Annotated[float, Option(min=0, help="Sampling temperature; 0: always the likeliest token.")] = 0.0,
+    threads: ThreadsOption = None,
 ) -> None:
     """Talk to a run, a release or a GGUF file through llama.cpp; with --beside, to two at once."""
     if MODE.json and prompt is None:
@@ -47,11 +43,13 @@ def chat(
     if capture and prompt is not None:
         raise UsageError("--capture is for a conversation, not for --prompt", hint="leave out one of them")
     with progress("exporting", "tensors") as report:
+        voices: tuple[Voice, ...]
         if beside is None:
             voice, run = find_voice(name, quant, report)
-            voices: Sequence[Voice] = (voice,)
+            voices = (voice,)
         else:
-            *voices, run = find_pair(name, beside, quant, report)
+            first, second, run = find_pair(name, beside, quant, report)
+            voices = (first, second)
     system = _system_prompt(name, run, None if system is None else _as_text(system), agent)
     if unused := unused_program():
         say(unused)
@@ -67,10 +65,14 @@ def chat(
             for voice, (backend, adapter) in zip(voices, opened, strict=True)
         ]
         if prompt is not None:
-            emit(_ask_once(sides, opened, prompt))
+            _ask_once(sides, opened, _as_text(prompt))
             return
         with _capturing(capture) as captured:
-            _converse(Talk(sides, _ask, write, captured))
+            if sys.stdin.isatty():
+                with contextlib.suppress(ImportError):  # without it the arrow keys do not work
+                    importlib.import_module("readline")
+                say(HELP)
+            Talk(sides, _next_input, write, captured).run()
 
 
 def _system_prompt(name: str, run: Path | None, system: str | None, agent: str | None) -> str | None:
@@ -96,25 +98,20 @@ def _system_prompt(name: str, run: Path | None, system: str | None, agent: str |
     counts = f"{trained.rows:,} of {trained.looked_at:,}" if trained.looked_at else "most"
     whose = f"{counts} training rows" + (f" of {agent}" if agent else "")
     shown = " ".join(trained.text.split())
-    say(f"system prompt of {whose}: {shown[:_SHOWN_CHARS]}{'...' if len(shown) > _SHOWN_CHARS else ''}")
+    say(f"system prompt of {whose}: {shown[:SHOWN_CHARS]}{'...' if len(shown) > SHOWN_CHARS else ''}")
     say('use another: --system TEXT; use none: --system ""')
     return trained.text
 
 
-def _ask_once(sides: Sequence[Chat], opened: Sequence[tuple[Backend, int | None]], prompt: str) -> dict[str, Any]:
-    answers = []
+def _ask_once(sides: Sequence[Chat], opened: Sequence[tuple[Backend, int | None]], prompt: str) -> None:
+    answers, texts = [], []
     for side, (backend, adapter) in zip(sides, opened, strict=True):
-        answer = backend.complete(
-            [*side.messages, {"role": "user", "content": _as_text(prompt)}],
-            max_tokens=side.max_tokens,
-            temperature=side.temperature,
-            adapter=adapter,
-        )
-        if not MODE.json:
-            write(f"[{side.label}]\n{answer.text}\n" if len(sides) > 1 else f"{answer.text}\n")
-        counts = parts(answer, "ended", "prompt_tokens", "new_tokens")
-        answers.append({"label": side.label, "answer": answer.text, **counts, "seconds": round(answer.seconds, 3)})
-    return answers[0] if len(answers) == 1 else {"answers": answers}
+        messages = [*side.messages, {"role": "user", "content": prompt}]
+        said = backend.complete(messages, max_tokens=side.max_tokens, temperature=side.temperature, adapter=adapter)
+        texts.append(f"[{side.label}]\n{said.text}\n" if len(sides) > 1 else said.text)
+        counts = {**parts(said, "ended prompt_tokens new_tokens"), "seconds": round(said.seconds, 3)}
+        answers.append({"label": side.label, "answer": said.text, **counts})
+    answer(answers[0] if len(answers) == 1 else {"answers": answers}, *texts)
 
 
 def _as_text(argument: str) -> str:
@@ -136,15 +133,7 @@ def _capturing(captures: bool) -> Iterator[Capture | None]:
         say(f"{store.captured} answers saved in the store{lost}")
 
 
-def _converse(talk: Talk) -> None:
-    if sys.stdin.isatty():
-        with contextlib.suppress(ImportError):  # without it the arrow keys do not work
-            importlib.import_module("readline")
-        say(HELP)
-    talk.run()
-
-
-def _ask() -> str | None:
+def _next_input() -> str | None:
     """Return the next input, or None at its end.
 
     It is one line, or the lines between two lines of three quotation marks. Ctrl-C discards what was typed.
@@ -153,10 +142,10 @@ def _ask() -> str | None:
     while True:
         try:
             line = input("> " if shown else "")
-            if line.strip() != _BLOCK:
+            if line.strip() != BLOCK:
                 return line
             lines = []
-            while (line := input(". " if shown else "")).strip() != _BLOCK:
+            while (line := input(". " if shown else "")).strip() != BLOCK:
                 lines.append(line)
             return "\n".join(lines)
         except EOFError:

@@ -7,38 +7,34 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import lock_holder
 from hivetune.base.journal import read_tail
-from hivetune.cli.arguments import model_folder
-from hivetune.cli.output import duration, emit, emit_failed, parts, plain_progress, say, show, show_unit, size, table
+from hivetune.cli.arguments import SetOption, model_folder
+from hivetune.cli.output import Table, answer, duration, moment, parts, plain_progress, say, show_unit, size
 from hivetune.config import RunConfig, load_config
 from hivetune.cycle.loop import Listener, Look, Loop, look, opened, release_name
-from hivetune.cycle.record import JOURNAL, NOW, PAUSED, cycles_of, loop_folder, loop_names
+from hivetune.cycle.record import JOURNAL, NOW, PAUSED, CycleRow, cycles_of, loop_folder, loop_names
 from hivetune.cycle.rows import LookCache
 from hivetune.errors import UsageError
 from hivetune.process.detach import cycle_unit
 
 SPOKEN = ("status", "pause", "resume", "now")
 SHOWN = 5
+CYCLE_PARTS = "id opened opened_for champion closed end reason run"
+CYCLES = "cycle=id, opened|time, for=opened_for, champion then=champion, ended as=end, why=reason"
+WHAT_HELP = "A YAML config starts the loop; the others control it."
 
 
 def cycle(
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="CONFIG|status|pause|resume|now", help="A YAML config starts the loop; the others control it."
-        ),
-    ],
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Name of the loop to control; default: the only one.")
-    ] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a setting.")] = None,
-    once: Annotated[bool, typer.Option("--once", help="Exit when there is nothing to do.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done now, and why.")] = False,
-    unit: Annotated[bool, typer.Option("--unit", help="Print a systemd user unit for this loop.")] = False,
+    what: Annotated[str, Argument(metavar="CONFIG|status|pause|resume|now", help=WHAT_HELP)],
+    name: Annotated[str | None, Argument(metavar="NAME", help="The loop to control; default: the only one.")] = None,
+    overrides: SetOption = None,
+    once: Annotated[bool, Option("--once", help="Exit when there is nothing to do.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be done now, and why.")] = False,
+    unit: Annotated[bool, Option("--unit", help="Print a systemd user unit for this loop.")] = False,
 ) -> None:
     """Train, compare, promote and watch whenever new rows arrive, until stopped.
 
@@ -67,14 +63,15 @@ def cycle(
 def _run(loop: Loop, *, once: bool) -> None:
     say(f"loop of {loop.name}; stop with Ctrl-C, continue with the same command")
     seen = loop.run(once=once)
+    last = _cycles(loop.name)[-1:]
+    document = {"name": loop.name, "look": _document(seen), "cycles": [parts(each, CYCLE_PARTS) for each in last]}
+    refused = [f"cycle {each.id} refused: {each.reason}" for each in last if each.end == "refused"]
+    answer(document, *refused, error=loop.failure)
+
+
+def _cycles(name: str) -> list[CycleRow]:
     with closing(open_database()) as database:
-        cycles = cycles_of(database, loop.name)
-    document = {"name": loop.name, "look": _document(seen), "cycles": [parts(cycle, *_PARTS) for cycle in cycles[-1:]]}
-    if loop.failure is not None:
-        emit_failed(document, loop.failure)
-    emit(document)
-    if cycles and cycles[-1].end == "refused":
-        show(f"cycle {cycles[-1].id} refused: {cycles[-1].reason}")
+        return cycles_of(database, name)
 
 
 def _look(config: RunConfig) -> None:
@@ -82,12 +79,9 @@ def _look(config: RunConfig) -> None:
     name = release_name(config)
     model_folder(config.model)
     seen = look(config, name, LookCache(), time.time())
-    for key, value in look_lines(seen, config.cycle.after_rows):
-        show(f"  {key}: {value}")
-    show(f"decision: {seen.do}: {seen.reason}")
-    if seen.do == "wait":
-        show(f"until: {_moment(seen.again_at)}")
-    emit({"name": name, "look": _document(seen)})
+    facts = [f"  {key}: {value}" for key, value in look_lines(seen, config.cycle.after_rows)]
+    until = f"until: {moment(seen.again_at)}" if seen.do == "wait" else ""
+    answer({"name": name, "look": _document(seen)}, *facts, f"decision: {seen.do}: {seen.reason}", until)
 
 
 def look_lines(seen: Look, after_rows: int) -> Iterator[tuple[str, str]]:
@@ -113,8 +107,8 @@ def look_lines(seen: Look, after_rows: int) -> Iterator[tuple[str, str]]:
 
 
 def _document(seen: Look) -> dict[str, Any]:
-    rows = {key: getattr(seen.rows, key) for key in ("groups", "hours", "disk_bytes", "problem")}
-    plain = parts(seen, "do", "reason", "again_at", "champion", "problem", "forgotten", "failed_cycles", "allowed")
+    plain = parts(seen, "do reason again_at champion problem forgotten failed_cycles allowed")
+    rows = parts(seen.rows, "groups hours disk_bytes problem")
     return {**plain, "open": None if seen.open is None else seen.open.id, "rows": rows}
 
 
@@ -124,7 +118,9 @@ def _control(word: str, name: str | None) -> None:
         of_name = "" if name is None else f" of {name}"
         raise UsageError(f"there is no loop{of_name}", hint="start one: hivetune cycle CONFIG")
     if word == "status":
-        emit({"cycles": [_status(loop_name) for loop_name in names]})
+        states = [_status(each) for each in names]
+        blocks = [block for _, text in states for block in text]
+        answer({"cycles": [document for document, _ in states]}, *blocks)
         return
     if len(names) > 1:
         raise UsageError(f"there are several loops: {', '.join(names)}", hint=f"choose one: hivetune cycle {word} NAME")
@@ -132,46 +128,22 @@ def _control(word: str, name: str | None) -> None:
     runs = lock_holder(folder) is not None
     if word == "resume":
         (folder / PAUSED).unlink(missing_ok=True)
-        show(f"{names[0]} {'continues' if runs else 'is not paused any more'}")
+        state = "continues" if runs else "is not paused any more"
     else:
-        flag, state = {
-            "pause": (PAUSED, f"is paused{'; a running training stops at a checkpoint' if runs else ''}"),
-            "now": (NOW, f"starts a cycle {'as soon as possible' if runs else 'when it runs'}"),
-        }[word]
-        (folder / flag).touch()
-        show(f"{names[0]} {state}")
-    if not runs:
-        show(f"{names[0]} does not run; start it: hivetune cycle CONFIG")
-    emit({"name": names[0], "said": word})
+        (folder / (PAUSED if word == "pause" else NOW)).touch()
+        paused = f"is paused{'; a running training stops at a checkpoint' if runs else ''}"
+        state = paused if word == "pause" else f"starts a cycle {'as soon as possible' if runs else 'when it runs'}"
+    still = "" if runs else f"{names[0]} does not run; start it: hivetune cycle CONFIG"
+    answer({"name": names[0], "said": word}, f"{names[0]} {state}", still)
 
 
-def _status(name: str) -> dict[str, Any]:
+def _status(name: str) -> tuple[dict[str, Any], list[str | Table]]:
     folder = loop_folder(name)
-    holder = lock_holder(folder)
-    with closing(open_database()) as database:
-        cycles = cycles_of(database, name)
-    paused = (folder / PAUSED).exists()
-    running = f"running in process {holder.pid}" if holder is not None else "not running"
-    show(f"{name}: {running}{', paused' if paused else ''}")
-    rows = [
-        (c.id, _moment(c.opened), c.opened_for, c.champion or "-", (c.end or "open").replace("_", " "), c.reason or "-")
-        for c in cycles[-SHOWN:]
-    ]
-    table("", ("cycle", "opened", "for", "champion then", "ended as", "why"), rows)
+    holder, paused = lock_holder(folder), (folder / PAUSED).exists()
+    pid = None if holder is None else holder.pid
+    cycles = [parts(each, CYCLE_PARTS) for each in _cycles(name)]
     stations = [entry for entry in read_tail(folder / JOURNAL) if entry["event"] == "end"][-SHOWN:]
-    for entry in stations:
-        show(f"  {_moment(entry['time'])} {entry['station']} {entry['outcome']}: {entry['words']}")
-    return {
-        "name": name,
-        "pid": holder.pid if holder is not None else None,
-        "paused": paused,
-        "cycles": [parts(cycle, *_PARTS) for cycle in cycles],
-        "stations": stations,
-    }
-
-
-_PARTS = ("id", "opened", "opened_for", "champion", "closed", "end", "reason", "run")
-
-
-def _moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    running = "not running" if pid is None else f"running in process {pid}"
+    text: list[str | Table] = [f"{name}: {running}{', paused' if paused else ''}", Table(CYCLES, cycles[-SHOWN:])]
+    text += [f"  {moment(at['time'])} {at['station']} {at['outcome']}: {at['words']}" for at in stations]
+    return {"name": name, "pid": pid, "paused": paused, "cycles": cycles, "stations": stations}, text

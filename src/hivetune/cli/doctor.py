@@ -5,12 +5,12 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from hivetune import __version__
 from hivetune.base.paths import quoted
 from hivetune.base.private import open_plain
-from hivetune.cli.output import emit, emit_failed, parts, progress, say, show
+from hivetune.cli.output import Note, answer, parts, progress
 from hivetune.config import load_config
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.machine.doctor.findings import (
@@ -24,29 +24,22 @@ from hivetune.machine.doctor.findings import (
     worst_first,
 )
 from hivetune.machine.doctor.look import Look, look
-from hivetune.machine.doctor.report import (
-    facts_as_text,
-    findings_as_text,
-    of_this_account,
-    report_document,
-)
+from hivetune.machine.doctor.report import facts_as_text, findings_as_text, of_this_account, report_document
 from hivetune.machine.doctor.selftest import check_device, finding_of
 from hivetune.run.folder import WORKER_LOG
 from hivetune.train.supervise.diagnose import LAST_RESORT, Diagnosis, Evidence, diagnose
 from hivetune.train.supervise.ladder import RUNGS
 
+TEXT_HELP = "Explain this error, log file or run folder; '-' for standard input."
+ENV_HELP = "Print the environment variables that this card needs, for a shell."
+LOG_BYTES = 1 << 18  # the end of a long log says how it ended; the supervisor reads as much
+UNKNOWN_ADVICE = "check the machine with hivetune doctor; if that finds nothing, please report the log"
+
 
 def doctor(
-    text: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="FILE_OR_TEXT", help="Explain this error, log file or run folder; '-' for standard input."
-        ),
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="Check what this config needs.")] = None,
-    env: Annotated[
-        bool, typer.Option("--env", help="Print the environment variables that this card needs, for a shell.")
-    ] = False,
+    text: Annotated[str | None, Argument(metavar="FILE_OR_TEXT", help=TEXT_HELP)] = None,
+    config: Annotated[Path | None, Option(help="Check what this config needs.")] = None,
+    env: Annotated[bool, Option("--env", help=ENV_HELP)] = False,
 ) -> None:
     """Check this machine and report what is wrong, with the command that fixes it; or explain an error.
 
@@ -57,27 +50,23 @@ def doctor(
             raise UsageError("the explanation of an error takes no options", hint="leave them out")
         explain_text(text)
         return
-    settings = None if config is None else load_config(config, [])
+    dtype = "auto" if config is None else load_config(config, []).dtype
     facts = look()
     if env:
         advised = advised_variables(facts)
-        if not advised:
-            say("this machine needs no environment variables")
-        else:
-            show(as_shell(advised))
-        emit({"variables": [parts(variable, "name", "value", "why") for variable in advised]})
+        shown = as_shell(advised) if advised else Note("this machine needs no environment variables")
+        answer({"variables": [parts(variable, "name value why") for variable in advised]}, shown)
         return
-    judgement = judge_machine(facts, "auto" if settings is None else settings.dtype)
+    judgement = judge_machine(facts, dtype)
     if judgement.fit:
         judgement = Judgement(worst_first([*judgement.findings, *_failed(facts)]))
     redaction = of_this_account()
-    texts = [f"hivetune {__version__}\n{facts_as_text(facts)}", findings_as_text(judgement)]
-    show(redaction.text("\n\n".join(texts)))
-    document = redaction.document(report_document(facts, judgement))
+    shown = f"hivetune {__version__}\n{facts_as_text(facts)}\n\n{findings_as_text(judgement)}"
+    error = None
     if not judgement.fit:
         worst = judgement.findings[0]
-        emit_failed(document, MachineNotFit(f"cannot train here: {worst.title}", hint=worst.fix))
-    emit(document)
+        error = MachineNotFit(f"cannot train here: {worst.title}", hint=worst.fix)
+    answer(redaction.document(report_document(facts, judgement)), redaction.text(shown), error=error)
 
 
 def _failed(facts: Look) -> list[MachineFinding]:
@@ -95,41 +84,32 @@ def _failed(facts: Look) -> list[MachineFinding]:
     return [finding_of(result) for result in tested if result.problem]
 
 
-# The end of a long log says how it ended; the supervisor reads as much.
-LOG_BYTES = 1 << 18
-UNKNOWN_ADVICE = "check the machine with hivetune doctor; if that finds nothing, please report the log"
-
-
 def explain_text(source: str) -> None:
     """Explain a file, the log of a run folder, standard input or the text itself, from the catalogue of faults."""
     text = _read(source)
     # A text from another machine may name the variable; for this machine the environment has it.
-    override = OVERRIDE in text or OVERRIDE in os.environ
-    diagnosis = diagnose(Evidence(log=text, facts=frozenset({"always", "override"} if override else {"always"})))
-    document = of_this_account().document(_document(diagnosis))
-    show(_as_text(document))
-    emit(document)
+    facts = {"always", "override"} if OVERRIDE in text or OVERRIDE in os.environ else {"always"}
+    document = of_this_account().document(_document(diagnose(Evidence(log=text, facts=frozenset(facts)))))
+    answer(document, _as_text(document))
 
 
 def _read(source: str) -> str:
     if source == "-":
         return sys.stdin.read()
-    path = Path(source)
-    if path.suffix in (".yaml", ".yml") and " " not in source:
-        raise UsageError(
-            f"{source} is a config, not a log", hint=f"check it: hivetune doctor --config {quoted(source)}"
-        )
+    path, is_text = Path(source), " " in source
+    if path.suffix in (".yaml", ".yml") and not is_text:
+        hint = f"check it: hivetune doctor --config {quoted(source)}"
+        raise UsageError(f"{source} is a config, not a log", hint=hint)
     try:
-        if path.is_dir():
-            path = path / WORKER_LOG
+        path = path / WORKER_LOG if path.is_dir() else path
         if path.is_file():
             with open(open_plain(path, links=True), "rb") as file:
                 file.seek(max(0, path.stat().st_size - LOG_BYTES))
                 return file.read().decode("utf-8", "replace")
     except OSError as error:
-        if " " not in source:  # a text may be too long for a path, or contain what a path may not
+        if not is_text:  # a text may be too long for a path, or contain what a path may not
             raise UsageError(f"{source}: {error.strerror}") from None
-    if not source.strip() or (" " not in source and ("/" in source or source.endswith((".log", ".txt")))):
+    if not source.strip() or (not is_text and ("/" in source or source.endswith((".log", ".txt")))):
         raise UsageError(f"no such file: {source!r}", hint="give a log file, or the text of the error in quotes")
     return source
 
@@ -142,10 +122,9 @@ def _document(diagnosis: Diagnosis) -> dict[str, Any]:
     return {
         "known": is_known,
         "fault": fault.id,
-        **parts(fault, "domain", "title", "cause"),
+        **parts(fault, "domain title cause retry"),
         "quote": diagnosis.quote,
         "shape": list(diagnosis.shape) if diagnosis.shape else None,
-        "retry": fault.retry,
         "remedies": [{"name": name, "says": says[name]} for name in (fault.rungs if is_known else ())],
         "advice": fault.advice if is_known else UNKNOWN_ADVICE,
         "evidence": list(fault.evidence),
@@ -154,17 +133,16 @@ def _document(diagnosis: Diagnosis) -> dict[str, Any]:
 
 def _as_text(document: dict[str, Any]) -> str:
     if not document["known"]:
-        end = document["quote"] or "nothing"
-        return f"unknown error\nlast line: {end}\nwhat to do: {document['advice']}"
+        return f"unknown error\nlast line: {document['quote'] or 'nothing'}\nwhat to do: {document['advice']}"
     lines = [f"{document['title']} ({document['fault']})", document["cause"]]
     lines += [f"recognized by: {document['quote']}"] if document["quote"] else []
     if document["shape"]:
-        lines += ["failed matrix product: m={}, n={}, k={}".format(*document["shape"])]
-    lines += [f"what to do: {document['advice']}"]
-    if document["retry"] and document["remedies"]:
-        lines += ["what hivetune train does about it, in this order:"]
+        lines.append("failed matrix product: m={}, n={}, k={}".format(*document["shape"]))
+    lines.append(f"what to do: {document['advice']}")
+    if not document["retry"]:
+        lines.append("hivetune train does not retry, since that cannot help")
+    elif document["remedies"]:
+        lines.append("what hivetune train does about it, in this order:")
         lines += [f"  {remedy['name']}: {remedy['says']}" for remedy in document["remedies"]]
-    elif not document["retry"]:
-        lines += ["hivetune train does not retry, since that cannot help"]
     lines += [f"seen in: {' '.join(document['evidence'])}"] if document["evidence"] else []
     return "\n".join(lines)

@@ -11,14 +11,14 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from hivetune import __version__
 from hivetune.base.private import keep_private
-from hivetune.cli.output import MODE, as_document, emit, errors_of_stdout, say, settle_encodings
+from hivetune.cli.output import MODE, as_document, emit, error_document, errors_of_stdout, say, settle_encodings
 from hivetune.errors import HivetuneError, Stopped, UsageError
 from hivetune.process.stop import take_stops
 
@@ -28,20 +28,20 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str, str]]] = {
         "init": ("init", "init", "Look at rows and machine, and write a commented config."),
         "demo": ("demo", "demo", "Run every step once on a small real model, in minutes."),
         "doctor": ("doctor", "doctor", "Test this machine, and explain errors."),
-        "fetch": ("arguments", "fetch", "Download and prepare a model."),
+        "fetch": ("init", "fetch", "Download and prepare a model."),
         "config": ("init", "config", "List the settings, or print their JSON Schema."),
     },
     "Rows": {
-        "collect": ("collect", "collect", "Copy interactions into the store."),
-        "check": ("data", "check", "Report what is wrong with rows, and where."),
-        "synth": ("synth", "synth", "Make training rows from documentation."),
-        "forget": ("data", "forget", "Delete a user, session, source or row from the store."),
+        "collect": ("rows", "collect", "Copy interactions into the store."),
+        "check": ("rows", "check", "Report what is wrong with rows, and where."),
+        "synth": ("rows", "synth", "Make training rows from documentation."),
+        "forget": ("rows", "forget", "Delete a user, session, source or row from the store."),
     },
     "Train": {
         "plan": ("plan", "plan", "Predict memory, time and disk of a run."),
         "train": ("train", "train", "Train an adapter, or continue its run."),
         "stop": ("runs", "stop", "Stop a run after saving a checkpoint."),
-        "bench": ("bench", "bench", "Measure time, memory and losses of a config, over a grid."),
+        "bench": ("train", "bench", "Measure time, memory and losses of a config, over a grid."),
     },
     "Judge": {
         "eval": ("judge", "evaluate", "Measure a run on held-out rows, and decide whether it is better."),
@@ -87,29 +87,6 @@ EXIT_CODES = (
 )
 
 
-class _Command(TyperCommand):
-    """A command whose help is one JSON document under --json."""
-
-    def get_help(self, ctx: Any) -> str:
-        return _help(super().get_help(ctx))
-
-
-class _Root(TyperGroup):
-    """The command `hivetune`, whose help lists the commands by what people do."""
-
-    def get_help(self, ctx: Any) -> str:
-        return _help(super().get_help(ctx))
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        for title, commands in SECTIONS.items():
-            with formatter.section(title):
-                formatter.write_dl([(name, text) for name, (_, _, text) in commands.items()])
-
-
-def _help(text: str) -> str:
-    return as_document({"help": text}) if MODE.json else text
-
-
 def main() -> None:
     """Run one command and exit with its documented code."""
     keep_private()
@@ -130,20 +107,34 @@ def main() -> None:
             sys.exit(_app(name)(args=arguments, prog_name="hivetune", standalone_mode=not MODE.json))
         finally:
             _flush()
-    except Stopped as error:
-        _fail(_with_left_behind(error, name))
     except _Signalled as signalled:
-        _fail(_with_left_behind(Stopped("stopped", signal_number=signalled.number), name))
+        _fail(Stopped("stopped", signal_number=signalled.number), name)
     except HivetuneError as error:
-        _fail(error)
+        _fail(error, name)
     except KeyboardInterrupt:
-        _fail(_with_left_behind(Stopped("stopped", signal_number=signal.SIGINT), name))
+        _fail(Stopped("stopped", signal_number=signal.SIGINT), name)
     except typer.TyperException as error:
-        _fail(UsageError(error.format_message(), hint=f"see: {f'hivetune {name}'.strip()} --help"))
+        _fail(UsageError(error.format_message(), hint=f"see: {f'hivetune {name}'.strip()} --help"), name)
     except Exception as error:  # noqa: BLE001 (the last handler: it reports the error and keeps the traceback of a bug)
         from hivetune.cli.explain import explain  # only now: `--help` loads no database
 
-        _fail(explain(error))
+        _fail(explain(error), name)
+
+
+def _fail(error: HivetuneError, name: str) -> NoReturn:
+    """Print the error of a command, and exit. A stop without a hint of its own says what is left behind."""
+    if isinstance(error, Stopped):
+        hint = error.hint or LEFT_BEHIND.get(name, "")
+        error = Stopped(error.message, signal_number=error.signal_number, hint=hint)
+    say(f"hivetune: {error}", style="red")
+    try:
+        if not (MODE.is_done and isinstance(error, Stopped)):
+            emit({"error": error_document(error)})
+    except OSError as unwritten:  # stderr has the error already
+        _close_stdout()
+        if unwritten.errno != errno.EPIPE:
+            say(f"hivetune: {unwritten.filename}: {unwritten.strerror}", style="red")
+    sys.exit(error.exit_code)
 
 
 def _check_working_directory() -> None:
@@ -165,9 +156,37 @@ def _flush() -> None:
         with errors_of_stdout():
             sys.stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python does not try again at exit
+        _close_stdout()
         if error.errno != errno.EPIPE:  # the reader has closed the pipe
             raise
+
+
+def _close_stdout() -> None:
+    """Let the rest of the output go nowhere, so that Python does not try again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+class _Command(TyperCommand):
+    """A command whose help is one JSON document under --json."""
+
+    def get_help(self, ctx: Any) -> str:
+        return _help(super().get_help(ctx))
+
+
+class _Root(TyperGroup):
+    """The command `hivetune`, whose help lists the commands by what people do."""
+
+    def get_help(self, ctx: Any) -> str:
+        return _help(super().get_help(ctx))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, text) for name, (_, _, text) in commands.items()])
+
+
+def _help(text: str) -> str:
+    return as_document({"help": text}) if MODE.json else text
 
 
 def _app(current: str) -> typer.Typer:
@@ -229,20 +248,3 @@ class _Signalled(SystemExit):
 
 def _stop(number: int, _frame: FrameType | None) -> None:
     raise _Signalled(number)
-
-
-def _with_left_behind(error: Stopped, name: str) -> Stopped:
-    """Return the error. Without a hint of its own it gets the command's leftovers as its hint."""
-    return Stopped(error.message, signal_number=error.signal_number, hint=error.hint or LEFT_BEHIND.get(name, ""))
-
-
-def _fail(error: HivetuneError) -> None:
-    say(f"hivetune: {error}", style="red")
-    try:
-        if not (MODE.is_done and isinstance(error, Stopped)):
-            emit({"error": {"type": type(error).__name__, "message": error.message, "hint": error.hint}})
-    except OSError as unwritten:  # stderr has the error already
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        if unwritten.errno != errno.EPIPE:
-            say(f"hivetune: {unwritten.filename}: {unwritten.strerror}", style="red")
-    sys.exit(error.exit_code)

@@ -1,7 +1,8 @@
 """The output of the command line: data on stdout, messages on stderr, one JSON document under `--json`.
 
-A terminal gets tables and progress bars, anything else plain lines. All text passes `clean`, since names of files,
-messages and answers come from outside.
+A command hands its result to `answer` once, with the lines and tables that people read. A terminal gets tables and
+progress bars, anything else plain lines. All text passes `clean`, since names of files, messages and answers come from
+outside.
 """
 
 import codecs
@@ -17,7 +18,8 @@ import time
 import webbrowser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
@@ -37,12 +39,6 @@ PLAIN_WIDTH = 120  # columns of a table where there is no terminal
 # Characters that a terminal acts on: C0 but tab and newline, DEL, C1, and marks that change the direction of text
 # (CVE-2021-42574). A lone surrogate stands for a byte of a file name that is not UTF-8.
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-class Report(Protocol):
-    """A progress callback; `note`, such as the loss, is shown after the bar."""
-
-    def __call__(self, done: int, total: int | None, note: str = "") -> None: ...
 
 
 @dataclass
@@ -78,6 +74,9 @@ def settle_encodings() -> None:
             )
 
 
+# Texts of values.
+
+
 def short(text: str, chars: int = 160) -> str:
     """Return `text` on one line of at most `chars` characters."""
     return textwrap.shorten(text, chars, placeholder=" ...")
@@ -88,35 +87,94 @@ def moment(seconds: float | None) -> str:
     return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
-def err() -> "Console":
-    return _console(stderr=True)
+def parts(value: object, names: str) -> dict[str, Any]:
+    """Return the attributes `names`, which blanks separate, for a document."""
+    return {name: getattr(value, name) for name in names.split()}
 
 
-def out() -> "Console":
-    return _console(stderr=False)
+FORMATS: Mapping[str, Callable[[Any], str]] = {
+    "time": moment,
+    "size": size,
+    "duration": duration,
+    "count": "{:,}".format,
+    "percent": "{:.0%}".format,
+    **{str(digits): partial(number, digits=digits) for digits in range(4)},
+}
 
 
-def _console(*, stderr: bool) -> "Console":
-    from rich.console import Console
+@dataclass(frozen=True)
+class Table:
+    """`items` below `columns`, such as "run=run.name, state, loss|3".
 
-    console = Console(stderr=stderr, highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
-    return console
+    A column has a title, the field that it shows (else that of its title) and one of FORMATS. A field is a key or an
+    attribute of the item; the cells of a tuple are taken in order. What is not there is shown as "-".
+    """
+
+    columns: str
+    items: Sequence[Any]
+    title: str = ""
+
+    def lines(self) -> list[list[str]]:
+        """Return the titles, and below them the cells of each item."""
+        columns = [re.split("[|=]", column.strip())[0] for column in self.columns.split(",")]
+        specs = [column.partition("|") for column in self.columns.split(",")]
+        fields = [named.strip().rpartition("=")[2].replace(" ", "_") for named, _, _ in specs]
+        forms = [form for _, _, form in specs]
+        rows = []
+        for item in self.items:
+            values = item if isinstance(item, tuple) else [_field(item, field) for field in fields]
+            rows.append([_cell(value, form) for value, form in zip(values, forms, strict=True)])
+        return [columns, *rows]
 
 
-@contextlib.contextmanager
-def errors_of_stdout() -> Iterator[None]:
-    """Name standard output in an OSError of the block, which concerns no file that the user named."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = "standard output"
-        raise
+def _field(item: Any, path: str) -> Any:
+    for name in path.split("."):
+        item = item[name] if isinstance(item, Mapping) else getattr(item, name)
+    return item
+
+
+def _cell(value: Any, form: str) -> str:
+    if value is None or value == "" or value == () or value == []:
+        return "-"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return FORMATS[form](value) if form else str(value)
+
+
+class Note(str):
+    """A line of an answer that belongs to stderr: what to do next, or what a reader of the data has no use for."""
+
+
+# What is printed.
+
+
+def answer(document: Any, *blocks: str | Table, error: HivetuneError | None = None) -> None:
+    """Print the result of a command: its document under `--json`, else the blocks, one below the other.
+
+    With an error the document names it too, so that there is one document, and the command ends with its code.
+    """
+    present(*blocks)
+    if error is not None:
+        say(f"hivetune: {error}", style="red")
+        document = {**document, "error": error_document(error)}
+    emit(document)
+    if error is not None:
+        raise typer.Exit(error.exit_code)
+
+
+def present(*blocks: str | Table) -> None:
+    """Print lines and tables, one below the other; under `--json` only notes, which go to stderr."""
+    for block in blocks:
+        if isinstance(block, Table):
+            _print_table(block)
+        elif isinstance(block, Note):
+            say(block)
+        elif block:
+            show(block)
 
 
 def emit(document: Any) -> None:
-    """Print the JSON document of a command on stdout; without `--json` do nothing.
+    """Print a JSON document on stdout; without `--json` do nothing.
 
     It may hold whatever `to_plain` knows: frozen dataclasses, paths, tuples.
     """
@@ -131,28 +189,30 @@ def emit_until_stopped(document: Any) -> None:
     emit(document)
 
 
-def emit_failed(document: Mapping[str, Any], error: HivetuneError) -> NoReturn:
-    """Print the error, and with `--json` the document with it: one document, so the error is not raised. Exit."""
-    say(f"hivetune: {error}", style="red")
-    emit({**document, "error": {"type": type(error).__name__, "message": error.message, "hint": error.hint}})
-    raise typer.Exit(error.exit_code)
-
-
 def as_document(document: Any) -> str:
     """Return one line of JSON with its `schema`, control characters escaped."""
     text = json.dumps({"schema": 1, **to_plain(document)}, ensure_ascii=False, allow_nan=False)
     return OBEYED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def parts(value: object, *names: str) -> dict[str, Any]:
-    """Return these attributes of a value, for a document."""
-    return {name: getattr(value, name) for name in names}
+def error_document(error: HivetuneError) -> dict[str, str]:
+    return {"type": type(error).__name__, "message": error.message, "hint": error.hint}
+
+
+@contextlib.contextmanager
+def errors_of_stdout() -> Iterator[None]:
+    """Name standard output in an OSError of the block, which concerns no file that the user named."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = "standard output"
+        raise
 
 
 def say(text: str = "", style: str = "") -> None:
     """Print a line on stderr. On a full disk the line is lost and the command continues."""
     try:
-        err().print(clean(text), markup=False, style=style)
+        console(stderr=True).print(clean(text), markup=False, style=style)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
@@ -162,7 +222,7 @@ def show(text: str, style: str = "") -> None:
     """Print a line of the answer on stdout, in a style of rich; under `--json` the document holds it instead."""
     if not MODE.json:
         with errors_of_stdout():
-            out().print(clean(text), markup=False, style=style)
+            console().print(clean(text), markup=False, style=style)
 
 
 def write(text: str) -> None:
@@ -172,66 +232,40 @@ def write(text: str) -> None:
         sys.stdout.flush()
 
 
-# The title of each column, and what its cell shows of an item: a key, an attribute, or what a function returns.
-Columns = Mapping[str, str | Callable[[Any], object]]
+def console(*, stderr: bool = False) -> "Console":
+    from rich.console import Console
+
+    made = Console(stderr=stderr, highlight=False, soft_wrap=True)
+    if not made.is_terminal:
+        made.width = PLAIN_WIDTH
+    return made
 
 
-@dataclass(frozen=True)
-class Table:
-    """`items` below columns. A column is aligned to the right where each of its cells begins as a number does."""
-
-    columns: Columns
-    items: Sequence[Any]
-    title: str = ""
-
-    def cells(self) -> list[tuple[object, ...]]:
-        """Return the cells of each row."""
-        return [tuple(_cell(item, shown) for shown in self.columns.values()) for item in self.items]
-
-
-def _cell(item: Any, shown: str | Callable[[Any], object]) -> object:
-    if callable(shown):
-        return shown(item)
-    return item[shown] if isinstance(item, Mapping) else getattr(item, shown)
-
-
-def answer(document: Any, *blocks: str | Table) -> None:
-    """Print the result of a command: its document under `--json`, else the blocks, one below the other."""
-    for block in blocks:
-        if isinstance(block, Table):
-            table(block.title, tuple(block.columns), block.cells())
-        else:
-            show(block)
-    emit(document)
-
-
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def _print_table(table: Table) -> None:
     """Print a table on stdout. A column of numbers is aligned to the right.
 
     A pipe or a file gets lines separated by tabs, for `cut`, `sort` and spreadsheets.
     """
     if MODE.json:
         return
-    console = out()
-    if not console.is_terminal:
-        if title:
-            say(title)
-        for cells in (columns, *rows):
-            print(clean("\t".join(" ".join(str(cell).split()) for cell in cells)))  # rich would replace tabs by spaces
+    screen, (titles, *rows) = console(), table.lines()
+    if not screen.is_terminal:
+        if table.title:
+            say(table.title)
+        for cells in (titles, *rows):
+            print(clean("\t".join(" ".join(cell.split()) for cell in cells)))  # rich would replace tabs by spaces
         return
     from rich.table import Table as Grid
     from rich.text import Text
 
-    grid = Grid(title=Text(clean(title)) if title else None, title_justify="left", title_style="bold")
-    for index, column in enumerate(columns):
-        of_numbers = all(_NUMBER.match(str(row[index])) for row in rows)
+    title = Text(clean(table.title)) if table.title else None
+    grid = Grid(title=title, title_justify="left", title_style="bold")
+    for place, column in enumerate(titles):
+        of_numbers = all(re.match(r"[-+]?\d|-?$", row[place]) for row in rows)
         grid.add_column(column, justify="right" if of_numbers else "left", overflow="fold", header_style="bold")
     for row in rows:
-        grid.add_row(*(Text(clean(str(cell))) for cell in row))
-    console.print(grid)
-
-
-_NUMBER = re.compile(r"[-+]?\d|-?$")
+        grid.add_row(*(Text(clean(cell)) for cell in row))
+    screen.print(grid)
 
 
 def open_in_browser(address: str) -> bool:
@@ -242,9 +276,14 @@ def open_in_browser(address: str) -> bool:
 
 def show_unit(text: str, name: str, **more: Any) -> None:
     """Show a systemd user unit, and how to install it under a name."""
-    show(text)
-    say(f"save it as ~/.config/systemd/user/{name}.service, then: systemctl --user enable --now {name}")
-    emit({**more, "unit": text})
+    install = f"save it as ~/.config/systemd/user/{name}.service, then: systemctl --user enable --now {name}"
+    answer({**more, "unit": text}, text, Note(install))
+
+
+class Report(Protocol):
+    """A progress callback; `note`, such as the loss, is shown after the bar."""
+
+    def __call__(self, done: int, total: int | None, note: str = "") -> None: ...
 
 
 @contextlib.contextmanager
@@ -253,17 +292,23 @@ def progress(label: str, unit: str = "", after: str = "") -> Iterator[Report]:
 
     Without `unit` nothing is counted. `after` names the work that follows the last item.
     """
-    console = err()
-    if not console.is_terminal:
+    screen = console(stderr=True)
+    if not screen.is_terminal:
         yield plain_progress(label, unit, after)
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-    from rich.progress import TimeRemainingColumn as Remaining
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     counted = (MofNCompleteColumn(), TextColumn(unit)) if unit else ()
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), *counted)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), *counted, TimeElapsedColumn())
     noted = TextColumn("{task.fields[note]}", markup=False)
-    with Progress(*columns, TimeElapsedColumn(), Remaining(), noted, console=console, transient=True) as bar:
+    with Progress(*columns, TimeRemainingColumn(), noted, console=screen, transient=True) as bar:
         task, counting = bar.add_task(clean(label), total=None, note=""), True
 
         def report(done: int, total: int | None, note: str = "") -> None:
@@ -277,8 +322,9 @@ def progress(label: str, unit: str = "", after: str = "") -> Iterator[Report]:
 
 
 def plain_progress(label: str, unit: str, after: str = "") -> Report:
-    """Return a callback that prints a line about every ten seconds, with the time left since the first item: models
-    are loaded before it.
+    """Return a callback that prints a line about every ten seconds.
+
+    The time left is counted from the first item, since models are loaded before it.
     """
     started = last = time.monotonic()
     first = (started, 0, -1)  # time of the first report with this total, items done by then, and the total
@@ -297,7 +343,7 @@ def plain_progress(label: str, unit: str, after: str = "") -> Report:
         new = done - first[1]
         if total and 0 < new < total - first[1]:
             told.append(f"{duration((now - first[0]) / new * (total - done))} left")
-        told += [text for text in (note or (after if is_after else ""),) if text]
+        told += [note or after] if note or is_after else []
         say(f"{label}: {', '.join(told)}")
 
     return report

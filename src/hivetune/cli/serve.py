@@ -7,10 +7,11 @@ from sqlite3 import Connection
 from typing import Annotated
 from urllib.parse import urlsplit
 
-import typer
+from typer import Argument, Option
 
 from hivetune.base.database import open_database
-from hivetune.cli.output import Columns, Table, answer, emit_until_stopped, moment, say, show, show_unit
+from hivetune.cli.arguments import ThreadsOption
+from hivetune.cli.output import Note, Table, answer, emit_until_stopped, say, show, show_unit
 from hivetune.dashboard.access import BELOW, dashboard_token
 from hivetune.dashboard.app import dashboard_addition
 from hivetune.errors import UsageError
@@ -22,28 +23,23 @@ from hivetune.serve.clients import Client, clients, make_client, revoke_client
 from hivetune.serve.run import GatewaySettings, is_loopback, refuse_open, run_gateway
 
 DEFAULT_CLIENT = "default"
+CARD_HELP = "Offload to this card; use the CPU while a run trains on it."
 
 
 def serve(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Names to serve; default: all.")] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8642,
-    allow_host: Annotated[list[str] | None, typer.Option(help="Accept this Host header too, such as box:8642.")] = None,
-    capture: Annotated[bool, typer.Option("--capture", help="Save prompts and answers in the store.")] = False,
-    canary: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of sessions answered by the candidate, 0 to 1.")
-    ] = 0.0,
-    quant: Annotated[str, typer.Option(help="Quantization of the base model.")] = SERVED_QUANT,
-    slots: Annotated[int, typer.Option(min=1, max=64, help="Number of answers at the same time.")] = 4,
-    context: Annotated[int, typer.Option(min=256, help="Context of each answer in tokens.")] = 4096,
-    threads: Annotated[int | None, typer.Option(min=1, help="Number of CPU threads.")] = None,
-    private_cache: Annotated[
-        bool, typer.Option("--private-cache", help="Do not share cached prompts between clients.")
-    ] = False,
-    unit: Annotated[bool, typer.Option("--unit", help="Print a systemd user unit with these options.")] = False,
-    card: Annotated[
-        str, typer.Option(metavar="cuda:N", help="Offload to this card; use the CPU while a run trains on it.")
-    ] = "",
+    names: Annotated[list[str] | None, Argument(metavar="NAME", help="Names to serve; default: all.")] = None,
+    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8642,
+    allow_host: Annotated[list[str] | None, Option(help="Accept this Host header too, such as box:8642.")] = None,
+    capture: Annotated[bool, Option("--capture", help="Save prompts and answers in the store.")] = False,
+    canary: Annotated[float, Option(min=0, max=1, help="Share of sessions answered by the candidate, 0 to 1.")] = 0.0,
+    quant: Annotated[str, Option(help="Quantization of the base model.")] = SERVED_QUANT,
+    slots: Annotated[int, Option(min=1, max=64, help="Number of answers at the same time.")] = 4,
+    context: Annotated[int, Option(min=256, help="Context of each answer in tokens.")] = 4096,
+    threads: ThreadsOption = None,
+    private_cache: Annotated[bool, Option("--private-cache", help="Share no cached prompts between clients.")] = False,
+    unit: Annotated[bool, Option("--unit", help="Print a systemd user unit with these options.")] = False,
+    card: Annotated[str, Option(metavar="cuda:N", help=CARD_HELP)] = "",
 ) -> None:
     """Serve champions, other releases and their base model over the OpenAI API, with a token per client.
 
@@ -98,25 +94,22 @@ def _tell(url: str) -> None:
 
 def show_clients(
     new: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Create a client and print its token, which is shown only once.")
+        str | None, Option(metavar="NAME", help="Create a client and print its token, which is shown only once.")
     ] = None,
-    revoke: Annotated[str | None, typer.Option(metavar="NAME", help="Revoke the token of this client.")] = None,
+    revoke: Annotated[str | None, Option(metavar="NAME", help="Revoke the token of this client.")] = None,
 ) -> None:
     """List the clients of the gateway, or create or revoke the token of one."""
     token = None
     with closing(open_database()) as database:
         if revoke is not None:
             revoke_client(database, revoke)
-            say(f"the token of {revoke} is revoked")
         if new is not None:
             token = make_client(database, new)
-            show(token)
-            say(f"this is the token of {new}; it is not shown again")
-        all_clients = clients(database)
-    columns: Columns = {
-        "client": "name",
-        "created": lambda client: moment(client.created),
-        "revoked": lambda client: moment(client.revoked),
-    }
-    listed = [Table(columns, all_clients)] if new is None and revoke is None else []
-    answer({"token": token, "clients": all_clients}, *listed)
+        found = clients(database)
+    answer(
+        {"token": token, "clients": found},
+        Note(f"the token of {revoke} is revoked") if revoke else "",
+        token or "",
+        Note(f"this is the token of {new}; it is not shown again") if new else "",
+        Table("client=name, created|time, revoked|time", found) if not new and not revoke else "",
+    )

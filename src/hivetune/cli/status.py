@@ -2,37 +2,10 @@
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
-from hivetune.cli.output import (
-    MODE,
-    Columns,
-    Table,
-    answer,
-    duration,
-    emit_until_stopped,
-    moment,
-    number,
-    open_in_browser,
-    say,
-    show,
-)
+from hivetune.cli.output import MODE, Table, answer, emit_until_stopped, open_in_browser, say, show
 from hivetune.dashboard.overview import overview
-
-RUNNING: Columns = {
-    "running": lambda run: run.run.name,
-    "steps": lambda run: f"{run.step}/{run.steps}",
-    "loss": lambda run: number(run.loss),
-    "validation": lambda run: number(run.validation_loss),
-    "tokens/s": lambda run: number(run.tokens_per_second, 0),
-    "left": lambda run: "-" if run.left_s is None else duration(run.left_s),
-}
-RECENT: Columns = {
-    "run": lambda run: run.run.name,
-    "state": "state",
-    **{title: RUNNING[title] for title in ("steps", "loss", "validation")},
-    "begun": lambda run: moment(run.created),
-}
 
 
 def status() -> None:
@@ -45,25 +18,26 @@ def status() -> None:
         served_by = "paused" if loop.paused else "not running" if loop.pid is None else f"running in process {loop.pid}"
         lines.append(f"cycle {loop.name}: {served_by}{f'; {loop.last}' if loop.last else ''}")
     lines.append(f"interactions in the store: {state.interactions:,}")
-    runs = (*state.running, *state.recent)
-    problems = [f"{run.run.name}: {run.storage_problem}" for run in runs if run.storage_problem]
-    steps = [("needs you", step) for step in state.needs] + [("next", step) for step in state.next]
+    running = [(r.run.name, f"{r.step}/{r.steps}", r.loss, r.validation_loss, r.tokens_per_second, r.left_s)
+               for r in state.running]  # fmt: skip
+    recent = [(r.run.name, r.state, f"{r.step}/{r.steps}", r.loss, r.validation_loss, r.created) for r in state.recent]
+    problems = [(run.run.name, run.storage_problem) for run in (*state.running, *state.recent) if run.storage_problem]
+    columns = "running, steps, loss|3, validation|3, tokens/s|0, left|duration"
     answer(
         state.document(),
-        Table(RUNNING, state.running) if state.running else "nothing is running",
+        Table(columns, running) if running else "nothing is running",
         *lines,
-        *([Table(RECENT, state.recent)] if state.recent else []),
-        *problems,
-        *(f"{title}: {step.why}: {step.command}" for title, step in steps),
+        Table("run, state, steps, loss|3, validation|3, begun|time", recent) if recent else "",
+        *(f"{name}: {problem}" for name, problem in problems),
+        *(f"needs you: {step.why}: {step.command}" for step in state.needs),
+        *(f"next: {step.why}: {step.command}" for step in state.next),
     )
 
 
 def dashboard_command(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8643,
-    open_it: Annotated[bool, typer.Option("--open", help="Open the dashboard in a browser.")] = False,
-    new_token: Annotated[
-        bool, typer.Option("--new-token", help="Make a new token, which signs everybody out.")
-    ] = False,
+    port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8643,
+    open_it: Annotated[bool, Option("--open", help="Open the dashboard in a browser.")] = False,
+    new_token: Annotated[bool, Option("--new-token", help="Make a new token, which signs everybody out.")] = False,
 ) -> None:
     """Show runs, cycles, releases, rows and this machine in a browser, kept up to date.
 
@@ -77,11 +51,10 @@ def dashboard_command(
     token = dashboard_token(new=new_token)
 
     def tell(url: str) -> None:
-        address = f"{url}login?token={token}"
-        show(f"open {address}")
+        show(f"open {url}login?token={token}")
         say("the address holds the token of this dashboard; keep it private. Stop the server with Ctrl-C")
         emit_until_stopped({"url": url, "token": token})
-        # All users of a machine can read with what words a program was started.
+        # All users of a machine can read with what words a program was started: a ticket is good for one sign-in.
         if open_it and not MODE.json and not open_in_browser(f"{url}login?token={make_ticket()}"):
             say("cannot start a browser here; open the address yourself")
 

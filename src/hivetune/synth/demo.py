@@ -21,7 +21,7 @@ import yaml
 
 from hivetune.base.disk import write_atomic
 from hivetune.llama.backend import Backend
-from hivetune.synth.docstrings import documented, modules_below
+from hivetune.synth.documents import documented, modules_below
 from hivetune.train.open import Run
 
 NUM_PROMPTS = 3

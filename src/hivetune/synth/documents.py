@@ -1,23 +1,114 @@
-"""A document of a folder: Markdown, reStructuredText or HTML, as the prose below its headings.
+"""Python modules by their docstrings, which are parsed and never run, and documents in Markdown, reST or HTML."""
 
-Only sections that are prose alone are kept: where a table, a list of links or code stood, the rest is not whole.
-"""
-
+import ast
 import html
 import re
-from collections.abc import Iterator
-from html.parser import HTMLParser
+import sys
+import sysconfig
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from hivetune.synth.manual import read_packed
-from hivetune.synth.page import DocPage, DocPassage, NotUnderstood
+from hivetune.synth.page import DocEntry, DocPage, DocPassage, NotUnderstood
 
+MAX_SOURCE_BYTES = 2 << 20
+SKIPPED = {"test", "tests", "testing", "_vendor", "idlelib", "lib2to3", "turtledemo", "__pycache__"}
 MARKUP_SUFFIXES = (".md", ".markdown", ".rst", ".html", ".htm", ".rst.txt")
+Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+_MARKUP = re.compile(r":(?:\w+:)+`~?([^`]*)`|``([^`]*)``|`([^`<]*)`")
+_SECTION = re.compile(r"\s*(>>>|\.\. |[-*] |:param|@param|Args?:|Parameters?:|Returns?:|Example)|    ")
+
+
+def module_files(name: str) -> list[tuple[str, Path]]:
+    """Return (module, file) of a package or module of the standard library or this environment, in order of names."""
+    for root in dict.fromkeys([sysconfig.get_paths()["stdlib"], *sys.path]):
+        base = Path(root, *name.split("."))
+        if base.with_suffix(".py").is_file():
+            return [(name, base.with_suffix(".py"))]
+        if (base / "__init__.py").is_file():
+            return list(modules_below(base, name))
+    return []
+
+
+def modules_below(base: Path, *prefix: str, skipped: Collection[str] = SKIPPED) -> Iterator[tuple[str, Path]]:
+    """Yield (dotted name, file) of the public modules below a folder, without parts that are `skipped`."""
+    for path in sorted(base.rglob("*.py")):
+        parts = path.relative_to(base).with_suffix("").parts
+        if not any(part in skipped or (part.startswith("_") and part != "__init__") for part in parts):
+            yield ".".join((*prefix, *(part for part in parts if part != "__init__"))), path
+
+
+def read_module(module: str, path: Path) -> DocPage:
+    """Read one module: its docstring, and an entry for each documented function and class. Raises NotUnderstood."""
+    try:
+        if path.stat().st_size > MAX_SOURCE_BYTES:
+            raise NotUnderstood(f"larger than {MAX_SOURCE_BYTES >> 20} MiB")
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError, RecursionError) as error:
+        raise NotUnderstood(f"does not parse: {error}") from None
+    entries, texts = [], []
+    for name, node in documented(tree, module):
+        docstring, usage = ast.get_docstring(node) or "", _usage(name, node)
+        texts.append(f"{usage}\n{docstring}")
+        if prose := _prose(docstring):
+            entries.append(DocEntry("function", (name,), usage, prose, module))
+    whole = _tidy(ast.get_docstring(tree) or "")
+    passages = (DocPassage(module, whole),) if len(whole) >= 80 else ()
+    if not entries and not passages:
+        raise NotUnderstood("has no docstrings")
+    text = "\n".join([module, whole, *texts])
+    return DocPage(f"Python {module}", path, entries=tuple(entries), passages=passages, text=text)
+
+
+def documented(node: ast.AST, prefix: str) -> Iterator[tuple[str, Documented]]:
+    """Yield public functions, classes and methods with a docstring, by their dotted names."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Documented) and not child.name.startswith("_"):
+            name = f"{prefix}.{child.name}"
+            if ast.get_docstring(child):
+                yield name, child
+            if isinstance(child, ast.ClassDef):
+                yield from documented(child, name)
+
+
+def _usage(name: str, node: Documented) -> str:
+    """Return the call as it is written: name(a, b=1)."""
+    if isinstance(node, ast.ClassDef):
+        return f"class {name}"
+    shown = ast.unparse(node.args)
+    first = next((argument.arg for argument in node.args.posonlyargs or node.args.args), "")
+    if first in ("self", "cls"):
+        shown = re.sub(rf"^{first}(?::[^,]*)?(?:, /)?(?:, |$)", "", shown)
+    return f"{name}({shown})"
+
+
+def _prose(docstring: str) -> str:
+    """Return the paragraphs before the first that is a list, a table, a section or code."""
+    paragraphs = []
+    for paragraph in _tidy(docstring).split("\n\n"):
+        lines = paragraph.splitlines()
+        underlined = len(lines) > 1 and re.fullmatch(r"[-=~]{3,}", lines[1].strip())
+        if not lines or underlined or _SECTION.match(lines[0]):
+            break
+        paragraphs.append(" ".join(paragraph.split()))
+    return "\n\n".join(paragraphs)
+
+
+def _tidy(docstring: str) -> str:
+    """Return the text without roles and quotes of reST, and without a signature on the first line."""
+    lines = _MARKUP.sub(lambda match: match[1] or match[2] or match[3] or "", docstring).splitlines()
+    if lines and re.fullmatch(r"[\w.]+\(.*\)\s*(->.*)?", lines[0].strip()):
+        lines = lines[1:]
+    return "\n".join(line.rstrip() for line in lines).strip()
+
+
+# Documents: only sections that are prose alone are kept. Where a table, a list or code stood, the rest is not whole.
+
 _ATX = re.compile(r"^#{1,6}\s+(.*?)\s*#*$")
 _UNDERLINE = re.compile(r"^([=\-~^\"'`#*+.:_])\1{2,}\s*$")
-_ROLE = re.compile(r":[\w:+.-]+:`([^`]*?)(?:\s*<[^>]*>)?`")
-_LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _NO_PROSE = re.compile(r"\s*(```|~~~|\||\+-|<|\[!|---|\.\. |[-*+] |\d+\. )|    |\t")
+_HIDDEN = re.compile(r"<(script|style|nav|head|footer|svg|form)\b.*?</\1\s*>|<!--.*?-->", re.DOTALL | re.IGNORECASE)
+_TABLE = re.compile(r"<(table|pre|ul|ol|dl)\b.*?</\1\s*>", re.DOTALL | re.IGNORECASE)
 
 
 def documents_below(folder: Path) -> Iterator[Path]:
@@ -31,18 +122,22 @@ def documents_below(folder: Path) -> Iterator[Path]:
 def read_document(path: Path, label: str) -> DocPage:
     """Read one document. Raises NotUnderstood for a file that can't be read or has no prose below a heading."""
     text = read_packed(path)
-    if path.name.lower().endswith((".html", ".htm")):
-        reader = _HtmlReader()
-        reader.feed(text)
-        reader.close()
-        sections = reader.sections
-    else:
-        sections = list(_sections(text.splitlines()))
+    if path.name.lower().removesuffix(".gz").endswith((".html", ".htm")):
+        text = _as_markdown(text)
+    sections = list(_sections(text.splitlines()))
     passages = tuple(DocPassage(title, "\n\n".join(body)) for title, body in sections if title and body and all(body))
     if not passages:
         raise NotUnderstood("no prose below a heading")
-    every_text = "\n".join("\n".join([title, *body]) for title, body in sections)
-    return DocPage(label, path, None, passages[0].heading, (), (), passages, every_text)
+    whole = "\n".join("\n".join([title, *body]) for title, body in sections)
+    return DocPage(label, path, summary=passages[0].heading, passages=passages, text=whole)
+
+
+def _as_markdown(text: str) -> str:
+    """Return headings and paragraphs of HTML; a list, a table or code is left as a mark that it stood there."""
+    text = _TABLE.sub("\n\n|\n\n", re.sub(r"\s+", " ", _HIDDEN.sub("", text)))
+    text = re.sub(r"<h[1-6]\b[^>]*>(.*?)</h[1-6]\s*>", lambda m: f"\n\n# {m[1].rstrip('¶#')}\n\n", text, flags=re.I)
+    text = re.sub(r"</?(?:p|div|section|article|main|body|br)\b[^>]*>", "\n\n", text, flags=re.IGNORECASE)
+    return html.unescape(re.sub(r"<[^>]*>", "", text))
 
 
 def _sections(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
@@ -50,17 +145,18 @@ def _sections(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
     title, body, at = "", list[str](), 0
     while at < len(lines):
         line, below = lines[at], lines[at + 1] if at + 1 < len(lines) else ""
-        underlined = line.strip() and not line.startswith(" ") and _UNDERLINE.match(below) and len(below) >= 3
-        if underlined or (heading := _ATX.match(line)):
+        heading = _ATX.match(line)
+        underlined = line.strip() and not line.startswith(" ") and _UNDERLINE.match(below)
+        if heading or underlined:
             yield title, body
-            title, body = _inline(line if underlined else heading[1]), []  # type: ignore[index]
-            at += 2 if underlined else 1
+            title, body = _inline(heading[1] if heading else line), []
+            at += 1 if heading else 2
             continue
         start = at
         while at < len(lines) and lines[at].strip():
             at += 1
         paragraph = lines[start:at]
-        if paragraph and not all(map(_UNDERLINE.match, paragraph)):
+        if not all(map(_UNDERLINE.match, paragraph)):
             is_prose = not any(map(_NO_PROSE.match, paragraph)) and not paragraph[-1].endswith("::")
             body.append(_inline(" ".join(paragraph)) if is_prose else "")
         at = max(at, start + 1)
@@ -69,44 +165,8 @@ def _sections(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
 
 def _inline(text: str) -> str:
     """Return the text without links, roles and emphasis; names of code keep no quotes."""
-    text = _LINK.sub(r"\1", _ROLE.sub(r"\1", text))
+    text = re.sub(r":[\w:+.-]+:`([^`]*?)(?:\s*<[^>]*>)?`", r"\1", text)
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"`([^`<]+?)\s*<[^>]*>`_+", r"\1", text)
     text = re.sub(r"(\*\*|__)(\S.*?)\1", r"\2", text.replace("``", "`"))
     return " ".join(html.unescape(re.sub(r"`([^`]*)`_?", r"\1", text)).split())
-
-
-class _HtmlReader(HTMLParser):
-    """Headings and paragraphs; scripts, styles and navigation are left out."""
-
-    HIDDEN = frozenset({"script", "style", "nav", "head", "footer", "svg", "form"})
-    NO_PROSE = frozenset({"table", "pre", "ul", "ol", "dl"})
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.sections: list[tuple[str, list[str]]] = [("", [])]
-        self._hidden: list[str] = []  # the open elements that are left out
-        self._tag = ""
-        self._pieces: list[str] = []
-
-    def handle_starttag(self, tag: str, _attrs: list[tuple[str, str | None]]) -> None:
-        if tag in self.NO_PROSE and not self._hidden:
-            self.sections[-1][1].append("")
-        if tag in self.HIDDEN or tag in self.NO_PROSE:
-            self._hidden.append(tag)
-        elif not self._hidden and (tag == "p" or re.fullmatch(r"h[1-6]", tag)):
-            self._tag, self._pieces = tag, []
-
-    def handle_endtag(self, tag: str) -> None:
-        if self._hidden and tag == self._hidden[-1]:
-            self._hidden.pop()
-        elif tag == self._tag:
-            text = " ".join("".join(self._pieces).split())
-            if tag == "p" and text:
-                self.sections[-1][1].append(text)
-            elif text:
-                self.sections.append((text.rstrip("¶#"), []))
-            self._tag = ""
-
-    def handle_data(self, data: str) -> None:
-        if self._tag and not self._hidden:
-            self._pieces.append(data)

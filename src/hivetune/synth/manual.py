@@ -5,13 +5,10 @@ tells the option -u with its argument USER from an option -uUSER.
 """
 
 import bz2
-import contextlib
 import gzip
 import lzma
 import os
 import re
-import resource
-import signal
 import subprocess
 import tempfile
 import zlib
@@ -20,28 +17,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hivetune.checkers.limited import OUTPUT_BYTES, TooSlow, run_limited
 from hivetune.synth.page import DocEntry, DocPage, EntryKind, NotUnderstood
 
 WIDTH = 2000  # columns, so that nearly every paragraph is one line
 TIMEOUT_S = 20.0
 MAX_BYTES = 4 << 20  # the longest page of Debian's compilers has 1.5 MB
 MAX_TERM_CHARS = 160
+HELP_MEMORY_BYTES = 1 << 40  # of addresses: some programs map the memory of a card before they print their help
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-_NAME = re.compile(r"(?P<name>.+)\.(?P<section>\d\w*|n|l)$")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _OPTION_TERM = re.compile(r"--?[A-Za-z0-9?#@]")
 # A number is an option only as a single digit: `-0`, but neither `-1d` nor `-4w`, which are times.
 _OPTION_NAME = re.compile(r"--[A-Za-z0-9][\w+.-]*|-[A-Za-z?#@][\w+.-]*|-\d")
 _DIRECTIVE = re.compile(r"(?=[A-Z0-9]*[a-z])[A-Z][A-Za-z0-9]+=")
-_WORD = re.compile(r"\b[a-z]{2,}\b")
 _COMMAND = re.compile(r"[a-z][a-z0-9]*(?:[-_:][a-z0-9]+)*")
+_FILE = re.compile(r"(?:~|\$\w+|\.)?/[^\s,]+")
 _OF_SECTION: tuple[tuple[str, EntryKind, str], ...] = (
     (r"EXIT|RETURN VALUE|RETURN CODE|STATUS CODE", "status", r">?\d{1,3}\b"),
     (r"ENVIRONMENT", "variable", r"\$?[A-Z][A-Z0-9_]{2,}\b"),
-    (r"^FILES|FILES$", "file", r"(?:~|\$\w+|\.)?/[^\s,]+"),
+    (r"^FILES|FILES$", "file", _FILE.pattern),
     (r"COMMAND|SUBCOMMAND|ACTION|VERB|OPERATION", "command", rf"{_COMMAND.pattern}\b"),
 )
-_FILE = re.compile(r"(?:~|\$\w+|\.)?/[^\s,]+")
 _LEFT_OUT = re.compile(
     r"^(NAME|SYNOPSIS|SEE ALSO|AUTHORS?|COPYRIGHT|LICEN[SC]E|HISTORY|REPORTING|BUGS?|COLOPHON|VERSION|RESOURCES"
     r"|ACKNOWLEDG|CREDITS|WWW|NOTES|AVAILABILITY|GIT$|TRADEMARK|DISTRIBUTION|CONTRIBUT|EXAMPLES?$)",
@@ -56,28 +53,25 @@ def read_manual(path: Path) -> DocPage:
         raise NotUnderstood("alias of another page")
     variables = {"MANWIDTH": str(WIDTH), "MAN_KEEP_FORMATTING": "1", "GROFF_NO_SGR": "1", "LC_ALL": "C.UTF-8"}
     command = ["man", "--local-file", "--encoding=ascii", "--pager=cat", "--no-hyphenation", "--no-justification"]
+    environment = {**os.environ, **variables}
     try:
         shown = subprocess.run(
-            [*command, "--", str(path)],
-            capture_output=True,
-            timeout=TIMEOUT_S,
-            check=False,
-            env={**os.environ, **variables},
+            [*command, "--", str(path)], capture_output=True, timeout=TIMEOUT_S, check=False, env=environment
         )
     except OSError as error:
         raise NotUnderstood(f"man can't be run: {error}") from None
     except subprocess.TimeoutExpired:
         raise NotUnderstood(f"man did not end in {TIMEOUT_S:.0f} s") from None
     lines = [decode(line) for line in shown.stdout.decode("ascii", "replace").splitlines()[1:-1]]
-    typed = re.fullmatch(r"[168]|1\w+|8\w+", section)  # these sections document what is typed
-    return page_of(lines, path, f"{name}({section})", command=name if typed else None)
+    is_typed = section[0] in "168"  # these sections document what is typed
+    return page_of(lines, path, f"{name}({section})", command=name if is_typed else None)
 
 
 def name_of(path: Path) -> tuple[str, str]:
     """Return ("systemctl", "1") for systemctl.1.gz."""
     stem = path.stem if path.suffix in OPENERS else path.name
-    match = _NAME.fullmatch(stem)
-    return (match["name"], match["section"]) if match else (stem, "1")
+    match = re.fullmatch(r"(.+)\.(\d\w*|n|l)", stem)
+    return (match[1], match[2]) if match else (stem, "1")
 
 
 def read_packed(path: Path) -> str:
@@ -94,50 +88,32 @@ def read_packed(path: Path) -> str:
     return data.decode("utf-8", "replace")
 
 
+def run_help(command: Sequence[str]) -> str:
+    """Return what a command prints for --help; some print it to standard error, some end with 1.
+
+    It runs in an empty folder, and nothing of it is left running. Raises NotUnderstood.
+    """
+    shown = f"{' '.join(command)} --help"
+    variables = ["PAGER=cat", "MANPAGER=cat", "COLUMNS=200", "TERM=dumb"]
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            line = ["env", "-C", folder, *variables, *command, "--help"]
+            done = run_limited(line, "", TIMEOUT_S, HELP_MEMORY_BYTES)
+        except TooSlow:
+            raise NotUnderstood(f"its help did not end in {TIMEOUT_S:.0f} s: {shown}") from None
+    printed = done.stdout or done.stderr
+    if len(printed) >= OUTPUT_BYTES // 4:  # a part would end within what one option does
+        raise NotUnderstood(f"its help prints too much: {shown}")
+    return printed
+
+
 def help_page(command: str, text: str, path: Path) -> DocPage:
     """Return the page that `command --help` printed. Raises NotUnderstood."""
     lines = [decode(_COLOUR.sub("", line)) for line in text.expandtabs().splitlines()]
     usage = next((line.text for line in lines if line.text.lower().lstrip().startswith("usage:")), "")
-    synopsis = [Line("SYNOPSIS", ""), Line(f"       {usage.partition(':')[2].strip()}", "")] if usage else []
-    heads = [Line("OPTIONS", ""), *(line for line in lines if line.text != usage)]
-    return page_of([*synopsis, *heads], path, f"{command} --help", command=command)
-
-
-def run_help(command: Sequence[str]) -> str:
-    """Return what a command prints for --help; some print it to standard error, some end with 1.
-
-    Nothing of it is left running. Files take what it prints, since a pipe would wait for all that it has started.
-    Raises NotUnderstood.
-    """
-    shown = f"{' '.join(command)} --help"
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        try:
-            process = subprocess.Popen(
-                [*command, "--help"],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                cwd=folder,
-                env={**os.environ, "PAGER": "cat", "MANPAGER": "cat", "COLUMNS": "200", "TERM": "dumb"},
-                start_new_session=True,
-                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4 * MAX_BYTES, 4 * MAX_BYTES)),
-            )
-        except OSError as error:
-            raise NotUnderstood(f"its help can't be read: {shown}: {error}") from None
-        try:
-            process.wait(TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            raise NotUnderstood(f"its help did not end in {TIMEOUT_S:.0f} s: {shown}") from None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        for file in (err, out):
-            file.seek(0)
-        printed = out.read(MAX_BYTES + 1) or err.read(MAX_BYTES + 1)
-    if len(printed) > MAX_BYTES:  # a part would end within what one option does
-        raise NotUnderstood(f"its help prints more than {MAX_BYTES >> 20} MiB: {shown}")
-    return printed.decode("utf-8", "replace")
+    synopsis = [Line("SYNOPSIS"), Line(f"       {usage.partition(':')[2].strip()}")] if usage else []
+    rest = [line for line in lines if line.text != usage]
+    return page_of([*synopsis, Line("OPTIONS"), *rest], path, f"{command} --help", command=command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,29 +121,26 @@ class Line:
     """A line of rendered text; `italic` has an i for each italic letter, and is empty where there are none."""
 
     text: str
-    italic: str
+    italic: str = ""
 
     @property
     def indent(self) -> int:
         return len(self.text) - len(self.text.lstrip())
 
-    def part(self, start: int, end: int | None = None) -> "Line":
-        return Line(self.text[start:end].rstrip(), self.italic[start:end])
+
+NO_LINE = Line("")
 
 
 def decode(raw: str) -> Line:
     """Return the line without overstriking: `_`, backspace, `x` is an italic x."""
     if "\b" not in raw:
-        return Line(raw.rstrip(), "")
-    letters: list[str] = []
-    italic: list[str] = []
-    at = 0
+        return Line(raw.rstrip())
+    letters, italic, at = list[str](), list[str](), 0
     while at < len(raw):
         first, style = raw[at], " "
         while raw[at + 1 : at + 2] == "\b" and at + 2 < len(raw):
-            underlined = raw[at] == "_" and (raw[at + 2] != "_" or italic[-1:] == ["i"])
-            style = "i" if underlined else style
-            first = raw[at + 2]
+            is_underlined = raw[at] == "_" and (raw[at + 2] != "_" or italic[-1:] == ["i"])
+            first, style = raw[at + 2], "i" if is_underlined else style
             at += 2
         letters.append(first)
         italic.append(style)
@@ -190,10 +163,10 @@ def page_of(lines: Sequence[Line], path: Path, label: str, *, command: str | Non
     typed = _typed(command, synopsis) if command else None
     if not entries and not (typed and summary):
         raise NotUnderstood("nothing is documented in a form that is understood")
-    entries = [e for e in entries if e.kind != "command" or _is_command_of(typed, e.names[0], synopsis, text)]
     unique: dict[tuple[str, tuple[str, ...]], DocEntry] = {}  # a page may show an option twice: the first counts
     for entry in entries:
-        unique.setdefault((entry.kind, entry.names), entry)
+        if entry.kind != "command" or _is_command_of(typed, entry.names[0], synopsis, text):
+            unique.setdefault((entry.kind, entry.names), entry)
     return DocPage(label, path, typed, summary, synopsis, tuple(unique.values()), (), text)
 
 
@@ -208,8 +181,7 @@ def with_placeholders(line: Line, *, glued: bool = False) -> str:
         if all(style == "i" or letter == " " for letter, style in before):
             continue
         word = line.text[match.start() : match.end()]
-        is_glued = line.text[match.start() - 1].isalnum()
-        if not word.isupper() and (is_glued or not glued):
+        if not word.isupper() and (line.text[match.start() - 1].isalnum() or not glued):
             marked = f"{marked[: match.start()]}<{word}>{marked[match.end() :]}"
     return marked
 
@@ -219,69 +191,61 @@ def _sections(lines: Sequence[Line]) -> Iterator[tuple[str, list[Line]]]:
     heading, title = "", ""
     body: list[Line] = []
     for at, line in enumerate(lines):
-        behind = next((after for after in lines[at + 1 : at + 3] if after.text), None)
-        is_sub = 0 < line.indent <= 3 and behind is not None and behind.indent > line.indent and not line.italic
+        behind = next((after for after in lines[at + 1 : at + 3] if after.text), NO_LINE)
+        is_sub = 0 < line.indent <= 3 and behind.indent > line.indent and not line.italic
         if line.text and (line.indent == 0 or is_sub) and not _OPTION_TERM.match(line.text.strip()):
-            if body:
-                yield title, body
-            heading = heading if line.indent else line.text.strip().rstrip(":")
-            title = f"{heading}: {line.text.strip().rstrip(':')}" if line.indent else heading
+            yield title, body
+            shown = line.text.strip().rstrip(":")
+            heading, title = (heading, f"{heading}: {shown}") if line.indent else (shown, shown)
             body = []
         else:
             body.append(line)
-    if body:
-        yield title, body
+    yield title, body
 
 
 def _entries(heading: str, body: Sequence[Line]) -> Iterator[DocEntry]:
     """Yield each term with the paragraphs that are indented below it, or that follow it on its line."""
     at = 0
     while at < len(body):
-        terms, start = _terms_at(body, at)
+        terms, first, start = _terms_at(body, at)
         if not terms:
             at += 1
             continue
-        text = _text_below(body, start, terms[-1][0].indent, terms[-1][1]).removeprefix("- ")
-        is_prose = len(_WORD.findall(text)) >= 2  # else a row of a table, such as the sizes by level of bzip2(1)
-        joined = Line(", ".join(with_placeholders(t, glued=True).strip() for t, _ in terms), "")
-        together = all(term.text.strip().startswith("-") for term, _ in terms)
-        for term in [joined] if together and len(terms) > 1 else [term for term, _ in terms]:
-            usage = " ".join(with_placeholders(term, glued=True).split()).rstrip(":")
-            kind = _kind(usage, heading) if is_prose and 0 < len(usage) <= MAX_TERM_CHARS else None
-            sources = [t for t, _ in terms] if term is joined else [term]
-            if kind is not None and (names := _names(kind, usage, sources)):
+        text = _text_below(body, start, terms[-1].indent, first).removeprefix("- ")
+        is_prose = len(re.findall(r"\b[a-z]{2,}\b", text)) >= 2  # else a row of a table, such as bzip2(1)'s sizes
+        together = len(terms) > 1 and all(term.text.strip().startswith("-") for term in terms)
+        for group in [terms] if together else [[term] for term in terms]:
+            usage = ", ".join(" ".join(with_placeholders(term, glued=True).split()) for term in group).rstrip(":")
+            kind = _kind(usage, heading) if is_prose and len(usage) <= MAX_TERM_CHARS else None
+            if kind is not None and (names := _names(kind, usage, group)):
                 yield DocEntry(kind, names, usage, text, heading)
         at = start
 
 
-def _terms_at(body: Sequence[Line], at: int) -> tuple[list[tuple[Line, str]], int]:
-    """Return the terms of one text that begin at a line, each with the text on its own line, and the next line."""
-    terms: list[tuple[Line, str]] = []
+def _terms_at(body: Sequence[Line], at: int) -> tuple[list[Line], str, int]:
+    """Return the terms of one text that begin at a line, the text on the last one's line, and the next line."""
+    terms: list[Line] = []
     while at < len(body):
         line = body[at]
-        if not line.text or (terms and line.indent != terms[0][0].indent):
+        if not line.text or (terms and line.indent != terms[0].indent):
             break
-        split = _same_line(body, at)
-        if split is not None:
-            term, text = line.part(0, split), line.text[split:].strip()
-            if not _looks_like_term(term.text):
-                break
-            return [*terms, (term, text)], at + 1
-        below = body[at + 1] if at + 1 < len(body) else Line("", "")
-        deeper = below.text and below.indent > line.indent
-        more_terms = below.text and below.indent == line.indent and _looks_like_term(below.text)
-        if not _looks_like_term(line.text) or not (deeper or more_terms):
+        if split := _same_line(line):
+            term = Line(line.text[:split].rstrip(), line.italic[:split])
+            return ([*terms, term], line.text[split:].strip(), at + 1) if _looks_like_term(term.text) else ([], "", at)
+        below = body[at + 1] if at + 1 < len(body) else NO_LINE
+        is_deeper = bool(below.text) and below.indent > line.indent
+        has_more = bool(below.text) and below.indent == line.indent and _looks_like_term(below.text)
+        if not _looks_like_term(line.text) or not (is_deeper or has_more):
             break
-        terms.append((line, ""))
+        terms.append(line)
         at += 1
-        if deeper:
-            return terms, at
-    return [], at
+        if is_deeper:
+            return terms, "", at
+    return [], "", at
 
 
-def _same_line(body: Sequence[Line], at: int) -> int | None:
+def _same_line(line: Line) -> int | None:
     """Return the column of the text that stands on its term's line, None where the line is a term or prose alone."""
-    line = body[at]
     if gap := re.search(r"(?<=\S)\s{2,}(?=\S)", line.text[line.indent :]):
         term = line.text[line.indent :][: gap.start()]
         # Of other terms than options, only those that leave their text its usual place: no columns of a table.
@@ -290,19 +254,20 @@ def _same_line(body: Sequence[Line], at: int) -> int | None:
             return line.indent + gap.end()
     column = line.indent + 7  # man(7) indents by seven; a term of six letters leaves one blank
     is_tag = _OPTION_TERM.match(line.text.strip()) and line.text[column - 1 : column] == " "
-    return column if is_tag and line.text[column : column + 1].isupper() and "-" not in line.text[column:][:1] else None
+    return column if is_tag and line.text[column : column + 1].isupper() else None
 
 
 def _looks_like_term(text: str) -> bool:
     text = text.strip()
-    plain = text.endswith("...") or not text.endswith((".", ":", ";", ",", "!", "?"))
-    return 0 < len(text) <= MAX_TERM_CHARS and plain and not text.startswith(("- ", "o ", "* ", "$ ", "# "))
+    is_plain = text.endswith("...") or not text.endswith((".", ":", ";", ",", "!", "?"))
+    return 0 < len(text) <= MAX_TERM_CHARS and is_plain and not text.startswith(("- ", "o ", "* ", "$ ", "# "))
 
 
 def _text_below(body: Sequence[Line], start: int, indent: int, first: str) -> str:
     """Return the paragraphs of one entry, up to the first deeper or unindented line.
 
-    A deeper line is an example or another list: the text goes on behind it, so what leads there is no whole sentence.
+    A deeper line is an example or another list: the text goes on behind it, so what leads there is no whole sentence,
+    and a colon marks it.
     """
     paragraphs = [first] if first else []
     depth = None
@@ -313,15 +278,13 @@ def _text_below(body: Sequence[Line], start: int, indent: int, first: str) -> st
         if line.indent <= indent:
             break
         depth = line.indent if depth is None else depth
-        below = body[at + 1] if at + 1 < len(body) else Line("", "")
-        if line.indent != depth or (below.text and below.indent > depth):
+        below = body[at + 1] if at + 1 < len(body) else NO_LINE
+        goes_on = paragraphs and (at > start or first) and body[at - 1].text
+        is_unfilled = goes_on and paragraphs[-1].endswith((".", ":", ";"))  # an example or a table
+        if line.indent != depth or (below.text and below.indent > depth) or is_unfilled:
             paragraphs.append(":")
             break
-        goes_on = paragraphs and body[at - 1].text and at > start - (1 if first else 0)
-        if goes_on and (at > start or first) and paragraphs[-1].endswith((".", ":", ";")):
-            paragraphs.append(":")  # lines that are not filled: an example or a table
-            break
-        if goes_on and (at > start or first):
+        if goes_on:
             paragraphs[-1] = f"{paragraphs[-1]} {line.text.strip()}"
         else:
             paragraphs.append(line.text.strip())
@@ -340,24 +303,22 @@ def _kind(term: str, heading: str) -> EntryKind | None:
 
 
 def _names(kind: EntryKind, usage: str, terms: Sequence[Line]) -> tuple[str, ...]:
+    names: list[str] = []
     if kind == "option":
         names = [name for term in terms for name in _option_names(term)]
     elif kind == "directive":
         names = _DIRECTIVE.findall(usage)
     elif kind == "command":
-        # `ip addr add` of `ip addr add IFADDR dev IFNAME`: words up to the first that is a placeholder
-        names = [" ".join(_leading_words(part)) for part in usage.split(", ")]
+        # `ip addr add` of `ip addr add IFADDR dev IFNAME`: words up to the first that is a placeholder, at most three
+        for part in usage.split(", "):
+            words = part.split()
+            count = next((n for n, word in enumerate(words) if not _COMMAND.fullmatch(word)), len(words))
+            names.append(" ".join(words[: min(count, 3)]))
     elif kind == "status":
-        names = [match[0]] if (match := re.match(r">?\d{1,3}\b", usage)) else []
+        names = re.findall(r"^>?\d{1,3}\b", usage)
     else:
         names = [part.strip() for part in usage.split(", ")]
-    return tuple(dict.fromkeys(name for name in names if name))
-
-
-def _leading_words(text: str) -> list[str]:
-    words = text.split()
-    count = next((n for n, word in enumerate(words) if not _COMMAND.fullmatch(word)), len(words))
-    return words[: min(count, 3)]
+    return tuple(dict.fromkeys(filter(None, names)))
 
 
 def _option_names(term: Line) -> Iterator[str]:
@@ -386,19 +347,24 @@ def _typed(name: str, synopsis: Sequence[str]) -> str | None:
 
 
 def _is_command_of(typed: str | None, name: str, synopsis: Sequence[str], text: str) -> bool:
-    """Return whether `typed name` is a call: the page writes it so somewhere, or its synopsis has a place for a
-    command.
+    """Return whether `typed name` is a call: the page writes it so, or its synopsis has a place for a command.
 
     Pages list other things below such headings too: what a shell has built in, what is typed at a prompt.
     """
     if typed is None:
         return False
-    if name.split()[0] == typed.split()[0] or re.search(
-        rf"(?<![\w,)] )(?<![\w-]){re.escape(f'{typed} {name}')}(?![\w-])", text
-    ):
+    called = rf"(?<![\w,)] )(?<![\w-]){re.escape(f'{typed} {name}')}(?![\w-])"
+    if name.split()[0] == typed.split()[0] or re.search(called, text):
         return True
     for line in (line for line in synopsis if line.startswith(f"{typed} ")):
-        words = re.sub(r"\[[^\[\]]*\]", " ", re.sub(r"\[[^\[\]]*\]", " ", line.removeprefix(typed))).split()
+        words = without_brackets(line.removeprefix(typed)).split()
         if words and re.fullmatch(r"\{?(?:SUB)?COMMAND\}?|VERB|<(?:sub)?command>", words[0]):
             return True
     return False
+
+
+def without_brackets(text: str) -> str:
+    """Return the synopsis without its optional parts."""
+    while (shorter := re.sub(r"\[[^\[\]]*\]", " ", text)) != text:
+        text = shorter
+    return text.replace("…", "...")

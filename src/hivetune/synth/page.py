@@ -10,7 +10,6 @@ EntryKind = Literal["option", "command", "directive", "variable", "file", "statu
 
 # An option wherever it stands in a text: -n, --lines, -Wall; not a range (a-z), a number (-1) or a ruler (---).
 _OPTION = re.compile(r"(?<![\w/.+@-])(--[A-Za-z0-9][\w.-]*\w|--[A-Za-z]|-[A-Za-z?#@][\w-]*)")
-_WORD = re.compile(r"[^\W_]+(?:[._'-][^\W_]+)*")
 
 
 class NotUnderstood(Exception):
@@ -45,12 +44,12 @@ class DocPage:
 
     label: str
     path: Path
-    command: str | None
-    summary: str
-    synopsis: tuple[str, ...]
-    entries: tuple[DocEntry, ...]
-    passages: tuple[DocPassage, ...]
-    text: str = field(repr=False)
+    command: str | None = None
+    summary: str = ""
+    synopsis: tuple[str, ...] = ()
+    entries: tuple[DocEntry, ...] = ()
+    passages: tuple[DocPassage, ...] = ()
+    text: str = field(default="", repr=False)
 
     @property
     def called(self) -> str:
@@ -61,15 +60,6 @@ class DocPage:
     def options(self) -> frozenset[str]:
         """Return every option that is named anywhere on the page."""
         return options_in(self.text) | {name for e in self.entries if e.kind == "option" for name in e.names}
-
-
-def words_in(text: str) -> list[str]:
-    """Return words in lower case; names with dots or hyphens are one word, and their parts are words too."""
-    words = []
-    for word in _WORD.findall(text.lower()):
-        parts = re.split(r"[._'-]", word)
-        words += [word, *(parts if len(parts) > 1 else ())]
-    return words
 
 
 def options_in(text: str) -> frozenset[str]:

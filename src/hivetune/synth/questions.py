@@ -8,24 +8,21 @@ import random
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from hivetune.synth.page import DocEntry, DocPage, DocPassage, options_in, words_in
+from hivetune.synth.manual import without_brackets
+from hivetune.synth.page import DocEntry, DocPage, DocPassage, options_in
 from hivetune.synth.sentences import MAX_TOLD_CHARS, capital, deed, excerpt, sentences, word_list
 
 # What people ask most comes most often; of what a person wrote, all.
 KIND_WEIGHTS: Mapping[str, float] = {"meaning": 3, "which": 3, "command": 2, "mistake": 1, "fact": 100}
 OPENER_SHARE = 0.3
-_LENGTHS = (160, 260, MAX_TOLD_CHARS)  # answers of several lengths, so that none is learned
+LENGTHS = (160, 260, MAX_TOLD_CHARS)  # answers of several lengths, so that none is learned
 MAX_SECTION_CHARS, MIN_SECTION_CHARS = 600, 60
-_MAX_SIGNATURE_CHARS = 300
-_NAMED = {"width", "cols", "depth", "level", "port", "size", "bytes", "pid", "days"}
-_SPELLED = re.compile(r"(-{1,2}[A-Za-z0-9?][\w.-]*)(?:(=| )(\S+))?")
-_OPERAND = re.compile(r"<?[A-Za-z][\w./-]*>?(?:\.\.\.)?")
-_OPTION = frozenset({"option", "opt", "flag", "switche"})  # without the s of the plural
+MAX_SIGNATURE_CHARS = 300
 # Sections for options of every call; in others stand those of a suite or a mode, as in perf-bench(1).
 _OF_THE_WHOLE = re.compile(r"OPTION|DESCRIPTION|SYNOPSIS", re.IGNORECASE)
 _GENERAL = re.compile(
@@ -33,14 +30,15 @@ _GENERAL = re.compile(
     r"|DIAGNOSTICS|ERRORS|CONFIGURATION|ARGUMENTS|REMARKS|TODO|BUGS|[\w ]*OPTIONS)$",
     re.IGNORECASE,
 )
+_EMPTY = frozenset({"a", "the", "command", "commands", "utility", "tool", "program"})
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
     """`passage`: what of the source the answer rests on. `absent`: an option of the question that does not exist.
 
-    `command`: a shell line of the answer, which is parsed. `checker`: what a correct answer contains, where that is
-    known.
+    `command`: a shell line of the answer, which is parsed. `right`: texts of which a correct answer contains one, where
+    they are known.
     """
 
     kind: str
@@ -50,7 +48,7 @@ class Draft:
     passage: str
     absent: str = ""
     command: str = ""
-    checker: Mapping[str, Any] | None = field(default=None)
+    right: tuple[str, ...] = ()
 
 
 def drafts_of(page: DocPage, seed: int) -> Iterator[Draft]:
@@ -72,15 +70,14 @@ def _phrases() -> dict[str, Any]:
     return tomllib.loads((files(__package__) / "phrases.toml").read_text(encoding="utf-8"))
 
 
-def _worded(name: str, draw: random.Random, fields: Mapping[str, str], *, opener: bool = True) -> tuple[str, str]:
+def _worded(name: str, draw: random.Random, fields: Mapping[str, str]) -> tuple[str, str]:
     """Return a question and an answer of a kind ("meaning.option"), in wordings that are drawn."""
     phrases = _phrases()
     for part in name.split("."):
         phrases = phrases[part]
     ask, answer = _pick(phrases["ask"], draw, fields), _pick(phrases["answer"], draw, fields)
-    if opener and draw.random() < OPENER_SHARE:
-        ask = _pick(_phrases()["openers"]["any"], draw, fields) + ask
-    return ask, answer
+    opener = _pick(_phrases()["openers"]["any"], draw, fields) if draw.random() < OPENER_SHARE else ""
+    return opener + ask, answer
 
 
 def _pick(wordings: list[str], draw: random.Random, fields: Mapping[str, str]) -> str:
@@ -91,29 +88,27 @@ def _pick(wordings: list[str], draw: random.Random, fields: Mapping[str, str]) -
 
 def _of_entry(page: DocPage, entry: DocEntry, draw: random.Random) -> Iterator[Draft]:
     """Yield the questions on an option, sub-command, setting, variable, file or exit code."""
-    told = excerpt(entry.text, draw.choice(_LENGTHS)) or excerpt(entry.text)
+    told = excerpt(entry.text, draw.choice(LENGTHS)) or excerpt(entry.text)
     of_several = len(entry.names) > 2 and "respectively" in entry.text  # each name does something else
     if not told or of_several or (entry.kind == "command" and page.command is None):
         return
-    fields, passage = _fields(page, entry, told), f"{entry.usage}\n{entry.text}"
-    yield Draft("meaning", *_worded(f"meaning.{entry.kind}", draw, fields), entry.section, passage)
+    fields, of_page = _fields(page, entry, told), (entry.section, f"{entry.usage}\n{entry.text}")
+    yield Draft("meaning", *_worded(f"meaning.{entry.kind}", draw, fields), *of_page)
     action = deed(entry.text) if entry.kind in ("option", "command", "directive") and not _is_pair(entry) else ""
     if not action or any(name in action for name in entry.names) or (not page.command and entry.kind != "directive"):
         return
     fields["deed"] = action
-    right = fields["full"] if entry.kind == "command" else fields["name"]
-    checker = {"name": "contains_any", "any": list(entry.names) if entry.kind == "option" else [right]}
+    right = entry.names if entry.kind == "option" else (fields["full"],)
     line = fields["line"] if entry.kind == "command" else ""
-    turn = _worded(f"which.{entry.kind}", draw, fields)
-    yield Draft("which", *turn, entry.section, passage, command=line, checker=checker)
+    yield Draft("which", *_worded(f"which.{entry.kind}", draw, fields), *of_page, command=line, right=right)
     if entry.kind != "option":
         return
     if call := option_line(page, entry, draw):
         turn = _worded("command.option", draw, {**fields, "line": call[0], "value": call[1]})
-        yield Draft("command", *turn, entry.section, passage, command=call[0], checker=checker)
+        yield Draft("command", *turn, *of_page, command=call[0], right=right)
     if wrong := _misspelled(page, fields["name"], draw):
         turn = _worded("mistake.option", draw, {**fields, "wrong": wrong})
-        yield Draft("mistake", *turn, entry.section, passage, absent=wrong, checker=checker)
+        yield Draft("mistake", *turn, *of_page, absent=wrong, right=right)
 
 
 def _fields(page: DocPage, entry: DocEntry, told: str) -> dict[str, str]:
@@ -124,8 +119,7 @@ def _fields(page: DocPage, entry: DocEntry, told: str) -> dict[str, str]:
     if entry.kind == "command":
         fields["full"] = name if name.split()[0] == page.called.split()[0] else f"{page.called} {name}"
         fields["parent"] = fields["full"].rsplit(" ", 1)[0]
-        rest = _without_brackets(entry.usage.split(", ")[0]).split()[len(name.split()) :]
-        operands = _placeholders(rest)
+        operands = _placeholders(without_brackets(entry.usage.split(", ")[0]).split()[len(name.split()) :])
         fields["line"] = " ".join([fields["full"], *(operands or ())])
     return fields
 
@@ -141,31 +135,29 @@ def _of_function(page: DocPage, entry: DocEntry, draw: random.Random) -> Iterato
     told = excerpt(entry.text)
     if not told:
         return
-    name, module, passage = entry.names[0], page.label.removeprefix("Python "), f"{entry.usage}\n{entry.text}"
+    name, module, of_page = entry.names[0], page.label.removeprefix("Python "), f"{entry.usage}\n{entry.text}"
     fields = {"name": name, "short": name.removeprefix(f"{module}."), "module": module, "told": told}
     fields |= {"topic": module, "usage": entry.usage, "page": page.label, "command": module}
-    yield Draft("meaning", *_worded("call.meaning", draw, fields), name, passage)
+    yield Draft("meaning", *_worded("call.meaning", draw, fields), name, of_page)
     if action := deed(entry.text):
-        checker = {"name": "contains_any", "any": [name.rpartition(".")[2]]}
         turn = _worded("call.which", draw, {**fields, "deed": action})
-        yield Draft("which", *turn, name, passage, checker=checker)
+        yield Draft("which", *turn, name, of_page, right=(name.rpartition(".")[2],))
     has_arguments = entry.usage.endswith(")") and not entry.usage.endswith("()")
-    if has_arguments and len(entry.usage) <= _MAX_SIGNATURE_CHARS:
-        yield Draft("command", *_worded("call.usage", draw, fields), name, passage)
+    if has_arguments and len(entry.usage) <= MAX_SIGNATURE_CHARS:
+        yield Draft("command", *_worded("call.usage", draw, fields), name, of_page)
 
 
 def _purpose(page: DocPage, draw: random.Random) -> Iterator[Draft]:
     """Yield what a command is for, and which command does it, from the line below NAME."""
-    empty = {"a", "the", "command", "commands", "utility", "tool", "program"}
-    if not page.command or len(page.summary) < 8 or not {*words_in(page.summary)} - {*words_in(page.command)} - empty:
+    said, own = (set(re.findall(r"\w+", text.lower())) for text in (page.summary, page.command or ""))
+    if not page.command or len(page.summary) < 8 or not said - own - _EMPTY:
         return  # `CRL command` of openssl-crl(1ssl)
     summary = capital(page.summary)
     fields = {"command": page.command, "page": page.label, "summary": summary, "topic": page.command}
     yield Draft("meaning", *_worded("purpose", draw, fields), "NAME", page.summary)
     if action := deed(f"{summary}."):
-        checker = {"name": "contains_any", "any": [page.command]}
         turn = _worded("which.page", draw, {**fields, "deed": action})
-        yield Draft("which", *turn, "NAME", page.summary, checker=checker)
+        yield Draft("which", *turn, "NAME", page.summary, right=(page.command,))
 
 
 def _of_passage(page: DocPage, passage: DocPassage, draw: random.Random) -> Iterator[Draft]:
@@ -174,13 +166,13 @@ def _of_passage(page: DocPage, passage: DocPassage, draw: random.Random) -> Iter
     if len(told) < MIN_SECTION_CHARS or told.startswith("This is"):  # of what stood before, as a heading's first words
         return
     fields = {"heading": heading, "told": told, "page": page.label, "command": page.label, "topic": heading}
+    is_whole = len(sentences(told)) == len(sentences(passage.text))
+    is_topic = 4 <= len(heading) <= 80 and not (_GENERAL.match(heading) or " - " in heading or heading[0] == "-")
     if page.label == f"Python {heading}":
         turn = _worded("call.module", draw, {**fields, "module": heading, "command": heading})
-    elif len(sentences(told)) != len(sentences(passage.text)):
-        return
-    elif heading.endswith("?"):
+    elif is_whole and heading.endswith("?"):
         turn = heading, told
-    elif 4 <= len(heading) <= 80 and not (_GENERAL.match(heading) or " - " in heading or heading.startswith("-")):
+    elif is_whole and is_topic:
         turn = _worded("section", draw, fields)
     else:
         return
@@ -189,13 +181,18 @@ def _of_passage(page: DocPage, passage: DocPassage, draw: random.Random) -> Iter
 
 # Command lines, by what a synopsis says.
 
+_NAMED = {"width", "cols", "depth", "level", "port", "size", "bytes", "pid", "days"}
+_SPELLED = re.compile(r"(-{1,2}[A-Za-z0-9?][\w.-]*)(?:(=| )(\S+))?")
+_OPERAND = re.compile(r"(?:<[A-Za-z][\w./-]*>|[A-Z][A-Z0-9_./-]*)(?:\.\.\.)?>?")
+
 
 def option_line(page: DocPage, entry: DocEntry, draw: random.Random) -> tuple[str, str] | None:
-    """Return (command line, sentence for the question that gives its value) of an option; None where it can't be
-    told.
+    """Return (command line, sentence for the question that gives its value) of an option.
+
+    It is None where the line can't be told: the option may need another one, or a sub-command.
     """
     if (options_in(entry.text) - {*entry.names}) or any(e.kind == "command" for e in page.entries):
-        return None  # it may need another option, or a sub-command
+        return None
     operands, spelled = _operands_of(page, entry), _spelled(entry, draw)
     if page.command is None or operands is None or spelled is None or not _OF_THE_WHOLE.search(entry.section):
         return None
@@ -208,41 +205,28 @@ def _operands_of(page: DocPage, entry: DocEntry) -> list[str] | None:
 
     The form of the synopsis that has the option decides: by its name, or as OPTION.
     """
-    if page.command is None:
-        return None
     for text in page.synopsis:
         # What follows each call of the command: `sleep NUMBER` and `sleep OPTION` may share a line.
-        first, *forms = re.split(rf"(?:^|(?<=\s)){re.escape(page.command)}(?=\s|$)", text)
+        first, *forms = re.split(rf"(?:^|(?<=\s)){re.escape(page.command or '')}(?=\s|$)", text)
         for form in [] if first.strip() else forms:
-            form_words = set(re.findall(r"[\w-]+", form))
-            if form_words & {*entry.names} or any(map(_means_options, form_words)):
-                operands = _placeholders([w for w in _without_brackets(form).split() if not _means_options(w)])
+            words = set(re.findall(r"[\w-]+", form))
+            if words & {*entry.names} or any(map(_means_options, words)):
+                operands = _placeholders([w for w in without_brackets(form).split() if not _means_options(w)])
                 return None if operands and "COMMAND" in operands else operands
     return None
 
 
 def _means_options(word: str) -> bool:
     """Return whether a word of a synopsis stands for options: OPTION, options, <flags>."""
-    return word.strip("<>.").lower().rstrip("s") in _OPTION
+    return word.strip("<>.").lower().rstrip("s") in ("option", "opt", "flag", "switche")  # without the plural's s
 
 
 def _placeholders(words: Sequence[str]) -> list[str] | None:
     """Return NAME of NAME or <name>. None if a word may be literal, or there are more than three."""
-    operands = []
-    for word in words:
-        if word == "...":
-            continue
-        if not _OPERAND.fullmatch(word) or not (word[0] == "<" or word.removesuffix("...").isupper()):
-            return None
-        operands.append(word.strip("<>").removesuffix("...").strip("<>").upper())
-    return operands if len(operands) <= 3 else None
-
-
-def _without_brackets(text: str) -> str:
-    """Return the synopsis without its optional parts."""
-    while (shorter := re.sub(r"\[[^\[\]]*\]", " ", text)) != text:
-        text = shorter
-    return text.replace("…", "...")
+    words = [word for word in words if word != "..."]
+    if len(words) > 3 or not all(map(_OPERAND.fullmatch, words)):
+        return None
+    return [word.strip("<>").removesuffix("...").strip("<>").upper() for word in words]
 
 
 def _spelled(entry: DocEntry, draw: random.Random) -> tuple[str, str] | None:

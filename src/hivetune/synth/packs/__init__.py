@@ -1,38 +1,52 @@
-"""Topic packs: the 24 that come with Hivetune, and those of a user, with the place of every mistake."""
+"""Topic packs: the 24 that come with Hivetune and those of a user, and where their pages are on this machine."""
 
 import difflib
+import fnmatch
+import os
+import re
+import shutil
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.resources import files
-from typing import Any
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hivetune.base.paths import expanded
+from hivetune.config import refusal_text
 from hivetune.errors import UsageError
-from hivetune.synth.places import Library, Places
+from hivetune.synth.documents import documents_below, module_files, read_document, read_module
+from hivetune.synth.manual import help_page, name_of, read_manual, run_help
+from hivetune.synth.page import DocPage
 
-_LISTS = ("pages", "documents", "modules", "help")
-_KEYS = ("category", "title", "install", *_LISTS, "fact")
-_FACT_KEYS = ("question", "answer", "source")
+_REFERENCE = re.compile(r"(.+)\(([\w*?\[\]]+)\)")
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenFact:
+class WrittenFact(BaseModel):
     """A question that a person answered; `source`: the page that confirms it, as systemctl(1)."""
 
-    question: str
-    answer: str
-    source: str
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    question: str = Field(min_length=1)
+    answer: str = Field(min_length=1)
+    source: str = Field(min_length=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Pack(Places):
-    """A category: its documentation, and the packages to install for it."""
+class Pack(BaseModel):
+    """A category: its manual pages, documents, Python modules and commands, and the packages to install for it."""
 
-    category: str = ""
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    category: str = Field(min_length=1)
     title: str = ""
     install: str = ""
-    facts: tuple[WrittenFact, ...] = ()
+    pages: tuple[str, ...] = ()
+    documents: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    help: tuple[str, ...] = ()
+    facts: tuple[WrittenFact, ...] = Field(default=(), alias="fact")
 
 
 def shipped_packs() -> list[Pack]:
@@ -44,47 +58,117 @@ def shipped_packs() -> list[Pack]:
 def parse_pack(text: str, where: str) -> Pack:
     """Read a pack. Raises UsageError that names the file, the key and the nearest known one."""
     try:
-        tree = tomllib.loads(text)
+        pack = Pack.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{where} is not TOML: {error}", hint="see docs/synth.md for an example of a pack") from None
-    _check_keys(tree, _KEYS, where)
-    category, facts = tree.get("category"), tree.get("fact", [])
-    if not isinstance(category, str) or not category.strip():
-        raise UsageError(f"{where}: 'category' is missing", hint='begin with: category = "my-topic"')
-    for key in _LISTS:
-        value = tree.get(key, [])
-        if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-            raise UsageError(f"{where}: '{key}' must be a list of texts, got {value!r}", hint=f'{key} = ["..."]')
-    if not any(tree.get(key) for key in (*_LISTS, "fact")):
-        raise UsageError(f"{where}: the pack names no source", hint=f"give at least one of {', '.join(_LISTS)}, fact")
-    for key in ("title", "install"):
-        if not isinstance(tree.get(key, ""), str):
-            raise UsageError(f"{where}: '{key}' must be a text, got {tree[key]!r}")
-    if not isinstance(facts, list) or not all(isinstance(fact, dict) for fact in facts):
-        raise UsageError(f"{where}: facts are written as tables", hint="begin each with a line: [[fact]]")
-    for fact in facts:
-        _check_keys(fact, _FACT_KEYS, f"{where}: fact")
-        for key in _FACT_KEYS:
-            if not isinstance(fact.get(key), str) or not fact[key].strip():
-                raise UsageError(f"{where}: a fact needs '{key}'", hint="name the page that confirms the fact")
-    lists = {key: tuple(tree.get(key, ())) for key in _LISTS}
-    return Pack(
-        **lists,
-        category=category,
-        title=tree.get("title", category),
-        install=tree.get("install", ""),
-        facts=tuple(WrittenFact(**fact) for fact in facts),
-    )
+    except ValidationError as error:
+        keys = [info.alias or name for name, info in Pack.model_fields.items()]
+        told = [f"{where}: {refusal_text(problem, dict.fromkeys(keys, ''))}" for problem in error.errors()]
+        raise UsageError("\n".join(told), hint=f"known keys: {', '.join(keys)}") from None
+    if not (pack.pages or pack.documents or pack.modules or pack.help):
+        raise UsageError(f"{where}: the pack names no source", hint="give pages, documents, modules or help")
+    return pack
 
 
-def _check_keys(tree: Mapping[str, Any], keys: Sequence[str], where: str) -> None:
-    for key in tree:
-        if key not in keys:
-            near = difflib.get_close_matches(key, keys, 1)
-            raise UsageError(
-                f"{where}: unknown key '{key}'" + (f", did you mean '{near[0]}'?" if near else ""),
-                hint=f"known: {', '.join(keys)}",
-            )
+@dataclass(frozen=True, slots=True)
+class DocSource:
+    """One page that can be read. `kind`: manual, document, module or help. `name`: how it is called."""
+
+    kind: str
+    name: str
+    path: Path
+
+
+def read_source(source: DocSource) -> DocPage:
+    """Read the page as structure. Raises NotUnderstood."""
+    if source.kind == "manual":
+        return read_manual(source.path)
+    if source.kind == "document":
+        return read_document(source.path, source.name)
+    if source.kind == "module":
+        return read_module(source.name, source.path)
+    return help_page(source.name, run_help(source.name.split()), source.path)
+
+
+@dataclass(frozen=True)
+class Library:
+    """The places of pages. `roots`: folders with installed packages, like / (usr/share/man, usr/share/doc).
+
+    `help_of`: commands that the user named; no other is run.
+    """
+
+    roots: tuple[Path, ...] = ()
+    help_of: tuple[str, ...] = ()
+
+    @cached_property
+    def shares(self) -> tuple[Path, ...]:
+        below_roots = (root / "usr" / "share" for root in self.roots)
+        shares = (*below_roots, Path("/usr/local/share"), Path("/usr/share"))
+        return tuple(path for path in shares if path.is_dir())
+
+    @cached_property
+    def manuals(self) -> dict[tuple[str, str], Path]:
+        """Return (name, section) -> file. MANPATH and earlier folders win; translations are left out."""
+        named = [Path(part) for part in os.environ.get("MANPATH", "").split(":") if part]
+        paths: dict[tuple[str, str], Path] = {}
+        for folder in (*named, *(share / "man" for share in self.shares)):
+            for below in sorted(folder.glob("man*")):
+                if re.fullmatch(r"man\w+", below.name) and below.is_dir():
+                    for path in sorted(below.iterdir()):
+                        paths.setdefault(name_of(path), path)
+        return paths
+
+    def sources_of(self, pack: Pack) -> list[DocSource]:
+        """Return the pages that are on this machine, each once."""
+        found = [source for name in pack.pages for source in self.find_manuals(name)]
+        found += [source for name in pack.documents for source in self.find_documents(name)]
+        found += [DocSource("module", *module) for name in pack.modules for module in module_files(name)]
+        found += [source for name in pack.help for source in self.find_help(name)]
+        unique = {(each.kind, each.path, each.name if each.kind == "help" else ""): each for each in reversed(found)}
+        return list(reversed(unique.values()))
+
+    def find_manuals(self, reference: str) -> Iterator[DocSource]:
+        """Find `systemctl(1)`, or with wildcards `systemd.*(5)`.
+
+        A page that is an alias or link of another comes once. Raises UsageError.
+        """
+        match = _REFERENCE.fullmatch(reference)
+        if match is None:
+            raise UsageError(f"{reference!r} is not a manual page", hint="write it as name(section), for example ls(1)")
+        resolved: set[Path] = set()
+        wanted = match[1], match[2]
+        for name, section in sorted(self.manuals) if re.search(r"[*?\[]", reference) else [wanted]:
+            path = self.manuals.get((name, section))
+            fits = fnmatch.fnmatchcase(name, wanted[0]) and fnmatch.fnmatchcase(section, wanted[1])
+            if path is not None and (fits or (name, section) == wanted) and path.exists():
+                real = path.resolve()
+                if real not in resolved:
+                    resolved.add(real)
+                    yield DocSource("manual", f"{name}({section})", path)
+
+    def find_documents(self, pattern: str) -> Iterator[DocSource]:
+        """Find a folder or file; a relative one is looked for below usr/share/doc. It may have wildcards.
+
+        A file whose name is not UTF-8 is left out: no row could cite it.
+        """
+        path = expanded(pattern)
+        if path.exists():
+            paths = [path]
+        elif path.is_absolute():
+            paths = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+        else:
+            paths = [match for share in self.shares for match in sorted((share / "doc").glob(pattern))]
+        for found in paths:
+            for file in documents_below(found) if found.is_dir() else [found]:
+                below = str(file.relative_to(found.parent))
+                if below.isprintable():
+                    yield DocSource("document", below, file)
+
+    def find_help(self, command: str) -> Iterator[DocSource]:
+        """Find a command for its help. Only what the user named with --run-help is run."""
+        program = shutil.which(command.split()[0])
+        if program is not None and {command, command.split()[0]} & {*self.help_of}:
+            yield DocSource("help", command, Path(program))
 
 
 def find_packs(names: Sequence[str], help_of: Sequence[str]) -> tuple[list[Pack], Library]:
@@ -104,8 +188,8 @@ def find_packs(names: Sequence[str], help_of: Sequence[str]) -> tuple[list[Pack]
         elif (path / "usr" / "share").is_dir():
             roots.append(path)
         elif path.is_dir():
-            title = f"documents in {name}"
-            named.append(Pack(documents=(str(path.resolve()),), category=path.resolve().name, title=title))
+            title, folder = f"documents in {name}", path.resolve()
+            named.append(Pack(documents=(str(folder),), category=folder.name, title=title))
         elif path.is_file():
             try:
                 text = path.read_text(encoding="utf-8")

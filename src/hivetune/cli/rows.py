@@ -1,0 +1,421 @@
+"""The commands on rows: `collect`, `check`, `synth` and `forget`."""
+
+import contextlib
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+from typer import Argument, Option
+
+from hivetune.base.database import database_path, open_database
+from hivetune.base.disk import files_to_write
+from hivetune.base.paths import expanded, spelled
+from hivetune.cli.arguments import ColumnsOption, IgnoreOption, SetOption, model_folder, with_columns
+from hivetune.cli.output import AFTER_ROWS, MODE, PLAIN_LINE_EVERY_S, Note, Table, answer, emit, parts, progress, say
+from hivetune.config import load_config, override_config, parse_config
+from hivetune.data.files.find import find_sources
+from hivetune.data.forget import ForgetKind
+from hivetune.data.forget import forget as run_forget
+from hivetune.data.intake.collect import Collected
+from hivetune.data.intake.collect import collect as run_collect
+from hivetune.data.intake.interactions import iter_refused
+from hivetune.data.intake.sources.parse import parse_sources
+from hivetune.data.prepare.clean import beside
+from hivetune.data.prepare.prepare import check as check_rows
+from hivetune.data.prepare.report import duplicate_kinds, secrets_first
+from hivetune.data.reasons import REASONS
+from hivetune.errors import DataRefused, Stopped, UsageError
+from hivetune.process.stop import take_stops
+
+SHOWN_PROBLEMS = 10
+SHOWN_PAIRS = 3
+SHOWN_REFUSED = 5
+SHOWN_SAMPLES = 3
+MANY_ALIKE = 3  # rows with the same reason and hint
+NO_MODEL = "none"
+COUNTS = "delivered stored duplicates refused forgotten reasons"
+
+
+def collect(
+    sources: Annotated[
+        list[str],
+        Argument(metavar="SRC", help="A JSONL file, folder or glob, an SQLite table or a Redis stream; see above."),
+    ],
+    follow: Annotated[bool, Option("--follow", "-f", help="Keep collecting until stopped.")] = False,
+) -> None:
+    """Copy interactions into the store, each exactly once. Killing or repeating the command loses and doubles none.
+
+    SRC is a JSON Lines file, a folder of them or a quoted glob (through rotation, .gz and .zst too);
+    sqlite:PATH?table=T[&map=prompt:question,...][&cursor=COLUMN]; redis://[:PASSWORD@]HOST:PORT/DB?stream=S[&group=G];
+    rediss:// for TLS; redis+cluster://HOST:PORT?prefix=P&partitions=N for the streams P:{0}:events, P:{1}:events, ...
+    """
+    readers = parse_sources(sources, follow=follow)
+    started = time.time()
+    stop, heard = threading.Event(), []
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        heard.append(number)
+        stop.set()
+
+    take_stops(on_signal)
+    collected = run_collect(readers, follow=follow, stop=stop, tick=_Ticker(follow))
+    with closing(open_database()) as database:
+        rows = database.execute("SELECT count(*) FROM interactions").fetchone()[0]
+        refused = [dict(zip(("source", "reason", "hint"), row, strict=True))
+                   for row in iter_refused(database, since=started, limit=SHOWN_REFUSED)]  # fmt: skip
+    total = parts(collected.total(), COUNTS)
+    read = [
+        {"source": reader.name, **parts(collected.tallies[reader.name], COUNTS)}
+        | {"waiting": tuple(reader.waiting), "notes": tuple(reader.notes)}
+        for reader in collected.readers
+    ]
+    notes = [
+        f"{spelled(path)}: the last line is incomplete; it is read once it is finished"
+        for source in read
+        for path in source["waiting"]
+    ]
+    notes += [f"{spelled(row['source'])}: {row['reason']}: {row['hint']}" for row in refused]
+    if total["refused"] > len(refused):
+        notes.append(f"... and {total['refused'] - len(refused)} more in the table `refused`")
+    store = str(database_path())
+    answer(
+        {"event": "done", "store": store, "interactions": rows, **total, "sources": read, "refused_rows": refused},
+        Table("source, delivered, stored, duplicates|count, refused, forgotten", read),
+        *map(Note, [*notes, f"{rows:,} interactions in {store}"]),
+    )
+    if heard:
+        raise Stopped("stopped; every acknowledged row is in the store", signal_number=heard[0])
+
+
+class _Ticker:
+    """A callback that prints new notes, and the counts every ten seconds; JSON Lines when following."""
+
+    def __init__(self, follow: bool):
+        self._follow = follow
+        self._reported: set[str] = set()
+        self._last, self._last_count = time.monotonic(), 0
+
+    def __call__(self, collected: Collected) -> None:
+        for note in [note for reader in list(collected.readers) for note in list(reader.notes)]:
+            if note not in self._reported:
+                self._reported.add(note)
+                say(f"note: {note}")
+        if time.monotonic() - self._last < (1.0 if MODE.json and self._follow else PLAIN_LINE_EVERY_S):
+            return
+        self._last = time.monotonic()
+        total = collected.total()
+        if total.delivered == self._last_count:
+            return
+        self._last_count = total.delivered
+        if self._follow:
+            emit({"event": "progress", **parts(total, COUNTS)})
+        say(
+            f"{total.delivered:,} delivered = {total.stored:,} new + {total.duplicates:,} known"
+            f" + {total.refused:,} refused + {total.forgotten:,} forgotten"
+        )
+
+
+def check(
+    sources: Annotated[
+        list[str] | None, Argument(metavar="SRC", help="Files, folders, globs, '-' for standard input, or 'store'.")
+    ] = None,
+    model: Annotated[
+        str | None, Option("--model", "-m", help="Also check with this model's chat template and tokens.")
+    ] = None,
+    config: Annotated[Path | None, Option("--config", "-c", help="Read settings of model and data from here.")] = None,
+    columns: ColumnsOption = None,
+    ignore: IgnoreOption = None,
+    max_length: Annotated[int | None, Option("--max-length", help="Maximum tokens of a row.")] = None,
+    overrides: SetOption = None,
+    clean: Annotated[Path | None, Option(help="Write rows that passed to this file, the others next to it.")] = None,
+    html: Annotated[Path | None, Option(help="Write the report as an HTML page.")] = None,
+) -> None:
+    """Report problems of rows with their places. Exits with 3 if too many are rejected or none is usable."""
+    given = {"model": NO_MODEL, "data": {"path": sources or []}}
+    tree = given if config is None else load_config(config).model_dump(mode="json")
+    tree["data"]["path"] = sources or tree["data"]["path"]  # type: ignore[index]
+    if not tree["data"]["path"]:  # type: ignore[index]
+        raise UsageError("no rows to read", hint="give files, folders, globs, '-' or 'store', or --config CONFIG")
+    tree |= {} if model is None else {"model": model}
+    tree |= {} if max_length is None else {"max_length": max_length}
+    settings = with_columns(parse_config(tree, "command line"), columns, ignore)
+    settings = override_config(settings, overrides or ())
+    left, copies = (beside(clean, kind) if clean else None for kind in ("quarantine", "duplicates"))
+    files_to_write([path for path in (clean, left, copies, html) if path], find_sources(settings.data.path))
+    folder = _tokenizer_folder(settings.model) if settings.model != NO_MODEL else None
+    with progress("checking", "rows", AFTER_ROWS) as report:
+        checked = check_rows(
+            settings.data,
+            model_folder=folder,
+            max_length=settings.max_length,
+            clean=clean,
+            page=html,
+            learn=settings.learn,
+            progress=report,
+        )
+    written = []
+    if clean is not None and left is not None and copies is not None:
+        written.append(f"passed: {spelled(clean)}   rejected, to fix and read again: {spelled(left)}")
+        if checked.document["duplicates"]:
+            written.append(f"duplicates, each with the row that is kept: {spelled(copies)}")
+    if html is not None:
+        written.append(f"report: {spelled(html)}")
+    refusal: DataRefused | None = None
+    try:
+        checked.refuse(settings.data.max_rejected)
+    except DataRefused as error:
+        refusal = error
+    answer(checked.document, *report_text(checked.document), *written, error=refusal)
+
+
+def _tokenizer_folder(name: str) -> Path:
+    """Return the folder of the model, prepared first unless it has a tokenizer, which is enough to count tokens."""
+    folder = expanded(name)
+    has_tokenizer = (folder / "tokenizer.json").exists() and (folder / "tokenizer_config.json").exists()
+    return folder if has_tokenizer else model_folder(name)
+
+
+def report_text(document: dict[str, Any]) -> Iterator[str | Table]:
+    """Yield the report as people read it: counts, layout, changes, groups, lengths and the first problems."""
+    counts = [("rows in", document["rows_in"], "")]
+    counts += [(split, count, "usable") for split, count in document["splits"].items()]
+    counts.append(("duplicates", document["duplicates"], duplicate_kinds(document)))
+    for key in ("rejected", "set_aside"):
+        label = key.replace("_", " ")
+        counts += [(f"{label}: {name}", count, REASONS[name].meaning) for name, count in document[key].items()]
+    yield Table("rows, count|count, ", counts)
+    yield from _layout_text(document)
+    for reason, count in document["changed"].items():
+        yield f"changed: {count:,} {'row' if count == 1 else 'rows'}, {reason}: {REASONS[reason].meaning}"
+    yield from problem_text(secrets_first(document["changes"]))[0]
+    for pair in [pair for pair in document["duplicate_examples"] if pair["kind"] == "near"][:SHOWN_PAIRS]:
+        removed, stays = spelled(pair["source"]), spelled(pair["same_as"])
+        yield f"near duplicate: {removed} is left out, {stays} is kept (Jaccard similarity {pair['share']:.0%})"
+    yield from _groups_text(document)
+    yield learning_text(document["learn"])
+    yield from _lengths_text(document)
+    if document["not_run"]:
+        yield f"not checked without --model: {', '.join(document['not_run'])}"
+    lines, shown = problem_text(document["problems"])
+    yield from lines
+    unshown = sum(document["rejected"].values()) + sum(document["set_aside"].values()) - shown
+    if unshown > 0:
+        yield Note(f"... and {unshown:,} more; list all: --clean OUT or --html PAGE")
+
+
+def learning_text(learned: dict[str, Any]) -> str:
+    """Return the report's `learn` as one line; empty if there are only good rows."""
+    kinds = ("corrections", "pairs", "retries", "failures")
+    lessons = [f"{kind}: {learned[kind]:,}" for kind in kinds if learned[kind]]
+    lessons += [
+        f"{count:,} {kind} not used, since learn.use does not name them" for kind, count in learned["not_used"].items()
+    ]
+    lessons += [f"{count:,} worse answers left out: {reason}" for reason, count in learned["worse_left_out"].items()]
+    return f"lessons besides good rows: {', '.join(lessons)}" if lessons else ""
+
+
+def problem_text(problems: Sequence[Mapping[str, str]]) -> tuple[list[Note], int]:
+    """Return the first places with reason and hint, and the number of their rows.
+
+    Many places with the same words share a line, except secrets, each of which has to be revoked.
+    """
+    alike = Counter((problem["reason"], problem["hint"]) for problem in problems)
+    lines, rows, told = list[Note](), 0, set[tuple[str, str]]()
+    for problem in problems:
+        kind = (problem["reason"], problem["hint"])
+        if len(lines) == SHOWN_PROBLEMS or kind in told:
+            continue
+        many = alike[kind] > MANY_ALIKE and problem["reason"] != "redacted-secret"
+        told |= {kind} if many else set()
+        rows += alike[kind] if many else 1
+        more = f" and {alike[kind] - 1:,} more rows" if many else ""
+        lines.append(Note(f"{spelled(problem['source'])}{more}: {problem['reason']}: {problem['hint']}"))
+    return lines, rows
+
+
+def suggestion_text(line: Mapping[str, Any]) -> str:
+    """Return a mapping of columns, some rows as it reads them, and the columns that it leaves out."""
+    left_out = f"   left out: {', '.join(line['left_out'])}" if line["left_out"] else ""
+    rows = [f"    asked: {row['question']}\n    answered: {row['answer']}" for row in line["shown"]]
+    return "\n".join([f"  {line['line']}{left_out}", *rows])
+
+
+def _layout_text(document: dict[str, Any]) -> Iterator[str]:
+    """Yield how files are read, those of one layout in one line, with a line for each column that is not read."""
+    alike: dict[str, list[str]] = {}
+    for name, kinds in document["understood"].items():
+        for kind in kinds:
+            at = f", rows at {kind['rows_at']}" if kind["rows_at"] else ""
+            lines = [f"read as {kind['layout']}{at}: {', '.join(kind['read'])}"]
+            for column in kind["not_read"]:
+                values = f"{column['distinct']:,} different values" if column["distinct"] > 1 else "one value"
+                ignored, hint = (
+                    ", ignored" if column["ignored"] else "",
+                    f"; {column['hint']}" if column["hint"] else "",
+                )
+                example = f"{values}, such as {column['example']!r}"
+                lines.append(f"  not read{ignored}: {column['column']} ({example}){hint}")
+            alike.setdefault("\n".join(lines), []).append(name)
+    for reading, names in alike.items():
+        more = f" and {len(names) - 1:,} more files" if len(names) > 1 else ""
+        yield f"{spelled(names[0])}{more}: {reading}"
+    for name, suggestions in document["unclear"].items():
+        yield f"{spelled(name)}: unknown layout; possible mappings, to be confirmed with --columns:"
+        yield from map(suggestion_text, suggestions)
+    for name, encoding in document["encodings"].items():
+        yield f"{spelled(name)} was read as {encoding.upper()}"
+
+
+def _groups_text(document: dict[str, Any]) -> Iterator[str]:
+    """Yield synthetic rows, and groups too large to be held out or kept in one split."""
+    synthetic, groups = document["synthetic"], document["groups"]
+    if synthetic["rows"]:
+        share = synthetic["rows"] / (synthetic["rows"] + synthetic["others"])
+        yield f"synthetic: {synthetic['rows']:,} of the usable rows ({share:.0%}) were made by hivetune synth"
+    if groups["broken_up"]:
+        yield f"splits: {groups['broken_up']:,} rows belong to a session or question too large to be held out"
+    if groups["too_large"]:
+        yield f"splits: {groups['too_large']:,} rows are trained, since their group is too large to be held out"
+    for missed in groups["missed"]:
+        yield f"splits: {missed}: groups (a question, a session, near copies) are not divided"
+
+
+def _lengths_text(document: dict[str, Any]) -> Iterator[str]:
+    """Yield the most frequent answers, the shortest and longest rows, and the distribution of lengths."""
+    answers, lengths = document["answers"], document["lengths"]
+    if answers:
+        most = ", ".join(f"{json.dumps(one['answer'][:40], ensure_ascii=False)} {one['rows']:,}" for one in answers)
+        yield f"most frequent answers: {most}"
+    for kind in ("shortest", "longest"):
+        if lengths[kind]:
+            places = ", ".join(f"{spelled(one['source'])} ({one['length']:,})" for one in lengths[kind])
+            yield f"{kind} rows in {lengths['unit']}: {places}"
+    if lengths["above_max_length"]:
+        yield f"{lengths['above_max_length']:.1%} of the rows are longer than max_length"
+    yield (
+        f"length in {lengths['unit']}: median {lengths['median']:,}, 90 % up to {lengths['p90']:,}, "
+        f"99 % up to {lengths['keeps_99_percent']:,}, longest {lengths['longest_seen']:,}"
+    )
+    if document["trained_tokens"] is not None:
+        share = document["trained_tokens"] / max(1, document["tokens"])
+        yield f"tokens: {document['tokens']:,}, trained {document['trained_tokens']:,} ({share:.0%})"
+
+
+WHAT_HELP = "Categories, packs (TOML), folders of documents, or folders with usr/share; default: all categories."
+ASK_HELP = "Let a model reword the questions: URL#MODEL, a .gguf file or a release."
+
+
+def synth(
+    what: Annotated[list[str] | None, Argument(metavar="WHAT", help=WHAT_HELP)] = None,
+    out: Annotated[Path | None, Option(help="File to write; without it the categories are listed.")] = None,
+    rows: Annotated[int, Option(min=1, help="Number of rows, shared among the categories.")] = 1500,
+    seed: Annotated[int, Option(help="Seed; the same seed and documentation give the same file.")] = 0,
+    run_help: Annotated[list[str] | None, Option(metavar="CMD", help="Also read the output of CMD --help.")] = None,
+    against: Annotated[
+        list[str] | None, Option(metavar="SRC", help="Do not repeat rows of these files, globs or 'store'.")
+    ] = None,
+    ask: Annotated[str | None, Option(metavar="MODEL", help=ASK_HELP)] = None,
+) -> None:
+    """Make training rows from manual pages, docstrings and your own documents.
+
+    No model is needed unless --ask names one. Each row names the pages it was made from, and was checked against them.
+    """
+    # Only now: the other commands on rows need no documentation.
+    from hivetune.synth.packs import find_packs
+    from hivetune.synth.rephrase import rephrasing
+    from hivetune.synth.rows import DRAFT_REASONS, TEMPLATES, make_rows
+
+    packs, places = find_packs(what or [], run_help or [])
+    if out is None:
+        listed = [
+            {"category": pack.category, "title": pack.title, "install": pack.install}
+            | {"pages": len(places.sources_of(pack))}
+            for pack in packs
+        ]
+        columns = "category, pages here=pages|count, topic=title, install for more=install"
+        answer({"categories": listed}, Table(columns, listed), "to make rows: hivetune synth --out rows.jsonl")
+        return
+    files_to_write([out], [*find_sources(against or []), *(what or ())])
+    with contextlib.ExitStack() as stack:
+        maker, rephrase = (TEMPLATES, str) if ask is None else stack.enter_context(rephrasing(ask))
+        report = stack.enter_context(progress("reading documentation", "rows"))
+        document = make_rows(
+            packs,
+            places,
+            out,
+            rows=rows,
+            seed=seed,
+            against=against or (),
+            maker=maker,
+            rephrase=rephrase,
+            progress=report,
+        )
+    kept = [each for each in document["categories"] if each["kept"]]
+    rejected = [[f"{reason} {count:,}" for reason, count in each["rejected"].items()] for each in kept]
+    cells = [
+        (each["category"], each["asked"], each["kept"], reasons) for each, reasons in zip(kept, rejected, strict=True)
+    ]
+    notes = [
+        f"{each['category']}: no rows, {each['sources']} pages here; install: {each['install'] or '-'}"
+        for each in document["categories"]
+        if not each["kept"]
+    ]
+    for row in document["samples"][:SHOWN_SAMPLES]:
+        pages = ", ".join(source["page"] for source in row["synth"]["sources"])
+        said = [f"{message['role']}: {message['content']}" for message in row["messages"]]
+        notes.append("\n".join([f"\n[{row['category']}, {row['synth']['kind']}, {pages}]", *said]))
+    if document["not_comparable"]:
+        notes.append(f"--against: {document['not_comparable']:,} rows could not be read; see: hivetune check ROWS")
+    ends = [f"rejected as {reason}: {DRAFT_REASONS[reason]}" for reason in document["rejected"]]
+    if document["rows"] < document["asked"]:
+        ends.append(f"{document['asked']:,} rows were asked for, but this documentation yields no more")
+    answer(
+        document,
+        Table("category, asked|count, kept|count, rejected", cells),
+        *map(Note, notes),
+        f"\n{document['rows']:,} rows, all synthetic: {document['out']}",
+        *map(Note, ends),
+    )
+
+
+def forget(
+    user: Annotated[str | None, Option(help="Delete all interactions of this user.")] = None,
+    session: Annotated[str | None, Option(help="Delete all interactions of this session.")] = None,
+    source: Annotated[str | None, Option(help="Delete all of this file, table (path#table) or stream.")] = None,
+    row: Annotated[str | None, Option(help="Delete one interaction, by id or file:line, and its copies.")] = None,
+) -> None:
+    """Delete a user, session, source or row from the store, and list the snapshots, runs and releases that hold it.
+
+    Later collections skip it. Its files, snapshots and runs are not changed: prepare and train again without it, then
+    delete what is listed.
+    """
+    options: dict[ForgetKind, str | None] = {"user": user, "session": session, "source": source, "row": row}
+    chosen = [(kind, value) for kind, value in options.items() if value]
+    if len(chosen) != 1:
+        named = "several things to forget are named" if chosen else "no row to forget is named"
+        raise UsageError(named, hint="give one of --user, --session, --source, --row")
+    with closing(open_database()) as database:
+        found = run_forget(database, *chosen[0])
+    tainted = [{"hash": t.snapshot, **parts(t, "path rows runs releases")} for t in found.taints]
+    cells = [(t.path or t.snapshot, t.rows, t.runs, t.releases) for t in found.taints]
+    wins = f"{found.past_wins} past wins made from them were deleted" if found.past_wins else ""
+    answer(
+        {
+            **parts(found, "kind value interactions refused past_wins unchecked"),
+            "snapshots": tainted,
+            "runs": sorted({run for taint in found.taints for run in taint.runs}),
+            "releases": sorted({release for taint in found.taints for release in taint.releases}),
+        },
+        Note(f"{found.kind} {found.value}: {found.interactions:,} interactions deleted, and skipped from now on"),
+        wins and Note(wins),
+        Table("snapshot, rows, runs, releases", cells, "Tainted")
+        if cells
+        else Note("no snapshot here holds any of it"),
+        *(Note(f"{path}: the snapshot is missing, so its rows could not be checked") for path in found.unchecked),
+    )
