@@ -16,7 +16,6 @@ from hivetune.cli.train import train_shown, training_text
 from hivetune.config import load_config
 from hivetune.judge.evaluate import verdict_document, verdict_of
 from hivetune.llama.backend import open_backend
-from hivetune.process.forkserver import start_ahead
 from hivetune.release.export import export_run
 from hivetune.release.gguf import SERVED_QUANT, find_converter
 from hivetune.release.prove import describe_proof, prove_export
@@ -36,7 +35,6 @@ def demo(fresh: Annotated[bool, Option("--fresh", help="Delete an earlier demo a
     config_path = write_inputs(folder)
     config = load_config(config_path)
     show(f"\n1. model: SmolLM2-135M-Instruct, prepared once in {home()}")
-    start_ahead()
     model_folder(config.model)
     show(f"\n2. data: {config.data.path}: three agents answering questions about the standard library")
     with progress("checking and tokenizing", "rows") as report:

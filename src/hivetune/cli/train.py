@@ -27,7 +27,6 @@ from hivetune.config import RunConfig, override_config
 from hivetune.data.files.find import find_sources, names_rows
 from hivetune.errors import Busy, DoesNotFit, RecoveryExhausted, UsageError
 from hivetune.process.detach import start_detached, systemd_unit
-from hivetune.process.forkserver import start_ahead
 from hivetune.run.figures import missing_tools
 from hivetune.run.folder import LOSS_CURVE, RECORD, read_resolved
 from hivetune.run.status import find_run, newest_losses, shortest_name
@@ -66,8 +65,6 @@ def train(
         return
     if folder is None:
         loaded, name = read_settings(config, model, changes, columns, ignore)
-    if not detach:
-        start_ahead()
     run = open_configured(loaded, name) if folder is None else _continued(folder, changes)
     if detach and not run.is_finished:
         start_detached(run.folder, changes if folder is not None else ())
@@ -176,7 +173,6 @@ def bench(
     loaded, name = read_settings(config, model, overrides or [], columns, ignore)
     grid = combinations(over or ())
     planned = [override_config(loaded, settings, "--over") for settings in grid]  # a wrong value is refused first
-    start_ahead()
     lines = []
     with scratch_folder(home() / "bench") as folder:
         for place, (settings, changed) in enumerate(zip(grid, planned, strict=True)):

@@ -119,8 +119,8 @@ def _fields(page: DocPage, entry: DocEntry, told: str) -> dict[str, str]:
     if entry.kind == "command":
         fields["full"] = name if name.split()[0] == page.called.split()[0] else f"{page.called} {name}"
         fields["parent"] = fields["full"].rsplit(" ", 1)[0]
-        operands = _placeholders(without_brackets(entry.usage.split(", ")[0]).split()[len(name.split()) :])
-        fields["line"] = " ".join([fields["full"], *(operands or ())])
+        operands = _operands(without_brackets(entry.usage.split(", ")[0]).split()[len(name.split()) :])
+        fields["line"] = " ".join([fields["full"], *operands])
     return fields
 
 
@@ -179,7 +179,7 @@ def _of_passage(page: DocPage, passage: DocPassage, draw: random.Random) -> Iter
     yield Draft("meaning", *turn, heading, f"{heading}\n{passage.text}")
 
 
-# Command lines, by what a synopsis says.
+# Command lines. Operands are left to the reader: a synopsis does not say which of them an option goes with.
 
 _NAMED = {"width", "cols", "depth", "level", "port", "size", "bytes", "pid", "days"}
 _SPELLED = re.compile(r"(-{1,2}[A-Za-z0-9?][\w.-]*)(?:(=| )(\S+))?")
@@ -187,45 +187,22 @@ _OPERAND = re.compile(r"(?:<[A-Za-z][\w./-]*>|[A-Z][A-Z0-9_./-]*)(?:\.\.\.)?>?")
 
 
 def option_line(page: DocPage, entry: DocEntry, draw: random.Random) -> tuple[str, str] | None:
-    """Return (command line, sentence for the question that gives its value) of an option.
+    """Return (command line, sentence for the question that gives its value) of an option: `comb --limit=3 ...`.
 
     It is None where the line can't be told: the option may need another one, or a sub-command.
     """
-    if (options_in(entry.text) - {*entry.names}) or any(e.kind == "command" for e in page.entries):
+    needs_more = bool(options_in(entry.text) - {*entry.names}) or any(e.kind == "command" for e in page.entries)
+    spelled = _spelled(entry, draw)
+    if page.command is None or needs_more or spelled is None or not _OF_THE_WHOLE.search(entry.section):
         return None
-    operands, spelled = _operands_of(page, entry), _spelled(entry, draw)
-    if page.command is None or operands is None or spelled is None or not _OF_THE_WHOLE.search(entry.section):
-        return None
-    option, value = spelled
-    return " ".join([page.command, option, *operands]), value
+    return f"{page.command} {spelled[0]} ...", spelled[1]
 
 
-def _operands_of(page: DocPage, entry: DocEntry) -> list[str] | None:
-    """Return what must follow the option `entry`, as capital letters; None where it can't be told.
-
-    The form of the synopsis that has the option decides: by its name, or as OPTION.
-    """
-    for text in page.synopsis:
-        # What follows each call of the command: `sleep NUMBER` and `sleep OPTION` may share a line.
-        first, *forms = re.split(rf"(?:^|(?<=\s)){re.escape(page.command or '')}(?=\s|$)", text)
-        for form in [] if first.strip() else forms:
-            words = set(re.findall(r"[\w-]+", form))
-            if words & {*entry.names} or any(map(_means_options, words)):
-                operands = _placeholders([w for w in without_brackets(form).split() if not _means_options(w)])
-                return None if operands and "COMMAND" in operands else operands
-    return None
-
-
-def _means_options(word: str) -> bool:
-    """Return whether a word of a synopsis stands for options: OPTION, options, <flags>."""
-    return word.strip("<>.").lower().rstrip("s") in ("option", "opt", "flag", "switche")  # without the plural's s
-
-
-def _placeholders(words: Sequence[str]) -> list[str] | None:
-    """Return NAME of NAME or <name>. None if a word may be literal, or there are more than three."""
+def _operands(words: Sequence[str]) -> list[str]:
+    """Return NAME of NAME or <name>; none if a word may be literal, or there are more than three."""
     words = [word for word in words if word != "..."]
     if len(words) > 3 or not all(map(_OPERAND.fullmatch, words)):
-        return None
+        return []
     return [word.strip("<>").removesuffix("...").strip("<>").upper() for word in words]
 
 
@@ -245,9 +222,9 @@ def _spelled(entry: DocEntry, draw: random.Random) -> tuple[str, str] | None:
         value = str(draw.choice((2, 3, 4, 5, 6, 8, 10, 12, 15)))
         named = f" Use {value} as the {argument}." if argument in _NAMED else f" Use the number {value}."
         return f"{chosen[1]}{chosen[2]}{value}", named
-    if not re.fullmatch(r"[A-Za-z][\w-]*", argument):
+    if not re.fullmatch(r"[A-Za-z][\w-]+", argument):
         return None
-    placeholder = argument.upper().replace("-", "_")
+    placeholder = argument.upper()
     return f"{chosen[1]}{chosen[2]}{placeholder}", f" Write {placeholder} for its argument."
 
 
