@@ -3,6 +3,7 @@
     prompt=question,completion=answer       one column each; `a+b` joins several
     prompt=ticket.text,completion=replies[0].body    paths into objects and lists (JMESPath)
     messages=thread,role=author,text=body,assistant=Ben    a list of turns, its fields, and who answers; all others ask
+    session=chat,role=author,text=body,time=sent           a table of turns, one a row, joined by their session
     rows=topics[].items[]                   where in each record the rows stand
     where=outcome=resolved                  other rows are set aside; also `a!=b` and `a in b|c`
     system='You answer in one sentence.'    a text in quotes is the text itself
@@ -15,7 +16,7 @@ import difflib
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -23,7 +24,9 @@ import jmespath
 from jmespath.exceptions import JMESPathError
 
 from hivetune.data.columns import ANSWERS, FIELDS, QUESTIONS, REASONING, SYSTEM, TOOLS
-from hivetune.data.pieces.fields import FACTS, columns_of, plain_name
+from hivetune.data.pieces.fields import FACTS, as_number, as_time, columns_of, plain_name
+from hivetune.data.pieces.format import Lines, Log
+from hivetune.data.pieces.logs import PlacedRow, Threads, conversation, events
 from hivetune.data.pieces.said import Row, is_json_text, parsed
 from hivetune.data.pieces.turns import ROLES
 from hivetune.data.reasons import RowRefused
@@ -67,6 +70,57 @@ def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
             named = [value_of(turn, columns["role"]) for turn in turns if isinstance(turn, dict)]
             _check_speakers([str(speaker) for speaker in named if speaker is not None], columns.get(ASSISTANT))
     return mapped
+
+
+def is_turn_table(columns: Mapping[str, str]) -> bool:
+    """Return whether each row is one turn, and the rows of a session are a conversation."""
+    return {"session", "role", "text"} <= columns.keys() and "messages" not in columns
+
+
+def turn_table(columns: Mapping[str, str]) -> Log:
+    """Return the format of a table of turns, as the user maps its columns."""
+    return Log("turns", lambda head: False, lambda lines: _threads(lines, columns))
+
+
+def _threads(lines: Lines, columns: Mapping[str, str]) -> Iterator[PlacedRow]:
+    """Yield one row for each session of a table of turns; a row without a session is refused."""
+    threads = Threads()
+    for number, event, text in events(lines):
+        if event is None:
+            yield number, text
+            continue
+        session = value_of(event, columns["session"])
+        if not isinstance(session, str | int):
+            yield number, missing_column(event, columns) or RowRefused("unknown-layout", "the session is no name")
+            continue
+        try:
+            if WHERE in columns:
+                _filter(event, columns[WHERE])
+        except RowRefused as refused:
+            yield number, refused
+            continue
+        speaker = value_of(event, columns["role"])
+        is_role = ASSISTANT not in columns and _plain(speaker) in ROLES
+        facts = {key: value_of(event, columns[field]) for field, key in _SHARED.items() if field in columns}
+        turn = {"content": value_of(event, columns["text"]), "facts": facts}
+        time = value_of(event, columns["time"]) if "time" in columns else None
+        position = as_number(time)
+        threads.add(
+            str(session),
+            number,
+            {**turn, "role": _plain(speaker)} if is_role else {**turn, "speaker": str(speaker)},
+            as_time(time) if position is None else position,
+        )
+    for name, begin, turns in threads.conversations():
+        shared = {key: value for turn in reversed(turns) for key, value in turn.pop("facts").items()}
+        yield begin, conversation("turns", turns, session_id=name, **shared)
+
+
+# Under which name a conversation has what its turns share.
+_SHARED = {name: name for name in ("agent", "category", "system", "success", "feedback")} | {
+    "user": "user_id",
+    "time": "timestamp",
+}
 
 
 def _is_object(value: Any) -> bool:
@@ -321,5 +375,6 @@ def check_columns(columns: Mapping[str, str]) -> None:
             where_of(column)
         elif name != ASSISTANT and AND not in column:
             _compiled(column)
-    if "role" in columns and "messages" not in columns:
-        raise UsageError("data.columns: role is of a turn, and messages is not mapped", hint="add messages=COLUMN")
+    if "role" in columns and "messages" not in columns and not is_turn_table(columns):
+        hint = "add messages=COLUMN for a list of turns, or session=COLUMN and text=COLUMN for one turn a row"
+        raise UsageError("data.columns: role is of a turn, and messages is not mapped", hint=hint)

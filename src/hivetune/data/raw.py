@@ -17,8 +17,11 @@ class Source:
     "gz", "zst" or empty, and `encoding` is that of its text, None for UTF-8. `size` bytes of it were hashed, and only
     these are read: a log may grow meanwhile. `lines` is the number of its line breaks, 0 if it is packed.
 
+    A channel of Slack is read as one: `parts` are the files of its days, and `users` is the path of the export's names.
+
     What its first rows told (prepare/understand.py): `inside` is the path of the rows in a record, empty if a record is
-    a row; `line` suggests a mapping for unread rows; `telling` is why its tables are refused.
+    a row; `turns` is the user's mapping where each row is a turn; `line` suggests a mapping for unread rows; `telling`
+    is why its tables are refused.
     """
 
     path: str
@@ -31,6 +34,17 @@ class Source:
     inside: str = ""
     line: str = ""
     telling: str = ""
+    turns: tuple[tuple[str, str], ...] = ()
+    parts: "tuple[Source, ...]" = ()
+    users: str = ""
+
+    def place(self, number: int) -> str:
+        """Return "file:line" of a line; those of the parts are numbered through."""
+        for part in self.parts:
+            if number <= part.lines:
+                return f"{part.name}:{number}"
+            number -= part.lines
+        return f"{self.name}:{number}"
 
 
 @dataclass(frozen=True, slots=True)

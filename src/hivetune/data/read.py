@@ -16,7 +16,7 @@ from hivetune.data.judged.answers import (
     read_corrected,
     read_preference,
 )
-from hivetune.data.mapping import map_columns, maps_content, missing_column, missing_fields
+from hivetune.data.mapping import is_turn_table, map_columns, maps_content, missing_column, missing_fields
 from hivetune.data.pieces.answers import refuse_cut_row
 from hivetune.data.pieces.fields import extract
 from hivetune.data.pieces.said import Conversation, Row, parsed
@@ -153,7 +153,9 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     refuse_session_line(row)
     refuse_cut_row(row)
     missing: tuple[str, ...] = ()
-    if columns:
+    if columns and "hivetune_session" in row and is_turn_table(columns):
+        row = {**row, ASSISTANT: columns.get("assistant")}
+    elif columns:
         missing = missing_fields(row, columns)
         row = map_columns(row, columns)
         if "assistant" in columns and "messages" not in columns:

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import itertools
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from hivetune.data.files.find import find_sources, is_pipe
 from hivetune.data.files.kinds import source_of
 from hivetune.data.files.rows import read_rows
 from hivetune.data.files.unpack import BLOCK_BYTES
+from hivetune.data.formats import slack
 from hivetune.data.raw import RawRow, Source
 from hivetune.records import Progress, silent
 
@@ -46,12 +48,20 @@ class Inputs:
             if source.kind == "store":
                 continue
             try:
-                now = _hashed(source, source.size)[1]
+                now = _hash_now(source)
             except OSError:
                 return source.name
             if now != before:
                 return source.name
         return None
+
+
+def _hash_now(source: Source) -> str:
+    if not source.parts:
+        return _hashed(source, source.size)[1]
+    users = Path(source.users)
+    now = [_hashed(part, part.size)[1] for part in source.parts]
+    return _of_all([*now, *([_hash_of(users)] if users.is_file() else [])])
 
 
 def plan_inputs(
@@ -62,7 +72,7 @@ def plan_inputs(
 
     `progress` counts files. Raise UsageError for missing sources, MachineNotFit if a format needs a missing package.
     """
-    names = find_sources(paths)
+    names = [name for name in find_sources(paths) if not slack.is_metadata(name)]
     sources, hashes = [], []
     for number, name in enumerate(names, 1):
         if name == "store":
@@ -73,10 +83,37 @@ def plan_inputs(
         sources.append(source)
         hashes.append(digest)
         progress(number, len(names))
+    sources, hashes = _days_joined(sources, hashes)
     total = hashlib.sha256()
-    for name, digest in zip(names, hashes, strict=True):
-        total.update(f"{name}\0{digest}\0".encode("utf-8", "surrogateescape"))
+    for source, digest in zip(sources, hashes, strict=True):
+        total.update(f"{source.name}\0{digest}\0".encode("utf-8", "surrogateescape"))
     return Inputs(tuple(sources), tuple(hashes), total.hexdigest())
+
+
+def _days_joined(sources: Sequence[Source], hashes: Sequence[str]) -> tuple[list[Source], list[str]]:
+    """Return the sources and their hashes, with the files of each of Slack's channels as one: threads last for days."""
+    joined: list[Source] = []
+    digests: list[str] = []
+    channels = itertools.groupby(zip(sources, hashes, strict=True), lambda one: slack.channel_of(one[0].path))
+    for channel, group in channels:
+        parts, of_parts = zip(*group, strict=True)
+        if channel is None:
+            joined += parts
+            digests += of_parts
+            continue
+        size, lines = sum(part.size for part in parts), sum(part.lines for part in parts)
+        users = Path(channel).parent / slack.USERS
+        joined.append(Source(channel, channel, "slack", size=size, lines=lines, parts=parts, users=str(users)))
+        digests.append(_of_all([*of_parts, *([_hash_of(users)] if users.is_file() else [])]))
+    return joined, digests
+
+
+def _of_all(hashes: Sequence[str]) -> str:
+    return hashlib.sha256("\0".join(hashes).encode()).hexdigest()
+
+
+def _hash_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _hashed(source: Source, size: int | None = None) -> tuple[Source, str]:

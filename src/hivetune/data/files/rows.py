@@ -8,7 +8,7 @@ import csv
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +17,8 @@ from hivetune.base.database import is_read_only, open_to_read
 from hivetune.base.paths import spelled
 from hivetune.data.files.message_log import joined_rows
 from hivetune.data.files.unpack import package, read_blocks
-from hivetune.data.formats import file_rows, is_file_format, is_store, may_hold_rows, rows_inside, store_rows
-from hivetune.data.mapping import rows_at
+from hivetune.data.formats import file_rows, is_file_format, is_store, may_hold_rows, rows_inside, slack, store_rows
+from hivetune.data.mapping import rows_at, turn_table
 from hivetune.data.pieces.logs import PlacedRow
 from hivetune.data.raw import MAX_ROW_BYTES, RawRow, Source
 from hivetune.data.reasons import RowRefused
@@ -40,11 +40,11 @@ def read_rows(source: Source) -> Iterator[RawRow]:
 
 
 def _records(source: Source) -> Iterator[RawRow]:
-    if source.kind == "jsonl":
+    if source.kind == "jsonl" and not source.turns:
         yield from _json_lines(source)
         return
     for number, record in _placed(source):
-        place = f"{source.name}:{number}"
+        place = source.place(number)
         if isinstance(record, RowRefused):
             yield RawRow(place, b"", record)
             continue
@@ -54,20 +54,39 @@ def _records(source: Source) -> Iterator[RawRow]:
 
 
 def _placed(source: Source) -> Iterator[PlacedRow]:
+    if source.parts:
+        yield from slack.rows(_lines_of_days(source.parts), slack.user_names(source.users))
+        return
+    if source.turns:
+        yield from joined_rows(_single(source), source.name, turn_table(dict(source.turns)))
+        return
     if is_file_format(source.kind):
         yield from file_rows(source.kind, _text_lines(source))
         return
     if is_store(source.kind):
         yield from store_rows(source.kind, source.path)
         return
-    rows: Iterator[PlacedRow]
+    yield from joined_rows(_single(source), source.name)
+
+
+def _lines_of_days(days: Sequence[Source]) -> Iterator[tuple[int, str]]:
+    """Yield the messages of a channel's days, their lines numbered through."""
+    before = 0
+    for day in days:
+        for number, text in _Document(day).rows():
+            yield before + number, str(text)
+        before += day.lines
+
+
+def _single(source: Source) -> Iterator[PlacedRow]:
+    """Yield the records of a file, each for itself."""
     if source.kind in ("parquet", "arrow"):
-        rows = _arrow_rows(source)
-    elif source.kind == "csv":
-        rows = _csv_rows(source)
-    else:
-        rows = _Document(source).rows()
-    yield from joined_rows(rows, source.name)
+        return _arrow_rows(source)
+    if source.kind == "csv":
+        return _csv_rows(source)
+    if source.kind == "json":
+        return _Document(source).rows()
+    return ((number, line) for number, line in _text_lines(source) if line.strip())
 
 
 def _too_large(size_bytes: int) -> RowRefused | None:

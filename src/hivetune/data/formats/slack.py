@@ -6,18 +6,43 @@ https://slack.com/help/articles/220556107-How-to-read-Slack-data-exports
 """
 
 import html
+import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from hivetune.data.pieces.fields import as_number
 from hivetune.data.pieces.format import Head, Lines, Log
 from hivetune.data.pieces.logs import PlacedRow, Threads, conversation, events
-from hivetune.data.pieces.said import one_of
+from hivetune.data.pieces.said import listed, one_of
 
+USERS = "users.json"
+# Files of an export that hold no messages.
+METADATA = frozenset(
+    (USERS, "channels.json", "groups.json", "dms.json", "mpims.json", "integration_logs.json", "canvases.json")
+) | {"lists.json", "file_conversations.json", "huddle_transcripts.json", "org_users.json", "external_channels.json"}
 _SPOKEN = (None, "bot_message", "thread_broadcast", "me_message")  # other subtypes are notes of the program
+_DAY = re.compile(r"\d{4}-\d\d-\d\d\.json")
 _LINK = re.compile(r"<([^<>|]+)(?:\|([^<>]*))?>")
+
+
+def is_metadata(path: str) -> bool:
+    """Return whether a file tells of an export, and holds no messages."""
+    return os.path.basename(path) in METADATA and os.path.isfile(os.path.join(os.path.dirname(path), USERS))
+
+
+def channel_of(path: str) -> str | None:
+    """Return the folder of the channel whose day a file holds; None for any other file."""
+    folder, name = os.path.split(path)
+    if not _DAY.fullmatch(name):
+        return None
+    with open(path, "rb") as file:
+        head = file.read(4096)
+    return folder if head.lstrip()[:1] == b"[" and b'"ts"' in head and b'"message"' in head else None
 
 
 def recognise(head: Head) -> bool:
@@ -63,6 +88,17 @@ def plain_text(text: str, names: Mapping[str, str]) -> str:
         return what if not label or label == what else f"{label} ({what})"
 
     return html.unescape(_LINK.sub(words, text))
+
+
+@lru_cache(8)
+def user_names(path: str) -> Mapping[str, str]:
+    """Return the names of a users.json by the ids of the users; empty where it can't be read."""
+    try:
+        users = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    named = ((user, one_of(user.get("profile"), "real_name", "display_name")) for user in listed(users) if "id" in user)
+    return {str(user["id"]): str(name or user.get("real_name") or user.get("name")) for user, name in named}
 
 
 FORMAT = Log("slack", recognise, rows)

@@ -20,6 +20,7 @@ from hivetune.data.mapping import (
     OWN,
     ROWS,
     WHERE,
+    is_turn_table,
     kept_beside,
     lacks_where,
     maps_content,
@@ -81,7 +82,8 @@ def understand(
     seen: list[Row] = []
     for number, source in enumerate(inputs.sources, 1):
         if source.kind != STORE:
-            source = replace(source, inside=columns.get(ROWS, ""))
+            turns = tuple(columns.items()) if is_turn_table(columns) else ()
+            source = replace(source, inside=columns.get(ROWS, ""), turns=turns)
             raws = list(_sample(source))
             records = [_record(raw) for raw in raws]
             seen += [record for record in records if isinstance(record, dict)]
@@ -96,7 +98,7 @@ def understand(
                 unclear[source.name] = list(map(_suggestion, lines))
         sources.append(source)
         progress(number, len(inputs.sources))
-    if WHERE in columns and (error := lacks_where(seen, columns)) is not None:
+    if WHERE in columns and not is_turn_table(columns) and (error := lacks_where(seen, columns)) is not None:
         raise error
     return Understood(replace(inputs, sources=tuple(sources)), formats, unclear, seen[0] if seen else {})
 
@@ -165,6 +167,8 @@ def _not_read(row: Row, layout: str, columns: Mapping[str, str]) -> list[str]:
     """Return the columns of a row that have a value, were not read and are no facts about it."""
     form = format_named(layout)
     read: set[str] = set()
+    if "hivetune_session" in row:
+        return []  # the row was made of a file's lines
     if maps_content(columns):
         sides = (named for field, column in columns.items() for named in named_in(row, field, column))
         read = {part for side in sides for part in (side, re.split(r"[.\[]", side)[0].strip('"'))}
@@ -174,7 +178,7 @@ def _not_read(row: Row, layout: str, columns: Mapping[str, str]) -> list[str]:
         firsts = (next((name for name in names if plain.get(name) not in EMPTY), "") for names in form.one_of)
         read = {*form.reads, *firsts}
     else:
-        return []  # the row was made of a file's lines
+        return []
     if WHERE in columns:
         read.add(where_of(columns[WHERE])[0])
     known = {*read, *columns.values(), *OF_ANSWERS, *OWN, *FACTS}
