@@ -83,8 +83,13 @@ def turn_table(columns: Mapping[str, str]) -> Log:
 
 
 def _threads(lines: Lines, columns: Mapping[str, str]) -> Iterator[PlacedRow]:
-    """Yield one row for each session of a table of turns; a row without a session is refused."""
+    """Yield one row for each session of a table of turns; a row without a session is refused.
+
+    Raise UsageError for a condition on a column that no row has.
+    """
     threads = Threads()
+    last: Row = {}
+    has_column = False
     for number, event, text in events(lines):
         if event is None:
             yield number, text
@@ -93,6 +98,8 @@ def _threads(lines: Lines, columns: Mapping[str, str]) -> Iterator[PlacedRow]:
         if not isinstance(session, str | int):
             yield number, missing_column(event, columns) or RowRefused("unknown-layout", "the session is no name")
             continue
+        last = event
+        has_column = has_column or lacks_where([event], columns) is None
         try:
             if WHERE in columns:
                 _filter(event, columns[WHERE])
@@ -111,6 +118,8 @@ def _threads(lines: Lines, columns: Mapping[str, str]) -> Iterator[PlacedRow]:
             {**turn, "role": _plain(speaker)} if is_role else {**turn, "speaker": str(speaker)},
             as_time(time) if position is None else position,
         )
+    if not has_column and (error := lacks_where([last] if last else [], columns)) is not None:
+        raise error
     for name, begin, turns in threads.conversations():
         shared = {key: value for turn in reversed(turns) for key, value in turn.pop("facts").items()}
         yield begin, conversation("turns", turns, session_id=name, **shared)

@@ -11,6 +11,7 @@ from hivetune.data.prepare.prepare import check
 from hivetune.data.prepare.understand import rows_of_files
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
+from hivetune.errors import UsageError
 
 COLUMNS = {"assistant": "Ben Berg"}
 
@@ -104,6 +105,8 @@ def test_a_table_of_turns_by_a_mapping(suffix: str, tmp_path: Path) -> None:
     ]
     document = check(DataConfig(path=str(path), columns={**columns, "where": "team=sales"})).document
     assert (document["rows_in"], document["usable"], document["set_aside"]) == (3, 1, {"filtered": 1})
+    with pytest.raises(UsageError, match="no row has a column 'teem'"):
+        check(DataConfig(path=str(path), columns={**columns, "where": "teem=sales"}))
     unnamed = {key: value for key, value in columns.items() if key != "assistant"}
     assert said(path, unnamed) == ["who-answers", "who-answers"]
 

@@ -3,8 +3,7 @@
 A line holds one block of an answer; lines with one message id are one answer. A rewound or edited prompt leaves a
 branch that was given up; a subagent and what follows a compaction are trees of their own.
 
-https://code.claude.com/docs/en/settings (`~/.claude/projects/*/*.jsonl`) and
-https://code.claude.com/docs/en/claude-code-on-the-web
+https://code.claude.com/docs/en/settings (`~/.claude/projects/*/*.jsonl`)
 """
 
 import json
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hivetune.data.pieces.format import Batch, Lines, Log
+from hivetune.data.pieces.format import Lines, Log
 from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, is_row, path_to, trees
 from hivetune.data.pieces.said import Row, listed, objects, one_of
 from hivetune.data.reasons import RowRefused
@@ -250,11 +249,4 @@ def _turns(lines: list[_Line]) -> list[dict[str, Any]]:
     return [turn for turn, is_mark in zip(turns, marks, strict=True) if not is_mark]
 
 
-def _shared_rows(row: Row) -> Iterator[Row]:
-    """Yield the rows of a session as one object, its lines in a list, as session sharing writes it."""
-    lines = (json.dumps(event) for event in objects(row["loglines"]) or [])
-    return (json.loads(text) for _, text in rows(iter(enumerate(lines, 1))) if isinstance(text, str))
-
-
 FORMAT = Log("claude-code", lambda head: any(map(is_line, head.events)), rows)
-SHARED_FORMAT = Batch("claude-code-loglines", _shared_rows, needs=("loglines",))

@@ -1,5 +1,5 @@
-"""Spans of calls of models: OpenTelemetry's semantic conventions for generative AI in their three forms (messages as
-attributes, an attribute for each field, one event a message), and OpenInference. OTLP's batches hold many.
+"""Spans of calls of models: OpenTelemetry's semantic conventions for generative AI (messages as attributes of the span
+or of its event, or an attribute for each field), and OpenInference. OTLP's batches hold many.
 
 https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/ and https://arize-ai.github.io/openinference/spec/
 """
@@ -11,7 +11,7 @@ from typing import Any
 from hivetune.data.pieces.answers import call_of, read_answer, read_request
 from hivetune.data.pieces.format import Batch, Format
 from hivetune.data.pieces.said import Conversation, Row, Tools, listed, objects, one_of, parsed
-from hivetune.data.pieces.turns import conversation_of, read_messages, read_system, read_tools
+from hivetune.data.pieces.turns import conversation_of, read_system, read_tools
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 
@@ -23,7 +23,6 @@ _TOOLS = ("gen_ai.tool.definitions", "ai.prompt.tools", "llm.request.functions")
 _ASKED_TURNS, _ANSWERED_TURNS = ("gen_ai.prompt", "llm.input_messages"), ("gen_ai.completion", "llm.output_messages")
 _OPERATION = "gen_ai.client.inference.operation.details"  # the event that holds attributes of its span
 _NAMESPACES = ("llm", "gen_ai", "input", "output", "openinference")
-_EVENT_ROLES = ("system", "user", "assistant", "tool")
 _ATTRIBUTES = ("attributes", "span_attributes")
 _SPAN_COLUMNS = ("span_id", "trace_id", "kind", "events", "context", "start_time")
 
@@ -48,7 +47,7 @@ def _typed(value: Any) -> Any:
 
 
 def read(row: Row) -> Conversation | None:
-    """Return the conversation in a span's attributes, else in its events, else in its input and output.
+    """Return the conversation in a span's attributes, else in its input and output.
 
     Raise RowRefused: failed, not-a-model-call, or the problem with a turn.
     """
@@ -58,13 +57,12 @@ def read(row: Row) -> Conversation | None:
     flat = _dotted(attributes(held))
     if not any(key in row for key in _SPAN_COLUMNS) and not any(key.startswith(("gen_ai.", "llm.")) for key in flat):
         return None
-    events = objects(row.get("events")) or []
-    for event in events:
+    for event in objects(row.get("events")) or []:
         flat |= attributes(event.get("attributes")) if event.get("name") == _OPERATION else {}
     status = one_of(row.get("status"), "code", "status_code") or row.get("status_code") or row.get("status")
     if status in (2, "STATUS_CODE_ERROR", "ERROR") or flat.get("error.type"):
         raise RowRefused("failed", "the span's status is an error")
-    found = _in_attributes(flat) or _in_events(events)
+    found = _in_attributes(flat)
     if found is None and str(flat.get("openinference.span.kind")).upper() == "LLM" and flat.get("output.value"):
         asked, tools, changed = call_of(_decoded(flat.get("input.value")), _decoded(flat["output.value"]))
         return conversation_of("opentelemetry", asked, tools or _tools(flat), changed)
@@ -120,28 +118,6 @@ def _in_attributes(flat: Mapping[str, Any]) -> list[Message] | None:
     return [*read_request(asked).messages, *read_answer(answered)[0]]
 
 
-def _in_events(events: list[dict[str, Any]]) -> list[Message] | None:
-    """Return one event a message: gen_ai.user.message and so on, then gen_ai.choice, the answer."""
-    messages: list[Message] = []
-    answered = False
-    for event in events:
-        # A message stands in the attributes of its event, in these as one text, or in the body.
-        fields = dict(attributes(event.get("attributes")))
-        if (content := fields.pop("gen_ai.event.content", None)) is not None:
-            fields |= whole if isinstance(whole := parsed(content), dict) else {"content": content}
-        fields |= event["body"] if isinstance(event.get("body"), dict) else {}
-        kind = str(event.get("name"))
-        role = kind.removeprefix("gen_ai.").removesuffix(".message")
-        if kind.startswith("gen_ai.") and role in _EVENT_ROLES:
-            messages += read_messages([{**fields, "role": role, "content": parsed(fields.get("content"))}], None)
-        elif kind == "gen_ai.choice" and not answered:
-            message = parsed(fields.get("message")) or parsed(fields.get("content"))
-            choice = {**fields, "message": message if isinstance(message, dict) else {"content": message}}
-            messages += read_answer({"choices": [choice]})[0]
-            answered = True
-    return messages if any(message.role == "assistant" for message in messages) else None
-
-
 def _below(flat: Mapping[str, Any], prefix: str) -> Any:
     """Return the attributes below `prefix`, nested by the dots in their names; objects whose keys are 0, 1, 2 ... as
     lists.
@@ -194,21 +170,6 @@ def _spans(record: Row) -> Iterator[Row]:
                 yield {**span, "attributes": {**shared, **attributes(span.get("attributes"))}, "events": events}
 
 
-def _logs(record: Row) -> Iterator[Row]:
-    """Yield the events of each span together, as a span would hold them."""
-    events_of: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
-    for resource in objects(record.get("resourceLogs")) or []:
-        for scope in objects(resource.get("scopeLogs")) or []:
-            for event in objects(scope.get("logRecords")) or []:
-                held = attributes(event.get("attributes"))
-                name = event.get("eventName") or held.get("event.name")
-                logged = {"name": name, "attributes": held, "body": _typed(event.get("body"))}
-                events_of.setdefault((event.get("traceId"), event.get("spanId")), []).append(logged)
-    for (trace, span), events in events_of.items():
-        yield {"traceId": trace, "span_id": span, "attributes": {}, "events": events}
-
-
 _READS = frozenset(("events", "resource", "scope", "status", "status_code", *_ATTRIBUTES, *_SPAN_COLUMNS))
 FORMAT = Format("opentelemetry", read, needs=("|".join(_ATTRIBUTES),), reads=_READS)
 SPANS_FORMAT = Batch("otlp-spans", _spans, needs=("resourceSpans", "batches", "scopeSpans", "trace"))
-LOGS_FORMAT = Batch("otlp-logs", _logs, needs=("resourceLogs",))

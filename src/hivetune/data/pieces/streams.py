@@ -1,20 +1,22 @@
-"""An answer in the pieces in which an API sends it, put together to the response that it would have sent whole: OpenAI
-(chat, completions, Responses), Anthropic, Gemini, Ollama. The pieces are a list, the text of server-sent events, or
-lines of JSON.
+"""An answer in the pieces in which an API sends it, put together to the response that it would have sent whole.
+
+Of OpenAI's chat completions, which most servers send too, of its Responses, and of Anthropic's messages.
+
+The pieces are a list, the text of server-sent events, or lines of JSON. The pieces of other APIs are refused.
 """
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from hivetune.data.pieces.said import all_texts, listed, objects, one_of
+from hivetune.data.pieces.said import all_texts, objects, one_of
 from hivetune.data.reasons import RowRefused
 
 StreamPieces = Sequence[Mapping[str, Any]]
 Response = dict[str, Any]
 _Joiner = Callable[[StreamPieces], Response | None]  # None: the last piece is missing
 _EVENT_HEADS = ("data:", "event:", ": ", "id:", "retry:")
-_OF_GEMINI = ("candidates", "usageMetadata", "promptFeedback")
+_ENDS = ("response.completed", "response.incomplete", "response.failed")  # of OpenAI's Responses
 
 
 def starts_events(text: str) -> bool:
@@ -43,6 +45,16 @@ def whole_response(pieces: StreamPieces) -> Response:
     return response
 
 
+def refuse_pieces(text: str) -> None:
+    """Raise RowRefused for an answer that is the pieces of a stream of another API: events, or Ollama's lines."""
+    pieces = _sent(text) if text.startswith((*_EVENT_HEADS, "{")) else None
+    if not pieces:
+        return
+    in_events = starts_events(text) and all(map(starts_events, filter(None, text.splitlines())))
+    if in_events or all(isinstance(piece.get("done"), bool) for piece in pieces):
+        raise RowRefused("unknown-layout", "the answer is the pieces of a stream, of an API that is not known")
+
+
 def _sent(text: str) -> list[dict[str, Any]] | None:
     """Return the objects of server-sent events or of lines of JSON, up to a line that breaks off."""
     text = text.lstrip()
@@ -65,27 +77,14 @@ def _sent(text: str) -> list[dict[str, Any]] | None:
     return items
 
 
-def refuse_pieces(text: str) -> None:
-    """Raise RowRefused for an answer that is server-sent events of an API that is not known."""
-    if starts_events(text) and _sent(text) and all(map(starts_events, filter(None, text.splitlines()))):
-        raise RowRefused("unknown-layout", "the answer is the pieces of a stream, of an API that is not known")
-
-
 def _joiner(items: StreamPieces) -> _Joiner | None:
     """Return the function that joins these pieces; None if they are not pieces of a stream."""
     kinds = [str(item.get("type")) for item in items]
     if any("delta" in choice for choice in _first_choices(items)):
         return _openai
-    if all(item.get("object") == "text_completion" for item in items):
-        return _openai_text
     if "message_start" in kinds or "content_block_delta" in kinds:
         return _anthropic
-    if all(kind.startswith("response.") or kind == "error" for kind in kinds):
-        return _responses
-    if all(isinstance(item.get("done"), bool) for item in items):
-        return _ollama
-    is_gemini = any("candidates" in item for item in items)
-    return _gemini if is_gemini and all(one_of(item, *_OF_GEMINI) is not None for item in items) else None
+    return _responses if all(kind.startswith("response.") or kind == "error" for kind in kinds) else None
 
 
 def _joined(texts: Iterable[Any]) -> str:
@@ -97,18 +96,13 @@ def _joined(texts: Iterable[Any]) -> str:
 
 def _responses(pieces: StreamPieces) -> Response | None:
     """Return the complete response in the last event."""
-    ends = ("response.completed", "response.incomplete", "response.failed")
-    whole = next((piece.get("response") for piece in reversed(pieces) if piece.get("type") in ends), None)
+    whole = next((piece.get("response") for piece in reversed(pieces) if piece.get("type") in _ENDS), None)
     return whole if isinstance(whole, dict) else None
 
 
 def _first_choices(pieces: StreamPieces) -> list[dict[str, Any]]:
     """Return the pieces of the first of several answers, which are interleaved with those of others."""
     return [choice for piece in pieces for choice in objects(piece.get("choices")) or [] if not choice.get("index")]
-
-
-def _end(choices: Iterable[Mapping[str, Any]], name: str) -> Any:
-    return next((end for choice in reversed(list(choices)) if (end := choice.get(name))), None)
 
 
 def _openai(pieces: StreamPieces) -> Response | None:
@@ -127,15 +121,8 @@ def _openai(pieces: StreamPieces) -> Response | None:
             function[name] += _joined([one_of(call.get("function"), name)])
     if calls:
         message["tool_calls"] = list(calls.values())
-    end = _end(choices, "finish_reason")
+    end = next((end for choice in reversed(choices) if (end := choice.get("finish_reason"))), None)
     return None if end is None else {"choices": [{"message": message, "finish_reason": end}]}
-
-
-def _openai_text(pieces: StreamPieces) -> Response | None:
-    choices = _first_choices(pieces)
-    end = _end(choices, "finish_reason")
-    text = _joined(choice.get("text") for choice in choices)
-    return None if end is None else {"choices": [{"text": text, "finish_reason": end}]}
 
 
 def _anthropic(pieces: StreamPieces) -> Response | None:
@@ -155,34 +142,3 @@ def _anthropic(pieces: StreamPieces) -> Response | None:
             blocks[index]["input"] = (before if isinstance(before, str) else "") + text
     content = list(blocks.values())
     return None if end is None else {"type": "message", "role": "assistant", "content": content, "stop_reason": end}
-
-
-def _ollama(pieces: StreamPieces) -> Response | None:
-    last = pieces[-1]
-    if not last.get("done"):
-        return None
-    if "message" not in pieces[0]:
-        texts = {name: _joined(piece.get(name) for piece in pieces) for name in ("response", "thinking")}
-        return {**last, "response": texts["response"], "thinking": texts["thinking"] or None}
-    messages = [piece["message"] for piece in pieces if isinstance(piece.get("message"), dict)]
-    message: Response = {name: _joined(part.get(name) for part in messages) or None for name in ("content", "thinking")}
-    if calls := [call for part in messages for call in listed(part.get("tool_calls"))]:
-        message["tool_calls"] = calls
-    return {**last, "message": {"role": "assistant", **message}}
-
-
-def _gemini(pieces: StreamPieces) -> Response | None:
-    candidates = [
-        choice for piece in pieces for choice in objects(piece.get("candidates")) or [] if not choice.get("index")
-    ]
-    parts: list[dict[str, Any]] = []
-    for part in (part for choice in candidates for part in objects(one_of(choice.get("content"), "parts")) or []):
-        before = parts[-1] if parts else {}
-        goes_on = isinstance(part.get("text"), str) and isinstance(before.get("text"), str)
-        if goes_on and bool(part.get("thought")) == bool(before.get("thought")):
-            parts[-1] = {**before, "text": before["text"] + part["text"]}
-        elif part.get("text") != "":
-            parts.append({**part})
-    end = _end(candidates, "finishReason")
-    content = {"role": "model", "parts": parts}
-    return None if end is None else {"candidates": [{"content": content, "finishReason": end}]}
