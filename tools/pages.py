@@ -40,7 +40,7 @@ def faults_page() -> str:
     lines = [
         "# Faults",
         "",
-        "Causes and remedies of failed runs, from `src/hivetune/machine/knowledge/faults.yaml`. The first entry",
+        "Causes and remedies of failed runs, from `src/hivetune/machine/knowledge/faults.toml`. The first entry",
         "whose pattern matches is the diagnosis. Recovery tries the changes from left to right",
         "([reliability.md](reliability.md)).",
     ]
@@ -104,8 +104,8 @@ def _titled(fact: Fact) -> str:
 
 
 def _sources(fact: Fact) -> str:
-    links = ", ".join(f"[{number}]({url})" for number, url in enumerate(fact.source[1:], 2))
-    return f"([{fact.confidence}]({fact.source[0]}){links and ', ' + links})"
+    links = ", ".join(f"[{number}]({url})" for number, url in enumerate(fact.source, 1))
+    return f"({links})"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

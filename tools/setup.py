@@ -1,7 +1,7 @@
 """Makes `.venv` ready: picks the torch build that fits this machine, then installs Hivetune with the locked versions.
 
 Run by `make`; standard library only. Says which torch it picked and why: for a card by the facts that `hivetune doctor`
-judges by (`src/hivetune/machine/knowledge/installs.toml`). On a machine without an NVIDIA card it never installs a CUDA
+judges by (`src/hivetune/machine/knowledge/machines.toml`). On a machine without an NVIDIA card it never installs a CUDA
 build: it first asks pip what it *would* install, and only if that is a CUDA build goes to uv, which knows the index of
 each PyTorch build (`--torch-backend`).
 

@@ -52,12 +52,6 @@ def test_of_a_long_log_the_end_counts(tmp_path: Path, capsys: pytest.CaptureFixt
     assert told(str(tmp_path / "long.log"), capsys)["fault"] == "device-memory-fault"
 
 
-def test_the_override_counts_where_the_text_names_it(capsys: pytest.CaptureFixture[str]) -> None:
-    text = "Memory access fault by GPU node-1 on address (nil). Reason: Unknown."
-    assert told(text, capsys)["fault"] == "device-memory-fault"
-    assert told(f"HSA_OVERRIDE_GFX_VERSION=10.3.0\n{text}", capsys)["fault"] == "device-wrong-override"
-
-
 def test_an_unknown_text_is_said_to_be_one(capsys: pytest.CaptureFixture[str]) -> None:
     document = told("the printer is on fire", capsys)
     assert not document["known"] and "hivetune doctor" in document["advice"]

@@ -14,7 +14,6 @@ from hivetune.cli.output import Note, answer, parts, progress
 from hivetune.config import load_config
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.machine.doctor.findings import (
-    OVERRIDE,
     Judgement,
     MachineFinding,
     advised_variables,
@@ -87,9 +86,7 @@ def _failed(facts: Look) -> list[MachineFinding]:
 def explain_text(source: str) -> None:
     """Explain a file, the log of a run folder, standard input or the text itself, from the catalogue of faults."""
     text = _read(source)
-    # A text from another machine may name the variable; for this machine the environment has it.
-    facts = {"always", "override"} if OVERRIDE in text or OVERRIDE in os.environ else {"always"}
-    document = of_this_account().document(_document(diagnose(Evidence(log=text, facts=frozenset(facts)))))
+    document = of_this_account().document(_document(diagnose(Evidence(log=text))))
     answer(document, _as_text(document))
 
 
@@ -127,7 +124,7 @@ def _document(diagnosis: Diagnosis) -> dict[str, Any]:
         "shape": list(diagnosis.shape) if diagnosis.shape else None,
         "remedies": [{"name": name, "says": says[name]} for name in (fault.rungs if is_known else ())],
         "advice": fault.advice if is_known else UNKNOWN_ADVICE,
-        "evidence": list(fault.evidence),
+        "evidence": list(fault.source),
     }
 
 

@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 from test_machines import CASES
 
-from hivetune.machine.knowledge.facts import KINDS, alternatives, facts, in_range, is_met
+from hivetune.machine.knowledge.facts import alternatives, facts, in_range, is_met
 
-FACTS = [fact for kind in KINDS for fact in facts(kind)]
+FACTS = [fact for kind in ("finding", "chip", "advice", "remedy", "install") for fact in facts(kind)]
 SOURCE = Path(__file__).parents[3] / "src"
 
 
-def test_every_fact_names_its_source_and_when_it_was_read() -> None:
+def test_every_fact_names_its_source() -> None:
     assert all(fact.source and all(url.startswith("https://") for url in fact.source) for fact in FACTS)
-    assert all(len(fact.date) == 10 and fact.date > "2026-01-01" for fact in FACTS)
     names = [fact.id for fact in FACTS]
     assert len(names) == len({*names})
     assert all(fact.says == fact.says.strip() and not fact.says.endswith(".") for fact in FACTS)

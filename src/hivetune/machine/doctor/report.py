@@ -93,7 +93,7 @@ def findings_as_text(judgement: Judgement) -> str:
         parts = {
             "seen here": ", ".join(finding.evidence),
             "do": finding.fix,
-            f"by {finding.confidence}": " ".join(finding.source),
+            "sources": " ".join(finding.source),
         }
         lines += [f"   {title}: {text}" for title, text in parts.items() if text]
     return "\n".join(lines)

@@ -1,1 +1,1 @@
-"""Facts as data: chips, builds of torch, conditions, variables (*.toml); cards, models, codes, faults (*.yaml)."""
+"""Facts as data: machines and faults (*.toml), cards and models (*.yaml)."""

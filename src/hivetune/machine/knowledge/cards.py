@@ -14,7 +14,7 @@ from hivetune.errors import UsageError
 def known_model(name: str) -> Mapping[str, Any] | None:
     """Return the relevant fields of a model's config.json by Hub id or its last part, None if it is not listed."""
     sought = name.lower()
-    for listed, config in read_knowledge("models.yaml").items():
+    for listed, config in _read("models.yaml").items():
         if sought in (listed.lower(), listed.lower().rpartition("/")[2]):
             fields: Mapping[str, Any] = config
             return fields
@@ -34,7 +34,7 @@ def similar_card(name: str, architecture: str, memory_bytes: int) -> Mapping[str
     """Return the entry of a card of this machine: by name, else the same chip with memory within 15 %."""
     if found := _find_card(name):
         return found
-    for listed, card in read_knowledge("cards.yaml").items():
+    for listed, card in _read("cards.yaml").items():
         same_memory = abs(card["memory_gb"] * 1e9 / max(memory_bytes, 1) - 1) < 0.15
         if architecture and card.get("gfx") == architecture and same_memory:
             return {"name": listed, **card}
@@ -43,7 +43,7 @@ def similar_card(name: str, architecture: str, memory_bytes: int) -> Mapping[str
 
 def _find_card(name: str) -> Mapping[str, Any] | None:
     sought = name.lower().strip()
-    for listed, card in read_knowledge("cards.yaml").items():
+    for listed, card in _read("cards.yaml").items():
         if sought in (listed.lower(), *(alias.lower() for alias in card.get("aliases", []))):
             return {"name": listed, **card}
     return None
@@ -51,11 +51,11 @@ def _find_card(name: str) -> Mapping[str, Any] | None:
 
 def known_cards() -> list[str]:
     """Return the names of all known cards."""
-    return list(read_knowledge("cards.yaml"))
+    return list(_read("cards.yaml"))
 
 
 @functools.cache
-def read_knowledge(name: str) -> Any:
+def _read(name: str) -> Any:
     """Return the content of a YAML file beside this module."""
     text = (Path(__file__).parent / name).read_text(encoding="utf-8")
     return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))

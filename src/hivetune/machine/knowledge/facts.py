@@ -1,15 +1,13 @@
 """The facts of the *.toml files beside this module, and the torch to install by them. Standard library, for set-up.
 
-Every fact has the same six keys besides those of its kind:
+Every fact but a fault (machine/faults.py) has these keys besides those of its kind (machines.toml lists them):
 
     id          its name in reports
     says        the fact, in a sentence
     when        observation = pattern, all of which must match; or a list of alternatives. A pattern is true or
                 false, a range of versions (">=7.2,<7.3"), or a list of words with wildcards ("gfx103*"), one of which
                 must match. A missing observation matches nothing.
-    confidence  vendor | source code | measured | report
     source      public addresses
-    date        when the sources were read
 """
 
 import functools
@@ -21,70 +19,40 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-CONFIDENCE = ("vendor", "source code", "measured", "report")
-# The observations that facts may name; machine/doctor/findings.py makes them.
-OBSERVATIONS = frozenset(
-    {"gfx", "capability", "vendor", "build", "torch", "rocm", "cuda", "kernel", "python", "python_fits", "driver"}
-    | {"cpu_bf16", "dtype", "access", "kernels", "override", "alloc", "tunableop", "rocm_versions", "rocm_path"}
-    | {"filesystem", "free_gb", "swapping", "hidden", "container", "card_free_percent", "useless", "diagnosis"}
-)
 _COMPARISON = re.compile(r"\s*(<=|>=|==|!=|<|>)\s*([\w.]+)\s*$")
+
+Patterns = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Fact:
     """One fact; `more` has the keys of its kind."""
 
-    kind: str
     id: str
     says: str
-    when: Mapping[str, Any] | Sequence[Mapping[str, Any]]
-    confidence: str
+    when: Patterns
     source: tuple[str, ...]
-    date: str
     more: Mapping[str, Any]
 
 
-# The further keys of each kind of fact: (required, optional).
-KINDS = {
-    # What is wrong with a machine.
-    "finding": (("severity", "title"), ("fix", "unset")),
-    # The torch to install.
-    "install": (("title", "requirement", "backend", "python"), ()),
-    # A GPU architecture.
-    "chip": ((), ("integrated", "unified", "needs_override")),
-    # A value to set for a card. `other_name`: another name of the same switch; a user who has set it has decided.
-    "advice": (("name", "value"), ("other_name",)),
-    # A rung of the ladder that helped others with these faults on a card, in the file's order.
-    "remedy": (("faults", "rung"), ()),
-}
+@functools.cache
+def read_knowledge(kind: str) -> tuple[Mapping[str, Any], ...]:
+    """Return the entries of a kind from the files beside this module, in their order."""
+    entries: list[Mapping[str, Any]] = []
+    for path in sorted(Path(__file__).parent.glob("*.toml")):
+        with path.open("rb") as file:
+            entries += tomllib.load(file).get(kind, ())
+    return tuple(entries)
 
 
 @functools.cache
 def facts(kind: str) -> tuple[Fact, ...]:
-    """Return all facts of one kind in the order of their file. Raise ValueError for an invalid entry."""
-    all_facts: list[Fact] = []
-    for path in sorted(Path(__file__).parent.glob("*.toml")):
-        with path.open("rb") as file:
-            all_facts += [_fact(path.name, kind, entry) for entry in tomllib.load(file).get(kind, ())]
-    return tuple(all_facts)
-
-
-def _fact(file: str, kind: str, entry: Mapping[str, Any]) -> Fact:
-    common = ("id", "says", "when", "confidence", "source", "date")
-    needed, optional = KINDS[kind]
-    title = f"{file}: {kind} {entry.get('id')}"
-    if missing := {*common, *needed} - entry.keys():
-        raise ValueError(f"{title}: missing {sorted(missing)}")
-    if unknown := entry.keys() - {*common, *needed, *optional}:
-        raise ValueError(f"{title}: unknown {sorted(unknown)}")
-    if strange := {name for when in alternatives(entry["when"]) for name in when} - OBSERVATIONS:
-        raise ValueError(f"{title}: nothing observes {sorted(strange)}")
-    if entry["confidence"] not in CONFIDENCE:
-        raise ValueError(f"{title}: confidence is one of {', '.join(CONFIDENCE)}")
-    more = {key: value for key, value in entry.items() if key not in common}
-    shared = {key: entry[key] for key in common}
-    return Fact(kind=kind, more=more, **{**shared, "source": tuple(entry["source"])})
+    """Return all facts of a kind: finding, chip, advice, remedy or install. Raise KeyError for an incomplete one."""
+    common = ("id", "says", "when", "source")
+    return tuple(
+        Fact(e["id"], e["says"], e["when"], tuple(e["source"]), {k: v for k, v in e.items() if k not in common})
+        for e in read_knowledge(kind)
+    )
 
 
 def first_fact(kind: str, observed: Mapping[str, Any]) -> Fact | None:
@@ -92,11 +60,11 @@ def first_fact(kind: str, observed: Mapping[str, Any]) -> Fact | None:
     return next((fact for fact in facts(kind) if is_met(fact.when, observed)), None)
 
 
-def alternatives(when: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+def alternatives(when: Patterns) -> Sequence[Mapping[str, Any]]:
     return [when] if isinstance(when, Mapping) else when
 
 
-def matching(when: Mapping[str, Any] | Sequence[Mapping[str, Any]], observed: Mapping[str, Any]) -> Mapping[str, Any]:
+def matching(when: Patterns, observed: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the first alternative whose patterns all match the observations, empty if none does."""
     for patterns in alternatives(when):
         if all(observed.get(name) is not None and _fits(pattern, observed[name]) for name, pattern in patterns.items()):
@@ -104,7 +72,7 @@ def matching(when: Mapping[str, Any] | Sequence[Mapping[str, Any]], observed: Ma
     return {}
 
 
-def is_met(when: Mapping[str, Any] | Sequence[Mapping[str, Any]], observed: Mapping[str, Any]) -> bool:
+def is_met(when: Patterns, observed: Mapping[str, Any]) -> bool:
     """Return whether all patterns of an alternative of `when` match the observations."""
     return bool(matching(when, observed))
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hivetune.machine.faults import Fault, Sign, catalogue
+from hivetune.machine.faults import Fault, catalogue
 from hivetune.process.protocol import Outcome
 
-# These faults say only that something ended. They are tried last, when no other fault fits.
-LAST_RESORT = frozenset({"program-error", "unknown"})
+# It says only that something ended.
+LAST_RESORT = frozenset({"program-error"})
 # Exit codes that our own errors choose, and facts that say how something ended but not why.
 REFUSALS = frozenset({"exit:2", "exit:3", "exit:4", "exit:5"})
 WEAK_FACTS = ("signal:", "exit:1", "always")
@@ -36,7 +36,7 @@ WARNING = re.compile(r"^.*\b[A-Z]\w+Warning: (?!(?:CUDA|HIP) warning).*$", re.MU
 # The product that a matrix library reports when it fails ("m 8 n 412 k 896").
 SHAPE = re.compile(r"\bm[ =:]+(\d+)[ ,]+n[ =:]+(\d+)[ ,]+k[ =:]+(\d+)")
 QUOTE_LIMIT = 300
-SignKind = Literal["patterns", "own", "symptoms", "wrappers"]
+SignKind = Literal["patterns", "own", "weak"]
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,10 @@ class Diagnosis:
         return f"{self.fault.title}{shape}. {self.fault.cause}{quote}"
 
 
-def evidence_of(outcome: Outcome, *, kernel: Sequence[str] = (), oom: bool = False, override: bool = False) -> Evidence:
+def evidence_of(outcome: Outcome, *, kernel: Sequence[str] = (), oom: bool = False) -> Evidence:
     """Collect the evidence in an outcome and in what the machine wrote meanwhile (machine/traces.py)."""
     facts = {"always", "hung"} if outcome.status == "hung" else {"always"}
-    facts |= {name for name, holds in (("oom", oom), ("override", override)) if holds}
+    facts |= {"oom"} if oom else set()
     error = ""
     if outcome.status == "hung":
         facts.add(f"state:{outcome.state}")
@@ -96,12 +96,11 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         _search(evidence, own_lines[:1], either, chosen)
         or next(filter(None, (_search(evidence, (cause,), either) for cause in own_lines[1:])), None)
         or _search(evidence, logs, ("patterns",), strong)
-        or _search(evidence, (*own_lines, *logs), ("symptoms",))
         or _search(evidence, (WARNING.sub("", whole_log),), either)
         or _search(evidence, (whole_log,), either)
-        or _search(evidence, (*own_lines, whole_log), ("wrappers",))
-        or _search(evidence, (), (), evidence.facts)
-        or _last_resort(evidence)
+        or _search(evidence, (*own_lines, *logs), ("weak",))
+        or _search(evidence, (), (), evidence.facts - {"always"})
+        or (catalogue()[-1], _last_line(evidence.error or evidence.log))
     )
     product = SHAPE.search(evidence.error) or SHAPE.search(evidence.log)
     return Diagnosis(*fault, (int(product[1]), int(product[2]), int(product[3])) if product else None)
@@ -118,21 +117,16 @@ def _search(
     `kinds`: which of its signs are searched.
     """
     for fault in catalogue():
-        if fault.id in LAST_RESORT or not fault.needs <= evidence.facts:
-            continue
-        signs: list[Sign] = [sign for kind in kinds for sign in getattr(fault, kind)]
+        signs = [getattr(fault, kind) for kind in kinds]
         quote = next((line for text in texts if (line := _matching_line(signs, text))), "")
         if quote or fault.facts & facts:
             return fault, quote
     return None
 
 
-def _last_resort(evidence: Evidence) -> tuple[Fault, str]:
-    for fault in catalogue():
-        if fault.id in LAST_RESORT and (fault.facts & evidence.facts or _matching_line(fault.patterns, evidence.log)):
-            lines = (evidence.error or evidence.log).strip().splitlines()
-            return fault, lines[-1][:QUOTE_LIMIT] if lines else ""
-    raise AssertionError("the catalogue ends with a fault that matches everything")
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1][:QUOTE_LIMIT] if lines else ""
 
 
 def _was_ended(evidence: Evidence) -> bool:
@@ -160,9 +154,9 @@ def _error_lines(evidence: Evidence) -> list[str]:
     return [evidence.error or exceptions[-1], *chained] if evidence.error or exceptions else []
 
 
-def _matching_line(signs: Sequence[Sign], text: str) -> str:
+def _matching_line(signs: Sequence[re.Pattern[str]], text: str) -> str:
     """Return the line of the first match: an early line is nearer to the cause than what follows from it."""
-    starts = [match.start() for sign in signs if text and (match := sign.pattern.search(text))]
+    starts = [match.start() for sign in signs if text and (match := sign.search(text))]
     if not starts:
         return ""
     begin = text.rfind("\n", 0, min(starts)) + 1

@@ -61,7 +61,6 @@ from hivetune.train.supervise.workers import Workers, devices_beside
 SMALLER = ("rank", "sample")
 # What a run that goes on needs for journals and logs, besides a checkpoint and an adapter of a third of its size.
 MIN_RESERVE_BYTES = 1 << 20
-OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
 MIN_CHECKPOINT_EVERY_S = 10.0
 SAMPLE_EVERY_S = 30.0
 # The first sample comes sooner: many faults come within the first half minute.
@@ -233,10 +232,7 @@ class _Supervisor:
             if outcome.status in ("done", "stopped") or (self.stop.count and outcome.status != "failed"):
                 return ended
             settle_kernel()
-            override = environment[OVERRIDE] if OVERRIDE in environment else os.environ.get(OVERRIDE)
-            evidence = evidence_of(
-                outcome, kernel=kernel.lines(pid), oom=oom_kills() > oom_before, override=override is not None
-            )
+            evidence = evidence_of(outcome, kernel=kernel.lines(pid), oom=oom_kills() > oom_before)
             return replace(ended, diagnosis=diagnose(evidence))
         except BaseException:
             if child is not None:
