@@ -52,10 +52,10 @@ def collect(
     """Copy interactions into the store, each exactly once. Killing or repeating the command loses and doubles none.
 
     SRC is a JSON Lines file, a folder of them or a quoted glob (through rotation, .gz and .zst too);
-    sqlite:PATH?table=T[&map=prompt:question,...][&cursor=COLUMN]; redis://[:PASSWORD@]HOST:PORT/DB?stream=S[&group=G];
+    sqlite:PATH?table=T[&map=prompt:question,...][&cursor=COLUMN]; redis://[:PASSWORD@]HOST:PORT/DB?stream=S;
     rediss:// for TLS; redis+cluster://HOST:PORT?prefix=P&partitions=N for the streams P:{0}:events, P:{1}:events, ...
     """
-    readers = parse_sources(sources, follow=follow)
+    readers = parse_sources(sources)
     started = time.time()
     stop, heard = threading.Event(), []
 

@@ -15,4 +15,4 @@ jsonl._BATCH_ROWS = redis_stream._BATCH_ROWS = sqlite.PAGE_ROWS = int(sys.argv[1
 stop = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
 print("ready", flush=True)
-collect(parse_sources(sys.argv[2:], follow=True), follow=True, stop=stop)
+collect(parse_sources(sys.argv[2:]), follow=True, stop=stop)

@@ -23,6 +23,8 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import home
 from hivetune.data.intake import collect as collect_module
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery, Tally, commit_batch
+from hivetune.data.intake.sources import documents
+from hivetune.data.intake.sources.documents import DocumentReader
 from hivetune.data.intake.sources.parse import parse_map, parse_sources
 from hivetune.data.pieces.fields import as_feedback, as_success, as_time, extract
 from hivetune.errors import DoesNotFit, UsageError
@@ -112,7 +114,7 @@ def test_documents_are_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path = tmp_path / "old.csv"
     path.write_text("prompt,completion\n" + "".join(f"question {n},answer\n" for n in range(10)))
     monkeypatch.setattr("hivetune.data.intake.sources.documents._BATCH_ROWS", 4)
-    reader = parse_sources([str(path)])[0]
+    reader = DocumentReader(str(path))
     with closing(open_database()) as database:
         batches = reader.batches(database, False, threading.Event())
         batch = next(batches)
@@ -165,12 +167,12 @@ def test_what_comes_into_a_followed_folder_is_collected(tmp_path: Path) -> None:
     """Only logs were, and not even these where the folder held documents alone. A file that goes ended the follower."""
     (tmp_path / "0.json").write_text(json.dumps([row(0)]))
     stop = threading.Event()
-    readers = parse_sources([str(tmp_path), str(tmp_path / "*.csv")], follow=True)
+    readers = parse_sources([str(tmp_path), str(tmp_path / "*.csv")])
     notes: set[str] = set()
     options = {
         "follow": True,
         "stop": stop,
-        "tick": lambda c: notes.update(n for r in list(c.readers) for n in r.notes),
+        "tick": lambda collected: notes.update(note for reader in collected.readers for note in reader.notes),
     }
     follower = threading.Thread(target=collect_module.collect, args=(readers,), kwargs=options)
     follower.start()
@@ -188,16 +190,19 @@ def test_what_comes_into_a_followed_folder_is_collected(tmp_path: Path) -> None:
         follower.join()
 
 
-def test_a_document_that_is_being_written_is_read_once_it_stays(tmp_path: Path) -> None:
+def test_a_document_that_is_being_written_is_read_once_it_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A row that is half written may look whole."""
     path = tmp_path / "rows.csv"
     path.write_text("prompt,completion\nquestion 1,ans")
-    [reader, _] = parse_sources([str(tmp_path)], follow=True)
+    reader = DocumentReader(str(path))
+    monkeypatch.setattr(documents, "SETTLED_S", 0.05)
     with closing(open_database()) as database, closing(reader.batches(database, True, threading.Event())) as batches:
         assert next(batches) is None
         path.write_text("prompt,completion\nquestion 1,answer\n")
         assert next(batches) is None
-        batch = next(batches)
+        batch = next(batch for batch in batches if batch is not None)
         assert batch and [delivery.row for delivery in batch.deliveries] == [
             {"prompt": "question 1", "completion": "answer"}
         ]

@@ -5,8 +5,8 @@ import contextlib
 import json
 import sqlite3
 import threading
-from collections.abc import Generator, Mapping
-from typing import Any, Protocol
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
 
 from hivetune.data.formats import may_hold_rows, rows_inside
 from hivetune.data.intake.interactions import Batch
@@ -15,9 +15,6 @@ from hivetune.data.pieces.turns import is_conversation
 from hivetune.data.read import parse_row, refuse_constant, refuse_session_line, unique_keys
 from hivetune.data.reasons import RowRefused
 
-# Reasons that only a live source can have; the rest are those of data/reasons.py.
-DELETED = "deleted-before-read"
-DELETED_HINT = "the stream is trimmed before it is collected: raise MAXLEN, or collect with --follow"
 BINARY = "binary-column"
 BINARY_HINT = "store it as text; of a table, collect a view without it: ?table=VIEW&cursor=COLUMN"
 
@@ -25,25 +22,33 @@ BINARY_HINT = "store it as text; of a table, collect a view without it: ?table=V
 Batches = Generator[Batch | None, None, None]
 
 
-class Reader(Protocol):
-    """The part of a source that one thread reads."""
+class Reader:
+    """A source. `name` and `notes` are for people, and never hold a password. `waiting`: the places of rows that are
+    not complete yet. `retrying`: the source can't be reached now.
+    """
 
-    name: str  # for people; never a password
-    notes: list[str]  # messages for people, each once
+    def __init__(self, name: str):
+        self.name = name
+        self.notes: list[str] = []
+        self.waiting: list[str] = []
+        self.retrying = False
 
-    poll_s: float  # how long to wait where there is nothing new; 0: the reader itself waits, in its own thread
+    def note(self, text: str) -> None:
+        """Add a note, once."""
+        if text not in self.notes:
+            self.notes.append(text)
 
-    @property
-    def waiting(self) -> list[str]:
-        """The places of rows that are not complete yet."""
+    def found(self) -> Sequence["Reader"]:
+        """Return readers of further sources that this one met, each once."""
+        return ()
 
     def batches(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> Batches:
         """Yield the rows after the stored position, and None where there are no more now.
 
-        Whoever asks for the next batch has made the last one durable: it is acknowledged then. With `follow`, later
-        rows count too, and the reader may wait for a second. The end is soon after `stop` is set. Raise UsageError,
-        MachineNotFit.
+        Whoever asks for the next batch has made the last one durable. With `follow`, later rows count too. Raise
+        UsageError, MachineNotFit, Busy.
         """
+        raise NotImplementedError
 
 
 def parse_line(line: bytes) -> dict[str, Any]:
@@ -74,10 +79,7 @@ def rows_of_document(text: bytes) -> list[dict[str, Any]]:
 
 
 def divided(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows inside of a delivered row, or the row itself.
-
-    This depends only on the row, since it may be delivered again after a crash.
-    """
+    """Return the rows inside of a delivered row, or the row itself."""
     if "messages" in row or not any(isinstance(value, dict | list) for value in row.values()):
         return [row]
     text = json.dumps(row).encode()

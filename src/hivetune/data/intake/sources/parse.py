@@ -2,32 +2,27 @@
 
 import difflib
 import os
-import socket
 import urllib.parse
 from collections import Counter
 from collections.abc import Sequence
 
-from hivetune.base.paths import spelled
 from hivetune.data.files.find import check_storable
 from hivetune.data.files.kinds import refuse_foreign
 from hivetune.data.intake.sources.delivered import Reader
 from hivetune.data.intake.sources.documents import DocumentReader
-from hivetune.data.intake.sources.jsonl import JsonlReader
+from hivetune.data.intake.sources.jsonl import JsonlReader, is_document
 from hivetune.data.intake.sources.redis_server import load_redis, parse_server
-from hivetune.data.intake.sources.redis_stream import CLAIM_AFTER_S, RedisReader
+from hivetune.data.intake.sources.redis_stream import RedisReader
 from hivetune.data.intake.sources.sqlite import SqliteReader
 from hivetune.errors import UsageError
 
 REDIS_SCHEMES = ("redis://", "rediss://", "redis+cluster://", "rediss+cluster://", "unix://")
 SQLITE_OPTIONS = ("table", "map", "cursor")
-REDIS_OPTIONS = ("stream", "prefix", "partitions", "group", "consumer", "field", "map", "claim_s")
-DEFAULT_GROUP = "hivetune"
+REDIS_OPTIONS = ("stream", "prefix", "partitions", "field", "map")
 
 
-def parse_sources(sources: Sequence[str], *, follow: bool = False) -> list[Reader]:
-    """Return the readers of all sources, one per partition of a stream; with `follow` also one for the logs that a
-    folder or glob may get. Raise UsageError, MachineNotFit.
-    """
+def parse_sources(sources: Sequence[str]) -> list[Reader]:
+    """Return the readers of all sources, one per partition of a stream. Raise UsageError, MachineNotFit."""
     readers: list[Reader] = []
     for source in sources:
         if source.startswith("sqlite:"):
@@ -38,25 +33,11 @@ def parse_sources(sources: Sequence[str], *, follow: bool = False) -> list[Reade
         elif source.startswith(REDIS_SCHEMES):
             readers += _redis(source)
         else:
-            readers += _path(source, follow)
+            readers.append(_path(source))
     for name, count in Counter(reader.name for reader in readers).items():
         if count > 1:
             raise UsageError(f"{name} is named twice", hint="name each source once")
-    _refuse_overlap(readers)
     return readers
-
-
-def _refuse_overlap(readers: Sequence[Reader]) -> None:
-    """Raise UsageError for a file that two sources have: a folder and a file in it, or a link and its target."""
-    owners: dict[str, str] = {}
-    for reader in readers:
-        for path in reader.paths() if isinstance(reader, JsonlReader | DocumentReader) else ():
-            if path in owners:
-                raise UsageError(
-                    f"{spelled(path)} belongs to two sources: {spelled(owners[path])} and {spelled(reader.name)}",
-                    hint="name each file once",
-                )
-            owners[path] = reader.name
 
 
 def parse_map(text: str) -> dict[str, str]:
@@ -73,23 +54,20 @@ def parse_map(text: str) -> dict[str, str]:
     return pairs
 
 
-def _path(source: str, follow: bool) -> list[Reader]:
-    """Return a reader for each document, and one for all logs of a folder or glob."""
+def _path(source: str) -> Reader:
+    """Return the reader of a file, folder or glob, or of standard input."""
     scheme = source.partition("://")[0]
     if "://" in source and "/" not in scheme:
         raise UsageError(
             f"{scheme}:// is not a known kind of source", hint=f"known: {' '.join(REDIS_SCHEMES)} sqlite:PATH"
         )
     if source == "-":
-        return [DocumentReader(source)]
+        return DocumentReader(source)
     check_storable(source)
     if os.path.isfile(source):
         with open(source, "rb") as file:
             refuse_foreign(file.read(16), source)
-    logs = JsonlReader(source)
-    has_logs = logs.has_files() or (follow and not os.path.isfile(source))
-    documents: list[Reader] = [DocumentReader(path) for path in logs.new_documents()]
-    return [*documents, logs] if has_logs or not documents else documents
+    return DocumentReader(source) if is_document(source) else JsonlReader(source)
 
 
 def _redis(source: str) -> list[Reader]:
@@ -100,11 +78,8 @@ def _redis(source: str) -> list[Reader]:
         RedisReader(
             server,
             stream,
-            group=options.get("group", DEFAULT_GROUP),
-            consumer=options.get("consumer", socket.gethostname()),
             field=options.get("field"),
             column_map=parse_map(options.get("map", "")),
-            claim_after_s=_number(options, "claim_s", CLAIM_AFTER_S),
         )
         for stream in _streams(options, server.shown)
     ]
@@ -118,8 +93,8 @@ def _streams(options: dict[str, str], shown: str) -> list[str]:
         )
     if "stream" in options:
         return [options["stream"]]
-    count = _number(options, "partitions", 0)
-    if count < 1 or count != int(count):
+    count = options.get("partitions", "")
+    if not count.isascii() or not count.isdigit() or int(count) < 1:
         raise UsageError(f"{shown} lacks the number of partitions", hint="add &partitions=N")
     return [f"{options['prefix']}:{{{partition}}}:events" for partition in range(int(count))]
 
@@ -136,10 +111,3 @@ def _options(query: str, names: Sequence[str], source: str, *, strict: bool) -> 
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
             raise UsageError(f"{shown}: unknown option {name}", hint=hint)
     return options
-
-
-def _number(options: dict[str, str], name: str, default: float) -> float:
-    try:
-        return float(options.get(name, default))
-    except ValueError:
-        raise UsageError(f"{name}={options[name]} is not a number") from None

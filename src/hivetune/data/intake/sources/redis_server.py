@@ -10,12 +10,8 @@ from hivetune.errors import MachineNotFit, UsageError
 
 SOCKET_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 3.0
-# Temporary errors of a server that starts, fails over or is out of memory; all others are final. NOGROUP: the stream
-# was deleted or restored, and the reader makes its group again.
-PASSING = (
-    *("LOADING", "READONLY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "MISCONF", "OOM", "UNBLOCKED", "NOREPLICAS"),
-    "NOGROUP",
-)
+# Temporary errors of a server that starts, fails over or is out of memory; all others are final.
+PASSING = ("LOADING", "READONLY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "MISCONF", "OOM", "UNBLOCKED", "NOREPLICAS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +103,7 @@ def explain_redis(error: Exception, server: Server, stream: str) -> Exception:
     if isinstance(error, wrong.NoPermissionError):
         return UsageError(
             f"{server.shown}: {error}",
-            hint="the user needs +xreadgroup +xack +xautoclaim +xgroup +xinfo +xpending +info +ttl on the stream",
+            hint="the user needs +xrange +xinfo +exists +info +ttl on the stream",
         )
     if str(error).startswith("WRONGTYPE"):
         return UsageError(f"{stream} on {server.shown} is not a stream", hint="writers must use XADD")

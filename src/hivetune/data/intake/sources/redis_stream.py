@@ -1,26 +1,17 @@
-"""The reader of a Redis stream, with a consumer group: entries are acknowledged after the durable commit."""
+"""The reader of a Redis stream, from the entry behind the last one that was stored."""
 
+import json
 import math
 import re
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Mapping
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
-from hivetune.data.intake.interactions import Batch, Delivery
-from hivetune.data.intake.sources.delivered import (
-    DELETED,
-    DELETED_HINT,
-    Batches,
-    divided,
-    from_columns,
-    rename,
-    rows_of_document,
-)
+from hivetune.data.intake.interactions import Batch, Cursor, Delivery, read_cursor
+from hivetune.data.intake.sources.delivered import Batches, Reader, divided, from_columns, rename, rows_of_document
 from hivetune.data.intake.sources.redis_server import (
     Server,
     check_eviction,
@@ -34,21 +25,20 @@ from hivetune.data.reasons import RowRefused
 from hivetune.errors import MachineNotFit
 
 _BATCH_ROWS = 500
-BLOCK_MS = 1000
-CLAIM_AFTER_S = 60.0  # after this time entries that a consumer has not acknowledged are claimed
 PATIENCE_S = 60.0
 MIN_DELAY_S, MAX_DELAY_S = 0.1, 5.0
 CHECK_EVERY_S = 10.0
 WRAPPERS = ("data", "json", "payload", "event", "body")
-STORED = "SELECT 1 FROM interactions WHERE source = ? LIMIT 1"
 ENTRY_ID = re.compile(rb"\d{1,20}-\d{1,20}")
+BEGINNING = "0-0"
 
 
-class RedisReader:
-    """The Reader of one stream, or of one partition in a Cluster.
+class RedisReader(Reader):
+    """The Reader of one stream, or of one partition in a Cluster. `field` has the row as JSON; without it see
+    `entry_rows`.
 
-    `consumer` must be the same after a restart, so that its unacknowledged entries return at once. `field` has the row
-    as JSON; without it see `entry_rows`.
+    The position is ours and not a consumer group's: a row that comes twice is known by its content, so nothing has to
+    be acknowledged, claimed or shared.
     """
 
     def __init__(
@@ -56,155 +46,105 @@ class RedisReader:
         server: Server,
         stream: str,
         *,
-        group: str,
-        consumer: str,
         field: str | None = None,
         column_map: Mapping[str, str] | None = None,
-        claim_after_s: float = CLAIM_AFTER_S,
         patience_s: float = PATIENCE_S,
     ):
-        self.name = f"{server.shown}#{stream}"
-        self.poll_s = 0.0  # XREADGROUP waits on the server
-        self.notes: list[str] = []
-        self.waiting: list[str] = []
-        self._server, self._stream, self._group, self._consumer = server, stream, group, consumer
-        self._field, self._map = field, dict(column_map or {})
-        self._claim_after_s, self._patience_s = claim_after_s, patience_s
+        super().__init__(f"{server.shown}#{stream}")
+        self._server, self._stream, self._field, self._map = server, stream, field, dict(column_map or {})
+        self._patience_s = patience_s
         self._client: Any = None
-        self._database: sqlite3.Connection
-        self._unacknowledged: list[bytes] = []
+        self._checked_at = -math.inf
+        self._after, self._num_read = BEGINNING, 0  # the last entry that was read, and the number of all
 
     def batches(self, database: sqlite3.Connection, follow: bool, stop: threading.Event) -> Batches:
         """Yield batches. A connection that breaks is made again, with growing pauses.
 
         Raise MachineNotFit after `patience_s` without a connection, with `follow` only if there never was one.
         """
-        self._database = database
-        redis = load_redis()
+        redis, key = load_redis(), f"redis:{self.name}"
+        self._after, self._num_read = json.loads(read_cursor(database, key) or json.dumps([BEGINNING, 0]))
         delay_s, failing_since, was_connected = MIN_DELAY_S, math.inf, False
-        while not stop.is_set():
-            try:
-                with closing(connect(self._server)) as self._client:
-                    self._join_group()
-                    was_connected = True
-                    for batch in self._entries(follow, stop):
-                        yield batch
-                        if self._unacknowledged:  # after a failure they stay pending, come again, and are recognised
-                            self._client.xack(self._stream, self._group, *self._unacknowledged)
-                        if stop.is_set():
-                            return
-                        delay_s, failing_since = MIN_DELAY_S, math.inf
-            except (redis.exceptions.RedisError, redis.exceptions.RedisClusterException, OSError) as error:
-                if not is_passing(error):
-                    raise explain_redis(error, self._server, self._stream) from error
-                failing_since = min(failing_since, time.monotonic())
-                if time.monotonic() - failing_since > self._patience_s and not (follow and was_connected):
-                    raise MachineNotFit(
-                        f"{self._server.shown} cannot be used: {error}", hint="is the server running and reachable?"
-                    ) from error
-            stop.wait(delay_s)
-            delay_s = min(2 * delay_s, MAX_DELAY_S)
-
-    def _join_group(self) -> None:
-        """Make the group if it is not there, and check the server's settings."""
-        if self._server.cluster:
-            # Any node of the Cluster can replace the one in the URL.
-            nodes = [f"{node.host}:{node.port}" for node in self._client.get_nodes()]
-            self._server = replace(self._server, hosts=tuple(dict.fromkeys((*self._server.hosts, *nodes))))
-        check_eviction(self._client, self._server, self._stream)
         try:
-            self._client.xgroup_create(self._stream, self._group, id="0", mkstream=True)
-        except load_redis().exceptions.ResponseError as error:
-            if not str(error).startswith("BUSYGROUP"):
-                raise
-        self._check_stream()
+            while True:
+                try:
+                    entries = self._entries()
+                except (redis.exceptions.RedisError, redis.exceptions.RedisClusterException, OSError) as error:
+                    if not is_passing(error):
+                        raise explain_redis(error, self._server, self._stream) from error
+                    self._close()
+                    self.retrying = True
+                    failing_since = min(failing_since, time.monotonic())
+                    if time.monotonic() - failing_since > self._patience_s and not (follow and was_connected):
+                        raise MachineNotFit(
+                            f"{self._server.shown} cannot be used: {error}", hint="is the server running and reachable?"
+                        ) from error
+                    again_at = time.monotonic() + delay_s
+                    while time.monotonic() < again_at:
+                        yield None
+                    delay_s = min(2 * delay_s, MAX_DELAY_S)
+                    continue
+                delay_s, failing_since, was_connected, self.retrying = MIN_DELAY_S, math.inf, True, False
+                if not entries:
+                    yield None
+                    continue
+                deliveries = [delivery for entry, fields in entries for delivery in self._deliveries(entry, fields)]
+                self._after, self._num_read = entries[-1][0].decode(), self._num_read + len(entries)
+                yield Batch(self.name, deliveries, Cursor(key, json.dumps([self._after, self._num_read])))
+        finally:
+            self._close()
 
-    def _entries(self, follow: bool, stop: threading.Event) -> Iterator[Batch | None]:
-        """Yield own entries from before a crash first, then those of dead consumers and new ones."""
-        while batch := self._batch(self._read_group("0", None)):
-            yield batch
-        claimed_at, checked_at = -math.inf, time.monotonic()
-        while True:
-            if time.monotonic() - claimed_at > self._claim_after_s:
-                yield from self._claimed(stop)
-                claimed_at = time.monotonic()
-            if time.monotonic() - checked_at > CHECK_EVERY_S:
-                self._check_stream()
-                checked_at = time.monotonic()
-            batch = self._batch(self._read_group(">", BLOCK_MS if follow else None))
-            if batch is None and not follow:
-                pending = self._client.xpending(self._stream, self._group)
-                if pending and pending["pending"]:
-                    self._note(
-                        f"{pending['pending']} entries are with other consumers; they are taken over when these have"
-                        f" been silent for {self._claim_after_s:.0f} s"
-                    )
-            yield batch
+    def _close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
 
-    def _read_group(self, after: str, block_ms: int | None) -> list[Any]:
-        answer = self._client.xreadgroup(
-            self._group, self._consumer, {self._stream: after}, count=_BATCH_ROWS, block=block_ms
-        )
-        return answer[0][1] if answer else []
+    def _entries(self) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        """Return the next entries of the stream."""
+        if self._client is None:
+            self._client = connect(self._server)
+            self._checked_at = -math.inf
+            if self._server.cluster:  # any node of the Cluster can replace the one in the URL
+                nodes = [f"{node.host}:{node.port}" for node in self._client.get_nodes()]
+                self._server = replace(self._server, hosts=tuple(dict.fromkeys((*self._server.hosts, *nodes))))
+        if time.monotonic() - self._checked_at > CHECK_EVERY_S:
+            self._check()
+            self._checked_at = time.monotonic()
+        return list(self._client.xrange(self._stream, min=f"({self._after}", count=_BATCH_ROWS))
 
-    def _claimed(self, stop: threading.Event) -> Iterator[Batch]:
-        """Take over the entries that other consumers have had for too long, and yield them."""
-        idle_ms, start = int(self._claim_after_s * 1000), b"0-0"
-        while not stop.is_set():
-            start, entries, *deleted = self._client.xautoclaim(
-                self._stream, self._group, self._consumer, idle_ms, start, count=_BATCH_ROWS
-            )
-            # Redis 7 lists deleted entries; 6.2 returns them without fields.
-            batch = self._batch([*entries, *((entry, None) for entry in chain.from_iterable(deleted))])
-            if batch:
-                yield batch
-            if start == b"0-0":
-                return
-
-    def _batch(self, entries: list[Any]) -> Batch | None:
-        deliveries: list[Delivery] = []
-        self._unacknowledged = []
-        for entry, fields in entries:
-            if entry is None:
-                continue  # Redis 6.2 does not return the id of a deleted entry
-            if not isinstance(entry, bytes) or not ENTRY_ID.fullmatch(entry):
-                raise MachineNotFit(f"{self._server.shown} answers {entry!r} where a stream id should be")
-            source = f"{self._stream}:{entry.decode()}"
-            self._unacknowledged.append(entry)
-            try:
-                rows = [rename(row, self._map) for row in entry_rows(fields, self._field)] if fields else []
-            except RowRefused as refused:
-                deliveries.append(Delivery(self._stream, source, refused, raw=repr(fields).encode()))
-                continue
-            moment = int(entry.partition(b"-")[0]) / 1000
-            deliveries += [Delivery(self._stream, source, row, time=moment) for row in rows]
-            # A deleted entry may have been stored before a crash prevented its acknowledgement.
-            if not rows and self._database.execute(STORED, (source,)).fetchone() is None:
-                deliveries.append(Delivery(self._stream, source, RowRefused(DELETED, DELETED_HINT)))
-        if not self._unacknowledged:
-            return None
-        return Batch(self.name, deliveries)
-
-    def _check_stream(self) -> None:
-        """Note settings of the server that may lose entries: no persistence, an expiry, trimming."""
+    def _check(self) -> None:
+        """Note settings of the server that may lose entries: no persistence, an expiry, trimming. A stream that was
+        made again is read from its beginning. Raise UsageError for a server that evicts.
+        """
+        check_eviction(self._client, self._server, self._stream)
         if not info(self._client, self._server, self._stream, "persistence").get("aof_enabled"):
-            self._note("appendonly is off: a server crash loses entries that were not collected yet")
+            self.note(f"{self.name}: appendonly is off: a server crash loses entries that were not collected yet")
         if self._client.ttl(self._stream) >= 0:
-            self._note("the stream expires (TTL): entries that are not collected by then are lost")
-        stream = self._client.xinfo_stream(self._stream)
-        groups = {group["name"]: group for group in self._client.xinfo_groups(self._stream)}
-        group = groups.get(self._group.encode(), {})
-        lag, first = group.get("lag"), stream.get("first-entry")
-        if lag is None or (first and _numbers(first[0]) <= _numbers(group["last-delivered-id"])):
+            self.note(f"{self.name}: the stream expires (TTL): entries that are not collected by then are lost")
+        if not self._client.exists(self._stream):
             return
-        lost = lag - stream["length"]
-        if lost > 0:
-            self._note(f"{lost} entries were trimmed from the stream before they were collected: {DELETED_HINT}")
+        stream = self._client.xinfo_stream(self._stream)
+        if _numbers(stream["last-generated-id"]) < _numbers(self._after):
+            self._after, self._num_read = BEGINNING, 0
+        first = stream.get("first-entry")
+        is_behind = first is None or _numbers(first[0]) > _numbers(self._after)
+        lost = stream.get("entries-added", 0) - self._num_read - stream["length"]  # Redis 6.2 does not count them
+        if is_behind and lost > 0:
+            self.note(
+                f"{self.name}: {lost} entries were trimmed from the stream before they were collected: raise MAXLEN,"
+                " or collect with --follow"
+            )
 
-    def _note(self, text: str) -> None:
-        note = f"{self.name}: {text}"
-        if note not in self.notes:
-            self.notes.append(note)
+    def _deliveries(self, entry: bytes, fields: Mapping[bytes, bytes]) -> list[Delivery]:
+        if not isinstance(entry, bytes) or not ENTRY_ID.fullmatch(entry):
+            raise MachineNotFit(f"{self._server.shown} answers {entry!r} where a stream id should be")
+        place = f"{self._stream}:{entry.decode()}"
+        try:
+            rows = [rename(row, self._map) for row in entry_rows(fields, self._field)]
+        except RowRefused as refused:
+            return [Delivery(self._stream, place, refused, raw=repr(fields).encode())]
+        moment = int(entry.partition(b"-")[0]) / 1000
+        return [Delivery(self._stream, place, row, time=moment) for row in rows]
 
 
 def entry_rows(fields: Mapping[bytes, bytes], field: str | None) -> list[dict[str, Any]]:
@@ -226,6 +166,6 @@ def entry_rows(fields: Mapping[bytes, bytes], field: str | None) -> list[dict[st
     return divided(row)
 
 
-def _numbers(entry: bytes) -> tuple[int, int]:
-    milliseconds, _, sequence = entry.partition(b"-")
+def _numbers(entry: bytes | str) -> tuple[int, int]:
+    milliseconds, _, sequence = (entry if isinstance(entry, str) else entry.decode()).partition("-")
     return int(milliseconds), int(sequence)
