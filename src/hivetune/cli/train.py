@@ -28,7 +28,7 @@ from hivetune.data.files.find import find_sources, names_rows
 from hivetune.errors import Busy, DoesNotFit, RecoveryExhausted, UsageError
 from hivetune.process.detach import start_detached, systemd_unit
 from hivetune.run.figures import missing_tools
-from hivetune.run.folder import LOSS_CURVE, RECORD, read_resolved
+from hivetune.run.folder import RECORD, read_resolved
 from hivetune.run.status import find_run, newest_losses, shortest_name
 from hivetune.train.open import Run, load_run
 from hivetune.train.start import open_run, train_run
@@ -142,7 +142,6 @@ def training_text(summary: dict[str, Any]) -> Iterator[str | Table]:
     if changes := summary["arithmetic_changes"]:
         yield Note("recovery changed the arithmetic, so this adapter differs in rounding from an undisturbed run:")
         yield from (Note(f"  {ArithmeticChange(**change).words}") for change in changes)
-    yield Note(f"loss curve: {Path(summary['run']) / LOSS_CURVE}")
 
 
 # bench

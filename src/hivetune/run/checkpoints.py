@@ -1,7 +1,8 @@
-"""The checkpoint folders: commit, find the newest good one, set aside, retain and reclaim. Without torch.
+"""The checkpoint folders: commit, find the newest good one, retain and reclaim. Without torch.
 
 `RUN/checkpoints/NNNNNN/` is the state after NNNNNN optimizer steps. A folder appears whole or not at all: its files are
-written and fsynced in a temporary folder, the manifest last, then it is renamed. Order is by step, never by a clock.
+written and fsynced in a temporary folder, the manifest last, then it is renamed. Order is by step, never by a clock. A
+damaged one is passed over, and replaced when the run comes to its step again.
 train/worker/checkpoint.py makes the files.
 """
 
@@ -22,21 +23,19 @@ _FILES = frozenset({TENSORS, STATE})
 KEEP_NEWEST = 3
 # After the first step, a checkpoint every ten minutes: what a cut of the power loses at most.
 CHECKPOINT_EVERY_S = 600.0
-READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 Files = Mapping[str, bytes | memoryview]
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A damaged checkpoint: its new place, and its problems in words."""
+    """A damaged checkpoint and its problems in words."""
 
     step: int
-    folder: Path
     problems: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"checkpoint {self.step} set aside as {self.folder.name}: {'; '.join(self.problems)}"
+        return f"checkpoint {self.step} is damaged: {'; '.join(self.problems)}"
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def commit(run: Path, step: int, files: Files, *, disk: Disk = DISK) -> Path:
     try:
         _write_folder(temporary, {**files, MANIFEST: (json.dumps(manifest, indent=1) + "\n").encode()}, disk)
         if target.exists():
-            set_aside(target, "superseded", disk=disk)
+            _remove(target, disk)
         disk.rename(temporary, target)
     except OSError:
         with contextlib.suppress(OSError):  # the first error is the one to report
@@ -121,8 +120,8 @@ def problems_of(folder: Path) -> list[str]:
     return problems
 
 
-def newest_good(run: Path, *, at_most: int | None = None, disk: Disk = DISK) -> Newest:
-    """Return the newest intact checkpoint; damaged newer ones are set aside and named."""
+def newest_good(run: Path, *, at_most: int | None = None) -> Newest:
+    """Return the newest intact checkpoint; damaged newer ones are named."""
     damaged: list[Damage] = []
     for step in reversed(steps(run)):
         if at_most is not None and step > at_most:
@@ -131,72 +130,59 @@ def newest_good(run: Path, *, at_most: int | None = None, disk: Disk = DISK) -> 
         problems = problems_of(folder)
         if not problems:
             return Newest(folder, step, tuple(damaged))
-        damaged.append(Damage(step, set_aside_damaged(folder, disk=disk), tuple(problems)))
+        damaged.append(Damage(step, tuple(problems)))
     return Newest(None, 0, tuple(damaged))
 
 
-def set_aside(folder: Path, suffix: str, *, disk: Disk = DISK) -> Path:
-    """Rename `folder` to NNNNNN.WHY, so that it is not used but can be inspected, and return its new place."""
-    target = folder.with_name(f"{folder.name}.{suffix}")
-    number = 1
-    while target.exists():
-        number += 1
-        target = folder.with_name(f"{folder.name}.{suffix}-{number}")
-    disk.rename(folder, target)
-    disk.sync(folder.parent)
-    return target
-
-
-def set_aside_damaged(folder: Path, *, disk: Disk = DISK) -> Path:
-    """Set a damaged folder aside. On a read-only disk it stays, since readers verify it anyway."""
-    try:
-        return set_aside(folder, "damaged", disk=disk)
-    except OSError as error:
-        if error.errno not in READ_ONLY:
-            raise
-        return folder
-
-
 def distrust_after(run: Path, step: int) -> list[int]:
-    """Set aside the checkpoints after `step` (a failed canary, a rolled back spike), and return their steps."""
+    """Rename the checkpoints after `step` to NNNNNN.distrusted (a failed canary, a rolled back spike).
+
+    Return their steps.
+    """
     doubtful = [newer for newer in steps(run) if newer > step]
     for newer in reversed(doubtful):
-        set_aside(folder_of(run, newer), "distrusted")
+        renamed = folder_of(run, newer).with_suffix(".distrusted")
+        if renamed.exists():
+            DISK.remove(renamed)
+        DISK.rename(folder_of(run, newer), renamed)
     return doubtful
 
 
 def retain(run: Path, *, keep: int = KEEP_NEWEST, disk: Disk = DISK) -> list[int]:
     """Remove all but the newest `keep` checkpoints and the best ones that they name, and return the removed steps.
 
-    The newest one may be set aside later, then another one names the best. Only sizes are checked, since this runs
-    after each save. A folder that seems damaged is neither counted nor removed.
+    Only sizes are checked, since this runs after each save: a folder without all its bytes does not count. The best
+    ones of all `keep` stay, because the newest one may turn out to be damaged.
     """
-    whole = [step for step in steps(run) if _looks_whole(folder_of(run, step))]
-    best = {_best_step(folder_of(run, step)) for step in whole[-keep:]}
-    removed = [step for step in whole[:-keep] if step not in best]
-    for step in removed:  # renamed first, so that a half-removed folder does not look like a damaged checkpoint
-        trash = run / FOLDER / f".{step:06d}.tmp"
-        disk.rename(folder_of(run, step), trash)
-        disk.remove(trash)
-    for leftover in sorted((run / FOLDER).glob(".*.tmp")) + sorted((run / FOLDER).glob("*.superseded*")):
+    kept = [step for step in steps(run) if _looks_whole(folder_of(run, step))][-keep:]
+    best = {_best_step(folder_of(run, step)) for step in kept}
+    removed = [step for step in steps(run) if kept and step < kept[0] and step not in best]
+    for step in removed:
+        _remove(folder_of(run, step), disk)
+    for leftover in sorted((run / FOLDER).glob(".*.tmp")):
         disk.remove(leftover)
     return removed
 
 
 def reclaim(run: Path, *, disk: Disk = DISK) -> int:
-    """Remove what recovery does not need: leftovers, set-aside folders, all checkpoints but the newest and the best.
-
-    Return the freed bytes.
-    """
+    """Remove all checkpoints but the newest and the best, and return the freed bytes."""
     parent = run / FOLDER
     if not parent.exists():
         return 0
     before = size_of(parent)
-    for path in sorted(parent.iterdir()):
-        if path.name.startswith(".") or "." in path.name:
-            disk.remove(path)
+    for folder in sorted(parent.glob("*.distrusted")):
+        disk.remove(folder)
     retain(run, keep=1, disk=disk)
     return before - size_of(parent)
+
+
+def _remove(folder: Path, disk: Disk) -> None:
+    """Remove a checkpoint. It is renamed first, so that a half-removed one does not look like a damaged one."""
+    trash = folder.with_name(f".{folder.name}.old.tmp")
+    if trash.exists():
+        disk.remove(trash)
+    disk.rename(folder, trash)
+    disk.remove(trash)
 
 
 def _write_folder(folder: Path, files: Files, disk: Disk) -> None:

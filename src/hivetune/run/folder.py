@@ -37,7 +37,6 @@ OUTCOME = "outcome.json"
 # PEFT's names; at the top of the folder when the run is done.
 ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 EVALUATION = "eval.json"  # with the verdict
-LOSS_CURVE = "loss.svg"
 # Folders of the measurement before step 0, of the child that saves an adapter and of exports.
 SALVAGE, EXPORTS = "salvage", "export"
 REFERENCE = "reference.json"  # losses of bad answers when the lessons began

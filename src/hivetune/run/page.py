@@ -1,8 +1,7 @@
 """What pages are made of: a frame and Jinja templates that escape every text, and charts as SVG.
 
 A page needs nothing else: no script, no font, no network. Rows and answers are other people's. A chart is readable
-without seeing colours, since lines differ in dashes too. On a page, colours are classes of its style sheet
-(judge/page.css); the file `loss.svg` brings its own.
+without seeing colours, since lines differ in dashes too. Colours are classes of the page's style sheet.
 """
 
 import math
@@ -14,10 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jinja2
-
-from hivetune.base.disk import write_atomic
-from hivetune.run.folder import LOSS_CURVE
-from hivetune.run.status import loss_curve
 
 _FRAME = (
     '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>'
@@ -52,16 +47,8 @@ def render(path: Path, **values: Any) -> str:
 
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720.0, 220.0, 58.0, 10.0, 10.0, 24.0
-TITLE_HEIGHT = 30.0  # above the chart in a file
 MAX_TICKS = 5
 CurveKind = Literal["raw", "smooth", "second", "plan"]
-# Blue and vermilion, which people who can't tell red from green tell apart (Okabe and Ito).
-_FILE_STYLE = (
-    "text{font:12px sans-serif;fill:#4b5563}text.up{text-anchor:end}.axis{stroke:#e5e7eb}polyline{fill:none}"
-    ".raw{stroke:#6f86a0}.second{stroke:#b04a00;stroke-width:2}polyline.second{stroke-dasharray:6 3}"
-    "circle.raw{fill:#6f86a0}circle.second{fill:#b04a00}text.raw{stroke:none}"
-    "text.second{stroke:none;fill:#b04a00}"
-)
 
 
 @dataclass(frozen=True)
@@ -97,29 +84,6 @@ def draw_chart(chart: Chart) -> str:
     label = escape(f"{chart.title}: {chart.summary}")
     box = f'viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}"'
     return f'<svg class="chart" {box} role="img" aria-label="{label}" {ends}>{"".join(parts)}</svg>'
-
-
-def chart_file(chart: Chart) -> str:
-    """Return an SVG file with its title, its colours, and a legend of the curves without a label."""
-    parts, _ = _draw(chart)
-    legend = [curve for curve in chart.curves if not curve.label]
-    for number, curve in enumerate(legend):
-        x = WIDTH - 110 * (len(legend) - number)
-        parts.append(f'<text class="{curve.kind}" x="{x}" y="-10">\N{HORIZONTAL BAR} {escape(curve.name)}</text>')
-    box = f'viewBox="0 {-TITLE_HEIGHT:.0f} {WIDTH:.0f} {HEIGHT + TITLE_HEIGHT:.0f}"'
-    paper = f'<rect y="{-TITLE_HEIGHT:.0f}" width="100%" height="100%" fill="#ffffff"/>'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {box}><style>{_FILE_STYLE}</style>{paper}'
-    return "\n".join([head, f'<text x="{LEFT}" y="-10">{escape(chart.title)}</text>', *parts, "</svg>", ""])
-
-
-def write_loss_chart(run: Path) -> None:
-    """Write `loss.svg` of a run that has made a step."""
-    points = loss_curve(run)
-    if not points:
-        return
-    steps, validations = ([(step, loss) for step, loss, of in points if of == kind] for kind in ("step", "validation"))
-    curves = [DrawnCurve("training", "raw", steps), DrawnCurve("validation", "second", validations, dots=True)]
-    write_atomic(run / LOSS_CURVE, chart_file(Chart(f"{run.name}: nats per token", curves, "")).encode())
 
 
 def round_ticks(low: float, high: float) -> list[float]:

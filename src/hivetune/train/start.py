@@ -30,7 +30,6 @@ from hivetune.run import checkpoints
 from hivetune.run.choices import Choices
 from hivetune.run.figures import report
 from hivetune.run.folder import EVENTS, RECORD, read_resolved, write_record, write_resolved
-from hivetune.run.page import write_loss_chart
 from hivetune.run.status import hold_run, run_status
 from hivetune.train.open import Run, check_disk, check_eval, load_run, plan_of, update_record, with_workers
 from hivetune.train.plan.memory import setup_of
@@ -172,7 +171,6 @@ def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:
 
     def write() -> None:
         update_record(run.folder, status=outcome.status, result=document)
-        write_loss_chart(run.folder)
         if outcome.status == "done":
             write_manifest(run.folder, {"kind": "run"})
 

@@ -39,25 +39,17 @@ def replace_newest(run: Path, disk: Disk) -> None:
     commit_within(run, LAST, content(LAST + 1), disk=disk)
 
 
-def start_with_damage(run: Path, disk: Disk) -> None:
-    """The newest is damaged (`copy` did it): it is set aside at start-up."""
-    newest_good(run, disk=disk)
-
-
-WORK = {"save": save, "replace": replace_newest, "start": start_with_damage}
+WORK = {"save": save, "replace": replace_newest}
 STATES = {
     "save": {LAST: LAST, LAST + 1: LAST + 1},
     "replace": {LAST - 1: LAST - 1, LAST: (LAST, LAST + 1)},
-    "start": {LAST - 1: LAST - 1},
 }
 
 
-def copy(before: Path, target: Path, name: str = "") -> Path:
+def copy(before: Path, target: Path) -> Path:
     if target.exists():
         shutil.rmtree(target)
     shutil.copytree(before, target)
-    if name == "start":
-        (checkpoints.folder_of(target, LAST) / TENSORS).write_bytes(b"")
     return target
 
 
@@ -79,7 +71,7 @@ def check(run: Path, name: str) -> None:
 
 def operations(before: Path, target: Path, name: str) -> list[str]:
     disk = CountingDisk()
-    WORK[name](copy(before, target, name), disk)
+    WORK[name](copy(before, target), disk)
     return disk.operations
 
 
@@ -90,7 +82,7 @@ def operations(before: Path, target: Path, name: str) -> list[str]:
 )
 def test_errors(before: Path, tmp_path: Path, name: str, error: int, lasting: bool) -> None:
     for n, operation in enumerate(operations(before, tmp_path / "run", name)):
-        run = copy(before, tmp_path / "run", name)
+        run = copy(before, tmp_path / "run")
         try:
             WORK[name](run, FailingDisk(n, error, lasting=lasting))
         except OSError as raised:
@@ -114,7 +106,7 @@ def test_power_cuts(before: Path, tmp_path: Path, name: str) -> None:
     cases = 0
     for n in range(total + 1):
         for i in range(len(survivals(0))):
-            run = copy(before, tmp_path / "run", name)
+            run = copy(before, tmp_path / "run")
             disk = PowerCutDisk(run, n)
             try:
                 WORK[name](run, disk)
@@ -138,9 +130,9 @@ def test_after_a_save_returned_the_power_may_go(before: Path, tmp_path: Path) ->
 
 
 def test_a_full_disk_is_reclaimed_from(before: Path, tmp_path: Path) -> None:
-    """Set-aside folders and the older checkpoints go first; newest and best stay; then the save goes through."""
+    """The older checkpoints go first; newest and best stay; then the save goes through."""
     run = copy(before, tmp_path / "run")
-    checkpoints.set_aside(checkpoints.folder_of(run, 5), "damaged")
+    checkpoints.folder_of(run, 5).rename(run / "checkpoints" / "000005.distrusted")
     save(run, FailingDisk(0, errno.ENOSPC))
     assert checkpoints.steps(run) == [2, 7, 8]
     assert not list((run / "checkpoints").glob("*.*"))
@@ -150,10 +142,10 @@ def test_a_full_disk_is_reclaimed_from(before: Path, tmp_path: Path) -> None:
     assert reclaim(tmp_path / "no-run") == 0
 
 
-def test_a_read_only_disk_can_still_be_read_from(before: Path, tmp_path: Path) -> None:
+def test_a_damaged_one_is_passed_over(before: Path, tmp_path: Path) -> None:
     run = copy(before, tmp_path / "run")
     (checkpoints.folder_of(run, LAST) / STATE).write_bytes(b"{}")
-    found = newest_good(run, disk=FailingDisk(0, errno.EROFS, lasting=True))
+    found = newest_good(run)
     assert (found.step, [damage.step for damage in found.damaged]) == (LAST - 1, [LAST])
 
 

@@ -157,17 +157,16 @@ def kept_adapter(
 
 
 def load_newest_good(
-    run: Path, *, check: Callable[[TrainState], object] = lambda state: None, disk: Disk = DISK
+    run: Path, *, check: Callable[[TrainState], object] = lambda state: None
 ) -> tuple[TrainState | None, list[str]]:
     """Return the newest state that can be read whole (None: start at step 0), and in words what was passed over.
 
-    A damaged checkpoint is set aside, never deleted, and the one before it is used. So is one that `check` refuses with
-    ValueError.
+    A damaged checkpoint is passed over, and the one before it is used. So is one that `check` refuses with ValueError.
     """
     problems: list[str] = []
     newest_step, at_most, state = 0, None, None
     while state is None:
-        newest = checkpoints.newest_good(run, at_most=at_most, disk=disk)
+        newest = checkpoints.newest_good(run, at_most=at_most)
         problems += [str(damage) for damage in newest.damaged]
         newest_step = max([newest_step, newest.step, *(damage.step for damage in newest.damaged)])
         if newest.folder is None:
@@ -177,8 +176,7 @@ def load_newest_good(
             check(loaded)
             state = loaded
         except ValueError as error:  # the hashes are right and the content is not: written so, or of another format
-            problems.append(f"checkpoint {newest.step} set aside: {error}")
-            checkpoints.set_aside_damaged(newest.folder, disk=disk)
+            problems.append(f"checkpoint {newest.step} is passed over: {error}")
             at_most = newest.step - 1
     step = 0 if state is None else state.step
     newest_saved = _newest_saved(run)
