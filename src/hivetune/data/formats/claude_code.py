@@ -7,14 +7,13 @@ https://code.claude.com/docs/en/settings (`~/.claude/projects/*/*.jsonl`)
 """
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hivetune.data.pieces.format import Lines, Log
-from hivetune.data.pieces.logs import MAX_KEPT_CHARS, PlacedRow, conversation, events, is_row, path_to, trees
+from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, path_to, session_rows, trees
 from hivetune.data.pieces.said import Row, listed, objects, one_of
-from hivetune.data.reasons import RowRefused
 
 _SPOKEN = ("user", "assistant")
 _OTHER_TYPES = ("summary", "file-history-snapshot", "queue-operation", "progress", "system", "attachment")
@@ -52,17 +51,6 @@ class _Line:
         return self.role == "user" and self.event.get("isSidechain") is True and not self.parts("tool_result")
 
 
-@dataclass(slots=True)
-class _Session:
-    """Lines of one session so far, by their names."""
-
-    lines: dict[str, _Line] = field(default_factory=dict)
-    absorbed: dict[str, int] = field(default_factory=dict)  # orders that were typed into an answer: line numbers
-    name: str | None = None
-    time: str | None = None
-    size: int = 0
-
-
 def is_line(row: Row) -> bool:
     """Return whether an object is a line of such a session."""
     if row.get("type") in _SPOKEN:
@@ -73,54 +61,37 @@ def is_line(row: Row) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """Yield each tree of a session as one row. Sessions of one file may follow or between each other: a line
-    belongs where its parent is; without one to the session that it names; else to that of the line before it.
+    """Yield each tree of a file as one row; its lines may stand between those of others."""
+    return session_rows(lines, lambda event: False, _rows)
+
+
+def _lines_of(session: Sequence[PlacedEvent]) -> dict[str, _Line]:
+    """Return the lines by their names, with orders that only the queue holds before the answer that they were typed
+    into.
     """
-    sessions: dict[str, _Session] = {}
-    owners: dict[str, str] = {}
-    name, num_chars = "", 0
-    for number, event, text in events(lines):
-        if event is None or is_row(event):
-            yield number, text if event is not None else RowRefused("broken-line")
-            continue
-        before, parent = name, event.get("parentUuid")
-        name = owners.get(str(parent)) or (before if parent and before else str(event.get("sessionId") or before))
-        session = sessions.setdefault(name, _Session())
-        _add(session, number, event, len(text))
-        if isinstance(event.get("uuid"), str):
-            owners[event["uuid"]] = name
-        num_chars += len(text)
-        if session.size > MAX_KEPT_CHARS:
-            yield number, RowRefused("line-too-large", f"a session of more than {MAX_KEPT_CHARS >> 20} MiB")
-            num_chars -= sessions.pop(name).size
-        while num_chars > MAX_KEPT_CHARS and len(sessions) > 1:
-            first = sessions.pop(next(iter(sessions)))
-            num_chars -= first.size
-            yield from _rows(first)
-    for session in sessions.values():
-        yield from _rows(session)
-
-
-def _add(session: _Session, number: int, event: dict[str, Any], size: int) -> None:
-    if event.get("reason") == "absorbed_mid_turn" and isinstance(event.get("content"), str):
-        session.absorbed[event["content"]] = number
-    attached = _attached(event)
-    kind = str(event.get("type"))
-    role = "user" if attached else kind if kind in _SPOKEN else None
-    uuid, parent = event.get("uuid"), event.get("parentUuid")
-    if not isinstance(uuid, str):
-        if role is None:
-            return
-        uuid = f"line {number}"
-    session.name = session.name or event.get("sessionId")
-    session.time = session.time or event.get("timestamp")
-    if uuid in session.lines and session.lines[uuid].message:
-        return  # written twice: the first stands
-    message = attached or event.get("message") if role else None
-    message = message if isinstance(message, dict) else {}
-    parent = parent if isinstance(parent, str) else None
-    session.lines[uuid] = _Line(number, event, parent, role, message, _is_noise(event, role))
-    session.size += size
+    lines: dict[str, _Line] = {}
+    orders: dict[str, int] = {}
+    for number, event in session:
+        if event.get("reason") == "absorbed_mid_turn" and isinstance(event.get("content"), str):
+            orders[event["content"]] = number
+        attached, kind, uuid, parent = _attached(event), event.get("type"), event.get("uuid"), event.get("parentUuid")
+        role = "user" if attached else str(kind) if kind in _SPOKEN else None
+        name = uuid if isinstance(uuid, str) else f"line {number}"
+        if name in lines and lines[name].message:
+            continue  # written twice: the first stands
+        message = attached or event.get("message") if role else None
+        message = message if isinstance(message, dict) else {}
+        above = parent if isinstance(parent, str) else None
+        lines[name] = _Line(number, event, above, role, message, _is_noise(event, role))
+    for order, number in orders.items():
+        if any(_text(line.message) == order for line in lines.values() if line.role == "user"):
+            continue  # an attachment says it too
+        below = next((line for line in lines.values() if line.number > number and line.role == "assistant"), None)
+        if below is not None:
+            message = {"role": "user", "content": order}
+            lines[f"line {number}"] = _Line(number, {}, below.parent, "user", message, noise=False)
+            below.parent = f"line {number}"
+    return dict(sorted(lines.items(), key=lambda named: named[1].number))
 
 
 def _attached(event: Row) -> dict[str, Any] | None:
@@ -134,20 +105,6 @@ def _attached(event: Row) -> dict[str, Any] | None:
     if one_of(attached, "type") == "file" and isinstance(text, str):
         return {"role": "user", "content": f"{one_of(attached, 'filename')}\n{text}"}
     return None
-
-
-def _insert_absorbed(session: _Session) -> None:
-    """Put orders that only the queue holds before the answer that they were typed into."""
-    lines = session.lines
-    for order, number in session.absorbed.items():
-        if any(_text(line.message) == order for line in lines.values() if line.role == "user"):
-            continue  # an attachment says it too
-        below = next((line for line in lines.values() if line.number > number and line.role == "assistant"), None)
-        if below is not None:
-            name = f"line {number}"
-            lines[name] = _Line(number, {}, below.parent, "user", {"role": "user", "content": order}, noise=False)
-            below.parent = name
-    session.lines = dict(sorted(lines.items(), key=lambda named: named[1].number))
 
 
 def _is_noise(event: Row, role: str | None) -> bool:
@@ -170,10 +127,8 @@ def _text(message: Row) -> str:
     return "\n".join(str(part["text"]) for part in listed(content) if isinstance(part, dict) and "text" in part)
 
 
-def _rows(session: _Session) -> Iterator[PlacedRow]:
-    if session.absorbed:
-        _insert_absorbed(session)
-    lines = session.lines
+def _rows(session: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
+    lines = _lines_of(session)
     for line in lines.values():
         above = lines.get(line.parent or "")
         if above is not None and line.event.get("isMeta") is True and (text := _command_arguments(above)):
@@ -184,7 +139,7 @@ def _rows(session: _Session) -> Iterator[PlacedRow]:
     for tree in trees({name: line.parent for name, line in lines.items()}).values():
         spoken = [name for name in tree if lines[name].role and not lines[name].noise]
         if spoken:
-            yield _row(session, tree, spoken)
+            yield _row(lines, tree, spoken)
 
 
 def _command_arguments(line: _Line) -> str:
@@ -196,24 +151,25 @@ def _command_arguments(line: _Line) -> str:
     return arguments.strip() if text.startswith("<command-") else ""
 
 
-def _row(session: _Session, tree: list[str], spoken: list[str]) -> PlacedRow:
-    path = set(path_to(spoken[-1], {name: session.lines[name].parent for name in tree}))
-    answers = {session.lines[name].answer_id for name in path} - {None}
-    calls = {str(part.get("id")) for name in path for part in session.lines[name].parts("tool_use")}
-    lines: list[_Line] = []
+def _row(lines: Mapping[str, _Line], tree: list[str], spoken: list[str]) -> PlacedRow:
+    path = set(path_to(spoken[-1], {name: lines[name].parent for name in tree}))
+    answers = {lines[name].answer_id for name in path} - {None}
+    calls = {str(part.get("id")) for name in path for part in lines[name].parts("tool_use")}
+    kept: list[_Line] = []
     left_out = set()
     for name in tree:  # in the order of the file
-        line = session.lines[name]
+        line = lines[name]
         results = any(str(part.get("tool_use_id")) in calls for part in line.parts("tool_result"))
         if line.noise and name in path:
             left_out.add("program-notes")
         elif name in path or line.answer_id in answers or results:
-            lines.append(line)  # results of calls made at once, and pieces of one answer, hang beside the path
+            kept.append(line)  # results of calls made at once, and pieces of one answer, hang beside the path
         elif line.role == "assistant" and not line.noise:
             left_out.add("other-branches")
-    turns = _turns([line for line in lines if line.message])
-    facts = {"session_id": session.name, "timestamp": session.time}
-    return session.lines[spoken[0]].number, conversation("claude-code", turns, left_out, **facts)
+    first = lines[spoken[0]]
+    named = next((lines[name].event for name in tree if "sessionId" in lines[name].event), first.event)
+    facts = {"session_id": named.get("sessionId"), "timestamp": lines[tree[0]].event.get("timestamp")}
+    return first.number, conversation("claude-code", _turns([line for line in kept if line.message]), left_out, **facts)
 
 
 def _turns(lines: list[_Line]) -> list[dict[str, Any]]:
