@@ -1,25 +1,22 @@
 """The renderer: messages to tokens and their mask by the model's own chat template, without transformers.
 
-The mask is found in two independent ways. (1) The prompt of each answer is rendered, and the answer begins where the
-prompt ends. (2) The conversation is rendered with a mark for each text, and the row's text must be that text with its
-parts in place of the marks. A row is refused if the two differ or a part is missing. Only answers that the model would
-have to write exactly so are trained.
+One rule: an answer is trained behind the very tokens that a server sends as its prompt. One sequence trains all answers
+of a conversation if the template leaves earlier turns as they were when they were new. If it rewrites them (dropped
+thoughts, a moved system prompt), each answer gets its own sequence.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
-from hivetune.data.render.borders import Borders
+from hivetune.data.render.answers import Answer, SpokenTemplate
 from hivetune.data.render.template import ChatTemplate, RenderError
-from hivetune.data.render.views import PROBED_THOUGHT, Match, Part, Pattern, SpokenTemplate, View, mark_of
 from hivetune.records import Example, Message, Rendered
 
 MAX_HEADER_TOKENS = 64  # between the last control token and an answer; else the whole prompt is compared
 MAX_HEADERS = 256
-_SHOWN_CHARS = 40
 
 
 class Renderer:
@@ -43,14 +40,13 @@ class Renderer:
         self._end_ids = self._control_ids.union(self.eos_ids)
         ends = [token for i in self.eos_ids if (token := tokenizer.id_to_token(i))]
         self._templates = {
-            name: SpokenTemplate(ChatTemplate(source, variables), ends, self.control_tokens, self._melts)
+            name: SpokenTemplate(ChatTemplate(source, variables), ends, self.control_tokens)
             for name, source in templates.items()
         }
-        self._headers_alone: dict[str, list[int]] = {}
-        self._borders = Borders(tokenizer, self.control_tokens, self._encode_alone)
+        self._ids_of_header = lru_cache(MAX_HEADERS)(lambda header: self._encode(header).ids)
 
     def render(self, example: Example) -> tuple[Rendered, ...]:
-        """Return tokens and mask of each view of one row. Raise RenderError(reason, hint)."""
+        """Return tokens and mask of each sequence of one row. Raise RenderError(reason, hint)."""
         return self.render_and_note(example)[0]
 
     def render_and_note(self, example: Example) -> tuple[tuple[Rendered, ...], list[str]]:
@@ -58,20 +54,23 @@ class Renderer:
         Raise RenderError.
         """
         if len(example.messages) == 1:  # plain text has no roles, so no template
-            encoding = self._tokenizer.encode(example.messages[0].content, add_special_tokens=False)
-            tokens = [*self._bos_ids, *encoding.ids, *self.eos_ids[:1]]
-            return (self._finished(tokens, bytearray(b"\1" * len(tokens))),), []
+            tokens = [*self._bos_ids, *self._encode(example.messages[0].content).ids, *self.eos_ids[:1]]
+            return (self._finished(tokens, bytearray(b"\1" * len(tokens)), (0,), 1),), []
         spoken = self.template_for(example.tools)
         messages, new_ids = spoken.dialect.with_ids(spoken.dialect.spoken(example.messages))
-        views, parts = spoken.views(messages, example.tools)
-        if spoken.header and any(spoken.header in part.value for part in parts):
-            raise RenderError("mask-disagreement", "a text holds the header of an answer")
-        changed = ["turn-by-turn"] if len(views) > 1 else []
-        if any(view.empty_thought for view in views):
-            changed.append("empty-thought")
+        waiting = spoken.answers(messages, example.tools)
+        changed = ["empty-thought"] if any(answer.empty_thought for answer in waiting) else []
+        sequences: list[Rendered] = []
+        while waiting:
+            sequences.append(self._sequence(waiting))
+            waiting = [answer for answer in waiting if answer.message not in sequences[-1].answers]
+        if not sequences:
+            raise RenderError("no-trained-token")
+        if len(sequences) > 1:
+            changed.append("turn-by-turn")
         if new_ids:
             changed.append("tool-call-ids")
-        return tuple(self._view(spoken, messages, example.tools, view, parts) for view in views), changed
+        return tuple(reversed(sequences)), changed
 
     def template_for(self, tools: Sequence[Any]) -> SpokenTemplate:
         """Return the template for rows with these tools."""
@@ -79,8 +78,7 @@ class Renderer:
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """Return the ids up to the header of the answer. Raise RenderError."""
-        text = self.text(messages, tools, for_answer=True)
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return tuple(self._encode(self.text(messages, tools, for_answer=True)).ids)
 
     def text(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, for_answer: bool = False
@@ -97,151 +95,64 @@ class Renderer:
         decoded: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return decoded
 
-    def _view(
-        self,
-        spoken: SpokenTemplate,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]],
-        view: View,
-        parts: Sequence[Part],
-    ) -> Rendered:
-        prompt, text, match = _real_text(spoken, messages[: view.last + 1], tools, view, parts)
-        spans = []
-        for answer in view.answers[:-1]:
-            start, end = match.place(answer.start), match.place(answer.end)
-            if text[:start] != spoken.apply(messages[: answer.message], tools, True):
-                raise RenderError("mask-disagreement")
-            spans.append((start, end))
-        if not text.startswith(prompt) or (view.whole and match.place(view.answers[-1].start) != len(prompt)):
-            raise RenderError("mask-disagreement")
-        spans.append((len(prompt), match.place(view.answers[-1].end) if view.whole else len(text)))
-        rendered = self._masked(text, spans, cut=view.cut)
-        return replace(rendered, num_messages=view.last + 1, answers=tuple(a.message for a in view.answers))
+    def _encode(self, text: str) -> Encoding:
+        return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def _masked(self, text: str, spans: Sequence[tuple[int, int]], *, cut: bool) -> Rendered:
-        """Return the tokens of `text`, of which those in `spans` are trained.
-
-        With `cut`, the last span may be encoded apart from its prompt.
-        """
-        bordered = self._borders.tokens_of(text, spans) if self._borders.can_tell else None
-        if bordered is not None and all(bordered[0][last] in self._end_ids for _, last in bordered[1]):
-            mask = bytearray(len(bordered[0]))
-            for first, last in bordered[1]:
-                mask[first : last + 1] = b"\1" * (last + 1 - first)
-            return self._finished(bordered[0], mask)
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+    def _sequence(self, answers: Sequence[Answer]) -> Rendered:
+        """Return the sequence of the last answer, in which all earlier ones are trained that stand in it as they were
+        when they were new."""
+        *earlier, last = answers
+        text = last.prompt + last.text + last.behind
+        encoding = self._encode(text)
         tokens: list[int] = encoding.ids
+        span = self._span(encoding, text, last)
+        if span is None:
+            # A border within a token: Qwen3-Thinking's prompt ends with a line break and an empty thought begins with
+            # one. A server sends the first, and the model writes the second.
+            encoding = self._encode(last.prompt)
+            written = self._encode(last.text).ids
+            if self.decode(written) != last.text:
+                raise RenderError("not-in-template", "the answer has no tokens of its own behind the prompt")
+            tokens, span = [*encoding.ids, *written], (len(encoding.ids), len(encoding.ids) + len(written) - 1)
+        spans = {last.message: span}
+        for answer in earlier:
+            if last.prompt.startswith(answer.prompt + answer.text):
+                own = self._span(encoding, last.prompt, answer)
+                if own is not None:
+                    spans[answer.message] = own
         mask = bytearray(len(tokens))
-        for start, end in spans:
-            last = start == spans[-1][0]
-            try:
-                self._mark(encoding, tokens, text, start, end, mask)
-            except RenderError as error:
-                if not (cut and last and error.reason == "border-in-token"):
-                    raise
-                return self._encoded_apart(text, spans)
-        return self._finished(tokens, mask)
+        for first, end in spans.values():
+            if tokens[end] not in self._end_ids:
+                raise RenderError("end-not-trained")
+            mask[first : end + 1] = b"\1" * (end + 1 - first)
+        return self._finished(tokens, mask, tuple(sorted(spans)), last.message + 1)
 
-    def _encoded_apart(self, text: str, spans: Sequence[tuple[int, int]]) -> Rendered:
-        """Return the prompt's tokens and then the answer's, for templates whose border lies within a token.
+    def _span(self, encoding: Encoding, text: str, answer: Answer) -> tuple[int, int] | None:
+        """Return the first and the last token of an answer, or None if the tokens before it are not its prompt's.
 
-        Qwen3-Thinking's prompt ends with a line break, and an empty thought begins with one. A server sends the first,
-        and the model writes the second.
+        A control token splits the text before any other step, so only the tokens after the last one in the prompt,
+        mostly a header, can differ from those of the prompt by itself.
         """
-        start, end = spans[-1]
-        before = self._tokenizer.encode(text[:start], add_special_tokens=False)
-        answer = self._tokenizer.encode(text[start:end], add_special_tokens=False).ids
-        if self.decode(answer) != text[start:end] or answer[-1:] not in [[i] for i in self._end_ids]:
-            raise RenderError("border-in-token")
-        tokens: list[int] = [*before.ids, *answer]
-        mask = bytearray(len(before.ids)) + bytearray(b"\1" * len(answer))
-        for earlier in spans[:-1]:
-            self._mark(before, before.ids, text, *earlier, mask)
-        return self._finished(tokens, mask)
-
-    def _mark(self, encoding: Any, tokens: list[int], text: str, start: int, end: int, mask: bytearray) -> None:
+        start, end = len(answer.prompt), len(answer.prompt) + len(answer.text)
         first, last = encoding.char_to_token(start), encoding.char_to_token(end - 1)
-        if first is None or last is None or encoding.token_to_chars(first)[0] < start:
-            raise RenderError("border-in-token")
-        if tokens[last] not in self._end_ids:
-            raise RenderError("end-not-trained")
-        self._check_prompt_ids(encoding, tokens, text, first)
-        mask[first : last + 1] = b"\1" * (last + 1 - first)
+        if first is None or last is None or encoding.token_to_chars(first)[0] < start:  # type: ignore[index]
+            return None
+        tokens, begin = encoding.ids, first
+        while begin > 0 and tokens[begin - 1] not in self._control_ids and first - begin < MAX_HEADER_TOKENS:
+            begin -= 1
+        begin = 0 if first - begin >= MAX_HEADER_TOKENS else max(begin - 1, 0)
+        head = text[encoding.token_to_chars(begin)[0] : start]  # type: ignore[index]
+        return (first, last) if self._ids_of_header(head) == tokens[begin:first] else None
 
-    def _melts(self, text: str, position: int) -> bool:
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        token = encoding.char_to_token(position)
-        span = None if token is None else encoding.token_to_chars(token)
-        return span is None or span[0] < position
-
-    def _check_prompt_ids(self, encoding: Any, tokens: list[int], text: str, first: int) -> None:
-        """Raise RenderError unless the ids before an answer are those of the prompt alone, as a server sends it.
-
-        A control token splits the text before any other step, so only the text after the last one, mostly a header, can
-        differ.
-        """
-        start = first
-        while start > 0 and tokens[start - 1] not in self._control_ids and first - start < MAX_HEADER_TOKENS:
-            start -= 1
-        begin = 0 if first - start >= MAX_HEADER_TOKENS or start == 0 else start - 1
-        piece = text[encoding.token_to_chars(begin)[0] : encoding.token_to_chars(first)[0]]
-        if self._encode_alone(piece) != tokens[begin:first]:
-            raise RenderError("border-in-token", "the prompt alone has other tokens than in front of this answer")
-
-    def _encode_alone(self, piece: str) -> list[int]:
-        """Return the tokens of a text by itself, from a cache, since there are few headers."""
-        tokens = self._headers_alone.get(piece)
-        if tokens is None:
-            tokens = self._tokenizer.encode(piece, add_special_tokens=False).ids
-            if len(self._headers_alone) < MAX_HEADERS:
-                self._headers_alone[piece] = tokens
-        return tokens
-
-    def _finished(self, tokens: list[int], mask: bytearray) -> Rendered:
+    def _finished(self, tokens: list[int], mask: bytearray, answers: tuple[int, ...], num_messages: int) -> Rendered:
         if mask:
             mask[0] = 0
         if 1 not in mask:
             raise RenderError("no-trained-token")
         pad = self.pad_id if self.pad_id not in self.eos_ids else None
-        if pad is not None and pad in tokens and any(k for token, k in zip(tokens, mask, strict=True) if token == pad):
+        if pad is not None and any(k for token, k in zip(tokens, mask, strict=True) if token == pad):
             raise RenderError("pad-trained")
-        return Rendered(tuple(tokens), bytes(mask))
-
-
-def _real_text(
-    spoken: SpokenTemplate,
-    messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]],
-    view: View,
-    parts: Sequence[Part],
-) -> tuple[str, str, Match]:
-    """Return (prompt of the last message, text of the view, its match with the skeleton).
-
-    Raise RenderError if a part is not found.
-    """
-    if view.thought:
-        messages = [*messages[:-1], replace(messages[-1], reasoning=mark_of(PROBED_THOUGHT))]
-    prompt, text = spoken.prompt_and_whole(messages, tools)
-    if view.whole:
-        if view.tail:
-            text = text.rstrip("\n") + view.tail
-        return prompt, text, _matched(view.rendered, text, parts)
-    match = _matched(view.prompt, prompt, parts)
-    return prompt, prompt + _matched(view.rendered, text, parts).fill(view.tail, parts), match
-
-
-def _matched(pattern: Pattern, text: str, parts: Sequence[Part]) -> Match:
-    match = pattern.match(text, parts)
-    if match is None:
-        raise RenderError("mask-disagreement", "the text begins otherwise than that of other rows of this shape")
-    if match.broken is not None:
-        where = "the end"
-        if match.broken >= 0:
-            part = parts[match.broken]
-            owner = "the tools" if part.message < 0 else f"message {part.message + 1}"
-            where = f"the {part.name} of {owner} ({part.value.strip()[:_SHOWN_CHARS]!r})"
-        raise RenderError("part-not-found", f"the template rewrites {where}")
-    return match
+        return Rendered(tuple(tokens), bytes(mask), num_messages, answers)
 
 
 def token_id(tokenizer: Tokenizer, token: str | None) -> int | None:

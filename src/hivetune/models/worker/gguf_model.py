@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.paths import install_command, pip_install
-from hivetune.data.render.borders import WORDS
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.models.gguf_header import read_header
 from hivetune.models.prepared import TEMPLATE
 
+# The patterns of Qwen 2 and 3 and of Llama 3, from their tokenizer.json.
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 # tokenizer.ggml.pre: how numbers are split; "gpt-2" splits by ByteLevel's own pattern.
 WORD_SPLITS = {
     "gpt-2": "whole",
