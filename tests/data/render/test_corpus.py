@@ -154,14 +154,13 @@ def check_view(renderer: Renderer, oracle: Any, example: Example, shown: list[An
         assert not any(other in said for other in others)
     assert [bool(k) for k in mask] == inside  # nothing else is trained
     last = ids(shown[: view.num_messages - 1], True)
-    if whole[: len(last)] == last and len(whole) >= len(tokens):  # the template writes the answer behind its own prompt
-        assert tokens == whole
+    opens_twice = "<think>\n<think>" in renderer.decode(whole)  # Nemotron Nano 2 with a thought in the content
+    if whole[: len(last)] == last and len(whole) >= len(tokens) and not opens_twice:
+        assert tokens == whole  # the template writes the answer behind its own prompt
 
 
 def test_plain_chats_are_never_refused_and_refusals_have_few_reasons() -> None:
     plain = {"one turn", "four turns", "white space", "weight 0"}
     assert not [name for name, refused in REFUSALS.items() if plain & refused.keys()]
     reasons = Counter(reason for refused in REFUSALS.values() for reason in refused.values())
-    assert set(reasons) == {"not-in-template", "template-error", "mask-disagreement"}
-    doubtful = {name for name, refused in REFUSALS.items() if "mask-disagreement" in refused.values()}
-    assert doubtful == {"apertus", "gigachat3"}  # their prompts after a tool's result are not how they go on
+    assert set(reasons) == {"not-in-template", "template-error"}

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from hivetune.data.render.dialect import CLOSED_THOUGHT, EMPTY_THOUGHT, OPEN_THOUGHT, find_dialect
+from hivetune.data.render.dialect import CLOSED_THOUGHT, EMPTY_THOUGHT, OPEN_THOUGHT, THOUGHT_BEFORE, find_dialect
 from hivetune.data.render.template import ChatTemplate, RenderError
 from hivetune.records import Message
 
@@ -283,7 +283,8 @@ def _is_needed(part: Part, messages: Sequence[Message]) -> bool:
 
 def _check_written(part: Part, text: str) -> None:
     """Raise RenderError unless the text of a row stands in what the template wrote."""
-    value = part.value.rpartition("</think>")[2].strip()  # templates drop the thoughts that stand in contents
+    thought = THOUGHT_BEFORE.match(part.value)  # templates drop a thought that stands in a content
+    value = (thought[4] if thought else part.value).strip()
     if value not in text and not any(form in text for form in _forms(value)):
         raise RenderError("not-in-template", _left_out(part))
 
