@@ -66,7 +66,7 @@ def differing(model: Path, template: str, folder: Path) -> list[str]:
     written = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
     # As export does: rows were rendered with this date in place of today's.
     source = _DATE.sub(lambda match: json.dumps(TEMPLATE_DATE.strftime(match["format"])), written)
-    trained = ChatTemplate(source, {"bos_token": "", "eos_token": ""})
+    trained = ChatTemplate(source, {"bos_token": "", "eos_token": "<|im_end|>"})  # as gguf_families has it
     found = []
     with open_backend(
         with_template(model, served_template(source), folder / "m.gguf"), ServerSettings(warm_up=False)

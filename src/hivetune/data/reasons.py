@@ -140,20 +140,8 @@ _REJECT = {
         "use the template that belongs to the model",
     ),
     "not-in-template": (
-        "the template drops a tool call, a tool, reasoning or a system prompt of the row",
+        "the template drops or rewrites a part of the row",
         "use a model whose template keeps it",
-    ),
-    "part-not-found": (
-        "the template rewrites a part of the row",
-        "see the message; write the part as the template does",
-    ),
-    "mask-disagreement": (
-        "two independent methods find different trained tokens",
-        "remove text that looks like the template's own markers",
-    ),
-    "border-in-token": (
-        "one token holds the end of the prompt and the start of the answer",
-        "remove the white space at the start of answers, or move it to the end of the questions",
     ),
     "no-trained-token": ("no token of the row would be trained", "give one answer the weight 1"),
     "end-not-trained": (

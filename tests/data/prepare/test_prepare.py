@@ -415,15 +415,10 @@ def test_a_field_that_is_none_is_not_mapped_in_silence(write_rows: Callable[...,
 
 
 @pytest.mark.slow
-def test_a_file_whose_answers_all_melt_with_the_prompt_has_one_hint(
-    write_rows: Callable[..., Path], smollm2: Path
-) -> None:
+def test_answers_that_melt_with_the_prompt_are_trained(write_rows: Callable[..., Path], smollm2: Path) -> None:
     """HumanEval's solutions begin with blanks, which SmolLM2's tokenizer joins with the line break in front of them."""
     rows = [{"prompt": f"def f{i}(x):\n", "completion": f"    return x + {i}"} for i in range(9)]
-    document = check(DataConfig(path=str(write_rows(rows))), model_folder=smollm2).document
-    assert document["rejected"] == {"border-in-token": 9}
-    [hint] = {problem["hint"] for problem in document["problems"]}  # the command line shows it once
-    assert hint.startswith("remove the white space")
+    assert check(DataConfig(path=str(write_rows(rows))), model_folder=smollm2).usable == 9
 
 
 @pytest.mark.slow

@@ -29,9 +29,6 @@ PIECES = (
 TEXTS = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=12)), min_size=1, max_size=6).map("".join)
 # A mark in a text of the row, a border inside a token, a text that the template cuts: each is said.
 SAID = {
-    "border-in-token",
-    "part-not-found",
-    "mask-disagreement",
     "not-in-template",
     "no-trained-token",
     "end-not-trained",

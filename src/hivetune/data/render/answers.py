@@ -98,7 +98,8 @@ class SpokenTemplate:
 
     def _answer(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], first_new: int) -> Answer:
         """Return the last message as it is trained. The texts of messages before `first_new` have been looked for."""
-        key, parts, skeleton = _plain_shape(messages, tools), _plain_parts(messages), None
+        key, skeleton = _plain_shape(messages, tools), None
+        parts: Sequence[Part] = _plain_parts(messages)
         if key is None:
             skeleton = make_skeleton(messages, tools)
             key, parts = (repr((skeleton.messages, skeleton.tools)),), skeleton.parts
