@@ -55,7 +55,7 @@ PROOFS = {
         "one adapter hash for any number of ranks, on one machine and on a real local Ray cluster, with ranks, machine "
         "and head killed",
         ("tests/train/supervise/test_workers.py", "tests/train/worker/test_ranks.py", "tests/cluster"),
-        (*TRAINING, "cluster"),
+        TRAINING,
     ),
     "isolation": Proof(
         "10,000 rows with 200 that give NaN and 3 that kill the worker: exactly those 203 are quarantined",

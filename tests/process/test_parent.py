@@ -128,13 +128,6 @@ def test_environment_is_offline_and_first_in_line_for_the_oom_killer(tmp_path: P
     assert outcome.result["oom"] == "500"
 
 
-def test_a_number_of_processes_that_is_none_is_refused_before_anything(tmp_path: Path) -> None:
-    outcome = run_task(Play("environment"), tmp_path, module=TINY, environment={"WORLD_SIZE": "abc"})
-    assert outcome.error is not None
-    assert (outcome.error.type, outcome.returncode) == ("UsageError", 2)
-    assert "WORLD_SIZE=abc" in outcome.error.message and "unset WORLD_SIZE" in outcome.error.hint
-
-
 def test_memory_beyond_the_limit_is_an_error_that_is_told(tmp_path: Path) -> None:
     outcome = run(tmp_path, do="allocate", memory_limit_bytes=512 << 20)
     assert outcome.error is not None

@@ -58,7 +58,7 @@ def test_each_kind_of_task_has_a_module_that_takes_it(kind: type) -> None:
 
 
 def test_every_task_class_has_an_entry() -> None:
-    parts = {Item, protocol.Passage, protocol.Meeting, protocol.Envelope, protocol.Outcome}
+    parts = {Item, protocol.Passage, protocol.Rank, protocol.Envelope, protocol.Outcome}
     parts |= {protocol.ChildError, protocol.Beat}
     classes = {c for _, c in inspect.getmembers(protocol, inspect.isclass) if c.__module__ == protocol.__name__}
     assert classes - parts == set(ENTRIES)

@@ -123,6 +123,4 @@ def _choice_text(planned: Planned, choice: Choice) -> Iterator[str | Table]:
         f"time: between {low} and {high} ({planned.time_known}), {step_time(choice.step_s)} a step, "
         f"{sum(work.lengths) / choice.step_s:,.0f} tokens/s; without validation and loading"
     )
-    if planned.worth is not None:
-        yield planned.worth.words
     yield f"a power cut loses at most {duration(planned.power_loss_s)} of work"

@@ -12,24 +12,22 @@ import resource
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from hivetune.base.disk import FULL_DISK, write_json
 from hivetune.base.paths import install_command
-from hivetune.base.private import keep_private, make_folder
-from hivetune.errors import HivetuneError, MachineNotFit, UsageError
-from hivetune.process.protocol import EXIT_FULL_DISK, SAVES_WHEN_STOPPED, Beat, Envelope, read_task
+from hivetune.base.private import keep_private
+from hivetune.errors import HivetuneError, MachineNotFit
+from hivetune.process.protocol import EXIT_FULL_DISK, SAVES_WHEN_STOPPED, Beat, read_task
 from hivetune.process.sandbox import die_with_parent
-from hivetune.run.folder import OUTCOME, RANKS
+from hivetune.run.folder import OUTCOME
 
 # When memory runs out the kernel kills the process with the highest score: the worker, never the desktop.
 OOM_SCORE = 500
 EXIT_ORPHANED = 70
-_RANKS_HINT = "start it with torchrun; else: unset WORLD_SIZE RANK"
 
 
 class Heartbeat:
@@ -98,10 +96,6 @@ def run_child(main: Callable[[Any, Heartbeat], dict[str, Any]], *kinds: type) ->
     """
     guard()
     envelope = read_task(Path(sys.argv[1]))
-    try:
-        envelope = _of_rank(envelope)
-    except HivetuneError as error:
-        _end(report_failure(envelope.folder, error))
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         os.environ.setdefault(name, "1")
     heartbeat = Heartbeat(int(sys.argv[2]) if len(sys.argv) > 2 else None)
@@ -116,50 +110,6 @@ def run_child(main: Callable[[Any, Heartbeat], dict[str, Any]], *kinds: type) ->
     except BaseException as error:  # noqa: BLE001 (the last frame of the process reports every error)
         code = report_failure(envelope.folder, error)
     _end(code)
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """The rank of this process among those of torchrun."""
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-
-
-def read_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
-    """Read RANK and WORLD_SIZE, by default one process. Raise UsageError for values that torchrun does not set."""
-    size = _count(environment, "WORLD_SIZE", 1)
-    if size == 1:
-        return Ranks()
-    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
-    rank = _count(environment, "RANK", 0)
-    if missing or not rank < size:
-        raise UsageError(
-            f"WORLD_SIZE is {size}, but " + (f"{', '.join(missing)} is not set" if missing else f"RANK is {rank}"),
-            hint=_RANKS_HINT,
-        )
-    return Ranks(rank, size, _count(environment, "LOCAL_RANK", 0))
-
-
-def _count(environment: Mapping[str, str], name: str, default: int) -> int:
-    text = environment.get(name) or str(default)
-    if not (text.isascii() and text.isdigit()) or (name == "WORLD_SIZE" and int(text) == 0):
-        raise UsageError(f"the environment has {name}={text}, which is not a number of processes", hint=_RANKS_HINT)
-    return int(text)
-
-
-def _of_rank(envelope: Envelope) -> Envelope:
-    """Return the task for one of torchrun's processes: with an own outcome.
-
-    Raise UsageError as `read_ranks` does.
-    """
-    ranks = read_ranks()
-    if ranks.size == 1:
-        return envelope
-    folder = envelope.folder / RANKS / str(ranks.rank) if ranks.rank else envelope.folder
-    make_folder(folder)
-    return replace(envelope, folder=folder, memory_limit_bytes=None)
 
 
 def report_failure(folder: Path, error: BaseException) -> int:

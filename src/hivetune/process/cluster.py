@@ -1,81 +1,25 @@
-"""Where a run's cluster is, and the question what it has, without Ray in this process.
+"""Where a run's Ray cluster is, and whether its head answers, without Ray in this process.
 
-Ray's client may end its process when the cluster's head is gone, so only processes that may die speak with it.
+Ray's client may end its process when the cluster's head is gone, so only rank 0 speaks with it, which may die.
 """
 
-import json
 import os
 import socket
-import subprocess
-import sys
-from dataclasses import dataclass
 
-from hivetune import errors
-from hivetune.base.typed import from_plain
 from hivetune.config import RunConfig
-from hivetune.errors import MachineNotFit
+from hivetune.errors import MachineNotFit, UsageError
 
 # A head answers a connection at once, or is not there.
 ANSWER_TIMEOUT_S = 3.0
 # Ray's head speaks HTTP/2, which begins with fixed words and a frame of settings on both sides (RFC 9113, 3.4).
 _FRAME_BYTES, _KIND_OF_FRAME, _SETTINGS = 9, 3, 4
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0))
-# Ray is loaded, connects and counts: 4 s on two busy cores.
-ASK_TIMEOUT_S = 90.0
-
-
-@dataclass(frozen=True)
-class ClusterNode:
-    """One machine of a cluster. `devices`: how many devices it offers."""
-
-    host: str
-    address: str
-    alive: bool
-    devices: int
-
-
-@dataclass(frozen=True)
-class ClusterView:
-    """A cluster. `address`: of its head; `free`: devices that no run uses now."""
-
-    address: str
-    nodes: tuple[ClusterNode, ...]
-    free: int
-
-    @property
-    def devices(self) -> int:
-        return sum(node.devices for node in self.nodes if node.alive)
 
 
 def cluster_of(config: RunConfig) -> str | None:
     """Return the address of the cluster that the setting `workers` names, None without one."""
     workers = config.workers
     return workers if isinstance(workers, str) and workers != "auto" else None
-
-
-def ask_cluster(address: str) -> ClusterView:
-    """Return the machines and devices of the cluster, as Ray lists them in a process of its own.
-
-    Raises MachineNotFit when nobody answers, or refuses this machine.
-    """
-    own_address(address)
-    try:
-        answered = subprocess.run(
-            [sys.executable, "-m", "hivetune.machine.cluster", address],
-            capture_output=True,
-            text=True,
-            timeout=ASK_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise no_answer(address, f"it said nothing in {ASK_TIMEOUT_S:.0f} s") from None
-    try:
-        document = json.loads(answered.stdout)
-    except ValueError:
-        raise no_answer(address, (answered.stderr.strip().splitlines() or ["no reason was given"])[-1]) from None
-    if "error" in document:
-        raise errors.MachineNotFit(document["error"]["message"], hint=document["error"]["hint"])
-    return from_plain(ClusterView, {name: document[name] for name in ("address", "nodes", "free")})
 
 
 def own_address(address: str) -> str:
@@ -85,7 +29,7 @@ def own_address(address: str) -> str:
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
-        raise errors.UsageError(
+        raise UsageError(
             f"{address}: the address of a cluster is not of the form HOST:PORT",
             hint="for example 10.0.0.5:6479",
         )
@@ -114,5 +58,5 @@ def _need_head(connection: socket.socket, address: str) -> None:
 def no_answer(address: str, reason: str) -> MachineNotFit:
     return MachineNotFit(
         f"the cluster at {address} does not answer: {reason}",
-        hint="start it on its head (docs/cluster.md); or continue on this machine alone",
+        hint="start Ray on its head (docs/cluster.md), or train on this machine alone",
     )

@@ -6,7 +6,7 @@ The child writes one byte per beat to an inherited pipe, and `outcome.json` last
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
@@ -54,30 +54,25 @@ class PrepareModel:
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """The file where a run's processes on this machine find each other; `token` tells one attempt from another."""
+class Rank:
+    """The place of a process among the `size` ranks of a run (train/worker/exchange/ranks.py).
 
-    address: str
-    token: str
+    `meeting`: where they meet, file:///PATH or tcp://HOST:PORT; `address`: of its machine towards the others.
+    """
 
-
-@dataclass(frozen=True)
-class ComputePacks:
-    """Compute packs as worker `number` (from 1) of a run on `device`, with `changes` over the run's choices."""
-
-    model: Path
-    number: int
-    meeting: Meeting
-    device: str | None = None
-    changes: Choices = NO_CHOICES
+    number: int = 0
+    size: int = 1
+    meeting: str = ""
+    address: str = "127.0.0.1"
 
 
 @dataclass(frozen=True)
 class Train:
     """Train `run` to its end.
 
-    `changes` are a recovery's, over the run's choices. Other workers come to
-    `meeting`.
+    `changes` are a recovery's, over the run's choices. `devices`: of the ranks on this machine, rank 0's first; fewer
+    than two for a run of one process. `environment`: what the supervisor changed in it, for ranks elsewhere. `rank`: of
+    a process that rank 0 started; `run` is then a folder of its own.
     """
 
     run: Path
@@ -85,7 +80,9 @@ class Train:
     snapshot: Path
     changes: Choices = NO_CHOICES
     checkpoint_every_s: float = CHECKPOINT_EVERY_S
-    meeting: Meeting | None = None
+    devices: tuple[str, ...] = ()
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    rank: Rank | None = None
 
 
 @dataclass(frozen=True)
@@ -174,7 +171,6 @@ class WriteGguf:
 ENTRIES: Mapping[type, str] = {
     PrepareModel: "hivetune.models.worker.prepare_model",
     Train: "hivetune.train.worker.loop",
-    ComputePacks: "hivetune.train.worker.exchange.worker",
     Replay: "hivetune.train.worker.replay",
     Salvage: "hivetune.train.worker.salvage",
     Score: "hivetune.judge.worker.score",

@@ -41,8 +41,7 @@ EVALUATION = "eval.json"  # with the verdict
 SALVAGE, EXPORTS = "salvage", "export"
 REFERENCE = "reference.json"  # losses of bad answers when the lessons began
 PROOF = "proof.json"  # beside exported files: whether they are what was trained
-# Folders of the workers that compute packs for the run's own, by number; of torchrun's processes, by rank.
-WORKERS, RANKS = "workers", "ranks"
+RANKS = "ranks"  # folders of the ranks that rank 0 started on this machine, by number
 # The folder of an isolation's children; the lines that children write who score, and those of ISOLATION.
 ISOLATION, SCORES, ITEMS = "isolate", "scores.jsonl", "items.jsonl"
 

@@ -1,4 +1,4 @@
-"""The real worker, replay child and worker beside it on a card that dies of every row with the token KILL."""
+"""The real worker and replay child on a card that dies of every row with the token KILL."""
 
 import os
 from collections.abc import Sequence
@@ -7,10 +7,9 @@ from typing import Any
 import torch
 
 from hivetune.process.child import Heartbeat, run_child
-from hivetune.process.protocol import ComputePacks, Replay, Train
+from hivetune.process.protocol import Replay, Train
 from hivetune.train.worker import loop as train
 from hivetune.train.worker import replay, session
-from hivetune.train.worker.exchange import worker as compute
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document, LoraModel
 
@@ -41,12 +40,10 @@ def poisoned_model(*arguments: Any, **named: Any) -> Any:
     return Poisoned(load_model(*arguments, **named))
 
 
-def main(task: Train | Replay | ComputePacks, heartbeat: Heartbeat) -> dict[str, Any]:
-    session.load_model = replay.load_model = compute.load_model = poisoned_model  # type: ignore[attr-defined]
-    if isinstance(task, ComputePacks):
-        return compute.main(task, heartbeat)
+def main(task: Train | Replay, heartbeat: Heartbeat) -> dict[str, Any]:
+    session.load_model = replay.load_model = poisoned_model  # type: ignore[attr-defined]
     return replay.main(task, heartbeat) if isinstance(task, Replay) else train.main(task, heartbeat)
 
 
 if __name__ == "__main__":
-    run_child(main, Train, Replay, ComputePacks)
+    run_child(main, Train, Replay)

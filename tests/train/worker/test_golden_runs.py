@@ -16,7 +16,6 @@ import pytest
 import torch
 from train.worker.models import write_model
 from train.worker.runs import learnable_rows, make_run, metrics, run_training
-from train.worker.test_ranks import run_ranks
 
 from hivetune.base.disk import sha256_file, write_json, write_manifest
 
@@ -104,12 +103,3 @@ def test_nf4(tmp_path: Path) -> None:
     run_training(tmp_path, model)
     steps = [entry for entry in metrics(tmp_path) if entry["event"] == "step"]
     compare("nf4", steps, tmp_path / "run/adapter_model.safetensors")
-
-
-@pytest.mark.slow
-def test_two_workers_come_to_the_adapter_of_one(tmp_path: Path) -> None:
-    model = model_of(tmp_path / "model")
-    make_run(tmp_path, learnable_rows(40), epochs=3, workers=2, choices={"pack_tokens": 32})
-    run_ranks(tmp_path, model, 2)
-    steps = [entry for entry in metrics(tmp_path) if entry["event"] == "step"]
-    compare("one worker", steps, tmp_path / "run/adapter_model.safetensors")

@@ -47,7 +47,6 @@ class Workload:
     batch_size: int
     epochs: float
     max_steps: int | None = None
-    assumed: bool = False
     documents: tuple[tuple[TrimmedDocument, ...], ...] = ()
     """The rows of some steps, where they are known; else the typical step stands for all."""
 
@@ -103,7 +102,7 @@ def assumed_workload(
     length = max(2, min(round(mean), longest))
     counts = min(batch_size, max(rows, 1))
     lengths, part = (length,) * counts, (max(1, round(length * trained)),) * counts
-    return Workload(lengths, part, longest, rows, batch_size, epochs, max_steps, assumed=True)
+    return Workload(lengths, part, longest, rows, batch_size, epochs, max_steps)
 
 
 def choose_dtype(setting: str, device: Device) -> str:

@@ -1,11 +1,10 @@
 """The plan of a config: memory, time and disk from sizes alone, for rows that are counted here, and what would fit."""
 
 import contextlib
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,12 +23,11 @@ from hivetune.data.raw import RawRow, Source
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import DoesNotFit, MachineNotFit, UsageError
-from hivetune.machine.inventory import WORKERS_PER_MACHINE, Machine, link_of, read_machine
+from hivetune.machine.inventory import Machine, read_machine
 from hivetune.machine.knowledge.cards import known_model
 from hivetune.machine.profile import read_profile
 from hivetune.models.architecture import Architecture, parse_architecture, read_architecture
 from hivetune.models.prepared import find_prepared
-from hivetune.process.cluster import ask_cluster, cluster_of, own_address
 from hivetune.train.plan.choose import (
     Choice,
     Workload,
@@ -40,17 +38,13 @@ from hivetune.train.plan.choose import (
     with_advice,
 )
 from hivetune.train.plan.device import Device, device_of_card, device_of_machine
-from hivetune.train.plan.layout import pack_tokens
 from hivetune.train.plan.memory import TrainingSetup, disk_bytes, setup_of
 from hivetune.train.plan.speed import (
     LAST_RUN,
     LAST_RUN_ERROR,
-    LOCAL_BYTES_PER_S,
     Rate,
-    Worth,
     published_rate,
     rate_key,
-    worth_of,
 )
 
 # English prose by the vocabularies of SmolLM2 and Qwen2.5, and the tokens that templates write around a message.
@@ -233,15 +227,6 @@ def _copy_beginning(name: str, part: Path, most_bytes: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Crew:
-    """The run's own worker and those of a cluster. `link`: this machine's link to the others, in words."""
-
-    workers: int
-    bytes_per_s: float
-    link: str
-
-
-@dataclass(frozen=True)
 class Planned:
     """The content of `hivetune plan`. `choice` is None when nothing fits."""
 
@@ -256,31 +241,11 @@ class Planned:
     """The number of rows and how it is known, in words."""
     time_known: str = ""
     """What the time is estimated from, in words; empty where nothing is known."""
-    cards: int = 0
-    crew: _Crew | None = None
-    """The workers of a cluster."""
 
     @property
     def power_loss_s(self) -> float:
         """Return the most seconds of work that a power cut can lose; 0 where nothing fits."""
         return 0.0 if self.choice is None else power_loss_s(self.choice.step_s or 0.0)
-
-    @property
-    def worth(self) -> Worth | None:
-        """Return the predicted gain of the config's workers; None without the setting."""
-        number, choice = self.config.workers, self.choice
-        if number is None or choice is None or choice.step_s is None:
-            return None
-        on_cpu = self.device.kind == "cpu"
-        lengths = self.work.lengths
-        aim = pack_tokens(sum(lengths), len(lengths), len(lengths), "cpu" if on_cpu else "cuda")
-        packs = max(math.ceil(sum(lengths) / aim), math.ceil(choice.micro_batches))
-        weights = self.setup.adapter_parameters
-        if self.crew is not None:
-            bytes_per_s, link = self.crew.bytes_per_s, self.crew.link
-            return worth_of(self.crew.workers, packs, choice.step_s, weights, bytes_per_s=bytes_per_s, link=link)
-        most = WORKERS_PER_MACHINE if on_cpu else max(1, self.cards)
-        return worth_of(most if isinstance(number, str) else number, packs, choice.step_s, weights)
 
 
 def plan_run(
@@ -294,7 +259,7 @@ def plan_run(
 ) -> Planned:
     """Return the plan of a config.
 
-    Raises UsageError for an unknown model or card, MachineNotFit for a cluster that does not answer.
+    Raises UsageError for an unknown model or card.
     """
     architecture = find_architecture(config.model)
     machine = read_machine(folder=Path(config.output) if config.output else None)
@@ -323,26 +288,12 @@ def plan_run(
         refusal,
         rows_known=basis,
         time_known=rate.source if rate else "",
-        cards=len(machine.cards),
-        crew=_crew_of(config),
     )
 
 
 def _last_rate(machine: Machine, setup: TrainingSetup) -> Rate | None:
     known = read_profile(machine.fingerprint).rates.get(rate_key(setup))
     return None if known is None else Rate(known, LAST_RUN_ERROR, LAST_RUN)
-
-
-def _crew_of(config: RunConfig) -> _Crew | None:
-    address = cluster_of(config)
-    if address is None:
-        return None
-    view, own = ask_cluster(address), own_address(address)
-    # The run's own worker has one of this machine's devices, where it offers some.
-    offers = any(node.address == own and node.devices for node in view.nodes)
-    link = link_of(own)
-    workers = view.devices + (0 if offers else 1)
-    return _Crew(workers, link.bytes_per_s if link else LOCAL_BYTES_PER_S, link.words if link else "")
 
 
 def find_architecture(name: str) -> Architecture:
@@ -388,10 +339,7 @@ def plan_document(planned: Planned) -> dict[str, Any]:
         "parameters": setup.architecture.parameters,
         "trained_parameters": setup.adapter_parameters,
         "target": {name: getattr(device, name) for name in ("name", "kind", "memory_bytes", "free_bytes")},
-        "workload": {
-            name: getattr(planned.work, name)
-            for name in ("rows", "longest", "batch_size", "epochs", "steps", "assumed")
-        }
+        "workload": {name: getattr(planned.work, name) for name in ("rows", "longest", "batch_size", "epochs", "steps")}
         | {"rows_known": planned.rows_known},
         "fits": choice is not None,
         "disk_bytes": disk_bytes(setup),
@@ -410,6 +358,5 @@ def plan_document(planned: Planned) -> dict[str, Any]:
         "hours": hours,
         "hours_range": None if hours is None else [hours * (1 - choice.error), hours * (1 + choice.error)],
         "time_known": planned.time_known,
-        "workers": None if planned.worth is None else asdict(planned.worth),
         "power_loss_s": planned.power_loss_s,
     }

@@ -1,10 +1,8 @@
 """The time that a step takes: operations by formula, and the rate of the model's last run here or a published one."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hivetune.base.units import step_time
 from hivetune.train.plan.layout import TrimmedDocument, make_layout, multiples_of, split_documents, token_multiple
 from hivetune.train.plan.memory import TrainingSetup
 
@@ -86,63 +84,3 @@ def rate_key(setup: TrainingSetup) -> str:
     """Return the key of a model's last rate in a machine's profile: model, precision, path and device."""
     a = setup.architecture
     return f"{setup.kind} {a.family} {a.parameters} parameters, {setup.precision}, {setup.path}"
-
-
-# Between processes of one machine gloo sums 35 MB in 36 to 51 ms on two busy cores, and Ray's object store carries them
-# in 6 to 78 ms (decision 0098).
-LOCAL_BYTES_PER_S = 1e9
-WEIGHT_BYTES = 4
-GRADIENT_BYTES = 8
-# With less gain than this, another run makes better use of the other card.
-WORTH_STARTING = 1.3
-
-
-@dataclass(frozen=True)
-class Worth:
-    """The predicted gain of more workers. Whole packs are divided among them, which costs a transfer of weights and
-    gradients. `alone_s`, `together_s`: a step by one worker and by all. `exchange_s`: the part of `together_s` that is
-    bytes. `link`: what carries them, in words; "" inside one machine.
-    """
-
-    workers: int
-    packs: int
-    alone_s: float
-    together_s: float
-    exchange_s: float
-    link: str = ""
-
-    @property
-    def gain(self) -> float:
-        return self.alone_s / self.together_s
-
-    @property
-    def words(self) -> str:
-        packs = "1 pack" if self.packs == 1 else f"{self.packs} packs"
-        text = (
-            f"{self.workers} workers: a step of {packs} takes {step_time(self.together_s)} instead of "
-            f"{step_time(self.alone_s)}, {step_time(self.exchange_s)} of it for gradients and "
-            f"weights{self.link and f' over {self.link}'}"
-        )
-        if self.gain >= WORTH_STARTING:
-            return text
-        return f"{text}: not worth it, use the other devices for other runs"
-
-
-def worth_of(
-    workers: int,
-    packs: int,
-    step_s: float,
-    adapter_weights: int,
-    *,
-    bytes_per_s: float = LOCAL_BYTES_PER_S,
-    link: str = "",
-) -> Worth:
-    """Return the worth of `workers` for `packs` of equal size in a step that takes one worker `step_s`.
-
-    The run's own worker sends 4 bytes a weight of the adapter to each of the others in a step. It gets 8 bytes a weight
-    back from each: the sum over its packs. `bytes_per_s` is the rate of its `link` to them.
-    """
-    packs = max(1, packs)
-    longest = math.ceil(packs / workers)
-    exchange_s = (WEIGHT_BYTES + GRADIENT_BYTES) * adapter_weights * min(workers - 1, packs - longest) / bytes_per_s
-    return Worth(workers, packs, step_s, step_s * longest / packs + exchange_s, exchange_s, link)

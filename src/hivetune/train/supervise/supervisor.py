@@ -22,7 +22,6 @@ from hivetune.errors import DoesNotFit, HivetuneError, RecoveryExhausted, Stoppe
 from hivetune.machine.inventory import Machine, disk_free_bytes, read_machine
 from hivetune.machine.telemetry import any_hot, sample
 from hivetune.machine.traces import KernelLog, oom_kills, settle_kernel
-from hivetune.process.cluster import ask_cluster, cluster_of
 from hivetune.process.parent import Child, Limits, run_task, start_child
 from hivetune.process.protocol import Beat, Outcome, Salvage, Train
 from hivetune.process.stop import StopRequest
@@ -35,6 +34,7 @@ from hivetune.run.status import hold_run, quarantined
 from hivetune.train.plan.steps import Amendment, append_amendment, max_quarantined, read_plan
 from hivetune.train.supervise.attempt import Ended, Terms, last_step, step_of_death
 from hivetune.train.supervise.changes import lower_rank, thin_out, worker_effects
+from hivetune.train.supervise.devices import rank_devices
 from hivetune.train.supervise.diagnose import diagnose, evidence_of
 from hivetune.train.supervise.history import (
     drift,
@@ -55,7 +55,6 @@ from hivetune.train.supervise.ladder import (
     void_rungs,
 )
 from hivetune.train.supervise.room import LOOK_S, Events, has_room
-from hivetune.train.supervise.workers import Workers, devices_beside
 
 # The rungs that change the training itself, and only where `allow` names them.
 SMALLER = ("rank", "sample")
@@ -175,9 +174,6 @@ class _Supervisor:
             problems = manifest_problems(folder)
             if problems:
                 raise UsageError(f"{kind} of {self.run} changed since the run began: {folder}/{problems[0]}", hint=hint)
-        cluster = cluster_of(self.config)
-        if cluster is not None and not checkpoints.newest_good(self.run).step:
-            ask_cluster(cluster)  # a run that has begun goes on without it
         reserve, free = _reserve_bytes(self.run), disk_free_bytes(self.run)
         if free < reserve and not checkpoints.reclaim(self.run):
             raise DoesNotFit(
@@ -190,38 +186,34 @@ class _Supervisor:
         self.attempts += 1
         limits = Limits(supervision(), self.start_s.get(self.rungs))
         environment, choices = worker_effects(self.run, self.rungs)
-        devices = devices_beside(self.run, self.model, self.config, self.machine, self._device())
-        memory_bytes = int(self.machine.memory_bytes * self.config.memory_share) // (1 + len(devices))
+        threads = read_resolved(self.run)[1].threads
+        devices = rank_devices(self.config, self.machine, self.model, self._device(), threads)
+        memory_bytes = int(self.machine.memory_bytes * self.config.memory_share) // len(devices)
         every_s = CHECKPOINT_EVERY_S
         if self.history:  # faults that come often must not cost much each time
             between_s = (time.monotonic() - self.started) / len(self.history)
             every_s = min(every_s, max(MIN_CHECKPOINT_EVERY_S, between_s / 10))
         kernel, oom_before, started = KernelLog(), oom_kills(), time.monotonic()
         child: Child | None = None
-        beside = Workers(
-            self.run,
-            self.model,
-            devices,
-            self.events,
-            environment=environment,
-            limits=lambda: Limits(supervision()),
-            module=self.worker,
-        )
         try:
-            with beside:
-                child = start_child(
-                    Train(self.run, self.model, self.snapshot, choices, every_s, beside.meeting),
-                    self.run,
-                    module=self.worker,
-                    limits=limits,
-                    environment=environment,
-                    memory_limit_bytes=None if self._on_device() else memory_bytes,
-                )
-                pid = child.process.pid
-                self.events.append(
-                    "attempt", number=self.attempts, pid=pid, rungs=list(self.rungs), environment=environment
-                )
-                outcome = self.watch(child, beside)
+            child = start_child(
+                Train(self.run, self.model, self.snapshot, choices, every_s, devices, environment),
+                self.run,
+                module=self.worker,
+                limits=limits,
+                environment=environment,
+                memory_limit_bytes=memory_bytes if self._device() == "cpu" else None,
+            )
+            pid = child.process.pid
+            self.events.append(
+                "attempt",
+                number=self.attempts,
+                pid=pid,
+                rungs=list(self.rungs),
+                environment=environment,
+                devices=list(devices),
+            )
+            outcome = self.watch(child)
             if limits.started:
                 self.start_s[self.rungs] = limits.start_s
             seconds = time.monotonic() - started
@@ -241,7 +233,7 @@ class _Supervisor:
         finally:
             kernel.close()
 
-    def watch(self, child: Child, workers: Workers) -> Outcome:
+    def watch(self, child: Child) -> Outcome:
         """Wait until the worker ends, hangs, or was asked to stop and did so."""
         stopping = hot = False
         next_sample = time.monotonic() + FIRST_SAMPLE_S
@@ -249,7 +241,6 @@ class _Supervisor:
             beats = child.wait_beats()
             if Beat.ITEM in beats:
                 self.terms.on_step(last_step(self.run))
-            workers.tend()
             if child.hung:
                 return child.end_hung()
             if self.stop.count and not stopping:
@@ -260,8 +251,8 @@ class _Supervisor:
                 child.kill()
             if time.monotonic() >= next_sample:
                 next_sample = time.monotonic() + SAMPLE_EVERY_S
-                measured, beside, was_hot = sample(child.process.pid, self.run), workers.sample(), hot
-                self.events.append("sample", **measured, **({"workers": beside} if beside else {}))
+                measured, was_hot = sample(child.process.pid, self.run), hot
+                self.events.append("sample", **measured)
                 hot = any_hot(measured.get("cards", ()))
                 if hot and not was_hot:  # steps then take longer, which is no hang
                     text = "a card throttles at its limit of heat or power: steps take longer"
@@ -396,24 +387,23 @@ class _Supervisor:
         started = [e for e in read_journal(run / METRICS) if e["event"] == "started" and "path" in e]
         as_started = Choices(
             path=started[-1]["path"] if started else None,
-            kernels="torch" if self._on_device() else None,  # a card's default
+            kernels=None if self._device() == "cpu" else "torch",  # a card's default
         )
         variables = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
         # A run that begins with another run's adapter has that adapter's rank.
         return Bounds(
             attempts=settings.attempts,
-            on_device=self._on_device() and "cpu" not in self.rungs,
+            on_device=self._device() != "cpu",
             backoff_s=settings.backoff_s,
             allow=frozenset({name for name in self.config.allow if name != "rank" or self.config.lora.start is None}),
             void=void_rungs(variables, changes.over(settled.over(as_started))),
             published=published_remedies(self.machine),
         )
 
-    def _on_device(self) -> bool:
-        return self._device() != "cpu"
-
     def _device(self) -> str:
-        """Return the device of the run's settled choices, before there are any by what is in the machine."""
+        """Return the next worker's device: by the run's choices, before there are any by what is in the machine."""
+        if "cpu" in self.rungs:
+            return "cpu"
         device = read_resolved(self.run)[1].device or self.config.device
         return ("cuda" if self.machine.cards else "cpu") if device == "auto" else device
 

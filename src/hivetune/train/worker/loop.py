@@ -19,19 +19,16 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 
-from hivetune.process.child import Heartbeat, read_ranks, run_child
+from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, Train
 from hivetune.run import checkpoints
 from hivetune.train.plan.steps import Amendment, append_amendment, max_quarantined
 from hivetune.train.worker import lessons
 from hivetune.train.worker.checkpoint import kept_adapter
-from hivetune.train.worker.exchange.trust import WorkerWrong
-from hivetune.train.worker.exchange.worker import serve_as_rank
 from hivetune.train.worker.model.adapter import fill
 from hivetune.train.worker.model.protocol import Document, read_documents
 from hivetune.train.worker.optimizer import learning_rate
@@ -51,14 +48,11 @@ from hivetune.train.worker.session import (
     save_when_due,
     score_held_out,
 )
-from hivetune.train.worker.watch import Spike, check_rollbacks, find_bad_rows, step_problem
+from hivetune.train.worker.watch import BadRows, Spike, check_rollbacks, find_bad_rows, step_problem
 
 
 def main(task: Train, heartbeat: Heartbeat) -> dict[str, Any]:
-    """Train the run of `task` to its end; return its result. A rank of torchrun above 0 only computes packs."""
-    ranks = read_ranks()
-    if ranks.rank:
-        return serve_as_rank(task, ranks, heartbeat)
+    """Train the run of `task` to its end, as one of its ranks; return the run's result."""
     session = open_session(task, heartbeat)
     loop = Loop(session, restore(session))
     compare_products(session, loop.state.step)
@@ -83,16 +77,11 @@ class Loop:
         with self.feed:
             while self.state.step < session.num_steps and not self.state.stopped_early:
                 self.begin_lessons()
-                try:
-                    if not self.make_step():
-                        self.feed.forget()  # the plan was amended: what was read ahead may be wrong
-                        continue
-                except WorkerWrong as error:
-                    self.go_back(error)
-                    self.feed.forget()
+                if not self.make_step():
+                    self.feed.forget()  # the plan was amended: what was read ahead may be wrong
                     continue
                 self.pause()
-                if session.heartbeat.stop_requested:
+                if session.ranks.agree(session.heartbeat.stop_requested, bool):
                     return
                 compare_products(session, self.state.step)
                 save_when_due(session, self.state)
@@ -102,7 +91,7 @@ class Loop:
         return read_documents(self.session.snapshot, self.session.plan.steps[number].rows)
 
     def make_step(self) -> bool:
-        """Compute the next step and journal it. Raises StepNotFinite, LossDiverged, WorkerWrong.
+        """Compute the next step and journal it. Raises StepNotFinite, LossDiverged.
 
         Return False where it does not count and is made again: its rows left the plan, or it was rolled back.
         """
@@ -115,8 +104,7 @@ class Loop:
         if lessons_from is not None and number >= lessons_from:
             rate = lessons.RATE * learning_rate(session.config, number - lessons_from, session.num_steps - lessons_from)
             assert session.reference is not None
-            score = partial(session.exchange.nll, step=number)
-            weighed = lessons.weigh(documents, better_of(session), session.reference, score)
+            weighed = lessons.weigh(documents, better_of(session), session.reference, session.exchange.nll)
             documents, added = weighed.documents, weighed.added
         else:
             rate = learning_rate(session.config, number, lessons_from or session.num_steps)
@@ -124,7 +112,8 @@ class Loop:
         norm: float | None = None
         if trained_tokens:
             loss_scale = loss_scale_of(session.model.dtype)
-            # In one process this is torch.manual_seed of the step, a zero gradient and model.backward.
+            # In one process this is torch.manual_seed of the step, a zero gradient and model.backward; in several, each
+            # computes some of the micro-batches, and all have the same sum.
             summed = session.exchange.backward(
                 documents, number, scale=loss_scale / trained_tokens, exponent=state.grid
             )
@@ -171,10 +160,12 @@ class Loop:
             if session.reference is None:
                 read_reference(session, state.step, anew=False)
             return
-        adapter, _, problem = kept_adapter(session.folder, session.model.adapter, state.step, state.best)
-        if problem:
-            journal(session, "problem", step=state.step, text=problem)
-        fill(session.model.adapter, dict(adapter), "the adapter that the lessons begin with")
+        if session.ranks.is_first:
+            adapter, _, problem = kept_adapter(session.folder, session.model.adapter, state.step, state.best)
+            if problem:
+                journal(session, "problem", step=state.step, text=problem)
+            fill(session.model.adapter, dict(adapter), "the adapter that the lessons begin with")
+        session.ranks.agree(True, bool, [session.model.master_N])
         read_reference(session, state.step, anew=True)
         loss = score_held_out(session, state.step, session.sample_rows).loss
         self.state = replace(state, start_loss=loss, best={"step": state.step, "loss": loss})
@@ -249,7 +240,9 @@ class Loop:
         BaseNotFinite where nothing was trained yet, which no setting of the training can repair.
         """
         session, step = self.session, self.state.step
-        bad = find_bad_rows(session.model, documents)
+        # One rank searches: a fault that comes and goes must not take different rows out of the ranks' plans.
+        bad = find_bad_rows(session.model, documents) if session.ranks.is_first else BadRows()
+        bad = session.ranks.agree(bad, BadRows)
         named = ", ".join(f"{row} ({session.snapshot.info(row).source})" for row in bad.rows or bad.kernel or bad.flaky)
         amendments = session.plan.amendments
         removed = {row for amendment in amendments if amendment.until_step is None for row in amendment.rows}
@@ -296,14 +289,6 @@ class Loop:
         session.plan = session.plan.amended(amendment)
         self.state = restore(session)
         journal(session, "rolled_back", step=self.state.step, rows=rows, reason=spike.reason)
-
-    def go_back(self, error: WorkerWrong) -> None:
-        """Return to the newest state before the steps with a wrong worker; repeat them without it."""
-        session = self.session
-        session.saver.wait()
-        doubtful = checkpoints.distrust_after(session.folder, error.good)
-        self.state = restore(session)
-        journal(session, "distrusted", step=self.state.step, checkpoints=doubtful, reason=error.message)
 
 
 class Feed:

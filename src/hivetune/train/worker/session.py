@@ -26,15 +26,17 @@ from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat, Train
 from hivetune.process.supervision import supervision
 from hivetune.run import checkpoints
+from hivetune.run.choices import Choices
 from hivetune.run.folder import METRICS, REFERENCE, ROW_LOSSES, read_resolved
 from hivetune.train.plan.layout import trim_rows
 from hivetune.train.plan.memory import setup_of_run
 from hivetune.train.plan.speed import micro_batch_shapes, rate_key, step_flops
 from hivetune.train.plan.steps import Plan, read_plan
 from hivetune.train.worker.checkpoint import Saver, TrainState, kept_adapter, load_newest_good
-from hivetune.train.worker.device import peak_memory_bytes, start_with, with_changes
-from hivetune.train.worker.exchange.exchange import Exchange, open_exchange, with_packs
+from hivetune.train.worker.device import default_threads, peak_memory_bytes, start_with, with_changes, with_threads
+from hivetune.train.worker.exchange.exchange import Exchange, open_exchange, open_ranks, with_packs
 from hivetune.train.worker.exchange.grid import FIRST_EXPONENT
+from hivetune.train.worker.exchange.ranks import Ranks
 from hivetune.train.worker.measure import canary
 from hivetune.train.worker.model.adapter import base_name, begin, fill, is_as_begun, same_views, write_adapter
 from hivetune.train.worker.model.load import load_model
@@ -96,6 +98,8 @@ class Session:
     metrics: Journal
     event_files: EventFiles
     row_losses: Journal
+    ranks: Ranks
+    """This process among the run's ranks. Those above 0 have a folder of their own, without checkpoints."""
     exchange: Exchange
     heartbeat: Heartbeat
     validation_rows: Sequence[int]
@@ -131,8 +135,10 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
     snapshot = open_snapshot(task.snapshot)
     if snapshot.hash != plan.snapshot_hash:
         raise UsageError(f"the plan of {folder} was made for other data", hint="train into another folder")
-    settled = settle(folder, config, with_packs(config, choices, snapshot), task.model, plan, snapshot)
-    choices = with_changes(config, settled, task.changes)
+    ranks = open_ranks(task, config, with_threads(config, choices).threads or default_threads())
+    if ranks.is_first:
+        choices = settle(folder, config, with_packs(config, choices, snapshot), task.model, plan, snapshot)
+    choices = with_changes(config, ranks.agree(choices, Choices), task.changes)
     device, dtype = start_with(choices, config.memory_share)
     refuse_full_memory(choices)
     model = load_model(
@@ -144,7 +150,6 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
         choices=choices,
     )
     validation_rows = snapshot.rows("validation")
-    metrics = Journal(folder / METRICS)
     return Session(
         folder=folder,
         model_folder=task.model,
@@ -154,10 +159,11 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
         model=model,
         optimizer=AdamW(model.master_N, model.grad_N, weight_decay=config.weight_decay),
         saver=Saver(folder, every_s=supervision().checkpoint_every_s or task.checkpoint_every_s),
-        metrics=metrics,
-        event_files=EventFiles(folder, config.report_to),
+        metrics=Journal(folder / METRICS),
+        event_files=EventFiles(folder, config.report_to if ranks.is_first else []),
         row_losses=Journal(folder / ROW_LOSSES),
-        exchange=open_exchange(task, config, choices, model, metrics),
+        ranks=ranks,
+        exchange=open_exchange(config, choices, model, ranks),
         heartbeat=heartbeat,
         validation_rows=validation_rows,
         sample_rows=choose_sample(snapshot, validation_rows, VALIDATION_ROWS),
@@ -165,7 +171,20 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
 
 
 def restore(session: Session) -> LoopState:
-    """Restore weights, optimizer and state of the newest good checkpoint, or of the start; drop later metrics."""
+    """Restore weights, optimizer and state of the newest good checkpoint, or of the start; drop later metrics.
+
+    Rank 0 reads them and sends them to the others.
+    """
+    progress = _read_checkpoint(session) if session.ranks.is_first else LoopState()
+    progress = session.ranks.agree(progress, LoopState, _flat_state(session).values())
+    # The supervisor reads here which step a worker died in, and which path it took.
+    journal(session, "started", step=progress.step, path=session.model.path, pid=os.getpid(), ranks=session.ranks.size)
+    if session.ranks.note:
+        journal(session, "problem", step=progress.step, text=session.ranks.note)
+    return progress
+
+
+def _read_checkpoint(session: Session) -> LoopState:
     begin(session.model.adapter, session.config.lora, session.config.seed, session.model_folder)
     session.optimizer.exp_avg_N.zero_()
     session.optimizer.exp_avg_sq_N.zero_()
@@ -193,8 +212,6 @@ def restore(session: Session) -> LoopState:
     session.event_files.begin(progress.step)
     for problem in problems:
         journal(session, "problem", step=progress.step, text=problem)
-    # The supervisor reads here which step a worker died in, and which path it took.
-    journal(session, "started", step=progress.step, path=session.model.path, pid=os.getpid())
     return progress
 
 
@@ -222,10 +239,11 @@ def read_reference(session: Session, step: int, *, anew: bool) -> None:
         for start in range(0, len(rows), VALIDATION_DOCUMENTS):
             session.heartbeat.beat(Beat.VALIDATING)
             part = rows[start:][:VALIDATION_DOCUMENTS]
-            scores = session.exchange.nll(read_documents(session.snapshot, part), step)
+            scores = session.exchange.nll(read_documents(session.snapshot, part))
             losses |= {str(row): nll if math.isfinite(nll) else None for row, nll in zip(part, scores, strict=True)}
         write_json(path, {"schema": 1, "nll": losses})
-    session.reference = {int(row): nll for row, nll in read_json(path)["nll"].items() if nll is not None}
+    known = session.ranks.agree(read_json(path)["nll"] if session.ranks.is_first else {}, dict)
+    session.reference = {int(row): nll for row, nll in known.items() if nll is not None}
 
 
 def score_held_out(session: Session, step: int, rows: Sequence[int], event: str = "validation") -> Scored:
@@ -235,7 +253,7 @@ def score_held_out(session: Session, step: int, rows: Sequence[int], event: str 
     """
     started, of = time.perf_counter(), len(session.validation_rows)
     beat = functools.partial(session.heartbeat.beat, Beat.VALIDATING)
-    scored, nll = score_rows(functools.partial(session.exchange.nll, step=step), session.snapshot, rows, of, beat)
+    scored, nll = score_rows(session.exchange.nll, session.snapshot, rows, of, beat)
     if scored is None:
         raise StepNotFinite(f"step {step}: the loss of every validation row is not finite")
     session.row_losses.append(event, step=step, rows=list(nll), nll=[round(value, 6) for value in nll.values()])
@@ -258,15 +276,17 @@ def compare_products(session: Session, step: int, *, every_s: float = canary.EVE
 
 def save_when_due(session: Session, progress: LoopState) -> None:
     """Begin a save if it is due, and journal the saves that have ended."""
-    session.saver.after_step(lambda: _state(session, progress))
-    _journal_saves(session)
+    if session.ranks.is_first:
+        session.saver.after_step(lambda: _state(session, progress))
+        _journal_saves(session)
 
 
 def save_now(session: Session, progress: LoopState) -> None:
     """Save to disk before this returns. Raises OSError: what must not be lost can't be kept."""
     session.heartbeat.beat(Beat.SAVING)
-    session.saver.save(_state(session, progress))
-    _journal_saves(session)
+    if session.ranks.is_first:
+        session.saver.save(_state(session, progress))
+        _journal_saves(session)
 
 
 def journal(session: Session, event: str, *, started: float | None = None, **fields: Any) -> None:
@@ -291,7 +311,8 @@ def finish(session: Session, progress: LoopState) -> dict[str, Any]:
         raise DataRefused(
             f"{session.folder}: nothing was trained, every row was quarantined", hint="see amendments.jsonl"
         )
-    if progress.updates:
+    adapter_step = progress.step
+    if progress.updates and session.ranks.is_first:
         if is_as_begun(session.model.adapter, session.config.lora):
             raise StepNotFinite(f"after {progress.updates} updates the adapter is what it was at the start")
         adapter, adapter_step, problem = kept_adapter(
@@ -302,12 +323,15 @@ def finish(session: Session, progress: LoopState) -> dict[str, Any]:
         write_adapter(session.folder, adapter, session.config.lora, *base_name(session.model_folder))
     whole = None
     if is_done and len(session.sample_rows) < len(session.validation_rows):
-        fill(session.model.adapter, dict(adapter), "the adapter that is kept")
+        if session.ranks.is_first:
+            fill(session.model.adapter, dict(adapter), "the adapter that is kept")
+        adapter_step = session.ranks.agree(adapter_step, int, [session.model.master_N])
         whole = score_held_out(session, adapter_step, session.validation_rows, "held_out")
-    session.exchange.close()
     session.row_losses.close()
     session.metrics.close()
     session.event_files.close()
+    if not session.ranks.is_first:
+        return {"steps": progress.step}
     metrics = list(read_journal(session.folder / METRICS))
     return {
         "status": "done" if is_done else "stopped",
@@ -330,9 +354,12 @@ def finish(session: Session, progress: LoopState) -> dict[str, Any]:
 
 
 def _rate(session: Session, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the operations a second of the run's steps after the first, which warms up, and its key for the plan."""
+    """Return the operations a second of the run's steps after the first, which warms up, and its key for the plan.
+
+    None for several ranks: what the plan predicts from is the rate of one.
+    """
     steps = [entry for entry in metrics if entry["event"] == "step" and entry["loss"] is not None][1:][:STEPS_RATED]
-    if not steps:
+    if not steps or session.ranks.size > 1:
         return None
     config, choices = read_resolved(session.folder)
     kind = "cpu" if session.model.device.type == "cpu" else "rocm" if torch.version.hip else "cuda"

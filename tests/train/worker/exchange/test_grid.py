@@ -11,6 +11,7 @@ from hivetune.train.worker.exchange.grid import (
     MAX_EXPONENT,
     MIN_EXPONENT,
     exponent_of,
+    fits,
     to_gradient,
     to_integers,
 )
@@ -28,7 +29,7 @@ def peak_of(values: torch.Tensor) -> float:
 def test_any_order_and_any_split_give_the_same_bits(packs: list[list[float]], numbers) -> None:
     gradients = [torch.tensor(pack, dtype=torch.float32) for pack in packs]
     exponent = exponent_of(max(map(peak_of, gradients)), 0)
-    integers = [to_integers(gradient, peak_of(gradient), exponent, len(packs)) for gradient in gradients]
+    integers = [to_integers(gradient, exponent) for gradient in gradients]
     straight = torch.stack(integers).sum(0)
     numbers.shuffle(integers)
     parts: list[torch.Tensor] = []
@@ -50,16 +51,16 @@ def test_any_order_and_any_split_give_the_same_bits(packs: list[list[float]], nu
 def test_values_near_the_largest_one_lose_nothing(largest: float) -> None:
     values = torch.tensor([largest, -largest / 3, largest * 2**-20], dtype=torch.float32)
     exponent = exponent_of(peak_of(values), 0)
-    assert torch.equal(to_gradient(to_integers(values, peak_of(values), exponent, 8), exponent, torch.float32), values)
+    assert torch.equal(to_gradient(to_integers(values, exponent), exponent, torch.float32), values)
 
 
-def test_a_gradient_above_the_headroom_is_left_out_and_never_a_wrong_number() -> None:
+def test_a_gradient_above_the_headroom_does_not_fit_before_integers_overflow() -> None:
     for packs in (1, 4, 64):
-        fits = torch.tensor([2.0**HEADROOM_BITS / packs])
-        assert int(to_integers(fits, peak_of(fits), 0, packs)[0]) * packs < 2**63
-        above = torch.nextafter(fits, torch.tensor([math.inf]))
-        assert to_integers(above, peak_of(above), 0, packs) is None
-        assert to_integers(above, peak_of(above), exponent_of(peak_of(above), 0), packs) is not None
+        most = 2.0**HEADROOM_BITS / packs
+        assert fits(most, 0, packs) and int(to_integers(torch.tensor([most]), 0)[0]) * packs < 2**63
+        above = math.nextafter(most, math.inf)
+        assert not fits(above, 0, packs) and fits(above, exponent_of(above, 0), packs)
+    assert not fits(math.nan, 0, 1) and not fits(math.inf, 0, 1)
 
 
 def test_the_grid_follows_the_largest_value_and_stays_where_fp32_can_reach_it() -> None:
@@ -67,5 +68,5 @@ def test_the_grid_follows_the_largest_value_and_stays_where_fp32_can_reach_it() 
     assert exponent_of(1e-45, 0) == MIN_EXPONENT and exponent_of(3e38, 0) == MAX_EXPONENT
     for exponent in (MIN_EXPONENT, MAX_EXPONENT):
         value = torch.tensor([2.0**exponent if exponent < 0 else 3e38])
-        back = to_gradient(to_integers(value, peak_of(value), exponent, 8), exponent, torch.float32)
+        back = to_gradient(to_integers(value, exponent), exponent, torch.float32)
         assert torch.equal(back, value)

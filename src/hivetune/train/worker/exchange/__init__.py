@@ -1,1 +1,1 @@
-"""One step's packs computed by any number of workers, with one sum: the same bits whoever computed which pack."""
+"""The ranks of a run: how they start, what they agree on, and one sum of integers a step."""

@@ -1,40 +1,35 @@
-"""How a step's gradient comes about, with packs or without: all that the loop knows of workers.
+"""How a step's gradient comes about: all that the loop knows of the other ranks, besides what they agree on (ranks.py).
 
-`Whole` is one process that adds in fp32. `Packs` adds integers (grid.py), so the sum is the same whoever computes. A
-`Crew` decides who that is: this process alone, a group on this machine (group.py), or a cluster's actors (cluster.py).
+`Whole` is one process that adds in fp32. `Packs` adds integers (grid.py): each micro-batch of a step is a pack, rank r
+of N computes packs r, r + N, and so on, and one sum of int64 over the ranks has the same bits for any N.
 
-Shapes: N adapter weights.
+Shapes: N adapter weights, P packs of a step.
 """
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from hivetune.base.disk import MANIFEST, sha256_file
-from hivetune.base.journal import Journal
+from hivetune import __version__
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import Snapshot
-from hivetune.errors import UsageError
-from hivetune.process.child import read_ranks
+from hivetune.errors import MachineNotFit
 from hivetune.process.cluster import cluster_of
 from hivetune.process.protocol import Train
+from hivetune.run import checkpoints
 from hivetune.run.choices import Choices
 from hivetune.train.plan.layout import pack_tokens
 from hivetune.train.worker.device import complete
-from hivetune.train.worker.exchange.actor import ActorOrder
-from hivetune.train.worker.exchange.cluster import RayCrew
-from hivetune.train.worker.exchange.grid import exponent_of, to_gradient
-from hivetune.train.worker.exchange.group import GroupCrew, open_store
-from hivetune.train.worker.exchange.trust import OWN, hello
-from hivetune.train.worker.exchange.work import Pack, Work, WorkResult, compute, pack_seed, step_seed
-from hivetune.train.worker.model.load import welcome_of
+from hivetune.train.worker.exchange.grid import exponent_of, fits, to_gradient, to_integers
+from hivetune.train.worker.exchange.over_ray import open_ranks_on_cluster
+from hivetune.train.worker.exchange.ranks import Ranks, join_ranks, refuse_another_kind, start_ranks
 from hivetune.train.worker.model.protocol import Document, LoraModel
 
-# Documents that a worker scores at once in validation.
+# Documents that a rank scores at once in validation.
 SCORED_TOGETHER = 16
 
 
@@ -57,83 +52,98 @@ class Whole:
 
     def backward(self, documents: Sequence[Document], step: int, *, scale: float, exponent: int) -> Summed:
         """Leave the gradient of `scale` times the step's loss in the model's `grad_N`."""
-        torch.manual_seed(step_seed(self._seed, step))
+        torch.manual_seed(_seed_of(self._seed, step))
         self._model.grad_N.zero_()
         return Summed(self._model.backward(documents, scale), exponent)
 
-    def nll(self, documents: Sequence[Document], step: int) -> list[float]:
+    def nll(self, documents: Sequence[Document]) -> list[float]:
         """Return the sum over the trained tokens of each document."""
         return list(self._model.nll(documents).tolist())
 
-    def close(self) -> None:
-        pass
-
-
-class LocalCrew:
-    """A crew of this process alone."""
-
-    def __init__(self, model: LoraModel):
-        self._model = model
-
-    def run(self, works: Sequence[Work], step: int, sum_N: Tensor) -> list[WorkResult]:
-        """Compute the works in order. Return the numbers of each one's result, and add their integers to `sum_N`."""
-        results = []
-        for work in works:
-            results.append(compute(self._model, work))
-            if results[-1].integers_N is not None:
-                sum_N.add_(results[-1].integers_N)
-        return results
-
-    def close(self) -> None:
-        pass
-
-
-Crew = LocalCrew | GroupCrew | RayCrew
-"""The processes that compute a round."""
-
 
 class Packs:
-    """Sums of integers: the same bits whichever process of the crew computed which pack."""
+    """Sums of integers over the ranks: the same bits for any number of them."""
 
-    def __init__(self, model: LoraModel, seed: int, crew: Crew):
-        self._model, self._seed, self._crew = model, seed, crew
-        self._sum_N = torch.zeros(model.master_N.numel(), dtype=torch.int64)
+    def __init__(self, model: LoraModel, seed: int, ranks: Ranks):
+        self._model, self._seed, self._ranks = model, seed, ranks
+        self._buffer = torch.empty(0, dtype=torch.int64)
 
     def backward(self, documents: Sequence[Document], step: int, *, scale: float, exponent: int) -> Summed:
-        """Compute `Whole.backward` by the crew. Raises WorkerWrong."""
-        batches = [tuple(documents[index] for index in indices) for indices in self._model.micro_batches(documents)]
-        grad_N, fits = self._model.grad_N, False
-        while not fits:
-            works = [
-                Work(batch, Pack(pack_seed(self._seed, step, number), scale, exponent, len(batches)))
-                for number, batch in enumerate(batches)
-            ]
-            self._sum_N.zero_()
-            results = self._crew.run(works, step, self._sum_N)
-            if not all(result.finite for result in results):
+        """Compute `Whole.backward` over all ranks, in each of which the same gradient is then."""
+        model, ranks = self._model, self._ranks
+        batches = model.micro_batches(documents)
+        grad_N, packs = model.grad_N, len(batches)
+        while True:
+            sum_N, told_P2 = self._zeros(grad_N.numel(), packs)
+            for number in range(ranks.number, packs, ranks.size):
+                torch.manual_seed(_seed_of(self._seed, step, number))  # dropout's, whoever computes the pack
+                grad_N.zero_()
+                nll = model.backward_one([documents[index] for index in batches[number]], scale)
+                told_P2[number] = torch.stack([nll.to(torch.float64), grad_N.abs().max().to(torch.float64)]).cpu()
+                if fits(peak := float(told_P2[number, 1]), exponent, packs) and math.isfinite(peak):
+                    sum_N.add_(to_integers(grad_N, exponent))
+            ranks.add(self._buffer)
+            nlls, peaks = told_P2.T.tolist()
+            if not all(map(math.isfinite, (*nlls, *peaks))):
                 grad_N.fill_(torch.nan)
-                return Summed(self._loss(math.nan), exponent)
-            fits = all(result.fits for result in results)
-            if not fits:
-                exponent = exponent_of(max(result.peak for result in results), exponent)
-        grad_N.copy_(to_gradient(self._sum_N, exponent, grad_N.dtype))
-        loss = self._loss(math.fsum(result.nlls[0] for result in results))
+                return Summed(torch.tensor(math.nan, dtype=torch.float64, device=model.device), exponent)
+            if all(fits(peak, exponent, packs) for peak in peaks):
+                break
+            exponent = exponent_of(max(peaks), exponent)  # a wider grid, and the step again
+        grad_N.copy_(to_gradient(sum_N, exponent, grad_N.dtype))
+        loss = torch.tensor(math.fsum(nlls), dtype=torch.float64, device=model.device)
         return Summed(loss, exponent_of(float(grad_N.abs().max()), exponent))
 
-    def nll(self, documents: Sequence[Document], step: int) -> list[float]:
-        """Compute `Whole.nll` by the crew."""
+    def nll(self, documents: Sequence[Document]) -> list[float]:
+        """Compute `Whole.nll` over all ranks."""
         starts = range(0, len(documents), SCORED_TOGETHER)
-        works = [Work(tuple(documents[start : start + SCORED_TOGETHER])) for start in starts]
-        return [nll for result in self._crew.run(works, step, self._sum_N) for nll in result.nlls]
+        nlls = torch.zeros(len(documents), dtype=torch.float64)
+        for start in starts[self._ranks.number :: self._ranks.size]:
+            part = documents[start : start + SCORED_TOGETHER]
+            nlls[start : start + len(part)] = self._model.nll(part).to("cpu", torch.float64)
+        self._ranks.add(nlls.view(torch.int64))  # one rank writes each number, so the sum of the bits is the number
+        return list(nlls.tolist())
 
-    def close(self) -> None:
-        self._crew.close()
+    def _zeros(self, weights: int, packs: int) -> tuple[Tensor, Tensor]:
+        """Return zeros in one buffer, which is summed at once: integers [N], and [P, 2] the nll and the peak of packs.
 
-    def _loss(self, value: float) -> Tensor:
-        return torch.tensor(value, dtype=torch.float64, device=self._model.device)
+        One rank writes the numbers of a pack, so the sum of their bits over the ranks is exact.
+        """
+        size = weights + 2 * packs
+        if len(self._buffer) != size:
+            self._buffer = torch.empty(size, dtype=torch.int64)
+        self._buffer.zero_()
+        return self._buffer[:weights], self._buffer[weights:].view(torch.float64).view(packs, 2)
 
 
 Exchange = Whole | Packs
+
+
+def _seed_of(*numbers: int) -> int:
+    """Return the seed of dropout in a step, or in one pack of it, so that resuming is "go to step i"."""
+    text = "/".join(map(str, numbers))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
+
+
+def open_ranks(task: Train, config: RunConfig, threads: int) -> Ranks:
+    """Return this process's view of the run's ranks, and start the others if this is rank 0.
+
+    `threads` of a rank on a CPU. Raises MachineNotFit when a run can't begin on its cluster; one that has begun goes on
+    alone, because its bits are the same.
+    """
+    if task.rank is not None:
+        return join_ranks(task.rank)
+    cluster = cluster_of(config)
+    if cluster is not None and task.devices:
+        try:
+            return open_ranks_on_cluster(task, cluster, threads)
+        except MachineNotFit as error:
+            if not checkpoints.steps(task.run):
+                raise
+            alone = Ranks()
+            alone.note = f"{error.message}; the run continues on this machine alone"
+            return alone
+    return start_ranks(task) if len(task.devices) > 1 else Ranks()
 
 
 def with_packs(config: RunConfig, choices: Choices, snapshot: Snapshot) -> Choices:
@@ -145,47 +155,23 @@ def with_packs(config: RunConfig, choices: Choices, snapshot: Snapshot) -> Choic
     return replace(choices, pack_tokens=pack_tokens(sum(lengths), len(lengths), config.batch_size, device))
 
 
-def open_exchange(task: Train, config: RunConfig, choices: Choices, model: LoraModel, metrics: Journal) -> Exchange:
+def open_exchange(config: RunConfig, choices: Choices, model: LoraModel, ranks: Ranks) -> Exchange:
     """Return how steps are summed: in fp32 without the setting `workers`, as integers with it.
 
-    Raises UsageError where torchrun started several processes for a run without the setting.
+    Raises MachineNotFit where ranks round differently.
     """
-    ranks = read_ranks()
     if choices.pack_tokens is None:
-        if ranks.size > 1:
-            raise UsageError(
-                f"torchrun started {ranks.size} processes for a run of one process",
-                hint="begin a run with workers: auto; then any number of processes gives the same bits",
-            )
         return Whole(model, config.seed)
-
-    def tell(event: str, fields: dict[str, Any]) -> None:
-        metrics.append(event, **fields)
-
-    cluster = cluster_of(config)
-    if cluster is not None and ranks.size == 1:
-        model_hash = sha256_file(task.model / MANIFEST)
-        return Packs(
-            model,
-            config.seed,
-            RayCrew(
-                model,
-                cluster,
-                own_device="cuda:0" if choices.device == "cuda" else choices.device or "cpu",
-                order=ActorOrder(OWN, config.model, task.model.resolve(), model_hash, welcome_of(config, choices)),
-                mine=hello(OWN, task.model, model),
-                tell=tell,
-            ),
-        )
-    if ranks.size == 1 and task.meeting is None:
-        return Packs(model, config.seed, LocalCrew(model))
-    crew = GroupCrew(
-        model,
-        open_store(task.meeting),
-        local=task.meeting is not None,
-        mine=hello(OWN, task.model, model),
-        welcome=welcome_of(config, choices),
-        tell=tell,
-        expected=ranks.size - 1,
-    )
-    return Packs(model, config.seed, crew)
+    on_card = model.device.type == "cuda"
+    processor = torch.cuda.get_device_name(model.device) if on_card else torch.backends.cpu.get_cpu_capability()
+    described = {
+        "hivetune": __version__,
+        "torch": torch.__version__,
+        "path": model.path,
+        "kernels": model.kernels,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "processor": processor,
+        "threads": str(0 if on_card else torch.get_num_threads()),
+    }
+    refuse_another_kind(ranks, described)
+    return Packs(model, config.seed, ranks)

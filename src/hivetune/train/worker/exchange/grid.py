@@ -31,13 +31,13 @@ def exponent_of(peak: float, before: int) -> int:
     return min(max(math.frexp(peak)[1], MIN_EXPONENT), MAX_EXPONENT)
 
 
-def to_integers(grad_N: Tensor, peak: float, exponent: int, packs: int) -> Tensor | None:
-    """Return `grad_N` on the grid as int64 on the CPU, small enough to add `packs` of them; None if it is too large.
+def fits(peak: float, exponent: int, packs: int) -> bool:
+    """Return whether gradients up to `peak` are small enough to add `packs` of them on this grid."""
+    return peak <= 2.0 ** (exponent + HEADROOM_BITS) / packs
 
-    `peak`: its largest value.
-    """
-    if peak > 2.0 ** (exponent + HEADROOM_BITS) / packs:
-        return None
+
+def to_integers(grad_N: Tensor, exponent: int) -> Tensor:
+    """Return `grad_N`, which fits, on the grid as int64 on the CPU."""
     return torch.round(grad_N * 2.0 ** _shift(exponent)).to(torch.int64).cpu()
 
 

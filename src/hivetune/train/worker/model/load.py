@@ -1,18 +1,11 @@
-"""The implementation that a prepared model gets: the fast path if it knows the architecture, else the general one.
+"""The implementation that a prepared model gets: the fast path if it knows the architecture, else the general one."""
 
-Other processes of a run load the same model by what the run tells them.
-"""
-
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from hivetune.base.typed import from_plain, to_plain
-from hivetune.config import LoraConfig, RunConfig
+from hivetune.config import LoraConfig
 from hivetune.run.choices import NO_CHOICES, Choices
-from hivetune.train.worker.device import start_with
 from hivetune.train.worker.model.fast.model import FastModel
 from hivetune.train.worker.model.fast.spec import NotFast, read_spec
 from hivetune.train.worker.model.protocol import LoraModel
@@ -63,21 +56,3 @@ def load_model(
     return load_general(
         folder, lora, method=method, dtype=dtype, device=device, choices=choices, why=cause, first_layers=first_layers
     )
-
-
-def welcome_of(config: RunConfig, choices: Choices) -> dict[str, Any]:
-    """Return everything that a worker needs to load the same model by `load_welcomed`."""
-    return {
-        "lora": config.lora.model_dump(mode="json"),
-        "method": config.method,
-        "memory_share": config.memory_share,
-        "choices": to_plain(choices),
-    }
-
-
-def load_welcomed(folder: Path, welcome: Mapping[str, Any], changes: Choices) -> LoraModel:
-    """Return the same model as the run's process has, with this worker's own device and `changes`."""
-    choices = changes.over(from_plain(Choices, welcome["choices"]))
-    device, dtype = start_with(choices, welcome["memory_share"])
-    lora = LoraConfig(**welcome["lora"])
-    return load_model(folder, lora, method=welcome["method"], dtype=dtype, device=device, choices=choices)

@@ -1,0 +1,237 @@
+"""The ranks of a run: equal processes, each with the run's plan and rows, that make every step together.
+
+Rank 0 is the supervisor's child and writes the run's folder. It starts the other ranks: on this machine as children in
+its own session, so that a signal to the session reaches them all, or as tasks of a Ray cluster (over_ray.py). A rank
+gets what torchrun hands over in the environment (its number, how many there are, where they meet) in its task, because
+Kubernetes and SLURM put theirs into the environment.
+
+Nothing here recovers. A rank that dies ends rank 0 in the same way, rank 0's end ends the others, and the supervisor
+starts all of them again from the newest checkpoint, which rank 0 reads and sends to the others.
+"""
+
+import faulthandler
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hivetune.base.disk import read_json, write_json
+from hivetune.base.private import make_folder
+from hivetune.base.typed import from_plain, to_plain
+from hivetune.errors import HivetuneError, MachineNotFit
+from hivetune.process.protocol import Rank, Train, write_task
+from hivetune.run.folder import AMENDMENTS, CONFIG, OUTCOME, PLAN, PLAN_ROWS, RANKS
+
+LOOPBACK = "127.0.0.1"
+# Each rank imports torch before it connects; over Ray, after it got its files.
+CONNECT_S = 600.0
+# The others wait while rank 0 settles and saves. A dead rank is noticed by its connection, a silent one by the
+# supervisor, because rank 0 gives no heartbeat while it waits.
+SILENCE_S = 24 * 3600.0
+LOOK_S = 0.1
+# How long a rank waits for the news of which rank broke the connection.
+NEWS_S = 10.0
+# What another rank needs of the run's folder besides its task.
+CARRIED = (CONFIG, PLAN, PLAN_ROWS, AMENDMENTS)
+
+_T = TypeVar("_T")
+
+
+class RankLost(HivetuneError):
+    """Raised when the connection to another rank is broken."""
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How another rank ended: by a `signal`, or with the content of its outcome.json."""
+
+    number: int
+    signal: int = 0
+    outcome: Mapping[str, Any] | None = None
+
+    @property
+    def is_consequence(self) -> bool:
+        """Return whether it ended because another rank did."""
+        error = (self.outcome or {}).get("error") or {}
+        return error.get("type") == RankLost.__name__
+
+
+class Ranks:
+    """The ranks as one of them sees them. Every call but the constructor's has to be made by all ranks alike.
+
+    `store` is where they meet, None for a rank alone; `address`: this machine's own towards the others.
+    `note`: what the run's journal should say about them.
+    """
+
+    def __init__(self, rank: Rank = Rank(), store: dist.Store | None = None, address: str = LOOPBACK):
+        self.number, self.size = rank.number, rank.size
+        self._gloo: Any = None
+        self.watch: threading.Thread | None = None
+        self.note = ""
+        if store is None:
+            return
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = timedelta(seconds=CONNECT_S)
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+        self._gloo = self._joined(lambda: dist.ProcessGroupGloo(store, rank.number, rank.size, options))
+
+    @property
+    def is_first(self) -> bool:
+        """Return whether this is rank 0, which reads and writes the run's folder."""
+        return self.number == 0
+
+    def agree(self, value: _T, kind: type[_T], tensors: Iterable[Tensor] = ()) -> _T:
+        """Return rank 0's value on every rank, and copy rank 0's tensors into those of the others, in place."""
+        if self.size == 1:
+            return value
+        text = json.dumps(to_plain(value)).encode() if self.is_first else b""
+        length = self._broadcast(torch.tensor([len(text)]))
+        content = torch.frombuffer(bytearray(text), dtype=torch.uint8) if self.is_first else None
+        content = self._broadcast(torch.zeros(int(length), dtype=torch.uint8) if content is None else content)
+        for tensor in tensors:
+            on_host = self._broadcast(tensor.cpu().contiguous())
+            tensor.copy_(on_host)
+        return value if self.is_first else from_plain(kind, json.loads(bytes(content.tolist())))
+
+    def add(self, integers: Tensor) -> None:
+        """Replace int64 on the CPU by their sum over all ranks, which is exact."""
+        if self.size > 1:
+            options = dist.AllreduceOptions()
+            options.timeout = timedelta(seconds=SILENCE_S)
+            self._joined(lambda: self._gloo.allreduce([integers], options).wait())
+
+    def _broadcast(self, tensor: Tensor) -> Tensor:
+        options = dist.BroadcastOptions()
+        options.rootRank, options.timeout = 0, timedelta(seconds=SILENCE_S)
+        self._joined(lambda: self._gloo.broadcast([tensor], options).wait())
+        return tensor
+
+    def _joined(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except RuntimeError as error:
+            if self.watch is not None:  # it ends this process with the reason
+                self.watch.join(NEWS_S)
+            raise RankLost(f"rank {self.number} lost the others: {str(error).partition(chr(10))[0]}") from None
+
+
+def join_ranks(rank: Rank) -> Ranks:
+    """Return the view of a rank that rank 0 started."""
+    return Ranks(rank, _meet(rank), rank.address)
+
+
+def start_ranks(task: Train) -> Ranks:
+    """Start the other ranks on this machine, one for each of the task's devices, and return rank 0's view."""
+    folder = task.run / RANKS
+    shutil.rmtree(folder, ignore_errors=True)
+    make_folder(folder)
+    # A file that only this user can open: a port of the loopback is open to everybody on the machine.
+    meeting = f"file://{folder.resolve() / 'meeting'}"
+    children = [_start(task, number, meeting) for number in range(1, len(task.devices))]
+    rank = Rank(0, len(task.devices), meeting)
+    watch = watch_ranks(task.run, lambda: [end for child in children if (end := child.end()) is not None])
+    ranks = Ranks(rank, _meet(rank))
+    ranks.watch = watch
+    return ranks
+
+
+@dataclass
+class _LocalRank:
+    number: int
+    folder: Path
+    process: "subprocess.Popen[bytes]"
+
+    def end(self) -> RankEnd | None:
+        """Return how it ended, None while it lives or when it was done."""
+        code = self.process.poll()
+        if not code:
+            return None
+        path = self.folder / OUTCOME
+        return RankEnd(self.number, max(0, -code), read_json(path) if code > 0 and path.exists() else None)
+
+
+def _start(task: Train, number: int, meeting: str) -> _LocalRank:
+    """Start a rank on this machine with the same program, in this process's session, with its log."""
+    folder = task.run / RANKS / str(number)
+    copy_run(task.run, folder)
+    device = task.devices[number]
+    changes = task.changes if device == "cpu" else replace(task.changes, device=device)
+    rank = Rank(number, len(task.devices), meeting)
+    path = write_task(replace(task, run=folder, changes=changes, devices=(), rank=rank), folder)
+    command = [sys.executable, "-m", "hivetune.process", sys.argv[0], str(path)]
+    return _LocalRank(number, folder, subprocess.Popen(command, stdin=subprocess.DEVNULL))
+
+
+def copy_run(run: Path, folder: Path) -> None:
+    """Copy what a rank needs of the run's folder."""
+    make_folder(folder)
+    for name in CARRIED:
+        if (run / name).exists():
+            shutil.copyfile(run / name, folder / name)
+
+
+def _meet(rank: Rank) -> dist.Store:
+    kind, _, place = rank.meeting.partition("://")
+    if kind == "file":
+        return dist.FileStore(place, rank.size)
+    host, _, port = place.rpartition(":")
+    return dist.TCPStore(host, int(port), rank.size, False, timedelta(seconds=CONNECT_S))
+
+
+def watch_ranks(run: Path, look: Callable[[], Sequence[RankEnd]]) -> threading.Thread:
+    """Start a thread that ends this process, rank 0, as soon as another rank has ended other than well.
+
+    `look` returns the ends so far. The supervisor then finds what it would find if rank 0 itself had ended so.
+    """
+
+    def keep_looking() -> None:
+        while not look():
+            time.sleep(LOOK_S)
+        time.sleep(LOOK_S)  # the cause came first, but need not be the first one seen
+        ends = look()
+        end_like(run, next((end for end in ends if not end.is_consequence), ends[0]))
+
+    thread = threading.Thread(target=keep_looking, name="ranks", daemon=True)
+    thread.start()
+    return thread
+
+
+def end_like(run: Path, end: RankEnd) -> None:
+    """End this process as another rank ended."""
+    how = f"was killed by {signal.Signals(end.signal).name}" if end.signal else "failed"
+    os.write(2, f"rank {end.number} {how}, and so this process ends\n".encode())
+    if end.signal:
+        if end.signal != signal.SIGKILL:
+            faulthandler.disable()  # its handlers would write this process's stacks, which show nothing
+        os.kill(os.getpid(), end.signal)
+    lost = {"type": RankLost.__name__, "message": f"rank {end.number} was lost", "hint": "", "exit_code": 1}
+    document = end.outcome or {"schema": 1, "status": "failed", "error": {**lost, "traceback": ""}}
+    write_json(run / OUTCOME, dict(document))
+    os._exit(1)
+
+
+def refuse_another_kind(ranks: Ranks, described: Mapping[str, str]) -> None:
+    """Raise MachineNotFit on a rank that rounds in another way than rank 0: the sum would depend on who computed what.
+
+    `described`: everything that decides how this process rounds.
+    """
+    first = ranks.agree(dict(described), dict)
+    different = [f"{name} {described[name]} instead of {of}" for name, of in first.items() if described[name] != of]
+    if different:
+        raise MachineNotFit(
+            f"rank {ranks.number} computes in another way than rank 0: {', '.join(different)}",
+            hint="let only equal machines and cards share a run",
+        )
