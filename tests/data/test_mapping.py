@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hivetune.config import DataConfig
-from hivetune.data.mapping import check_columns, map_columns, parse_columns, write_columns
+from hivetune.data.mapping import check_columns, parse_columns, write_columns
 from hivetune.data.prepare.prepare import check
 from hivetune.data.raw import RawRow
 from hivetune.data.read import read_example
@@ -116,26 +116,18 @@ def said(row: dict[str, Any], **columns: str) -> list[tuple[str, str]]:
 
 
 def test_a_list_of_turns_with_its_fields_and_who_answers() -> None:
-    columns = {"messages": "thread", "role": "author", "text": "body", "assistant": "Desk"}
-    assert said(THREAD, **columns) == [
-        ("user", "Where is it?"),
+    columns = {"messages": "thread", "role": "author", "text": "body"}
+    assert said(THREAD, **columns, assistant="Desk") == [
+        ("user", "Ana: Where is it?"),
         ("assistant", "In Bonn."),
-        ("user", "Thanks."),
+        ("user", "Cem: Thanks."),
         ("assistant", "Gladly."),
     ]
-
-
-def test_turns_of_which_nobody_said_who_answers_are_refused_with_their_speakers() -> None:
-    row = {"thread": [{"author": "Ana", "body": "Where is it?"}, {"author": "Desk", "body": "In Bonn."}]}
-    with pytest.raises(RowRefused) as refused:
-        map_columns(row, {"messages": "thread", "role": "author", "text": "body"})
-    assert refused.value.reason == "who-answers"
-    assert refused.value.hint == "Ana, Desk: say who answers, as in --columns ...,assistant=Desk"
-    with pytest.raises(RowRefused) as refused:
-        map_columns(row, {"messages": "thread", "role": "author", "text": "body", "assistant": "Dask"})
-    assert (refused.value.reason, refused.value.hint) == ("no-answer", "no turn is of Dask, only of: Ana, Desk")
-    nameless = {"thread": [{"author": None, "body": "Where is it?"}, {"body": "In Bonn."}]}
-    assert map_columns(nameless, {"messages": "thread", "role": "author", "text": "body", "assistant": "Desk"})
+    for more in ({}, {"assistant": "Dask"}):
+        with pytest.raises(RowRefused) as refused:
+            said(THREAD, **columns, **more)
+        assert refused.value.reason == "who-answers"
+        assert refused.value.hint.endswith("say who answers, as in --columns assistant=Desk")
 
 
 def test_a_filter_a_constant_and_paths() -> None:

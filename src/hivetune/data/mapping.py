@@ -24,17 +24,22 @@ import jmespath
 from jmespath.exceptions import JMESPathError
 
 from hivetune.data.columns import ANSWERS, FIELDS, QUESTIONS, REASONING, SYSTEM, TOOLS
-from hivetune.data.pieces.fields import FACTS, as_number, as_time, columns_of, plain_name
+from hivetune.data.pieces.fields import FACTS, as_number, as_time, plain_name
 from hivetune.data.pieces.format import Lines, Log
 from hivetune.data.pieces.logs import PlacedRow, Threads, conversation, events
 from hivetune.data.pieces.said import Row, is_json_text, parsed
-from hivetune.data.pieces.turns import ROLES
+from hivetune.data.pieces.session import ASSISTANT as SPEAKER
+from hivetune.data.pieces.turns import ROLE_KEYS, ROLES
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import UsageError
 
 ROWS, WHERE, ASSISTANT = "rows", "where", "assistant"
 CONTENT = ("prompt", "completion", "messages", "text", "chosen", "rejected")  # of which one makes the others ours too
+_OF_TURN_OBJECTS = ("content", "messages", "parts")  # an object with one of these is a turn, others are a question
+# The name of a fact that goes before all others of its meaning (pieces/fields.py).
+_FIRST_NAMES = {"session": "session_id", "user": "user_id", "time": "timestamp"}
 _OF_TURNS = ("role", "text", ASSISTANT)
+_OF_TURN = (*ROLE_KEYS, "tool_calls", "tool_call_id", "weight")  # what is read of a turn whose text is mapped
 _JOINED = ("prompt", "completion", "text")  # that may be made of several columns
 AND = "+"
 # What else is read of a row: what the gateway and the program itself write.
@@ -54,21 +59,21 @@ def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
         _filter(row, columns[WHERE])
     sides = {field: column for field, column in columns.items() if is_side(field, columns)}
     used = {part for field, column in sides.items() for part in named_in(row, field, column)}
-    kept = _kept(tuple(row), tuple(sides)) if maps_content(columns) else row
-    mapped = {name: row[name] for name in kept if name not in used}
+    mapped: dict[str, Any] = {}
     for field, column in sides.items():
         value = side_of(row, field, column)
         if value is not None:
-            for own in _own_names(field, tuple(mapped)):
-                mapped.pop(own, None)
-            mapped[field] = json.dumps(value, ensure_ascii=False) if field == "prompt" and _is_object(value) else value
+            asked = field == "prompt" and isinstance(value, dict) and value.keys().isdisjoint(_OF_TURN_OBJECTS)
+            mapped[_FIRST_NAMES.get(field, field)] = json.dumps(value, ensure_ascii=False) if asked else value
+    for name in _kept(tuple(row), tuple(sides)) if maps_content(columns) else row:
+        if name not in used:
+            mapped.setdefault(name, row[name])
     if "weight" in sides:
         _check_weight(mapped.get("weight", 1))
     if "messages" in sides and isinstance(turns := parsed(mapped.get("messages")), list):
         mapped["messages"] = [_turn(turn, columns) for turn in turns]
-        if "role" in columns:
-            named = [value_of(turn, columns["role"]) for turn in turns if isinstance(turn, dict)]
-            _check_speakers([str(speaker) for speaker in named if speaker is not None], columns.get(ASSISTANT))
+        if "role" in columns or ASSISTANT in columns:
+            mapped |= {"hivetune_session": "messages", SPEAKER: columns.get(ASSISTANT)}
     return mapped
 
 
@@ -106,35 +111,18 @@ def _threads(lines: Lines, columns: Mapping[str, str]) -> Iterator[PlacedRow]:
         except RowRefused as refused:
             yield number, refused
             continue
-        speaker = value_of(event, columns["role"])
-        is_role = ASSISTANT not in columns and _plain(speaker) in ROLES
-        facts = {key: value_of(event, columns[field]) for field, key in _SHARED.items() if field in columns}
-        turn = {"content": value_of(event, columns["text"]), "facts": facts}
+        facts = {name: value_of(event, columns[name]) for name in _SHARED if name in columns}
         time = value_of(event, columns["time"]) if "time" in columns else None
-        position = as_number(time)
-        threads.add(
-            str(session),
-            number,
-            {**turn, "role": _plain(speaker)} if is_role else {**turn, "speaker": str(speaker)},
-            as_time(time) if position is None else position,
-        )
+        position = as_time(time) if as_number(time) is None else as_number(time)
+        threads.add(str(session), number, {**_turn(event, columns), "facts": facts}, position)
     if not has_column and (error := lacks_where([last] if last else [], columns)) is not None:
         raise error
     for name, begin, turns in threads.conversations():
-        shared = {key: value for turn in reversed(turns) for key, value in turn.pop("facts").items()}
+        shared = {_FIRST_NAMES.get(key, key): fact for turn in turns[::-1] for key, fact in turn.pop("facts").items()}
         yield begin, conversation("turns", turns, session_id=name, **shared)
 
 
-# Under which name a conversation has what its turns share.
-_SHARED = {name: name for name in ("agent", "category", "system", "success", "feedback")} | {
-    "user": "user_id",
-    "time": "timestamp",
-}
-
-
-def _is_object(value: Any) -> bool:
-    """Return whether a question is an object that is no turn: the user said that its fields are what is asked."""
-    return isinstance(value, dict) and not {"content", "messages", "parts"} & value.keys()
+_SHARED = ("agent", "category", "system", "success", "feedback", "user", "time")  # what the turns of a session share
 
 
 @lru_cache(512)
@@ -173,28 +161,12 @@ def where_of(condition: str) -> tuple[str, str, str]:
     return match["column"].strip(), match["how"].strip(), match["wanted"].strip()
 
 
-def _check_speakers(speakers: Sequence[str], assistant: str | None) -> None:
-    """Raise RowRefused where the assistant that was named does not speak, or where none was, nobody has its role, and
-    somebody has no role."""
-    names, roles = ", ".join(dict.fromkeys(speakers)), {ROLES.get(_plain(speaker)) for speaker in speakers}
-    if speakers and assistant is not None and _plain(assistant) not in map(_plain, speakers):
-        raise RowRefused("no-answer", f"no turn is of {assistant}, only of: {names}")
-    if assistant is None and None in roles and "assistant" not in roles:
-        raise RowRefused("who-answers", f"{names}: say who answers, as in --columns ...,assistant={speakers[-1]}")
-
-
 def _check_weight(weight: Any) -> None:
     """Raise RowRefused for a row of weight 0, which is not learned, and for a weight that is neither 0 nor 1."""
     if _plain(weight) in ("0", "0.0", "false"):
         raise RowRefused("no-trained-token", "its weight is 0")
     if _plain(weight) not in ("1", "1.0", "true"):
         raise RowRefused("bad-weight")
-
-
-@lru_cache(512)
-def _own_names(field: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the columns of a row that tell the same fact as a field, such as its session: the user named another."""
-    return next((own for own in columns_of((field, *names))[0] if field in own), ())
 
 
 def is_side(field: str, columns: Mapping[str, str]) -> bool:
@@ -213,20 +185,24 @@ def _plain(value: Any) -> str:
 
 
 def _turn(turn: Any, columns: Mapping[str, str]) -> Any:
-    """Return a turn with its role and its text under our names, as the user says who answers."""
+    """Return a turn with its text and who speaks under our names: a role, or a speaker where the user says who answers
+    or the name is no role.
+    """
     if not isinstance(turn, dict):
         return turn
-    plain = dict(turn)
+    beside = (
+        ("role", "from", "sender", "speaker", "tool_calls", "tool_call_id", "weight") if "text" in columns else turn
+    )
+    plain = {key: turn[key] for key in beside if key in turn}
     if "text" in columns:
-        beside = ("role", "from", "sender", "speaker", "tool_calls", "tool_call_id", "weight")
-        plain = {"content": value_of(turn, columns["text"]), **{key: turn[key] for key in beside if key in turn}}
-    if "role" in columns:
-        plain = {key: value for key, value in plain.items() if key not in ("from", "sender", "speaker")}
-        plain["role"] = value_of(turn, columns["role"])
-    speaker = next((plain[key] for key in ("role", "from", "sender", "speaker") if key in plain), None)
-    if ASSISTANT in columns:
-        return {**plain, "role": "assistant" if _plain(speaker) == _plain(columns[ASSISTANT]) else "user"}
-    return plain
+        plain["content"] = value_of(turn, columns["text"])
+    names = [key for key in ROLE_KEYS if key in plain]
+    speaker = value_of(turn, columns["role"]) if "role" in columns else plain[names[0]] if names else None
+    if "role" not in columns and ASSISTANT not in columns:
+        return plain
+    rest = {key: value for key, value in plain.items() if key not in names}
+    is_role = ASSISTANT not in columns and _plain(speaker) in ROLES
+    return {**rest, **({"role": _plain(speaker)} if is_role else {"speaker": str(speaker)})}
 
 
 def named_in(row: Row, field: str, column: str) -> tuple[str, ...]:

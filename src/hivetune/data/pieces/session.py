@@ -14,7 +14,7 @@ from typing import Any
 
 from hivetune.data.pieces.logs import path_to
 from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, Tools, listed
-from hivetune.data.pieces.turns import conversation_of, read_messages, read_system, read_turn
+from hivetune.data.pieces.turns import conversation_of, read_messages, read_system, read_tools, read_turn
 from hivetune.data.reasons import REASONS, RowRefused
 from hivetune.records import Message
 
@@ -59,7 +59,7 @@ def read_session(row: Row) -> Conversation:
         messages.append(message)
     # A file of others may have such a field too: only reasons are believed.
     left_out = (reason for reason in listed(row.get("left_out")) if isinstance(reason, str) and reason in REASONS)
-    return ordered_conversation(name, messages, (), (*left_out, *cut, *changed))
+    return ordered_conversation(name, messages, read_tools(row.get("tools")), (*left_out, *cut, *changed))
 
 
 def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:

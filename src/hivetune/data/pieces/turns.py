@@ -94,11 +94,15 @@ def calls_in_text(text: str) -> tuple[str, tuple[Mapping[str, Any], ...]]:
     """
     if "<tool_call>" not in text:
         return text, ()
-    calls = [parsed(match[1]) for match in _HERMES_CALL.finditer(text)]
-    valid = all(isinstance(one_of(call, "name"), str) for call in calls)
-    if not calls or not valid or len(calls) < text.count("<tool_call>"):
-        return text, ()
-    return _HERMES_CALL.sub("", text).strip(), tuple(map(read_call, calls))
+    calls, rest, end = [], "", 0
+    while (begin := text.find("<tool_call>", end)) >= 0:
+        match = _HERMES_CALL.match(text, begin)
+        call = None if match is None else parsed(match[1])
+        if match is None or not isinstance(one_of(call, "name"), str):
+            return text, ()
+        calls.append(read_call(call))
+        rest, end = rest + text[end:begin], match.end()
+    return (rest + text[end:]).strip(), tuple(calls)
 
 
 def result_text(value: Any) -> str:
