@@ -54,7 +54,9 @@ class DataConfig(Section):
     )
     columns: dict[str, str] = setting({}, "map of prompt, completion, ... to the columns of your rows")
     ignore: list[str] = setting([], "columns that are not read on purpose")
-    encoding: str | None = setting(None, "encoding of all files, such as cp1252; default: detected")
+    encoding: str | None = setting(
+        None, "encoding of all files, such as cp1252; default: UTF-8, or what a byte order mark says"
+    )
     max_rejected: float = setting(0.2, "maximum share of rejected rows; with more, the data is refused", ge=0, le=1)
     validation: float = setting(0.1, "share of rows held out to choose the best step", ge=0, lt=1)
     test: float = setting(0.1, "share of rows held out for the verdict", ge=0, lt=1)
@@ -80,7 +82,8 @@ class DataConfig(Section):
         "redact", "what to do with secrets and personal data: redact, reject or keep"
     )
     near_duplicates: float = setting(0.85, "Jaccard similarity from which rows count as duplicates; 0: off", ge=0, le=1)
-    leave_out: str | None = setting(None, "file with row ids to set aside and the reasons")
+    max_rows: int | None = setting(None, "train on at most this many rows, drawn by their content", gt=0)
+    leave_out: str | None = setting(None, "file of rows to leave out, with their reasons; a cycle writes one")
 
 
 class LearnConfig(Section):
@@ -186,10 +189,6 @@ class RunConfig(Section):
     cycle: CycleConfig = CycleConfig()
 
 
-# What the cycle sets, and people do not.
-_INTERNAL = ("data.leave_out",)
-
-
 def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     """Return the config in `path` with each `a.b=c` of `overrides` applied.
 
@@ -282,7 +281,7 @@ def known_settings(section: type[BaseModel] = RunConfig, prefix: str = "") -> li
         kind = info.annotation
         if isinstance(kind, type) and issubclass(kind, Section):
             settings += known_settings(kind, f"{prefix}{name}.")
-        elif prefix + name not in _INTERNAL:
+        else:
             default = "" if info.is_required() else json.dumps(info.default)
             choices = get_args(kind) if get_origin(kind) is Literal else ()
             settings.append(KnownSetting(prefix + name, default, info.description or "", choices))

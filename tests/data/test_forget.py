@@ -151,40 +151,17 @@ def test_a_broken_copy_does_not_come_back_through_refused(tmp_path: Path) -> Non
     assert (document["set_aside"], document["rejected"]) == ({"forgotten": 5}, {"bad-json": 1})
 
 
-def test_user_ids_under_other_names(tmp_path: Path) -> None:
-    log = tmp_path / "chat.jsonl"
-    write(log, said("one", userId="alice"), said("two", metadata={"user-id": "alice"}), said("three", userId="bob"))
-    collect_now(str(log))
-    with closing(open_database()) as database:
-        database.execute("UPDATE interactions SET user = NULL")  # stored before this name was known
-    assert forgotten("user", "alice").interactions == 2
-    assert prompts() == ["three"]
-
-
-def test_places_are_known_as_the_check_prints_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_known_under_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "logs").mkdir()
     log = tmp_path / "logs" / "chat.jsonl"
-    write(log, *(said(f"{number}", user_id="u") for number in range(6)))
+    write(log, said("one"), said("two"))
     collect_now(str(log))
     monkeypatch.chdir(tmp_path)
-    for place in ("logs/chat.jsonl:1", "./logs/chat.jsonl:2", str(log) + ":3"):
-        assert forgotten("row", place).interactions == 1
     snapshot(tmp_path / "a", "mine", users=[None], ids=[None])
     with closing(sqlite3.connect(tmp_path / "a" / "rows.sqlite")) as rows, rows:
         rows.execute("UPDATE rows SET source = 'logs/chat.jsonl:4'")
-    assert [taint.snapshot for taint in forgotten("row", "./logs/../logs/chat.jsonl:4").taints] == ["mine"]
-    assert [taint.snapshot for taint in forgotten("source", "logs/chat.jsonl").taints] == ["mine"]
-    assert prompts() == []
-
-
-def test_a_row_of_a_file_that_was_never_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = tmp_path / "rows.jsonl"
-    write(rows, said("one"), said("two"), said("three"))
-    monkeypatch.chdir(tmp_path)
-    assert forgotten("row", "rows.jsonl:2").interactions == 0
-    write(rows, said("zero"), said("one"), said("two"), said("three"))
-    assert check(DataConfig(path=str(rows))).document["set_aside"] == {"forgotten": 1}
-    assert total(str(rows)) == (3, 0, 0, 1)
+    found = forgotten("source", "./logs/../logs/chat.jsonl")
+    assert (found.interactions, [taint.snapshot for taint in found.taints]) == (2, ["mine"])
 
 
 def test_duplicates_that_were_left_out_taint_a_snapshot_too(tmp_path: Path) -> None:
@@ -195,7 +172,7 @@ def test_duplicates_that_were_left_out_taint_a_snapshot_too(tmp_path: Path) -> N
 
 
 def test_an_unknown_row_is_a_usage_error(log: Path) -> None:
-    with pytest.raises(UsageError, match="no row has the id or place nope"):
+    with pytest.raises(UsageError, match="no row has the id or source nope"):
         forgotten("row", "nope")
 
 

@@ -1,4 +1,4 @@
-"""The file behind `data.leave_out`: hashes of rows to set aside, with reasons."""
+"""The file of `data.leave_out`: ids of rows to leave out, each with its reason (docs/data.md)."""
 
 import json
 from collections.abc import Mapping

@@ -201,6 +201,7 @@ _SET_ASIDE = {
         "collect more rows of your own",
     ),
     "balance": ("its agent or category has more rows than the others", "set data.balance: none"),
+    "max-rows": ("it was not among the data.max_rows rows that were drawn", "raise data.max_rows"),
     "set-aside": ("a person set it aside", "undo it on the dashboard's page Review"),
     # By a cycle's choice of rows, through data.leave_out
     "own-evidence": ("a release gave the answer, so it can't judge a release", "correct it"),

@@ -218,9 +218,7 @@ def test_a_row_whose_one_trained_answer_is_cut_off_is_too_long(write_rows: Calla
     assert report.document["rejected"] == {"too-long": 1}
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "left"), [("user", "u3", 9), ("session", "s", 5), ("source", "{path}", 0), ("row", "{path}:2", 9)]
-)
+@pytest.mark.parametrize(("kind", "value", "left"), [("user", "u3", 9), ("session", "s", 5), ("source", "{path}", 0)])
 def test_what_was_forgotten_stays_out_of_files_too(
     kind: str, value: str, left: int, write_rows: Callable[..., Path], chatml: Path
 ) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hivetune.base.database import is_read_only, open_to_read
-from hivetune.base.paths import spelled
+from hivetune.base.paths import quoted, spelled
 from hivetune.data.files.message_log import joined_rows
 from hivetune.data.files.unpack import package, read_blocks
 from hivetune.data.formats import file_rows, is_file_format, is_store, may_hold_rows, rows_inside, slack, store_rows
@@ -25,7 +25,7 @@ from hivetune.data.reasons import RowRefused
 from hivetune.errors import DataRefused
 
 DELIMITERS = (",", ";", "\t")
-MAX_DOCUMENT_CHARS = 64 << 20  # of one JSON value; what it holds is split into rows later
+MAX_DOCUMENT_CHARS = 1 << 30  # it is held as one text
 STORE_COLUMNS = ("session", "user", "agent", "category", "time", "success", "feedback")
 _WRAPPED = ("data", "rows", "examples", "records")  # keys of a document below which its rows stand
 
@@ -73,7 +73,7 @@ def _lines_of_days(days: Sequence[Source]) -> Iterator[tuple[int, str]]:
     """Yield the messages of a channel's days, their lines numbered through."""
     before = 0
     for day in days:
-        for number, text in _Document(day).rows():
+        for number, text in _document_rows(day):
             yield before + number, str(text)
         before += day.lines
 
@@ -85,7 +85,7 @@ def _single(source: Source) -> Iterator[PlacedRow]:
     if source.kind == "csv":
         return _csv_rows(source)
     if source.kind == "json":
-        return _Document(source).rows()
+        return _document_rows(source)
     return ((number, line) for number, line in _text_lines(source) if line.strip())
 
 
@@ -270,105 +270,68 @@ _WRAPPER = re.compile(
 )
 # What may stand behind the rows: page numbers and counts, as an API gives them.
 _NOTES = re.compile(rf'(?:,\s*"[^"\\]{{1,60}}"\s*:\s*(?:{_SCALAR}|\{{[^][}}{{]{{0,2000}}\}})\s*){{0,20}}\}}')
-_NEAR_END_CHARS = 64  # an error so close to the end of what was read may be the end
 
 
-class _Document:
-    """A JSON document: an array of rows, maybe below a key ({"data": [..]}), or objects one after the other.
-
-    One row is in memory at a time.
+def _document_rows(source: Source) -> Iterator[tuple[int, str]]:
+    """Yield (line, JSON of a row) of a document: an array of rows, maybe below a key ({"data": [..]}), or objects one
+    after the other. Raise DataRefused where it is broken, and for one that is too large to be held as one text.
     """
+    pieces: list[str] = []
+    size = 0
+    for piece in codecs.iterdecode(read_blocks(source), "utf-8-sig", "surrogateescape"):
+        pieces.append(piece)
+        size += len(piece)
+        if size > MAX_DOCUMENT_CHARS:
+            raise DataRefused(
+                f"{spelled(source.name)} is one JSON document of more than {MAX_DOCUMENT_CHARS >> 20} MiB",
+                hint=f"write one JSON object a line: jq -c '.[]' {quoted(source.name)} > rows.jsonl",
+            )
+    text = "".join(pieces)
+    pieces.clear()
+    line, counted = 1, 0
 
-    def __init__(self, source: Source):
-        self._name = source.name
-        self._texts = codecs.iterdecode(read_blocks(source), "utf-8-sig", "surrogateescape")
-        self._buffer = next(self._texts, "")
-        self._at, self._line, self._ended = 0, 1, False
+    def skip(at: int) -> int:
+        """Return the next place that is no white space, and count the lines up to it."""
+        nonlocal line, counted
+        match = _SPACE.match(text, at)
+        assert match is not None
+        line, counted = line + text.count("\n", counted, match.end()), match.end()
+        return counted
 
-    def rows(self) -> Iterator[PlacedRow]:
-        """Yield (line, JSON of a row)."""
-        wrapper = _WRAPPER.match(self._buffer, self._at) if self._next() == "{" else None
-        if wrapper:
-            self._skip(wrapper.end())
-        elif self._next() == "[":
-            self._skip(self._at + 1)
-        else:
-            while self._next():
-                yield self._line, self._value()
-            return
-        while (first := self._next()) != "]":
-            if not first:
-                raise self._refused("the list of rows breaks off")
-            yield self._line, self._value()
-            if self._next() == ",":
-                self._skip(self._at + 1)
-            elif self._next() != "]":
-                raise self._refused("a comma or ] must follow a row")
-        self._skip(self._at + 1)
-        rest = self._rest()
-        if not (_NOTES.fullmatch(rest) if wrapper else rest == ""):
-            raise self._refused("what stands behind the list of rows was not read")
-
-    def _next(self) -> str:
-        """Return the first character that is no white space; empty at the end."""
-        while True:
-            match = _SPACE.match(self._buffer, self._at)
-            assert match is not None
-            self._skip(match.end())
-            if self._at < len(self._buffer):
-                return self._buffer[self._at]
-            if not self._read_more():
-                return ""
-
-    def _value(self) -> str:
-        """Return the JSON value that begins here as text. Raise DataRefused if it is broken or too large."""
-        while True:
-            problem = ""
-            try:
-                end = _scan(self._buffer, self._at)[1]
-            except json.JSONDecodeError as error:
-                problem = error.msg
-                whole = error.pos <= len(self._buffer) - _NEAR_END_CHARS and not problem.startswith("Unterminated")
-            except (ValueError, RecursionError) as error:  # as of an integer with more digits than Python reads
-                problem, whole = str(error), True
-            else:
-                if end < len(self._buffer) or self._ended or self._buffer[end - 1] in '}]"':
-                    return self._skip(end)
-                whole = False  # a number may have more digits
-            if len(self._buffer) - self._at > MAX_DOCUMENT_CHARS:
-                raise self._refused(f"a value has more than {MAX_DOCUMENT_CHARS >> 20} million characters")
-            if whole or not self._read_more(2 * (len(self._buffer) - self._at)):
-                raise self._refused(problem or "it breaks off")
-
-    def _read_more(self, size: int = 1) -> bool:
-        """Read until at least `size` characters are there, and return whether there were more."""
-        pieces = [self._buffer[self._at :]]
-        have = before = len(pieces[0])
-        while have < size or have == before:
-            text = next(self._texts, None)
-            if text is None:
-                self._ended = True
-                break
-            pieces.append(text)
-            have += len(text)
-        self._buffer, self._at = "".join(pieces), 0
-        return have > before
-
-    def _skip(self, end: int) -> str:
-        passed = self._buffer[self._at : end]
-        self._line += passed.count("\n")
-        self._at = end
-        return passed
-
-    def _rest(self) -> str:
-        self._read_more(MAX_DOCUMENT_CHARS)
-        return self._buffer[self._at :].strip()
-
-    def _refused(self, problem: str) -> DataRefused:
+    def refused(problem: str) -> DataRefused:
         return DataRefused(
-            f"{spelled(self._name)}:{self._line} is no JSON: {problem}; nothing behind it can be read",
+            f"{spelled(source.name)}:{line} is no JSON: {problem}; nothing behind it can be read",
             hint="correct the file, or write one JSON object a line: a broken line is then refused alone",
         )
+
+    def end_of(at: int) -> int:
+        try:
+            return _scan(text, at)[1]
+        except json.JSONDecodeError as error:
+            raise refused(error.msg) from None
+        except (ValueError, RecursionError) as error:  # as of an integer with more digits than Python reads
+            raise refused(str(error)) from None
+
+    at = skip(0)
+    wrapper = _WRAPPER.match(text, at)
+    if wrapper is None and not text.startswith("[", at):
+        while at < len(text):
+            end = end_of(at)
+            yield line, text[at:end]
+            at = skip(end)
+        return
+    at = skip(at + 1 if wrapper is None else wrapper.end())
+    while not text.startswith("]", at):
+        end = end_of(at)
+        yield line, text[at:end]
+        at = skip(end)
+        if text.startswith(",", at):
+            at = skip(at + 1)
+        elif not text.startswith("]", at):
+            raise refused("a comma or ] must follow a row")
+    rest = text[at + 1 :].strip()
+    if not (_NOTES.fullmatch(rest) if wrapper else rest == ""):
+        raise refused("what stands behind the list of rows was not read")
 
 
 def _store_rows(source: Source) -> Iterator[RawRow]:

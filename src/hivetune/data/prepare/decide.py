@@ -45,6 +45,12 @@ def decide_rows(
     lessons = judge_rows(work.database, learn)
     if data.balance != "none":
         _balance(work, data.balance)
+    if data.max_rows is not None:
+        work.database.execute(
+            "UPDATE rows SET fate = 'max-rows' WHERE n IN"
+            " (SELECT n FROM rows WHERE fate = 'train' ORDER BY hash64, n LIMIT -1 OFFSET ?)",
+            (data.max_rows,),
+        )
     work.database.executemany(
         f"UPDATE rows SET fate = 'set-aside' WHERE {USABLE} AND n IN (SELECT n FROM bodies WHERE interaction_id = ?)",
         ((identity,) for identity in sorted(set_aside)),

@@ -104,7 +104,7 @@ class Examiner:
             raise
         if forgotten:  # the store has removed such rows, but files may still hold them
             content = row_hash(parse_row(raw.payload))
-            who = {"session": row.example.session, "user": row.example.user, "row": raw.source, "content": content}
+            who = {"session": row.example.session, "user": row.example.user, "content": content}
             if is_forgotten(forgotten, (name, os.path.realpath(name)), **who):
                 raise RowRefused("forgotten")
         check_messages(row.example.messages, self._checks)
