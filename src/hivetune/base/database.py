@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
-from hivetune.base.disk import FULL_DISK, errors_name, home
-from hivetune.base.private import make_folder
+from hivetune.base.disk import FULL_DISK, home
+from hivetune.base.private import PRIVATE_FILE, make_folder
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, UsageError
 
 _T = TypeVar("_T")
@@ -79,8 +79,8 @@ def _open(path: Path) -> sqlite3.Connection:
         _check(database, path)
         return database
     make_folder(path.parent)
-    log = path.with_name(f"{path.name}-wal")
     if not path.exists():
+        log = path.with_name(f"{path.name}-wal")
         if log.exists() and log.stat().st_size:
             raise UsageError(f"{path} is missing, but {log.name} with its newest rows exists", hint=RESTORE)
         _create(path)
@@ -114,18 +114,17 @@ def _connect(path: Path, *, exclusive: bool = False) -> sqlite3.Connection:
 
 def _check(database: sqlite3.Connection, path: Path) -> None:
     """Raise UsageError for a file that is not what `_create` made."""
-    if not path.stat().st_size:
-        raise _damaged(path, "it is empty")
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if not tables & {*_TABLES}:
-        raise _damaged(path, f"it is the database of another program (tables: {', '.join(sorted(tables)) or 'none'})")
+    if missing := [table for table in _TABLES if table not in tables]:
+        if len(missing) < len(_TABLES):
+            raise _damaged(path, f"its table {missing[0]!r} is gone")
+        what = f"of another program (tables: {', '.join(sorted(tables))})" if tables else "empty"
+        raise _damaged(path, f"it is {what}")
     (version,) = database.execute("PRAGMA user_version").fetchone()
     if version != VERSION:
         raise UsageError(
             f"{path} was written by another version of Hivetune", hint="move it away, or set HIVETUNE_HOME"
         )
-    if missing := [table for table in _TABLES if table not in tables]:
-        raise _damaged(path, f"its table {missing[0]!r} is gone")
 
 
 @contextlib.contextmanager
@@ -164,20 +163,16 @@ def note_and_free(note: Callable[[], None], free: Callable[[], _T]) -> _T:
 def _create(path: Path) -> None:
     """Make a new database with all tables, readable only by its owner; the -wal file copies its mode.
 
-    It gets its name when it is complete, since an empty file counts as damage. A link puts it there, because no handle
-    of `path` may be closed: that would drop the POSIX locks of this process's other connections
-    (sqlite.org/howtocorrupt.html, 2.2), and another process could delete the -wal file with its commits.
+    It gets its name when it is complete. A link puts it there, because no handle of `path` may be closed: that would
+    drop the POSIX locks of this process's other connections (sqlite.org/howtocorrupt.html, 2.2).
     """
-    with errors_name(path):
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    try:
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        temporary = Path(folder, path.name)
+        temporary.touch(PRIVATE_FILE)
         with contextlib.closing(sqlite3.connect(temporary, isolation_level=None)) as database:
             database.executescript(f"BEGIN; {SCHEMA}; PRAGMA user_version = {VERSION}; COMMIT;")
         with contextlib.suppress(FileExistsError):  # another process was first
             os.link(temporary, path)
-    finally:
-        os.unlink(temporary)
 
 
 def _is_full(error: sqlite3.OperationalError) -> bool:

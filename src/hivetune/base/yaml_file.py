@@ -1,4 +1,4 @@
-"""The reader of untrusted YAML: limited in bytes, values and depth, without repeated keys."""
+"""The reader of YAML: limited in bytes and depth, without aliases and repeated keys."""
 
 import re
 from pathlib import Path
@@ -10,8 +10,8 @@ from hivetune.base.paths import spelled
 from hivetune.base.private import read_bounded
 from hivetune.errors import UsageError
 
-# A config with all settings has 3 kB and 60 values, and more with lists of files and system prompts.
-MAX_YAML_BYTES, MAX_YAML_VALUES, MAX_YAML_DEPTH = 1 << 20, 100_000, 100
+# A config with all settings has 3 kB, and more with lists of files and system prompts.
+MAX_YAML_BYTES, MAX_YAML_DEPTH = 1 << 20, 100
 # libyaml's parser where PyYAML was built with it: 1 MiB takes 0.1 s instead of 10 s.
 LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 _LOOKS_LIKE = "settings are lines of text such as `name: value`"
@@ -26,12 +26,11 @@ def read_yaml(path: Path) -> Any:
 def parse_yaml(text: bytes | str, where: str) -> Any:
     """Return the values of a YAML text. Raise UsageError that names `where` and the line."""
     try:
-        _check_depth(text)
+        _check_events(text)
         loader = LOADER(text)
         try:
             node = loader.get_single_node()
-            _count_values(node, {})
-            _refuse_ambiguous(node, where, set())
+            _refuse_ambiguous(node, where)
             return None if node is None else loader.construct_document(node)
         finally:
             loader.dispose()
@@ -54,36 +53,24 @@ def _not_yaml(text: bytes | str, where: str, error: Exception) -> UsageError:
     return UsageError(f"{where}:{number + 1} is not YAML: {problem}", hint=_LOOKS_LIKE)
 
 
-def _check_depth(text: bytes | str) -> None:
-    """Raise ValueError for deep nesting, because libyaml's binding is recursive and would overrun the stack."""
+def _check_events(text: bytes | str) -> None:
+    """Raise ValueError for deep nesting, because libyaml's binding is recursive and would overrun the stack, and for
+    aliases: nine lines of them can stand for 10^9 values.
+    """
     depth = 0
     for event in yaml.parse(text, Loader=LOADER):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_YAML_DEPTH:
             raise ValueError(f"it is nested more than {MAX_YAML_DEPTH} levels deep")
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError(f"it has the alias *{event.anchor}: write the value again")
 
 
-def _count_values(node: yaml.Node | None, counts: dict[int, int]) -> int:
-    """Return the number of values with aliases expanded: nine lines can stand for 10^9. Raise ValueError."""
-    if id(node) not in counts:
-        counts[id(node)] = MAX_YAML_VALUES + 1  # an alias of itself would never end
-        children: list[yaml.Node] = []
-        if isinstance(node, yaml.SequenceNode):
-            children = node.value
-        elif isinstance(node, yaml.MappingNode):
-            children = [part for pair in node.value for part in pair]
-        counts[id(node)] = 1 + sum(_count_values(child, counts) for child in children)
-    if counts[id(node)] > MAX_YAML_VALUES:
-        raise ValueError(f"its aliases expand to more than {MAX_YAML_VALUES:,} values")
-    return counts[id(node)]
-
-
-def _refuse_ambiguous(node: yaml.Node | None, where: str, visited: set[int]) -> None:
+def _refuse_ambiguous(node: yaml.Node | None, where: str) -> None:
     """Raise UsageError for a repeated key, of which YAML would silently use the last, and for a number that YAML 1.1
     reads to the base 8 or 60, and YAML 1.2 does not."""
-    if node is None or id(node) in visited:
+    if node is None:
         return
-    visited.add(id(node))
     if node.tag.endswith((":int", ":float")) and _OTHER_BASE.match(node.value):
         raise UsageError(
             f"{where}:{node.start_mark.line + 1}: {node.value} is another number in YAML 1.1 than in YAML 1.2",
@@ -91,7 +78,7 @@ def _refuse_ambiguous(node: yaml.Node | None, where: str, visited: set[int]) -> 
         )
     if isinstance(node, yaml.SequenceNode):
         for child in node.value:
-            _refuse_ambiguous(child, where, visited)
+            _refuse_ambiguous(child, where)
     if isinstance(node, yaml.MappingNode):
         lines: dict[str, int] = {}
         for key, child in node.value:
@@ -103,4 +90,4 @@ def _refuse_ambiguous(node: yaml.Node | None, where: str, visited: set[int]) -> 
                         hint="keep one of the two",
                     )
                 lines[key.value] = line
-            _refuse_ambiguous(child, where, visited)
+            _refuse_ambiguous(child, where)

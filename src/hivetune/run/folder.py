@@ -12,7 +12,7 @@ from hivetune.base.disk import (
     lock_holder,
     named_problems,
     path_to_store,
-    sha256_once,
+    sha256_file,
     stored_path,
     write_atomic,
     write_json,
@@ -132,4 +132,4 @@ def adapter_hash(folder: Path) -> str:
             f"the adapter of {folder} was changed after training: {problems[0]}",
             hint=f"restore it from a copy, or write it again: hivetune train {quoted(folder)}",
         )
-    return sha256_once(path)
+    return sha256_file(path)
