@@ -17,7 +17,7 @@ from serve.stage import CHAT, PORT, QUESTION, Stage, said
 from starlette.routing import Route
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import sha256_once
+from hivetune.base.disk import problems_once, write_manifest
 from hivetune.errors import UsageError
 from hivetune.llama.child import _run_program, _run_xllamacpp
 from hivetune.process.sandbox import named_environment
@@ -230,10 +230,12 @@ async def changed_after_the_verdict(stage: Stage) -> None:
     folder.mkdir(parents=True)
     adapter = folder / "adapter.gguf"
     adapter.write_bytes(b"what was judged")
-    before, times = sha256_once(adapter), os.stat(adapter)
+    write_manifest(folder)
+    times = os.stat(adapter)
     adapter.write_bytes(b"what is served!")
     os.utime(adapter, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert os.stat(adapter).st_mtime_ns == times.st_mtime_ns and sha256_once(adapter) != before
+    assert os.stat(adapter).st_mtime_ns == times.st_mtime_ns
+    assert problems_once(folder) == ["adapter.gguf: its hash is not the recorded one"]
 
 
 @replays("vLLM and llama.cpp: answers that fill memory (logprobs, n, lengths)")
