@@ -14,6 +14,8 @@ import hivetune
 from hivetune import walk
 
 ROOT = Path(__file__).parent.parent
+# Two steps and few answers: what is tested is that the lines of the page work.
+SMALL = '"max_steps": 2, "eval": {"prompts": 2, "tokens": 4}'
 WORDS = ("red", "green", "blue", "north", "south", "east", "west", "iron", "silver", "copper", "river", "lake", "storm")
 
 
@@ -54,7 +56,7 @@ def test_the_example_of_the_page_runs(tmp_path: Path) -> None:
     draw = random.Random(0)
     rows = [{"prompt": " ".join(draw.choices(WORDS, k=8)), "completion": draw.choice(WORDS)} for _ in range(60)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "example.py").write_text(example.replace("smollm2-135m", "model"))
+    (tmp_path / "example.py").write_text(example.replace("smollm2-135m", "model").replace('"epochs": 1', SMALL))
     done = subprocess.run(
         [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=580
     )

@@ -10,8 +10,7 @@ import pytest
 from command import hivetune
 
 from hivetune.config import parse_config
-from hivetune.errors import UsageError
-from hivetune.train.plan.run import guess_workload, plan_run
+from hivetune.train.plan.run import guess_workload
 
 
 def run(config: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -83,23 +82,6 @@ def test_a_disk_without_room_for_the_checkpoints_ends_with_5(config: Path, small
     assert "output=FOLDER" in document["error"]["hint"]
 
 
-def test_what_is_streamed_is_said(config: Path) -> None:
-    asked = ("--card", "MI50", "--set", "model=Qwen/Qwen2.5-3B-Instruct", "--set", "max_length=8192")
-    told, ended = run(config, *asked), run(config, *asked, "--json")
-    assert (told.returncode, ended.returncode) == (0, 0)
-    assert "all layers recomputed" in told.stdout + told.stderr
-    document = json.loads(ended.stdout)
-    assert document["choices"]["recompute"] == 36
-
-
-def test_another_version_of_a_card_has_its_memory(config: Path) -> None:
-    name = "Qwen/Qwen2.5-3B-Instruct"
-    loaded = parse_config({"model": name, "data": {"path": "x"}})
-    small, large = plan_run(loaded, card="MI50").choice, plan_run(loaded, card="MI50", memory_gb=32).choice
-    assert small is not None and small.setup.streamed and large is not None and not large.setup.streamed
-    assert plan_run(loaded, card="zen4", cores=48, memory_gb=256).device.name.endswith("48 cores")
-
-
 def test_the_data_is_counted_or_assumed_or_said(config: Path, tmp_path: Path) -> None:
     data = {"path": str(tmp_path / "*.jsonl"), "validation": 0, "test": 0}
     counted, words = guess_workload(
@@ -111,55 +93,3 @@ def test_the_data_is_counted_or_assumed_or_said(config: Path, tmp_path: Path) ->
     assert (said.rows, said.lengths[0], words) == (1000, 256, "as given")
     nothing, words = guess_workload(parse_config({"model": "m", "data": {"path": "/none"}}), None, None)
     assert (nothing.rows, words) == (1200, "1,500 rows assumed: /none does not exist")
-
-
-def test_an_unknown_model_names_the_command_that_gets_it() -> None:
-    with pytest.raises(UsageError, match="not known yet") as refused:
-        plan_run(parse_config({"model": "someone/some-model", "data": {"path": "x"}}))
-    assert "hivetune fetch someone/some-model" in refused.value.hint
-
-
-def test_a_folder_with_a_config_is_enough(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(
-        json.dumps(
-            {
-                "model_type": "llama",
-                "hidden_size": 64,
-                "intermediate_size": 128,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 4,
-                "vocab_size": 100,
-            }
-        )
-    )
-    planned = plan_run(parse_config({"model": str(tmp_path), "data": {"path": "x"}}))
-    assert planned.choice is not None and planned.setup.architecture.layers == 2
-
-
-def test_rows_longer_than_the_longest_that_is_trained_are_refused(config: Path) -> None:
-    """They were planned as rows of max_length."""
-    told = hivetune("plan", str(config), "--rows", "10", "--tokens", "99999")
-    assert told.returncode == 2 and "are longer than max_length" in told.stderr
-
-
-def test_cores_of_a_card_are_refused(config: Path) -> None:
-    with pytest.raises(UsageError, match="R9700 is a card, and --cores is of a CPU"):
-        plan_run(
-            parse_config({"model": "smollm2-135m", "data": {"path": str(config)}}),
-            card="R9700",
-            cores=4,
-            rows=1,
-            tokens=9,
-        )
-
-
-def test_rows_that_cannot_be_trained_are_no_plain_count(config: Path) -> None:
-    rows = config.with_name("rows.jsonl")
-    tree = {
-        "model": "smollm2-135m",
-        "data": {"path": str(rows), "columns": {"prompt": "promtp", "completion": "completion"}},
-    }
-    planned = plan_run(parse_config(tree), card="R9700")
-    assert planned.rows_known == "50 rows counted, but none can be trained; hivetune check says why"
-    with pytest.raises(UsageError, match="there is no field 'promt'"):
-        plan_run(parse_config({"model": "smollm2-135m", "data": {"path": str(rows), "columns": {"promt": "prompt"}}}))

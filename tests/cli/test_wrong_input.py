@@ -16,7 +16,6 @@ from small_disk import fill
 from test_damage import make_home, raise_it
 
 from hivetune.base.database import open_database
-from hivetune.base.paths import quoted
 from hivetune.run.status import known_runs, shortest_name
 
 Call = Callable[..., tuple[int, str]]
@@ -151,10 +150,6 @@ def test_a_command_that_is_proposed_can_be_pasted(tmp_path: Path, call: Call) ->
     (tmp_path / "FAQ (final).yaml").write_text("")
     assert "or write a config: hivetune init 'FAQ (final).jsonl'" in call("train", "FAQ (final).jsonl")[1]
     assert "hint: train with it: hivetune train 'FAQ (final).yaml'" in call("init", "FAQ (final).jsonl")[1]
-
-
-def test_a_file_named_like_an_option_is_proposed_as_a_file() -> None:
-    assert quoted("-x.jsonl") == "./-x.jsonl" and quoted(Path("-a b")) == "'./-a b'"
 
 
 def test_a_name_that_is_not_utf_8(tmp_path: Path, call: Call) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from hivetune.data.formats import all_formats
 from hivetune.data.pieces.format import Format
 from hivetune.data.reasons import REASONS
-from hivetune.synth.packs import shipped_packs
 from hivetune.synth.questions import KIND_WEIGHTS
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
@@ -30,11 +29,6 @@ def test_every_layout_is_documented() -> None:
     assert set(re.findall(r"^\| ([\w-]+) \|", table, flags=re.M)[2:]) == known | {"session"}
 
 
-def test_the_page_on_rows_from_documentation_has_every_category_and_kind() -> None:
+def test_the_page_on_rows_from_documentation_has_every_kind() -> None:
     page = (DOCS / "synth.md").read_text(encoding="utf-8")
-    for pack in shipped_packs():
-        assert f"| `{pack.category}` | {pack.install} |" in page
-    assert set(re.findall(r"^\| `([a-z-]+)` \|", page, flags=re.M)) == {
-        *KIND_WEIGHTS,
-        *(pack.category for pack in shipped_packs()),
-    }
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", page, flags=re.M)) == {*KIND_WEIGHTS}

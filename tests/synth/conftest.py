@@ -10,12 +10,12 @@ HERE = Path(__file__).parent
 KEYS = ("combkey(1)", "combargs(1)")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def places() -> Library:
     return Library((HERE / "pages",))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def hive_pack() -> Pack:
     names = ("combcopy(1)", "hivectl(1)", "waxd(8)", "hive.unit(5)", "broken(1)", "alias(1)", *KEYS)
     return Pack(pages=names, documents=(str(HERE / "documents"),), category="bees", title="bees")

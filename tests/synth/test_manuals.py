@@ -3,17 +3,14 @@
 import bz2
 import gzip
 import lzma
-import os
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hivetune.synth.manual import decode, help_page, read_manual, run_help
+from hivetune.synth.manual import decode, help_page, read_manual
 from hivetune.synth.packs import DocSource, Library, read_source
 from hivetune.synth.page import DocPage, NotUnderstood
 from hivetune.synth.sentences import excerpt
@@ -134,11 +131,6 @@ def test_a_row_of_a_table_is_no_option_and_a_dash_no_word(tmp_path: Path) -> Non
     assert entries(page, "status") == {"3": "The comb is full of honey."}
 
 
-def test_an_argument_right_behind_an_option_is_no_part_of_its_name() -> None:
-    (entry,) = (e for e in read_manual(PAGES / "man1/combkey.1").entries if e.names == ("-u",))
-    assert entry.usage == "-u<user>"
-
-
 @pytest.mark.parametrize(
     ("page", "options", "never"),
     [("xargs", {"--show-limits"}, {"--show", "-limits"}), ("ssh-keygen", {"-V", "-z"}, {"-1d", "-1m", "-4w"})],
@@ -191,44 +183,6 @@ def test_only_a_command_that_was_named_is_run(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("hivetune.synth.manual.OUTPUT_BYTES", len(HELP) - 1)
     with pytest.raises(NotUnderstood, match="prints too much"):  # not with the last option's words cut
         read_source(found[0])
-
-
-@pytest.mark.parametrize(
-    ("does", "said"),
-    [
-        ("sleep 60 & echo 'Usage: comb'", ""),  # what it leaves running holds nobody up
-        ("exec cat /dev/zero", "prints too much"),  # and the disk is not filled
-        ("sleep 60 & sleep 60", "did not end in"),
-    ],
-)
-def test_a_command_that_does_not_end_well_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, said: str
-) -> None:
-    monkeypatch.setattr("hivetune.synth.manual.TIMEOUT_S", 5.0 if "did not" in said else 20.0)
-    program = tmp_path / "combtool"
-    program.write_text(f"#!/bin/sh\necho $$ > '{tmp_path}/group'\n{does}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    began = time.monotonic()
-    try:
-        text = run_help(("combtool",))
-    except NotUnderstood as reason:
-        assert said and said in str(reason).partition(":")[0]  # what is counted
-    else:
-        assert (said, text) == ("", "Usage: comb\n")
-    assert time.monotonic() - began < 15
-    group = int((tmp_path / "group").read_text())
-    deadline = time.monotonic() + 10  # what was killed takes a moment to go
-    while any(_group(each) == group for each in psutil.process_iter()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def _group(process: psutil.Process) -> int:
-    try:
-        return 0 if process.status() == psutil.STATUS_ZOMBIE else os.getpgid(process.pid)
-    except (psutil.NoSuchProcess, ProcessLookupError):
-        return 0
 
 
 def test_pages_are_found_by_pattern_and_aliases_once(places: Library) -> None:

@@ -16,10 +16,12 @@ from hivetune.synth.rephrase import keeps_names
 from hivetune.synth.rows import DRAFT_REASONS, make_rows
 
 
-@pytest.fixture
-def made(hive_pack: Pack, places: Library, tmp_path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    document = make_rows([hive_pack], places, tmp_path / "rows.jsonl", rows=45, seed=0)
-    return document, list(rows_of(tmp_path / "rows.jsonl"))
+@pytest.fixture(scope="module")
+def made(
+    hive_pack: Pack, places: Library, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    out = tmp_path_factory.mktemp("made") / "rows.jsonl"
+    return make_rows([hive_pack], places, out, rows=45, seed=0), list(rows_of(out))
 
 
 def test_every_row_has_a_source_and_names_no_option_without_one(made: Any) -> None:
@@ -38,8 +40,8 @@ def test_every_row_has_a_source_and_names_no_option_without_one(made: Any) -> No
 def test_the_extraction_of_this_test_finds_what_is_invented(made: Any) -> None:
     _, rows = made
     row = next(row for row in rows if row["synth"]["sources"][0]["page"] == "combcopy(1)")
-    row["messages"][-1]["content"] += " Or use `--all-combs`."
-    assert options_without_source(row) == {"--all-combs"}
+    invented = {**row, "messages": [{"role": "assistant", "content": "Or use `--all-combs`."}]}
+    assert options_without_source(invented) == {"--all-combs"}
     assert "--all-cells" in plain_source(Path(row["synth"]["sources"][0]["file"]))
 
 
@@ -85,13 +87,6 @@ def test_categories_share_the_rows_and_an_empty_one_gives_its_share(
     kept = {c["category"]: c["kept"] for c in document["categories"]}
     assert kept == {"ctl": 9, "key": 3, "nothing": 0}
     assert document["empty"] == ["nothing"] and document["categories"][2]["install"] == "hives"
-
-
-def test_more_than_there_is_gives_all_there_is_without_copies(hive_pack: Pack, places: Library, tmp_path: Path) -> None:
-    document = make_rows([hive_pack], places, tmp_path / "rows.jsonl", rows=5000, seed=0)
-    rows = list(rows_of(tmp_path / "rows.jsonl"))
-    assert 50 < document["rows"] == len(rows) < 5000
-    assert len({json.dumps(row["messages"]) for row in rows}) == len(rows)
 
 
 def test_rows_that_are_there_are_not_made_again(hive_pack: Pack, places: Library, tmp_path: Path) -> None:
