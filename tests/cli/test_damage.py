@@ -73,14 +73,6 @@ def record(folder: Path, config: RunConfig) -> dict[str, object]:
     }
 
 
-def remove(path: Path, where: int, bit: int) -> None:
-    path.unlink()
-
-
-def cut(path: Path, where: int, bit: int) -> None:
-    os.truncate(path, where % max(1, path.stat().st_size))
-
-
 def flip(path: Path, where: int, bit: int) -> None:
     content = bytearray(path.read_bytes())
     if content:
@@ -88,61 +80,44 @@ def flip(path: Path, where: int, bit: int) -> None:
     path.write_bytes(content)
 
 
-def garble(path: Path, where: int, bit: int) -> None:
-    path.write_bytes(os.urandom(where % 5000))
-
-
-def link_to_nothing(path: Path, where: int, bit: int) -> None:
+def instead(path: Path, make: Callable[[Path], object]) -> None:
     path.unlink()
-    path.symlink_to("/nowhere/at/all")
+    make(path)
 
 
-def link_to_another(path: Path, where: int, bit: int) -> None:
-    path.unlink()
-    path.symlink_to("/etc/hostname")
-
-
-def link_to_itself(path: Path, where: int, bit: int) -> None:
-    path.unlink()
-    path.symlink_to(path)
-
-
-def folder_instead(path: Path, where: int, bit: int) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def pipe_instead(path: Path, where: int, bit: int) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def other_json(path: Path, where: int, bit: int) -> None:
-    path.write_text(["[]", "{}", "null", '{"schema": 1}', "[" * 100_000, '{"event": "step"}\n', "1e999"][where % 7])
-
-
-def close_to_its_owner(path: Path, where: int, bit: int) -> None:
-    path.chmod(0)  # root reads it all the same
-
-
-DAMAGES: list[Callable[[Path, int, int], None]] = [
-    *(remove, cut, flip, flip, garble, other_json, close_to_its_owner),
-    *(link_to_nothing, link_to_another, link_to_itself, folder_instead, pipe_instead),
-]
+OTHER_JSON = ["[]", "{}", "null", '{"schema": 1}', "[" * 100_000, '{"event": "step"}\n', "1e999"]
+Damage = Callable[[Path, int, int], object]
+DAMAGES: dict[str, Damage] = {
+    "remove": lambda path, where, bit: path.unlink(),
+    "cut": lambda path, where, bit: os.truncate(path, where % max(1, path.stat().st_size)),
+    "flip": flip,
+    "flip another": flip,
+    "garble": lambda path, where, bit: path.write_bytes(os.urandom(where % 5000)),
+    "other json": lambda path, where, bit: path.write_text(OTHER_JSON[where % 7]),
+    "close to its owner": lambda path, where, bit: path.chmod(0),  # root reads it all the same
+    "link to nothing": lambda path, where, bit: instead(path, lambda new: new.symlink_to("/nowhere/at/all")),
+    "link to another": lambda path, where, bit: instead(path, lambda new: new.symlink_to("/etc/hostname")),
+    "link to itself": lambda path, where, bit: instead(path, lambda new: new.symlink_to(new)),
+    "folder instead": lambda path, where, bit: instead(path, Path.mkdir),
+    "pipe instead": lambda path, where, bit: instead(path, os.mkfifo),
+}
 COMMANDS = [
-    ["runs"],
-    ["runs", "--json"],
-    ["show", "RUN"],
-    ["show", "RUN", "--json"],
-    ["show", "RUN", "--follow"],
-    ["show", "RUN", "--log"],
-    ["stop", "RUN"],
-    ["train", "RUN", "--unit"],
-    ["train", "RUN"],
-    ["eval", "RUN", "--set", "gate.loss_gain=0"],
-    ["export", "RUN", "--to", "adapter", "--no-check"],
-    ["releases"],
-    ["check", "store"],
+    line.split()
+    for line in (
+        "runs",
+        "runs --json",
+        "show RUN",
+        "show RUN --json",
+        "show RUN --follow",
+        "show RUN --log",
+        "stop RUN",
+        "train RUN --unit",
+        "train RUN",
+        "eval RUN --set gate.loss_gain=0",
+        "export RUN --to adapter --no-check",
+        "releases",
+        "check store",
+    )
 ]
 
 
@@ -185,14 +160,10 @@ def test_the_whole_home_is_read_without_a_complaint(whole: tuple[Path, Path], mo
     assert codes == {name: 0 for name in codes} | {"eval RUN --set gate.loss_gain=0": 6, "check store": 3}, asked
 
 
-@settings(
-    max_examples=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     file=st.integers(0, 1000),
-    damage=st.sampled_from(DAMAGES),
+    damage=st.sampled_from(sorted(DAMAGES)),
     where=st.integers(0, 1 << 20),
     bit=st.integers(0, 7),
     command=st.sampled_from(COMMANDS),
@@ -201,31 +172,32 @@ def test_no_damage_is_a_traceback(
     whole: tuple[Path, Path],
     monkeypatch: pytest.MonkeyPatch,
     file: int,
-    damage: Callable[[Path, int, int], None],
+    damage: str,
     where: int,
     bit: int,
     command: list[str],
 ) -> None:
     home = fresh(whole)
     names = files(home)
-    damage(home / names[file % len(names)], where, bit)
+    DAMAGES[damage](home / names[file % len(names)], where, bit)
     assert ask(home, command, monkeypatch).returncode in DOCUMENTED
 
 
-@settings(
-    max_examples=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    file=st.integers(0, 1000),
+    damage=st.sampled_from(sorted(DAMAGES)),
+    where=st.integers(0, 1 << 20),
+    bit=st.integers(0, 7),
 )
-@given(file=st.integers(0, 1000), damage=st.sampled_from(DAMAGES), where=st.integers(0, 1 << 20), bit=st.integers(0, 7))
 def test_no_damage_makes_another_run_in_silence(
-    whole: tuple[Path, Path], file: int, damage: Callable[[Path, int, int], None], where: int, bit: int
+    whole: tuple[Path, Path], file: int, damage: str, where: int, bit: int
 ) -> None:
     """Settings, plan and amendments are what they were, or the run is refused."""
     home = fresh(whole)
     before = load_run(home / "all/run")
     names = [name for name in files(home) if name.startswith("all/run/")]
-    damage(home / names[file % len(names)], where, bit)
+    DAMAGES[damage](home / names[file % len(names)], where, bit)
     try:
         after = load_run(home / "all/run")
     except (UsageError, OSError):
@@ -239,11 +211,11 @@ def test_no_damage_makes_another_run_in_silence(
     assert after.record["result"] == before.record["result"]
 
 
-@pytest.mark.parametrize("damage", DAMAGES[:6], ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("damage", ["remove", "cut", "flip", "garble", "other json"])
 @pytest.mark.parametrize("name", ["run.json", "plan.json", "metrics.jsonl", "events.jsonl", "config.resolved.yaml"])
 def test_a_list_of_runs_does_not_die_of_one(
     whole: tuple[Path, Path],
-    damage: Callable[[Path, int, int], None],
+    damage: str,
     name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -252,12 +224,12 @@ def test_a_list_of_runs_does_not_die_of_one(
     with open_database(home / "hive.db") as database:
         database.execute("INSERT INTO runs VALUES (?, 'other', 6.0, 'h')", (str(home / "other"),))
     database.close()
-    damage(home / "all/run" / name, 77, 3)
+    DAMAGES[damage](home / "all/run" / name, 77, 3)
     done = ask(home, ["runs", "--json"], monkeypatch)
     assert done.returncode == 0
     listed = {entry["run"]: entry for entry in json.loads(done.stdout)["runs"]}
     assert listed[str(home / "other")]["state"] == "done"
-    if (name, damage) != ("run.json", remove):  # then it is not a run any more
+    if (name, damage) != ("run.json", "remove"):  # then it is not a run any more
         entry = listed[str(home / "all/run")]
         assert entry["state"] != "damaged" or name in entry["problem"]
 

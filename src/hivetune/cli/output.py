@@ -134,7 +134,7 @@ def _field(item: Any, path: str) -> Any:
 
 
 def _cell(value: Any, form: str) -> str:
-    if value is None or value == "" or value == () or value == []:
+    if value is None or value == () or value == []:
         return "-"
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value))
