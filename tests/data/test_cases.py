@@ -52,7 +52,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 )
 def test_a_label_decides_nothing_and_is_listed(name: str, column: str, distinct: int, words: str) -> None:
     document = report_of(CASES / f"{name}.jsonl")
-    assert (document["usable"], document["rejected"], document["set_aside"]) == (120, {}, {})
+    assert (document["usable"], document["rejected"], document["set_aside"]) == (30, {}, {})
     [listed] = unread(document)
     assert (listed["column"], listed["distinct"]) == (column, distinct)
     assert words in listed["hint"]
@@ -112,11 +112,11 @@ def test_an_unread_column_of_sentences_refuses_a_table_and_no_named_format(tmp_p
 
 def test_headers_that_are_questions_are_headers() -> None:
     document = report_of(CASES / "form-headers.csv")
-    assert (document["rows_in"], document["rejected"]) == (40, {"unknown-layout": 40})
+    assert (document["rows_in"], document["rejected"]) == (10, {"unknown-layout": 10})
     line = "--columns 'prompt=What is your question?,completion=What was the answer?'"
     assert line in document["problems"][0]["hint"]
     columns = {"prompt": "What is your question?", "completion": "What was the answer?"}
-    assert report_of(CASES / "form-headers.csv", columns=columns)["usable"] == 40
+    assert report_of(CASES / "form-headers.csv", columns=columns)["usable"] == 10
 
 
 def test_right_answers_are_usable() -> None:
