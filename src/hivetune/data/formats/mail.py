@@ -9,7 +9,7 @@ import email.policy
 import re
 from collections.abc import Iterator
 from email.message import EmailMessage
-from email.utils import parseaddr
+from email.utils import parseaddr, parsedate_to_datetime
 
 from hivetune.data.pieces.format import Head, Lines, Log
 from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow, Threads, conversation
@@ -20,6 +20,7 @@ _BEGINS = re.compile(r"From \S+ .*\d{4}$")
 _HEADERS = re.compile(rb"(?:From|To|Received|Return-Path|Delivered-To|MIME-Version|Message-ID|Date|Subject): ", re.I)
 _QUOTED = re.compile(r"^(?:>.*|On .{1,200} wrote:|Am .{1,200} schrieb .{0,80}:|Le .{1,200} a écrit :)$", re.M)
 _ADDRESSED = re.compile(r"^(?:>|-{2,}\s?(?:Original Message|Ursprüngliche Nachricht))", re.M)
+_ID = re.compile(r"<[^<>\s]+>")
 _REPLY = re.compile(r"^(?:(?:re|aw|sv|antw|fwd?)\s*:\s*)+", re.I)
 
 
@@ -32,19 +33,36 @@ def recognise(head: Head) -> bool:
 
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """Yield one row for each thread: messages of one subject."""
+    """Yield one row for each thread: messages that name each other; a reply that names none belongs to the last thread
+    of its subject.
+    """
     threads = Threads()
+    thread_of: dict[str, str] = {}  # by the ids of messages, and by subjects
     for number, text in _messages(lines):
         if len(text) > MAX_ROW_CHARS:
             yield number, RowRefused("line-too-large", f"a mail of {len(text):,} characters")
             continue
         mail = email.message_from_string(text, policy=email.policy.default)
         if body := _text(mail):
-            subject = _REPLY.sub("", str(mail.get("Subject", ""))).strip().lower()
+            title = str(mail.get("Subject", "")).strip()
+            subject = _REPLY.sub("", title).strip().lower()
+            named = _ID.findall(f"{mail.get('References', '')} {mail.get('In-Reply-To', '')}")
+            own = str(mail.get("Message-ID", "")).strip() or f"message {number}"
+            known = [*named, *([subject] if not named and _REPLY.match(title) else [])]
+            thread = next((thread_of[name] for name in known if name in thread_of), named[0] if named else own)
+            thread_of |= dict.fromkeys((own, subject), thread)
             turn = {"speaker": parseaddr(str(mail.get("From", "")))[1].lower(), "content": body}
-            threads.add(subject, number, turn)
-    for subject, begin, said in threads.conversations():
-        yield begin, conversation("mail", said, session_id=subject)
+            threads.add(thread, number, turn, _time(mail))
+    for thread, begin, said in threads.conversations():
+        yield begin, conversation("mail", said, session_id=thread)
+
+
+def _time(mail: EmailMessage) -> float | None:
+    """Return seconds since 1970 of the date of a message; None without one, and for one that is no date."""
+    try:
+        return parsedate_to_datetime(str(mail.get("Date", ""))).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def _messages(lines: Lines) -> Iterator[tuple[int, str]]:
