@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from command import hivetune
 
-from hivetune.cli.init import _name_of, _relative_paths, _release_name, init
+from hivetune.cli.init import _config_text, _name_of, _relative_paths, _release_name, init
 from hivetune.config import DataConfig, load_config, parse_config
 from hivetune.data.files.find import find_sources
 from hivetune.data.files.kinds import refuse_foreign
@@ -134,3 +134,13 @@ def test_no_config_is_written_for_rows_that_are_all_held_out(tmp_path: Path) -> 
     )
     with pytest.raises(DataRefused, match="is left to train on"):
         propose(settings, None)
+
+
+def test_a_split_that_misses_its_share_is_said_in_the_config(tmp_path: Path) -> None:
+    rows = [{"prompt": f"question {i}", "completion": f"answer {i}", "session": f"s{i % 5}"} for i in range(100)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = parse_config({"model": "m", "data": {"path": str(tmp_path / "rows.jsonl")}})
+    proposal = propose(settings, None)
+    missed = proposal.report["groups"]["missed"]
+    text = _config_text(proposal, "rows.jsonl", "hivetune train c.yaml", tmp_path / "c.yaml", None)
+    assert missed and all(f"# {sentence}: rows with one question" in text for sentence in missed)

@@ -17,7 +17,7 @@ from data.conftest import chat
 
 from hivetune.config import DataConfig
 from hivetune.data.files import rows, unpack
-from hivetune.data.files.find import find_sources, matching_files
+from hivetune.data.files.find import check_storable, find_sources, matching_files
 from hivetune.data.files.inputs import plan_inputs
 from hivetune.data.prepare.prepare import check, report_full_disk
 from hivetune.data.prepare.understand import suggested_for
@@ -293,3 +293,12 @@ def test_who_waits_for_many_files_is_told_how_many_are_read(tmp_path: Path) -> N
     reports: list[tuple[int, int | None]] = []
     suggested_for(str(tmp_path), None, lambda done, total: reports.append((done, total)))
     assert reports[:3] == [(1, 3), (2, 3), (3, 3)] and len(reports) == 6  # hashed, then looked into
+
+
+def test_a_name_that_the_locale_can_not_read_is_told_from_one_that_is_no_utf_8() -> None:
+    """In a C locale the name \u00fc.jsonl was called "not UTF-8"."""
+    for name, hint in (("\udcc3\udcbc.jsonl", "PYTHONUTF8=1"), ("\udcff.jsonl", "rename it")):
+        with pytest.raises(UsageError) as refused:
+            check_storable(name)
+        assert hint in refused.value.hint
+    check_storable("\u00fc.jsonl")

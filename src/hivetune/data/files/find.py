@@ -53,15 +53,21 @@ def matching_files(pattern: str) -> Iterator[str]:
                 yield os.path.join(start, inside) if folder == start or not start else path
 
 
-def is_storable(path: str) -> bool:
-    """Return whether a name is UTF-8, so that a database, YAML and JSON can hold it."""
-    return path.encode("utf-8", "replace").decode() == path
+def name_problem(path: str) -> tuple[str, str] | None:
+    """Return why a database, YAML and JSON can't hold a name, with a hint; None where they can."""
+    if path.encode("utf-8", "replace").decode() == path:
+        return None
+    try:
+        os.fsencode(path).decode()
+    except UnicodeDecodeError:
+        return "its name is not UTF-8", "rename it"
+    return "this locale does not read its name as UTF-8", "set PYTHONUTF8=1, or LC_ALL=C.UTF-8"
 
 
 def check_storable(path: str) -> None:
     """Raise UsageError for a name that a config or the store can't hold."""
-    if not is_storable(path):
-        raise UsageError(f"the name {path!a} is not UTF-8, as settings and the store are", hint="rename it")
+    if problem := name_problem(path):
+        raise UsageError(f"{path!a} can't be kept in settings and the store: {problem[0]}", hint=problem[1])
 
 
 def is_pipe(path: str) -> bool:

@@ -92,7 +92,6 @@ def report_body(document: Mapping[str, Any], samples: Sequence[Mapping[str, Any]
     return render(
         _BODY,
         d=document,
-        tokens=_tokens(document),
         total=(total := max(1, document["rows_in"])),
         fates=(fates := _fates(document)),
         fate_shares=[(kind, rows / total) for kind, _, rows, _ in fates],
@@ -104,7 +103,7 @@ def report_body(document: Mapping[str, Any], samples: Sequence[Mapping[str, Any]
         synthetic_note=f"{num_held_back:,} more are set aside: synthetic rows are at most half."
         if num_held_back
         else "",
-        lessons=_lessons(document["learn"]),
+        lessons=LESSONS,
         **_lengths(document),
         agents=_names(document["agents"]),
         categories=_names(document["categories"]),
@@ -116,13 +115,6 @@ def report_body(document: Mapping[str, Any], samples: Sequence[Mapping[str, Any]
             for name, layouts in list(document["files"].items())[:MAX_FILES]
         ],
     )
-
-
-def _tokens(document: Mapping[str, Any]) -> str:
-    if document["tokens"] is None:
-        return f"Not checked, because no model was named: {', '.join(document['not_run'])}."
-    share = document["trained_tokens"] / max(1, document["tokens"])
-    return f"{document['tokens']:,} tokens, of which {document['trained_tokens']:,} ({share:.0%}) are trained."
 
 
 def _fates(document: Mapping[str, Any]) -> list[tuple[str, str, int, str]]:
@@ -146,14 +138,6 @@ def _reasons(document: Mapping[str, Any]) -> Iterator[tuple[str, str, int, str, 
     for kind in ("rejected", "set_aside", "changed"):
         for reason, count in sorted(document[kind].items(), key=lambda item: -item[1]):
             yield kind, reason, count, REASONS[reason].meaning, places.get(reason, [])[:MAX_SLOTS]
-
-
-def _lessons(learned: Mapping[str, Any]) -> list[tuple[str, int, str]]:
-    """Return (kind, rows, use) of rows to learn besides good ones."""
-    counts = [(kind, learned[kind], "used") for kind in LESSONS]
-    counts += [(kind, count, "not used: learn does not name it") for kind, count in learned["not_used"].items()]
-    counts += [("worse answers", count, f"left out: {reason}") for reason, count in learned["worse_left_out"].items()]
-    return [line for line in counts if line[1]]
 
 
 def _lengths(document: Mapping[str, Any]) -> dict[str, Any]:

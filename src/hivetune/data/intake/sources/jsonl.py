@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import IO
 
 from hivetune.base.paths import quoted, spelled
-from hivetune.data.files.find import files_below, is_storable, matching_files
+from hivetune.data.files.find import files_below, matching_files, name_problem
 from hivetune.data.files.kinds import source_of
 from hivetune.data.files.unpack import COMPRESSED, DAMAGED, unpacked
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery, read_cursors
@@ -111,10 +111,10 @@ class JsonlReader(Reader):
         else:
             found = [*matching_files(self._pattern), *matching_files(f"{self._pattern}[._-][0-9]*")]
         paths = sorted({os.path.realpath(path) for path in found if os.path.isfile(path)})
-        for path in paths:
-            if not is_storable(path):
-                self.note(f"{path!a} is not read: its name is not UTF-8; rename it")
-        return [path for path in paths if is_storable(path)]
+        problems = {path: problem for path in paths if (problem := name_problem(path)) is not None}
+        for path, (why, hint) in problems.items():
+            self.note(f"{path!a} is not read: {why}; {hint}")
+        return [path for path in paths if path not in problems]
 
     def _read(self, path: str, state: State, *, follow: bool, stop: threading.Event) -> Iterator[Batch]:
         """Yield the next rows of a file. Raise UsageError if it may not be read."""
