@@ -138,6 +138,9 @@ class CycleConfig(Section):
     window: str | None = setting(None, "hours for long work, such as 22:00-06:00")
     hours: float | None = setting(None, "maximum hours of training in a cycle", gt=0)
     promote: Literal["auto", "ask"] = setting("auto", "ask: a person promotes a release that passed")
+    by: Literal["agent", "category"] | None = setting(
+        None, "also train an adapter for each agent or category that has 200 rows; it is served where it is better"
+    )
     watch: float = setting(24.0, "hours for which a new champion is watched", ge=0, le=24 * 30)
     notify: list[str] = setting(
         [], "program and arguments that are told of promotions and problems, as JSON on standard input"

@@ -103,7 +103,7 @@ def drawn_loss(page: Page) -> list[list[float]]:
     """Return (step, loss) of the raw curve, read back from the SVG."""
     return page.evaluate(  # type: ignore[no-any-return]
         """() => {
-          const chart = document.querySelector("#charts svg.chart"), line = chart.querySelector("polyline.raw");
+          const chart = document.querySelector("svg.chart"), line = chart.querySelector("polyline.raw");
           const [a, b] = chart.dataset.x.split(",").map(Number), [low, high] = chart.dataset.y.split(",").map(Number);
           return [...line.points].map((p) => [a + (b - a) * (p.x - 58) / 652, low + (high - low) * (196 - p.y) / 186]);
         }"""
@@ -232,7 +232,7 @@ def test_a_run_is_followed_through_reloads_kills_and_steps_made_again(
             expect(page.locator("#connection")).to_be_hidden()
             training.kill()
             expect(page.locator(".state").first).to_have_text("interrupted", timeout=DEATH_MS)
-            expect(page.locator("#head")).to_contain_text("hivetune train")
+            expect(page.locator("main")).to_contain_text("hivetune train")
             truth = [(step, loss) for step, loss, kind in loss_curve(going) if kind == "step"]
             assert [round(step) for step, _ in drawn_loss(page)] == [step for step, _ in truth]
             for (_, drawn), (_, loss) in zip(drawn_loss(page), truth, strict=True):
@@ -272,8 +272,8 @@ def test_a_hundred_thousand_points_stay_few_to_draw(browser: Browser, site: Site
     assert page.evaluate("document.querySelectorAll('*').length") < 1500
     assert len(page.content()) < 300_000
     page.evaluate(
-        "replace = ((plain) => (old, html) => { const began = performance.now(); plain(old, html);"
-        " window.spent = Math.max(window.spent || 0, performance.now() - began); })(replace)"
+        "void (replace = ((plain) => (old, html) => { const began = performance.now(); plain(old, html);"
+        " window.spent = Math.max(window.spent || 0, performance.now() - began); })(replace))"
     )
     grow(long, 100_001, 100_005)
     until(lambda: points(page) == 100_005)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import hivetune
 from cycle.small import make_config, make_rows
 from dashboard.test_door import ask, guarded, owner  # noqa: F401 (a fixture)
 
@@ -55,6 +56,28 @@ def test_the_worst_rated_come_first_then_the_newest(own_home: Path) -> None:
     assert [row.id for row in shown(rating="bad")] == [bad]
     assert [row.id for row in shown(source="gateway:demo@1")] == [bad, new, old, good]
     assert shown(source="gateway:other") == []
+
+
+def test_rows_are_filtered_by_what_became_of_them_and_by_what_clients_said(own_home: Path) -> None:
+    plain, wrong, liked = captured(1), captured(2), captured(3, "up")
+    with closing(open_database()) as database:
+        store_entries(database, [Feedback(wrong, "demo@1", "c", "down", "five", "It is too Short.")])
+    assert [row.id for row in shown(rating="corrected")] == [wrong]
+    assert [row.id for row in shown(rating="nobody approved")] == [plain]
+    (said,) = shown(reason="too short")
+    assert (said.id, said.reason) == (wrong, "It is too Short.") and shown(reason="too long") == []
+    assert {row.id for row in shown(rating="good")} == {liked, wrong}
+
+
+def test_a_user_is_set_aside_by_the_command_and_taken_back_here(own_home: Path) -> None:
+    identities = [captured(number) for number in range(3)]
+    done = hivetune("forget", "--source", "gateway:demo@1", "--set-aside", "--json")
+    assert json.loads(done.stdout)["set_aside"] == 3, done.stderr
+    assert {row.id for row in shown(rating="aside")} == set(identities)
+    act(identities[0], "aside")
+    assert len(shown(rating="aside")) == 2
+    nobody = hivetune("forget", "--user", "nobody", "--set-aside")
+    assert nobody.returncode == 2 and "no stored row is of the user nobody" in nobody.stderr
 
 
 def test_a_row_is_shown_as_it_is_trained_and_with_its_redactions(own_home: Path) -> None:

@@ -57,6 +57,12 @@ def test_names_versions_aliases_and_domains(routes: Routes, model: str, declared
     assert found.label == label and found.adapted == ("@" in label)
 
 
+def test_a_system_prompt_that_the_shared_release_has_too_declares_nothing() -> None:
+    same = {"qwen@1": {"system": "You answer about bills."}}
+    shared = replace(DOMAINS, wanted=replace(DOMAINS.wanted, generation=same))
+    assert shared.find("qwen", "s", {"system": "You answer about bills."}).label == "qwen@1"
+
+
 @pytest.mark.parametrize("model", ["", "nobody", "helpdesk@9", "coder@candidate", "@", "helpdesk@1@2"])
 def test_what_is_not_served_is_refused_with_what_is(model: str) -> None:
     with pytest.raises(UsageError, match="is not served") as error:

@@ -20,7 +20,7 @@ from hivetune.cli.arguments import ColumnsOption, IgnoreOption, SetOption, model
 from hivetune.cli.output import AFTER_ROWS, MODE, PLAIN_LINE_EVERY_S, Note, Table, answer, emit, parts, progress, say
 from hivetune.config import load_config, override_config, parse_config
 from hivetune.data.files.find import find_sources
-from hivetune.data.forget import ForgetKind
+from hivetune.data.forget import ForgetKind, set_aside
 from hivetune.data.forget import forget as run_forget
 from hivetune.data.intake.collect import Collected
 from hivetune.data.intake.collect import collect as run_collect
@@ -389,6 +389,7 @@ def forget(
     session: Annotated[str | None, Option(help="Delete all interactions of this session.")] = None,
     source: Annotated[str | None, Option(help="Delete all of this file, table (path#table) or stream.")] = None,
     row: Annotated[str | None, Option(help="Delete one interaction, by id or file:line, and its copies.")] = None,
+    aside: Annotated[bool, Option("--set-aside", help="Keep it in the store, and out of later trainings.")] = False,
 ) -> None:
     """Delete a user, session, source or row from the store, and list the snapshots, runs and releases that hold it.
 
@@ -400,6 +401,14 @@ def forget(
     if len(chosen) != 1:
         named = "several things to forget are named" if chosen else "no row to forget is named"
         raise UsageError(named, hint="give one of --user, --session, --source, --row")
+    if aside:
+        from hivetune.serve.register import who  # it brings llama.cpp's client, which `check` does not need
+
+        with closing(open_database()) as database:
+            kept = set_aside(database, *chosen[0], by=who())
+        said = f"{kept:,} rows are set aside; the dashboard's page Review takes them back"
+        answer({"kind": chosen[0][0], "value": chosen[0][1], "set_aside": kept}, said)
+        return
     with closing(open_database()) as database:
         found = run_forget(database, *chosen[0])
     tainted = [{"hash": t.snapshot, **parts(t, "path rows runs releases")} for t in found.taints]

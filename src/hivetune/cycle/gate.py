@@ -30,13 +30,15 @@ class Comparisons:
     """The candidate (`tuned`) beside each rival (`base`), as documents in the format of eval.json.
 
     `champion` is None before there is one. `known`: ids of the rows that the champion's cycle had; all others are
-    fresh. `look`: the number of this candidate among those that were judged against this champion, from 1.
+    fresh. `look`: the number of this candidate among those that were judged against this champion, from 1. `shares`:
+    how many domains divide the level of a look.
     """
 
     base: Evaluation
     champion: Evaluation | None = None
     known: Collection[str] = ()
     look: int = 1
+    shares: int = 1
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def _against_champion(evaluation: Evaluation, contests: Comparisons, config: Gat
             "success_gain": 0.0 if by_answers or _of_another_base(evaluation) else None,
         }
     )
-    verdict = judge(evaluation, required, look=contests.look, beside_base=False)
+    verdict = judge(evaluation, required, look=contests.look, shares=contests.shares, beside_base=False)
     fresh = _gain([row for row in evaluation["rows"] if row["id"] not in contests.known])
     if isinstance(fresh, str) or fresh.interval is None:
         return verdict

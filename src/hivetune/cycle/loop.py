@@ -17,6 +17,7 @@ from hivetune.base.disk import FULL_DISK, home, lock, path_to_store
 from hivetune.base.journal import Journal
 from hivetune.base.private import make_folder
 from hivetune.config import RunConfig
+from hivetune.cycle.domains import Domain, domain_config, domains_of, write_domain
 from hivetune.cycle.notify import Notice, send_notice
 from hivetune.cycle.record import (
     JOURNAL,
@@ -47,6 +48,7 @@ from hivetune.judge.frozen import freeze_wins
 from hivetune.models.fetch import fetch_model
 from hivetune.records import Progress, silent
 from hivetune.release.registry import (
+    Release,
     champion_of,
     check_release_name,
     desired,
@@ -136,6 +138,26 @@ def look(config: RunConfig, name: str, cache: LookCache, now: float) -> Look:
     return _changed(seen, "open", "asked for by a person" if asked else f"{rows.groups} new groups, {allowed.reason}")
 
 
+def look_at_domain(config: RunConfig, domain: Domain, champion: Release, shared: Look, now: float) -> Look:
+    """Return what a domain's cycle does next: one after each promotion of the shared champion. `shared`: what was seen
+    of all rows."""
+    with closing(open_database()) as database:
+        cycles = cycles_of(database, domain.name)
+    opened = next((cycle for cycle in cycles if cycle.closed is None), None)
+    if opened is not None:
+        return _of_open(config, opened, now, champion.label)
+    failed_cycles, failed_at = failed_in_a_row(cycles)
+    again_at = failed_at + doubled(FIRST_COOL_S, failed_cycles, MAX_COOL_S)
+    seen = _changed(shared, "wait", f"{domain.name} follows the next promotion of {domain.of}", now + LOOK_AGAIN_S)
+    if any(cycle.champion == champion.label and cycle.end != "failed" for cycle in cycles):
+        return seen
+    if failed_cycles and now < again_at:
+        return _changed(seen, "wait", f"{failed_cycles} cycles of {domain.name} failed in a row", again_at)
+    if not shared.allowed.now:
+        return _changed(seen, "wait", shared.allowed.reason, later(shared.allowed.again, now))
+    return _changed(seen, "open", f"{domain.name}: {domain.value!r} has enough rows, and {champion.label} is new")
+
+
 def _changed(seen: Look, do: Doing, reason: str, again_at: float = 0.0) -> Look:
     return Look(**{**vars(seen), "do": do, "reason": reason, "again_at": again_at})
 
@@ -202,6 +224,8 @@ class Loop:
     cache: LookCache = field(default_factory=LookCache)
     clock: Callable[[], float] = time.time
     failure: HivetuneError | None = None
+    domain: Domain | None = None
+    _domains: dict[str, "Loop"] = field(default_factory=dict)
     _last_wait: str = ""
     _problems: dict[str, str] = field(default_factory=dict)  # what can't be done now, and why: said once
     _sent: set[str] = field(default_factory=set)  # sentences of notices, since something succeeded
@@ -232,6 +256,36 @@ class Loop:
         for release, reason in rolled_back:
             self._send(Notice("rollback", release.label, reason))
         seen = look(self.config, self.name, self.cache, self.clock())
+        self._do(seen)
+        if seen.do == "wait" and self.config.cycle.by is not None and seen.rows.snapshot is not None:
+            return self._look_at_domains(seen)
+        return seen
+
+    def _look_at_domains(self, seen: Look) -> Look:
+        """Do what the first domain needs that needs something. Those without enough rows keep their releases."""
+        assert seen.rows.snapshot is not None, "looked at"
+        with closing(open_database()) as database:
+            champion = champion_of(database, self.name)
+            served = {name for name in desired(database) if name.startswith(f"{self.name}-")}
+        if champion is None:
+            return seen
+        domains = domains_of(self.config, seen.rows.snapshot.pool())
+        if gone := served - {domain.name for domain in domains}:
+            names = ", ".join(sorted(gone))
+            self._report_once("domains", f"{names}: too few rows are left to train again; what is served stays")
+        for domain in domains:
+            config = domain_config(self.config, domain, champion)
+            loop = self._domains.setdefault(domain.name, Loop(config, domain.name, self.journal, self.listener))
+            loop.config, loop.domain, loop.clock = config, domain, self.clock
+            found = look_at_domain(config, domain, champion, seen, self.clock())
+            loop._do(found)
+            if found.do != "wait":
+                self.failure = loop.failure
+                return found
+        return seen
+
+    def _do(self, seen: Look) -> None:
+        """Write a decision down and do it."""
         if seen.do != "wait" or seen.reason != self._last_wait:
             self._last_wait = seen.reason if seen.do == "wait" else ""
             decided = {"do": seen.do, "reason": seen.reason, "again_at": seen.again_at}
@@ -244,7 +298,6 @@ class Loop:
         elif seen.do == "continue":
             assert seen.open is not None
             self._continue(seen.open)
-        return seen
 
     def _open(self, seen: Look) -> None:
         """Open a cycle: its rows and settings are written down. The same rows, settings and champion are the same."""
@@ -252,8 +305,8 @@ class Loop:
         request = loop_folder(self.name) / NOW
         opened_for: OpenedFor = "rebuild" if seen.forgotten else "request" if request.exists() else "rows"
         with closing(open_database()) as database:
-            champion = champion_of(database, self.name)
-            if champion is not None:
+            champion = champion_of(database, self.name if self.domain is None else self.domain.of)
+            if champion is not None and self.domain is None:
                 freeze_wins(champion)  # its right answers are questions that no later candidate may lose
             cycle = CycleRow(
                 id=cycle_id(seen.rows.snapshot, self.config, champion),
@@ -265,6 +318,8 @@ class Loop:
                 champion=None if champion is None else champion.label,
             )
             make_folder(cycle.folder)
+            if self.domain is not None:
+                write_domain(cycle, self.domain)
             begin_cycle(database, cycle)
         request.unlink(missing_ok=True)
         self.journal.append("opened", cycle=cycle.id, opened_for=opened_for)
@@ -387,7 +442,7 @@ class Loop:
 
     def _allowed(self, cycle: CycleRow) -> Permission:
         """Return whether work may continue. A person's pause ends it too."""
-        if (loop_folder(self.name) / PAUSED).exists():
+        if (loop_folder(self.name if self.domain is None else self.domain.of) / PAUSED).exists():
             return Permission(False, reason="paused by a person")
         return allowed_at(self.config, self.clock(), asked=cycle.opened_for == "request")
 

@@ -22,6 +22,7 @@ from hivetune.errors import UsageError
 from hivetune.release.registry import Release, releases
 
 JOURNAL, PAUSED, NOW = "cycle.jsonl", "paused", "now"
+DOMAIN = "domain.json"  # of a cycle that is for one agent or category
 RUN, GATE, AGAINST_CHAMPION, LEFT_OUT = "run", "cycle-gate.json", "against-champion.json", "left_out.jsonl"
 # The death of the whole process is no fault of its station. But a station that takes the machine down each time must
 # end, so this many deaths in a row count as one failure.
@@ -68,8 +69,8 @@ def loop_folder(name: str) -> Path:
 
 
 def loop_names() -> list[str]:
-    """Return the names of the loops of this home, sorted."""
-    return sorted(path.name for path in (home() / "cycles").glob("*") if path.is_dir())
+    """Return the names of the loops of this home, sorted. A domain belongs to the loop of its name."""
+    return sorted(path.parent.name for path in (home() / "cycles").glob(f"*/{JOURNAL}"))
 
 
 def cycles_of(database: sqlite3.Connection, name: str) -> list[CycleRow]:

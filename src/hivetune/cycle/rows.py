@@ -20,6 +20,7 @@ from typing import Any
 
 from hivetune.base.disk import MANIFEST, sha256_file, stored_path
 from hivetune.config import RunConfig
+from hivetune.cycle.domains import Domain, domain_of
 from hivetune.cycle.record import CycleRow, trained_rows
 from hivetune.data.files.find import find_sources
 from hivetune.data.identity import settings_of
@@ -28,21 +29,25 @@ from hivetune.data.snapshot import PoolRow, Snapshot, open_snapshot
 from hivetune.errors import DataRefused, UsageError
 from hivetune.models.fetch import fetch_model
 from hivetune.models.prepared import folder_for
-from hivetune.release.registry import Release, releases, snapshot_folder
+from hivetune.release.registry import Release, champion_of, releases, snapshot_folder
 from hivetune.run.folder import read_record
 from hivetune.train.plan.run import plan_document, plan_run
 
 MIN_STEPS = 10  # fewer are not worth an evaluation
 
 
-def choose_rows(rows: Sequence[PoolRow], known: Collection[str], budget_tokens: int | None) -> dict[str, str]:
+def choose_rows(
+    rows: Sequence[PoolRow], known: Collection[str], budget_tokens: int | None, domain: Domain | None = None
+) -> dict[str, str]:
     """Return id -> reason of the rows that a cycle leaves out. `known`: ids of the rows that cycles had or that the
-    champion was made with. `budget_tokens`: of the trained rows, each counted once; None for no limit.
+    champion was made with. `budget_tokens`: of the trained rows, each counted once; None for no limit. `domain`: the
+    rows of all others are left out.
 
     A release's own answer is never evidence, so that no release judges its successors.
     """
     left_out = {row.id: "own-evidence" for row in rows if row.split != "train" and row.answered_by is not None}
-    trained = [row for row in rows if row.split == "train"]
+    left_out |= {row.id: "other-domain" for row in rows if domain is not None and not domain.holds(row)}
+    trained = [row for row in rows if row.split == "train" and row.id not in left_out]
     if budget_tokens is None or sum(row.length for row in trained) <= budget_tokens:
         return left_out
     new = sorted((row for row in trained if row.id not in known), key=_oldest_first)
@@ -196,7 +201,13 @@ def cycle_id(pool: Snapshot, config: RunConfig, champion: Release | None) -> str
 
 def champion_then(database: sqlite3.Connection, cycle: CycleRow) -> Release | None:
     """Return the release that was champion when the cycle was opened."""
-    return next((release for release in releases(database, cycle.name) if release.label == cycle.champion), None)
+    return next((release for release in releases(database) if release.label == cycle.champion), None)
+
+
+def rival_of(database: sqlite3.Connection, cycle: CycleRow) -> Release | None:
+    """Return the champion that a cycle's candidate has to beat now: its name's, or for a domain the shared one."""
+    domain = domain_of(cycle)
+    return champion_of(database, cycle.name if domain is None else domain.of)
 
 
 def rows_of(cycle: CycleRow) -> list[PoolRow]:

@@ -16,6 +16,7 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, sha256_file, stored_path, write_json
 from hivetune.base.journal import read_journal
 from hivetune.config import RunConfig, parse_config
+from hivetune.cycle.domains import domain_of
 from hivetune.cycle.gate import Comparisons, judge_cycle
 from hivetune.cycle.record import (
     AGAINST_CHAMPION,
@@ -36,6 +37,7 @@ from hivetune.cycle.rows import (
     choose_rows,
     known_rows,
     pool_of,
+    rival_of,
     rows_behind,
     rows_of,
 )
@@ -48,7 +50,7 @@ from hivetune.models.prepared import folder_for
 from hivetune.process.launch import when_idle
 from hivetune.records import Progress, silent
 from hivetune.release.prune import Unused, delete
-from hivetune.release.registry import Release, champion_of, forgotten_rows, history, promote
+from hivetune.release.registry import Release, champion_of, forgotten_rows, history, promote, retire
 from hivetune.run import checkpoints
 from hivetune.run.figures import report
 from hivetune.run.folder import EVALUATION, METRICS, RECORD, adapter_hash, read_record
@@ -146,6 +148,8 @@ def close_cycle(cycle: CycleRow, end: CycleEnd, reason: str, now: float) -> str:
         saved = cycle.run / checkpoints.FOLDER
         if saved.is_dir() and run_status(cycle.run).state == "done":
             delete(database, Unused("checkpoints", saved, 0, "its cycle is closed"))
+        if end == "refused" and domain_of(cycle) is not None and retire(database, cycle.name, by=BY, reason=reason):
+            reason += f"; {cycle.name} is retired, and {cycle.champion} answers for it"
         end_cycle(database, cycle, end, reason, now, behind | {row.id for row in trained})
     return reason
 
@@ -182,7 +186,7 @@ def _is_retired(name: str) -> bool:
     """Return whether a person took the champion out of service, so that only a person brings the name back."""
     with closing(open_database()) as database:
         past = [move for move in history(database, name) if move.alias == "champion"]
-    return bool(past) and past[-1].version is None
+    return bool(past) and past[-1].version is None and past[-1].by != BY
 
 
 def ensure_run(work: Work) -> Run:
@@ -199,8 +203,9 @@ def ensure_run(work: Work) -> Run:
         rows = list(pool.pool())
         with closing(open_database()) as database:
             known = known_rows(database, work.cycle.name, champion_of(database, work.cycle.name))
-        ids = {row.id for row in rows}
-        left_out = choose_rows(rows, known, budget_tokens(work.config, rows))
+        ids, domain = {row.id for row in rows}, domain_of(work.cycle)
+        mine = rows if domain is None else [row for row in rows if domain.holds(row)]
+        left_out = choose_rows(rows, known, budget_tokens(work.config, mine), domain)
         left_out |= {row.id: "next-cycle" for row in present.pool() if row.id not in ids}
         file = work.cycle.folder / LEFT_OUT
         write_leave_out(file, left_out)
@@ -272,7 +277,7 @@ def trained_hours(run: Path) -> float:
 
 def ensure_evaluated(work: Work, run: Run) -> None:
     """Evaluate the run against the base and the champion on the same held-out rows."""
-    champion, adapter = _champion(work.cycle.name), adapter_hash(run.folder)
+    champion, adapter = _rival(work.cycle), adapter_hash(run.folder)
     beside = work.cycle.folder / AGAINST_CHAMPION
     is_measured = measured_document(run.folder / EVALUATION).get("adapter_sha256") == adapter
     is_beside = champion is None or _is_of(measured_document(beside), adapter, champion)
@@ -291,7 +296,8 @@ def ensure_evaluated(work: Work, run: Run) -> None:
 def ensure_judged(work: Work, run: Run) -> tuple[bool, str]:
     """Return whether the candidate passed against base and champion, and why. Another champion needs another
     verdict."""
-    cycle, champion, adapter = work.cycle, _champion(work.cycle.name), adapter_hash(run.folder)
+    cycle, champion, adapter = work.cycle, _rival(work.cycle), adapter_hash(run.folder)
+    domain = domain_of(cycle)
     rival = None if champion is None else champion.label
     document = gate_of(cycle)
     if (document.get("adapter_sha256"), document.get("rival")) != (adapter, rival):
@@ -308,6 +314,7 @@ def ensure_judged(work: Work, run: Run) -> tuple[bool, str]:
                 champion=None if champion is None else read_evaluation(cycle.folder / AGAINST_CHAMPION),
                 known=earlier,
                 look=1 + looks,
+                shares=1 if domain is None else domain.shares,
             )
             verdict = judge_cycle(contests, run.config.gate)
             passed, reasons, decisive = verdict.passed, list(verdict.reasons), verdict.decisive
@@ -338,7 +345,9 @@ def ensure_registered(work: Work, run: Run) -> Release:
         release = release_of(database, work.cycle)
     if release is None:
         with work.station("register") as words, when_idle():
-            release, _ = register_run(run.folder, work.cycle.name)
+            domain = domain_of(work.cycle)
+            facts = None if domain is None else {"of": domain.of, "by": domain.by, "value": domain.value}
+            release, _ = register_run(run.folder, work.cycle.name, facts)
             words += [f"{release.label} is registered", *report(run.folder, run.config.report_to)]
     return release
 
@@ -360,6 +369,11 @@ def promote_loaded(work: Work, release: Release) -> None:
 def _champion(name: str) -> Release | None:
     with closing(open_database()) as database:
         return champion_of(database, name)
+
+
+def _rival(cycle: CycleRow) -> Release | None:
+    with closing(open_database()) as database:
+        return rival_of(database, cycle)
 
 
 def _is_of(document: dict[str, object], adapter: str, rival: Release) -> bool:

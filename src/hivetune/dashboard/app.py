@@ -1,5 +1,4 @@
-"""The dashboard as an ASGI application, inside the gateway or as a server of its own: pages, what changed on them,
-forms, login.
+"""The dashboard as an ASGI application, inside the gateway or as a server of its own: pages, forms, login.
 
 A person confirms an action on its own page and posts the form with its token. Errors are pages in plain words.
 """
@@ -10,10 +9,12 @@ import socket
 import sqlite3
 import urllib.parse
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
+from typing import TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
@@ -34,8 +35,7 @@ from hivetune.dashboard.access import (
     is_token,
     takes_ticket,
 )
-from hivetune.dashboard.live import LivePages, RenderedPage
-from hivetune.dashboard.page import DASHBOARD_FOLDER, Page, PageRequest, fragment, parts_of, whole
+from hivetune.dashboard.page import DASHBOARD_FOLDER, Page, PageRequest, fragment, whole
 from hivetune.dashboard.pages.acts import FORMS, MakePage
 from hivetune.dashboard.pages.data import data_page, report_page
 from hivetune.dashboard.pages.now import cycles_page, loop_page, now_page
@@ -71,6 +71,7 @@ _FILES = {
 }
 # Errors that are pages in plain words; any other is a bug.
 _REFUSALS: tuple[type[Exception], ...] = (HivetuneError, OSError, sqlite3.Error)
+_T = TypeVar("_T")
 MAX_FORM_BYTES = 64 << 10
 REVIEW_ACT = "/review/act"
 FORM_TIMEOUT_S = 30.0
@@ -86,7 +87,7 @@ class _Dashboard:
 
     def __init__(self) -> None:
         self.watcher = Watcher()
-        self.pages = LivePages()
+        self._thread = ThreadPoolExecutor(1, "dashboard")
 
     def app(self) -> Starlette:
         routes = [
@@ -102,45 +103,31 @@ class _Dashboard:
 
     async def _page(self, make: MakePage, request: Request) -> Response:
         page_request = _page_request(request)
-        if request.headers.get("accept") == "application/json":
-            address = urllib.parse.urlencode({"path": page_request.path, **page_request.query})
-            now = await self.pages.current(address, partial(self._parts, make, page_request))
-            return JSONResponse({"have": now.have, "parts": now.lacking(request.query_params.get("have", ""))})
+        return HTMLResponse(await self._drawn(lambda: whole(make(self.watcher, page_request), page_request)))
 
-        def draw() -> Response:
-            page = make(self.watcher, page_request)
-            have = RenderedPage(parts_of(page)).have if page.live else ""
-            return HTMLResponse(whole(page, page_request, have=have))
-
-        return await self.pages.now(draw)
+    async def _drawn(self, make: Callable[[], _T]) -> _T:
+        """Return what `make` returns. All pages are made in one thread: training comes first."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, make)
 
     async def _act(self, confirm: MakePage, do: MakePage, request: Request) -> Response:
         form = None if request.method == "GET" else await _checked_form(request)
         page_request = _page_request(request, form)
-        page = await self.pages.now(partial(confirm if form is None else do, self.watcher, page_request))
+        page = await self._drawn(partial(confirm if form is None else do, self.watcher, page_request))
         return HTMLResponse(whole(page, page_request))
 
     async def _review(self, request: Request) -> Response:
         """Do an act on a stored row. A script gets the row as it is now, a browser without one the page again."""
         form = await _checked_form(request)
-        row = await self.pages.now(partial(act_on_row, form))
+        row = await self._drawn(partial(act_on_row, form))
         if request.headers.get("accept") == "application/json":
             return JSONResponse({"id": row.id, "html": fragment("review_row.html", {"row": row})})
         back = urllib.parse.urlencode(dict(urllib.parse.parse_qsl(form.get("back", ""))))
         return RedirectResponse(f"{BELOW}/review?{back}", 303)
 
-    def _parts(self, make: MakePage, page_request: PageRequest) -> Mapping[str, str]:
-        """Return the parts of a page. One that can't be shown is replaced by the reason until it can."""
-        try:
-            return parts_of(make(self.watcher, page_request))
-        except _REFUSALS as error:
-            return parts_of(Page("error.html", "", {"message": _error_text(error)[0], "hint": ""}))
-
 
 def _page_request(request: Request, form: Mapping[str, str] | None = None) -> PageRequest:
-    query = {key: value for key, value in request.query_params.items() if key != "have"}
     named = {key: str(value) for key, value in request.path_params.items() if key != "path"}
-    return PageRequest(request.url.path.removeprefix(BELOW), named, query, form or {})
+    return PageRequest(request.url.path.removeprefix(BELOW), named, dict(request.query_params), form or {})
 
 
 async def _form(request: Request) -> dict[str, str]:
@@ -241,7 +228,7 @@ async def _bug(request: Request, error: Exception) -> Response:
 HOST = "127.0.0.1"
 _NAMES = (HOST, "localhost")
 # Training comes first. Beside four busy processes on two cores, the first page of a home with a run of 100,000 steps
-# took 11 s at priority 19 and 3 s at 5. live.py bounds the later cost of pages.
+# took 11 s at priority 19 and 3 s at 5.
 LOW_PRIORITY = 5
 _SHUTDOWN_S = 2
 

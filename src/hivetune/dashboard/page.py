@@ -1,7 +1,7 @@
 """A page before it is HTML: its template and its values; and how templates become HTML.
 
-A template's blocks are its parts. Each fills the element whose id is the block's name, and can be sent alone. All
-values are escaped, except `Markup` that was escaped where it was made.
+A page that is open asks for itself again every three seconds, and shows what is new. All values are escaped, except
+`Markup` that was escaped where it was made.
 """
 
 import time
@@ -22,7 +22,6 @@ from hivetune.dashboard.watched import run_id, short_path
 from hivetune.errors import UsageError
 
 DASHBOARD_FOLDER = Path(__file__).parent
-_NO_PARTS = ("title", "main", "styles")  # blocks of base.html that are no part
 
 
 @dataclass(frozen=True)
@@ -57,21 +56,12 @@ def of_this_version(path: Path) -> Iterator[None]:
         ) from None
 
 
-def parts_of(page: Page) -> dict[str, str]:
-    """Return the HTML of each part, by the id of its element."""
-    template = _environment().get_template(page.template)
-    context = template.new_context({"title": page.title, **page.values})
-    blocks = {**_environment().get_template("base.html").blocks, **template.blocks}
-    return {name: "".join(block(context)) for name, block in blocks.items() if name not in _NO_PARTS}
-
-
-def whole(page: Page, request: PageRequest, *, have: str = "", signed_in: bool = True) -> str:
-    """Return the whole document. `have`: the hashes of its parts, by which it asks for what changed."""
+def whole(page: Page, request: PageRequest, *, signed_in: bool = True) -> str:
+    """Return the whole document."""
     template = _environment().get_template(page.template)
     frame = {
         "title": page.title,
         "live": page.live,
-        "have": have,
         "signed_in": signed_in,
         "here": "/" + request.path.strip("/").partition("/")[0],
         "sign_out": form_token("/logout"),

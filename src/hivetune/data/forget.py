@@ -91,6 +91,19 @@ def forget(database: sqlite3.Connection, kind: ForgetKind, value: str) -> Forgot
     return Forgotten(kind, value, len(rows), len(raws), _read_taints(database, kind, value), unchecked, wins)
 
 
+def set_aside(database: sqlite3.Connection, kind: ForgetKind, value: str, by: str) -> int:
+    """Keep the stored rows of `value` out of later trainings, by content; return how many. They stay in the store, and
+    the dashboard's Review page takes them back. Raises UsageError where there is none."""
+    with transaction(database):
+        rows = _find(database, kind, value)
+        if not rows:
+            raise UsageError(f"no stored row is of the {kind} {value}", hint="collect it first")
+        now = time.time()
+        aside = {(content, by, now) for _, content in rows}
+        database.executemany("INSERT OR IGNORE INTO set_aside VALUES (?, ?, ?)", sorted(aside))
+    return len(rows)
+
+
 _Rows = list[tuple[str, str]]  # id, content id
 _IsForgotten = Callable[[str, str | None, str | None, str | None], bool]
 # A source is a file, a database file, one of its tables (path#table) or a stream; its rows are source:position.

@@ -9,7 +9,7 @@ from hivetune.data.reasons import REASONS
 from hivetune.errors import UsageError
 
 # The reasons that the file may name; each has its entry in REASONS.
-LEAVE_OUT = ("own-evidence", "next-cycle", "not-replayed")
+LEAVE_OUT = ("own-evidence", "next-cycle", "not-replayed", "other-domain")
 assert set(LEAVE_OUT) <= REASONS.keys()
 
 

@@ -200,11 +200,16 @@ _SET_ASIDE = {
         "synthetic rows would be more than half of all",
         "collect more rows of your own",
     ),
+    "quota-client": (
+        "one of several clients of the gateway would teach more than a third, or than its even share",
+        "nothing to do; the rows are drawn by content",
+    ),
     "balance": ("its agent or category has more rows than the others", "set data.balance: none"),
     "max-rows": ("it was not among the data.max_rows rows that were drawn", "raise data.max_rows"),
     "set-aside": ("a person set it aside", "undo it on the dashboard's page Review"),
     # By a cycle's choice of rows, through data.leave_out
     "own-evidence": ("a release gave the answer, so it can't judge a release", "correct it"),
+    "other-domain": ("it is of another agent or category (cycle.by)", "nothing to do"),
     "next-cycle": (
         "the training budget is too small for this new row; the next cycle sees it again",
         "raise cycle.hours",

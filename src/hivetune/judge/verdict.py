@@ -79,17 +79,24 @@ class Finding:
     reason: str
 
 
-def judge(evaluation: Evaluation, config: GateConfig, *, look: int | None = None, beside_base: bool = True) -> Verdict:
+def judge(
+    evaluation: Evaluation,
+    config: GateConfig,
+    *,
+    look: int | None = None,
+    shares: int = 1,
+    beside_base: bool = True,
+) -> Verdict:
     """Return the verdict on an evaluation (docs/formats.md, eval.json).
 
     `look`: the number of this candidate among those that were judged against one champion, from 1: gains are then
-    decided at the level of that look. `beside_base` False leaves time, memory and frozen questions out, which are
-    required beside the base alone. Raises HivetuneError for a number that is not finite.
+    decided at the level of that look, divided by `shares`. `beside_base` False leaves time, memory and frozen questions
+    out, which are required beside the base alone. Raises HivetuneError for a number that is not finite.
     """
     refuse_not_finite(evaluation)
     not_compared: Mapping[str, str] = evaluation.get("not_compared") or {}
     findings, notes = [], []
-    for measure in _measures(evaluation, config, stats.alpha_of_look(look), beside_base):
+    for measure in _measures(evaluation, config, stats.alpha_of_look(look) / shares, beside_base):
         name = measure.metric.name
         why = not_compared.get(name)
         if why is not None and not (name in _SET_BY_USER and measure.threshold is not None):

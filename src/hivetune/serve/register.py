@@ -27,8 +27,9 @@ from hivetune.serve.route import GREEDY
 from hivetune.train.open import Run, load_run
 
 
-def register_run(folder: Path, name: str) -> tuple[Release, bool]:
-    """Register the adapter of a run as the next version of `name`. Returns the release and whether it is new.
+def register_run(folder: Path, name: str, domain: Mapping[str, str] | None = None) -> tuple[Release, bool]:
+    """Register the adapter of a run as the next version of `name`. Returns the release and whether it is new. `domain`:
+    `of`, `by` and `value`, where it is for one agent or category of another name.
 
     Raises UsageError for a run without an adapter or an unusable name, DoesNotFit, Busy, HivetuneError for damage.
     """
@@ -40,7 +41,7 @@ def register_run(folder: Path, name: str) -> tuple[Release, bool]:
     trained, generation = trained_prompt("", folder), dict(GREEDY)
     if trained is not None and trained.text is not None and 2 * trained.rows > trained.looked_at:
         generation["system"] = trained.text
-    proof = {**_prove(run), "generation": generation}
+    proof = {**_prove(run), "generation": generation, **({} if domain is None else {"domain": dict(domain)})}
     with closing(open_database()) as database:
         return register(database, run.folder, name, _manifest(run, proof), by=who())
 

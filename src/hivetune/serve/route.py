@@ -262,7 +262,9 @@ class Routes:
                 return domain.name
         if any(domain.by in declared for domain in domains):
             return name  # it declared another one
-        same = [domain for domain in domains if domain.system and domain.system == declared.get("system")]
+        shared = self.wanted.generation.get(self.champions.get(name, ""), {}).get("system")
+        system = declared.get("system")
+        same = [domain for domain in domains if system and domain.system == system != shared]
         return same[0].name if len(same) == 1 else name
 
     def _refuse_unloaded(self, model: str) -> None:

@@ -28,18 +28,26 @@ from hivetune.serve.register import who
 
 ROWS_A_PAGE = 20
 MAX_SHOWN_CHARS = 4000
-RATINGS = {"bad": "feedback < 0", "unrated": "feedback IS NULL", "good": "feedback > 0", "aside": "aside.time NOT NULL"}
+# What of a row can be asked for, as its condition.
+RATINGS = {
+    "bad": "i.feedback < 0",
+    "unrated": "i.feedback IS NULL",
+    "good": "i.feedback > 0",
+    "corrected": "i.row ->> 'rejected_answer' NOT NULL",
+    "nobody approved": "i.row ->> 'answered_by' NOT NULL AND i.feedback IS NULL",
+    "aside": "aside.time NOT NULL",
+}
 ACTS = ("up", "down", "correct", "aside")
 _REDACTED = re.compile(r"\[[A-Z][A-Z0-9_-]{2,30}\]")  # as data/checks/redact writes what it took out
-_FROM = "FROM interactions i LEFT JOIN set_aside aside USING (content_id)"
+_FROM = "FROM interactions i LEFT JOIN set_aside aside USING (content_id) LEFT JOIN feedback said ON said.answer = i.id"
 _ORDER = "coalesce(i.feedback, 0), -coalesce(i.time, 0), i.id"
-_SELECT = f"SELECT i.id, i.source, i.agent, i.time, i.feedback, i.row, aside.time {_FROM}"
+_SELECT = f"SELECT i.id, i.source, i.agent, i.time, i.feedback, i.row, aside.time, said.reason {_FROM}"
 
 
 @dataclass(frozen=True)
 class ReviewRow:
     """A stored row as the page shows it. `turns`: role, text as HTML, and whether it is trained. `state`: in words what
-    training makes of it."""
+    training makes of it. `reason`: what its client said of it."""
 
     id: str
     source: str
@@ -51,6 +59,7 @@ class ReviewRow:
     state: str
     answer: str
     can_correct: bool
+    reason: str = ""
 
     @property
     def place(self) -> str:
@@ -59,7 +68,7 @@ class ReviewRow:
 
 
 def review_page(watcher: Watcher, request: PageRequest) -> Page:
-    query = {key: request.query.get(key, "").strip() for key in ("source", "agent", "rating")}
+    query = {key: request.query.get(key, "").strip() for key in ("source", "agent", "rating", "reason")}
     after = request.query.get("after", "")
     with home_as_it_is() as database:
         total, rows = review_rows(database, query, after)
@@ -99,6 +108,9 @@ def review_rows(database: sqlite3.Connection, query: Mapping[str, str], after: s
     if query.get("agent"):
         conditions.append("i.agent = ?")
         values.append(query["agent"])
+    if query.get("reason"):
+        conditions.append("instr(lower(said.reason), lower(?))")
+        values.append(query["reason"])
     if query.get("rating") in RATINGS:
         conditions.append(RATINGS[query["rating"]])
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
@@ -128,6 +140,7 @@ def _row(
     rating: float | None,
     text: str,
     aside: float | None,
+    reason: str | None,
 ) -> ReviewRow:
     row = json.loads(text)
     messages = row.get("messages")
@@ -153,6 +166,7 @@ def _row(
         state=state,
         answer=(last.get("content") or "") if can_correct else "",
         can_correct=can_correct,
+        reason=reason or "",
     )
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,27 @@ from hivetune.judge.page import comparison_body
 from hivetune.run.figures import flat_settings
 from hivetune.run.folder import EVALUATION, SUPERVISOR_LOG, WORKER_LOG, read_record, read_resolved
 from hivetune.run.page import Chart, DrawnCurve, draw_chart
+from hivetune.run.status import RunStatus
 
 LOG_LINES, LOG_BYTES = 40, 16 << 10
+RUNS_OVER_EACH_OTHER = 6  # more lines than that are not told apart
 
 
 def runs_page(watcher: Watcher, request: PageRequest) -> Page:
-    values = {"runs": [(identity, status) for identity, _, status in watcher.runs()]}
+    found = watcher.runs()
+    values = {"runs": [(identity, status) for identity, _, status in found], "chart": Markup(_losses(found))}
     return Page("runs.html", "Runs", values, live=True)
+
+
+def _losses(found: Sequence[tuple[str, WatchedRun, RunStatus]]) -> str:
+    """Return the smoothed losses of the newest runs over each other, the newest as the strongest line."""
+    drawn = [(run.path.name, run.read.curves["loss"]) for _, run, _ in found if run.read.curves["loss"].count > 2]
+    curves = []
+    for number, (name, series) in enumerate(drawn[:RUNS_OVER_EACH_OTHER]):
+        points = [(bucket.step, bucket.smoothed) for bucket in series.buckets]
+        curves.append(DrawnCurve(name, "raw" if number else "smooth", points, label=name))
+    said = "; ".join(f"{name} {series.last:.4g}" for name, series in drawn[:RUNS_OVER_EACH_OTHER])
+    return draw_chart(Chart("Smoothed loss, nats per token", curves, said)) if len(curves) > 1 else ""
 
 
 def run_page(watcher: Watcher, request: PageRequest) -> Page:

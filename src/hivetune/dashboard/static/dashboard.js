@@ -1,9 +1,9 @@
-// Keeps a page up to date: whole parts of it come as they are now, and take the place of the old ones. Without this
-// script the page reads the same. Texts of people and models were escaped by the server.
+// Keeps a page up to date: it is fetched again, and its main part takes the place of the old one. Without this script the
+// page reads the same. Texts of people and models were escaped by the server.
 "use strict";
 
-const LOOK_MS = 3000, OLD_AFTER_MS = 9000; // every two seconds, seven tabs cost a third more; and three answers that did not come
-let timer = null, heard = Date.now(), have = document.body.dataset.have;
+const LOOK_MS = 3000, OLD_AFTER_MS = 9000; // three answers that did not come
+let timer = null, heard = Date.now(), shown = "";
 
 function follow(after) { // a hidden page asks for nothing
   clearTimeout(timer);
@@ -11,15 +11,12 @@ function follow(after) { // a hidden page asks for nothing
 }
 
 async function look() {
-  const address = new URL(location.href);
-  address.searchParams.set("have", have);
-  const wanted = { headers: { Accept: "application/json" }, signal: AbortSignal.timeout(OLD_AFTER_MS) };
   try {
-    const response = await fetch(address, wanted);
+    const response = await fetch(location.href, { signal: AbortSignal.timeout(OLD_AFTER_MS) });
     if (response.redirected) return location.reload(); // signed out: the login page
-    const answer = await response.json();
-    for (const [id, html] of Object.entries(answer.parts)) replace(document.getElementById(id), html);
-    have = answer.have;
+    const answer = new DOMParser().parseFromString(await response.text(), "text/html").getElementById("content");
+    if (answer.innerHTML !== shown) replace(document.getElementById("content"), answer.innerHTML);
+    shown = answer.innerHTML;
     heard = Date.now();
   } catch { /* no answer, or no page: after a while tell() says so */ }
   tell();
@@ -27,7 +24,6 @@ async function look() {
 }
 
 function replace(old, html) {
-  if (!old) return;
   const open = new Set([...old.querySelectorAll("details[open] > summary")].map((each) => each.textContent));
   const scrolled = [...old.querySelectorAll("ol, pre")].map((each) => each.scrollTop);
   old.innerHTML = html;

@@ -18,6 +18,7 @@ from hivetune.data.prepare.work import USABLE, Work
 from hivetune.data.snapshot import messages_from
 
 SYNTHETIC_SHARE = 0.5  # the most that synthetic rows may be of the usable ones
+CLIENT_SHARE = 1 / 3  # the most that one of several clients of the gateway may teach, in trained tokens
 CACHED_LESSONS, CACHED_ROW_CHARS = 500, 20_000  # a lesson takes ten times its text, so longer ones are read again
 
 
@@ -39,6 +40,7 @@ def decide_rows(
     _drop_beginnings(work)
     alike = _drop_near(work, data.near_duplicates) if data.near_duplicates > 0 else []
     synthetic = _cap_synthetic(work)
+    _cap_clients(work)
     groups = split_rows(work, alike, data)
     # The next steps take rows out of their splits and move none to another one.
     _set_frozen_aside(work, frozen)
@@ -139,6 +141,25 @@ def _cap_synthetic(work: Work) -> dict[str, int]:
         (allowed,),
     )
     return {"rows": min(synthetic, allowed), "others": others}
+
+
+def _cap_clients(work: Work) -> None:
+    """Set aside rows of each client of the gateway above CLIENT_SHARE of the trained tokens, or above an even share
+    where two clients taught, drawn by content.
+
+    A client is who holds a token: user names are chosen by it, and 300 of them taught three quarters of a model. With
+    one client there is nobody whom it could outvote.
+    """
+    captured = "fate = 'train' AND source LIKE 'gateway:%' AND owner64 NOT NULL"
+    tokens = dict(work.all(f"SELECT owner64, sum(coalesce(trained, 1)) FROM rows WHERE {captured} GROUP BY owner64"))
+    total = work.one("SELECT sum(coalesce(trained, 1)) FROM rows WHERE fate = 'train'")
+    share = max(CLIENT_SHARE, 1 / max(1, len(tokens)))
+    for client, taught in tokens.items() if len(tokens) > 1 else ():
+        work.database.execute(
+            "UPDATE rows SET fate = 'quota-client' FROM (SELECT n, sum(coalesce(trained, 1)) OVER (ORDER BY hash64, n)"
+            f" AS taught FROM rows WHERE {captured} AND owner64 = ?) AS drawn WHERE rows.n = drawn.n AND taught > ?",
+            (client, (total - taught) * share / (1 - share)),
+        )
 
 
 def _set_frozen_aside(work: Work, frozen: Collection[int]) -> None:
