@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ from hivetune.base.disk import home, sha256_bytes
 from hivetune.base.documents import read_document
 from hivetune.base.journal import read_journal
 from hivetune.base.paths import install_command
+from hivetune.base.private import make_folder
 from hivetune.run.folder import EVALUATION, METRICS, read_record, read_resolved
 
 TENSORBOARD = "tensorboard"  # folder of the event files in a run
@@ -107,8 +108,8 @@ def report(run: Path, targets: Sequence[str]) -> list[str]:
     """Send a run to its tools, each in a child, and return the problems in words. Takes at most SEND_TIMEOUT_S each."""
     problems = []
     for target in dict.fromkeys(targets):
-        if importlib.util.find_spec(target) is None:
-            continue  # told by `missing_tools` before the run
+        if target == TENSORBOARD or importlib.util.find_spec(target) is None:
+            continue  # the worker has written its points; `missing_tools` told the other before the run
         command = [sys.executable, "-m", "hivetune.run.figures", str(run), target]
         try:
             ended = subprocess.run(command, capture_output=True, text=True, timeout=SEND_TIMEOUT_S, check=False)
@@ -121,76 +122,54 @@ def report(run: Path, targets: Sequence[str]) -> list[str]:
     return problems
 
 
-def to_tensorboard(run: Path, figures: Figures) -> None:
-    """Add settings and outcome to the points that the worker wrote, as texts."""
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.compat.proto.tensor_pb2 import TensorProto
-    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
-    from tensorboard.compat.proto.types_pb2 import DT_STRING
-    from tensorboard.plugins.text.metadata import create_summary_metadata
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-    writer = EventFileWriter(str(run / TENSORBOARD))
-    for tag, rows in (("run/settings", figures.settings), ("run/outcome", figures.outcome)):
-        table = "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows.items())])
-        tensor = TensorProto(dtype=DT_STRING, string_val=[table.encode()], tensor_shape=TensorShapeProto())
-        value = Summary.Value(tag=tag, metadata=create_summary_metadata("", ""), tensor=tensor)
-        writer.add_event(Event(wall_time=figures.created_s, step=0, summary=Summary(value=[value])))
-    writer.close()
-
-
 def to_mlflow(run: Path, figures: Figures) -> None:
-    """Make the MLflow run, or add to it what it lacks. Its place is $MLFLOW_TRACKING_URI, else SQLite in the home."""
+    """Write the MLflow run anew. Its place is $MLFLOW_TRACKING_URI, else SQLite in the home."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("DO_NOT_TRACK", "true")
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
-    folder = home() / "mlflow"
     uri, artifacts = os.environ.get("MLFLOW_TRACKING_URI"), None
     if uri is None:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = home() / "mlflow"
+        make_folder(folder)
         uri, artifacts = f"sqlite:///{folder / 'mlflow.db'}", (folder / "artifacts").as_uri()
     client: Any = MlflowClient(tracking_uri=uri)
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
     known = client.get_experiment_by_name(name)
     experiment = client.create_experiment(name, artifacts) if known is None else known.experiment_id
-    found = client.search_runs([experiment], f"tags.`hivetune.run` = '{figures.id}'", max_results=1)
+    for earlier in client.search_runs([experiment], f"tags.`hivetune.run` = '{figures.id}'"):
+        client.delete_run(earlier.info.run_id)
+    tags = {"hivetune.run": figures.id, **{f"hivetune.{key}": value for key, value in figures.outcome.items()}}
     created_ms = round(figures.created_s * 1000)
-    tags = {"hivetune.run": figures.id}
-    there = found[0] if found else client.create_run(experiment, created_ms, tags, run_name=figures.name)
-    identity = str(there.info.run_id)
-    parameters = [
-        Param(key, str(value)[:_MAX_PARAMETER_CHARS])
-        for key, value in figures.settings.items()
-        if key not in there.data.params  # none changes
-    ]
-    for begin in range(0, len(parameters), _PARAMETERS_A_REQUEST):
-        client.log_batch(identity, params=parameters[begin : begin + _PARAMETERS_A_REQUEST])
-    names = sorted({key for point in figures.points for key in point.values})
-    held = {key: {metric.step for metric in client.get_metric_history(identity, key)} for key in names}
+    identity = client.create_run(experiment, created_ms, tags, run_name=figures.name).info.run_id
+    parameters = [Param(key, str(value)[:_MAX_PARAMETER_CHARS]) for key, value in figures.settings.items()]
+    for some in batched(parameters, _PARAMETERS_A_REQUEST):
+        client.log_batch(identity, params=some)
     metrics = [
         Metric(key, value, round(point.time_s * 1000), point.step)
         for point in figures.points
         for key, value in point.values.items()
-        if point.step not in held[key]
     ]
-    for begin in range(0, len(metrics), _POINTS_A_REQUEST):
-        client.log_batch(identity, metrics=metrics[begin : begin + _POINTS_A_REQUEST])
-    for key, value in figures.outcome.items():
-        client.set_tag(identity, f"hivetune.{key}", value)
+    for some in batched(metrics, _POINTS_A_REQUEST):
+        client.log_batch(identity, metrics=some)
     ended = {"done": "FINISHED", "failed": "FAILED"}.get(figures.outcome["status"], "KILLED")
     last_s = figures.points[-1].time_s if figures.points else figures.created_s
     client.set_terminated(identity, ended, end_time=round(last_s * 1000))
+
+
+def batched(items: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
+    """Yield the items in parts of at most `most`."""
+    for begin in range(0, len(items), most):
+        yield items[begin : begin + most]
 
 
 def to_trackio(run: Path, figures: Figures) -> None:
     """Write the trackio run anew, in $TRACKIO_DIR or the home."""
     folder = os.environ.setdefault("TRACKIO_DIR", str(home() / "trackio"))  # read when trackio is imported
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    Path(folder).mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(Path(folder))
     from trackio import SQLiteStorage
 
     storage: Any = SQLiteStorage
@@ -212,7 +191,7 @@ def to_wandb(run: Path, figures: Figures) -> None:
     import wandb
 
     folder = Path(os.environ.get("WANDB_DIR") or home() / "wandb")
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(folder)
     earlier = list((folder / "wandb").glob(f"offline-run-*-{figures.id}"))
     quiet = wandb.Settings(
         console="off",
@@ -245,7 +224,7 @@ def to_wandb(run: Path, figures: Figures) -> None:
         shutil.rmtree(path)
 
 
-_TOOLS = {"tensorboard": to_tensorboard, "mlflow": to_mlflow, "trackio": to_trackio, "wandb": to_wandb}
+_TOOLS = {"mlflow": to_mlflow, "trackio": to_trackio, "wandb": to_wandb}
 
 
 if __name__ == "__main__":
