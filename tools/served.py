@@ -108,9 +108,11 @@ def _write_model(kind: str, folder: Path, changes: dict[str, Any]) -> None:
 
     from hivetune.models.worker.prepare_model import prepare_model
 
-    tokenizer = _tokenizer(kind)
+    (folder / "tiny").mkdir()
+    tokenizer = _write_tokenizer(kind, folder / "tiny")
     values = tiny_config(kind).to_dict()
-    words = tokenizer.get_vocab_size() + (0 if kind == "gemma4_text" else 5)  # embeddings are often padded
+    size = tokenizer.get_vocab_size()
+    words = size if kind == "gemma4_text" else -(-size // 64) * 64  # embeddings are often padded
     wanted = {**{key: value for key, value in WIDER.items() if values.get(key)}, "vocab_size": words}
     if "vocab_size_per_layer_input" in values:
         wanted["vocab_size_per_layer_input"] = words
@@ -126,40 +128,40 @@ def _write_model(kind: str, folder: Path, changes: dict[str, Any]) -> None:
                 parameter.mul_(0.2)  # its scores are not divided by the root of a head's width
     model.save_pretrained(folder / "tiny")
     (folder / "tiny/generation_config.json").unlink(missing_ok=True)
-    tokenizer.save(str(folder / "tiny/tokenizer.json"))
-    settings = {"eos_token": "</s>", "pad_token": "<pad>", "tokenizer_class": "PreTrainedTokenizerFast"}
-    if kind == "gemma4_text":  # whose prompts llama.cpp always begins so, as its template does
-        settings["bos_token"] = "<s>"
-    (folder / "tiny/chat_template.jinja").write_text(("{{ bos_token }}" if "bos_token" in settings else "") + TEMPLATE)
-    (folder / "tiny/tokenizer_config.json").write_text(json.dumps(settings))
     prepare_model(str(folder / "tiny"), folder / "prepared")
 
 
-def _tokenizer(kind: str) -> Any:
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+def _write_tokenizer(kind: str, folder: Path) -> Any:
+    """Write and return a tokenizer: of a family of byte-level ones the demo model's, since llama.cpp's script knows
+    published vocabularies only."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
 
-    specials = [*SPECIALS, *OWN_SPECIALS.get(kind, ())]
-    vocabulary = {token: number for number, token in enumerate(specials)}
+    settings = {"eos_token": "</s>", "pad_token": "<pad>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    template, specials = TEMPLATE, [*SPECIALS, *OWN_SPECIALS.get(kind, ())]
     if kind in SENTENCEPIECE:
+        vocabulary = {token: number for number, token in enumerate(specials)}
         for piece in [*(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *map(chr, range(33, 127))]:
             vocabulary.setdefault(piece, len(vocabulary))
         merges = [("t", "h"), ("th", "e"), ("\u2581", "t"), ("i", "n")]
         for left, right in merges:
             vocabulary.setdefault(left + right, len(vocabulary))
         tokenizer = Tokenizer(models.BPE(vocabulary, merges, byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
-        tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+        replaced = normalizers.Replace(" ", "\u2581")
+        # As in its published tokenizer, every text segment of Phi-3 begins with a space of its own.
+        prefixed = normalizers.Sequence([normalizers.Prepend("\u2581"), replaced])
+        tokenizer.normalizer = prefixed if kind == "phi3" else replaced
         steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
         tokenizer.decoder = decoders.Sequence(steps)
+        if kind == "gemma4_text":  # whose prompts llama.cpp always begins so, as its template does
+            settings["bos_token"], template = "<s>", "{{ bos_token }}" + TEMPLATE
     else:
-        for letter in sorted(pre_tokenizers.ByteLevel.alphabet()):
-            vocabulary.setdefault(letter, len(vocabulary))
-        merges = [("t", "h"), ("th", "e"), ("Ġ", "t"), ("i", "n")]
-        for left, right in merges:
-            vocabulary.setdefault(left + right, len(vocabulary))
-        tokenizer = Tokenizer(models.BPE(vocabulary, merges))
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
+        from hivetune.models.fetch import fetch_model
+
+        tokenizer = Tokenizer.from_file(str(fetch_model("smollm2-135m") / "tokenizer.json"))
     tokenizer.add_special_tokens(specials)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "chat_template.jinja").write_text(template)
     return tokenizer
 
 
@@ -206,13 +208,11 @@ def _gguf(folder: Path, name: str, adapter: Path | None, *, alone: bool = False)
     from hivetune.process.child import Heartbeat
     from hivetune.process.protocol import WriteGguf
     from hivetune.release.gguf import find_converter
-    from hivetune.release.worker.to_gguf import stage, write
+    from hivetune.release.worker.to_gguf import write
 
-    converter, file = find_converter().folder, folder / name
-    with stage(folder / "prepared", folder, converter) as staged:
-        task = WriteGguf(folder / "prepared", adapter, file, None if alone else QUANT, converter)
-        write(task, staged, Heartbeat(None))
-    return file
+    quant = None if alone else QUANT
+    write(WriteGguf(folder / "prepared", adapter, folder / name, quant, find_converter().folder), Heartbeat(None))
+    return folder / name
 
 
 def _whole(folder: Path, trained: dict[str, Any], row: dict[str, Any]) -> None:

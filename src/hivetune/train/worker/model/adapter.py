@@ -16,14 +16,9 @@ from torch import Tensor
 from hivetune.base.disk import read_json, write_atomic, write_json
 from hivetune.config import LoraConfig
 from hivetune.errors import UsageError
-from hivetune.models.architecture import A_WEIGHT, ALL_LINEAR, PREFIX, Linear, expert_tensors, names_of, peft_targets
+from hivetune.models.architecture import A_WEIGHT, PREFIX, Linear, parameter_names, peft_targets
 from hivetune.models.prepared import DESCRIPTION
 from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG
-
-
-def tensor_shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each tensor by name."""
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def scaling(lora: LoraConfig) -> float:
@@ -36,7 +31,8 @@ def allocate(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return a flat buffer of zeros and its views by PEFT name: A and B of each module, in order."""
     shapes: dict[str, tuple[int, int]] = {}
-    for linear, (name_a, name_b) in zip(linears, names_of(linears), strict=True):
+    for linear in linears:
+        name_a, name_b = parameter_names(linear.name)
         shapes[name_a], shapes[name_b] = linear.adapter_shapes(rank)
     master_N = torch.zeros(sum(math.prod(shape) for shape in shapes.values()), dtype=dtype, device=device)
     views, start = {}, 0
@@ -118,9 +114,7 @@ def write_adapter(
     folder: Path, adapter: Mapping[str, Tensor], lora: LoraConfig, base: str, revision: str | None
 ) -> None:
     """Write PEFT's two files, fp32, each whole or not at all. `base`, `revision`: where PEFT finds the base model."""
-    experts = expert_tensors(tensor_shapes(adapter), lora.r, lora.target_modules)
     modules = [name.removeprefix(PREFIX).removesuffix(A_WEIGHT) for name in adapter if name.endswith(A_WEIGHT)]
-    names = [name for name in modules if name not in experts]
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -128,10 +122,9 @@ def write_adapter(
         "revision": revision,
         "r": lora.r,
         "lora_alpha": lora.alpha,
-        "lora_dropout": 0.0 if experts else lora.dropout,  # PEFT refuses any on experts, and it counts in training only
+        "lora_dropout": lora.dropout,
         "use_rslora": False,
-        "target_modules": peft_targets(names, lora.target_modules) if names else [],
-        "target_parameters": sorted({".".join(name.split(".")[-2:]) for name in experts.values()}) or None,
+        "target_modules": peft_targets(modules, lora.target_modules),
         "bias": "none",
         "inference_mode": True,
         "init_lora_weights": True,
@@ -145,7 +138,7 @@ def write_adapter(
 # Settings of PEFT that change what the weights mean.
 UNSUPPORTED = (
     *("use_dora", "use_qalora", "modules_to_save", "rank_pattern", "alpha_pattern", "alora_invocation_tokens"),
-    *("layer_replication", "trainable_token_indices", "lora_bias", "megatron_config"),
+    *("layer_replication", "trainable_token_indices", "lora_bias", "megatron_config", "target_parameters"),
 )
 # First values for which PEFT changes the base: such an adapter belongs to another base than the one that it names.
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
@@ -161,15 +154,13 @@ def read_adapter(folder: Path) -> tuple[LoraConfig, dict[str, Tensor]]:
     if fault := _fault_of(config, tensors):
         raise UsageError(f"{folder / ADAPTER_CONFIG}: unsupported: {fault}", hint="use plain LoRA")
     modules = {name.removeprefix(PREFIX).rpartition(".lora_")[0] for name in tensors}
-    named = config.get("target_parameters") or ALL_LINEAR
-    experts = expert_tensors(tensor_shapes(tensors), config["r"], named)
     alpha = config["lora_alpha"]
     lora = LoraConfig(
         r=config["r"],
         # rsLoRA (arXiv 2312.03732) divides by the root of r.
         alpha=alpha * math.sqrt(config["r"]) if config.get("use_rslora") else alpha,
         dropout=config.get("lora_dropout", 0.0),
-        target_modules=sorted({experts.get(module, module) for module in modules}),
+        target_modules=sorted(modules),
     )
     return lora, {name: tensor.to(torch.float32) for name, tensor in tensors.items()}
 

@@ -3,8 +3,8 @@
 Documents are padded on the right to micro-batches. A causal model's outputs never depend on what comes later, so no
 mask is needed. Logits are computed at trained positions only, in chunks that are recomputed in the backward pass.
 
-Shapes: B documents, L positions, D width, V vocabulary, M trained positions, R rank, N adapter weights. In LoraExperts:
-T tokens, K experts a token, E experts, n rows of one expert, I inputs, O outputs.
+Shapes: B documents, L positions, D width, V vocabulary, M trained positions, R rank, N adapter weights, I inputs, O
+outputs.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import importlib.util
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,8 +28,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from hivetune.base.paths import install_command
 from hivetune.config import LoraConfig
 from hivetune.errors import MachineNotFit, UsageError
-from hivetune.models.architecture import names_of
-from hivetune.models.worker.linears import expert_parameters, find_linears
+from hivetune.models.architecture import parameter_names
+from hivetune.models.worker.linears import find_linears
 from hivetune.models.worker.strict import refuse_invented
 from hivetune.run.choices import NO_CHOICES, Choices
 from hivetune.train.worker.model.adapter import allocate, same_views, scaling
@@ -64,69 +64,6 @@ class Switch:
             yield
         finally:
             self.on, self.training = True, False
-
-
-class LoraExperts(nn.Module):
-    """Frozen experts plus scale * B A of their inputs: tokens sorted by expert, one product a group.
-
-    Which experts a token meets, and how much each counts, is decided by the router, which stays frozen. The adapter of
-    expert e is A[e] [R, I] and B[e] [O, R]. They lie as PEFT's `target_parameters` keeps them: A as [E * R, I], the
-    experts in order; B as [O, R * E], the experts next to each other within each rank. `parameters_by_name`:
-    parameter of `base` -> (A, B).
-    """
-
-    def __init__(
-        self, base: nn.Module, parameters_by_name: Mapping[str, tuple[nn.Parameter, nn.Parameter]], switch: Switch
-    ):
-        super().__init__()
-        self.base, self.switch = base, switch
-        self.halves = nn.ParameterList([half for pair in parameters_by_name.values() for half in pair])
-        self.names = tuple(parameters_by_name)
-
-    def forward(self, x_TD: Tensor, index_TK: Tensor, weight_TK: Tensor) -> Tensor:
-        base, (tokens, chosen) = self.base, index_TK.shape
-        expert_n = index_TK.reshape(-1)
-        order_n = torch.argsort(expert_n, stable=True)
-        # Some routers use numbers beyond the last expert for "no expert".
-        counts = torch.bincount(expert_n, minlength=base.num_experts)[: base.num_experts].tolist()
-        order_n = order_n[: sum(counts)]
-        adapters = self._adapters(x_TD.dtype) if self.switch.on else {}
-        up, outputs = expert_parameters(base)[0], []
-        for expert, x_nD in enumerate(x_TD[order_n // chosen].split(counts)):
-            if len(x_nD):
-                inner_nF = self._project(up, expert, x_nD, adapters)
-                inner_nF = base._apply_gate(inner_nF) if base.has_gate else base.act_fn(inner_nF)
-                y_nD = self._project("down_proj", expert, inner_nF, adapters)
-                outputs.append(base.post_expert_norm(y_nD) if base.has_post_expert_norm else y_nD)
-        weight_n = weight_TK.reshape(-1)[order_n]
-        y_nD = torch.cat(outputs) * weight_n[:, None]
-        sorted_back = y_nD.new_zeros(tokens * chosen, y_nD.shape[1]).index_copy(0, order_n, y_nD)
-        return sorted_back.view(tokens, chosen, -1).sum(1).to(x_TD.dtype)
-
-    def _project(
-        self, name: str, expert: int, x_nI: Tensor, adapters: Mapping[str, list[tuple[Tensor, Tensor]]]
-    ) -> Tensor:
-        weight = getattr(self.base, name)[expert]
-        y_nO = x_nI @ weight if self.base.is_transposed else F.linear(x_nI, weight)
-        if self.base.has_bias:
-            y_nO = y_nO + getattr(self.base, f"{name}_bias")[expert]
-        if name not in adapters:
-            return y_nO
-        a_RI, b_OR = adapters[name][expert]
-        dropped_nI = F.dropout(x_nI, self.switch.dropout, training=self.switch.training)
-        return y_nO + F.linear(F.linear(dropped_nI, a_RI), b_OR).to(y_nO.dtype)
-
-    def _adapters(self, dtype: torch.dtype) -> dict[str, list[tuple[Tensor, Tensor]]]:
-        """Return by parameter A [R, I] and scale * B [O, R] of each expert, at once: one gradient comes back."""
-        adapters = {}
-        for number, name in enumerate(self.names):
-            a, b = self.halves[2 * number], self.halves[2 * number + 1]
-            experts = self.base.num_experts
-            missing = -(len(a) // experts) % self.switch.rank_multiple
-            a_ERI = F.pad(a.view(experts, -1, a.shape[1]), (0, 0, 0, missing)).to(dtype)
-            b_EOR = F.pad((b * self.switch.scale).view(len(b), -1, experts).permute(2, 0, 1), (0, missing)).to(dtype)
-            adapters[name] = list(zip(a_ERI.unbind(0), b_EOR.unbind(0), strict=True))
-        return adapters
 
 
 class LoraLinear(nn.Module):
@@ -268,20 +205,13 @@ class GeneralModel:
     def _place_adapters(self) -> None:
         """Wrap each target. A parameter shares the master's memory and its gradient the flat gradient's."""
         grads = same_views(self.grad_N, self.adapter)
-        experts: dict[str, dict[str, tuple[nn.Parameter, nn.Parameter]]] = {}
-        for linear, names in zip(self.adapted, names_of(self.adapted), strict=True):
+        for linear in self.adapted:
+            names = parameter_names(linear.name)
             a, b = (nn.Parameter(self.adapter[name]) for name in names)
             a.grad, b.grad = (grads[name] for name in names)  # autograd adds to a gradient that exists
             parent, _, child = linear.name.rpartition(".")
-            if linear.experts > 1:
-                experts.setdefault(parent, {})[child] = a, b
-            else:
-                holder = self.module.get_submodule(parent)
-                setattr(holder, child, LoraLinear(getattr(holder, child), a, b, self.switch))
-        for name, halves in experts.items():
-            parent, _, child = name.rpartition(".")
             holder = self.module.get_submodule(parent)
-            setattr(holder, child, LoraExperts(getattr(holder, child), halves, self.switch))
+            setattr(holder, child, LoraLinear(getattr(holder, child), a, b, self.switch))
 
 
 def load_general(
