@@ -1,6 +1,5 @@
 """A server renders chats as training did, for templates that llama.cpp gives a value for thinking."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,12 +8,12 @@ from gguf import GGUFReader, GGUFWriter
 from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
 from gguf_families import write_model
 
-from hivetune.data.render.template import TEMPLATE_DATE, ChatTemplate, RenderError
+from hivetune.data.render.template import ChatTemplate, RenderError
 from hivetune.data.render.thinking import NAMES, served_template, thinking_arguments
 from hivetune.llama.backend import ServerSettings, open_backend
 from hivetune.records import silent
 from hivetune.release.gguf import write_gguf
-from hivetune.release.worker.to_gguf import _DATE
+from hivetune.release.worker.to_gguf import fixed_date
 
 USER = {"role": "user", "content": "What is it?"}
 CHATS = (
@@ -65,7 +64,7 @@ def differing(model: Path, template: str, folder: Path) -> list[str]:
     """Return what llama.cpp writes otherwise than training. A first token that the server adds is left out."""
     written = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
     # As export does: rows were rendered with this date in place of today's.
-    source = _DATE.sub(lambda match: json.dumps(TEMPLATE_DATE.strftime(match["format"])), written)
+    source = fixed_date(written)
     trained = ChatTemplate(source, {"bos_token": "", "eos_token": "<|im_end|>"})  # as gguf_families has it
     found = []
     with open_backend(

@@ -2,19 +2,15 @@
 
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 from serve.hive import make_home, write_adapter
 from small_disk import fill
 
-from hivetune.base.private import check_own
 from hivetune.cli.explain import explain
-from hivetune.errors import DoesNotFit, HivetuneError, UsageError
+from hivetune.errors import DoesNotFit, HivetuneError
 from hivetune.release.export import Source, export
-from hivetune.release.gguf import find_converter
-from hivetune.release.worker.to_gguf import stage
 
 LARGE = type(shutil.disk_usage("/"))(1 << 40, 0, 1 << 40)
 
@@ -36,20 +32,3 @@ def test_a_disk_that_fills_while_it_exports(
     assert (type(told), told.hint) == (DoesNotFit, "free some space, then run the same command again")
     assert "the disk is full" in told.message
     assert [path.name for path in (small_disk / "export").iterdir()] == [".lock"]
-
-
-@pytest.mark.slow
-def test_only_the_converters_own_failures_are_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full memory says nothing about the model: another setting or machine may do."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    for raised, expected in ((KeyError("rope_theta"), UsageError), (MemoryError(), MemoryError)):
-        with pytest.raises(expected), stage(make_home(), tmp_path / "export", find_converter().folder):
-            raise raised
-
-
-def test_an_export_that_is_killed_leaves_no_links_in_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No command took a run with links: `eval`, `resume` and the next export asked to replace each by hand."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    with stage(make_home(), tmp_path / "run/export/.gguf.task", tmp_path) as staged:
-        assert (staged / "tokenizer.json").is_symlink()
-        check_own(tmp_path)

