@@ -152,6 +152,9 @@ class RunConfig(Section):
 
     model: str = Field(description="Hub id, folder, GGUF file, or smollm2-135m")
     data: DataConfig
+    template: dict[str, bool | int | float | str] = setting(
+        {}, "values for arguments of the chat template, such as enable_thinking: false"
+    )
     learn: LearnConfig = LearnConfig()
     method: Literal["lora", "qlora"] = setting(
         "lora", "qlora: base model in 4 bits; a quarter of the memory, slower, less exact"

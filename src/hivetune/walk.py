@@ -50,7 +50,7 @@ def check(config: Config, *, progress: Progress = silent) -> dict[str, Any]:
     It counts every row by what becomes of it, with reasons and places. Bad rows raise nothing.
     """
     settings = configure(config)
-    model = fetch_model(settings.model, progress)
+    model = fetch_model(settings.model, progress, settings.template)
     report = check_rows(
         settings.data, model_folder=model, max_length=settings.max_length, learn=settings.learn, progress=progress
     )
@@ -63,7 +63,7 @@ def prepare(config: Config, *, progress: Progress = silent) -> Snapshot:
     Raises DataRefused if no row is usable or too many are rejected.
     """
     settings = configure(config)
-    return prepare_data(settings, fetch_model(settings.model, progress), progress)
+    return prepare_data(settings, fetch_model(settings.model, progress, settings.template), progress)
 
 
 # ---- training

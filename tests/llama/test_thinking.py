@@ -11,6 +11,7 @@ from gguf_families import write_model
 from hivetune.data.render.template import ChatTemplate, RenderError
 from hivetune.data.render.thinking import NAMES, served_template, thinking_arguments
 from hivetune.llama.backend import ServerSettings, open_backend
+from hivetune.models.template import with_defaults
 from hivetune.records import silent
 from hivetune.release.gguf import write_gguf
 from hivetune.release.worker.to_gguf import fixed_date
@@ -60,15 +61,17 @@ def with_template(model: Path, template: str, path: Path) -> Path:
     return path
 
 
-def differing(model: Path, template: str, folder: Path) -> list[str]:
-    """Return what llama.cpp writes otherwise than training. A first token that the server adds is left out."""
+def differing(model: Path, template: str, folder: Path, **arguments: bool | str) -> list[str]:
+    """Return what llama.cpp writes otherwise than transformers with these arguments. A first token that the server adds
+    is left out."""
     written = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
     # As export does: rows were rendered with this date in place of today's.
     source = fixed_date(written)
-    trained = ChatTemplate(source, {"bos_token": "", "eos_token": "<|im_end|>"})  # as gguf_families has it
+    trained = ChatTemplate(source, {"bos_token": "", "eos_token": "<|im_end|>", **arguments})  # as gguf_families has it
     found = []
     with open_backend(
-        with_template(model, served_template(source), folder / "m.gguf"), ServerSettings(warm_up=False)
+        with_template(model, served_template(with_defaults(source, arguments)), folder / "m.gguf"),
+        ServerSettings(warm_up=False),
     ) as backend:
         for chat in CHATS:
             try:
@@ -85,6 +88,22 @@ def differing(model: Path, template: str, folder: Path) -> list[str]:
 @pytest.mark.parametrize("template", SHOWN)
 def test_a_served_prompt_is_the_trained_one(template: str, tiny: Path, tmp_path: Path) -> None:
     assert differing(tiny, template, tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("template", "arguments"),
+    [
+        ("qwen3", {"enable_thinking": False}),
+        ("deepseek_v3_1", {"thinking": True}),
+        ("minicpm5", {"enable_thinking": True}),
+        ("gpt_oss", {"reasoning_effort": "high"}),
+    ],
+)
+def test_a_chosen_argument_is_served(
+    template: str, arguments: dict[str, bool | str], tiny: Path, tmp_path: Path
+) -> None:
+    assert differing(tiny, template, tmp_path, **arguments) == []
 
 
 @pytest.mark.proof

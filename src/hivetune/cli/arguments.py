@@ -15,7 +15,7 @@ from hivetune.data.files.find import check_storable, names_rows
 from hivetune.data.mapping import parse_columns
 from hivetune.errors import UsageError
 from hivetune.models.fetch import fetch_model
-from hivetune.models.prepared import PACKAGED, prepared_names
+from hivetune.models.prepared import PACKAGED, TemplateArguments, prepared_names
 from hivetune.release.registry import releases
 from hivetune.run.status import LAST, run_folders
 
@@ -122,7 +122,7 @@ def read_settings(
     return with_columns(settings, columns, ignore), "rows" if config == "-" else path.stem
 
 
-def model_folder(model: str) -> Path:
+def model_folder(model: str, template: TemplateArguments | None = None) -> Path:
     """Return the folder of a prepared model, with a progress bar if it has to be prepared first."""
     with progress(f"preparing {model}, once per machine") as report:
-        return fetch_model(model, report)
+        return fetch_model(model, report, template)

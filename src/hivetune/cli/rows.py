@@ -31,6 +31,7 @@ from hivetune.data.prepare.prepare import check as check_rows
 from hivetune.data.prepare.report import duplicate_kinds, secrets_first
 from hivetune.data.reasons import REASONS
 from hivetune.errors import DataRefused, Stopped, UsageError
+from hivetune.models.prepared import TemplateArguments
 from hivetune.process.stop import take_stops
 
 SHOWN_PROBLEMS = 10
@@ -148,7 +149,7 @@ def check(
     settings = override_config(settings, overrides or ())
     left, copies = (beside(clean, kind) if clean else None for kind in ("quarantine", "duplicates"))
     files_to_write([path for path in (clean, left, copies, html) if path], find_sources(settings.data.path))
-    folder = _tokenizer_folder(settings.model) if settings.model != NO_MODEL else None
+    folder = _tokenizer_folder(settings.model, settings.template) if settings.model != NO_MODEL else None
     with progress("checking", "rows", AFTER_ROWS) as report:
         checked = check_rows(
             settings.data,
@@ -174,11 +175,11 @@ def check(
     answer(checked.document, *report_text(checked.document), *written, error=refusal)
 
 
-def _tokenizer_folder(name: str) -> Path:
+def _tokenizer_folder(name: str, template: TemplateArguments) -> Path:
     """Return the folder of the model, prepared first unless it has a tokenizer, which is enough to count tokens."""
     folder = expanded(name)
     has_tokenizer = (folder / "tokenizer.json").exists() and (folder / "tokenizer_config.json").exists()
-    return folder if has_tokenizer else model_folder(name)
+    return folder if has_tokenizer and not template else model_folder(name, template)
 
 
 def report_text(document: dict[str, Any]) -> Iterator[str | Table]:

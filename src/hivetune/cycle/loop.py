@@ -536,7 +536,7 @@ def opened(config: RunConfig, listener: Listener) -> Iterator[Loop]:
     with ExitStack() as stack:
         stack.enter_context(lock(folder, hint="see what it does: hivetune cycle status"))
         journal = stack.enter_context(Journal(folder / JOURNAL))
-        fetch_model(config.model, listener.progress("preparing the model"))
+        fetch_model(config.model, listener.progress("preparing the model"), config.template)
         yield Loop(config, name, journal, listener)
 
 

@@ -163,7 +163,7 @@ def _inputs(config: RunConfig, database: sqlite3.Connection) -> tuple[Any, ...]:
 
 def pool_of(config: RunConfig) -> Snapshot:
     """Return all rows of the config, before a cycle leaves any out. Raises what preparing raises."""
-    return prepare_data(config, fetch_model(config.model))
+    return prepare_data(config, fetch_model(config.model, template=config.template))
 
 
 def known_rows(database: sqlite3.Connection, name: str, champion: Release | None) -> frozenset[str]:
@@ -186,7 +186,7 @@ def rows_behind(database: sqlite3.Connection, release: Release) -> frozenset[str
 
 def cycle_id(pool: Snapshot, config: RunConfig, champion: Release | None) -> str:
     """Return 12 hex digits: the same rows to choose from, settings, base model and champion are the same cycle."""
-    model = folder_for(config.model) / MANIFEST
+    model = folder_for(config.model, config.template) / MANIFEST
     parts = {
         "rows": pool.hash,
         "settings": settings_of(config),

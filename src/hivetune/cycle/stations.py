@@ -176,7 +176,8 @@ def _void(cycle: CycleRow) -> Ended | None:
         forgotten = forgotten_rows(database, identity.get("snapshot", ""))
     if forgotten:
         return "given_up", f"{forgotten} of its rows were forgotten"
-    manifest = folder_for(settings_then(cycle).model) / MANIFEST
+    config = settings_then(cycle)
+    manifest = folder_for(config.model, config.template) / MANIFEST
     if manifest.exists() and sha256_file(manifest) != identity.get("model"):
         return "given_up", "the base model was changed after it began"
     return None

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from hivetune.models.prepared import find_prepared, folder_for
+from hivetune.models.prepared import TemplateArguments, find_prepared, folder_for
+from hivetune.models.template import write_variant
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import PrepareModel
 from hivetune.records import Progress, silent
@@ -20,14 +21,19 @@ from hivetune.records import Progress, silent
 OFFLINE = ("1", "on", "yes", "true")
 
 
-def fetch_model(name: str, progress: Progress = silent) -> Path:
+def fetch_model(name: str, progress: Progress = silent, template: TemplateArguments | None = None) -> Path:
     """Return the prepared folder of a model (Hub id, folder, GGUF file, smollm2-135m), made on first use.
 
-    Raises UsageError for a name that is not a model, MachineNotFit without the packages or the network that it takes.
+    `template`: values for arguments of its chat template; the folder is one of its own. Raises UsageError for a name
+    that is not a model and for an argument that the template does not read, MachineNotFit without the packages or the
+    network that it takes.
     """
-    prepared = find_prepared(name)
+    prepared = find_prepared(name, template)
     if prepared is not None:
         return prepared.folder
+    if template:
+        write_variant(fetch_model(name, progress), folder_for(name, template), template)
+        return folder_for(name, template)
     folder = folder_for(name)
     beats = itertools.count(1)
     try:

@@ -5,6 +5,7 @@ models/fetch.py lets models/worker/prepare_model.py write them; everything else 
 
 import difflib
 import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -29,6 +30,8 @@ TEXT_PART = ":text"
 SCHEMA = 2
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 
+# Values for the arguments of a chat template, by name.
+TemplateArguments = Mapping[str, bool | int | float | str]
 SourceKind = Literal["hub", "folder", "gguf", "package"]
 
 
@@ -88,8 +91,13 @@ def all_settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield setting, value
 
 
-def folder_for(name: str) -> Path:
-    """Return the prepared folder of `name`, made or not. A changed source file has another one. Raises UsageError."""
+def folder_for(name: str, template: TemplateArguments | None = None) -> Path:
+    """Return the prepared folder of `name`, made or not. A changed source file has another one, and so have values for
+    the arguments of the chat template. Raises UsageError."""
+    if template:
+        digest = hashlib.blake2b(json.dumps(dict(template), sort_keys=True).encode(), digest_size=5).hexdigest()
+        folder = folder_for(name)
+        return folder.with_name(f"{folder.name}.template-{digest}")
     kind, whole = kind_of(name), without_part(name)
     part = "" if name == whole else ".text"
     if kind == "package":
@@ -117,15 +125,15 @@ def prepared_names() -> list[str]:
     """Return the models that were prepared on this machine, newest first, by the names that they were fetched with."""
     folders = [path.parent for path in (home() / "models").glob(f"*/{DESCRIPTION}")]
     folders.sort(key=lambda folder: (folder / DESCRIPTION).stat().st_mtime, reverse=True)
-    return [read_prepared(folder).name for folder in folders]
+    return list(dict.fromkeys(read_prepared(folder).name for folder in folders))
 
 
-def find_prepared(name: str) -> Prepared | None:
+def find_prepared(name: str, template: TemplateArguments | None = None) -> Prepared | None:
     """Return the prepared folder of `name` if it is there and undamaged, else None.
 
     Raises UsageError as `kind_of` does.
     """
-    folder = folder_for(name)
+    folder = folder_for(name, template)
     if problems_once(folder) or read_json(folder / DESCRIPTION).get("schema") != SCHEMA:
         return None
     return read_prepared(folder)

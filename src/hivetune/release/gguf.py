@@ -199,21 +199,23 @@ def base_gguf(model: str, model_sha256: str, quant: str, progress: Progress = si
     if existing := _find_base(model_sha256, quant):
         return existing
     prepared = find_prepared(model)
-    if prepared is None:
+    manifests = (home() / "models").glob(f"*/{MANIFEST}")
+    source = next((path.parent for path in manifests if sha256_file(path) == model_sha256), None)
+    if source is None and prepared is None:
         raise UsageError(
             f"the base model {model} is not prepared here", hint=f"prepare it: hivetune fetch {quoted(model)}"
         )
-    if sha256_file(prepared.folder / MANIFEST) != model_sha256:
+    if source is None:
         raise UsageError(
             f"the base model {model} is not the one that this release was trained on",
             hint="restore that base, or train on this one",
         )
-    folder = home() / "bases" / f"{prepared.folder.name}-{model_sha256[:8]}-{quant}"
-    path = folder / f"{prepared.folder.name}-{quant}.gguf"
+    folder = home() / "bases" / f"{source.name}-{model_sha256[:8]}-{quant}"
+    path = folder / f"{source.name}-{quant}.gguf"
     with lock(folder.parent), scratch_folder(folder.parent / ".new") as work:
         if existing := _find_base(model_sha256, quant):  # by another process a moment ago
             return existing
-        write_gguf(prepared.folder, None, quant, work, f"base/{path.name}", progress)
+        write_gguf(source, None, quant, work, f"base/{path.name}", progress)
         publish(work / "base", folder, {"kind": "base", "model": model, "model_sha256": model_sha256})
     return path
 

@@ -64,7 +64,7 @@ def prepare_run(
     config: RunConfig, progress: Progress = silent, on_busy: Callable[[Busy], None] | None = None
 ) -> tuple[Path, Snapshot, dict[str, Any]]:
     """Return model, snapshot and identity of the run of a config; each is found or made."""
-    model = fetch_model(config.model, progress)
+    model = fetch_model(config.model, progress, config.template)
     snapshot = prepare_data(config, model, progress, on_busy)
     return model, snapshot, identity_of(config, snapshot, model)
 

@@ -266,7 +266,7 @@ def plan_run(
     device = (
         device_of_card(card, cores=cores, memory_gb=memory_gb) if card else device_of_machine(machine, config.device)
     )
-    prepared = find_prepared(config.model)
+    prepared = find_prepared(config.model, config.template)
     work, basis = guess_workload(config, rows, tokens, prepared.folder if prepared else None)
     lora, dtype = config.lora, choose_dtype(config.dtype, device)
     quantized = config.method == "qlora"
