@@ -89,8 +89,10 @@ def header_of(architecture: str = "llama", **tensors: tuple[int, ...]) -> Header
         (header_of(q__weight__lora_b=(8, 64)), "q.weight.lora_b has the shape (8, 64)"),
         (header_of(q__weight=(64, 32)), "no weight q.weight"),
         (header_of(q__weight__lora_c=(64, 8)), "q.weight.lora_c has the shape"),
+        (header_of(e__weight__lora_a=(64, 8, 4), e__weight__lora_b=(8, 32, 4)), None),
+        (header_of(e__weight__lora_a=(64, 8, 3)), "e.weight.lora_a has the shape (64, 8, 3)"),
     ],
 )
 def test_an_adapter_belongs_to_a_base_or_it_is_said_why_not(adapter: Header, problem: str | None) -> None:
-    found = adapter_problem(header_of(q__weight=(64, 32)), adapter)
+    found = adapter_problem(header_of(q__weight=(64, 32), e__weight=(64, 32, 4)), adapter)
     assert found == problem if problem is None else found is not None and problem in found

@@ -1,6 +1,7 @@
 """What a home holds that nothing needs: found by who uses it and by its age, deleted only when asked."""
 
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -9,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import home
+from hivetune.base.disk import home, path_to_store, write_json
 from hivetune.errors import UsageError
-from hivetune.release.prune import MEASURED_DAYS, delete, find_unused
+from hivetune.release.prune import MEASURED_DAYS, delete, find_unused, remove_run
 
 DAY_S = 86_400
 
@@ -33,7 +34,7 @@ def made(own_home: Path) -> Iterator[Path]:
         (folder / "file").write_bytes(bytes(1000))
         age(folder, 40)
     with closing(open_database()) as database:
-        database.execute("INSERT INTO snapshots VALUES ('aa', ?, 0)", (str(home() / "snapshots/aa"),))
+        database.execute("INSERT INTO snapshots VALUES ('aa', ?, 0)", ("snapshots/aa",))
         yield home()
 
 
@@ -93,7 +94,7 @@ def test_what_an_open_cycle_chooses_from_stays(made: Path) -> None:
     with closing(open_database()) as database:
         database.execute(
             "INSERT INTO cycles (id, name, opened, opened_for, config, pool) VALUES ('c', 'faq', 0, 'groups', '{}', ?)",
-            (str(made / "snapshots/aa"),),
+            ("snapshots/aa",),
         )
         assert "snapshots/aa" not in found()
         database.execute("UPDATE cycles SET closed = 1, ending = 'refused'")
@@ -105,7 +106,7 @@ def test_a_snapshot_that_came_into_use_while_a_person_was_asked_stays(made: Path
         (asked,) = (each for each in find_unused(database) if each.what == "snapshot")
         database.execute(
             "INSERT INTO cycles (id, name, opened, opened_for, config, pool) VALUES ('c', 'faq', 0, 'groups', '{}', ?)",
-            (str(asked.path),),
+            (path_to_store(asked.path),),
         )
         with pytest.raises(UsageError, match="came into use"):
             delete(database, asked)
@@ -129,3 +130,30 @@ def test_deleting_all_of_it_leaves_nothing_to_find(made: Path) -> None:
             assert not each.path.exists()
         assert find_unused(database) == []
         assert database.execute("SELECT count(*) FROM snapshots").fetchone() == (0,)
+
+
+def test_what_is_deleted_in_a_copied_home_is_the_copys(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run outside of the home has one folder, which both homes name: `rm` in the copy deleted the original's."""
+    original = home()
+    inside, outside = original / "runs/inside", tmp_path / "outside"
+    for run in (inside, outside):
+        run.mkdir(parents=True)
+        write_json(run / "run.json", {"schema": 1, "home": str(original)} if run == outside else {"schema": 1})
+    with closing(open_database()) as database:
+        for path in ("runs/inside", str(outside)):
+            database.execute("INSERT INTO runs (path, name, created, snapshot) VALUES (?, 'r', 0, 'aa')", (path,))
+    copy = tmp_path / "copy"
+    shutil.copytree(original, copy)
+    monkeypatch.setenv("HIVETUNE_HOME", str(copy))
+    with closing(open_database()) as database:
+        with pytest.raises(UsageError, match="belongs to the home"):
+            remove_run(database, outside)
+        remove_run(database, copy / "runs/inside")
+        assert database.execute("SELECT path FROM runs").fetchall() == [(str(outside),)]
+    assert outside.is_dir() and inside.is_dir() and not (copy / "runs/inside").exists()
+    monkeypatch.setenv("HIVETUNE_HOME", str(original))
+    with closing(open_database()) as database:
+        remove_run(database, outside)
+    assert not outside.exists()

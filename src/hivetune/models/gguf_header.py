@@ -61,7 +61,9 @@ def adapter_problem(base: Header, adapter: Header) -> str | None:
         if weight is None:
             return f"the model has no weight {stem or name}"
         side = {"a": 0, "b": 1}.get(half)
-        if side is None or len(shape) != 2 or len(weight) != 2 or shape[side] != weight[side]:
+        # Of a mixture's experts a third dimension counts them, in the weight and in both halves.
+        fits = side is not None and len(shape) == len(weight) in (2, 3) and shape[2:] == weight[2:]
+        if side is None or not fits or shape[side] != weight[side]:
             return f"{name} has the shape {shape}, the weight {weight}"
     return None
 

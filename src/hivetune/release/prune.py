@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from hivetune.base.database import note_and_free, transaction
-from hivetune.base.disk import MANIFEST, home, read_json, size_of, stored_path, write_json
+from hivetune.base.disk import MANIFEST, home, path_to_store, read_json, size_of, stored_path, write_json
+from hivetune.base.documents import read_document
 from hivetune.errors import UsageError
 from hivetune.release import registry
 from hivetune.run.checkpoints import FOLDER
@@ -75,8 +76,18 @@ def delete(database: sqlite3.Connection, unused: Unused) -> None:
 
 
 def remove_run(database: sqlite3.Connection, run: Path) -> int:
-    """Delete a run's folder and row; return the bytes freed. Its releases stay whole. Raises Busy while it is held."""
+    """Delete a run's folder and row; return the bytes freed. Its releases stay whole.
+
+    Raises Busy while it is held, UsageError for a run outside of this home that another home has trained: this one is a
+    copy of it.
+    """
     with hold_run(run):
+        theirs = read_document(run / RECORD).get("home")
+        if theirs not in (None, str(home())) and Path(theirs).is_dir():
+            raise UsageError(
+                f"{run} belongs to the home {theirs}, not to its copy {home()}",
+                hint=f"delete it there: HIVETUNE_HOME={theirs} hivetune rm {run}",
+            )
         size_bytes = size_of(run)
         aside = run.with_name(f".{run.name}.{os.getpid()}.tmp")  # a kill half-way leaves no half run
         os.rename(run, aside)
@@ -86,7 +97,7 @@ def remove_run(database: sqlite3.Connection, run: Path) -> int:
 
 def _forget_path(database: sqlite3.Connection, table: Literal["runs", "snapshots"], path: Path) -> None:
     with transaction(database):
-        database.execute(f"DELETE FROM {table} WHERE path = ?", (str(path),))
+        database.execute(f"DELETE FROM {table} WHERE path = ?", (path_to_store(path),))
 
 
 def _checkpoints(runs: Iterable[RunStatus]) -> Iterator[Unused]:

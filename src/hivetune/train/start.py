@@ -107,6 +107,8 @@ def open_run(
         "identity": identity,
         "status": "new",
     }
+    if not folder.is_relative_to(home()):
+        record["home"] = str(home())  # a copy of the home names the same folder, and may not delete it
     write_record(folder, record)
     with closing(open_database()) as database:
         database.execute(

@@ -1,24 +1,21 @@
 """Gets a model's files from the Hugging Face Hub: the one place of the engine that uses a network, and only when
 fetching.
 
-It honours HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE as huggingface_hub does. It switches off what that library
-adds by itself: the versions and tools named in its user agent, and Xet, which asks further hosts for the parts of a
-file (HF_HUB_DISABLE_XET=0 brings it back).
+It honours HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_ETAG_TIMEOUT (10 s until the Hub has to answer) and HF_HUB_OFFLINE as
+huggingface_hub does. A Hub that does not answer is no hindrance where its cache has the model. It switches off what
+that library adds by itself: the versions and tools named in its user agent, and Xet, which asks further hosts for the
+parts of a file (HF_HUB_DISABLE_XET=0 brings it back).
 """
 
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from hivetune.errors import DoesNotFit, HivetuneError, MachineNotFit, UsageError
 
-# No address is looked up or connected to for longer, whatever the resolver's own limits are. With the start of Python,
-# two seconds on a busy machine, an error still comes within five.
-PATIENCE_S = 2.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 WANTED = [
     "*.safetensors",
@@ -61,35 +58,25 @@ def download(name: str, *, offline: bool) -> tuple[str, str, Path]:
             f"HF_ENDPOINT is {constants.ENDPOINT}: without https others can read your token",
             hint="use https, or do without the token: unset HF_TOKEN, HF_HUB_DISABLE_IMPLICIT_TOKEN=1",
         )
-    info = _ask(name, repository, revision or None)
-    files = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
-    if not any(file.endswith(".safetensors") for file in files):
-        raise UsageError(
-            f"model {name} has no *.safetensors on the Hub",
-            hint="pickled weights can run code and are never fetched; use another repository of the model",
+    try:
+        info = huggingface_hub.HfApi().model_info(
+            repository, revision=revision or None, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
         )
-    _check_room(name, files, Path(constants.HF_HUB_CACHE))
-    try:
+        _check_files(
+            name, {each.rfilename: each.size or 0 for each in info.siblings or []}, Path(constants.HF_HUB_CACHE)
+        )
         folder = Path(get())
-    except (OSError, ValueError) as error:
-        raise _explain(name, error) from error
-    return repository, folder.name, folder
-
-
-def _ask(name: str, repository: str, revision: str | None) -> Any:
-    """Return the Hub's description of the model, or raise one clear error soon."""
-    from huggingface_hub import HfApi, constants
-
-    thread = ThreadPoolExecutor(1)
-    answer = thread.submit(HfApi().model_info, repository, revision=revision, files_metadata=True, timeout=PATIENCE_S)
-    try:
-        return answer.result(timeout=PATIENCE_S)
-    except TimeoutError:
-        raise _no_network(name, f"no answer within {PATIENCE_S} s", constants.ENDPOINT) from None
+    except HivetuneError:
+        raise
     except Exception as error:  # httpx, DNS and the Hub have many; each becomes one line
-        raise _explain(name, error) from error
-    finally:
-        thread.shutdown(wait=False, cancel_futures=True)
+        explained = _explain(name, error)
+        if isinstance(explained, UsageError):
+            raise explained from error
+        try:  # the Hub can't be reached: what lies in its cache is the model too
+            folder = Path(get(local_files_only=True))
+        except (OSError, ValueError):
+            raise explained from error
+    return repository, folder.name, folder
 
 
 def _explain(name: str, error: Exception) -> HivetuneError:
@@ -124,8 +111,14 @@ def _no_network(name: str, reason: str, endpoint: str) -> MachineNotFit:
     )
 
 
-def _check_room(name: str, files: dict[str, int], cache: Path) -> None:
+def _check_files(name: str, files: Mapping[str, int], cache: Path) -> None:
+    """Raise UsageError for a model without safetensors, DoesNotFit for one without room; `files`: bytes by name."""
     size_bytes = sum(size for file, size in files.items() if file.endswith(".safetensors"))
+    if not any(file.endswith(".safetensors") for file in files):
+        raise UsageError(
+            f"model {name} has no *.safetensors on the Hub",
+            hint="pickled weights can run code and are never fetched; use another repository of the model",
+        )
     folder = next(path for path in (cache, *cache.parents) if path.exists())
     free_bytes = shutil.disk_usage(folder).free
     if size_bytes > free_bytes:
