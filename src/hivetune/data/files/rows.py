@@ -17,7 +17,7 @@ from hivetune.base.database import is_read_only, open_to_read
 from hivetune.base.paths import quoted, spelled
 from hivetune.data.files.message_log import joined_rows
 from hivetune.data.files.unpack import package, read_blocks
-from hivetune.data.formats import file_rows, is_file_format, is_store, may_hold_rows, rows_inside, slack, store_rows
+from hivetune.data.formats import joins_rows, may_hold_rows, rows_inside, rows_of_file, slack
 from hivetune.data.mapping import rows_at, turn_table
 from hivetune.data.pieces.logs import PlacedRow
 from hivetune.data.raw import MAX_ROW_BYTES, RawRow, Source
@@ -60,11 +60,8 @@ def _placed(source: Source) -> Iterator[PlacedRow]:
     if source.turns:
         yield from joined_rows(_single(source), source.name, turn_table(dict(source.turns)))
         return
-    if is_file_format(source.kind):
-        yield from file_rows(source.kind, _text_lines(source))
-        return
-    if is_store(source.kind):
-        yield from store_rows(source.kind, source.path)
+    if joins_rows(source.kind):
+        yield from rows_of_file(source.kind, source.path, _text_lines(source))
         return
     yield from joined_rows(_single(source), source.name)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import TypeVar
 
 from hivetune.base.database import open_to_read
 from hivetune.base.disk import home
@@ -89,28 +90,18 @@ def _careful(name: str, read: Callable[[Row], Conversation | None]) -> Callable[
     return careful
 
 
+Kind = TypeVar("Kind", Format, Batch, Log, Store)
+
+
 @cache
-def _logs() -> tuple[Log, ...]:
-    return tuple(form for form in all_formats() if isinstance(form, Log))
+def _of_kind(kind: type[Kind]) -> dict[str, Kind]:
+    """Return the formats of one kind by their names, in the order in which they are asked."""
+    return {form.name: form for form in all_formats() if isinstance(form, kind)}
 
 
 def format_of_file(head: Head) -> Log | None:
     """Return the format of a whole file by its beginning."""
-    return next((log for log in _logs() if log.recognise(head)), None)
-
-
-def file_rows(name: str, lines: Lines) -> Iterator[PlacedRow]:
-    """Yield the records of a file of the format `name`, each with the line where it begins."""
-    yield from next(log for log in _logs() if log.name == name).rows(lines)
-
-
-def is_file_format(name: str) -> bool:
-    return any(log.name == name for log in _logs())
-
-
-@cache
-def _stores() -> tuple[Store, ...]:
-    return tuple(form for form in all_formats() if isinstance(form, Store))
+    return next((log for log in _of_kind(Log).values() if log.recognise(head)), None)
 
 
 def store_of(path: str) -> str | None:
@@ -120,19 +111,24 @@ def store_of(path: str) -> str | None:
             tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         except sqlite3.Error:
             return None
-    return next((store.name for store in _stores() if store.tables <= tables), None)
+    return next((store.name for store in _of_kind(Store).values() if store.tables <= tables), None)
 
 
-def is_store(name: str) -> bool:
-    return any(store.name == name for store in _stores())
+def joins_rows(name: str) -> bool:
+    """Return whether `name` is a format of whole files, of a log or of a database."""
+    return name in _of_kind(Log) or name in _of_kind(Store)
 
 
-def store_rows(name: str, path: str) -> Iterator[PlacedRow]:
-    """Yield the records of an SQLite file of the format `name`. Raise DataRefused where it is damaged."""
-    store = next(store for store in _stores() if store.name == name)
+def rows_of_file(name: str, path: str, lines: Lines) -> Iterator[PlacedRow]:
+    """Yield the records of a file of the format `name`, each with the line where it begins, of a database with its
+    number. Raise DataRefused for a damaged database.
+    """
+    if name in _of_kind(Log):
+        yield from _of_kind(Log)[name].rows(lines)
+        return
     with contextlib.closing(open_to_read(path)) as database:
         try:
-            yield from store.rows(database)
+            yield from _of_kind(Store)[name].rows(database)
         except sqlite3.Error as error:
             raise DataRefused(f"{spelled(path)} is damaged: {error}", hint="get the file again") from None
 
@@ -144,7 +140,7 @@ def may_hold_rows(payload: bytes) -> bool:
 
 @cache
 def _batch_mark() -> re.Pattern[bytes]:
-    keys = sorted({key for form in all_formats() if isinstance(form, Batch) for key in form.needs})
+    keys = sorted({key for form in _of_kind(Batch).values() for key in form.needs})
     return re.compile(b'"(?:%s)"' % "|".join(map(re.escape, keys)).encode())
 
 
@@ -168,17 +164,16 @@ def rows_inside(payload: bytes) -> list[bytes] | None:
 @lru_cache(512)
 def _batches_with(names: tuple[str, ...]) -> tuple[Batch, ...]:
     """Return the batches that a record with these columns may be."""
-    return tuple(form for form in all_formats() if isinstance(form, Batch) and not set(form.needs).isdisjoint(names))
+    return tuple(form for form in _of_kind(Batch).values() if not set(form.needs).isdisjoint(names))
 
 
 @lru_cache(512)
 def formats_with(names: tuple[str, ...]) -> tuple[Format, ...]:
     """Return the formats that a record with these columns may have, in the order in which they are asked."""
-    formats = (form for form in all_formats() if isinstance(form, Format))
+    formats = _of_kind(Format).values()
     return tuple(form for form in formats if all(not set(need.split("|")).isdisjoint(names) for need in form.needs))
 
 
-@cache
 def format_named(name: str) -> Format | None:
     """Return the format of records with this name; None for the conversations that a file's format joined."""
-    return next((form for form in all_formats() if isinstance(form, Format) and form.name == name), None)
+    return _of_kind(Format).get(name)

@@ -30,7 +30,7 @@ _STOPPED = frozenset(
     )
 )
 # Where a response says how it ended.
-_ENDS = frozenset(("stop_reason", "done_reason", "finish_reason", "finishReason"))
+_ENDS = frozenset(("stop_reason", "stopReason", "stop_type", "done_reason", "finish_reason", "finishReason"))
 _SYSTEMS = ("system", "systemInstruction", "system_instruction", "instructions", "system_prompt")
 _PROMPTS = ("messages", "contents", "input", "prompt", "question", "query")
 _ANSWERED = ("response", "output", "output_text", "completion", "answer", "text", "result")

@@ -47,11 +47,10 @@ def whole_response(pieces: StreamPieces) -> Response:
 
 def refuse_pieces(text: str) -> None:
     """Raise RowRefused for an answer that is the pieces of a stream of another API: events, or Ollama's lines."""
-    pieces = _sent(text) if text.startswith((*_EVENT_HEADS, "{")) else None
-    if not pieces:
-        return
-    in_events = starts_events(text) and all(map(starts_events, filter(None, text.splitlines())))
-    if in_events or all(isinstance(piece.get("done"), bool) for piece in pieces):
+    lines = [line for line in text.splitlines() if line]
+    in_events = sum(line.startswith("data:") for line in lines) > 1 and all(map(starts_events, lines))
+    pieces = _sent(text) if text.startswith("{") else None
+    if in_events or (pieces and all(isinstance(piece.get("done"), bool) for piece in pieces)):
         raise RowRefused("unknown-layout", "the answer is the pieces of a stream, of an API that is not known")
 
 

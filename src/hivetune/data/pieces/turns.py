@@ -34,6 +34,7 @@ ROLES: dict[str, Role] = {name: role for role, names in _NAMES_OF_ROLES.items() 
 ROLE_KEYS = ("role", "from", "sender", "speaker")
 _CONTENT_KEYS = ("content", "value", "parts", "text")
 _THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
+_WEIGHTS = ("weight", "train", "trainable", "loss_weight")  # OpenAI's name, and other programs'
 _MEDIA_KEYS = ("images", "image", "audio", "video", "videos", "files", "attachments")
 # Kinds of parts: OpenAI's, Anthropic's and Gemini's, those of OpenTelemetry's conventions and of the AI SDK.
 _TEXTS = ("text", "input_text", "output_text", "refusal")
@@ -78,7 +79,9 @@ def read_call(call: Any) -> Mapping[str, Any]:
         arguments = {}
     if not isinstance(arguments, dict):
         raise RowRefused("bad-tool-call", f"the arguments of {name[:40]} are no JSON object")
-    return plain_call(name, arguments, one_of(call, "call_id", "id", "toolCallId", "callId") or one_of(function, "id"))
+    return plain_call(
+        name, arguments, one_of(call, "call_id", "id", "toolCallId", "callId", "tool_call_id") or one_of(function, "id")
+    )
 
 
 def plain_call(name: str, arguments: Mapping[str, Any], call_id: Any) -> Mapping[str, Any]:
@@ -193,7 +196,7 @@ def _pieces_of_part(part: Any) -> Iterator[_Piece]:
         return
     kind = _kind(part)
     if kind in _TEXTS:
-        text = one_of(part, "text", "refusal", "content")
+        text = one_of(part, "text", "refusal", "content", "value")
         if not isinstance(text, str):
             raise RowRefused("unsupported-content", "a text part without text")
         yield _Piece("text", text)
@@ -229,7 +232,11 @@ def _kind(part: Any) -> Any:
 
 def _thoughts(part: Mapping[str, Any]) -> Iterator[str]:
     """Yield thoughts as text, without encrypted ones: of these only the summary is meant to be seen."""
-    names = ("summary",) if part.get("encrypted_content") else ("thinking", "reasoning", "text", "content", "summary")
+    names = (
+        ("summary",)
+        if part.get("encrypted_content")
+        else (*("thinking", "reasoning", "text", "content", "value", "summary"),)
+    )
     value = next((part[name] for name in names if part.get(name)), None)
     for item in value if isinstance(value, list) else [value]:
         text = one_of(item, "text") if isinstance(item, dict) else item
@@ -240,7 +247,9 @@ def _thoughts(part: Mapping[str, Any]) -> Iterator[str]:
 def _result(part: Mapping[str, Any]) -> Message:
     inner = one_of(part, "functionResponse", "function_response") or part
     call_id = one_of(inner, "tool_use_id", "tool_call_id", "toolCallId", "call_id", "callId", "id")
-    value = one_of(inner, "content", "output", "result", "response")
+    if inner is not part and inner.get("parts"):
+        raise RowRefused("unsupported-content", "a tool's result holds an image or a file")
+    value = one_of(inner, "content", "output", "result", "response", "tool_result")
     value = parsed(value) if part.get("type") == "toolCallResult" else value
     if isinstance(value, dict) and "value" in value and "type" in value:
         value = value["value"]  # the AI SDK
@@ -385,7 +394,7 @@ def _calls_of(turn: Mapping[str, Any]) -> list[Any]:
 
 
 def _message(role: Role, pieces: Sequence[_Piece], turn: Mapping[str, Any]) -> Message:
-    weight = turn.get("weight")
+    weight = one_of(turn, *_WEIGHTS)
     if weight not in (None, 0, 1):
         raise RowRefused("bad-weight")
     text = "".join(piece.value for piece in pieces if piece.kind == "text")
