@@ -27,7 +27,7 @@ _CALL_ROLES = ("function_call", "tool_call")  # ShareGPT: the turn is the call, 
 _NAMES_OF_ROLES: dict[Role, tuple[str, ...]] = {
     "system": ("system", "developer"),
     "user": ("user", "human"),
-    "assistant": ("assistant", "ai", "gpt", "chatgpt", "model", "bot", *_CALL_ROLES),
+    "assistant": ("assistant", "ai", "gpt", "chatgpt", "model", "bot", "chatbot", *_CALL_ROLES),
     "tool": ("tool", "function", "ipython", "observation", "tool_response", "function_response"),
 }
 ROLES: dict[str, Role] = {name: role for role, names in _NAMES_OF_ROLES.items() for name in names}
