@@ -14,7 +14,7 @@ _MAX_NAMED, _MAX_CHARS = 8, 30
 
 def read_conversation(row: Row) -> Conversation:
     """Return the conversation of `row`. Raise RowRefused: unknown-layout, or the problem with the row."""
-    row = plain_row(row)
+    named, row = row, plain_row(row)
     if "hivetune_session" in row:
         return read_session(row)
     if row.get("chosen") not in (None, "", []) and row.get("rejected") not in (None, "", []):
@@ -23,11 +23,13 @@ def read_conversation(row: Row) -> Conversation:
     for form in formats_with(tuple(row)):
         if (conversation := form.read(row)) is not None:
             return conversation
-    raise _unknown(row)
+    raise _unknown(row, named)
 
 
-def _unknown(row: Mapping[str, object]) -> RowRefused:
-    """Return the refusal of a row of no format, of one message, or of one half of a batch."""
+def _unknown(row: Mapping[str, object], named: Mapping[str, object]) -> RowRefused:
+    """Return the refusal of a row of no format, of one message, or of one half of a batch. `named`: with the names that
+    the file has.
+    """
     if "custom_id" in row and (row.get("body") or row.get("params")):
         return RowRefused("no-answer", "a question of a batch: give the file with its answers too")
     if "custom_id" in row:
@@ -36,6 +38,6 @@ def _unknown(row: Mapping[str, object]) -> RowRefused:
     spoken = next((name for name in _SPOKEN if isinstance(row.get(name), str | list)), None)
     if speaker and spoken:
         return RowRefused("one-message", f"the columns {speaker} and {spoken}: one message of a conversation")
-    names = ", ".join(str(name)[:_MAX_CHARS] for name in list(row)[:_MAX_NAMED]) or "none"
+    names = ", ".join(str(name)[:_MAX_CHARS] for name in list(named)[:_MAX_NAMED]) or "none"
     fact = f"no prompt or answer column recognised among {names}"
     return RowRefused("unknown-layout", f"{fact}; map yours: --columns prompt=...,completion=...")

@@ -131,6 +131,8 @@ def test_a_table_of_turns_by_a_mapping(suffix: str, tmp_path: Path) -> None:
     ]
     document = check(DataConfig(path=str(path), columns={**columns, "where": "team=sales"})).document
     assert (document["rows_in"], document["usable"], document["set_aside"]) == (3, 1, {"filtered": 1})
+    [understood] = check(DataConfig(path=str(path), columns=columns)).document["understood"][str(path)]
+    assert [(column["column"], column["distinct"]) for column in understood["not_read"]] == [("team", 2)]
     with pytest.raises(UsageError, match="no row has a column 'teem'"):
         check(DataConfig(path=str(path), columns={**columns, "where": "teem=sales"}))
     unnamed = {key: value for key, value in columns.items() if key != "assistant"}

@@ -93,7 +93,7 @@ def understand(
                 lines = suggest(records[:SUGGESTED_FROM_ROWS])
             advice = f"if it is right, read it with {lines[0].option}" if lines else ""
             source = replace(source, line=advice, telling=_why_refused(rows, columns, ignore))
-            formats[source.name] = _formats(rows, ignore, source.inside)
+            formats[source.name] = _formats(_of_turns(source, columns) if turns else rows, ignore, source.inside)
             if lines:
                 unclear[source.name] = list(map(_suggestion, lines))
         sources.append(source)
@@ -161,6 +161,13 @@ def _read(raws: Sequence[RawRow], columns: Mapping[str, str]) -> tuple[list[_Sam
         else:
             rows.append(_Sampled(row, found.layout, found.example.messages, _not_read(row, found.layout, columns)))
     return rows, unknown
+
+
+def _of_turns(source: Source, columns: Mapping[str, str]) -> list[_Sampled]:
+    """Return the first rows of a table of turns as they stand in the file, for their columns."""
+    records = (_record(raw) for raw in _sample(replace(source, turns=())))
+    rows = (record for record in records if isinstance(record, dict))
+    return [_Sampled(row, "turns", (), _not_read(row, "turns", columns)) for row in rows]
 
 
 def _not_read(row: Row, layout: str, columns: Mapping[str, str]) -> list[str]:
