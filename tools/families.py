@@ -315,9 +315,9 @@ def page(table: Mapping[str, Any]) -> str:
         "llama.cpp computes what was trained. `hivetune train` tests your own model before it starts.",
         "[families.json](families.json) has the errors of the others.",
         "",
-        "In `q8_0` at least 0.99 of an adapter's effect arrives, of three mixtures of experts less: Mixtral 0.987,",
-        "Qwen 3 Next 0.966, Qwen 3.5 0.958. In `f32` all of it arrives. Where two experts are nearly equally likely,",
-        "rounding picks the other one: in 1 to 3 % of the choices of these random models.",
+        "In `q8_0` 0.98 to 1.01 of an adapter's effect arrives, in `f32` all of it. Experts and routers stay frozen. A",
+        "byte-level vocabulary that llama.cpp's script does not know is refused. Beside a base, adapters of",
+        "Ministral 3 and Granite 4 hybrids can't be served; merged they are.",
         "",
     ]
     for path in ("fast", "general"):

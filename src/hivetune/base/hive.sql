@@ -64,7 +64,6 @@ CREATE TABLE alias_history (
   version INTEGER, previous INTEGER,   -- NULL: none
   time REAL NOT NULL, by TEXT NOT NULL, reason TEXT NOT NULL, forced INTEGER NOT NULL
 ) STRICT;
-CREATE TABLE desired (name TEXT PRIMARY KEY, version INTEGER NOT NULL, time REAL NOT NULL) STRICT;
 
 CREATE TABLE clients (             -- of the gateway
   name TEXT PRIMARY KEY, token_sha256 TEXT NOT NULL, created REAL NOT NULL, revoked REAL

@@ -1,7 +1,7 @@
 """Releases in `hive.db`: what was registered, which version each alias names, and the history of the aliases.
 
 A release is NAME@VERSION. `champion` is what NAME means and what should be served, `candidate` the newest that nobody
-promoted yet, `previous` what a rollback returns to. One transaction moves an alias, its history and `desired` together,
+promoted yet, `previous` what a rollback returns to. One transaction moves an alias and its history together,
 so a registry that is killed, copied or restored is in an old or a new state, never in a third.
 
 Its folder below `releases/NAME/VERSION/` is copied from a run, hashed, read-only and never changed again, so the run
@@ -345,8 +345,6 @@ def promote(database: sqlite3.Connection, reference: str, *, by: str, reason: st
         _move(database, release.name, "previous", previous, by=by, reason=f"{release.label} promoted", forced=False)
         if _alias_version(database, release.name, "candidate") == release.version:
             _move(database, release.name, "candidate", None, by=by, reason="promoted", forced=False)
-        desire = (release.name, release.version, time.time())
-        database.execute("INSERT OR REPLACE INTO desired VALUES (?, ?, ?)", desire)
     return find(database, release.label)
 
 
@@ -377,8 +375,6 @@ def rollback(database: sqlite3.Connection, reference: str, *, by: str, reason: s
         _move(database, champion.name, "champion", earlier.version, by=by, reason=withdrawal, forced=False)
         before = _champion_before(database, champion.name, {champion.version, earlier.version})
         _move(database, champion.name, "previous", before, by=by, reason=withdrawal, forced=False)
-        desire = (champion.name, earlier.version, time.time())
-        database.execute("INSERT OR REPLACE INTO desired VALUES (?, ?, ?)", desire)
     return find(database, earlier.label), find(database, champion.label)
 
 
@@ -409,7 +405,6 @@ def retire(database: sqlite3.Connection, name: str, *, by: str, reason: str) -> 
     with transaction(database):
         _move(database, name, "champion", None, by=by, reason=reason, forced=False)
         _move(database, name, "previous", champion.version, by=by, reason=reason, forced=False)
-        database.execute("DELETE FROM desired WHERE name = ?", (name,))
     return find(database, champion.label)
 
 
@@ -441,8 +436,9 @@ def moves_of(database: sqlite3.Connection, release: Release) -> list[Move]:
 
 
 def desired(database: sqlite3.Connection) -> dict[str, int]:
-    """Return the version that should be served of each name."""
-    return dict(database.execute("SELECT name, version FROM desired ORDER BY name").fetchall())
+    """Return the version that should be served of each name: its champion's."""
+    rows = database.execute("SELECT name, version FROM aliases WHERE alias = 'champion' ORDER BY name")
+    return dict(rows.fetchall())
 
 
 def forgotten_rows(database: sqlite3.Connection, snapshot: str) -> int:
@@ -459,11 +455,11 @@ def snapshot_folder(database: sqlite3.Connection, snapshot: str) -> Path | None:
 
 
 def unused(database: sqlite3.Connection) -> list[tuple[Release, int]]:
-    """Return the releases that no alias and no gateway names, with the bytes that pruning would free."""
+    """Return the releases that no alias names, with the bytes that pruning would free."""
     return [
         (release, size_of(release.folder))
         for release in releases(database)
-        if not release.pruned and not _is_used(database, release)
+        if not release.pruned and not release.aliases
     ]
 
 
@@ -474,7 +470,7 @@ def prune(database: sqlite3.Connection, release: Release) -> int:
     """
 
     def check() -> None:
-        if _is_used(database, find(database, release.label)):
+        if find(database, release.label).aliases:
             raise UsageError(f"{release.label} is in use", hint="see its aliases: hivetune releases")
 
     def note() -> None:
@@ -487,10 +483,6 @@ def prune(database: sqlite3.Connection, release: Release) -> int:
         return remove(release.folder)
 
     return note_and_free(note, free)
-
-
-def _is_used(database: sqlite3.Connection, release: Release) -> bool:
-    return bool(release.aliases) or desired(database).get(release.name) == release.version
 
 
 def _refusal(release: Release) -> str:

@@ -1,7 +1,7 @@
 """What should be served, and which release a request's `model` means. All of it comes from the registry.
 
 A base model has one deployment: its GGUF file and the adapters that are served on it, in the order of their ids: of
-each name the champion, the one before it and the candidate. `desired` in hive.db says what should be served.
+each name the champion, the one before it and the candidate. The champion is what should be served.
 """
 
 import contextlib

@@ -140,3 +140,6 @@ def _install(site: Path, fake: Fake) -> None:
         folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
         folder.mkdir(parents=True)
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    if "xllamacpp" in wanted:
+        (site / "xllamacpp").mkdir()
+        (site / "xllamacpp/xllamacpp.abi3.so").write_bytes(b"\0libcuda.so.1" if "+cu" in wanted["xllamacpp"] else b"\0")

@@ -72,6 +72,7 @@ def of_machine(look: Look, dtype: str = "auto") -> dict[str, Any]:
         "tunableop": variables.get("PYTORCH_TUNABLEOP_ENABLED") == "1",
         "useless": _set_of(USELESS, variables),
         "diagnosis": _set_of(DIAGNOSIS, variables),
+        "answers_on": (software.answers_on or None) if not host.llama_server else None,
         **_of_rocm(software),
     }
     return {name: value for name, value in observed.items() if value is not None}

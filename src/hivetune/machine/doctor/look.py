@@ -3,6 +3,7 @@
 Versions are read from packages' metadata; nothing of them is imported. `root` replaces `/` in tests.
 """
 
+import mmap
 import os
 import platform
 import re
@@ -59,7 +60,8 @@ class Software:
     """The installed software.
 
     `rocm_packages` are ROCm's Python packages (name -> version), `system_rocm` the version of /opt/rocm, `path_rocm`
-    the first one of LD_LIBRARY_PATH.
+    the first one of LD_LIBRARY_PATH. `answers_on`: what the package xllamacpp, llama.cpp's server, is built for; empty
+    without it.
     """
 
     python: str
@@ -68,6 +70,7 @@ class Software:
     rocm_packages: Mapping[str, str]
     system_rocm: str
     path_rocm: str
+    answers_on: Literal["", "cpu", "card"] = ""
 
 
 def read_software(root: Path, site: Sequence[str] | None, environment: Mapping[str, str], python: str) -> Software:
@@ -90,7 +93,23 @@ def read_software(root: Path, site: Sequence[str] | None, environment: Mapping[s
         rocm_packages=rocm,
         system_rocm=next(iter(system.values()), ""),  # /opt/rocm comes before /opt/rocm-7.2.0
         path_rocm=next(of_path, ""),
+        answers_on=_answers_on(site),
     )
+
+
+# What a build for cards is linked with.
+_CARD_LIBRARIES = (b"libcuda.so", b"libamdhip64.so", b"libvulkan.so")
+
+
+def _answers_on(site: Sequence[str] | None) -> Literal["", "cpu", "card"]:
+    distribution = _distribution("xllamacpp", site)
+    folder = None if distribution is None else Path(str(distribution.locate_file("xllamacpp")))
+    for path in [] if folder is None else sorted(folder.glob("*.so")):
+        if not path.stat().st_size:
+            continue
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library:
+            return "card" if any(library.find(name) >= 0 for name in _CARD_LIBRARIES) else "cpu"
+    return ""
 
 
 def _distribution(name: str, site: Sequence[str] | None) -> metadata.Distribution | None:
