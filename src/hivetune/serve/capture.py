@@ -70,19 +70,24 @@ class Capture:
     that never will be. `problem`: why nothing can be written now."""
 
     def __init__(self, retry_s: float = _RETRY_S) -> None:
-        self.captured = self.left_out = self.waiting = 0
+        self.captured = self.left_out = 0
+        self._put = self._done = 0  # each written by one thread alone
         self.problem = ""
         self._retry_s = retry_s
         self._ending = threading.Event()
         self._thread = ThreadPoolExecutor(1, "capture")
         self._database: sqlite3.Connection | None = None
 
+    @property
+    def waiting(self) -> int:
+        return self._put - self._done
+
     def put(self, entry: CapturedAnswer | Feedback) -> "Future[bool] | None":
         """Queue an entry; return whether it is durable, later, or None where there was no room. Never waits."""
         if self.waiting >= MAX_WAITING:
             self.left_out += 1
             return None
-        self.waiting += 1
+        self._put += 1
         return self._thread.submit(self._store, entry)
 
     async def keep(self, entry: CapturedAnswer) -> bool:
@@ -120,7 +125,7 @@ class Capture:
             self.left_out += 1
             return False
         finally:
-            self.waiting -= 1
+            self._done += 1
 
     def _close(self) -> None:
         if self._database is not None:
