@@ -327,9 +327,10 @@ def page(table: Mapping[str, Any]) -> str:
             if (rows[kind].get("path") == "fast") == (path == "fast"):
                 works = ", ".join(name for key, name in WORKS.items() if rows[kind].get(key))
                 alike.setdefault(works, []).append(kind)
-        lines += [
-            f"| {works or 'no GGUF'} | {', '.join(alike[works])} |" for works in sorted(alike, key=len, reverse=True)
-        ]
+        for works in sorted(filter(None, alike), key=len, reverse=True):
+            lines.append(f"| {works} | {', '.join(alike[works])} |")
+        if "" in alike:
+            lines.append(f"| no GGUF | {len(alike[''])} others |")
         lines.append("")
     failed = [
         f"{kind} ({words.partition(':')[0]})" for kind, words in said.items() if words not in ("refused", "trains")
