@@ -75,7 +75,7 @@ def demo(fresh: Annotated[bool, Option("--fresh", help="Delete an earlier demo a
     answer(document, *lines, Note(f"all of it took {duration(time.monotonic() - started)}"))
 
 
-def _rows_text(run: Run) -> tuple[str, Table]:
+def _rows_text(run: Run) -> tuple[str | Table, ...]:
     counts = run.snapshot.manifest["accounting"]
     splits = {split: len(run.snapshot.rows(split)) for split in ("train", "validation", "test")}
     lost = [(kind.replace("_", " "), reason, count)
@@ -86,4 +86,4 @@ def _rows_text(run: Run) -> tuple[str, Table]:
         f"+ {splits['test']} for the verdict + {counts['duplicates']} duplicates + {rejected} rejected + "
         f"{set_aside} set aside"
     )
-    return sums, Table("what, reason, rows", lost)
+    return (sums, Table("what, reason, rows", lost)) if lost else (sums,)
