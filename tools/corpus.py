@@ -79,7 +79,7 @@ def _row(raw: RawRow, columns: Mapping[str, str], pairs: bool) -> dict[str, Any]
     except RowRefused as refused:
         return {"refused": refused.reason}
     except RecursionError:
-        return {"refused": "too-deep"}
+        return {"refused": "bad-json"}
     example = read.example
     outcome: dict[str, Any] = {"by": read.layout, "messages": json.loads(messages_json(example.messages))}
     outcome |= {"inside": raw.file.inside} if raw.file is not None and raw.file.inside else {}

@@ -100,13 +100,13 @@ def test_what_is_written_is_for_its_user_alone_whatever_the_umask(mixed: Path, t
 
 
 def test_places_with_the_same_words_take_one_line_and_secrets_never_do() -> None:
-    same = [{"source": f"a.csv:{n}", "reason": "empty-answer", "hint": "fill it in"} for n in range(2, 42)]
+    same = [{"source": f"a.csv:{n}", "reason": "empty-turn", "hint": "fill it in"} for n in range(2, 42)]
     secrets = [{"source": f"a.csv:{n}", "reason": "redacted-secret", "hint": "a token; revoke it"} for n in range(6)]
-    other = {"source": "a.csv:50", "reason": "empty-answer", "hint": "another"}
+    other = {"source": "a.csv:50", "reason": "empty-turn", "hint": "another"}
     lines, rows = problem_text([*secrets, *same, other])
     assert rows == 47
     assert lines[:6] == [f"a.csv:{n}: redacted-secret: a token; revoke it" for n in range(6)]
-    assert lines[6:] == ["a.csv:2 and 39 more rows: empty-answer: fill it in", "a.csv:50: empty-answer: another"]
+    assert lines[6:] == ["a.csv:2 and 39 more rows: empty-turn: fill it in", "a.csv:50: empty-turn: another"]
 
 
 def test_collecting_with_nohup_goes_on_when_the_terminal_closes(tmp_path: Path) -> None:

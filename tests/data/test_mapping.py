@@ -82,9 +82,9 @@ def test_a_column_that_is_not_there_is_named() -> None:
         "the row has no column 'prioritty'; did you mean 'priority'?",
     )
     empty = {**TICKET, "category": None, "parts": ""}
-    assert refused(empty, prompt="ticket", completion="category+parts").reason == "empty-answer"
+    assert refused(empty, prompt="ticket", completion="category+parts").reason == "empty-turn"
     assert refused({**TICKET, "title": "", "ticket": ""}, prompt="title+ticket", completion="category").reason == (
-        "empty-question"
+        "empty-turn"
     )
     assert json.loads(pair(empty, prompt="ticket", completion="category+urgent")[1]) == {
         "category": None,
@@ -220,7 +220,7 @@ def test_a_mapped_weight_is_obeyed(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     columns = {"prompt": "ask", "completion": "told", "weight": "w"}
     report = check(DataConfig(path=str(path), columns=columns, near_duplicates=0)).document
-    assert (report["usable"], report["rejected"]) == (1, {"no-trained-token": 2, "bad-weight": 1})
+    assert (report["usable"], report["rejected"]) == (1, {"no-trained-token": 2, "wrong-type": 1})
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,20 @@
 """Reasons name the real cause: each is tried against causes that people have."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from data.conftest import chat
 
+import hivetune.data
 from hivetune.config import DataConfig
 from hivetune.data.checks.rules import check_messages
 from hivetune.data.prepare.prepare import check
 from hivetune.data.raw import RawRow
 from hivetune.data.read import read_example
-from hivetune.data.reasons import RowRefused
+from hivetune.data.reasons import REASONS, RowRefused
 
 
 def problems(path: Path, **settings: Any) -> list[tuple[str, str, str]]:
@@ -39,7 +41,7 @@ CAUSES: dict[str, tuple[bytes, str, str, str, str]] = {
         "bad-utf8",
         "Latin-1",
     ),
-    "a cut emoji": (b'{"prompt": "a", "completion": "ok \\ud83d"}\n', ".jsonl", "1", "lone-surrogate", "cut"),
+    "a cut emoji": (b'{"prompt": "a", "completion": "ok \\ud83d"}\n', ".jsonl", "1", "bad-characters", "cut"),
     "a cut character": (
         '{"prompt": "a", "completion": "caf\u00e9"}'.encode().replace(b"\xc3\xa9", b"\xc3"),
         ".jsonl",
@@ -62,7 +64,7 @@ CAUSES: dict[str, tuple[bytes, str, str, str, str]] = {
         "chosen",
     ),
     "only a question": (json.dumps({"prompt": "q"}).encode(), ".jsonl", "1", "unknown-layout", "prompt"),
-    "an answer that is null": (b'{"prompt": "q", "completion": null}', ".jsonl", "1", "empty-answer", "fill"),
+    "an answer that is null": (b'{"prompt": "q", "completion": null}', ".jsonl", "1", "empty-turn", "fill"),
     "an answer that is missing": (b'{"messages": [{"role": "user", "content": "q"}]}', ".jsonl", "1", "no-answer", ""),
     "a true completion": (b'{"prompt": "q", "completion": true}', ".jsonl", "1", "wrong-type", "completion"),
     "a comma too many": (b'{"prompt": "q", "completion": "a",}', ".jsonl", "1", "bad-json", "property name"),
@@ -82,7 +84,7 @@ CAUSES: dict[str, tuple[bytes, str, str, str, str]] = {
         json.dumps({"messages": [{"role": "narrator", "content": "q"}]}).encode(),
         ".jsonl",
         "1",
-        "unknown-role",
+        "role-order",
         "narrator",
     ),
 }
@@ -145,8 +147,8 @@ TEN_CAUSES: dict[str, list[Any]] = {
         'data: {"prompt": "a"}',
         '{"prompt": "a\tb"}',
         '{"prompt": "\\x41"}',
+        *("1", '"text"', "null", "true", "[]", "[1]", '["a", "b"]', "[[1]]", '[{"a": 1}]', "0.5"),
     ],
-    "not-an-object": ["1", '"text"', "null", "true", "[]", "[1]", '["a", "b"]', "[[1]]", '[{"a": 1}]', "0.5"],
     "unknown-layout": [
         {"question": "q"},
         {"prompt": "q"},
@@ -169,12 +171,13 @@ TEN_CAUSES: dict[str, list[Any]] = {
         turns({"role": "user", "content": {"a": 1}}, SAY),
         {"instruction": "a", "output": "b", "history": ["a", "b"]},
         {**turns(ASK, SAY), "tools": "find"},
-    ],
-    "unknown-role": [
-        turns({"role": role, "content": "q"}, SAY)
-        for role in ("boss", "narrator", "", None, 7, "customer_1", "USER2", "critic", "bob", ["user", "bob"])
+        *(turns(ASK, {**SAY, "weight": weight}) for weight in (2, 0.5, -1, "1", [1], {}, "high", 1.5, 9, 1e9)),
     ],
     "role-order": [
+        *(
+            turns({"role": role, "content": "q"}, SAY)
+            for role in ("boss", "narrator", "", None, 7, "customer_1", "USER2", "critic", "bob", ["user", "bob"])
+        ),
         turns(ASK, SAY, {"role": "tool", "content": "r"}, SAY),
         turns(SAY),
         turns({"role": "system", "content": "s"}, SAY),
@@ -196,6 +199,7 @@ TEN_CAUSES: dict[str, list[Any]] = {
         {"contents": [{"role": "user", "parts": [{"text": "q"}]}]},
         {**turns(ASK), "response": None},
         {"request": {"messages": [ASK]}, "response": {"candidates": []}},
+        *({"messages": []}, {"conversations": []}, {"messages": "[]"}, {"conversations": "[]"}),
     ],
     "bad-tool-call": [
         calls({"arguments": "{}"}),
@@ -220,7 +224,7 @@ TEN_CAUSES: dict[str, list[Any]] = {
         {**turns(ASK, SAY), "images": [{"bytes": "x"}]},
         {"conversations": [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "A cat."}]},
     ],
-    "empty-answer": [
+    "empty-turn": [
         {"prompt": "q", "completion": ""},
         {"prompt": "q", "completion": None},
         {"prompt": "q", "completion": " \n"},
@@ -232,8 +236,6 @@ TEN_CAUSES: dict[str, list[Any]] = {
         turns(ASK, {"role": "assistant"}),
         {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": ""}]},
     ],
-    "no-messages": [{"messages": []}, {"conversations": []}, {"messages": "[]"}, {"conversations": "[]"}],
-    "bad-weight": [turns(ASK, {**SAY, "weight": weight}) for weight in (2, 0.5, -1, "1", [1], {}, "high", 1.5, 9, 1e9)],
 }
 
 
@@ -249,3 +251,14 @@ def test_ten_causes_of_a_reason(reason: str) -> None:
             found[text] = error.reason
             assert error.hint, text
     assert {text: why for text, why in found.items() if why != reason} == {}
+
+
+def test_every_reason_that_the_source_names_is_in_the_table() -> None:
+    folder = Path(hivetune.data.__file__).parent
+    named = {
+        (path.name, reason)
+        for path in folder.rglob("*.py")
+        for reason in re.findall(r'Ref(?:used|usal)\("([a-z0-9-]+)"', path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 50
+    assert {reason for reason in named if reason[1] not in REASONS} == set()

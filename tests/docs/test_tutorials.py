@@ -19,7 +19,7 @@ HUB = "Qwen/Qwen2.5-0.5B-Instruct"  # no test has a network: a small random mode
 SAYS = {
     "tutorial-chats": [
         "GitHub token in the answer (message 3); revoke it",
-        "empty-answer: fill it in",
+        "empty-turn: the answer has no text: fill it in",
         "read as messages",
     ],
     "tutorial-agent": ["and 55 more files: read as claude-code"],

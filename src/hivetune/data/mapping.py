@@ -166,7 +166,7 @@ def _check_weight(weight: Any) -> None:
     if _plain(weight) in ("0", "0.0", "false"):
         raise RowRefused("no-trained-token", "its weight is 0")
     if _plain(weight) not in ("1", "1.0", "true"):
-        raise RowRefused("bad-weight")
+        raise RowRefused("wrong-type", "a weight is 0 or 1: learn from it, or only read it")
 
 
 def is_side(field: str, columns: Mapping[str, str]) -> bool:
@@ -277,7 +277,7 @@ def missing_column(row: Row, columns: Mapping[str, str]) -> RowRefused | None:
     parts = named_in(row, field, column)
     name = next((part for part in parts if not _has_column(row, part)), None)
     if name is None:
-        reason = {"completion": "empty-answer", "prompt": "empty-question"}.get(field, "unknown-layout")
+        reason = {"completion": "empty-turn", "prompt": "empty-turn"}.get(field, "unknown-layout")
         which = f"the column {column!r} is" if len(parts) == 1 else f"the columns {', '.join(parts)} are"
         return RowRefused(reason, f"{which} empty in this row")
     return RowRefused("unknown-layout", f"the row has no column {name!r}; {near_column(row, name)}")

@@ -65,7 +65,7 @@ def parse_row(payload: bytes) -> Row:
 def row_text(payload: bytes) -> tuple[str, tuple[str, ...]]:
     """Return (text without a byte order mark, reasons of severity warn). Raise RowRefused if it is not UTF-8."""
     if b"\0" in payload:
-        raise RowRefused("nul-byte")
+        raise RowRefused("bad-characters", "it holds a NUL byte: part of the file is lost, or it is binary")
     try:
         text = payload.decode()
     except UnicodeDecodeError as error:
@@ -78,7 +78,7 @@ def _parsed_row(text: str) -> Row:
     try:
         value = _decode(text)
     except RecursionError:
-        raise RowRefused("too-deep") from None
+        raise RowRefused("bad-json", "the JSON is nested too deeply: flatten the row") from None
     except (json.JSONDecodeError, NotJson) as error:
         raise RowRefused("bad-json", str(error)) from None
     except ValueError:
@@ -96,7 +96,7 @@ def _parsed_row(text: str) -> Row:
 
 def _object(value: Any) -> Row:
     if not isinstance(value, dict):
-        raise RowRefused("not-an-object")
+        raise RowRefused("bad-json", 'the row is no object: write each row as {"prompt": ..., "completion": ...}')
     return value
 
 
@@ -111,7 +111,9 @@ def _not_text(payload: bytes, error: UnicodeDecodeError) -> RowRefused:
     for i, character in enumerate(text):
         if "\udc80" <= character <= "\udcff":
             return not_utf8(ord(character) - 0xDC00, text[:i])
-    return RowRefused("lone-surrogate")
+    return RowRefused(
+        "bad-characters", "half a character (a lone surrogate), mostly of an emoji: cut the text between characters"
+    )
 
 
 Note = tuple[str, str]  # a reason for a change, and what was changed where
@@ -283,7 +285,7 @@ def _example(source: str, row: Row, conversation: Conversation, stored: Mapping[
 def content_id(messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...] = ()) -> str:
     """Return 32 hex digits over everything that is trained on or read: rows with equal ids teach the same.
 
-    Raise RowRefused("lone-surrogate"): such text has no bytes.
+    Raise RowRefused("bad-characters") for lone surrogates: such text has no bytes.
     """
     pieces = []
     for m in messages:
@@ -296,7 +298,9 @@ def content_id(messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ..
     try:
         return blake2b("\n".join(pieces).encode(), digest_size=16).hexdigest()
     except UnicodeEncodeError:
-        raise RowRefused("lone-surrogate") from None
+        raise RowRefused(
+            "bad-characters", "half a character (a lone surrogate), mostly of an emoji: cut the text between characters"
+        ) from None
 
 
 def judged_hash(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> int:

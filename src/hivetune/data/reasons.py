@@ -41,22 +41,20 @@ def not_utf8(byte: int, before: str) -> RowRefused:
 _REJECT = {
     # The bytes and the JSON
     "bad-utf8": ("the line is not UTF-8 text", "save the file as UTF-8"),
-    "nul-byte": (
-        "the line holds a NUL byte: part of the file is lost, or it is binary",
-        "restore the file or delete the line",
+    "bad-characters": (
+        "the text holds a NUL, half a character (a lone surrogate) or U+FFFD: a part of it was lost",
+        "decode the source again, or delete the row",
     ),
-    "bad-json": ("the line is not JSON", "correct the JSON of this line"),
+    "bad-json": ("the row is no JSON object, or nested too deeply", "correct the JSON of this row"),
     "truncated-line": (
         "the last line is incomplete: its writer died or is still writing",
         "complete or delete the last line",
     ),
-    "too-deep": ("the JSON is nested too deeply", "flatten the row"),
     "line-too-large": ("the row is larger than 16 MiB", "split the row"),
     "broken-file": (
         "the rest of the file is unreadable: damaged compression, CSV, JSON array or Parquet",
         "restore the file",
     ),
-    "not-an-object": ("the row is JSON, but not an object", 'write each row as {"prompt": ..., "completion": ...}'),
     "csv-columns": ("the row has more or fewer fields than the header", "quote fields that hold commas or line breaks"),
     # The shape of the row
     "unread-column": (
@@ -79,18 +77,17 @@ _REJECT = {
         "the row is one line of a coding agent's session; the other lines are missing",
         "give the session's own file",
     ),
-    "wrong-type": ("a field has the wrong type", "make it a string"),
-    "no-messages": ("the list of messages is empty", "give at least one question and its answer"),
+    "wrong-type": ("a field has the wrong type", "a text is a string, a weight 0 or 1"),
     "who-answers": (
         "several people speak, and none is named as the assistant",
         "name who answers: --columns assistant=NAME",
     ),
-    "unknown-role": ("a message's role is not system, user, assistant or tool", "rename the role to one of these four"),
     "role-order": (
         "the order of the roles is wrong",
         "system first, then user and assistant in turn; a tool answer only after a tool call",
     ),
     "no-answer": ("the row has no assistant message to learn from", "add the answer, or leave the row out"),
+    "empty-turn": ("the question or the answer has no text", "fill it in or delete the row"),
     "unsupported-content": ("the content is not text: image, audio, file", "keep the text parts only"),
     "bad-tool-call": (
         "a tool call has no name, or its arguments are not a JSON object",
@@ -100,35 +97,22 @@ _REJECT = {
         "the column that success is mapped to is neither yes nor no",
         "map a column of true and false, yes and no, or 1 and 0",
     ),
-    "bad-weight": ("a message's weight is neither 0 nor 1", "1: learn from it, 0: only read it"),
     "preference-row": (
         "chosen/rejected pairs are for preference training",
         "set learn.use: [sft, pairs], or map completion to the chosen column",
     ),
-    "equal-pair": ("the better and the worse answer are the same", "correct or delete the row"),
     "pair-differs": (
-        "the better and the worse answer differ in their question, or are not one turn each",
-        "make the turns before both answers equal",
+        "the better and the worse answer are the same, not one turn each, or differ in their question",
+        "make the turns before both answers equal, and the answers different",
     ),
     # The text
-    "lone-surrogate": (
-        "the text holds half a character (a lone surrogate)",
-        "cut the text between characters; it was mostly an emoji",
-    ),
-    "replacement-character": ("the text holds U+FFFD: bytes were lost at decoding", "decode the source again"),
-    "empty-question": ("the question has no text", "fill it in or delete the row"),
-    "empty-answer": ("the answer has no text", "fill it in or delete the row"),
     "control-token": (
         "the text holds a control token of the model, which would end or fake a turn",
         "delete the token from the text",
     ),
-    "secret": (
-        "the row holds a password, key or token, and data.on_private.secrets is reject",
-        "remove it and revoke it",
-    ),
-    "personal": (
-        "the row holds personal data, and data.on_private.personal is reject",
-        "remove it, or set data.on_private.personal: redact",
+    "private": (
+        "the row holds a secret or personal data, and data.on_private is reject",
+        "remove it, or set data.on_private: redact",
     ),
     # The template, the tokens and the mask (need a model)
     "template-error": (
@@ -163,12 +147,14 @@ _SET_ASIDE = {
         "the row's success is false, or its feedback is negative",
         "set learn.use: [sft, failures] to learn from it as a bad answer",
     ),
-    "not-learned": ("the setting learn does not name this kind of row", "see learn in the config"),
+    "not-learned": (
+        "the setting learn does not name this kind of row, or it is a bad answer whose group is held out",
+        "see learn in the config",
+    ),
     "for-lessons": (
         "a bad answer that no lesson reached: there are fewer than 50, or no validation rows",
         "collect more of them, or correct it (POST /v1/feedback)",
     ),
-    "bad-held-out": ("a bad answer belongs to a group in validation or test", "nothing to do"),
     "contradictory": (
         "the same answer is called good in one row and bad in another",
         "decide which is right and delete the other",
@@ -200,12 +186,14 @@ _SET_ASIDE = {
         "synthetic rows would be more than half of all",
         "collect more rows of your own",
     ),
+    "not-drawn": (
+        "data.balance or data.max_rows allows fewer rows, and others were drawn",
+        "set data.balance: none, or raise data.max_rows",
+    ),
     "quota-client": (
         "one of several clients of the gateway would teach more than a third, or than its even share",
         "nothing to do; the rows are drawn by content",
     ),
-    "balance": ("its agent or category has more rows than the others", "set data.balance: none"),
-    "max-rows": ("it was not among the data.max_rows rows that were drawn", "raise data.max_rows"),
     "set-aside": ("a person set it aside", "undo it on the dashboard's page Review"),
     # By a cycle's choice of rows, through data.leave_out
     "own-evidence": ("a release gave the answer, so it can't judge a release", "correct it"),
@@ -238,11 +226,10 @@ _WARN = {
     "ends-before-media": ("the conversation ends before an image, file or tool that its log lacks", "nothing to do"),
     "other-answers": ("the question has several answers: the first is learned", "keep the answer that you want"),
     "json-answer": ("an answer that is an object was written as JSON text", "nothing to do"),
-    "small-edit": (
-        "the two answers differ in less than a tenth of their words: only the better is learned",
-        "nothing to do; such a pair would make both less likely",
+    "worse-left-out": (
+        "the worse answer is unusable, or differs in less than a tenth of its words: only the better is learned",
+        "see the reason behind it",
     ),
-    "worse-left-out": ("the worse answer is unusable; only the better is learned", "see the reason behind it"),
     "other-branches": ("abandoned retries and edits were removed", "nothing to do"),
     "program-notes": ("notes, errors and commands of a program, and internal notes, were removed", "nothing to do"),
     "call-without-result": (

@@ -34,7 +34,7 @@ def test_orders_that_conversations_have(roles: str) -> None:
 @pytest.mark.parametrize(
     ("roles", "reason"),
     [
-        ("", "no-messages"),
+        ("", "no-answer"),
         ("uu", "role-order"),
         ("uaa", "role-order"),
         ("au", "role-order"),

@@ -62,7 +62,7 @@ def test_an_entry_of_two_conversations_is_two_rows(
     ("fields", "field", "reason"),
     [
         ({b"data": b"{oops"}, None, "bad-json"),
-        ({b"data": b"[1]"}, None, "not-an-object"),
+        ({b"data": b"[1]"}, None, "bad-json"),
         ({b"other": b"{}"}, "row", "bad-json"),
         ({b"prompt": b"\xff"}, None, "binary-column"),
     ],

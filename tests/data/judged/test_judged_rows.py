@@ -62,7 +62,7 @@ def test_pairs_of_every_layout(row: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"prompt": ASKED, "chosen": GOOD, "rejected": GOOD}, "equal-pair"),
+        ({"prompt": ASKED, "chosen": GOOD, "rejected": GOOD}, "pair-differs"),
         ({"chosen": [USER, BETTER], "rejected": [{**USER, "content": "Another?"}, WORSE]}, "pair-differs"),
         ({"prompt": ASKED, "chosen": [USER], "rejected": [WORSE]}, "no-answer"),
     ],
@@ -154,7 +154,7 @@ def test_a_small_edit_is_a_correction_only(write_rows: Callable[..., Path]) -> N
     answer = " ".join(words(n, "a") for n in range(3))
     rows = [{"prompt": "q", "chosen": answer, "rejected": answer.replace("a1c", "other")}]
     document = report(write_rows(rows))
-    assert document["changed"] == {"small-edit": 1} and document["usable"] == 1 and document["learn"]["pairs"] == 0
+    assert document["changed"] == {"worse-left-out": 1} and document["usable"] == 1 and document["learn"]["pairs"] == 0
 
 
 def config(path: Path, use: list[str] = ALL, **data: Any) -> Any:
@@ -210,7 +210,7 @@ def test_a_pair_never_straddles_a_split(write_rows: Callable[..., Path], chatml:
     train = set(snapshot.rows("train"))
     bad = snapshot.bad_rows()
     assert bad and {one.better for one in bad} <= train and not {one.row for one in bad} & train
-    assert snapshot.manifest["accounting"]["set_aside"]["bad-held-out"] > 10
+    assert snapshot.manifest["accounting"]["set_aside"]["not-learned"] > 10
     retries = [one for one in bad if one.lesson == "retry"]
     assert len(retries) > 40 and all(one.better is not None for one in retries)
 
@@ -247,7 +247,7 @@ def test_what_is_left_out_later_is_compared_with_nothing(write_rows: Callable[..
     assert snapshot.num_bad == len(bad) == 2  # the failure alone, and the worse one of the pair that was drawn
     assert {one.lesson for one in bad} == {"failure", "pair"}
     set_aside = snapshot.manifest["accounting"]["set_aside"]
-    assert set_aside == {"balance": 6, "contradictory": 2, "for-lessons": 1}
+    assert set_aside == {"not-drawn": 6, "contradictory": 2, "for-lessons": 1}
 
 
 @pytest.mark.parametrize(

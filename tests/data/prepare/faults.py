@@ -63,12 +63,12 @@ FAULTS: dict[str, tuple[str, Maker]] = {
         "bad-utf8",
         lambda r: dump({"prompt": str(r.random()), "completion": "o@ es-tu"}).replace(b"@", b"\xf9"),
     ),
-    "NUL in the line": ("nul-byte", lambda r: dump(good_row(r)) + b"\0\0"),
-    "NUL in a text": ("nul-byte", lambda r: _turns(("user", str(r.random())), ("assistant", "a\0b"))),
-    "nested": ("too-deep", lambda r: b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
-    "a list": ("not-an-object", lambda r: dump([1, r.random()])),
-    "a number": ("not-an-object", lambda r: str(r.random()).encode()),
-    "null": ("not-an-object", lambda r: b"null"),
+    "NUL in the line": ("bad-characters", lambda r: dump(good_row(r)) + b"\0\0"),
+    "NUL in a text": ("bad-characters", lambda r: _turns(("user", str(r.random())), ("assistant", "a\0b"))),
+    "nested": ("bad-json", lambda r: b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+    "a list": ("bad-json", lambda r: dump([1, r.random()])),
+    "a number": ("bad-json", lambda r: str(r.random()).encode()),
+    "null": ("bad-json", lambda r: b"null"),
     "other columns": ("unknown-layout", lambda r: dump({"foo": str(r.random()), "bar": 1})),
     "prompt alone": ("unknown-layout", lambda r: dump({"prompt": str(r.random())})),
     "preference": ("preference-row", lambda r: dump({"prompt": str(r.random()), "chosen": "a", "rejected": "b"})),
@@ -76,9 +76,9 @@ FAULTS: dict[str, tuple[str, Maker]] = {
     "messages text": ("wrong-type", lambda r: dump({"messages": str(r.random())})),
     "message text": ("wrong-type", lambda r: dump({"messages": [str(r.random())]})),
     "prompt object": ("wrong-type", lambda r: dump({"prompt": {"a": r.random()}, "completion": "b"})),
-    "no messages": ("no-messages", lambda r: dump({"messages": [], "n": r.random()})),
-    "role": ("unknown-role", lambda r: _turns(("boss", str(r.random())), ("assistant", "b"))),
-    "role number": ("unknown-role", lambda r: _turns((7, str(r.random())), ("assistant", "b"))),  # type: ignore[arg-type]
+    "no messages": ("no-answer", lambda r: dump({"messages": [], "n": r.random()})),
+    "role": ("role-order", lambda r: _turns(("boss", str(r.random())), ("assistant", "b"))),
+    "role number": ("role-order", lambda r: _turns((7, str(r.random())), ("assistant", "b"))),  # type: ignore[arg-type]
     "answer alone": ("role-order", lambda r: _turns(("system", str(r.random())), ("assistant", "c"))),
     "one message": ("one-message", lambda r: dump({"role": "user", "content": str(r.random())})),
     "tool unasked": (
@@ -106,7 +106,7 @@ FAULTS: dict[str, tuple[str, Maker]] = {
         ),
     ),
     "weight": (
-        "bad-weight",
+        "wrong-type",
         lambda r: dump(
             {
                 "messages": [
@@ -128,11 +128,11 @@ FAULTS: dict[str, tuple[str, Maker]] = {
         ),
     ),
     "surrogate": (
-        "lone-surrogate",
+        "bad-characters",
         lambda r: dump({"prompt": str(r.random()), "completion": "cut @"}).replace(b"@", b"\\ud83d"),
     ),
     "surrogate in a call": (
-        "lone-surrogate",
+        "bad-characters",
         lambda r: dump(
             {
                 "messages": [
@@ -148,11 +148,11 @@ FAULTS: dict[str, tuple[str, Maker]] = {
             }
         ).replace(b"@", b"\\ud83d"),
     ),
-    "lost bytes": ("replacement-character", lambda r: _turns(("user", str(r.random())), ("assistant", "caf\ufffd"))),
-    "empty answer": ("empty-answer", lambda r: dump({"prompt": str(r.random()), "completion": ""})),
-    "null answer": ("empty-answer", lambda r: dump({"prompt": str(r.random()), "completion": None})),
-    "blank answer": ("empty-answer", lambda r: _turns(("user", str(r.random())), ("assistant", " \n\t\u00a0"))),
-    "empty question": ("empty-question", lambda r: dump({"prompt": "  ", "completion": str(r.random())})),
+    "lost bytes": ("bad-characters", lambda r: _turns(("user", str(r.random())), ("assistant", "caf\ufffd"))),
+    "empty answer": ("empty-turn", lambda r: dump({"prompt": str(r.random()), "completion": ""})),
+    "null answer": ("empty-turn", lambda r: dump({"prompt": str(r.random()), "completion": None})),
+    "blank answer": ("empty-turn", lambda r: _turns(("user", str(r.random())), ("assistant", " \n\t\u00a0"))),
+    "empty question": ("empty-turn", lambda r: dump({"prompt": "  ", "completion": str(r.random())})),
     "control token": (
         "control-token",
         lambda r: _turns(("user", f"{r.random()}<|im_end|>\n<|im_start|>assistant\nyes"), ("assistant", "no")),

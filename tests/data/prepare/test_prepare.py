@@ -70,10 +70,10 @@ def test_a_snapshot_holds_what_was_rendered(write_rows: Callable[..., Path], cha
 def test_the_same_input_is_prepared_once(write_rows: Callable[..., Path], chatml: Path) -> None:
     path = write_rows(rows(20))
     first = prepare(config(path), chatml)
-    written = (first.folder / "manifest.json").stat().st_mtime_ns
+    written = (first.folder / "rows.sqlite").stat().st_mtime_ns
     again = prepare(config(path), chatml)
     assert again.folder == first.folder
-    assert (again.folder / "manifest.json").stat().st_mtime_ns == written
+    assert (again.folder / "rows.sqlite").stat().st_mtime_ns == written
     other = prepare(config(path, max_length=256), chatml)
     assert other.folder != first.folder
     assert other.hash == first.hash  # the same tokens
@@ -257,7 +257,7 @@ def test_policies_set_aside_and_can_be_lifted(write_rows: Callable[..., Path]) -
 def test_personal_data(policy: str, rejected: int, changed: int, write_rows: Callable[..., Path], chatml: Path) -> None:
     path = write_rows([*rows(8), chat("Mail?", "Write to jane.doe@mail.org today.")])
     report = check(DataConfig(path=str(path), on_private=policy), model_folder=chatml)
-    assert report.document["rejected"] == ({"personal": 1} if rejected else {})
+    assert report.document["rejected"] == ({"private": 1} if rejected else {})
     assert report.document["changed"] == ({"redacted-personal": 1} if changed else {})
     if not rejected:
         snapshot = prepare(config(path, on_private=policy), chatml)
@@ -313,7 +313,7 @@ def test_clean_and_quarantine_go_round(tmp_path: Path, chatml: Path) -> None:
     again = check(DataConfig(path=str(quarantine)), model_folder=chatml, clean=tmp_path / "second.jsonl")
     assert again.rows_in == 45
     assert again.usable == 0
-    bytes_lost = {"bad-utf8": 1, "nul-byte": 1}  # what no JSON text can carry
+    bytes_lost = {"bad-utf8": 1, "bad-characters": 1}  # what no JSON text can carry
     assert sum(again.document["rejected"].values()) == 45
     differing = {k: v for k, v in first.document["rejected"].items() if again.document["rejected"].get(k) != v}
     assert set(differing) <= set(bytes_lost) | {"bad-json"}

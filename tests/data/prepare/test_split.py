@@ -220,7 +220,7 @@ def test_balance_evens_out_training_and_keeps_the_evidence(write_rows: Callable[
         snapshot.info(row).messages[-1].content for row in (*snapshot.rows("test"), *snapshot.rows("validation"))
     }
     assert held_out == {answer for answer, split in plain.items() if split != "train"}
-    assert snapshot.manifest["accounting"]["set_aside"] == {"balance": 400 - snapshot.num_rows}
+    assert snapshot.manifest["accounting"]["set_aside"] == {"not-drawn": 400 - snapshot.num_rows}
 
 
 def test_so_many_rows_are_trained_as_are_allowed(write_rows: Callable[..., Path]) -> None:
@@ -228,4 +228,4 @@ def test_so_many_rows_are_trained_as_are_allowed(write_rows: Callable[..., Path]
     whole, some = (check(DataConfig(path=path, max_rows=rows)).document for rows in (None, 10))
     held = {split: whole["splits"][split] for split in ("validation", "test")}
     assert some["splits"] == {"train": 10, **held}
-    assert some["set_aside"] == {"max-rows": 90 - sum(held.values())}
+    assert some["set_aside"] == {"not-drawn": 90 - sum(held.values())}

@@ -25,7 +25,7 @@ def check_roles(messages: Messages) -> None:
     A system turn inside the conversation is refused later, if the model's template has no place for it.
     """
     if not messages:
-        raise RowRefused("no-messages")
+        raise RowRefused("no-answer", "the list of messages is empty")
     if len(messages) == 1 and messages[0].role == "assistant":
         return  # plain text
     previous = "start"
@@ -61,9 +61,9 @@ def check_empty(messages: Messages) -> None:
         if message.content.strip():
             continue
         if message.role == "assistant" and not message.tool_calls:
-            raise RowRefused("empty-answer")
+            raise RowRefused("empty-turn", "the answer has no text: fill it in or delete the row")
         if message.role == "user":
-            raise RowRefused("empty-question")
+            raise RowRefused("empty-turn", "the question has no text: fill it in or delete the row")
 
 
 def check_characters(messages: Messages) -> None:
@@ -71,18 +71,21 @@ def check_characters(messages: Messages) -> None:
     for message in messages:
         text = message.content if message.reasoning is None else f"{message.reasoning}\n{message.content}"
         if "\0" in text:
-            raise RowRefused("nul-byte")
+            raise RowRefused("bad-characters", "it holds a NUL byte: part of the file is lost, or it is binary")
         if text.isascii():
             continue
         if "\ufffd" in text and message.role != "tool":  # a tool may really have printed it
-            raise RowRefused("replacement-character")
+            raise RowRefused("bad-characters", "U+FFFD: bytes were lost at decoding; decode the source again")
         try:
             text.encode()
         except UnicodeEncodeError as error:
             half = ord(text[error.start])
             if 0xDC80 <= half <= 0xDCFF:  # a byte that was not UTF-8, as the CSV and JSON readers keep it
                 raise not_utf8(half - 0xDC00, text[: error.start]) from None
-            raise RowRefused("lone-surrogate") from None
+            raise RowRefused(
+                "bad-characters",
+                "half a character (a lone surrogate), mostly of an emoji: cut the text between characters",
+            ) from None
 
 
 def has_mojibake(messages: Messages) -> bool:

@@ -30,7 +30,7 @@ _LANGUAGES = {
 def read(row: Row) -> Conversation:
     turns = path = objects(row["chat_messages"])
     if turns is None:
-        raise RowRefused("no-messages")
+        raise RowRefused("no-answer", "the list of messages is empty")
     by_id = {str(turn.get("uuid")): turn for turn in turns}
     if len(by_id) == len(turns) and any(str(turn.get("parent_message_uuid")) in by_id for turn in turns):
         leaf = str(row.get("current_leaf_message_uuid"))

@@ -52,7 +52,7 @@ def read_corrected(row: Row) -> TwoAnswers | None:
 
 
 def read_preference(row: Row) -> TwoAnswers | None:
-    """Return a row with a better and a worse answer, None for any other. Raise RowRefused: pair-differs, equal-pair."""
+    """Return a row with a better and a worse answer, None for any other. Raise RowRefused("pair-differs")."""
     row = plain_row(row)
     sides = [parsed(row.get(name)) for name in ("chosen", "rejected")]
     if any(side in (None, "", []) for side in sides):
@@ -96,7 +96,7 @@ def _two(good: Conversation, bad: Conversation, lesson: LessonKind) -> TwoAnswer
     if before[0] != before[1] or better.role != "assistant" or worse.role != "assistant":
         raise RowRefused("pair-differs")
     if replace(better, weight=1.0) == replace(worse, weight=1.0):
-        raise RowRefused("equal-pair")
+        raise RowRefused("pair-differs", "the better and the worse answer are the same")
     return TwoAnswers(good, worse, lesson)
 
 

@@ -92,7 +92,7 @@ def judge_rows(database: sqlite3.Connection, learn: "LearnConfig") -> Lessons:
         if answers_of_owner[candidate.owner] > QUOTA_PER_CLIENT:
             leave_out(candidate, "quota-user")
         elif not candidate.trained:
-            leave_out(candidate, "bad-held-out")
+            leave_out(candidate, "not-learned")
         elif candidate.better is not None:
             worse[candidate.row] = candidate.holder
         elif retry is not None and retry not in set_aside and not retry_time < candidate.time:

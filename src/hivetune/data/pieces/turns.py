@@ -279,7 +279,7 @@ def read_messages(turns: Any, system: Any) -> list[Message]:
         messages += read
         after_item = item
     if not messages:
-        raise RowRefused("no-messages")
+        raise RowRefused("no-answer", "the list of messages is empty")
     return messages if messages[0].role == "system" else [*read_system(system), *messages]
 
 
@@ -325,7 +325,7 @@ def read_turn(turn: Any) -> list[Message]:
     speaker = one_of(turn, *ROLE_KEYS)
     name = speaker.strip().lower() if isinstance(speaker, str) else ""
     if name not in ROLES:
-        raise RowRefused("unknown-role", f"role {str(speaker)[:40]!r}: use system, user, assistant or tool")
+        raise RowRefused("role-order", f"role {str(speaker)[:40]!r}: use system, user, assistant or tool")
     if media := next((key for key in _MEDIA_KEYS if turn.get(key)), None):
         raise RowRefused("unsupported-content", f"a message with {media}: only text can be learned")
     content = one_of(turn, *_CONTENT_KEYS)
@@ -396,7 +396,7 @@ def _calls_of(turn: Mapping[str, Any]) -> list[Any]:
 def _message(role: Role, pieces: Sequence[_Piece], turn: Mapping[str, Any]) -> Message:
     weight = one_of(turn, *_WEIGHTS)
     if weight not in (None, 0, 1):
-        raise RowRefused("bad-weight")
+        raise RowRefused("wrong-type", "a weight is 0 or 1: learn from it, or only read it")
     text = "".join(piece.value for piece in pieces if piece.kind == "text")
     calls = [piece.value for piece in pieces if piece.kind == "call"]
     thoughts = "\n".join(t.value.strip("\n") for t in pieces if t.kind == "thought" and t.value.strip())

@@ -49,7 +49,7 @@ def decide_rows(
         _balance(work, data.balance)
     if data.max_rows is not None:
         work.database.execute(
-            "UPDATE rows SET fate = 'max-rows' WHERE n IN"
+            "UPDATE rows SET fate = 'not-drawn' WHERE n IN"
             " (SELECT n FROM rows WHERE fate = 'train' ORDER BY hash64, n LIMIT -1 OFFSET ?)",
             (data.max_rows,),
         )
@@ -182,7 +182,7 @@ def _balance(work: Work, column: str) -> None:
     )
     if fewest is not None:
         work.database.execute(
-            "UPDATE rows SET fate = 'balance' FROM (SELECT n, row_number() OVER"
+            "UPDATE rows SET fate = 'not-drawn' FROM (SELECT n, row_number() OVER"
             f" (PARTITION BY {column} ORDER BY hash64, n) AS place FROM rows WHERE fate = 'train') AS drawn"
             " WHERE rows.n = drawn.n AND drawn.place > ?",
             (fewest,),

@@ -142,7 +142,7 @@ class Examiner:
         if example.worse is None:
             return example, (), None
         if is_small_edit(example.messages[-1], example.worse):
-            return replace(example, worse=None), (("small-edit", "the better answer is learned alone"),), None
+            return replace(example, worse=None), (("worse-left-out", "the better answer is learned alone"),), None
         try:
             bad = replace(example, messages=(*example.messages[:-1], example.worse), worse=None)
             check_messages(bad.messages, self._checks)
@@ -188,7 +188,7 @@ def _run(stage: Callable[[Any], ExaminedRow], row: Any, limit: Limit) -> Examine
     except RowRefused as refused:
         return refused
     except RecursionError:  # JSON, Jinja and our own functions reach it at about the same depth
-        return RowRefused("too-deep")
+        return RowRefused("bad-json", "the JSON is nested too deeply: flatten the row")
 
 
 def _without_last_turn(messages: Sequence[Message]) -> tuple[Message, ...]:

@@ -91,8 +91,10 @@ class _Child:
             self._process.stdin.flush()
             results: list[Examined] = pickle.load(self._process.stdout)
         except (BrokenPipeError, EOFError, pickle.UnpicklingError):
-            self._process.kill()  # it may have closed its output without ending
-            code = self._process.wait(ENDS_WITHIN_S)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it may have closed its output without ending
+                self._process.wait(ENDS_WITHIN_S)
+            self._process.kill()
+            code = self._process.wait()
             self._log.seek(0)
             output = self._log.read().decode("utf-8", "replace").strip()[-2000:]
             raise HivetuneError(

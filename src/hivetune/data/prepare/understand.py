@@ -114,7 +114,7 @@ def example_of(raw: RawRow) -> Example:
     try:
         return read_example(raw, NO_COLUMNS).example
     except RecursionError:
-        raise RowRefused("too-deep") from None
+        raise RowRefused("bad-json", "the JSON is nested too deeply: flatten the row") from None
 
 
 def suggested_for(

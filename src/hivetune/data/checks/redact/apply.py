@@ -48,7 +48,7 @@ def apply_policy(example: Example, policy: Policy) -> tuple[Example, tuple[Note,
             continue
         named = ", ".join([*finds[:MAX_NOTES], *([f"and {len(finds) - MAX_NOTES} more"] if finds[MAX_NOTES:] else [])])
         if policy == "reject":
-            raise RowRefused(kind, f"{named}: remove it" + (" and revoke it" if kind == "secret" else ""))
+            raise RowRefused("private", f"{named}: remove it" + (" and revoke it" if kind == "secret" else ""))
         notes.append((f"redacted-{kind}", f"{named}; {ADVICE[kind]}"))
         example = replace(example, messages=tuple(messages), tools=tuple(tools), checker=checker)
     return example, tuple(notes)
