@@ -91,8 +91,8 @@ def test_an_adapter_of_another_model_is_refused(own_home: Path, tmp_path: Path) 
 
     base = base_gguf(MODEL, sha256_file(make_home() / MANIFEST), "q8_0")
     other = tmp_path / "other"
-    write_model(other, "qwen2")
+    write_model(other, "qwen3")
     write_adapter(other, tmp_path / "adapter", 1)
     adapter = write_gguf(other, tmp_path / "adapter", None, tmp_path / "task", "o.gguf", lambda done, total: None)
-    with pytest.raises(UsageError, match=r"does not belong to .*architecture 'qwen2', the model is 'llama'"):
+    with pytest.raises(UsageError, match=r"does not belong to .*architecture 'qwen3', the model is 'llama'"):
         _served("x", "gguf", base, adapter, None, None)

@@ -12,13 +12,16 @@ from hivetune import walk
 from hivetune.base.disk import write_json
 from hivetune.base.paths import quoted
 from hivetune.cli.arguments import RunArgument, SetOption
-from hivetune.cli.output import Note, Table, answer, progress, short
+from hivetune.cli.output import Note, Table, answer, progress, say, short
 from hivetune.config import DataConfig, EvalConfig, GateConfig, RunConfig, override_config
 from hivetune.errors import NotDeployed, UsageError
 from hivetune.judge.advice import more_evidence
 from hivetune.judge.evaluate import compare_pair, read_evaluation, verdict_document, verdict_of
 from hivetune.judge.page import DEFAULT_LEVEL, value_text, write_comparison_page
 from hivetune.judge.verdict import RATIOS, by_part, judge, level_text, metric_name, passed_text
+from hivetune.machine.doctor.findings import answers_elsewhere
+from hivetune.machine.doctor.look import look
+from hivetune.machine.inventory import read_cards
 from hivetune.models.sides import BASELINE, parse_side
 from hivetune.records import Verdict
 from hivetune.release.gguf import SERVED_QUANT
@@ -61,6 +64,8 @@ def evaluate(run: RunArgument, overrides: SetOption = None) -> None:
     opened = replace(opened, config=override_config(opened.config, changes))
     measures = not changes or not all(override.startswith("gate.") for override in changes)
     if measures:
+        if read_cards() and (words := answers_elsewhere(look())):
+            say(words)  # before the minutes that it costs
         with progress("scoring and answering", "items") as tell:
             walk.evaluate(opened, progress=tell)
     else:

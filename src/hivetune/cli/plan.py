@@ -18,7 +18,9 @@ from hivetune.cli.arguments import (
 )
 from hivetune.cli.output import Note, Table, answer, duration, size
 from hivetune.errors import DoesNotFit, HivetuneError, UsageError
-from hivetune.machine.inventory import disk_free_bytes
+from hivetune.machine.doctor.findings import answers_elsewhere
+from hivetune.machine.doctor.look import look
+from hivetune.machine.inventory import disk_free_bytes, read_cards
 from hivetune.train.open import check_disk
 from hivetune.train.plan.choose import Choice
 from hivetune.train.plan.memory import disk_bytes, explain_memory
@@ -68,7 +70,8 @@ def plan(
             check_disk(_folder_of(planned), planned.setup)
         except DoesNotFit as full:
             error, document = full, {**document, "fits": False, "refusal": full.message}
-    answer(document, *plan_text(planned), error=error)
+    elsewhere = answers_elsewhere(look()) if card is None and read_cards() else ""
+    answer(document, *plan_text(planned), *([Note(elsewhere)] if elsewhere else []), error=error)
 
 
 def _cells(planned: Planned) -> tuple[Any, ...]:

@@ -8,7 +8,13 @@ import pytest
 import yaml
 from machines import GIB, IVY_BRIDGE, Fake, Gpu, seen
 
-from hivetune.machine.doctor.findings import LEAVE_HIPBLASLT, WORST_FIRST, advised_variables, judge_machine
+from hivetune.machine.doctor.findings import (
+    LEAVE_HIPBLASLT,
+    WORST_FIRST,
+    advised_variables,
+    answers_elsewhere,
+    judge_machine,
+)
 from hivetune.machine.doctor.report import facts_as_text, findings_as_text
 from hivetune.machine.inventory import Card
 from hivetune.run.choices import Choices
@@ -173,3 +179,13 @@ def test_what_is_advised_on_gfx12_leaves_nothing_for_the_first_rung(tmp_path: Pa
     one = seen(Fake(gpus=[R9700], torch="2.13.0+rocm7.2"), tmp_path)
     advised = {variable.name: variable.value or "" for variable in advised_variables(one)}
     assert "blas" in void_rungs(advised, Choices())
+
+
+def test_before_answers_are_computed_it_is_said_that_the_card_will_not(tmp_path: Path) -> None:
+    """By `eval` and `plan`."""
+    on_card, on_cpu = (
+        Fake(nvidia=[H200], torch="2.13.0", cuda="12.8", packages={"xllamacpp": version})
+        for version in ("2026.10.1+cu128", "2026.10.1")
+    )
+    assert answers_elsewhere(seen(on_card, tmp_path / "card")) == ""
+    assert "a processor's build" in answers_elsewhere(seen(on_cpu, tmp_path / "cpu"))

@@ -220,6 +220,13 @@ def judge_machine(look: Look, dtype: str = "auto") -> Judgement:
     return Judgement(worst_first(findings))
 
 
+def answers_elsewhere(look: Look) -> str:
+    """Return in words, with the command, that llama.cpp here is a processor's build beside a card; empty if it is
+    none."""
+    found = (each for each in judge_machine(look).findings if each.id.startswith("llama-cpp-without-"))
+    return next((f"{each.title}; for the other build: {each.fix}" for each in found), "")
+
+
 def _finding(fact: Fact, observed: Mapping[str, Any], install: str) -> MachineFinding:
     more, met = fact.more, matching(fact.when, observed)
     names = [*met, *(("rocm_versions_seen",) if "rocm_versions" in met else ())]
