@@ -10,7 +10,7 @@ from command import hivetune
 from small_disk import fill
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import write_json, write_manifest
+from hivetune.base.disk import path_to_store, write_json, write_manifest
 from hivetune.base.journal import Journal
 
 SIZE_BYTES = 300_000
@@ -32,7 +32,7 @@ def make_run(folder: Path, status: str) -> Path:
         events.append("supervisor_ended", status=status, steps=20, restarts=0, why="")
     write_manifest(folder)
     with closing(open_database()) as database:
-        database.execute("INSERT INTO runs VALUES (?, ?, 5.0, 'h')", (str(folder), folder.name))
+        database.execute("INSERT INTO runs VALUES (?, ?, 5.0, 'h')", (path_to_store(folder), folder.name))
     return folder
 
 
