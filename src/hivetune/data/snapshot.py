@@ -117,7 +117,7 @@ class Snapshot:
         self.manifest = manifest
         self.hash: str = manifest["hash"]
         self.num_rows: int = manifest["num_rows"]
-        self.num_bad: int = manifest.get("num_bad", 0)  # snapshots of earlier versions have none
+        self.num_bad: int = manifest["num_bad"]
         self._offsets = _mapped(folder / "offsets.u64").cast("Q")
         self._tokens = _mapped(folder / "tokens.u32").cast("I")
         self._trained = _mapped(folder / "trained.u8")
@@ -175,7 +175,7 @@ class Snapshot:
             ]
 
     def pool(self) -> Iterator[PoolRow]:
-        """Yield every row of the input once, of all splits. Raises UsageError for a snapshot of an earlier version."""
+        """Yield every row of the input once, of all splits."""
         with _reported_damage(self.folder):
             rows = self._database.execute(
                 "SELECT id, source, split, tied, agent, category, user, time, answered_by, sum(length), sum(trained),"

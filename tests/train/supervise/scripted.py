@@ -103,5 +103,5 @@ def _write_snapshot(folder: Path) -> str:
                 (row, _content_id(row), f"rows.jsonl:{row + 1}", row, _length(row)),
             )
     database.close()
-    write_manifest(folder, {"kind": "snapshot", "hash": "h", "num_rows": NUM_ROWS})
+    write_manifest(folder, {"kind": "snapshot", "hash": "h", "num_rows": NUM_ROWS, "num_bad": 0})
     return "h"

@@ -162,5 +162,5 @@ def _write_snapshot(folder: Path, rows: list[list[int]]) -> str:
     database.commit()
     database.close()
     digest = hashlib.sha256(tokens.tobytes()).hexdigest()
-    write_manifest(folder, {"kind": "snapshot", "hash": digest, "num_rows": len(rows)})
+    write_manifest(folder, {"kind": "snapshot", "hash": digest, "num_rows": len(rows), "num_bad": 0})
     return digest

@@ -54,7 +54,7 @@ def write_snapshot(folder: Path, rows: Sequence[tuple[list[int], list[int]]], sp
     (folder / "tokens.u32").write_bytes(tokens.tobytes())
     (folder / "trained.u8").write_bytes(trained)
     digest = sha256_bytes(tokens.tobytes() + bytes(trained))
-    write_manifest(folder, {"kind": "snapshot", "hash": digest, "num_rows": len(rows)})
+    write_manifest(folder, {"kind": "snapshot", "hash": digest, "num_rows": len(rows), "num_bad": 0})
     return digest
 
 
