@@ -33,6 +33,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 QUANT = "q8_0"
+DEMO: list[Path] = []  # the prepared demo model, where a caller has it; else it is fetched
 # Of the outputs of a matrix whose inputs are 1. With 1.5 the rounding of q8_0 grows from layer to layer, and with it
 # the error of the slope: 0.97 of gpt-oss's effect arrived, with 0.7 it is 0.997.
 SPREAD, ADAPTER_SPREAD = 0.7, 0.6
@@ -157,7 +158,8 @@ def _write_tokenizer(kind: str, folder: Path) -> Any:
     else:
         from hivetune.models.fetch import fetch_model
 
-        tokenizer = Tokenizer.from_file(str(fetch_model("smollm2-135m") / "tokenizer.json"))
+        demo = DEMO[0] if DEMO else fetch_model("smollm2-135m")
+        tokenizer = Tokenizer.from_file(str(demo / "tokenizer.json"))
     tokenizer.add_special_tokens(specials)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

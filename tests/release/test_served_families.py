@@ -37,7 +37,8 @@ OTHERS = (
 
 
 @pytest.fixture(scope="module")
-def warm() -> None:
+def warm(smollm2: Path) -> None:
+    served.DEMO[:] = [smollm2]
     families.warm_up()
 
 
