@@ -34,11 +34,11 @@ GENERAL_FACTOR = 2.3
 # What is kept, as a multiple of the inputs and outputs of all products, where those were counted; 1.3 fits Llama's
 # shapes.
 COUNTED_FACTOR = 1.3
-# The columns of an adapter's factor are padded to a multiple of this (worker/model/fast/weights/read.py).
+# The columns of an adapter's factor are padded to a multiple of this (worker/model/fast/weights.py).
 RANK_COLUMNS = 16
 # Half-widths of the error bar; the second for a family that was counted module by module or guessed from its config.
 FORMULA_ERROR, UNKNOWN_ERROR = 0.15, 0.5
-# Buffers for streamed layers: one in use, one ready, one being read (train/worker/model/fast/weights/stream.py).
+# Buffers for streamed layers: one in use, one ready, one being read (train/worker/model/fast/stream.py).
 STREAM_BUFFERS = 3
 # Share of the host's memory that pinned layers may take.
 PINNED_SHARE = 0.8
@@ -126,7 +126,7 @@ class Peak:
 def saved_bytes_per_token(setup: TrainingSetup) -> int:
     """Return the bytes that one layer keeps for its backward, for each token.
 
-    Fast path (worker/model/fast/state.py, `Saved`): the residual stream at the input and in the middle, in float32; in
+    Fast path (worker/model/fast/layer.py, `Saved`): the residual stream at the input and in the middle, in float32; in
     the run's precision q, k, v, attention's output, gate and up, and the rank columns of seven modules; the log-sum-exp
     of each head. Norms inside a layer keep their inputs in float32. The SwiGLU product is recomputed.
     """

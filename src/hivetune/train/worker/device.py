@@ -5,6 +5,7 @@ import functools
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -17,7 +18,6 @@ from hivetune.run.choices import Choices
 from hivetune.train.plan.device import computes_bfloat16
 from hivetune.train.worker.model.fast.kernels.build import missing_kernels_reason
 from hivetune.train.worker.model.fast.kernels.calls import KERNEL_SUFFIXES
-from hivetune.train.worker.model.products import Products
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
@@ -83,7 +83,7 @@ def native_dtype(device: torch.device) -> str:
     return "bfloat16" if native else "float32"
 
 
-def products_for(dtype: str, has_kernels: bool, machine: Machine) -> Products:
+def products_for(dtype: str, has_kernels: bool, machine: Machine) -> Literal["torch", "onednn", "native"]:
     """Return what multiplies large matrices on this processor.
 
     In bfloat16 our own kernel, which adds the adapter's share on the way, where AVX512-BF16 does the work; AMX is

@@ -269,9 +269,10 @@ def compare_products(session: Session, step: int, *, every_s: float = canary.EVE
     """
     if time.monotonic() - session.numbers_tested < every_s:
         return
-    products, seconds = canary.check_model(session.model)
+    started = time.perf_counter()
+    products = canary.check_model(session.model)
     session.numbers_tested = time.monotonic()
-    journal(session, "canary", step=step, passed=True, products=products, seconds=round(seconds, 6))
+    journal(session, "canary", step=step, passed=True, products=products, started=started)
 
 
 def save_when_due(session: Session, progress: LoopState) -> None:

@@ -22,7 +22,7 @@ from hivetune.run.folder import write_resolved
 from hivetune.train.plan.choose import Workload, first_that_fits, size_text, with_advice
 from hivetune.train.plan.device import device_of_machine
 from hivetune.train.plan.layout import trim_rows
-from hivetune.train.plan.memory import TrainingSetup, predict_peak, setup_of_run
+from hivetune.train.plan.memory import STREAM_BUFFERS, TrainingSetup, predict_peak, setup_of_run
 from hivetune.train.plan.steps import Plan
 from hivetune.train.worker import model as engine
 from hivetune.train.worker.device import (
@@ -32,7 +32,7 @@ from hivetune.train.worker.device import (
     start_with,
     with_threads,
 )
-from hivetune.train.worker.measure.agreement import TOKENS, check_documents, layers_compared, right_choices
+from hivetune.train.worker.measure.agreement import MAX_LAYERS_COMPARED, TOKENS, check_documents, right_choices
 from hivetune.train.worker.model.load import is_known, load_model
 from hivetune.train.worker.model.protocol import LoraModel
 
@@ -104,7 +104,9 @@ def _with_path(config: RunConfig, settled: Choices, model: Path, plan: Plan, sna
     if known is not None:
         return replace(settled, agreement=known)
     setup = setup_of_run(config, read_architecture(model), settled, torch.device(settled.device or "cpu").type)
-    layers = layers_compared(setup)
+    # Of a streamed model as many layers are compared as stay on the device.
+    resident = min(setup.architecture.layers - setup.streamed + STREAM_BUFFERS, MAX_LAYERS_COMPARED)
+    layers = resident if setup.streamed else None
     plain = config.lora.model_copy(update={"dropout": 0.0, "start": None})
 
     def load(changes: Choices) -> LoraModel:
@@ -115,7 +117,7 @@ def _with_path(config: RunConfig, settled: Choices, model: Path, plan: Plan, sna
         )
 
     documents = check_documents(snapshot, plan.steps[0].rows)
-    changes = right_choices(load, documents, truth_dtype=_truth_dtype(setup, config.memory_share))
+    changes = right_choices(load, documents, _truth_dtype(setup, config.memory_share))
     reset_peak_memory(torch.device(settled.device or "cpu"))
     if changes.agreement is not None:
         changes = replace(changes, agreement={**changes.agreement, "key": key})
@@ -138,14 +140,12 @@ def unstreamed(config: RunConfig, settled: Choices, model: Path, plan: Plan, sna
         raise DoesNotFit(why, hint=error.hint) from None
 
 
-def _truth_dtype(setup: TrainingSetup, memory_share: float) -> str | None:
-    """Return the widest precision in which the general path can compute the compared rows; None while streaming."""
-    if setup.streamed:
-        return None
+def _truth_dtype(setup: TrainingSetup, memory_share: float) -> str:
+    """Return the widest precision in which transformers can compute the compared rows; while streaming the run's."""
     limit = read_machine().memory_bytes * memory_share
     plain = replace(setup, path="general", products=None, kind="cpu")
-    wider = ("float64", "float32")
-    return next((w for w in wider if predict_peak(replace(plain, dtype=w), TOKENS).bytes <= limit), None)
+    wider = () if setup.streamed else ("float64", "float32")
+    return next((w for w in wider if predict_peak(replace(plain, dtype=w), TOKENS).bytes <= limit), setup.dtype)
 
 
 def _conditions(model: Path, settled: Choices) -> str:

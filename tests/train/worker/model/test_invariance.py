@@ -9,7 +9,7 @@ from train.worker.models import documents, random_adapter, write_model
 
 from hivetune.config import LoraConfig
 from hivetune.run.choices import Choices
-from hivetune.train.worker.model.fast import passes
+from hivetune.train.worker.model.fast import model as passes
 from hivetune.train.worker.model.fast.model import FastModel
 from hivetune.train.worker.model.protocol import Document
 

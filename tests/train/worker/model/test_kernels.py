@@ -15,16 +15,15 @@ from hivetune.config import LoraConfig
 from hivetune.errors import MachineNotFit
 from hivetune.run.choices import Choices
 from hivetune.train.plan.layout import TrimmedDocument, make_layout
-from hivetune.train.worker.model import products
 from hivetune.train.worker.model.fast.attention import TorchAttention, segment_tables
+from hivetune.train.worker.model.fast.computing import by_onednn
 from hivetune.train.worker.model.fast.kernels import build
 from hivetune.train.worker.model.fast.kernels.calls import kernels_for
-from hivetune.train.worker.model.fast.kernels.native import PIECE_KEYS, NativeAttention, NativeOps
+from hivetune.train.worker.model.fast.kernels.native import PIECE_KEYS, NativeAttention, NativeOps, by_native
 from hivetune.train.worker.model.fast.model import FastModel
 from hivetune.train.worker.model.fast.ops import TorchOps
-from hivetune.train.worker.model.fast.weights.matrices import Group, Member
-from hivetune.train.worker.model.memory import Workspace, wide_of
-from hivetune.train.worker.model.products import libraries
+from hivetune.train.worker.model.fast.weights import Group, Member
+from hivetune.train.worker.model.memory import Workspace, mm, wide_of
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -195,7 +194,7 @@ def test_thin_products(rows: int, inputs: int, sizes: list[int], rank: int, dtyp
 def test_all_products_give_the_same(rows: int, dtype: torch.dtype) -> None:
     """As the step calls them: a weight as it lies and turned, rows that are columns of a wider buffer; an inner size of
     several parts of a panel, an odd one, and more and fewer columns than panels have."""
-    for multiply in (*libraries(dtype, CPU).values(), products.by_native):
+    for multiply in (mm, by_native, *([by_onednn] if dtype == torch.float32 else [])):
         for outputs, inputs in ((50, 24), (3, 4117), (70, 17)):
             w, x = randn(outputs, inputs, dtype=dtype), randn(rows, inputs + 36, dtype=dtype)[:, :inputs]
             out = torch.zeros(rows, outputs + 20, dtype=dtype)
@@ -211,13 +210,13 @@ def test_our_products_do_not_depend_on_neighbours_or_threads() -> None:
     """Bit for bit: a row alone, among others, and with another number of threads."""
     x, w = randn(45, 600, dtype=torch.bfloat16), randn(70, 600, dtype=torch.bfloat16)
     all_rows, one = torch.empty(45, 70, dtype=torch.bfloat16), torch.empty(1, 70, dtype=torch.bfloat16)
-    products.by_native(x, w.t(), all_rows)
-    products.by_native(x[44:], w.t(), one)
+    by_native(x, w.t(), all_rows)
+    by_native(x[44:], w.t(), one)
     assert torch.equal(one[0], all_rows[44])
     threads, again = torch.get_num_threads(), torch.empty_like(all_rows)
     try:
         torch.set_num_threads(3)
-        products.by_native(x, w.t(), again)
+        by_native(x, w.t(), again)
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(again, all_rows)
@@ -225,7 +224,7 @@ def test_our_products_do_not_depend_on_neighbours_or_threads() -> None:
 
 def test_rows_that_are_not_whole_in_memory_are_refused() -> None:
     with pytest.raises(ValueError, match="not contiguous"):
-        products.by_native(randn(4, 8).t(), randn(4, 3), torch.empty(8, 3))
+        by_native(randn(4, 8).t(), randn(4, 3), torch.empty(8, 3))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -14,9 +14,10 @@ from hivetune.config import LoraConfig
 from hivetune.errors import UsageError
 from hivetune.run.choices import Choices
 from hivetune.train.worker.measure.agreement import answer, difference
+from hivetune.train.worker.model.fast import files
+from hivetune.train.worker.model.fast import weights as read
 from hivetune.train.worker.model.fast.model import FastModel
-from hivetune.train.worker.model.fast.weights import files, read
-from hivetune.train.worker.model.fast.weights.stream import LayerStream
+from hivetune.train.worker.model.fast.stream import LayerStream
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import LoraModel
 

@@ -28,6 +28,10 @@ class Document(NamedTuple):
     """What its loss is multiplied by in `backward`; below 0 for a bad answer."""
 
 
+Product = Callable[[Tensor, Tensor], Tensor]
+"""A product of two matrices in torch.mm's form."""
+
+
 class LoraModel(Protocol):
     """A frozen base with low-rank adapters. Everything below is on `device`."""
 
@@ -36,7 +40,7 @@ class LoraModel(Protocol):
     """Why the general path runs; empty on the fast path."""
     kernels: str
     """The kernels that compute: their roundings differ."""
-    product: Callable[[Tensor, Tensor], Tensor]
+    product: Product
     """The product of its large matrices, in torch.mm's form, for the canary."""
     device: torch.device
     dtype: torch.dtype

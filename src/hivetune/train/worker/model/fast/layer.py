@@ -41,12 +41,87 @@ layer's number, "again" for layers that are recomputed (they share one set), "on
     final, final_rstd, nll (passes.py)    the last norm's input; loss of entries   the next micro-batch
 """
 
+from dataclasses import dataclass, field
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
-from hivetune.train.worker.model.fast.ops import Drop, down_gradient, input_gradient, project
-from hivetune.train.worker.model.fast.state import Saved, SavedMlp, Walk
-from hivetune.train.worker.model.fast.weights.matrices import Group, Mlp
+from hivetune.train.worker.model.fast.ops import Drop, TorchOps, down_gradient, input_gradient, project
+from hivetune.train.worker.model.fast.spec import ModelSpec
+from hivetune.train.worker.model.fast.tables import BatchTables
+from hivetune.train.worker.model.fast.weights import Group, Weights
+from hivetune.train.worker.model.memory import Workspace, wide_of
+
+
+class Attention(Protocol):
+    """Attention of one layout; see attention.TorchAttention for what the buffers hold."""
+
+    def forward(self, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, window: int | None) -> None: ...
+
+    def backward(
+        self, dout_TN: Tensor, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, dqkv_TW: Tensor, window: int | None
+    ) -> None: ...
+
+
+@dataclass
+class Saved:
+    """The inputs of one layer's backward pass; the plan counts these bytes (plan/memory.py, `saved_bytes_per_token`).
+
+    x_TD: the stream at the input, delta added; rstd_T: 1 / root mean square of its rows. qkv_TW: after inner norms and
+    rotation, with X A^T in the rank columns. out_TN, lse_TH: attention's output and the log-sum-exp of its scores, from
+    which backward recomputes them (FlashAttention, arXiv 2205.14135). s_o_SR: X A^T of o, whose output buffer is used
+    again. mid_SD, rstd_mid_S: the stream after attention. gate_up_SW:
+    before the activation, with X A^T in the rank columns. s_down_SR: X A^T of the down projection. delta_SD: not part
+    of backward; what the next layer has still to add.
+    """
+
+    x_TD: Tensor
+    rstd_T: Tensor
+    qkv_TW: Tensor
+    out_TN: Tensor
+    lse_TH: Tensor
+    s_o_SR: Tensor
+    mid_SD: Tensor
+    rstd_mid_S: Tensor
+    gate_up_SW: Tensor
+    s_down_SR: Tensor
+    delta_SD: Tensor
+    inner: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Input and rstd of further norms, flattened to one row per norm: q, k, after_attention, after_mlp."""
+
+
+@dataclass
+class Walk:
+    """One micro-batch on its way through the layers. `adapter` False: the base alone. `keep`: for a backward pass.
+
+    The chain of gradients runs unscaled, because 1 / trained tokens would push fp16 gradients below its smallest number
+    (6e-8). dA is multiplied by `scale` and dB by `up_scale` (scale * alpha / r) when they are added up.
+    """
+
+    spec: ModelSpec
+    weights: Weights
+    ops: TorchOps
+    workspace: Workspace
+    dtype: torch.dtype
+    batch: BatchTables
+    attention: Attention
+    adapter: bool = True
+    drop: Drop | None = None
+    scale: float = 1.0
+    up_scale: float = 1.0
+    keep: bool = True
+
+    def buffer(self, name: str, *shape: int, wide: bool = False) -> Tensor:
+        return self.workspace.take(name, *shape, dtype=wide_of(self.dtype) if wide else self.dtype)
+
+    def is_last(self, index: int) -> bool:
+        return index == len(self.weights.layers) - 1
+
+    def drop_of(self, index: int) -> Drop | None:
+        """Return dropout of the S rows that a product of layer `index` sees after attention."""
+        rows_R = self.batch.rows_R
+        return self.drop if self.drop is None or rows_R is None or not self.is_last(index) else self.drop.of(rows_R)
 
 
 def forward_layer(walk: Walk, index: int, x_TD: Tensor, delta_TD: Tensor | None, slot: str) -> Saved:
@@ -81,23 +156,27 @@ def forward_layer(walk: Walk, index: int, x_TD: Tensor, delta_TD: Tensor | None,
     )
     y_SD = walk.buffer("y", rows, spec.hidden)  # qkv has read the first norm's output: the buffer is free
     enter(walk, layer.norms_D.get("mlp"), x_SD, delta_SD, mid_SD, y_SD, rstd_mid_S)
-    down_SW, mlp = _mlp_forward(walk, layer.mlp, y_SD, slot, drop)
-    last_delta_SD = sandwich(walk, index, "after_mlp", down_SW, inner, slot)
+    gate_up_SW = walk.buffer(f"gate_up.{slot}", rows, layer.gate_up.width)
+    project(walk.ops, layer.gate_up, y_SD, gate_up_SW, drop, adapter=walk.adapter)
+    h_SF = walk.buffer("h", rows, layer.down.inputs)
+    walk.ops.glu(gate_up_SW[:, : layer.gate_up.outputs], h_SF, spec.activation)
+    down_SW = walk.buffer("down", rows, layer.down.width)
+    project(walk.ops, layer.down, h_SF, down_SW, drop, adapter=walk.adapter)
+    s_down_SR = _keep_ranks(walk, f"s_down.{slot}", layer.down, down_SW)
     return Saved(
-        saved_x_TD, rstd_T, qkv_TW, out_TN, lse_TH, s_o_SR, mid_SD, rstd_mid_S, mlp, last_delta_SD, inner
-    )  # fmt: skip
-
-
-def _mlp_forward(walk: Walk, mlp: Mlp, y_SD: Tensor, slot: str, drop: Drop | None) -> tuple[Tensor, SavedMlp]:
-    """Return down(act(gate) * up) with its rank columns, and what backward needs."""
-    spec, rows = walk.spec, len(y_SD)
-    gate_up_SW = walk.buffer(f"gate_up.{slot}", rows, mlp.gate_up.width)
-    project(walk.ops, mlp.gate_up, y_SD, gate_up_SW, drop, adapter=walk.adapter)
-    h_SF = walk.buffer("h", rows, mlp.down.inputs)
-    walk.ops.glu(gate_up_SW[:, : mlp.gate_up.outputs], h_SF, spec.activation)
-    down_SW = walk.buffer("down", rows, mlp.down.width)
-    project(walk.ops, mlp.down, h_SF, down_SW, drop, adapter=walk.adapter)
-    return down_SW, SavedMlp(gate_up_SW, _keep_ranks(walk, f"s_down.{slot}", mlp.down, down_SW))
+        x_TD=saved_x_TD,
+        rstd_T=rstd_T,
+        qkv_TW=qkv_TW,
+        out_TN=out_TN,
+        lse_TH=lse_TH,
+        s_o_SR=s_o_SR,
+        mid_SD=mid_SD,
+        rstd_mid_S=rstd_mid_S,
+        gate_up_SW=gate_up_SW,
+        s_down_SR=s_down_SR,
+        delta_SD=sandwich(walk, index, "after_mlp", down_SW, inner, slot),
+        inner=inner,
+    )
 
 
 def backward_layer(walk: Walk, index: int, saved: Saved, dx_SD: Tensor) -> Tensor | None:
@@ -135,23 +214,23 @@ def _backward_mlp(walk: Walk, index: int, saved: Saved, dx_SD: Tensor) -> None:
     or "y".
     """
     spec, layer, ops, rows = walk.spec, walk.weights.layers[index], walk.ops, len(dx_SD)
-    mlp, drop = layer.mlp, walk.drop_of(index)
+    drop = walk.drop_of(index)
     dy_SD, y_SD = walk.buffer("dy", rows, spec.hidden), walk.buffer("y", rows, spec.hidden)
-    ddown_SW = walk.buffer("ddown", rows, mlp.down.width)
+    ddown_SW = walk.buffer("ddown", rows, layer.down.width)
     sandwich_backward(walk, index, "after_mlp", dx_SD, saved, ddown_SW)
-    ops.adapt_backward(ddown_SW, mlp.down)
-    ops.up_gradient(ddown_SW, saved.mlp.s_down_SR, mlp.down, walk.up_scale)
-    dh_SF = walk.buffer("dh", rows, mlp.down.inputs)
-    input_gradient(ops, mlp.down, ddown_SW, dh_SF, drop)
-    dgate_up_SW, h_SF = walk.buffer("dgate_up", rows, mlp.gate_up.width), walk.buffer("h", rows, mlp.down.inputs)
-    pair = slice(0, mlp.gate_up.outputs)
-    ops.glu_backward(dh_SF, saved.mlp.gate_up_SW[:, pair], dgate_up_SW[:, pair], h_SF, spec.activation)
-    down_gradient(ops, mlp.down, ddown_SW, h_SF, walk.scale, drop)
-    ops.adapt_backward(dgate_up_SW, mlp.gate_up)
-    ops.up_gradient(dgate_up_SW, saved.mlp.gate_up_SW[:, mlp.gate_up.outputs :], mlp.gate_up, walk.up_scale)
-    input_gradient(ops, mlp.gate_up, dgate_up_SW, dy_SD, drop)
+    ops.adapt_backward(ddown_SW, layer.down)
+    ops.up_gradient(ddown_SW, saved.s_down_SR, layer.down, walk.up_scale)
+    dh_SF = walk.buffer("dh", rows, layer.down.inputs)
+    input_gradient(ops, layer.down, ddown_SW, dh_SF, drop)
+    dgate_up_SW, h_SF = walk.buffer("dgate_up", rows, layer.gate_up.width), walk.buffer("h", rows, layer.down.inputs)
+    pair = slice(0, layer.gate_up.outputs)
+    ops.glu_backward(dh_SF, saved.gate_up_SW[:, pair], dgate_up_SW[:, pair], h_SF, spec.activation)
+    down_gradient(ops, layer.down, ddown_SW, h_SF, walk.scale, drop)
+    ops.adapt_backward(dgate_up_SW, layer.gate_up)
+    ops.up_gradient(dgate_up_SW, saved.gate_up_SW[:, layer.gate_up.outputs :], layer.gate_up, walk.up_scale)
+    input_gradient(ops, layer.gate_up, dgate_up_SW, dy_SD, drop)
     enter_backward(walk, layer.norms_D.get("mlp"), dy_SD, saved.mid_SD, saved.rstd_mid_S, dx_SD, y_SD)
-    down_gradient(ops, mlp.gate_up, dgate_up_SW, y_SD, walk.scale, drop)
+    down_gradient(ops, layer.gate_up, dgate_up_SW, y_SD, walk.scale, drop)
 
 
 def _backward_o(walk: Walk, index: int, saved: Saved, dx_SD: Tensor) -> tuple[Tensor, Tensor]:

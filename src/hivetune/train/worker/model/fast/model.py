@@ -1,6 +1,11 @@
 """The fast path's `LoraModel`: documents in, one flat row of tokens through the layers and back, gradients out.
 
-Shapes: T tokens, D hidden, E entries of the loss, N adapter weights.
+The loss is computed at the positions that predict something, in chunks, and its gradient is made in the forward pass.
+So the vocabulary's matrix is used twice (2 products, 4 V D FLOPs an entry instead of 6 with recomputed logits), and
+only one chunk of logits exists at a time, as in Liger-Kernel's fused linear cross entropy (arXiv 2410.10989).
+
+Shapes as at the head of layer.py; R rows of the stream, E entries (a row and the token it must predict), C entries of a
+chunk, N adapter weights, V tokens.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,17 +28,157 @@ from hivetune.train.plan.layout import (
 )
 from hivetune.train.worker.model.adapter import scaling
 from hivetune.train.worker.model.fast.computing import backend_of
+from hivetune.train.worker.model.fast.layer import Saved, Walk, backward_layer, forward_layer
 from hivetune.train.worker.model.fast.ops import Drop
-from hivetune.train.worker.model.fast.passes import Passes, entry_nll, final_norm
 from hivetune.train.worker.model.fast.spec import ModelSpec, read_spec
-from hivetune.train.worker.model.fast.state import Walk
 from hivetune.train.worker.model.fast.tables import BatchTables, drop_keys, lay_tables
-from hivetune.train.worker.model.fast.weights.matrices import bind_adapter
-from hivetune.train.worker.model.fast.weights.read import read_weights
+from hivetune.train.worker.model.fast.weights import Weights, bind_adapter, read_weights
 from hivetune.train.worker.model.memory import Workspace
 from hivetune.train.worker.model.protocol import Document, halved
 
 FAST_BUDGET_TOKENS = 4096
+CHUNK_LOGITS = 16 << 20
+"""Logits of a chunk: 340 entries at SmolLM2's 49k tokens, 110 at Qwen's 152k.
+
+More is not faster: 410 GFLOP/s a core at 192 entries, 411 at 320, 426 at 512 (docs/log.md).
+"""
+
+
+def chunk_rows(vocab: int) -> int:
+    """Return the entries of a chunk, a multiple of 64."""
+    return max(64, CHUNK_LOGITS // vocab // 64 * 64)
+
+
+def final_norm(walk: Walk, x_RD: Tensor, delta_RD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the normed rows of the last layer's output x + delta, that output, wide, and its rstd."""
+    sum_RD, rstd_R = walk.buffer("final", *x_RD.shape, wide=True), walk.buffer("final_rstd", len(x_RD), wide=True)
+    y_RD = walk.buffer("y", *x_RD.shape)
+    walk.ops.add_norm(x_RD, delta_RD, sum_RD, walk.weights.norm_D, walk.spec.eps, y_RD, rstd_R)
+    return y_RD, sum_RD, rstd_R
+
+
+def loss_and_gradient(walk: Walk, x_RD: Tensor, delta_RD: Tensor) -> tuple[Tensor, Tensor]:
+    """Return nll [E] of each entry in nats, and the gradient of sum(weight * nll) by the last layer's output.
+
+    x_RD + delta_RD is that output; the gradient [R, D] is wide. The weight of an entry is its count.
+    """
+    batch = walk.batch
+    y_RD, sum_RD, rstd_R = final_norm(walk, x_RD, delta_RD)
+    dy_RD = walk.buffer("dy", *x_RD.shape)
+    if not batch.straight:
+        dy_RD.zero_()  # several entries of a row add to it below
+    nll_E = entry_nll(walk, y_RD, dy_RD)
+    dx_RD = walk.buffer("dx", *x_RD.shape, wide=True).zero_()
+    walk.ops.norm_backward(dy_RD, sum_RD, rstd_R, walk.weights.norm_D, dx_RD, None)
+    return nll_E, dx_RD
+
+
+def entry_nll(walk: Walk, y_RD: Tensor, dy_RD: Tensor | None) -> Tensor:
+    """Return nll of all entries, valid until the next micro-batch.
+
+    The gradient of the normed rows is written to `dy_RD` if it is given.
+    """
+    spec, batch, head_VD = walk.spec, walk.batch, walk.weights.head_VD
+    count_E = batch.count_E
+    entries, size = len(batch.entry_row_E), chunk_rows(spec.vocab)
+    nll_E = walk.buffer("nll", entries, wide=True)
+    for start in range(0, entries, size):
+        stop = min(start + size, entries)
+        part, rows_C = slice(start, stop), batch.entry_row_E[start:stop]
+        hidden_CD = y_RD[part]
+        if not batch.straight:
+            hidden_CD = torch.index_select(y_RD, 0, rows_C, out=walk.buffer("entries", len(rows_C), spec.hidden))
+        logits_CV = walk.buffer("logits", stop - start, spec.vocab)
+        walk.ops.multiply(hidden_CD, head_VD.t(), logits_CV)
+        walk.ops.cross_entropy(
+            logits_CV,
+            batch.target_E[part],
+            count_E[part],
+            spec.logit_softcap,
+            nll_E[part],
+            gradient=dy_RD is not None,
+        )
+        if dy_RD is None:
+            continue
+        if batch.straight:
+            walk.ops.multiply(logits_CV, head_VD, dy_RD[part])
+        else:
+            dhidden_CD = walk.buffer("dentries", len(rows_C), spec.hidden)
+            walk.ops.multiply(logits_CV, head_VD, dhidden_CD)
+            dy_RD.index_add_(0, rows_C, dhidden_CD)
+    return nll_E
+
+
+class Passes:
+    """The passes of a model. `recompute`: the first layers, whose inner state is recomputed in the backward pass."""
+
+    def __init__(self, spec: ModelSpec, weights: Weights, *, scaling: float, recompute: int):
+        self._spec, self._weights, self._scaling = spec, weights, scaling
+        self.recompute = recompute
+        # Gemma's factor is rounded to the model's precision first, as it was in training (sqrt(2048) is 45.25 in bf16).
+        self._embed_scale = spec.embed_scale
+        if spec.family.scaled_embedding:
+            self._embed_scale = torch.tensor(spec.embed_scale, dtype=weights.embedding_VD.dtype).item()
+
+    def refresh(self) -> None:
+        """Copy the fp32 masters to where the products read them: A below the base rows, scale * B^T on its own.
+
+        Once a call, not a micro-batch: the optimizer changes them between calls only. Rows below matrices that are
+        replaced come with those, see `_enter`.
+        """
+        for index, layer in enumerate(self._weights.layers):
+            for matrix in layer.matrices:
+                matrix.refresh_ups(self._scaling)
+                if index >= self._weights.num_replaced:
+                    matrix.refresh_downs()
+
+    def forward_backward(self, walk: Walk) -> Tensor:
+        """Return nll [E] of each entry and add up the adapters' gradients."""
+        x_TD, delta_TD = self._embed(walk), None
+        all_saved: list[Saved] = []
+        for index in range(len(self._weights.layers)):
+            self._enter(index, index + 1, index + 2)
+            # Recomputed layers share one set of buffers; each keeps its input apart (x.INDEX).
+            slot = "again" if index < self.recompute else str(index)
+            saved = forward_layer(walk, index, x_TD, delta_TD, slot)
+            all_saved.append(saved)
+            x_TD, delta_TD = saved.mid_SD, saved.delta_SD
+        nll_E, dx_SD = loss_and_gradient(walk, x_TD, all_saved[-1].delta_SD)
+        dx: Tensor | None = dx_SD
+        for index in reversed(range(len(all_saved))):
+            self._enter(index, index - 1, index - 2)
+            saved = all_saved.pop()
+            if index < self.recompute:
+                saved = forward_layer(walk, index, saved.x_TD, None, "again")
+            if dx is not None:
+                dx = backward_layer(walk, index, saved, dx)
+        return nll_E
+
+    def forward_only(self, walk: Walk) -> tuple[Tensor, Tensor]:
+        """Return the stream after the last layer and the delta still to be added, at the rows that predict."""
+        x_TD, delta_TD = self._embed(walk), None
+        layers = len(self._weights.layers)
+        for index in range(layers):
+            self._enter(index, (index + 1) % layers, (index + 2) % layers)  # the next documents begin again at 0
+            saved = forward_layer(walk, index, x_TD, delta_TD, "only")
+            x_TD, delta_TD = saved.mid_SD, saved.delta_SD
+        assert delta_TD is not None
+        return x_TD, delta_TD
+
+    def _embed(self, walk: Walk) -> Tensor:
+        x_TD = walk.buffer("x.0", len(walk.batch.tokens_T), self._spec.hidden, wide=True)
+        tokens_TD = walk.buffer("y", len(x_TD), self._spec.hidden)  # free until the first norm
+        x_TD.copy_(torch.index_select(self._weights.embedding_VD, 0, walk.batch.tokens_T, out=tokens_TD))
+        if self._spec.embed_scale != 1.0:
+            x_TD *= self._embed_scale
+        return x_TD
+
+    def _enter(self, index: int, *following: int) -> None:
+        """Bring the matrices of layer `index`, which is computed next; then, in this order, `following`."""
+        self._weights.enter(index, following)
+        if index < self._weights.num_replaced:  # adapters' A lie below the frozen rows, and went with those
+            for matrix in self._weights.layers[index].matrices:
+                matrix.refresh_downs()
 
 
 class FastModel:
@@ -67,8 +212,8 @@ class FastModel:
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self.spec: ModelSpec = read_spec(folder, first_layers)
-        self._backend, self.kernels = backend_of(choices, device, dtype)
-        self._ops, self.product = self._backend.ops, self._backend.multiply
+        self._backend = backend_of(choices, device, dtype)
+        self._ops, self.kernels, self.product = self._backend.ops, self._backend.kernels, self._backend.product
         rank_multiple = choices.rank_multiple or 1 if self._ops.name == "torch" else 1
         columns = -(-lora.r // rank_multiple) * rank_multiple
         self.weights = read_weights(folder, self.spec, lora, dtype, device, columns=columns, choices=choices)

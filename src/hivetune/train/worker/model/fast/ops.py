@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hivetune.train.worker.model.fast.weights.matrices import Group, Member
+from hivetune.train.worker.model.fast.weights import Group, Member
 from hivetune.train.worker.model.memory import Multiply, Workspace, left_factor, mm, wide_of
 
 LOW = 0xFFFFFFFF

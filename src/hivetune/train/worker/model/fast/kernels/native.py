@@ -13,7 +13,7 @@ from hivetune.train.plan.layout import Layout
 from hivetune.train.worker.model.fast.kernels.calls import FLOAT, POINTER, kernels_for, product_arguments
 from hivetune.train.worker.model.fast.ops import Drop, TorchOps, drop_below
 from hivetune.train.worker.model.fast.spec import ModelSpec
-from hivetune.train.worker.model.fast.weights.matrices import Group
+from hivetune.train.worker.model.fast.weights import Group
 from hivetune.train.worker.model.memory import Multiply, Workspace, mm
 
 LANES = 16
@@ -52,6 +52,11 @@ class LayoutArguments(ctypes.Structure):
     )
 
 
+def by_native(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
+    """Multiply by our own kernel: rows of all three may be strided; b may lie as [N, K]. Raises ValueError else."""
+    kernels_for(a_MK.dtype)["multiply"](*product_arguments(a_MK, b_KN, out_MN))
+
+
 class NativeOps(TorchOps):
     """The operations of ops.TorchOps, in C++. One object serves one model: it holds the addresses of its adapters.
 
@@ -70,10 +75,7 @@ class NativeOps(TorchOps):
         self._kernels[kernel](*arguments)
 
     def multiply(self, a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
-        if self._own_product:
-            self.run("multiply", *product_arguments(a_MK, b_KN, out_MN))
-        else:
-            super().multiply(a_MK, b_KN, out_MN)
+        (by_native if self._own_product else super().multiply)(a_MK, b_KN, out_MN)
 
     def project(self, x_TK: Tensor, group: Group, y_TW: Tensor) -> None:
         if not self._own_product:

@@ -1,13 +1,15 @@
-"""Tensors of a model's safetensors files, read by position into existing memory.
+"""Tensors of a model's safetensors files, read by position into existing memory; the matrices of a layer as one block.
 
 Reads, not a mapping: mapped pages of a model count as the process's own memory, and a mapped file that becomes shorter
 ends the process with SIGBUS where a read gives an error.
 """
 
+import math
 import os
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,24 +50,24 @@ class Checkpoint:
         """Return the whole tensor, as it is stored."""
         stored, dtype = self._find(name)
         tensor = torch.empty(stored.shape, dtype=dtype)
-        self.read_into(name, 0, tensor.view(-1))
+        self.read_into(name, tensor.view(-1))
         return tensor
 
-    def read_into(self, name: str, start: int, values_n: Tensor, *, beside: bool = False) -> None:
-        """Read the tensor's values from number `start` on, in the precision of `values_n` (contiguous, on the CPU).
+    def read_into(self, name: str, values_n: Tensor, *, beside: bool = False) -> None:
+        """Read the tensor's values in the precision of `values_n` (contiguous, on the CPU).
 
         `beside`: something else computes meanwhile. Raises UsageError for a file that changed since it was opened,
         OSError with its path for one that can't be read.
         """
         stored, dtype = self._find(name)
         path = stored.file.path
-        if (start + len(values_n)) * dtype.itemsize > stored.size_bytes:
+        if len(values_n) * dtype.itemsize > stored.size_bytes:
             raise UsageError(
                 f"{path}: {name} is {list(stored.shape)}, which does not match config.json",
                 hint="prepare the model again: hivetune fetch",
             )
         number = self._open(path)
-        at = stored.start + start * dtype.itemsize
+        at = stored.start
         if dtype == values_n.dtype:
             _read_whole(path, number, values_n, at)
             return
@@ -127,3 +129,51 @@ def _changed(path: Path) -> UsageError:
         f"{path} was changed while a run read weights from it",
         hint="prepare the model again (hivetune fetch), then hivetune train RUN",
     )
+
+
+# Matrices begin at multiples of this: vector instructions and a card's products want it. It is the same for every
+# layer, because some products round differently at another alignment.
+ALIGN_BYTES = 256
+
+
+class Part(NamedTuple):
+    """A part of an image: `values` numbers of a tensor in the files, and the byte that they begin at."""
+
+    tensor: str
+    values: int
+    at: int
+
+
+class LayerImage:
+    """The merged matrices of a layer one after another in a block of bytes, read, streamed and replaced as a whole."""
+
+    def __init__(self, dtype: torch.dtype):
+        self.dtype, self.size_bytes = dtype, 0
+        self._parts: list[Part] = []
+        self._offsets: dict[str, tuple[int, tuple[int, int]]] = {}
+
+    def add_matrix(self, name: str, rows: int, columns: int, tensors: Mapping[str, int]) -> None:
+        """Place a matrix behind the last one: its first rows are those of `tensors` (name -> rows), others are kept."""
+        at, row_bytes = self.size_bytes, columns * self.dtype.itemsize
+        self._offsets[name] = at, (rows, columns)
+        self.size_bytes += -(-rows * row_bytes // ALIGN_BYTES) * ALIGN_BYTES
+        for tensor, count in tensors.items():
+            self._parts.append(Part(tensor, count * columns, at))
+            at += count * row_bytes
+
+    def matrices(self, image_n: Tensor) -> dict[str, Tensor]:
+        """Return the matrices by name as views of the image."""
+        return {
+            name: self._values(image_n, at, math.prod(shape)).view(shape) for name, (at, shape) in self._offsets.items()
+        }
+
+    def read(self, checkpoint: Checkpoint, image_n: Tensor, *, beside: bool = False) -> None:
+        """Read the base rows of all matrices into `image_n` (on the CPU); rank rows are left as they are.
+
+        `beside`: something else computes meanwhile.
+        """
+        for tensor, values, at in self._parts:
+            checkpoint.read_into(tensor, self._values(image_n, at, values), beside=beside)
+
+    def _values(self, image_n: Tensor, at: int, values: int) -> Tensor:
+        return image_n[at : at + values * self.dtype.itemsize].view(self.dtype)
