@@ -1,12 +1,10 @@
 """What a checkpoint holds, every way to damage one, the state in memory that outlives a worker, and when to save."""
 
-import contextlib
 import errno
 import json
 import math
 import os
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,8 +46,6 @@ def state_at(step: int, best: int | None = 4) -> TrainState:
         param=kinds[0],
         exp_avg=kinds[1],
         exp_avg_sq=kinds[2],
-        rng={"rule": "a step seeds torch", "seed": "7"},
-        schedule={"kind": "cosine"},
         best=None if best is None else {"step": best, "loss": 1.5},
         plan_sha256="p",
         settings_hash="s",
@@ -63,7 +59,7 @@ def same(a: TrainState, b: TrainState) -> bool:
         for kind in ("param", "exp_avg", "exp_avg_sq")
         for name in NAMES
     )
-    plain = ("step", "rng", "schedule", "best", "plan_sha256", "settings_hash", "loop")
+    plain = ("step", "best", "plan_sha256", "settings_hash", "loop")
     return tensors and all(getattr(a, name) == getattr(b, name) for name in plain)
 
 
@@ -101,11 +97,9 @@ def test_the_tensors_are_plain_safetensors_by_peft_name(run: Path) -> None:
     assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
 
 
-def test_equal_states_are_equal_bytes_and_a_buffer_can_be_used_again() -> None:
-    buffer = bytearray()
-    first = {name: bytes(data) for name, data in to_files(state_at(7), buffer).items()}
-    to_files(state_at(8), buffer)
-    assert {name: bytes(data) for name, data in to_files(state_at(7)).items()} == first
+def test_equal_states_are_equal_bytes() -> None:
+    first = to_files(state_at(7))
+    assert to_files(state_at(7)) == first
     assert same(from_files(first), state_at(7))
 
 
@@ -223,7 +217,7 @@ def test_no_flipped_bit_makes_a_third_state(
 
 def test_whole_files_with_foreign_content_are_passed_over(run: Path) -> None:
     """The hashes are right, the content is not: a later format, tensors of something else, NaN written by another."""
-    good = {name: bytes(data) for name, data in to_files(state_at(8)).items()}
+    good = to_files(state_at(8))
     tensors, state = safetensors.torch.load(good[TENSORS]), json.loads(good[STATE])
     nan = safetensors.torch.save(
         {**safetensors.torch.load(good[TENSORS]), f"param/{NAMES[0]}": torch.full((4, 8), math.nan)}
@@ -240,7 +234,7 @@ def test_whole_files_with_foreign_content_are_passed_over(run: Path) -> None:
         {**good, TENSORS: b"no tensors"},
         {**good, TENSORS: safetensors.torch.save({"weight": torch.zeros(1)})},
         {**good, TENSORS: nan},
-        {name: bytes(data) for name, data in to_files(state_at(9)).items()},
+        to_files(state_at(9)),
     ):
         checkpoints.commit(run, 8, files)
         found, problems = load_newest_good(run)
@@ -275,67 +269,39 @@ class Clock:
         return self.now
 
 
-def saver(run: Path, clock: Clock, **more: object) -> Saver:
-    return Saver(run, clock=clock, **more)  # type: ignore[arg-type]
-
-
-def step_with(saver: Saver, clock: Clock, step: int, seconds: float) -> list[str]:
+def step_with(saver: Saver, clock: Clock, step: int, seconds: float) -> bool:
+    """As the loop does: save if it is due. Whether it was saved."""
     clock.now += seconds
-    saver.after_step(lambda: state_at(step))
-    saver.wait()
-    return [saved.step for saved in saver.ended()]
+    if saver.due:
+        saver.save(state_at(step))
+        return True
+    return False
 
 
 def test_the_first_checkpoint_is_of_the_first_step_and_then_every_ten_minutes(tmp_path: Path) -> None:
     clock = Clock()
-    one = saver(tmp_path, clock)
-    saved = [step_with(one, clock, step, 100.0) for step in range(1, 9)]
-    assert saved == [[1], [], [], [], [], [], [7], []]
+    saver = Saver(tmp_path, clock=clock)
+    assert [step for step in range(1, 9) if step_with(saver, clock, step, 100.0)] == [1, 7]
+    assert checkpoints.steps(tmp_path) == [1, 7]
 
 
-def test_a_disk_that_fails_does_not_stop_training_and_is_tried_again_later(tmp_path: Path) -> None:
+def test_a_disk_that_fails_is_tried_again_later(tmp_path: Path) -> None:
     clock = Clock()
-    one = saver(tmp_path, clock, every_s=1.0, disk=FailingDisk(0, errno.EIO))
-    clock.now += 1
-    one.after_step(lambda: state_at(1))
-    one.wait()
-    (failed,) = one.ended()
-    assert isinstance(failed.error, OSError)
-    assert step_with(one, clock, 2, 15.0) == []  # not yet
-    assert step_with(one, clock, 3, 20.0) == [3]  # the disk is well again
-    assert step_with(one, clock, 4, 1.0) == [4]
+    saver = Saver(tmp_path, clock=clock, every_s=1.0, disk=FailingDisk(0, errno.EIO))
+    with pytest.raises(OSError):
+        step_with(saver, clock, 1, 1.0)
+    assert not step_with(saver, clock, 2, 15.0)
+    assert step_with(saver, clock, 3, 20.0)  # the disk is well again
+    assert step_with(saver, clock, 4, 1.0)
     assert load_newest_good(tmp_path)[1] == []
 
 
-def test_a_slow_disk_stretches_the_interval_and_never_blocks(tmp_path: Path) -> None:
-    written = threading.Event()
-
-    class Slow(Disk):
-        def write(self, path: Path, data: bytes | memoryview) -> None:
-            written.wait(10)
-            super().write(path, data)
-
-    clock = Clock()
-    one = saver(tmp_path, clock, every_s=1.0, disk=Slow())
-    for step in range(1, 50):  # due at every step; none waits for the disk
-        clock.now += 1.0
-        one.after_step(lambda: state_at(step))  # noqa: B023 (called at once or not at all)
-    assert one.ended() == []
-    written.set()
-    one.wait()
-    assert checkpoints.steps(tmp_path) == [1]
-    assert step_with(one, clock, 50, 1.0) == [1, 50]
-
-
-def test_save_is_on_disk_when_it_returns_and_says_so_when_not(tmp_path: Path) -> None:
-    one = saver(tmp_path, Clock())
-    one.save(state_at(3))
+def test_what_is_not_finite_is_not_saved(tmp_path: Path) -> None:
+    saver = Saver(tmp_path)
+    saver.save(state_at(3))
     assert load(checkpoints.folder_of(tmp_path, 3)).step == 3
-    broken = saver(tmp_path, Clock(), disk=FailingDisk(0, errno.EIO, lasting=True))
-    with pytest.raises(OSError):
-        broken.save(state_at(4))
-    with contextlib.suppress(NotFinite):
-        state = state_at(5)
-        state.param[NAMES[0]][0, 0] = math.nan
-        one.save(state)
+    state = state_at(5)
+    state.param[NAMES[0]][0, 0] = math.nan
+    with pytest.raises(NotFinite):
+        saver.save(state)
     assert checkpoints.steps(tmp_path) == [3]

@@ -3,7 +3,7 @@
 The supervisor starts this module in a child process (docs/design.md shows the way from the command to here). One
 optimizer step is all in this file:
 
-    make_step    feed.take(step)              the rows of the step as tensors; a thread reads the next step's meanwhile
+    make_step    read_documents(...)          the rows of the step as tensors
                  exchange.backward(...)       forward and backward: d(sum of nll / trained tokens) into `grad_N`
                  step_problem(loss, norm)     finite, or quarantine() and again; a spike of the loss: roll_back()
                  optimizer.update(...)        the gradient clipped to `clip`, and AdamW
@@ -16,8 +16,7 @@ Shapes: N adapter weights.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -69,26 +68,19 @@ class Loop:
 
     def __init__(self, session: Session, state: LoopState):
         self.session, self.state = session, state
-        self.feed = Feed(self.read_step, session.num_steps)
 
     def train(self) -> None:
         """Make optimizer steps until the plan ends, validation stops improving, or the supervisor asks for a stop."""
         session = self.session
-        with self.feed:
-            while self.state.step < session.num_steps and not self.state.stopped_early:
-                self.begin_lessons()
-                if not self.make_step():
-                    self.feed.forget()  # the plan was amended: what was read ahead may be wrong
-                    continue
-                self.pause()
-                if session.ranks.agree(session.heartbeat.stop_requested, bool):
-                    return
-                compare_products(session, self.state.step)
-                save_when_due(session, self.state)
-
-    def read_step(self, number: int) -> list[Document]:
-        """Return the rows of a step; in the feed's thread, while the device computes the previous step."""
-        return read_documents(self.session.snapshot, self.session.plan.steps[number].rows)
+        while self.state.step < session.num_steps and not self.state.stopped_early:
+            self.begin_lessons()
+            if not self.make_step():
+                continue
+            self.pause()
+            if session.ranks.agree(session.heartbeat.stop_requested, bool):
+                return
+            compare_products(session, self.state.step)
+            save_when_due(session, self.state)
 
     def make_step(self) -> bool:
         """Compute the next step and journal it. Raises StepNotFinite, LossDiverged.
@@ -97,7 +89,7 @@ class Loop:
         """
         session, state, number = self.session, self.state, self.state.step
         started = time.perf_counter()
-        documents = self.feed.take(number)
+        documents = read_documents(session.snapshot, session.plan.steps[number].rows)
         trained_tokens = session.plan.steps[number].trained_tokens
         lessons_from = session.plan.lessons_from
         added = 0.0
@@ -181,7 +173,6 @@ class Loop:
         append_amendment(session.folder, amendment)
         session.plan = session.plan.amended(amendment)
         self.state = replace(self.state, step=lessons_from, without_gain=0)
-        self.feed.forget()
         return True
 
     def is_pause(self, step: int) -> bool:
@@ -283,37 +274,11 @@ class Loop:
         check_rollbacks(spike, len(before))
         rows = sorted({row for step in range(spike.first, spike.last + 1) for row in session.plan.steps[step].rows})
         amendment = Amendment(spike.first, tuple(rows), spike.reason, spike.last + 1)
-        session.saver.wait()
         checkpoints.distrust_after(session.folder, spike.first)
         append_amendment(session.folder, amendment)  # last: killed before it, the run meets the same spike again
         session.plan = session.plan.amended(amendment)
         self.state = restore(session)
         journal(session, "rolled_back", step=self.state.step, rows=rows, reason=spike.reason)
-
-
-class Feed:
-    """The rows of each step, read by a thread one step ahead. Use it as a context."""
-
-    def __init__(self, read: Callable[[int], list[Document]], num_steps: int):
-        self._read, self._num_steps = read, num_steps
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="feed")
-        self._ahead: dict[int, Future[list[Document]]] = {}
-
-    def take(self, step: int) -> list[Document]:
-        """Return the documents of `step`, and begin to read those of the step after it."""
-        future = self._ahead.pop(step, None) or self._thread.submit(self._read, step)
-        self._ahead = {step + 1: self._thread.submit(self._read, step + 1)} if step + 1 < self._num_steps else {}
-        return future.result()
-
-    def forget(self) -> None:
-        """Drop the steps that were read ahead: the plan was amended, and they may be wrong."""
-        self._ahead = {}
-
-    def __enter__(self) -> "Feed":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=True)
 
 
 def loss_scale_of(dtype: torch.dtype) -> float:

@@ -3,6 +3,7 @@
 The loop is in loop.py.
 """
 
+import contextlib
 import functools
 import math
 import os
@@ -276,18 +277,24 @@ def compare_products(session: Session, step: int, *, every_s: float = canary.EVE
 
 
 def save_when_due(session: Session, progress: LoopState) -> None:
-    """Begin a save if it is due, and journal the saves that have ended."""
-    if session.ranks.is_first:
-        session.saver.after_step(lambda: _state(session, progress))
-        _journal_saves(session)
+    """Save if it is due. A disk that fails does not stop training: it is journaled, and tried again later."""
+    if session.ranks.is_first and session.saver.due:
+        with contextlib.suppress(OSError):
+            save_now(session, progress)
 
 
 def save_now(session: Session, progress: LoopState) -> None:
-    """Save to disk before this returns. Raises OSError: what must not be lost can't be kept."""
+    """Save and journal it. Raises OSError: what must not be lost can't be kept."""
     session.heartbeat.beat(Beat.SAVING)
-    if session.ranks.is_first:
+    if not session.ranks.is_first:
+        return
+    started = time.perf_counter()
+    try:
         session.saver.save(_state(session, progress))
-        _journal_saves(session)
+    except OSError as error:
+        journal(session, "save_failed", step=progress.step, started=started, error=str(error))
+        raise
+    journal(session, "saved", step=progress.step, started=started)
 
 
 def journal(session: Session, event: str, *, started: float | None = None, **fields: Any) -> None:
@@ -306,7 +313,6 @@ def finish(session: Session, progress: LoopState) -> dict[str, Any]:
     """
     compare_products(session, progress.step, every_s=0)
     save_now(session, progress)
-    session.saver.release()  # makes room in memory for what is read and written below
     is_done = progress.stopped_early or progress.step == session.num_steps
     if is_done and not progress.updates:
         raise DataRefused(
@@ -389,11 +395,6 @@ def _state(session: Session, progress: LoopState) -> TrainState:
     return TrainState(
         step=progress.step,
         **{kind: same_views(flat_N, session.model.adapter) for kind, flat_N in flat.items()},
-        rng={
-            "rule": "a step, or each pack of it, seeds torch with blake2b(seed/step[/pack])",
-            "seed": str(session.config.seed),
-        },
-        schedule={"kind": session.config.lr_schedule, "steps": session.num_steps},
         best=progress.best,
         plan_sha256=session.plan.sha256,
         settings_hash=session.plan.settings_hash,
@@ -404,18 +405,6 @@ def _state(session: Session, progress: LoopState) -> TrainState:
 def _flat_state(session: Session) -> dict[str, Tensor]:
     optimizer = session.optimizer
     return {"param": session.model.master_N, "exp_avg": optimizer.exp_avg_N, "exp_avg_sq": optimizer.exp_avg_sq_N}
-
-
-def _journal_saves(session: Session) -> None:
-    for saved in session.saver.ended():
-        journal(
-            session,
-            "saved" if saved.error is None else "save_failed",
-            step=saved.step,
-            seconds=round(saved.seconds, 6),
-            blocking_s=round(saved.blocking_s, 6),
-            error=None if saved.error is None else str(saved.error),
-        )
 
 
 def _take_back(journal: Journal, path: Path, step: int) -> None:

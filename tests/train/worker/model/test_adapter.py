@@ -12,14 +12,15 @@ from train.worker.model.test_general import write_other
 from train.worker.models import random_adapter, write_model
 from transformers import AutoModelForCausalLM
 
-from hivetune.base.disk import manifest_problems
+from hivetune.base.disk import manifest_problems, write_json
 from hivetune.config import LoraConfig
 from hivetune.errors import UsageError
 from hivetune.models.architecture import read_architecture
+from hivetune.models.prepared import DESCRIPTION
 from hivetune.process.child import Heartbeat
 from hivetune.release.worker.merge import merge
 from hivetune.run.choices import Choices
-from hivetune.train.worker.model.adapter import fill, initialise, read_adapter, write_adapter
+from hivetune.train.worker.model.adapter import begin, fill, initialise, read_adapter, write_adapter
 from hivetune.train.worker.model.general import GeneralModel, load_general
 from hivetune.train.worker.model.load import load_model
 
@@ -86,17 +87,49 @@ def test_what_peft_wrote_is_read(tmp_path: Path) -> None:
     assert torch.allclose(logits(wrapped), logits(ours.module), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "change", [{"peft_type": "LOHA"}, {"use_dora": True}, {"modules_to_save": ["lm_head"]}, {"bias": "all"}]
-)
-def test_what_cannot_be_applied_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
-    base = write_model(tmp_path / "base")
-    lora = LoraConfig(r=4)
-    write_adapter(tmp_path / "a", load(base, lora).adapter, lora, "base", None)
-    path = tmp_path / "a/adapter_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(UsageError, match="unsupported"):
-        read_adapter(tmp_path / "a")
+REFUSED: dict[str, dict[str, Any]] = {
+    "peft_type LOHA": {"peft_type": "LOHA"},
+    "use_dora": {"use_dora": True},
+    "modules_to_save": {"modules_to_save": ["lm_head"]},
+    "bias all": {"bias": "all"},
+    "alora_invocation_tokens": {"alora_invocation_tokens": [1, 2]},
+    "lora_alpha is None": {"lora_alpha": None},
+    **{
+        f"init_lora_weights {way}": {"init_lora_weights": way}
+        for way in ("pissa", "pissa_niter_4", "olora", "corda", "loftq")
+    },
+}
+
+
+def test_what_cannot_be_applied_is_refused(tmp_path: Path) -> None:
+    """Read as plain LoRA such an adapter began at a first loss of 16.5 instead of 3.5."""
+    lora, folder = LoraConfig(r=4), tmp_path / "a"
+    adapter = load(write_model(tmp_path / "base"), lora).adapter
+    write_adapter(folder, adapter, lora, "base", None)
+    path = folder / "adapter_config.json"
+    config = json.loads(path.read_text())
+    for reason, change in REFUSED.items():
+        path.write_text(json.dumps(config | change))
+        with pytest.raises(UsageError, match=f"unsupported: .*{reason}"):
+            read_adapter(folder)
+    path.write_text(json.dumps({name: value for name, value in config.items() if name != "lora_alpha"}))
+    with pytest.raises(UsageError, match="lora_alpha is None"):
+        read_adapter(folder)
+    next(iter(adapter.values()))[0, 0] = torch.nan
+    write_adapter(folder, adapter, lora, "base", None)
+    with pytest.raises(UsageError, match=r"q_proj\.lora_A\.weight is not finite"):
+        read_adapter(folder)
+
+
+def test_an_adapter_to_start_from_has_the_run_s_base_and_scale(tmp_path: Path) -> None:
+    base, lora = write_model(tmp_path / "base"), LoraConfig(r=4, alpha=8)
+    adapter = load(base, lora).adapter
+    write_json(base / DESCRIPTION, {"kind": "hub", "source": "org/base"})
+    for named, alpha, reason in (("org/another", 8, "was trained on"), ("org/base", 4, "is scaled by")):
+        folder = tmp_path / str(alpha)
+        write_adapter(folder, adapter, lora.model_copy(update={"alpha": alpha}), named, None)
+        with pytest.raises(UsageError, match=reason):
+            begin(adapter, lora.model_copy(update={"start": str(folder)}), 0, base)
 
 
 def test_a_folder_without_an_adapter_or_of_another_rank_is_refused(tmp_path: Path) -> None:
