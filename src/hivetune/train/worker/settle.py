@@ -5,14 +5,17 @@ run computes as it began. Nothing is timed. Free memory only lets a run start or
 """
 
 import hashlib
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 
 from hivetune.base.disk import MANIFEST, sha256_bytes
 from hivetune.config import RunConfig
-from hivetune.data.snapshot import Snapshot
+from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.errors import DoesNotFit
 from hivetune.machine.inventory import read_machine
 from hivetune.machine.profile import read_profile
@@ -28,7 +31,6 @@ from hivetune.train.worker import model as engine
 from hivetune.train.worker.device import (
     complete,
     free_memory_bytes,
-    reset_peak_memory,
     start_with,
     with_threads,
 )
@@ -96,13 +98,26 @@ def workload_of(config: RunConfig, plan: Plan, snapshot: Snapshot) -> Workload:
 
 
 def _with_path(config: RunConfig, settled: Choices, model: Path, plan: Plan, snapshot: Snapshot) -> Choices:
-    """Compare the fast path with transformers on a few rows, unless it was found right here under these conditions."""
+    """Compare the fast path with transformers on a few rows, unless it was found right here under these conditions.
+
+    In a process of its own: what transformers and a float64 model leave in memory would count as the run's.
+    """
     if config.method == "qlora" or not is_known(model):
         return settled
     key = _conditions(model, settled)
     known = read_profile(read_machine().fingerprint).agreements.get(key)
     if known is not None:
         return replace(settled, agreement=known)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        changes = pool.submit(_compared, config, settled, model, snapshot.folder, plan.steps[0].rows).result()
+    if changes.agreement is not None:
+        changes = replace(changes, agreement={**changes.agreement, "key": key})
+    settled = changes.over(settled)
+    return unstreamed(config, settled, model, plan, snapshot) if settled.path == "general" else settled
+
+
+def _compared(config: RunConfig, settled: Choices, model: Path, snapshot: Path, rows: Sequence[int]) -> Choices:
+    """Return the choices under which the model computes what transformers does on some of these rows."""
     setup = setup_of_run(config, read_architecture(model), settled, torch.device(settled.device or "cpu").type)
     # Of a streamed model as many layers are compared as stay on the device.
     resident = min(setup.architecture.layers - setup.streamed + STREAM_BUFFERS, MAX_LAYERS_COMPARED)
@@ -116,13 +131,8 @@ def _with_path(config: RunConfig, settled: Choices, model: Path, plan: Plan, sna
             model, plain, method=config.method, dtype=dtype, device=device, choices=choices, first_layers=layers
         )
 
-    documents = check_documents(snapshot, plan.steps[0].rows)
-    changes = right_choices(load, documents, _truth_dtype(setup, config.memory_share))
-    reset_peak_memory(torch.device(settled.device or "cpu"))
-    if changes.agreement is not None:
-        changes = replace(changes, agreement={**changes.agreement, "key": key})
-    settled = changes.over(settled)
-    return unstreamed(config, settled, model, plan, snapshot) if settled.path == "general" else settled
+    documents = check_documents(open_snapshot(snapshot), rows)
+    return right_choices(load, documents, _truth_dtype(setup, config.memory_share))
 
 
 def unstreamed(config: RunConfig, settled: Choices, model: Path, plan: Plan, snapshot: Snapshot) -> Choices:
