@@ -15,7 +15,7 @@ from hivetune.process.protocol import Train
 from hivetune.train.worker import loop as train
 from hivetune.train.worker import session
 from hivetune.train.worker.measure import canary
-from hivetune.train.worker.measure.canary import CanaryFailed, must_pass
+from hivetune.train.worker.measure.canary import CanaryFailed, check_model
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document, LoraModel
 from hivetune.train.worker.optimizer import AdamW
@@ -58,16 +58,16 @@ def main(task: Train, heartbeat: Heartbeat) -> dict[str, Any]:
     kind = fault.read_text() if fault.exists() else ""
     calls = 0
 
-    def fail_the_second(products: Sequence[canary.Product], **named: Any) -> float:
+    def fail_the_second(model: LoraModel) -> int:
         nonlocal calls
         calls += 1
         if calls == 2:
             fault.unlink()
             raise CanaryFailed("canary product m 8 n 412 k 896 in float32 on cpu: 3 of 8 rows are wrong")
-        return must_pass(products, **named)
+        return check_model(model)
 
     if kind == "canary":
-        canary.must_pass = fail_the_second  # type: ignore[attr-defined]
+        canary.check_model = fail_the_second  # type: ignore[attr-defined]
     if kind == "diverge":
         Diverging.fault = fault
         session.AdamW = Diverging  # type: ignore[attr-defined, misc]

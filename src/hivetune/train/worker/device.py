@@ -1,6 +1,5 @@
 """The device, precision and kernels of a run: chosen once by rules, then read from the run's choices."""
 
-import contextlib
 import functools
 import os
 from dataclasses import replace
@@ -161,12 +160,3 @@ def peak_memory_bytes(device: torch.device) -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
     return int(peak.split()[1]) * 1024
-
-
-def reset_peak_memory(device: torch.device) -> None:
-    """Begin to count the peak again. Without support (only Linux has it), it is the peak of the whole process."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        return
-    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-        file.write("5")  # proc(5): resets the peak resident set size
