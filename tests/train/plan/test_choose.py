@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from train.plan.test_memory import a_setup
 
 from hivetune.errors import DoesNotFit, MachineNotFit, UsageError
-from hivetune.machine.inventory import Card, Machine
+from hivetune.machine.inventory import Card, Machine, without_integrated
 from hivetune.machine.knowledge.cards import known_cards
 from hivetune.train.plan.choose import (
     Workload,
@@ -197,9 +197,9 @@ def test_this_machines_card_is_used_and_a_missing_one_is_said() -> None:
 def test_graphics_in_a_processor_are_not_chosen_before_a_card() -> None:
     inside = Card("rocm", 0, "AMD Radeon Graphics", GB // 2, GB // 2, "6.14", "gfx1036")
     card = Card("rocm", 1, "AMD Radeon AI PRO R9700", 32 * GB, 30 * GB, "6.14", "gfx1201")
-    assert device_of_machine(a_machine(inside, card)).torch_name == "cuda:1"
-    assert device_of_machine(a_machine(card, inside)).torch_name == "cuda:0"
-    assert device_of_machine(a_machine(inside)).torch_name == "cuda:0"
+    for cards, name in (((inside, card), "cuda:1"), ((card, inside), "cuda:1"), ((inside,), "cuda:0")):
+        machine = a_machine(*without_integrated(cards))
+        assert device_of_machine(machine).torch_name == device_of_machine(machine, name).torch_name == name
 
 
 def test_a_power_cut_takes_a_step_or_ten_minutes() -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ SETTINGS: dict[str, Any] = {"batch_size": 8, "lora": {"r": 4, "dropout": 0.1}, "
 
 
 def machine(cores: int, memory_gb: float, cards: int = 0) -> Machine:
-    card = Card("rocm", 0, "R9700", 32 << 30, 32 << 30, "6.0")
-    return Machine("cpu", (), cores, int(memory_gb * 2**30), 0, "machine", 0, (card,) * cards)
+    there = tuple(Card("rocm", index, "R9700", 32 << 30, 32 << 30, "6.0") for index in range(cards))
+    return Machine("cpu", (), cores, int(memory_gb * 2**30), 0, "machine", 0, there)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,13 @@ def test_one_rank_a_card_or_a_quarter_of_the_cores(
 ) -> None:
     config = parse_config({"model": "tiny", "data": {"path": "none"}, "workers": workers})
     assert rank_devices(config, machine(cores, memory_gb, cards), tmp_path, device, None) == devices
+
+
+def test_graphics_in_the_processor_that_torch_counts_first_have_no_rank(tmp_path: Path) -> None:
+    config = parse_config({"model": "tiny", "data": {"path": "none"}, "workers": "auto"})
+    cards = tuple(replace(card, index=card.index + 1) for card in machine(8, 64, 2).cards)
+    with_cards = replace(machine(8, 64), cards=cards)
+    assert rank_devices(config, with_cards, tmp_path, "cuda:1", None) == ("cuda:1", "cuda:2")
 
 
 def test_more_ranks_than_cards_are_refused(tmp_path: Path) -> None:

@@ -73,13 +73,13 @@ def device_of_card(name: str, *, cores: int | None = None, memory_gb: float | No
 
 
 def device_of_machine(machine: Machine, setting: str = "auto") -> Device:
-    """Return this machine's device of the config: `auto` is the first card that is no part of a processor, else the
-    first card, else the CPU.
+    """Return this machine's device of the config: `auto` is the first card, else the CPU.
 
+    A card has the number that torch counts it by: graphics in a processor may come before it and are left out.
     Raises UsageError for an unknown device, MachineNotFit for a card that this machine does not have.
     """
     if setting == "auto":
-        setting = f"cuda:{_first_card(machine)}" if machine.cards else "cpu"
+        setting = f"cuda:{machine.cards[0].index}" if machine.cards else "cpu"
     if setting == "cpu":
         isa = next((name for flag, name in CPU_ENTRIES if flag in machine.isa), "avx")
         return replace(
@@ -96,12 +96,13 @@ def device_of_machine(machine: Machine, setting: str = "auto") -> Device:
             f"unknown device {setting!r}; choose auto, cpu, cuda or cuda:N", hint="AMD cards are cuda too, as in torch"
         )
     index = int(index_text)
-    if index >= len(machine.cards):
+    card = next((card for card in machine.cards if card.index == index), None)
+    if card is None:
+        has = ", ".join(["cpu", *(f"cuda:{card.index} ({card.name})" for card in machine.cards)])
         raise MachineNotFit(
-            f"device {setting} is not available: this machine has {len(machine.cards)} cards",
+            f"device {setting} is not available: this machine has {has}",
             hint="set device: cpu, or plan for another machine with --card",
         )
-    card = machine.cards[index]
     entry = similar_card(card.name, card.architecture, card.memory_bytes)
     return replace(
         Device("", "", 0, 0, {}) if entry is None else _published(entry),
@@ -113,12 +114,6 @@ def device_of_machine(machine: Machine, setting: str = "auto") -> Device:
         torch_name=f"cuda:{index}",
         host_memory_bytes=machine.memory_bytes,
     )
-
-
-def _first_card(machine: Machine) -> int:
-    """Return the first card that is no part of a processor: those of that kind have a fraction of a card's memory."""
-    most = max(card.memory_bytes for card in machine.cards)
-    return next(number for number, card in enumerate(machine.cards) if 4 * card.memory_bytes >= most)
 
 
 def _published(card: Mapping[str, Any], cores: int = 0) -> Device:

@@ -21,8 +21,11 @@ BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float64"
 NF4_BITS = 4.127
 # Positions whose logits exist at the same time: a round number near both paths' chunks (train/worker/model/).
 LOGITS_CHUNK = 256
-# Python + torch + transformers with nothing loaded: resident memory on a CPU, context and workspaces on a GPU.
-RUNTIME_BYTES = {"cpu": 450_000_000, "cuda": 600_000_000, "rocm": 800_000_000}
+# Resident memory of Python, torch and our engine with nothing loaded, and what a step takes besides the parts below.
+# Measured on SmolLM2-135M with 256, 768 and 2,048 tokens, recomputed or not: 250 to 280 MB in bfloat16, 310 to 370 in
+# float32. The general path imports transformers too. On a card: context and workspaces.
+RUNTIME_BYTES = {"cpu": 290_000_000, "cuda": 600_000_000, "rocm": 800_000_000}
+TRANSFORMERS_BYTES = 160_000_000
 # What oneDNN keeps for each new row count of products on a CPU, whatever the widths. Measured: in bfloat16 326 MB for
 # 30 counts of tokens and 30 of entries; in float32 0.6 MB for each of a step's eight products; MKL keeps nothing. A
 # micro-batch has two counts: its tokens, and those with a loss. A run meets few of them.
@@ -213,7 +216,8 @@ def predict_peak(setup: TrainingSetup, tokens: int, longest: int | None = None) 
         "activations": activation_bytes(setup, tokens),
         "attention": attention_bytes(setup, tokens, longest or tokens),
         "logits": chunk * setup.architecture.vocabulary * (setup.value_bytes + 4),
-        "runtime": RUNTIME_BYTES[setup.kind],
+        "runtime": RUNTIME_BYTES[setup.kind]
+        + (TRANSFORMERS_BYTES if (setup.kind, setup.path) == ("cpu", "general") else 0),
     }
     if setup.kind == "cpu" and compiles_products(setup.dtype, setup.products):
         parts["compiled products"] = ROW_COUNTS * COMPILED_BYTES

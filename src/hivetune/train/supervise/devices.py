@@ -22,7 +22,7 @@ def rank_devices(config: RunConfig, machine: Machine, model: Path, device: str, 
         most = max(1, min(cpu_workers(machine.cores, threads), fitting))
         return ("cpu",) * (most if isinstance(number, str) else number)
     own_index = int(device.partition(":")[2] or 0)
-    others = [f"cuda:{index}" for index in range(len(machine.cards)) if index != own_index]
+    others = [f"cuda:{card.index}" for card in machine.cards if card.index != own_index]
     count = len(others) if isinstance(number, str) else number - 1
     if count > len(others):
         raise UsageError(

@@ -405,7 +405,9 @@ class _Supervisor:
         if "cpu" in self.rungs:
             return "cpu"
         device = read_resolved(self.run)[1].device or self.config.device
-        return ("cuda" if self.machine.cards else "cpu") if device == "auto" else device
+        if device != "auto":
+            return device
+        return f"cuda:{self.machine.cards[0].index}" if self.machine.cards else "cpu"
 
     def _stopped(self, result: Mapping[str, Any]) -> RunOutcome:
         step = checkpoints.newest_good(self.run).step
