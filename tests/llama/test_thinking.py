@@ -11,7 +11,7 @@ from gguf_families import write_model
 from hivetune.data.render.template import ChatTemplate, RenderError
 from hivetune.data.render.thinking import NAMES, served_template, thinking_arguments
 from hivetune.llama.backend import ServerSettings, open_backend
-from hivetune.models.template import with_defaults
+from hivetune.models.worker.template import with_defaults
 from hivetune.records import silent
 from hivetune.release.gguf import write_gguf
 from hivetune.release.worker.to_gguf import fixed_date

@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 
 from hivetune.models.prepared import TemplateArguments, find_prepared, folder_for
-from hivetune.models.template import write_variant
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import PrepareModel
 from hivetune.records import Progress, silent
@@ -31,14 +30,13 @@ def fetch_model(name: str, progress: Progress = silent, template: TemplateArgume
     prepared = find_prepared(name, template)
     if prepared is not None:
         return prepared.folder
-    if template:
-        write_variant(fetch_model(name, progress), folder_for(name, template), template)
-        return folder_for(name, template)
-    folder = folder_for(name)
+    plain = fetch_model(name, progress) if template else Path()
+    folder = folder_for(name, template)
+    offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in OFFLINE
     beats = itertools.count(1)
     try:
         outcome = run_task(
-            PrepareModel(name, folder, offline=os.environ.get("HF_HUB_OFFLINE", "").lower() in OFFLINE),
+            PrepareModel(name, folder, offline, template or {}, plain),
             folder.with_name(f".{folder.name}.task"),
             on_beat=lambda beat: progress(next(beats), None),
         )

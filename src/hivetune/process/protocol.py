@@ -46,11 +46,16 @@ class Beat(Enum):
 
 @dataclass(frozen=True)
 class PrepareModel:
-    """Prepare `model`, as a person typed it, in the folder `target`."""
+    """Prepare `model`, as a person typed it, in the folder `target`.
+
+    With `template`, values for arguments of its chat template: take the prepared folder `plain`.
+    """
 
     model: str
     target: Path
     offline: bool = False
+    template: Mapping[str, Any] = field(default_factory=dict)
+    plain: Path = Path()
 
 
 @dataclass(frozen=True)

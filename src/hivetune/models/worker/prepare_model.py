@@ -35,6 +35,7 @@ from hivetune.models.prepared import (
     without_part,
 )
 from hivetune.models.worker.hub import download
+from hivetune.models.worker.template import write_variant
 from hivetune.models.worker.weights import NOT_WHOLE, check_tied, check_weights, open_weights
 from hivetune.process.child import Heartbeat, run_child
 from hivetune.process.protocol import Beat, PrepareModel
@@ -54,6 +55,8 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 def main(task: PrepareModel, heartbeat: Heartbeat) -> dict[str, Any]:
     heartbeat.beat(Beat.PREPARING)
+    if task.template:
+        return write_variant(task.plain, task.target, task.template)
     compiling = list[subprocess.Popen[bytes]]()
 
     def compile_kernels() -> None:

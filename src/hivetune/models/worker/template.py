@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from jinja2 import meta, nodes
 
@@ -40,9 +41,9 @@ def with_defaults(template: str, arguments: TemplateArguments) -> str:
     return "".join(f"{{%- set {name} = {name} | default({value}) %}}" for name, value in chosen) + template
 
 
-def write_variant(folder: Path, target: Path, arguments: TemplateArguments) -> None:
-    """Write `target`: the prepared `folder` with these values in its templates. Raises UsageError for an argument that
-    none of them reads."""
+def write_variant(folder: Path, target: Path, arguments: TemplateArguments) -> dict[str, Any]:
+    """Write `target`: the prepared `folder` with these values in its templates; the content of its `hivetune.json`.
+    Raises UsageError for an argument that none of them reads."""
     templates = [folder / TEMPLATE, *sorted((folder / NAMED_TEMPLATES).glob("*.jinja"))]
     texts = {path: path.read_text(encoding="utf-8") for path in templates}
     read = sorted({name for text in texts.values() for name in arguments_of(text)})
@@ -61,10 +62,12 @@ def write_variant(folder: Path, target: Path, arguments: TemplateArguments) -> N
             copy.unlink()
             copy.write_text(with_defaults(text, arguments), encoding="utf-8")
         digest = hashlib.sha256((work / TEMPLATE).read_bytes()).hexdigest()
-        write_json(work / DESCRIPTION, {**described, "template_sha256": digest})
+        described = {**described, "template_sha256": digest}
+        write_json(work / DESCRIPTION, described)
         publish(work, target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+    return described
 
 
 def _link(source: str, target: str) -> None:
