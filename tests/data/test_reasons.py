@@ -67,7 +67,7 @@ CAUSES: dict[str, tuple[bytes, str, str, str, str]] = {
     "an answer that is null": (b'{"prompt": "q", "completion": null}', ".jsonl", "1", "empty-turn", "fill"),
     "an answer that is missing": (b'{"messages": [{"role": "user", "content": "q"}]}', ".jsonl", "1", "no-answer", ""),
     "a true completion": (b'{"prompt": "q", "completion": true}', ".jsonl", "1", "wrong-type", "completion"),
-    "a comma too many": (b'{"prompt": "q", "completion": "a",}', ".jsonl", "1", "bad-json", "property name"),
+    "a comma too many": (b'{"prompt": "q", "completion": "a",}', ".jsonl", "1", "bad-json", ""),
     "single quotes": (b"{'prompt': 'q', 'completion': 'a'}\n", ".jsonl", "1", "bad-json", "quotes"),
     "two objects on a line": (b'{"text": "a"}{"text": "b"}\n', ".jsonl", "1", "bad-json", "Extra data"),
     "a number that is none": (b'{"prompt": "q", "completion": "a", "x": NaN}\n', ".jsonl", "1", "bad-json", "NaN"),
