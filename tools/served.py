@@ -1,6 +1,6 @@
 """From rows to an answer over HTTP: a family's tiny random model and adapter through llama.cpp's converter and server.
 
-Rendered rows, q8_0 and the adapter beside it, the proof of release/prove.py, token ids, one answer. `tools/families.py`
+Rendered rows, the merged model and the adapter beside its base, both in f32, the proof of release/prove.py, token ids, one answer. `tools/families.py`
 puts the result into its table, tests/release/test_gguf_families.py asks for some.
 """
 
@@ -32,9 +32,9 @@ TEMPLATE = (
     "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '</s>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
-QUANT = "q8_0"
+QUANT = "f32"
 DEMO: list[Path] = []  # the prepared demo model, where a caller has it; else it is fetched
-# Of the outputs of a matrix whose inputs are 1. With 1.5 the rounding of q8_0 grows from layer to layer, and with it
+# Of the outputs of a matrix whose inputs are 1. With 1.5 the rounding of q8_0 grew from layer to layer, and with it
 # the error of the slope: 0.97 of gpt-oss's effect arrived, with 0.7 it is 0.997.
 SPREAD, ADAPTER_SPREAD = 0.7, 0.6
 SPECIALS = ["<pad>", "<s>", "</s>", "<unk>", "<|system|>", "<|user|>", "<|assistant|>"]

@@ -17,8 +17,8 @@ TWELVE = (
     *("qwen3_5_text", "gemma4_text", "seed_oss", "smollm3", "granite", "lfm2", "olmo2", "gpt_oss"),
     *("phi", "falcon", "gpt_neox", "phi3"),
 )
-# How much of the adapter's effect arrives at q8_0, merged and beside the base: all of it in f32.
-EFFECT = (0.97, 1.02)
+# How much of the adapter's effect arrives in f32, merged and beside the base: all of it. At q8_0 it was 0.978 to 1.018.
+EFFECT = (0.99, 1.01)
 # With these at least forty: those of `make proof`.
 OTHERS = (
     *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_5_moe_text", "qwen3_next"),

@@ -38,9 +38,8 @@ def test_the_demo_data_is_prepared_as_transformers_would(smollm2: Path, tmp_path
     # test_demo.py says what the demo plants; near duplicates are its own text's doing.
     assert set(report.document["rejected"]) == {
         "bad-json",
-        "empty-answer",
-        "empty-question",
-        "replacement-character",
+        "empty-turn",
+        "bad-characters",
         "unknown-layout",  # a row without its column of answers is of no known layout
     }
     assert set(report.document["set_aside"]) == {"failed"}
