@@ -1,6 +1,6 @@
 """From rows to an answer over HTTP: a family's tiny random model and adapter through llama.cpp's converter and server.
 
-Rendered rows, the merged model and the adapter beside its base, both in f32, the proof of release/prove.py, token ids, one answer. `tools/families.py`
+Rendered rows, merged and beside the base in f32, the proof of release/prove.py, token ids, one answer. `tools/families.py`
 puts the result into its table, tests/release/test_gguf_families.py asks for some.
 """
 
