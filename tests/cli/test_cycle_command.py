@@ -9,10 +9,11 @@ import pytest
 import typer
 
 from hivetune.base.disk import lock
+from hivetune.base.journal import Journal
 from hivetune.cli.cycle import _run, cycle, look_lines
 from hivetune.cli.output import MODE
 from hivetune.cycle.loop import Look
-from hivetune.cycle.record import CycleRow, loop_folder
+from hivetune.cycle.record import JOURNAL, CycleRow, loop_folder
 from hivetune.cycle.rows import RowsNow
 from hivetune.cycle.window import Permission
 from hivetune.errors import DoesNotFit
@@ -53,7 +54,7 @@ def test_a_look_at_trouble_leaves_nothing_out() -> None:
 
 
 def test_a_loop_that_does_not_run_is_not_said_to_continue(own_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    loop_folder("helpdesk").mkdir(parents=True)
+    Journal(loop_folder("helpdesk") / JOURNAL).close()
     for word, said in (("pause", "is paused"), ("resume", "is not paused any more"), ("now", "starts a cycle when it")):
         cycle(word)
         told = capsys.readouterr().out

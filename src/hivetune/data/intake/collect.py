@@ -35,7 +35,7 @@ def collect(
 ) -> Collected:
     """Store everything that `readers` have in hive.db, with `follow` until `stop` is set.
 
-    One thread writes, so that the store has one writer a collection. `tick` is called after each round. After `stop`
+    One thread writes, so that the store has one writer a collection. `tick` is called after each batch and each round. After `stop`
     the current batch is still committed. Raise what a reader raises: UsageError, MachineNotFit, DoesNotFit, Busy.
     """
     collected = Collected()
@@ -51,12 +51,15 @@ def collect(
                     active.append((reader, stack.enter_context(closing(reader.batches(database, follow, stop)))))
             new, is_idle = [], True
             for reader, batches in list(active):
-                batch = next(batches, None)
-                new += reader.found()
-                if batch is not None:
+                # One source after the other, since a document that is being read holds a folder and a file.
+                while (batch := next(batches, None)) is not None:
                     collected.tallies[reader.name].add(commit_batch(database, batch))
                     is_idle = False
-                elif not follow and not reader.retrying:
+                    tick(collected)
+                    if stop.is_set():
+                        break
+                new += reader.found()
+                if batch is None and not follow and not reader.retrying:
                     batches.close()
                     active.remove((reader, batches))
             tick(collected)

@@ -88,6 +88,7 @@ class Loop:
         Return False where it does not count and is made again: its rows left the plan, or it was rolled back.
         """
         session, state, number = self.session, self.state, self.state.step
+        session.heartbeat.beat(Beat.WAITING)  # a death from here on is the step's, not that of the save before it
         started = time.perf_counter()
         documents = read_documents(session.snapshot, session.plan.steps[number].rows)
         trained_tokens = session.plan.steps[number].trained_tokens
