@@ -281,6 +281,7 @@ class Keeper:
                 self._lost.pop(model, None)
             if self._wanted_of(model) is not None:
                 self._retries[model] = _Retry(deployment, time.monotonic() + wait_s, wait_s, str(error))
+                self.routes = replace(self.routes, problems=self.problems)
             return
         finally:
             del self._starting[model]
