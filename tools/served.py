@@ -1,7 +1,7 @@
 """From rows to an answer over HTTP: a family's tiny random model and adapter through llama.cpp's converter and server.
 
-Rendered rows, merged and beside the base in f32, the proof of release/prove.py, token ids, one answer. `tools/families.py`
-puts the result into its table, tests/release/test_gguf_families.py asks for some.
+Rendered rows, merged and beside the base in f32, the proof of release/prove.py, token ids, one answer.
+`tools/families.py` puts the result into its table, tests/release/test_gguf_families.py asks for some.
 """
 
 import json
