@@ -36,7 +36,8 @@ def collect(
     """Store everything that `readers` have in hive.db, with `follow` until `stop` is set.
 
     One thread writes, so that the store has one writer a collection. `tick` is called after each batch and each round.
-    After `stop` the current batch is still committed. Raise what a reader raises: UsageError, MachineNotFit, DoesNotFit, Busy.
+    After `stop` the current batch is still committed. Raise what a reader raises: UsageError, MachineNotFit,
+    DoesNotFit, Busy.
     """
     collected = Collected()
     with closing(open_database()) as database, ExitStack() as stack:
