@@ -119,6 +119,13 @@ COMMANDS = [
         "check store",
     )
 ]
+# A file of the home, and what is done to it where.
+DAMAGED: dict[str, st.SearchStrategy[int] | st.SearchStrategy[str]] = {
+    "file": st.integers(0, 1000),
+    "damage": st.sampled_from(sorted(DAMAGES)),
+    "where": st.integers(0, 1 << 20),
+    "bit": st.integers(0, 7),
+}
 
 
 @pytest.fixture(scope="module")
@@ -161,13 +168,7 @@ def test_the_whole_home_is_read_without_a_complaint(whole: tuple[Path, Path], mo
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    file=st.integers(0, 1000),
-    damage=st.sampled_from(sorted(DAMAGES)),
-    where=st.integers(0, 1 << 20),
-    bit=st.integers(0, 7),
-    command=st.sampled_from(COMMANDS),
-)
+@given(**DAMAGED, command=st.sampled_from(COMMANDS))
 def test_no_damage_is_a_traceback(
     whole: tuple[Path, Path],
     monkeypatch: pytest.MonkeyPatch,
@@ -184,12 +185,7 @@ def test_no_damage_is_a_traceback(
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    file=st.integers(0, 1000),
-    damage=st.sampled_from(sorted(DAMAGES)),
-    where=st.integers(0, 1 << 20),
-    bit=st.integers(0, 7),
-)
+@given(**DAMAGED)
 def test_no_damage_makes_another_run_in_silence(
     whole: tuple[Path, Path], file: int, damage: str, where: int, bit: int
 ) -> None:

@@ -10,30 +10,11 @@ from typing import Any
 
 import httpx2
 import pytest
+from serve.stage import FakeBackend
 
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.serve.route import Deployment, Route, ServedRelease, Wanted
 from hivetune.serve.servers import Keeper, LiveBackend
-
-
-class FakeProcess:
-    def __init__(self) -> None:
-        self.code: int | None = None
-
-    def poll(self) -> int | None:
-        return self.code
-
-
-class FakeBackend:
-    """A model server. `answers`: whether /health is answered."""
-
-    def __init__(self) -> None:
-        self.process = FakeProcess()
-        self.socket_path = Path("/nowhere")
-        self.token = ""
-
-    def kill(self) -> None:
-        self.process.code = -9
 
 
 def deployment(*versions: int, model: str = "m", before: int | None = None) -> Deployment:

@@ -389,7 +389,7 @@ def forget(
     user: Annotated[str | None, Option(help="Delete all interactions of this user.")] = None,
     session: Annotated[str | None, Option(help="Delete all interactions of this session.")] = None,
     source: Annotated[str | None, Option(help="Delete all of this file, table (path#table) or stream.")] = None,
-    row: Annotated[str | None, Option(help="Delete one interaction, by id or file:line, and its copies.")] = None,
+    row: Annotated[str | None, Option(help="Delete one interaction, by its id, and its copies.")] = None,
     aside: Annotated[bool, Option("--set-aside", help="Keep it in the store, and out of later trainings.")] = False,
 ) -> None:
     """Delete a user, session, source or row from the store, and list the snapshots, runs and releases that hold it.

@@ -21,7 +21,7 @@ from hivetune.data.snapshot import PoolRow
 from hivetune.errors import UsageError
 from hivetune.release.registry import Release, check_release_name
 
-MIN_ROWS = 200  # fewer did not beat the shared adapter in any measured home
+MIN_ROWS = 200  # with fewer a domain has little to add to what all rows taught; not measured
 MIN_HELD_OUT = 20  # sessions; with fewer no interval is narrow enough at a divided level
 
 

@@ -121,7 +121,7 @@ Note = tuple[str, str]  # a reason for a change, and what was changed where
 
 @dataclass(slots=True)
 class ExaminedRow:
-    """A row as an Example, to which each stage of its preparation adds its results (prepare/stages.py).
+    """A row as an Example, to which each stage of its preparation adds its results (prepare/examine.py).
 
     The example has no id before redaction, which may still change its text. `changed`: reasons of severity warn.
     `views` is empty without a model.

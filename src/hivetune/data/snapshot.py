@@ -38,7 +38,7 @@ CREATE TABLE rows (
   messages TEXT NOT NULL, tools TEXT, checker TEXT,
   tied INTEGER NOT NULL DEFAULT 0,  -- equal for the rows of one group, which has one side
   answered_by TEXT,               -- the release whose own, unedited answer it holds
-  view INTEGER NOT NULL DEFAULT 0,  -- 0, 1, ... of one row of the input; most have one (data/render/views.py)
+  view INTEGER NOT NULL DEFAULT 0,  -- 0, 1, ... of one row of the input; most have one (data/render/renderer.py)
   vouched INTEGER NOT NULL DEFAULT 0,  -- 1: somebody or something called the answer good
   lesson TEXT,                    -- of a bad answer, whose split is 'bad': failure, pair, correction or retry
   better INTEGER                  -- the row of the good answer that it is compared with, if there is one

@@ -90,9 +90,9 @@ def limit_memory(limit_bytes: int | None) -> None:
 def run_child(main: Callable[[Any, Heartbeat], dict[str, Any]], *kinds: type) -> None:
     """Run `main` on the task file of the first argument, write `outcome.json`, and end this process.
 
-    The second argument is the handle of the heartbeat, which torchrun's processes don't have. `kinds` are the classes
-    of tasks for `main`, which returns its result, with `"status": "stopped"` after an early end by `stop_requested`.
-    The process ends with `os._exit`, since after a device fault a normal exit may hang.
+    The second argument is the handle of the heartbeat, which only the first of a run's ranks has. `kinds` are the
+    classes of tasks for `main`, which returns its result, with `"status": "stopped"` after an early end by
+    `stop_requested`. The process ends with `os._exit`, since after a device fault a normal exit may hang.
     """
     guard()
     envelope = read_task(Path(sys.argv[1]))

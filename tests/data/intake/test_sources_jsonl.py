@@ -236,29 +236,37 @@ def test_logs_that_were_rotated_before_the_first_collection_are_read_too(log: Pa
     assert stored_numbers() == [1, 2, 3]
 
 
+def collect_while(log: Path, monkeypatch: pytest.MonkeyPatch, when: int, act: Callable[[], object]) -> int:
+    """Collect twice; return the steps of the first time: looks at the folder and at files, and reading them. `act` is
+    done in front of step `when`."""
+    steps = 0
+
+    def counted(step: Callable[..., object]) -> Callable[..., object]:
+        def stepping(*arguments: object) -> object:
+            nonlocal steps
+            steps += 1
+            if steps == when:
+                act()
+            return step(*arguments)
+
+        return stepping
+
+    with monkeypatch.context() as patched:
+        for name in ("_rotations", "_state", "_logs", "unpacked"):
+            patched.setattr(jsonl, name, counted(getattr(jsonl, name)))
+        collect_now(str(log))
+    collect_now(str(log))
+    return steps
+
+
 @pytest.mark.parametrize("when", range(1, 10))
 def test_a_log_that_is_copied_and_truncated_during_the_first_collection_loses_nothing(
     log: Path, when: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its rows are in the copy alone, which was taken for one from before the first collection."""
     append(log, *range(30))
-    calls = iter(range(1, 1000))
-
-    def then_truncate(step: Callable[..., object]) -> Callable[..., object]:
-        def stepping(*arguments: object) -> object:
-            if next(calls) == when:
-                copy_and_truncate(log)
-                append(log, 30)
-            return step(*arguments)
-
-        return stepping
-
-    with monkeypatch.context() as patched:
-        for name in ("_logs", "_state", "_rotations", "unpacked"):
-            patched.setattr(jsonl, name, then_truncate(getattr(jsonl, name)))
-        collect_now(str(log))
-    collect_now(str(log))
-    assert stored_numbers() == list(range(31 if next(calls) > when else 30))
+    steps = collect_while(log, monkeypatch, when, lambda: (copy_and_truncate(log), append(log, 30)))
+    assert stored_numbers() == list(range(31 if steps >= when else 30))
 
 
 def test_a_copy_that_is_still_being_made_is_no_second_log(log: Path) -> None:
@@ -297,22 +305,8 @@ def test_logs_that_are_renamed_while_somebody_looks_are_read_once(
     append(log, 2)
     collect_now(str(log))
     append(log, 3)
-    steps = iter(range(1, 1000))
-
-    def rotate_now_and_then(step: Callable[..., object]) -> Callable[..., object]:
-        def stepping(*arguments: object) -> object:
-            if next(steps) == when:
-                shift(log)
-            return step(*arguments)
-
-        return stepping
-
-    with monkeypatch.context() as patched:
-        for name in ("_rotations", "_state", "_logs", "unpacked"):
-            patched.setattr(jsonl, name, rotate_now_and_then(getattr(jsonl, name)))
-        collect_now(str(log))
-    collect_now(str(log))
-    assert next(steps) > when
+    steps = collect_while(log, monkeypatch, when, lambda: shift(log))
+    assert steps >= when
     assert stored_numbers() == [0, 1, 2, 3, 100, 101]
 
 

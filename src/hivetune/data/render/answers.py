@@ -327,4 +327,4 @@ def _keys(value: Any) -> Iterable[str]:
 
 def _without_closing(text: str) -> str:
     """Return an answer without the end of an empty thought in front of it."""
-    return re.sub(r"\A\s*</[a-z_:]*think[a-z_:]*>\s*", "", text)
+    return re.sub(r"\A\s*</(?>[a-z_:]*?think)[a-z_:]*+>\s*", "", text)
