@@ -41,7 +41,7 @@ SPECIALS = ["<pad>", "<s>", "</s>", "<unk>", "<|system|>", "<|user|>", "<|assist
 # What converters of single families look for, whatever the tokenizer is.
 OWN_SPECIALS = {"glm4": ("[gMASK]", "<|endoftext|>", "<|observation|>")}
 OWN_SPECIALS |= dict.fromkeys(("glm", "glm4_moe", "glm4_moe_lite", "solar_open"), OWN_SPECIALS["glm4"])
-SENTENCEPIECE = ("gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "phi3")
+SENTENCEPIECE = ("gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "phi3", "ernie4_5")
 # Widths that are whole blocks of q8_0, where the common ones are not.
 WIDER = {"moe_intermediate_size": 32, "head_dim": 32, "v_head_dim": 32, "max_position_embeddings": 512}
 # llama.cpp divides by the root of a head's width, as all published Gemmas do. A window that it does not have is cut to.
