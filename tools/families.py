@@ -317,8 +317,8 @@ def page(table: Mapping[str, Any]) -> str:
         "",
         "In `q8_0` 0.98 to 1.02 of an adapter's effect arrives, in `f32` all of it. Experts and routers stay frozen. A",
         "byte-level vocabulary that llama.cpp's script does not know is refused: so it is with the random models of",
-        "`qwen2` and `qwen3_5_moe_text`, whose own vocabularies the script knows. Beside a base, adapters of Ministral 3",
-        "and Granite 4 hybrids can't be served; merged they are.",
+        "`qwen2` and `qwen3_5_moe_text`, whose own vocabularies the script knows. Beside a base, adapters of",
+        "Ministral 3 and Granite 4 hybrids can't be served; merged they are.",
         "",
     ]
     for path in ("fast", "general"):
