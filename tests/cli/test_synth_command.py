@@ -22,18 +22,6 @@ def test_rows_and_report(tmp_path: Path) -> None:
     assert checked["categories"]["bees"]
 
 
-def test_rows_that_are_all_there_already_lack_no_documentation(tmp_path: Path) -> None:
-    """The hint asked for documents with headings, or for more documentation."""
-    document = "# Hives\n\n## Queens\n\nA hive has one queen, and she lays up to two thousand eggs a day.\n"
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "manual.md").write_text(document)
-    words = ["synth", str(tmp_path / "docs"), "--out"]
-    assert hivetune(*words, tmp_path / "a.jsonl").returncode == 0
-    refused = hivetune(*words, tmp_path / "b.jsonl", "--against", tmp_path / "a.jsonl")
-    assert refused.returncode == 3
-    assert "duplicate" in refused.stderr and "--against" in refused.stderr and "headings" not in refused.stderr
-
-
 def test_without_out_the_categories_are_listed() -> None:
     found = {one["category"]: one for one in json.loads(hivetune("synth", "--json").stdout)["categories"]}
     assert len(found) == 24 and found["python"]["pages"] > 50 and "policycoreutils" in found["selinux"]["install"]

@@ -15,7 +15,6 @@ from hivetune.data.frozen import own_questions
 from hivetune.data.prepare.prepare import check
 from hivetune.errors import DataRefused
 from hivetune.judge.rows import prompts_of_rows
-from hivetune.synth.rows import Against
 from hivetune.train.plan.run import count_rows
 
 QUESTIONS = [f"What does part {number} of the machine do?" for number in range(5)]
@@ -45,11 +44,6 @@ def test_frozen_questions(nested: str) -> None:
     assert [one.messages[-1].content for one in found] == QUESTIONS
 
 
-def test_made_rows_are_compared_with_them(nested: str) -> None:
-    against = Against([nested])
-    assert [text.split("\n")[0] for text in against] == QUESTIONS and against.unreadable == 0
-
-
 def test_a_line_of_a_log_that_holds_rows(tmp_path: Path) -> None:
     log = tmp_path / "batches.jsonl"
     rows = [{"prompt": asked, "completion": f"It turns wheel {number}."} for number, asked in enumerate(QUESTIONS)]
@@ -76,8 +70,6 @@ def test_a_row_that_is_nested_deep_is_counted_and_named(tmp_path: Path) -> None:
     path = tmp_path / "deep.jsonl"
     path.write_text('{"prompt": "a", "completion": "b"}\n{"question": ' + '{"a":' * 700 + "1" + "}" * 700 + "}\n")
     assert prompts_of_rows([str(path)], EvalConfig())[1] == {"unknown-layout": 1}
-    against = Against([str(path)])
-    assert (len(list(against)), against.unreadable) == (1, 1)
     with pytest.raises(DataRefused, match=r"deep\.jsonl:2: unknown-layout"):
         own_questions([str(path)], {"name": "regex", "pattern": "."})
 

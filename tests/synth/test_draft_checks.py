@@ -7,7 +7,7 @@ import pytest
 
 from hivetune.synth.manual import read_manual
 from hivetune.synth.questions import Draft
-from hivetune.synth.rows import DRAFT_REASONS, SeenRows, check_draft
+from hivetune.synth.rows import DRAFT_REASONS, DraftCheck
 
 PAGE = read_manual(Path(__file__).parent / "pages/usr/share/man/man1/combcopy.1")
 RIGHT = Draft(
@@ -24,11 +24,11 @@ def answered(text: str, **changes: str) -> Draft:
 
 
 def test_right_drafts_pass() -> None:
-    assert check_draft(RIGHT, PAGE) is None
+    assert DraftCheck().reason_against(RIGHT, PAGE) is None
     line = "combcopy --limit=3 SOURCE TARGET"
-    assert check_draft(answered(f"```bash\n{line}\n```", command=line), PAGE) is None
+    assert DraftCheck().reason_against(answered(f"```bash\n{line}\n```", command=line), PAGE) is None
     asked = replace(RIGHT, question="Why is `--limt` refused?", answer="It is `--limit`.", absent="--limt")
-    assert check_draft(asked, PAGE) is None
+    assert DraftCheck().reason_against(asked, PAGE) is None
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,6 @@ def test_right_drafts_pass() -> None:
         (answered("`"), "length"),
         (answered("Use `--limit`. " * 200), "length"),
         (answered("Use `--limit`\x1b[2J to stop."), "control-character"),
-        (answered("Используйте `--limit`, чтобы остановиться."), "other-language"),
         (answered("Use `--limit`.", command="combcopy --limit 'x"), "does-not-parse"),
         (answered("Use `--limit`.", command="if x"), "does-not-parse"),
         (replace(RIGHT, absent="--limit"), "invented-exists"),
@@ -47,21 +46,11 @@ def test_right_drafts_pass() -> None:
     ],
 )
 def test_wrong_drafts_are_rejected(draft: Draft, why: str) -> None:
-    assert check_draft(draft, PAGE) == why and why in DRAFT_REASONS
+    assert DraftCheck().reason_against(draft, PAGE) == why and why in DRAFT_REASONS
 
 
-def test_copies_are_found_and_others_are_not() -> None:
-    texts = [
-        "How do I stop combcopy after twenty cells of the comb? Use --limit=20, which stops after that many cells.",
-        "how do i stop combcopy after twenty cells of the comb?  Use `--limit=20`, which stops after that many cells",
-        "How do I stop combcopy after twenty cells of a comb? Use --limit=20, which stops after that many cells.",
-        "How do I seal every cell of the target comb when it was written? Use --seal-after, which takes longer.",
-    ]
-    seen = SeenRows()
-    assert seen.look(texts[0]) is None
-    seen.add(texts[0])
-    assert [seen.look(text) for text in texts] == ["duplicate", "duplicate", None, None]
-    long = " ".join(f"word{n}" for n in range(60))
-    seen.add(long)
-    assert seen.look(long.replace("word30", "other")) == "near-duplicate"
-    assert seen.look(long.replace("word1", "x").replace("word2", "y").replace("word3", "z")) is None
+def test_a_text_is_asked_about_once_in_each_way() -> None:
+    check = DraftCheck()
+    assert check.reason_against(RIGHT, PAGE) is None
+    assert check.reason_against(replace(RIGHT, question="Stop `--limit`?"), PAGE) == "duplicate"
+    assert check.reason_against(replace(RIGHT, kind="meaning"), PAGE) is None

@@ -52,7 +52,6 @@ def test_every_kind_is_made_and_the_counts_add_up(made: Any) -> None:
     (category,) = document["categories"]
     assert category["kinds"] == dict(sorted(kinds.items())) and category["kept"] == kinds.total()
     assert category["skipped"] == {
-        "alias of another page": 1,
         "no prose below a heading": 1,
         "nothing is documented in a form that is understood": 1,
     }
@@ -87,19 +86,6 @@ def test_categories_share_the_rows_and_an_empty_one_gives_its_share(
     kept = {c["category"]: c["kept"] for c in document["categories"]}
     assert kept == {"ctl": 9, "key": 3, "nothing": 0}
     assert document["empty"] == ["nothing"] and document["categories"][2]["install"] == "hives"
-
-
-def test_rows_that_are_there_are_not_made_again(hive_pack: Pack, places: Library, tmp_path: Path) -> None:
-    """Held-out rows as well as trained ones."""
-    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
-    make_rows([hive_pack], places, first, rows=30, seed=0)
-    (tmp_path / "broken.jsonl").write_text("{not a row\n")
-    document = make_rows(
-        [hive_pack], places, second, rows=30, seed=0, against=[str(first), str(tmp_path / "broken.jsonl")]
-    )
-    assert (document["compared_with"], document["not_comparable"]) == (30, 1)
-    questions = [{row["messages"][0]["content"] for row in rows_of(path)} for path in (first, second)]
-    assert not questions[0] & questions[1] and document["rejected"]["duplicate"] >= 25
 
 
 def test_frozen_questions_are_not_made(
@@ -161,5 +147,5 @@ def test_a_model_rewords_the_question_and_never_the_answer(hive_pack: Pack, plac
 def test_a_new_wording_keeps_every_name() -> None:
     asked = "Which option of `comb` makes it stop after 3 cells of /etc/comb? Not `--all`."
     assert keeps_names(asked, "With `comb`, how do I stop it after 3 cells of /etc/comb, and not by `--all`?")
-    for wrong in ("How do I stop comb?", f"{asked} `--more`", "Wie geht das?", "", f"{asked}\nSecond line", "`comb` 4"):
+    for wrong in ("How do I stop comb?", f"{asked} `--more`", "", f"{asked}\nSecond line", "`comb` 4"):
         assert not keeps_names(asked, wrong)

@@ -318,9 +318,6 @@ def synth(
     rows: Annotated[int, Option(min=1, help="Number of rows, shared among the categories.")] = 1500,
     seed: Annotated[int, Option(help="Seed; the same seed and documentation give the same file.")] = 0,
     run_help: Annotated[list[str] | None, Option(metavar="CMD", help="Also read the output of CMD --help.")] = None,
-    against: Annotated[
-        list[str] | None, Option(metavar="SRC", help="Do not repeat rows of these files, globs or 'store'.")
-    ] = None,
     ask: Annotated[str | None, Option(metavar="MODEL", help=ASK_HELP)] = None,
 ) -> None:
     """Make training rows from manual pages, docstrings and your own documents.
@@ -342,7 +339,7 @@ def synth(
         columns = "category, pages here=pages|count, topic=title, install for more=install"
         answer({"categories": listed}, Table(columns, listed), "to make rows: hivetune synth --out rows.jsonl")
         return
-    files_to_write([out], [*find_sources(against or []), *(what or ())])
+    files_to_write([out], what or ())
     with contextlib.ExitStack() as stack:
         maker, rephrase = (TEMPLATES, str) if ask is None else stack.enter_context(rephrasing(ask))
         report = stack.enter_context(progress("reading documentation", "rows"))
@@ -352,7 +349,6 @@ def synth(
             out,
             rows=rows,
             seed=seed,
-            against=against or (),
             maker=maker,
             rephrase=rephrase,
             progress=report,
@@ -371,8 +367,6 @@ def synth(
         pages = ", ".join(source["page"] for source in row["synth"]["sources"])
         said = [f"{message['role']}: {message['content']}" for message in row["messages"]]
         notes.append("\n".join([f"\n[{row['category']}, {row['synth']['kind']}, {pages}]", *said]))
-    if document["not_comparable"]:
-        notes.append(f"--against: {document['not_comparable']:,} rows could not be read; see: hivetune check ROWS")
     ends = [f"rejected as {reason}: {DRAFT_REASONS[reason]}" for reason in document["rejected"]]
     if document["rows"] < document["asked"]:
         ends.append(f"{document['asked']:,} rows were asked for, but this documentation yields no more")

@@ -4,9 +4,7 @@
 tells the option -u with its argument USER from an option -uUSER.
 """
 
-import bz2
 import gzip
-import lzma
 import os
 import re
 import subprocess
@@ -15,7 +13,6 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hivetune.checkers.limited import OUTPUT_BYTES, TooSlow, run_limited
 from hivetune.synth.page import DocEntry, DocPage, EntryKind, NotUnderstood
@@ -25,20 +22,13 @@ TIMEOUT_S = 20.0
 MAX_BYTES = 4 << 20  # the longest page of Debian's compilers has 1.5 MB
 MAX_TERM_CHARS = 160
 HELP_MEMORY_BYTES = 1 << 40  # of addresses: some programs map the memory of a card before they print their help
-OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _OPTION_TERM = re.compile(r"--?[A-Za-z0-9?#@]")
 # A number is an option only as a single digit: `-0`, but neither `-1d` nor `-4w`, which are times.
 _OPTION_NAME = re.compile(r"--[A-Za-z0-9][\w+.-]*|-[A-Za-z?#@][\w+.-]*|-\d")
 _DIRECTIVE = re.compile(r"(?=[A-Z0-9]*[a-z])[A-Z][A-Za-z0-9]+=")
 _COMMAND = re.compile(r"[a-z][a-z0-9]*(?:[-_:][a-z0-9]+)*")
-_FILE = re.compile(r"(?:~|\$\w+|\.)?/[^\s,]+")
-_OF_SECTION: tuple[tuple[str, EntryKind, str], ...] = (
-    (r"EXIT|RETURN VALUE|RETURN CODE|STATUS CODE", "status", r">?\d{1,3}\b"),
-    (r"ENVIRONMENT", "variable", r"\$?[A-Z][A-Z0-9_]{2,}\b"),
-    (r"^FILES|FILES$", "file", _FILE.pattern),
-    (r"COMMAND|SUBCOMMAND|ACTION|VERB|OPERATION", "command", rf"{_COMMAND.pattern}\b"),
-)
+_OF_COMMANDS = re.compile(r"COMMAND|SUBCOMMAND|ACTION|VERB|OPERATION")  # headings above sub-commands
 _LEFT_OUT = re.compile(
     r"^(NAME|SYNOPSIS|SEE ALSO|AUTHORS?|COPYRIGHT|LICEN[SC]E|HISTORY|REPORTING|BUGS?|COLOPHON|VERSION|RESOURCES"
     r"|ACKNOWLEDG|CREDITS|WWW|NOTES|AVAILABILITY|GIT$|TRADEMARK|DISTRIBUTION|CONTRIBUT|EXAMPLES?$)",
@@ -47,10 +37,8 @@ _LEFT_OUT = re.compile(
 
 
 def read_manual(path: Path) -> DocPage:
-    """Read one page. Raises NotUnderstood for a file that can't be read, an alias (.so), or one without entries."""
+    """Read one page. Raises NotUnderstood for a file that can't be read, and for one without entries."""
     name, section = name_of(path)
-    if read_packed(path).lstrip().startswith(".so "):
-        raise NotUnderstood("alias of another page")
     variables = {"MANWIDTH": str(WIDTH), "MAN_KEEP_FORMATTING": "1", "GROFF_NO_SGR": "1", "LC_ALL": "C.UTF-8"}
     command = ["man", "--local-file", "--encoding=ascii", "--pager=cat", "--no-hyphenation", "--no-justification"]
     environment = {**os.environ, **variables}
@@ -69,17 +57,17 @@ def read_manual(path: Path) -> DocPage:
 
 def name_of(path: Path) -> tuple[str, str]:
     """Return ("systemctl", "1") for systemctl.1.gz."""
-    stem = path.stem if path.suffix in OPENERS else path.name
+    stem = path.stem if path.suffix in (".gz", ".bz2", ".xz", ".zst") else path.name
     match = re.fullmatch(r"(.+)\.(\d\w*|n|l)", stem)
     return (match[1], match[2]) if match else (stem, "1")
 
 
 def read_packed(path: Path) -> str:
-    """Return the text of a file that may be compressed. Raises NotUnderstood."""
+    """Return the text of a file that gzip may have compressed. Raises NotUnderstood."""
     try:
-        with OPENERS.get(path.suffix, open)(path, "rb") as file:
-            data: bytes = file.read(MAX_BYTES + 1)
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
         raise NotUnderstood(f"can't be read: {error}") from None
     if len(data) > MAX_BYTES:
         raise NotUnderstood(f"larger than {MAX_BYTES >> 20} MiB")
@@ -296,10 +284,7 @@ def _kind(term: str, heading: str) -> EntryKind | None:
         return "option"
     if _DIRECTIVE.match(term):
         return "directive"
-    for pattern, kind, fits in _OF_SECTION:
-        if re.search(pattern, heading.upper()) and re.match(fits, term):
-            return kind
-    return "file" if _FILE.fullmatch(term) else None
+    return "command" if _OF_COMMANDS.search(heading.upper()) and re.match(rf"{_COMMAND.pattern}\b", term) else None
 
 
 def _names(kind: EntryKind, usage: str, terms: Sequence[Line]) -> tuple[str, ...]:
@@ -308,16 +293,12 @@ def _names(kind: EntryKind, usage: str, terms: Sequence[Line]) -> tuple[str, ...
         names = [name for term in terms for name in _option_names(term)]
     elif kind == "directive":
         names = _DIRECTIVE.findall(usage)
-    elif kind == "command":
+    else:
         # `ip addr add` of `ip addr add IFADDR dev IFNAME`: words up to the first that is a placeholder, at most three
         for part in usage.split(", "):
             words = part.split()
             count = next((n for n, word in enumerate(words) if not _COMMAND.fullmatch(word)), len(words))
             names.append(" ".join(words[: min(count, 3)]))
-    elif kind == "status":
-        names = re.findall(r"^>?\d{1,3}\b", usage)
-    else:
-        names = [part.strip() for part in usage.split(", ")]
     return tuple(dict.fromkeys(filter(None, names)))
 
 

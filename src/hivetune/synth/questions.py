@@ -19,7 +19,6 @@ from hivetune.synth.sentences import MAX_TOLD_CHARS, capital, deed, excerpt, sen
 
 # What people ask most comes most often; of what a person wrote, all.
 KIND_WEIGHTS: Mapping[str, float] = {"meaning": 3, "which": 3, "command": 2, "mistake": 1, "fact": 100}
-OPENER_SHARE = 0.3
 LENGTHS = (160, 260, MAX_TOLD_CHARS)  # answers of several lengths, so that none is learned
 MAX_SECTION_CHARS, MIN_SECTION_CHARS = 600, 60
 MAX_SIGNATURE_CHARS = 300
@@ -76,8 +75,7 @@ def _worded(name: str, draw: random.Random, fields: Mapping[str, str]) -> tuple[
     for part in name.split("."):
         phrases = phrases[part]
     ask, answer = _pick(phrases["ask"], draw, fields), _pick(phrases["answer"], draw, fields)
-    opener = _pick(_phrases()["openers"]["any"], draw, fields) if draw.random() < OPENER_SHARE else ""
-    return opener + ask, answer
+    return ask, answer
 
 
 def _pick(wordings: list[str], draw: random.Random, fields: Mapping[str, str]) -> str:
@@ -87,14 +85,14 @@ def _pick(wordings: list[str], draw: random.Random, fields: Mapping[str, str]) -
 
 
 def _of_entry(page: DocPage, entry: DocEntry, draw: random.Random) -> Iterator[Draft]:
-    """Yield the questions on an option, sub-command, setting, variable, file or exit code."""
+    """Yield the questions on an option, a sub-command or a setting."""
     told = excerpt(entry.text, draw.choice(LENGTHS)) or excerpt(entry.text)
     of_several = len(entry.names) > 2 and "respectively" in entry.text  # each name does something else
     if not told or of_several or (entry.kind == "command" and page.command is None):
         return
     fields, of_page = _fields(page, entry, told), (entry.section, f"{entry.usage}\n{entry.text}")
     yield Draft("meaning", *_worded(f"meaning.{entry.kind}", draw, fields), *of_page)
-    action = deed(entry.text) if entry.kind in ("option", "command", "directive") and not _is_pair(entry) else ""
+    action = "" if _is_pair(entry) else deed(entry.text)
     if not action or any(name in action for name in entry.names) or (not page.command and entry.kind != "directive"):
         return
     fields["deed"] = action

@@ -9,7 +9,7 @@ from hivetune.judge.artefacts import find_artefact, open_artefact
 from hivetune.llama.backend import ServerSettings
 from hivetune.release.gguf import SERVED_QUANT
 from hivetune.synth.page import options_in
-from hivetune.synth.rows import MAX_QUESTION_CHARS, Rephrase, is_english
+from hivetune.synth.rows import MAX_QUESTION_CHARS, Rephrase
 
 QUESTION_TOKENS = 96
 MAX_FAILURES = 5  # in a row: the model is gone
@@ -46,6 +46,6 @@ def rephrasing(model: str) -> Iterator[tuple[str, Rephrase]]:
 
 
 def keeps_names(question: str, text: str) -> bool:
-    """Return whether another wording asks about the same: one line of English with the same names, options, numbers."""
+    """Return whether another wording asks about the same: one line with the same names, options and numbers."""
     same = {*_NAMES.findall(question)} == {*_NAMES.findall(text)} and options_in(question) == options_in(text)
-    return same and 0 < len(text) <= MAX_QUESTION_CHARS and "\n" not in text and is_english(text)
+    return same and 0 < len(text) <= MAX_QUESTION_CHARS and "\n" not in text
