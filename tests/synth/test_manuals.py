@@ -100,13 +100,13 @@ def test_a_row_of_a_table_is_no_option_and_a_dash_no_word(tmp_path: Path) -> Non
     """bzip2(1) shows sizes by level, e2fsck(8) a dash before its texts, cmake(1) what -D sets."""
     text = [".TH COMB 1", ".SH NAME", r"comb \- combs", ".SH OPTIONS", ".TP", r"\-\-fast", "Run fast, not well."]
     text += [".nf", "       -1      1200k       500k      350k      914704", ".fi", ".TP", "NAME=VALUE"]
-    text += ["Set a value by its name.", ".TP", r"\-\-full", r"\- Fill the comb with honey."]
+    text += ["Set a value by its name.", ".TP", r"\-\-fullest", r"\- Fill the comb with honey."]
     path = tmp_path / "comb.1"
     path.write_text("\n".join(text) + "\n")
     page = read_manual(path)
-    assert list(entries(page, "option")) == ["--fast", "--full"] and not entries(page, "directive")
+    assert list(entries(page, "option")) == ["--fast", "--fullest"] and not entries(page, "directive")
     assert excerpt(entries(page, "option")["--fast"]) == "Run fast, not well."
-    assert entries(page, "option")["--full"] == "Fill the comb with honey."
+    assert entries(page, "option")["--fullest"] == "Fill the comb with honey."
 
 
 @pytest.mark.parametrize(
