@@ -167,3 +167,13 @@ def test_pages_are_found_by_pattern_and_aliases_once(places: Library) -> None:
     assert [source.name for source in places.find_manuals("hive*(1)")] == ["hivectl(1)"]
     assert [source.name for source in places.find_manuals("hive*(*)")] == ["hive.unit(5)", "hivectl(1)"]
     assert list(places.find_manuals("nothing(1)")) == []
+
+
+def test_a_name_that_several_entries_have_is_none_of_theirs(tmp_path: Path) -> None:
+    """systemd-cgtop(1) has `-p, --order=path` and `-t, --order=tasks`; `-1` of sftp(1) is an option of its `ls`."""
+    text = [".TH COMB 1", ".SH NAME", r"comb \- combs", ".SH SYNOPSIS", "comb [options]", ".SH OPTIONS"]
+    text += [".TP", r"\-p, \-\-order=path", "Order by the path.", ".TP", r"\-t, \-\-order=tasks", "Order by the tasks."]
+    text += [".SH INTERACTIVE COMMANDS", ".TP", r"\-1", "Show a single column of combs."]
+    path = tmp_path / "comb.1"
+    path.write_text("\n".join(text) + "\n")
+    assert entries(read_manual(path), "option") == {"-p": "Order by the path.", "-t": "Order by the tasks."}

@@ -10,8 +10,9 @@ import re
 import subprocess
 import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hivetune.checkers.limited import OUTPUT_BYTES, TooSlow, run_limited
@@ -155,7 +156,17 @@ def page_of(lines: Sequence[Line], path: Path, label: str, *, command: str | Non
     for entry in entries:
         if entry.kind != "command" or _is_command_of(typed, entry.names[0], synopsis, text):
             unique.setdefault((entry.kind, entry.names), entry)
-    return DocPage(label, path, typed, summary, synopsis, tuple(unique.values()), (), text)
+    return DocPage(label, path, typed, summary, synopsis, tuple(_without_shared(list(unique.values()))), (), text)
+
+
+def _without_shared(entries: Sequence[DocEntry]) -> Iterator[DocEntry]:
+    """Yield the entries without names that another one has too: systemd-cgtop(1) documents `-p, --order=path` and
+    `-t, --order=tasks`, and neither says what `--order` does.
+    """
+    counts = Counter((entry.kind, name) for entry in entries for name in entry.names)
+    for entry in entries:
+        if names := tuple(name for name in entry.names if counts[entry.kind, name] == 1):
+            yield replace(entry, names=names)
 
 
 def with_placeholders(line: Line, *, glued: bool = False) -> str:
@@ -280,8 +291,8 @@ def _text_below(body: Sequence[Line], start: int, indent: int, first: str) -> st
 
 
 def _kind(term: str, heading: str) -> EntryKind | None:
-    if _OPTION_TERM.match(term):
-        return "option"
+    if _OPTION_TERM.match(term):  # below commands it is an option of one of them, as that of `ls` in sftp(1)
+        return None if _OF_COMMANDS.search(heading.upper()) and "OPTION" not in heading.upper() else "option"
     if _DIRECTIVE.match(term):
         return "directive"
     return "command" if _OF_COMMANDS.search(heading.upper()) and re.match(rf"{_COMMAND.pattern}\b", term) else None

@@ -87,12 +87,13 @@ def _pick(wordings: list[str], draw: random.Random, fields: Mapping[str, str]) -
 def _of_entry(page: DocPage, entry: DocEntry, draw: random.Random) -> Iterator[Draft]:
     """Yield the questions on an option, a sub-command or a setting."""
     told = excerpt(entry.text, draw.choice(LENGTHS)) or excerpt(entry.text)
-    of_several = len(entry.names) > 2 and "respectively" in entry.text  # each name does something else
-    if not told or of_several or (entry.kind == "command" and page.command is None):
+    # Each name does something else, or pgrep(1) says of pkill and pidwait "(pgrep only.)".
+    of_another = (len(entry.names) > 2 and "respectively" in entry.text) or re.search(r"\(\w+ only\b", entry.text)
+    if not told or of_another or (entry.kind in ("command", "option") and page.command is None):
         return
     fields, of_page = _fields(page, entry, told), (entry.section, f"{entry.usage}\n{entry.text}")
     yield Draft("meaning", *_worded(f"meaning.{entry.kind}", draw, fields), *of_page)
-    action = "" if _is_pair(entry) else deed(entry.text)
+    action = "" if _is_of_several(entry) else deed(entry.text)
     if not action or any(name in action for name in entry.names) or (not page.command and entry.kind != "directive"):
         return
     fields["deed"] = action
@@ -122,10 +123,11 @@ def _fields(page: DocPage, entry: DocEntry, told: str) -> dict[str, str]:
     return fields
 
 
-def _is_pair(entry: DocEntry) -> bool:
-    """Return whether the entry is an option and its negation. A description of both does not fit one."""
-    plain = {name.lstrip("-") for name in entry.names}
-    return any(f"no{name}" in plain or f"no-{name}" in plain for name in plain)
+def _is_of_several(entry: DocEntry) -> bool:
+    """Return whether the entry describes several options or settings, as `--cache, --no-cache` or `User=, Group=`: what
+    it says does not fit one alone.
+    """
+    return sum(name.startswith("--") or name.endswith("=") for name in entry.names) > 1
 
 
 def _of_function(page: DocPage, entry: DocEntry, draw: random.Random) -> Iterator[Draft]:

@@ -22,7 +22,7 @@ _POINTING = re.compile(
     r"(?:These|Those|Such|Here|Setting these|This list|They|Other|Another)\b|This (?:is|was) (?:also|the same)\b"
 )
 _LEAD = re.compile(
-    r"^(?:(?:This|The)(?: [\w-]+)? (?:option|flag|switch|command|subcommand|setting|argument|parameter|directive)s?"
+    r"^(?:(?:This|The)(?: [\w-]+)? (?:option|flag|switch|command|subcommand|setting|directive)s?"
     r"|This|It|Is used to|Used to|Can be used to|May be used to)\s+(?:(?:is|can be|may be) used to |will |can |may )?",
 )
 # Deeds that say of an argument what it looks like, not what the option does.
@@ -32,7 +32,7 @@ _NO_DEED = re.compile(
 )
 # Behind a word that is verb and noun ("time to wait", "list of files"), these say that it is the noun.
 _NOUN_BEFORE = re.compile(
-    r"(?:mode|option|value|name)s?\b|(?:to|of|for|in|that|is|are|which|used|between|can|will|must)\b"
+    r"(?:mode|option|value|name)s?\b|(?:to|of|for|in|that|is|are|which|used|between|can|will|must|may|was|has|should)\b"
 )
 # Behind a word of nouns.txt this says that it is a verb: "time the command", not "time limit of a command".
 _DETERMINER = re.compile(
