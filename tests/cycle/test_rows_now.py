@@ -59,7 +59,7 @@ def make_champion(database: sqlite3.Connection, version: int, snapshot: str) -> 
             " VALUES ('demo', ?, '', '', '', '', ?, '{}', 0)",
             (version, snapshot),
         )
-        database.execute("INSERT OR REPLACE INTO aliases VALUES ('demo', 'champion', ?)", (version,))
+        database.execute("INSERT INTO moves VALUES (NULL, 'demo', ?, 'promoted', 0, '', '', 0)", (version,))
 
 
 @pytest.mark.slow

@@ -280,7 +280,7 @@ def test_actions_do_what_their_commands_do(guarded: tuple[Guard, str]) -> None:
     assert post("/releases/helpdesk/2/promote", reason=HOSTILE).status_code == 200
     with closing(open_database()) as database:
         assert find(database, "helpdesk").label == "helpdesk@2"
-        assert database.execute("SELECT reason FROM alias_history ORDER BY number DESC").fetchall()[0] != ("",)
+        assert database.execute("SELECT reason FROM moves ORDER BY number DESC").fetchall()[0] != ("",)
     assert post("/releases/helpdesk/1/rollback").status_code == 400  # it is not the champion any more
     shown = ask(guarded, "/dashboard/releases/helpdesk/2", headers=owner()).text
     assert "Roll back to helpdesk@1" in shown

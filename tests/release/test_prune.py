@@ -75,7 +75,7 @@ def test_what_a_release_names_stays(made: Path) -> None:
             "INSERT INTO releases (name, version, run, model, model_sha256, adapter_sha256, snapshot, proof, created)"
             " VALUES ('faq', 1, '/gone', 'm', '12345678ff', '0', 'aa', '{}', 0)"
         )
-        database.execute("INSERT INTO aliases VALUES ('faq', 'champion', 1)")
+        database.execute("INSERT INTO moves VALUES (NULL, 'faq', 1, 'promoted', 0, '', '', 0)")
     assert not {"snapshots/aa", "bases/m-12345678-q8_0"} & found().keys()
 
 

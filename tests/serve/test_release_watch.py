@@ -41,7 +41,8 @@ def register(version: int, *, verdict: str = "deploy", alias: str = "", run: str
             (version, run, verdict),
         )
         if alias:
-            database.execute("INSERT OR REPLACE INTO aliases VALUES ('a', ?, ?)", (alias, version))
+            action = {"candidate": "registered", "champion": "promoted"}[alias]
+            database.execute("INSERT INTO moves VALUES (NULL, 'a', ?, ?, 0, '', '', 0)", (version, action))
 
 
 def due(*, canary: bool = False, hours: float = 0.0) -> dict[str, str]:

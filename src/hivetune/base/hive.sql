@@ -55,15 +55,13 @@ CREATE TABLE releases (            -- artefacts in releases/NAME/VERSION; a row 
   PRIMARY KEY (name, version)
 ) STRICT;
 CREATE INDEX releases_snapshot ON releases(snapshot);
-CREATE TABLE aliases (
-  name TEXT NOT NULL, alias TEXT NOT NULL, version INTEGER NOT NULL,
-  PRIMARY KEY (name, alias), FOREIGN KEY (name, version) REFERENCES releases(name, version)
+CREATE TABLE moves (               -- the log of what became of each version; aliases follow from it (release/registry.py)
+  number INTEGER PRIMARY KEY, name TEXT NOT NULL, version INTEGER NOT NULL,
+  action TEXT NOT NULL CHECK (action IN ('registered', 'promoted', 'returned', 'withdrawn', 'retired')),
+  time REAL NOT NULL, by TEXT NOT NULL, reason TEXT NOT NULL, forced INTEGER NOT NULL,
+  FOREIGN KEY (name, version) REFERENCES releases(name, version)
 ) STRICT;
-CREATE TABLE alias_history (
-  number INTEGER PRIMARY KEY, name TEXT NOT NULL, alias TEXT NOT NULL,
-  version INTEGER, previous INTEGER,   -- NULL: none
-  time REAL NOT NULL, by TEXT NOT NULL, reason TEXT NOT NULL, forced INTEGER NOT NULL
-) STRICT;
+CREATE INDEX moves_name ON moves(name);
 
 CREATE TABLE clients (             -- of the gateway
   name TEXT PRIMARY KEY, token_sha256 TEXT NOT NULL, created REAL NOT NULL, revoked REAL

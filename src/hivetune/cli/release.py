@@ -163,7 +163,7 @@ def _lineage_text(document: dict[str, Any]) -> Iterator[str]:
         yield from (f"  export {kind}: {', '.join(paths)}" for kind, paths in document["exports"].items())
     for move in document["history"]:
         by = f"{move['by']}{', forced' if move['forced'] else ''}"
-        yield f"  {moment(move['time'])} {move['alias']} by {by}: {move['reason'] or 'no reason given'}"
+        yield f"  {moment(move['time'])} {move['action']} by {by}{': ' * bool(move['reason'])}{move['reason']}"
 
 
 def promote(

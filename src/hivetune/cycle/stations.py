@@ -50,7 +50,7 @@ from hivetune.models.prepared import folder_for
 from hivetune.process.launch import when_idle
 from hivetune.records import Progress, silent
 from hivetune.release.prune import Unused, delete
-from hivetune.release.registry import Release, champion_of, forgotten_rows, history, promote, retire
+from hivetune.release.registry import CROWNED, Release, champion_of, forgotten_rows, history, promote, retire
 from hivetune.run import checkpoints
 from hivetune.run.figures import report
 from hivetune.run.folder import EVALUATION, METRICS, RECORD, adapter_hash, read_record
@@ -162,7 +162,7 @@ def _ended_already(cycle: CycleRow) -> Ended | None:
             return None
         if release.withdrawn:
             return "rolled_back", release.withdrawn
-        if any(move.alias == "champion" and move.version == release.version for move in history(database, cycle.name)):
+        if any(move.action in CROWNED and move.version == release.version for move in history(database, cycle.name)):
             return "promoted", f"{release.label} was promoted"
     return None
 
@@ -186,8 +186,8 @@ def _void(cycle: CycleRow) -> Ended | None:
 def _is_retired(name: str) -> bool:
     """Return whether a person took the champion out of service, so that only a person brings the name back."""
     with closing(open_database()) as database:
-        past = [move for move in history(database, name) if move.alias == "champion"]
-    return bool(past) and past[-1].version is None and past[-1].by != BY
+        past = [move for move in history(database, name) if move.action in (*CROWNED, "retired")]
+    return bool(past) and past[-1].action == "retired" and past[-1].by != BY
 
 
 def ensure_run(work: Work) -> Run:

@@ -7,19 +7,18 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from hivetune.base.database import note_and_free, transaction
 from hivetune.base.disk import MANIFEST, home, path_to_store, read_json, size_of, stored_path, write_json
-from hivetune.base.documents import read_document
 from hivetune.errors import UsageError
 from hivetune.release import registry
 from hivetune.run.checkpoints import FOLDER
-from hivetune.run.folder import RECORD
-from hivetune.run.status import RunStatus, hold_run, known_runs
+from hivetune.run.folder import RECORD, refuse_copied_home
+from hivetune.run.status import hold_run, known_runs
 
 # What was measured is kept for as long as a person may want to look at it, or compare again.
 MEASURED_DAYS = 30
@@ -27,6 +26,7 @@ MEASURED_DAYS = 30
 YOUNG_DAYS = 1
 DAY_S = 86_400
 MEASURED = {"comparisons": "comparison", "answers": "answers", "scores": "losses"}
+LEFT_OVER = ("*/.*.tmp", "*/.*.task", "releases/*/.*.tmp")  # by killed processes
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,11 @@ class Unused:
 
 def find_unused(database: sqlite3.Connection) -> list[Unused]:
     """Return files that can be deleted without losing anything that can't be made again. Deletes nothing."""
-    everything = [
-        *_checkpoints(known_runs(database)),
-        *_snapshots(database),
-        *(Unused("release", r.folder, size, f"no alias names {r.label}") for r, size in registry.unused(database)),
-        *_bases(database),
-        *_measured(),
-        *_left_over(),
+    found = ((what, path, why) for what, path, why in _candidates(database) if path.exists())
+    sized = [
+        Unused(what, path, size_of(path) if path.is_dir() else path.stat().st_size, why) for what, path, why in found
     ]
-    return [unused for unused in everything if unused.size_bytes]
+    return [unused for unused in sized if unused.size_bytes]
 
 
 def delete(database: sqlite3.Connection, unused: Unused) -> None:
@@ -66,7 +62,7 @@ def delete(database: sqlite3.Connection, unused: Unused) -> None:
     elif unused.what == "release":
         registry.prune(database, registry.find(database, "@".join(unused.path.parts[-2:])))
     elif unused.what == "snapshot":
-        if all(snapshot.path != unused.path for snapshot in _snapshots(database)):
+        if unused.path not in _unused_snapshots(database):
             raise UsageError(f"{unused.path} came into use", hint="run it again: hivetune rm --unused")
         note_and_free(lambda: _forget_path(database, "snapshots", unused.path), lambda: shutil.rmtree(unused.path))
     elif unused.path.is_dir():
@@ -82,12 +78,7 @@ def remove_run(database: sqlite3.Connection, run: Path) -> int:
     copy of it.
     """
     with hold_run(run):
-        theirs = read_document(run / RECORD).get("home")
-        if theirs not in (None, str(home())) and Path(theirs).is_dir():
-            raise UsageError(
-                f"{run} belongs to the home {theirs}, not to its copy {home()}",
-                hint=f"delete it there: HIVETUNE_HOME={theirs} hivetune rm {run}",
-            )
+        refuse_copied_home(run, f"hivetune rm {run}")
         size_bytes = size_of(run)
         aside = run.with_name(f".{run.name}.{os.getpid()}.tmp")  # a kill half-way leaves no half run
         os.rename(run, aside)
@@ -100,48 +91,42 @@ def _forget_path(database: sqlite3.Connection, table: Literal["runs", "snapshots
         database.execute(f"DELETE FROM {table} WHERE path = ?", (path_to_store(path),))
 
 
-def _checkpoints(runs: Iterable[RunStatus]) -> Iterator[Unused]:
-    for status in runs:
-        folder = status.run / FOLDER
-        if status.state == "done" and folder.is_dir():
-            yield Unused("checkpoints", folder, size_of(folder), f"{status.run.name} is finished")
+def _candidates(database: sqlite3.Connection) -> Iterator[tuple[str, Path, str]]:
+    """Yield what can be deleted as (what, path, why)."""
+    for status in known_runs(database):
+        if status.state == "done":
+            yield "checkpoints", status.run / FOLDER, f"{status.run.name} is finished"
+    for folder in _unused_snapshots(database):
+        yield "snapshot", folder, "no run, release or open cycle uses it"
+    for release in registry.unused(database):
+        yield "release", release.folder, f"no alias names {release.label}"
+    served = {release.model_sha256[:8] for release in registry.releases(database) if release.aliases}
+    for folder in sorted((home() / "bases").glob("[!.]*")):
+        if folder.is_dir() and not any(f"-{digest}-" in folder.name for digest in served):
+            yield "base", folder, "no release is served on it; it is made again when needed"
+    for name, title in MEASURED.items():
+        for folder in sorted((home() / name).glob("[!.]*")):
+            if folder.is_dir() and _older(folder, MEASURED_DAYS):
+                yield title, folder, f"older than {MEASURED_DAYS} days; can be measured again"
+    for path in sorted(path for pattern in LEFT_OVER for path in home().glob(pattern)):
+        if _older(path, YOUNG_DAYS):
+            yield "left over", path, "a process was killed while it made this"
 
 
-def _snapshots(database: sqlite3.Connection) -> Iterator[Unused]:
-    """Yield the snapshots of no run, release or open cycle. `why` and `forget` need the others to tell which rows
+def _unused_snapshots(database: sqlite3.Connection) -> list[Path]:
+    """Return the snapshots of no run, release or open cycle. `why` and `forget` need the others to tell which rows
     are in a release."""
     used = {release.snapshot for release in registry.releases(database) if not release.pruned}
     runs = database.execute("SELECT path, snapshot FROM runs")  # a run with a damaged file may be restored
     used |= {snapshot for path, snapshot in runs if os.path.lexists(stored_path(path) / RECORD)}
-    paths = {path for (path,) in database.execute("SELECT pool FROM cycles WHERE closed IS NULL")}
-    for snapshot_hash, path in database.execute("SELECT hash, path FROM snapshots ORDER BY created").fetchall():
-        folder = stored_path(path)
-        mine = folder.is_relative_to(home()) and folder.is_dir()
-        if mine and snapshot_hash not in used and path not in paths and _older(folder, YOUNG_DAYS):
-            yield Unused("snapshot", folder, size_of(folder), "no run, release or open cycle uses it")
-
-
-def _bases(database: sqlite3.Connection) -> Iterator[Unused]:
-    served = {release.model_sha256[:8] for release in registry.releases(database) if release.aliases}
-    for folder in sorted((home() / "bases").glob("[!.]*")):
-        if folder.is_dir() and not any(f"-{digest}-" in folder.name for digest in served):
-            yield Unused("base", folder, size_of(folder), "no release is served on it; it is made again when needed")
-
-
-def _measured() -> Iterator[Unused]:
-    for name, title in MEASURED.items():
-        for folder in sorted((home() / name).glob("[!.]*")):
-            if folder.is_dir() and _older(folder, MEASURED_DAYS):
-                yield Unused(title, folder, size_of(folder), f"older than {MEASURED_DAYS} days; can be measured again")
-
-
-def _left_over() -> Iterator[Unused]:
-    """Yield leftovers of killed processes: `.NAME.tmp`, `.NAME.task`."""
-    unfinished = ("*/.*.tmp", "*/.*.task", "releases/*/.*.tmp")
-    for path in sorted(path for pattern in unfinished for path in home().glob(pattern)):
-        if _older(path, YOUNG_DAYS):
-            size_bytes = size_of(path) if path.is_dir() else path.stat().st_size
-            yield Unused("left over", path, size_bytes, "a process was killed while it made this")
+    pools = {stored_path(path) for (path,) in database.execute("SELECT pool FROM cycles WHERE closed IS NULL")}
+    known = database.execute("SELECT hash, path FROM snapshots ORDER BY created").fetchall()
+    folders = [stored_path(path) for snapshot, path in known if snapshot not in used]
+    return [
+        folder
+        for folder in folders
+        if folder.is_relative_to(home()) and folder.is_dir() and folder not in pools and _older(folder, YOUNG_DAYS)
+    ]
 
 
 def _older(path: Path, days: float) -> bool:

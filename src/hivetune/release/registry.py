@@ -1,10 +1,11 @@
-"""Releases in `hive.db`: what was registered, which version each alias names, and the history of the aliases.
+"""Releases in `hive.db`: what was registered, and the log of what became of it.
 
-A release is NAME@VERSION. `champion` is what NAME means and what should be served, `candidate` the newest that nobody
-promoted yet, `previous` what a rollback returns to. One transaction moves an alias and its history together,
-so a registry that is killed, copied or restored is in an old or a new state, never in a third.
+A release is NAME@VERSION. Its aliases follow from the log: `champion` is what NAME means and what should be served,
+`candidate` the newest version, until it is promoted or withdrawn, `previous` what a rollback returns to: the newest
+earlier champion that was not withdrawn. One transaction writes the moves of one action, so a registry that is killed,
+copied or restored is in an old or a new state, never in a third.
 
-Its folder below `releases/NAME/VERSION/` is copied from a run, hashed, read-only and never changed again, so the run
+The folder below `releases/NAME/VERSION/` is copied from a run, hashed, read-only and never changed again, so the run
 can be deleted. A row of the table, not a folder, makes a release.
 
     adapter_config.json, adapter_model.safetensors   the adapter as trained
@@ -15,14 +16,13 @@ can be deleted. A row of the table, not a folder, makes a release.
 
 import difflib
 import json
-import os
 import re
 import shutil
 import sqlite3
 import stat
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,113 +50,14 @@ from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG, CONFIG, EVALUATION, EXP
 EXPORTED = "exports"
 ADAPTER_EXPORT = "gguf-adapter"  # the kind of export that is served
 REQUIRED = (ADAPTER_CONFIG, ADAPTER, CONFIG, RECORD)
-_OPTIONAL = (EVALUATION,)
 SPARE_BYTES = 16 << 20
-
-
-def copy_run(run: Path, target: Path, facts: dict[str, Any], *, disk: Disk = DISK) -> None:
-    """Make `target` from a finished run. It is written to a temporary name and then renamed, so that it is complete or
-    absent. An existing folder is replaced last.
-
-    Raises DoesNotFit without the room, HivetuneError for a file of the run that is missing.
-    """
-    files = _files_of(run, str(facts["adapter_sha256"]))
-    needed = sum(path.stat().st_size for path in files.values()) + SPARE_BYTES
-    make_folder(target.parent)
-    free = shutil.disk_usage(target.parent).free
-    if free < needed:
-        raise DoesNotFit(
-            f"the release needs about {needed / 1e6:,.0f} MB, {target.parent} has {free / 1e6:,.0f} MB free",
-            hint="free some space; hivetune rm --unused says what nothing needs any more",
-        )
-    work, old = (target.with_name(f".{target.name}{kind}.tmp") for kind in ("", ".old"))
-    for leftover in (work, old):
-        remove(leftover)
-    make_folder(work)
-    for name, path in files.items():
-        make_folder((work / name).parent)
-        shutil.copyfile(path, work / name)
-        disk.sync(work / name)
-    if sha256_file(work / ADAPTER) != facts["adapter_sha256"]:
-        raise HivetuneError(f"{run / ADAPTER} changed while it was registered", hint="register it again")
-    write_manifest(work, {"kind": "release", **facts}, disk=disk)
-    for path in work.rglob("*"):
-        if path.is_file():
-            path.chmod(0o400)
-    if target.exists():
-        disk.rename(target, old)
-    disk.rename(work, target)
-    disk.sync(target.parent)
-    remove(old)
-
-
-def remove(folder: Path) -> int:
-    """Delete a release's folder, read-only files included; return the bytes that it freed."""
-    if not folder.exists():
-        return 0
-    size_bytes = size_of(folder)
-    for path in (folder, *folder.rglob("*")):
-        if path.is_dir() and not path.is_symlink():
-            path.chmod(path.stat().st_mode | stat.S_IRWXU)
-    shutil.rmtree(folder)
-    return size_bytes
-
-
-def gguf_adapter(release: "Release") -> Path:
-    """Return the release's adapter as GGUF. Raises UsageError when it has none, with the reason where it is known."""
-    found = sorted((release.folder / EXPORTED / ADAPTER_EXPORT).glob("*.gguf"))
-    if found:
-        return found[0]
-    unserved = release.proof.get("unserved")
-    raise UsageError(
-        f"{release.label} has no GGUF adapter{f': {unserved}' if unserved else ''}",
-        hint=f"register its run again: hivetune register {quoted(release.run)} --as {release.name}",
-    )
-
-
-def exports_in(folder: Path) -> dict[str, list[str]]:
-    """Return the main files of each kind of export, relative to `folder`."""
-    exports = {}
-    for kind in sorted(path for path in (folder / EXPORTED).glob("*") if path.is_dir()):
-        names = sorted(str(path.relative_to(folder)) for path in kind.glob("*.gguf"))
-        exports[kind.name] = names or [str(kind.relative_to(folder))]
-    return exports
-
-
-def _files_of(run: Path, adapter_sha256: str) -> dict[str, Path]:
-    missing = [name for name in REQUIRED if not (run / name).is_file()]
-    if missing:
-        raise HivetuneError(f"{run} has no {missing[0]}", hint=f"finish the training: hivetune train {quoted(run)}")
-    files = {name: run / name for name in (*REQUIRED, *_OPTIONAL) if (run / name).is_file()}
-    for folder in sorted((run / EXPORTS).glob("*")):
-        if folder.name.startswith(".") or not (folder / MANIFEST).is_file():
-            continue
-        if read_json(folder / MANIFEST).get("adapter_sha256") != adapter_sha256:
-            continue  # of an earlier adapter of this run
-        problems = problems_once(folder)
-        if problems:
-            raise HivetuneError(
-                f"{folder} is damaged: {problems[0]}", hint=f"export it again: hivetune export {quoted(run)}"
-            )
-        proof = read_document(folder / PROOF) if (folder / PROOF).is_file() else {}  # an export without one is taken
-        if proof.get("manifest_sha256") == sha256_file(folder / MANIFEST) and not proof["holds"]:
-            raise HivetuneError(
-                f"{folder} differs from the trained model: {proof['problems'][0]}",
-                hint=f"delete the folder, or export it again: see {folder / PROOF}",
-            )
-        for root, _, names in os.walk(folder):
-            for name in names:
-                path = Path(root) / name
-                files[str(Path(EXPORTED) / folder.name / path.relative_to(folder))] = path
-    return files
-
-
-Alias = Literal["champion", "candidate", "previous"]
-ALIASES: tuple[Alias, ...] = ("champion", "candidate", "previous")
+ALIASES = ("champion", "candidate", "previous")
 RELEASE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
-_VERSION = re.compile("[0-9]{1,18}")  # what SQLite holds; other scripts' digits and superscripts name none
 MAX_NAME_LENGTH = 64
 RESERVED = ("base",)  # what a request names to get the model without an adapter
+# returned: it is the champion again, since the one after it was withdrawn. retired: nothing is served under its name.
+Action = Literal["registered", "promoted", "returned", "withdrawn", "retired"]
+CROWNED = ("promoted", "returned")
 
 
 @dataclass(frozen=True)
@@ -204,64 +105,73 @@ class Release:
 
 @dataclass(frozen=True)
 class Move:
-    """One line of an alias's history. `version` None: the alias was removed."""
+    """One line of the log: what became of a version of a name."""
 
-    alias: str
-    version: int | None
-    previous: int | None
+    version: int
+    action: Action
     time: float
     by: str
     reason: str
     forced: bool
 
 
-def check_release_name(name: str) -> str:
-    """Return a name if a release can have it. Raises UsageError."""
-    if not RELEASE_NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH or name in RESERVED:
-        raise UsageError(
-            f"{name!r} can't be the name of a release",
-            hint=f"use lower-case letters, digits and '-', at most {MAX_NAME_LENGTH} characters, not {RESERVED[0]!r}",
+# What is registered.
+
+
+def releases(database: sqlite3.Connection, name: str | None = None) -> list[Release]:
+    """Return all releases, or those of one name, oldest version first."""
+    columns = "name, version, run, model, model_sha256, adapter_sha256, snapshot, verdict, proof, created, withdrawn"
+    rows = database.execute(
+        f"SELECT {columns}, pruned FROM releases WHERE ?1 IS NULL OR name = ?1 ORDER BY name, version", (name,)
+    ).fetchall()
+    usable: dict[str, set[int]] = {}
+    for row in rows:
+        usable.setdefault(row[0], set()).update([row[1]] if not (row[-2] or row[-1]) else ())
+    aliases = {each: _aliases(history(database, each), versions) for each, versions in usable.items()}
+    return [
+        Release(
+            *row[:2],
+            str(stored_path(row[2])),
+            *row[3:8],
+            json.loads(row[8]),
+            *row[9:11],
+            bool(row[11]),
+            tuple(sorted(alias for alias, version in aliases[row[0]].items() if version == row[1])),
         )
-    return name
+        for row in rows
+    ]
 
 
-def register(
-    database: sqlite3.Connection, run: Path, name: str, facts: Mapping[str, Any], *, by: str, disk: Disk = DISK
-) -> tuple[Release, bool]:
-    """Register a run's adapter under `name` as the candidate; return the release, and whether it is new.
+def history(database: sqlite3.Connection, name: str) -> list[Move]:
+    """Return the log of a name, oldest move first."""
+    rows = database.execute(
+        "SELECT version, action, time, by, reason, forced FROM moves WHERE name = ? ORDER BY number", (name,)
+    )
+    return [Move(*row[:5], bool(row[5])) for row in rows]
 
-    `facts` has model, model_sha256, adapter_sha256, snapshot, verdict and proof, and whatever else the manifest shall
-    keep. An adapter that is registered under this name already keeps its version; a later verdict or export is added to
-    it. Raises UsageError, DoesNotFit, Busy.
-    """
-    check_release_name(name)
-    with lock(home() / "releases", hint="it registers a release: wait until it has ended"):  # or two copy into one
-        earlier = releases(database, name)
-        hashes = (facts["adapter_sha256"], facts["model_sha256"])
-        same_adapter = (r for r in reversed(earlier) if (r.adapter_sha256, r.model_sha256) == hashes)
-        twin = next((r for r in same_adapter if not r.pruned), None)
-        same = twin is not None and twin.verdict == facts["verdict"] and not problems_once(twin.folder)
-        if twin is not None and same:
-            files = _files_of(run, twin.adapter_sha256)  # some may be newer than the registration, such as an export
-            if all((twin.folder / name).is_file() for name in files):
-                return twin, False
-        version = twin.version if twin is not None else max((r.version for r in earlier), default=0) + 1
-        manifest = {"name": name, "version": version, **facts}
-        copy_run(run, home() / "releases" / name / str(version), manifest, disk=disk)
-        proof = json.dumps(facts["proof"])
-        with transaction(database):
-            if twin is not None:
-                _set(database, twin, "verdict", facts["verdict"])
-                _set(database, twin, "proof", proof)
-            else:
-                columns = ("model", "model_sha256", "adapter_sha256", "snapshot", "verdict")
-                database.execute(
-                    f"INSERT INTO releases (name, version, run, {', '.join(columns)}, proof, created)"
-                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (name, version, path_to_store(run), *(facts[key] for key in columns), proof, time.time()),
-                )
-                _move(database, name, "candidate", version, by=by, reason="registered", forced=False)
-    return find(database, f"{name}@{version}"), twin is None
+
+def moves_of(database: sqlite3.Connection, release: Release) -> list[Move]:
+    """Return the moves of one release, oldest first."""
+    return [move for move in history(database, release.name) if move.version == release.version]
+
+
+def _aliases(moves: list[Move], usable: set[int]) -> dict[str, int]:
+    """Return the version that each alias names after `moves`. `usable`: neither withdrawn nor pruned."""
+    now: dict[str, int] = {}
+    champions: list[int] = []
+    for move in moves:
+        if move.action == "registered":
+            now["candidate"] = move.version
+            continue
+        if move.action in CROWNED:
+            now["champion"] = move.version
+            champions.append(move.version)
+        elif now.get("champion") == move.version:  # withdrawn or retired
+            del now["champion"]
+        if now.get("candidate") == move.version:
+            del now["candidate"]
+    earlier = [version for version in champions if version in usable and version != now.get("champion")]
+    return {**now, **({"previous": earlier[-1]} if earlier else {})}
 
 
 def find(database: sqlite3.Connection, reference: str) -> Release:
@@ -273,7 +183,7 @@ def find(database: sqlite3.Connection, reference: str) -> Release:
         near = difflib.get_close_matches(name, names, 1)
         hint = f"did you mean {near[0]!r}?" if near else "see them: hivetune releases"
         raise UsageError(f"no release is called {name!r}", hint=hint)
-    if _VERSION.fullmatch(which):
+    if re.fullmatch("[0-9]{1,18}", which):  # what SQLite holds; digits of other scripts name none
         matching = [release for release in present if release.version == int(which)]
     else:
         alias = which or "champion"
@@ -281,49 +191,73 @@ def find(database: sqlite3.Connection, reference: str) -> Release:
             raise UsageError(f"{reference}: unknown alias {alias!r}", hint=f"use a version or {', '.join(ALIASES)}")
         matching = [release for release in present if alias in release.aliases]
     if not matching:
-        existing = ", ".join(
-            " ".join((release.label, *(f"({alias})" for alias in release.aliases))) for release in present
-        )
+        existing = ", ".join(" ".join((each.label, *(f"({alias})" for alias in each.aliases))) for each in present)
         hint = f"there is {existing}" + ("" if which else f"; promote one: hivetune promote {name}@VERSION")
         raise UsageError(f"{reference}: no such release" if which else f"{name} has no champion yet", hint=hint)
     return matching[0]
 
 
-def releases(database: sqlite3.Connection, name: str | None = None) -> list[Release]:
-    """Return all releases, or those of one name, oldest version first."""
-    aliases: dict[tuple[str, int], list[str]] = {}
-    for row in database.execute("SELECT name, version, alias FROM aliases ORDER BY alias"):
-        aliases.setdefault((row[0], row[1]), []).append(row[2])
-    columns = "name, version, run, model, model_sha256, adapter_sha256, snapshot, verdict, proof, created, withdrawn"
-    rows = database.execute(
-        f"SELECT {columns}, pruned FROM releases WHERE ?1 IS NULL OR name = ?1 ORDER BY name, version", (name,)
-    )
-    return [
-        Release(
-            *(
-                *row[:2],
-                str(stored_path(row[2])),
-                *row[3:8],
-                json.loads(row[8]),
-                *row[9:11],
-                bool(row[11]),
-                tuple(aliases.get(row[:2], ())),
-            )
-        )
-        for row in rows
-    ]
-
-
 def champion_of(database: sqlite3.Connection, name: str) -> Release | None:
     """Return the champion of a name, or None."""
-    return next((release for release in releases(database, name) if "champion" in release.aliases), None)
+    return _named(database, name, "champion")
+
+
+def returns_to(database: sqlite3.Connection, name: str) -> Release | None:
+    """Return the release that a rollback of `name` would make its champion."""
+    return _named(database, name, "previous")
+
+
+def desired(database: sqlite3.Connection) -> dict[str, int]:
+    """Return the version that should be served of each name: its champion's."""
+    return {release.name: release.version for release in releases(database) if "champion" in release.aliases}
+
+
+def _named(database: sqlite3.Connection, name: str, alias: str) -> Release | None:
+    return next((release for release in releases(database, name) if alias in release.aliases), None)
+
+
+def forgotten_rows(database: sqlite3.Connection, snapshot: str) -> int:
+    """Return how many rows of a snapshot, at least, were forgotten after it was made."""
+    row = database.execute("SELECT coalesce(sum(rows), 0) FROM tainted WHERE snapshot = ?", (snapshot,)).fetchone()
+    return int(row[0])
+
+
+def snapshot_folder(database: sqlite3.Connection, snapshot: str) -> Path | None:
+    """Return the folder of a snapshot by its hash, or None where it is unknown or was deleted."""
+    row = database.execute("SELECT path FROM snapshots WHERE hash = ?", (snapshot,)).fetchone()
+    folder = stored_path(row[0]) if row is not None else None
+    return folder if folder is not None and folder.is_dir() else None
+
+
+def gguf_adapter(release: Release) -> Path:
+    """Return the release's adapter as GGUF. Raises UsageError when it has none, with the reason where it is known."""
+    found = sorted((release.folder / EXPORTED / ADAPTER_EXPORT).glob("*.gguf"))
+    if found:
+        return found[0]
+    unserved = release.proof.get("unserved")
+    raise UsageError(
+        f"{release.label} has no GGUF adapter{f': {unserved}' if unserved else ''}",
+        hint=f"register its run again: hivetune register {quoted(release.run)} --as {release.name}",
+    )
+
+
+def exports_in(folder: Path) -> dict[str, list[str]]:
+    """Return the main files of each kind of export, relative to `folder`."""
+    exports = {}
+    for kind in sorted(path for path in (folder / EXPORTED).glob("*") if path.is_dir()):
+        names = sorted(str(path.relative_to(folder)) for path in kind.glob("*.gguf"))
+        exports[kind.name] = names or [str(kind.relative_to(folder))]
+    return exports
+
+
+# What becomes of a release.
 
 
 def promote(database: sqlite3.Connection, reference: str, *, by: str, reason: str = "", force: bool = False) -> Release:
-    """Make a release the champion of its name, and what should be served. The champion so far becomes `previous`.
+    """Make a release the champion of its name, and what should be served. Promoting the champion changes nothing.
 
     Raises NotDeployed for one that the gate did not pass or that was rolled back, unless `force` with a `reason`;
-    UsageError, HivetuneError for damaged artefacts. Promoting the champion changes nothing.
+    UsageError, HivetuneError for damaged artefacts.
     """
     release = find(database, reference)
     if "champion" in release.aliases:
@@ -337,14 +271,8 @@ def promote(database: sqlite3.Connection, reference: str, *, by: str, reason: st
     with transaction(database):
         if find(database, release.label) != release:
             raise Busy(f"another process changed {release.label} at the same time", hint="try again")
-        previous = _alias_version(database, release.name, "champion")
-        if previous is None:  # it was retired
-            previous = _champion_before(database, release.name, {release.version})
         _set(database, release, "withdrawn", "")
-        _move(database, release.name, "champion", release.version, by=by, reason=reason, forced=bool(refusal))
-        _move(database, release.name, "previous", previous, by=by, reason=f"{release.label} promoted", forced=False)
-        if _alias_version(database, release.name, "candidate") == release.version:
-            _move(database, release.name, "candidate", None, by=by, reason="promoted", forced=False)
+        _log(database, release, "promoted", by=by, reason=reason, forced=bool(refusal))
     return find(database, release.label)
 
 
@@ -368,13 +296,12 @@ def rollback(database: sqlite3.Connection, reference: str, *, by: str, reason: s
         )
     earlier.check()
     with transaction(database):
-        if _alias_version(database, champion.name, "champion") != champion.version:
+        if champion_of(database, champion.name) != champion:
             raise moved
-        withdrawal = reason or "rolled back"
-        _set(database, champion, "withdrawn", withdrawal)
-        _move(database, champion.name, "champion", earlier.version, by=by, reason=withdrawal, forced=False)
-        before = _champion_before(database, champion.name, {champion.version, earlier.version})
-        _move(database, champion.name, "previous", before, by=by, reason=withdrawal, forced=False)
+        reason = reason or "rolled back"
+        _set(database, champion, "withdrawn", reason)
+        _log(database, champion, "withdrawn", by=by, reason=reason)
+        _log(database, earlier, "returned", by=by, reason=f"{champion.label} withdrawn: {reason}")
     return find(database, earlier.label), find(database, champion.label)
 
 
@@ -383,84 +310,176 @@ def withdraw(database: sqlite3.Connection, reference: str, *, by: str, reason: s
     no candidate any more."""
     candidate = find(database, reference)
     with transaction(database):
-        if _alias_version(database, candidate.name, "candidate") != candidate.version:
+        if _named(database, candidate.name, "candidate") != candidate:
             raise UsageError(f"{candidate.label} is no candidate", hint="see the releases: hivetune releases")
         _set(database, candidate, "withdrawn", reason)
-        _move(database, candidate.name, "candidate", None, by=by, reason=reason, forced=False)
+        _log(database, candidate, "withdrawn", by=by, reason=reason)
     return find(database, candidate.label)
-
-
-def returns_to(database: sqlite3.Connection, name: str) -> Release | None:
-    """Return the release that a rollback of `name` would make its champion."""
-    all_releases = releases(database, name)
-    return next((r for r in all_releases if "previous" in r.aliases and "champion" not in r.aliases), None)
 
 
 def retire(database: sqlite3.Connection, name: str, *, by: str, reason: str) -> Release | None:
     """Serve nothing under `name` any more; return the champion, or None when there was none. It becomes `previous`,
     so that it is kept and a promotion brings it back."""
-    champion = champion_of(database, name)
-    if champion is None:
-        return None
     with transaction(database):
-        _move(database, name, "champion", None, by=by, reason=reason, forced=False)
-        _move(database, name, "previous", champion.version, by=by, reason=reason, forced=False)
+        champion = champion_of(database, name)
+        if champion is None:
+            return None
+        _log(database, champion, "retired", by=by, reason=reason)
     return find(database, champion.label)
 
 
-def history(database: sqlite3.Connection, name: str) -> list[Move]:
-    """Return every move of every alias of a name, oldest first."""
-    rows = database.execute(
-        "SELECT alias, version, previous, time, by, reason, forced FROM alias_history WHERE name = ? ORDER BY number",
-        (name,),
+def _refusal(release: Release) -> str:
+    if release.withdrawn:
+        return f"it was rolled back: {release.withdrawn}"
+    if release.verdict is None:
+        return "it was never judged: hivetune eval RUN, then register it again"
+    return "" if release.verdict == "deploy" else f"the gate said {release.verdict}"
+
+
+def _log(
+    database: sqlite3.Connection, release: Release, action: Action, *, by: str, reason: str, forced: bool = False
+) -> None:
+    """Add a move to the log, inside a transaction."""
+    database.execute(
+        "INSERT INTO moves (name, version, action, time, by, reason, forced) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (release.name, release.version, action, time.time(), by, reason, forced),
     )
-    return [Move(*(*row[:6], bool(row[6]))) for row in rows]
 
 
-def moves_of(database: sqlite3.Connection, release: Release) -> list[Move]:
-    """Return the history of one release, oldest first: which aliases named it, and when it was rolled back.
+def _set(database: sqlite3.Connection, release: Release, column: str, value: object) -> None:
+    database.execute(
+        f"UPDATE releases SET {column} = ? WHERE name = ? AND version = ?", (value, release.name, release.version)
+    )
 
-    A champion that another one takes the place of becomes `previous`, one that is rolled back loses its only alias.
+
+# Registration: the files of a run become those of a release.
+
+
+def check_release_name(name: str) -> str:
+    """Return a name if a release can have it. Raises UsageError."""
+    if not RELEASE_NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH or name in RESERVED:
+        raise UsageError(
+            f"{name!r} can't be the name of a release",
+            hint=f"use lower-case letters, digits and '-', at most {MAX_NAME_LENGTH} characters, not {RESERVED[0]!r}",
+        )
+    return name
+
+
+def register(
+    database: sqlite3.Connection, run: Path, name: str, facts: Mapping[str, Any], *, by: str, disk: Disk = DISK
+) -> tuple[Release, bool]:
+    """Register a run's adapter under `name` as the candidate; return the release, and whether it is new.
+
+    `facts` has model, model_sha256, adapter_sha256, snapshot, verdict and proof, and whatever else the manifest shall
+    keep. An adapter that is registered under this name already keeps its version; a later verdict or export is added to
+    it. Raises UsageError, DoesNotFit, Busy, HivetuneError for a file of the run that is missing or damaged.
     """
-    moves = history(database, release.name)
-    found = []
-    for number, move in enumerate(moves):
-        kept = number + 1 < len(moves) and moves[number + 1].version == move.previous  # as `previous`
-        rolled_back = move.alias == "champion" and move.previous not in (None, move.version) and not kept
-        if move.version == release.version:
-            reason = f"{release.name}@{move.previous} withdrawn: {move.reason}" if rolled_back else move.reason
-            found.append(replace(move, reason=reason))
-        elif move.previous == release.version and rolled_back:
-            found.append(replace(move, alias="withdrawn"))
-    return found
+    check_release_name(name)
+    with lock(home() / "releases", hint="it registers a release: wait until it has ended"):  # or two copy into one
+        earlier = releases(database, name)
+        hashes = (facts["adapter_sha256"], facts["model_sha256"])
+        same_adapter = [r for r in earlier if (r.adapter_sha256, r.model_sha256) == hashes and not r.pruned]
+        twin = same_adapter[-1] if same_adapter else None
+        files = _files_of(run, facts["adapter_sha256"])
+        same = twin is not None and twin.verdict == facts["verdict"] and not problems_once(twin.folder)
+        # An export may be newer than the registration.
+        if twin is not None and same and all((twin.folder / file).is_file() for file in files):
+            return twin, False
+        version = twin.version if twin is not None else max((r.version for r in earlier), default=0) + 1
+        target = home() / "releases" / name / str(version)
+        _copy(files, target, {"kind": "release", "name": name, "version": version, **facts}, disk)
+        proof = json.dumps(facts["proof"])
+        with transaction(database):
+            if twin is not None:
+                _set(database, twin, "verdict", facts["verdict"])
+                _set(database, twin, "proof", proof)
+            else:
+                columns = ("model", "model_sha256", "adapter_sha256", "snapshot", "verdict")
+                database.execute(
+                    f"INSERT INTO releases (name, version, run, {', '.join(columns)}, proof, created)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (name, version, path_to_store(run), *(facts[key] for key in columns), proof, time.time()),
+                )
+                _log(database, find(database, f"{name}@{version}"), "registered", by=by, reason="")
+    return find(database, f"{name}@{version}"), twin is None
 
 
-def desired(database: sqlite3.Connection) -> dict[str, int]:
-    """Return the version that should be served of each name: its champion's."""
-    rows = database.execute("SELECT name, version FROM aliases WHERE alias = 'champion' ORDER BY name")
-    return dict(rows.fetchall())
+def _files_of(run: Path, adapter_sha256: str) -> dict[str, Path]:
+    """Return the files of a run that a release keeps, by their names in it."""
+    missing = [name for name in REQUIRED if not (run / name).is_file()]
+    if missing:
+        raise HivetuneError(f"{run} has no {missing[0]}", hint=f"finish the training: hivetune train {quoted(run)}")
+    files = {name: run / name for name in (*REQUIRED, EVALUATION) if (run / name).is_file()}
+    for folder in sorted((run / EXPORTS).glob("[!.]*")):
+        manifest = folder / MANIFEST
+        if not manifest.is_file() or read_json(manifest).get("adapter_sha256") != adapter_sha256:
+            continue  # of an earlier adapter of this run
+        problems = problems_once(folder)
+        if problems:
+            raise HivetuneError(
+                f"{folder} is damaged: {problems[0]}", hint=f"export it again: hivetune export {quoted(run)}"
+            )
+        proof = read_document(folder / PROOF) if (folder / PROOF).is_file() else {}  # an export without one is taken
+        if proof.get("manifest_sha256") == sha256_file(manifest) and not proof["holds"]:
+            raise HivetuneError(
+                f"{folder} differs from the trained model: {proof['problems'][0]}",
+                hint=f"delete the folder, or export it again: see {folder / PROOF}",
+            )
+        for path in (path for path in folder.rglob("*") if path.is_file()):
+            files[str(Path(EXPORTED) / folder.name / path.relative_to(folder))] = path
+    return files
 
 
-def forgotten_rows(database: sqlite3.Connection, snapshot: str) -> int:
-    """Return how many rows of a snapshot, at least, were forgotten after it was made."""
-    row = database.execute("SELECT coalesce(sum(rows), 0) FROM tainted WHERE snapshot = ?", (snapshot,)).fetchone()
-    return int(row[0])
+def _copy(files: Mapping[str, Path], target: Path, manifest: dict[str, Any], disk: Disk) -> None:
+    """Make `target` of `files`. It is written to a temporary name and then renamed, so that it is complete or absent;
+    an existing folder is replaced last. Raises DoesNotFit without the room."""
+    needed = sum(path.stat().st_size for path in files.values()) + SPARE_BYTES
+    make_folder(target.parent)
+    free = shutil.disk_usage(target.parent).free
+    if free < needed:
+        raise DoesNotFit(
+            f"the release needs about {needed / 1e6:,.0f} MB, {target.parent} has {free / 1e6:,.0f} MB free",
+            hint="free some space; hivetune rm --unused says what nothing needs any more",
+        )
+    work, old = (target.with_name(f".{target.name}{kind}.tmp") for kind in ("", ".old"))
+    for leftover in (work, old):
+        remove(leftover)
+    make_folder(work)
+    for name, path in files.items():
+        make_folder((work / name).parent)
+        shutil.copyfile(path, work / name)
+        disk.sync(work / name)
+    if sha256_file(work / ADAPTER) != manifest["adapter_sha256"]:
+        raise HivetuneError(f"{files[ADAPTER]} changed while it was registered", hint="register it again")
+    write_manifest(work, manifest, disk=disk)
+    for path in work.rglob("*"):
+        if path.is_file():
+            path.chmod(0o400)
+    if target.exists():
+        disk.rename(target, old)
+    disk.rename(work, target)
+    disk.sync(target.parent)
+    remove(old)
 
 
-def snapshot_folder(database: sqlite3.Connection, snapshot: str) -> Path | None:
-    """Return the folder of a snapshot by its hash, or None where it is unknown or was deleted."""
-    row = database.execute("SELECT path FROM snapshots WHERE hash = ?", (snapshot,)).fetchone()
-    folder = stored_path(row[0]) if row is not None else None
-    return folder if folder is not None and folder.is_dir() else None
+# Artefacts that nothing names.
 
 
-def unused(database: sqlite3.Connection) -> list[tuple[Release, int]]:
-    """Return the releases that no alias names, with the bytes that pruning would free."""
-    return [
-        (release, size_of(release.folder))
-        for release in releases(database)
-        if not release.pruned and not release.aliases
-    ]
+def remove(folder: Path) -> int:
+    """Delete a release's folder, read-only files included; return the bytes that it freed."""
+    if not folder.exists():
+        return 0
+    size_bytes = size_of(folder)
+    for path in (folder, *folder.rglob("*")):
+        if path.is_dir() and not path.is_symlink():
+            path.chmod(path.stat().st_mode | stat.S_IRWXU)
+    shutil.rmtree(folder)
+    return size_bytes
+
+
+def unused(database: sqlite3.Connection) -> list[Release]:
+    """Return the releases that no alias names and whose artefacts are there."""
+    return [release for release in releases(database) if not release.pruned and not release.aliases]
 
 
 def prune(database: sqlite3.Connection, release: Release) -> int:
@@ -483,49 +502,3 @@ def prune(database: sqlite3.Connection, release: Release) -> int:
         return remove(release.folder)
 
     return note_and_free(note, free)
-
-
-def _refusal(release: Release) -> str:
-    if release.withdrawn:
-        return f"it was rolled back: {release.withdrawn}"
-    if release.verdict is None:
-        return "it was never judged: hivetune eval RUN, then register it again"
-    return "" if release.verdict == "deploy" else f"the gate said {release.verdict}"
-
-
-def _alias_version(database: sqlite3.Connection, name: str, alias: Alias) -> int | None:
-    row = database.execute("SELECT version FROM aliases WHERE name = ? AND alias = ?", (name, alias)).fetchone()
-    return None if row is None else int(row[0])
-
-
-def _champion_before(database: sqlite3.Connection, name: str, without: set[int]) -> int | None:
-    """Return the newest earlier champion that a rollback can return to."""
-    usable = {release.version for release in releases(database, name) if not release.withdrawn and not release.pruned}
-    for move in reversed(history(database, name)):
-        if move.alias == "champion" and move.version in usable - without:
-            return move.version
-    return None
-
-
-def _move(
-    database: sqlite3.Connection, name: str, alias: Alias, version: int | None, *, by: str, reason: str, forced: bool
-) -> None:
-    """Move an alias and add to its history, inside a transaction."""
-    before = _alias_version(database, name, alias)
-    if before == version:
-        return
-    if version is None:
-        database.execute("DELETE FROM aliases WHERE name = ? AND alias = ?", (name, alias))
-    else:
-        database.execute("INSERT OR REPLACE INTO aliases VALUES (?, ?, ?)", (name, alias, version))
-    database.execute(
-        "INSERT INTO alias_history (name, alias, version, previous, time, by, reason, forced)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        (name, alias, version, before, time.time(), by, reason, forced),
-    )
-
-
-def _set(database: sqlite3.Connection, release: Release, column: str, value: object) -> None:
-    database.execute(
-        f"UPDATE releases SET {column} = ? WHERE name = ? AND version = ?", (value, release.name, release.version)
-    )

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from hivetune.base.disk import (
+    home,
     lock_holder,
     named_problems,
     path_to_store,
@@ -72,6 +73,17 @@ def write_record(run: Path, record: dict[str, Any]) -> None:
     """Write `run.json`. The caller holds the run's lock. Raises OSError."""
     paths = {name: path_to_store(Path(record[name])) for name in PATHS if name in record}
     write_json(run / RECORD, record | paths)
+
+
+def refuse_copied_home(run: Path, command: str) -> None:
+    """Raise UsageError for a run outside of this home that another home has trained: this home is a copy of it, and
+    both name the same folder. `command` is what to run there."""
+    theirs = read_document(run / RECORD).get("home")
+    if theirs not in (None, str(home())) and Path(theirs).is_dir():
+        raise UsageError(
+            f"{run} belongs to the home {theirs}, not to its copy {home()}",
+            hint=f"run it there: HIVETUNE_HOME={quoted(theirs)} {command}",
+        )
 
 
 # `config.resolved.yaml`: settings and choices.

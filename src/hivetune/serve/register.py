@@ -67,7 +67,7 @@ def explain_release(database: sqlite3.Connection, reference: str) -> dict[str, A
         "forgotten_rows": forgotten_rows(database, release.snapshot),
         "proof": dict(release.proof),
         "history": [
-            {key: getattr(move, key) for key in ("alias", "time", "by", "reason", "forced")}
+            {key: getattr(move, key) for key in ("action", "time", "by", "reason", "forced")}
             for move in moves_of(database, release)
         ],
     }

@@ -18,7 +18,7 @@ from typing import Literal
 
 from hivetune.base.database import transaction
 from hivetune.errors import HivetuneError
-from hivetune.release.registry import Release, history, releases
+from hivetune.release.registry import CROWNED, Release, history, releases, returns_to
 
 Kind = Literal["errors", "complaints"]
 FAULTS: Mapping[Kind, str] = {"errors": "failed", "complaints": "were complained about"}
@@ -214,12 +214,10 @@ def due_watches(database: sqlite3.Connection, name: str, *, canary: bool, now: f
     candidate = next((release for release in by_version.values() if may_answer(release)), None)
     if canary and candidate is not None:
         due[candidate.label] = champion.label
-    moves = [move for move in history(database, name) if move.alias == "champion"]
-    newest = moves[-1] if moves else None
-    if newest is None or newest.version != champion.version or newest.previous is None:
-        return due
-    before = by_version.get(newest.previous)
-    if before is None or "previous" not in before.aliases or newest.version < newest.previous:
+    moves = history(database, name)
+    newest = next(move for move in reversed(moves) if move.action in CROWNED)
+    before = returns_to(database, name)
+    if newest.action == "returned" or before is None or champion.version < before.version:
         return due
     if now < newest.time + 3600 * watch_hours(database, champion):
         due[champion.label] = before.label
