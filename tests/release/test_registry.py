@@ -367,7 +367,7 @@ def test_a_kill_at_any_statement_leaves_the_old_or_the_new_state(
             [sys.executable, "-c", KILLED, str(statement), action], capture_output=True, text=True, check=False
         )
         if done.returncode == 0:
-            assert int(done.stdout) == statement > 5
+            assert int(done.stdout) == statement >= 4  # so many lines are written in one transaction
             break
         assert done.returncode == -signal.SIGKILL, done.stderr
         assert (aliases(database), len(history(database, "helpdesk"))) == (old, old_history)

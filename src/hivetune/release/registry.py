@@ -128,18 +128,14 @@ def releases(database: sqlite3.Connection, name: str | None = None) -> list[Rele
     for row in rows:
         usable.setdefault(row[0], set()).update([row[1]] if not (row[-2] or row[-1]) else ())
     aliases = {each: _aliases(history(database, each), versions) for each, versions in usable.items()}
-    return [
-        Release(
-            *row[:2],
-            str(stored_path(row[2])),
-            *row[3:8],
-            json.loads(row[8]),
-            *row[9:11],
-            bool(row[11]),
-            tuple(sorted(alias for alias, version in aliases[row[0]].items() if version == row[1])),
+    found = []
+    for row in rows:
+        names = sorted(alias for alias, version in aliases[row[0]].items() if version == row[1])
+        proof = json.loads(row[8])
+        found.append(
+            Release(*(*row[:2], str(stored_path(row[2])), *row[3:8], proof, *row[9:11], bool(row[11]), tuple(names)))
         )
-        for row in rows
-    ]
+    return found
 
 
 def history(database: sqlite3.Connection, name: str) -> list[Move]:
@@ -147,7 +143,7 @@ def history(database: sqlite3.Connection, name: str) -> list[Move]:
     rows = database.execute(
         "SELECT version, action, time, by, reason, forced FROM moves WHERE name = ? ORDER BY number", (name,)
     )
-    return [Move(*row[:5], bool(row[5])) for row in rows]
+    return [Move(*(*row[:5], bool(row[5]))) for row in rows]
 
 
 def moves_of(database: sqlite3.Connection, release: Release) -> list[Move]:
