@@ -18,7 +18,7 @@ from hivetune.cycle.rows import RowsNow
 from hivetune.cycle.window import Permission
 from hivetune.errors import DoesNotFit
 
-CYCLE = CycleRow("c1", "helpdesk", 1.0, "rows", {}, "", None)
+CYCLE = CycleRow("c1", "helpdesk", 1.0, "rows", {}, None)
 
 
 def test_a_look_before_a_cycle_is_told_in_words() -> None:
@@ -39,17 +39,13 @@ def test_a_look_at_trouble_leaves_nothing_out() -> None:
         open=replace(CYCLE, station="train", failures=2, words="out of memory"),
         rows=RowsNow(problem="no row is left"),
         allowed=Permission(False, None, 5.0, "the window opens at 22:00"),
-        forgotten=2,
-        failed_cycles=3,
     )
     assert dict(look_lines(seen, 50)) == {
         "champion": "none yet",
         "open cycle": "c1, for rows; at: train",
         "failed last": "train, 2 in a row: out of memory",
         "long work": "waits: the window opens at 22:00",
-        "failed cycles": "3 in a row",
         "no rows": "no row is left",
-        "forgotten rows in the champion": "2",
     }
 
 

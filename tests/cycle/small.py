@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from command import hivetune
 from serve.hive import MODEL, make_home
 
 from hivetune.base.database import open_database
@@ -76,14 +75,6 @@ def make_config(folder: Path, *, model: str = MODEL, **cycle: Any) -> Path:
     path = folder / "cycle.yaml"
     path.write_text(yaml.safe_dump(settings))
     return path
-
-
-def cycle(*arguments: str, check: bool = True, **environment: str) -> dict[str, Any]:
-    """Run `hivetune cycle ARGUMENTS --json` to its end."""
-    done = hivetune("cycle", *arguments, "--json", **environment)
-    assert not check or done.returncode == 0, done.stderr
-    document: dict[str, Any] = json.loads(done.stdout)
-    return {**document, "exit_code": done.returncode, "told": done.stderr}
 
 
 def poisoned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,6 +1,11 @@
-"""The gate of a cycle: what replaces the champion, what does not, and how often chance does."""
+"""The gate of a cycle: what replaces the champion, what does not, how often chance does over the whole life of a loop,
+and how often a real gain is found. Full counts: make proof NAME=cycle-poisons.
+"""
 
+import random
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from contests import LOSS_ONLY, HeldOutWorld, contest
@@ -8,88 +13,92 @@ from contests import LOSS_ONLY, HeldOutWorld, contest
 from hivetune.config import GateConfig
 from hivetune.cycle.gate import Comparisons, judge_cycle
 
+CHAMPION = 0.3  # nats per token better than the base
 KNOWN = 70
 
 
-def situation(better: float, fresh: float | None = None, *, seed: int = 1, rows: int = 110, champion: float = 0.3):
+def situation(better: float, fresh: float | None = None, *, rows: int = 110, champion: float = CHAMPION) -> Comparisons:
     """Return an evaluation: the champion is `champion` better than the base, the candidate `better` on the rows that it
     knew, and `fresh` on the others."""
-    world = HeldOutWorld(seed, rows)
-    known = min(KNOWN, rows)
+    world, known = HeldOutWorld(1, rows), min(KNOWN, rows)
     base, champions = world.model(), world.model(champion)
     return contest(world, base, champions, world.model(better, fresh=fresh, known=known), known)
 
 
+def answers(right_before: int, right_now: int, count: int = 100) -> list[dict[str, Any]]:
+    """Return checked answers, so many of each side right."""
+
+    def side(success: bool) -> dict[str, object]:
+        return {"success": success, "ended": True, "seconds": 1.0}
+
+    return [
+        {
+            "id": f"r{n}",
+            "source": f"f:{n}",
+            "group": f"g{n}",
+            "base": side(n < right_before),
+            "tuned": side(n < right_now),
+        }
+        for n in range(count)
+    ]
+
+
+def changed(contests: Comparisons, rival: str, **parts: Any) -> Comparisons:
+    """Return the contests with other parts of one document."""
+    return replace(contests, **{rival: {**getattr(contests, rival), **parts}})
+
+
 def test_a_better_candidate_takes_its_place() -> None:
     found = judge_cycle(situation(0.5), LOSS_ONLY)
-    assert found.passed
-    assert {rival: part.verdict for rival, part in found.parts.items()} == dict.fromkeys(("base", "champion"), "deploy")
-    assert found.fresh_rows == 40
+    assert found.passed and found.fresh_rows == 40
+    assert set(found.parts) == {"base", "champion", "fresh rows", "earlier rows"}
+    assert {part.verdict for part in found.parts.values()} == {"deploy"}
     assert any(reason.startswith("against the champion: loss: gain") for reason in found.reasons)
 
 
 @pytest.mark.parametrize(
-    ("better", "fresh", "verdict", "words"),
+    ("contests", "verdict", "words"),
     [
-        (0.3, None, {"not-enough-evidence", "iterate", "abort"}, "against the"),
-        (0.1, None, {"abort"}, "against the champion: loss"),
-        (0.0, 1.5, {"abort"}, "against the champion: earlier rows: gain -0."),  # learned what is new, right or wrong
-        (1.2, 0.0, {"iterate"}, "against the champion: fresh rows: gain -0."),  # knows the old rows by heart
+        (situation(0.3), {"not-enough-evidence", "iterate", "abort"}, "against the"),
+        (situation(0.1), {"abort"}, "against the champion: loss"),
+        # It learned what is new, right or wrong; and it knows the old rows by heart.
+        (situation(0.0, 1.5), {"abort"}, "against the champion: earlier rows: gain -0."),
+        (situation(1.2, 0.0), {"iterate"}, "against the champion: fresh rows: gain -0."),
+        (situation(-0.2, champion=-0.6), {"abort"}, "against the base: "),
+        (situation(0.35, rows=16), {"not-enough-evidence"}, "against the"),
     ],
 )
-def test_what_does_not(better: float, fresh: float | None, verdict: set[str], words: str) -> None:
-    found = judge_cycle(situation(better, fresh), LOSS_ONLY)
-    assert found.verdict in verdict
-    assert not found.passed
-    assert any(words in reason for reason in found.reasons)
-
-
-def test_worse_than_the_base_is_never_better() -> None:
-    found = judge_cycle(situation(-0.2, champion=-0.6), LOSS_ONLY)
-    assert found.verdict == "abort"
-    assert found.parts["champion"].verdict == "deploy"
-    assert all(reason.startswith("against the base: ") for reason in found.reasons)
+def test_what_does_not(contests: Comparisons, verdict: set[str], words: str) -> None:
+    found = judge_cycle(contests, LOSS_ONLY)
+    assert found.verdict in verdict and not found.passed
+    assert any(words in reason for reason in found.reasons[: found.decisive])
 
 
 def test_the_first_candidate_is_held_against_the_base_at_its_look() -> None:
     world = HeldOutWorld(5, 120)
-    base, candidate = world.model(), world.model(0.09)
-    document = world.evaluation(base, candidate)
+    document = world.evaluation(world.model(), world.model(0.09))
     first, thirtieth = (judge_cycle(Comparisons(document, look=look), LOSS_ONLY) for look in (1, 30))
     assert first.passed and first.fresh_rows == 120
     assert thirtieth.verdict == "not-enough-evidence"
 
 
-def test_few_rows_keep_the_champion() -> None:
-    found = judge_cycle(situation(0.35, rows=16), LOSS_ONLY)
-    assert found.verdict == "not-enough-evidence"
-
-
-def test_a_loss_that_is_not_finite_ends_it() -> None:
-    contests = situation(0.5)
-    assert contests.champion is not None
-    rows = [dict(row) for row in contests.champion["rows"]]
-    rows[7]["tuned"] = "not finite"
-    found = judge_cycle(replace(contests, champion={**contests.champion, "rows": rows}), LOSS_ONLY)
-    assert found.verdict == "abort"
-    assert any("not finite" in reason for reason in found.reasons)
-
-
-def test_rows_that_are_not_finite_for_anybody_are_left_out_and_counted() -> None:
-    """Otherwise they would stop every later candidate."""
+def test_losses_that_are_not_finite() -> None:
+    """Of the candidate they end it. Of a rival they say nothing: otherwise they would stop every later candidate."""
     contests, broken = situation(0.5), {"base": "not finite", "tuned": "not finite"}
     assert contests.champion is not None
-    spoiled = [
-        {**document, "rows": [{**row, **(broken if n < 3 else {})} for n, row in enumerate(document["rows"])]}
-        for document in (contests.base, contests.champion)
-    ]
-    found = judge_cycle(replace(contests, base=spoiled[0], champion=spoiled[1]), LOSS_ONLY)
+    rows = contests.champion["rows"]
+    its_own = [{**row, **({"tuned": "not finite"} if n == 7 else {})} for n, row in enumerate(rows)]
+    found = judge_cycle(changed(contests, "champion", rows=its_own), LOSS_ONLY)
+    assert found.verdict == "abort" and any("not finite" in reason for reason in found.reasons)
+    for rival in ("base", "champion"):
+        spoiled = [{**row, **(broken if n < 3 else {})} for n, row in enumerate(getattr(contests, rival)["rows"])]
+        contests = changed(contests, rival, rows=spoiled)
+    found = judge_cycle(contests, LOSS_ONLY)
     assert found.passed
     assert found.reasons[-1] == "3 held-out rows are not finite for a rival either, and say nothing"
 
 
 def test_frozen_questions_that_were_lost_keep_the_champion() -> None:
-    contests = situation(0.5)
     frozen = [
         {
             "origin": "win",
@@ -100,65 +109,122 @@ def test_frozen_questions_that_were_lost_keep_the_champion() -> None:
         }
         for n in range(20)
     ]
-    assert contests.champion is not None
-    found = judge_cycle(replace(contests, base={**contests.base, "frozen": frozen}), LOSS_ONLY)
+    found = judge_cycle(changed(situation(0.5), "base", frozen=frozen), LOSS_ONLY)
     assert found.verdict == "iterate"
     assert any("frozen questions kept: 10 of 20" in reason for reason in found.reasons)
 
 
 def test_success_is_not_to_be_won_again_from_every_champion() -> None:
     """`gate.success_gain: 0.1` is required against the base; ten cycles can't each gain a tenth."""
-    config = GateConfig(success_gain=0.1)
-    contests = situation(0.5)
-    answers = [
-        {"source": f"f:{n}", "group": f"g{n}", "base": side(n % 3 == 0), "tuned": side(n % 10 != 0)} for n in range(64)
-    ]
-    alike = [{**answer, "base": answer["tuned"]} for answer in answers]
-    assert contests.champion is not None
-    found = judge_cycle(
-        replace(contests, base={**contests.base, "answers": answers}, champion={**contests.champion, "answers": alike}),
-        config,
-    )
+    contests = changed(situation(0.5), "base", answers=answers(33, 90))
+    found = judge_cycle(changed(contests, "champion", answers=answers(90, 90)), GateConfig(success_gain=0.1))
     assert found.passed
 
 
 def test_success_that_was_lost_against_the_champion_keeps_it() -> None:
     """The checked answers fall from 35.6 to 2.2 %, although the loss is better and no setting requires success."""
-    contests = situation(0.5)
-    answers = [{"source": f"f:{n}", "group": f"g{n}", "base": side(n < 16), "tuned": side(n == 0)} for n in range(45)]
-    assert contests.champion is not None
-    found = judge_cycle(replace(contests, champion={**contests.champion, "answers": answers}), LOSS_ONLY)
-    assert found.verdict == "iterate" and not found.passed
+    found = judge_cycle(changed(situation(0.5), "champion", answers=answers(16, 1, 45)), LOSS_ONLY)
+    assert found.verdict == "iterate"
     assert "success" in found.reasons[0] and "significantly worse" in found.reasons[0]
 
 
-def side(success: bool) -> dict[str, object]:
-    return {"success": success, "ended": True, "seconds": 1.0}
-
-
 @pytest.mark.parametrize(
-    ("right_before", "right_now", "verdict"),
-    [(30, 70, "deploy"), (70, 70, "not-enough-evidence"), (70, 30, "abort"), (None, None, "not-enough-evidence")],
+    ("asked", "verdict"),
+    [
+        (answers(30, 70), "deploy"),
+        (answers(70, 70), "not-enough-evidence"),
+        (answers(70, 30), "abort"),
+        ([], "not-enough-evidence"),
+    ],
 )
-def test_after_an_upgrade_of_the_base_answers_decide(
-    right_before: int | None, right_now: int | None, verdict: str
-) -> None:
+def test_after_an_upgrade_of_the_base_answers_decide(asked: list[dict[str, Any]], verdict: str) -> None:
     """The losses of two base models are of other tokens. Without checked answers nobody replaces the champion."""
-    contests = situation(0.5)
-    assert contests.champion is not None
-    answers = []
-    if right_before is not None and right_now is not None:
-        answers = [
-            {
-                "id": f"r{n}",
-                "source": f"f:{n}",
-                "group": f"g{n}",
-                "base": side(n < right_before),
-                "tuned": side(n < right_now),
-            }
-            for n in range(100)
-        ]
-    other = {"rows": [], "answers": answers, "base": {}, "tuned": {}, "not_compared": {"loss": "another base model"}}
-    found = judge_cycle(replace(contests, champion=other), LOSS_ONLY)
-    assert found.verdict == verdict
-    assert found.passed == (verdict == "deploy")
+    other = {"rows": [], "answers": asked, "base": {}, "tuned": {}, "not_compared": {"loss": "another base model"}}
+    assert judge_cycle(replace(situation(0.5), champion=other), LOSS_ONLY).verdict == verdict
+
+
+def null_life(seed: int, nights: int, rows: int = 20, grows: int = 1) -> int | None:
+    """Return the night in which an equally good candidate replaced the champion, or None.
+
+    The held-out rows are kept and grow. The champion's luck on each of them stays: candidates that are compared with an
+    unlucky champion all are.
+    """
+    world = HeldOutWorld(seed, rows)
+    base, champion = world.model(), world.model(CHAMPION)
+    for night in range(1, nights + 1):
+        world.grow(grows)
+        world.more(base, 0.0)
+        world.more(champion, CHAMPION)
+        contests = contest(world, base, champion, world.model(CHAMPION), rows, look=night)
+        if judge_cycle(contests, LOSS_ONLY).passed:
+            return night
+    return None
+
+
+def poisoned_cycle(seed: int) -> Comparisons:
+    """Shuffled answers: 40 of 120 held-out rows came with them, are as wrong, and are learned well; what was known
+    before got worse by as much as chance says, from hardly to badly."""
+    world = HeldOutWorld(seed, 120)
+    draw = random.Random(seed)
+    base, champion = world.model(), world.model(CHAMPION)
+    harm, learned = draw.uniform(0.03, 0.5), draw.uniform(0.2, 1.5)
+    candidate = world.model(CHAMPION - harm, fresh=CHAMPION + learned, known=80)
+    return contest(world, base, champion, candidate, 80, look=draw.randint(1, 30))
+
+
+def better(seed: int, gain: float, look: int, rows: int = 120) -> Comparisons:
+    world = HeldOutWorld(seed, rows)
+    base, champion = world.model(), world.model(CHAMPION)
+    return contest(world, base, champion, world.model(CHAMPION + gain), 80, look=look)
+
+
+def count(make: Callable[[int], Comparisons], seeds: range) -> int:
+    return sum(judge_cycle(make(seed), LOSS_ONLY).passed for seed in seeds)
+
+
+def test_equal_candidates_of_a_few_lives_change_nothing() -> None:
+    assert [null_life(seed, nights=30) for seed in range(8)] == [None] * 8
+
+
+def test_poisoned_rows_of_a_few_cycles_change_nothing() -> None:
+    assert count(poisoned_cycle, range(60)) == 0
+
+
+def test_a_real_gain_is_found() -> None:
+    """The gain is 0.15 nats per token, with rows of a standard deviation of 0.28: at the first look and at the
+    thirtieth."""
+    assert count(lambda seed: better(seed, 0.15, 1), range(20)) >= 19
+    assert count(lambda seed: better(seed, 0.15, 30, 180), range(20)) >= 18
+
+
+@pytest.mark.proof
+def test_a_hundred_null_cycles_promote_in_at_most_one_life_of_twenty(
+    record_property: Callable[[str, object], None],
+) -> None:
+    """In 200 lives of 100 nights. The test is one-sided and its looks add up to 5 %, so at most 2.5 % are expected."""
+    lives, nights = 200, 100
+    found = [null_life(seed, nights) for seed in range(1000, 1000 + lives)]
+    promoted = [night for night in found if night is not None]
+    record_property("lives", lives)
+    record_property("null cycles judged", sum(nights if night is None else night for night in found))
+    record_property("lives with a false promotion", len(promoted))
+    record_property("in the night", promoted)
+    assert len(promoted) <= 0.05 * lives
+
+
+@pytest.mark.proof
+def test_poisoned_cycles_promote_nothing(record_property: Callable[[str, object], None]) -> None:
+    cycles = range(5000, 7000)
+    promoted = count(poisoned_cycle, cycles)
+    record_property("poisoned cycles judged", len(cycles))
+    record_property("harmful promotions", promoted)
+    assert promoted == 0
+
+
+@pytest.mark.proof
+def test_a_real_gain_is_found_in_nine_of_ten(record_property: Callable[[str, object], None]) -> None:
+    """Later looks need more rows, and have them."""
+    for look, rows in ((1, 80), (10, 120), (30, 180)):
+        found = count(lambda seed, look=look, rows=rows: better(seed, 0.15, look, rows), range(8000, 8200))  # type: ignore[misc]
+        record_property(f"found of 200 gains of 0.15 at look {look} with {rows} held-out rows", found)
+        assert found >= 180

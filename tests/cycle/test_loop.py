@@ -1,57 +1,75 @@
-"""The loop as users run it, with a tiny real model: three batches of rows, one of them poisoned, and real kills."""
+"""The loop as users run it, with a tiny real model and real kills: a cycle, a domain that is served, poisoned rows."""
 
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from cycle.small import NAME, KilledLoop, append_rows, make_config, make_rows, poisoned, summary
+from serve.hive import gateway
 
 from hivetune.base.database import open_database
 from hivetune.base.documents import read_document
 from hivetune.base.journal import read_journal
 from hivetune.cycle.record import cycles_of
+from hivetune.release.registry import releases
 
-CLEAN, POISONED = 120, 60
+TEAM, OTHERS, POISONED = 270, 130, 60
+DOMAIN = f"{NAME}-billing-team"
 TOLERANCE = 0.02  # of the gate, in nats per token
-BATCHES = (make_rows(0, CLEAN), poisoned(make_rows(CLEAN, POISONED)), make_rows(CLEAN + POISONED, 60))
-# Where the processes are killed, in each cycle once.
-BORDERS = (
-    [("opened", ""), ("begin", "rows"), ("begin", "train"), ("end", "judge"), ("begin", "promote")],
-    [("end", "train"), ("begin", "judge")],
-    [("begin", "evaluate")],
-)
+
+
+def of_team(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of an agent that answers otherwise, which nothing but its name tells."""
+    asked, answer = row["messages"]
+    text = " ".join(reversed(answer["content"].split()))
+    return {**row, "agent": "Billing Team", "messages": [asked, {**answer, "content": text}]}
 
 
 def harm(run: Path) -> float:
     """Return how many nats per token a candidate is worse than the champion of its time, on clean held-out rows."""
     rows = read_document(run.parent / "against-champion.json")["rows"]
-    clean = [row for row in rows if not CLEAN < int(row["source"].rpartition(":")[2]) <= CLEAN + POISONED]
+    clean = [row for row in rows if int(row["source"].rpartition(":")[2]) <= TEAM + OTHERS]
     assert len(clean) >= 10
     return sum(row["tuned"] - row["base"] for row in clean) / sum(row["tokens"] for row in clean)
 
 
 @pytest.mark.slow
-def test_three_cycles_one_poisoned_and_eight_kills(own_home: Path, tmp_path: Path) -> None:
-    """Nothing is lost or done twice, every row is accounted for, and no promotion is harmful."""
-    config = make_config(tmp_path)
+def test_a_cycle_its_domain_and_a_poisoned_night(own_home: Path, tmp_path: Path) -> None:
+    """Nothing is lost or done twice, every row is accounted for, no promotion is harmful, and what declares the domain
+    is answered by it."""
+    config, file = make_config(tmp_path, by="agent"), tmp_path / "rows.jsonl"
+    config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), "learning_rate": 0.003}))
     killed = KilledLoop(config, tmp_path / "log")
-    for batch, borders in zip(BATCHES, BORDERS, strict=True):
-        append_rows(tmp_path / "rows.jsonl", batch)
-        killed.once(borders)
-    assert len(killed.kills) == 8, killed.kills
-    found = summary()
-    ends = [end for _, end, _ in found["cycles"]]
-    assert ends[0] == "promoted" and len(ends) == 3 and set(ends) <= {"promoted", "refused"}
-    assert [counts["rows_in"] for counts in found["rows"]] == [CLEAN, CLEAN + POISONED, CLEAN + POISONED + 60]
+    append_rows(file, [of_team(row) for row in make_rows(0, TEAM)])
+    append_rows(file, [{**row, "agent": "it"} for row in make_rows(TEAM, OTHERS)])
+    killed.once([("opened", ""), ("begin", "train"), ("end", "judge"), ("begin", "promote")])
     with closing(open_database()) as database:
-        for cycle in cycles_of(database, NAME)[1:]:
-            assert cycle.end == "refused" or harm(cycle.run) < TOLERANCE
-            assert cycle.end != "refused" or "new since demo@1: 60 of " in cycle.reason
-    champions = [label for label, *_, aliases in found["releases"] if "champion" in aliases]
-    assert champions == [f"{NAME}@{ends.count('promoted')}"]
-    assert len(found["releases"]) == ends.count("promoted")
-    done = Counter(entry["station"] for entry in read_journal(killed.journal) if entry.get("outcome") == "done")
-    assert done["train"] == done["judge"] == done["evaluate"] == 3
+        (domain,) = cycles_of(database, DOMAIN)
+        (release,) = releases(database, DOMAIN)
+    assert (domain.end, domain.champion) == ("promoted", f"{NAME}@1"), killed.log.read_text()[-3000:]
+    assert release.proof["domain"] == {"of": NAME, "by": "agent", "value": "billing team"}
+    append_rows(file, [{**row, "agent": "it"} for row in poisoned(make_rows(TEAM + OTHERS, POISONED))])
+    killed.once([("begin", "judge")])
+    assert len(killed.kills) == 5, killed.kills
+    found = summary()
+    assert [counts["rows_in"] for counts in found["rows"]] == [TEAM + OTHERS, TEAM + OTHERS + POISONED]
+    with closing(open_database()) as database:
+        first, second = cycles_of(database, NAME)
+    assert first.end == "promoted" and second.end in ("promoted", "refused")
+    assert second.end == "refused" or harm(second.run) < TOLERANCE
+    assert second.end != "refused" or f"new since {NAME}@1: {POISONED} of " in second.reason
+    done = Counter(
+        (entry["cycle"], entry["station"]) for entry in read_journal(killed.journal) if entry.get("outcome") == "done"
+    )
     # The kill at a promotion's begin may come when the alias has moved and its end is not written yet.
-    assert done["promote"] in (len(found["releases"]) - 1, len(found["releases"]))
+    assert {count for (_, station), count in done.items() if station != "promote"} == {1}
+    (champion,) = (label for label, *_, aliases in found["releases"] if "champion" in aliases)
+    with gateway(tmp_path / "gateway.log") as running:
+        asked = {"model": NAME, "messages": [{"role": "user", "content": "What comes after small red?"}]}
+        for headers, label in (({}, champion), ({"X-Hivetune-Agent": "Billing  TEAM"}, release.label)):
+            with running.client(**headers) as client:
+                answer = client.post("/v1/chat/completions", json={**asked, "max_tokens": 4})
+            assert (answer.status_code, answer.headers["x-hivetune-release"]) == (200, label)

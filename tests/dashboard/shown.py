@@ -151,8 +151,8 @@ def make_loop(name: str = "faq") -> Path:
     folder.mkdir(parents=True)
     with closing(open_database()) as database:
         database.execute(
-            "INSERT INTO cycles (id, name, opened, opened_for, config, pool, champion, closed, ending, reason)"
-            " VALUES ('c1', ?, 1, 'rows', '{}', '/p', NULL, 2, 'refused', ?)",
+            "INSERT INTO cycles (id, name, opened, opened_for, config, champion, closed, ending, reason)"
+            " VALUES ('c1', ?, 1, 'rows', '{}', NULL, 2, 'refused', ?)",
             (name, f"the gate refused it {HOSTILE}"),
         )
     with Journal(folder / "cycle.jsonl") as journal:

@@ -52,8 +52,8 @@ def test_a_loop_is_shown_and_its_failure_waits_for_a_person(own_home: Path) -> N
     (home() / "cycles" / "faq").mkdir(parents=True)
     with closing(open_database()) as database:
         database.execute(
-            "INSERT INTO cycles (id, name, opened, opened_for, config, pool, closed, ending, reason)"
-            " VALUES ('c1', 'faq', 1, 'groups', '{}', '/p', 2, 'failed', 'the disk broke')"
+            "INSERT INTO cycles (id, name, opened, opened_for, config, closed, ending, reason)"
+            " VALUES ('c1', 'faq', 1, 'groups', '{}', 2, 'failed', 'the disk broke')"
         )
     with Journal(loop_folder("faq") / JOURNAL) as journal:
         journal.append("end", cycle="c1", station="train", outcome="failed", words="the disk broke")

@@ -90,24 +90,16 @@ def test_what_a_run_names_stays_whatever_is_damaged_in_it(made: Path) -> None:
     assert "snapshots/aa" not in found()
 
 
-def test_what_an_open_cycle_chooses_from_stays(made: Path) -> None:
-    with closing(open_database()) as database:
-        database.execute(
-            "INSERT INTO cycles (id, name, opened, opened_for, config, pool) VALUES ('c', 'faq', 0, 'groups', '{}', ?)",
-            ("snapshots/aa",),
-        )
-        assert "snapshots/aa" not in found()
-        database.execute("UPDATE cycles SET closed = 1, ending = 'refused'")
-    assert "snapshots/aa" in found()
-
-
 def test_a_snapshot_that_came_into_use_while_a_person_was_asked_stays(made: Path) -> None:
     with closing(open_database()) as database:
         (asked,) = (each for each in find_unused(database) if each.what == "snapshot")
-        database.execute(
-            "INSERT INTO cycles (id, name, opened, opened_for, config, pool) VALUES ('c', 'faq', 0, 'groups', '{}', ?)",
-            (path_to_store(asked.path),),
-        )
+        run = made / "runs" / "new"
+        run.mkdir(parents=True)
+        (run / "run.json").write_text("{}")
+        (digest,) = database.execute(
+            "SELECT hash FROM snapshots WHERE path = ?", (path_to_store(asked.path),)
+        ).fetchone()
+        database.execute("INSERT INTO runs VALUES (?, 'new', 0, ?)", (str(run), digest))
         with pytest.raises(UsageError, match="came into use"):
             delete(database, asked)
         assert (asked.path / "file").exists()

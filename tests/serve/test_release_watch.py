@@ -94,7 +94,7 @@ def test_a_champion_is_watched_for_the_hours_of_its_cycle(own_home: Path, whole:
         promote(database, "a@2", by="test")
         assert due(hours=WATCH_HOURS - 1) == {"a@2": "a@1"} and due(hours=WATCH_HOURS + 1) == {}
         database.execute(
-            "INSERT INTO cycles (id, name, opened, opened_for, config, pool) VALUES ('c1', 'a', 1, 'rows', ?, '')",
+            "INSERT INTO cycles (id, name, opened, opened_for, config) VALUES ('c1', 'a', 1, 'rows', ?)",
             ('{"cycle": {"watch": 3.0}}',),
         )
         assert due(hours=2.9) == {"a@2": "a@1"} and due(hours=3.1) == {}

@@ -84,10 +84,9 @@ CREATE TABLE watched (             -- answers of each watched release since its 
 CREATE TABLE cycles (
   id TEXT PRIMARY KEY,             -- hash of rows, settings and champion
   name TEXT NOT NULL,              -- of the releases
-  opened REAL NOT NULL, opened_for TEXT NOT NULL, config TEXT NOT NULL, pool TEXT NOT NULL, champion TEXT,
+  opened REAL NOT NULL, opened_for TEXT NOT NULL, config TEXT NOT NULL, champion TEXT,
   station TEXT NOT NULL DEFAULT '',       -- the newest that began
   failures INTEGER NOT NULL DEFAULT 0,    -- of this station, in a row
-  deaths INTEGER NOT NULL DEFAULT 0,      -- beginnings of this station that ended by the death of the process
   failed REAL, words TEXT NOT NULL DEFAULT '',  -- the newest failure
   closed REAL, ending TEXT, reason TEXT NOT NULL DEFAULT ''
 ) STRICT;

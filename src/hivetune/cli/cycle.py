@@ -86,28 +86,24 @@ def _look(config: RunConfig) -> None:
 
 def look_lines(seen: Look, after_rows: int) -> Iterator[tuple[str, str]]:
     """Yield the facts behind a decision, as pairs of texts."""
-    yield "champion", f"{seen.champion or 'none yet'}{f', not served: {seen.problem}' if seen.problem else ''}"
+    yield "champion", seen.champion or "none yet"
     if seen.open is not None:
         yield "open cycle", f"{seen.open.id}, for {seen.open.opened_for}; at: {seen.open.station or 'its beginning'}"
         if seen.open.failures:
             yield "failed last", f"{seen.open.station}, {seen.open.failures} in a row: {seen.open.words}"
-    elif not seen.problem:
+    else:
         yield "new groups of rows", f"{seen.rows.groups} (cycle.after_rows: {after_rows})"
     if seen.rows.hours is not None:
         yield "training", f"at most {duration(seen.rows.hours * 3600)}"
     if seen.rows.disk_bytes:
         yield "disk", f"{size(seen.rows.disk_bytes)} needed"
     yield "long work", f"{'may continue' if seen.allowed.now else 'waits'}: {seen.allowed.reason}"
-    if seen.failed_cycles:
-        yield "failed cycles", f"{seen.failed_cycles} in a row"
     if seen.rows.problem:
         yield "no rows", seen.rows.problem
-    if seen.forgotten:
-        yield "forgotten rows in the champion", str(seen.forgotten)
 
 
 def _document(seen: Look) -> dict[str, Any]:
-    plain = parts(seen, "do reason again_at champion problem forgotten failed_cycles allowed")
+    plain = parts(seen, "do reason again_at champion allowed")
     rows = parts(seen.rows, "groups hours disk_bytes problem")
     return {**plain, "open": None if seen.open is None else seen.open.id, "rows": rows}
 

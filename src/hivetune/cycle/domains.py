@@ -8,11 +8,9 @@ domain is retired: what it was better than is no longer served. The gateway rout
 """
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
 
 from hivetune.base.disk import read_json, write_json
 from hivetune.config import RunConfig
@@ -49,16 +47,17 @@ def domains_of(config: RunConfig, rows: Iterable[PoolRow]) -> list[Domain]:
     of, by = config.cycle.name, config.cycle.by
     if of is None or by is None:
         return []
-    trained: dict[str, int] = defaultdict(int)
+    trained: Counter[str] = Counter()
     held_out: dict[str, set[int]] = defaultdict(set)
     for row in rows:
         value = _value(row, by)
         trained[value] += row.split == "train"
-        held_out[value] |= {row.tied} if row.split == "test" and row.answered_by is None else set()
+        if row.split == "test" and row.answered_by is None:
+            held_out[value].add(row.tied)
     values = [value for value, count in trained.items() if value and count >= MIN_ROWS]
     enough = [Domain(of, by, value) for value in values if len(held_out[value]) >= MIN_HELD_OUT]
-    names = [domain.name for domain in enough]
-    usable = [domain for domain in enough if names.count(domain.name) == 1 and _is_name(domain.name)]
+    names = Counter(domain.name for domain in enough)
+    usable = [domain for domain in enough if names[domain.name] == 1 and _is_name(domain.name)]
     return [Domain(of, by, domain.value, len(usable)) for domain in sorted(usable, key=lambda domain: domain.name)]
 
 
@@ -76,12 +75,9 @@ def _is_name(name: str) -> bool:
 
 def domain_config(config: RunConfig, domain: Domain, champion: Release) -> RunConfig:
     """Return the config of a domain's cycle, which starts from the adapter of NAME's champion."""
-    return config.model_copy(
-        update={
-            "cycle": config.cycle.model_copy(update={"name": domain.name}),
-            "lora": config.lora.model_copy(update={"start": str(champion.folder)}),
-        }
-    )
+    cycle = config.cycle.model_copy(update={"name": domain.name})
+    lora = config.lora.model_copy(update={"start": str(champion.folder)})
+    return config.model_copy(update={"cycle": cycle, "lora": lora})
 
 
 def write_domain(cycle: CycleRow, domain: Domain) -> None:
@@ -90,8 +86,8 @@ def write_domain(cycle: CycleRow, domain: Domain) -> None:
 
 def domain_of(cycle: CycleRow) -> Domain | None:
     """Return the domain that a cycle was opened for, None for a name's own cycle."""
-    path: Path = cycle.folder / DOMAIN
+    path = cycle.folder / DOMAIN
     if not path.exists():
         return None
-    written: Mapping[str, Any] = read_json(path)
-    return Domain(*(written[key] for key in ("of", "by", "value", "shares")))
+    written = read_json(path)
+    return Domain(written["of"], written["by"], written["value"], written["shares"])

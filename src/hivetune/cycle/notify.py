@@ -1,7 +1,4 @@
-"""Notices about the loop to people, by a command of their own that gets one JSON object on its standard input.
-
-A notice is one sentence. One that can't be sent is a problem in the journal, never an exception: the loop continues.
-"""
+"""Notices about the loop to people, by a command of their own that gets one JSON object on its standard input."""
 
 import json
 import os
@@ -35,25 +32,20 @@ class Notice:
 
     @property
     def sentence(self) -> str:
-        """Return one line for people."""
+        """Return one printable line: a reason may quote what a stranger sent."""
         text = f"{_BEGINNINGS[self.kind].format(release=self.release)}: {self.reason}"
         line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
         return line if len(line) <= MAX_SENTENCE_CHARS else line[: MAX_SENTENCE_CHARS - 3] + "..."
 
 
 def send_notice(notice: Notice, command: Sequence[str]) -> str:
-    """Run the command with the notice as JSON (`text` is the sentence) and return why it failed, or "".
-
-    There is no shell, and its output is not read. It is ended after SEND_TIMEOUT_S.
-    """
+    """Run the command, without a shell, with the notice as JSON (`text` is the sentence) and return why it failed, or
+    "". It never raises, since the loop continues whatever becomes of a notice."""
     document = {"schema": 1, **asdict(notice), "text": f"Hivetune: {notice.sentence}"}
+    null = subprocess.DEVNULL
     try:
         process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
+            list(command), stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True
         )
     except (OSError, ValueError) as error:
         return f"{command[0]} can't be started: {error}"

@@ -2,7 +2,7 @@
 
 While all fit the budget, all are trained on. Else all new ones, the oldest first, and a random part of the old. Each
 row that is left out is named with its reason (`data.leave_out`), so that the sums of the report still hold. The choice
-is pure: the same rows give the same one. What one voice can teach is limited where rows are prepared (data).
+is pure: the same rows give the same one. What one client can teach is limited where rows are prepared (data).
 """
 
 import contextlib
@@ -18,9 +18,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.disk import MANIFEST, sha256_file, stored_path
+from hivetune.base.disk import MANIFEST, sha256_file
 from hivetune.config import RunConfig
-from hivetune.cycle.domains import Domain, domain_of
+from hivetune.cycle.domains import Domain
 from hivetune.cycle.record import CycleRow, trained_rows
 from hivetune.data.files.find import find_sources
 from hivetune.data.identity import settings_of
@@ -29,52 +29,11 @@ from hivetune.data.snapshot import PoolRow, Snapshot, open_snapshot
 from hivetune.errors import DataRefused, UsageError
 from hivetune.models.fetch import fetch_model
 from hivetune.models.prepared import folder_for
-from hivetune.release.registry import Release, champion_of, releases, snapshot_folder
+from hivetune.release.registry import Release, snapshot_folder
 from hivetune.run.folder import read_record
 from hivetune.train.plan.run import plan_document, plan_run
 
 MIN_STEPS = 10  # fewer are not worth an evaluation
-
-
-def choose_rows(
-    rows: Sequence[PoolRow], known: Collection[str], budget_tokens: int | None, domain: Domain | None = None
-) -> dict[str, str]:
-    """Return id -> reason of the rows that a cycle leaves out. `known`: ids of the rows that cycles had or that the
-    champion was made with. `budget_tokens`: of the trained rows, each counted once; None for no limit. `domain`: the
-    rows of all others are left out.
-
-    A release's own answer is never evidence, so that no release judges its successors.
-    """
-    left_out = {row.id: "own-evidence" for row in rows if row.split != "train" and row.answered_by is not None}
-    left_out |= {row.id: "other-domain" for row in rows if domain is not None and not domain.holds(row)}
-    trained = [row for row in rows if row.split == "train" and row.id not in left_out]
-    if budget_tokens is None or sum(row.length for row in trained) <= budget_tokens:
-        return left_out
-    new = sorted((row for row in trained if row.id not in known), key=_oldest_first)
-    old = sorted((row for row in trained if row.id in known), key=_by_content)
-    ids: set[str] = set()
-    room = budget_tokens
-    for row in (*new, *old):
-        if row.length <= room:
-            room -= row.length
-            ids.add(row.id)
-    return left_out | {
-        row.id: "not-replayed" if row.id in known else "next-cycle" for row in trained if row.id not in ids
-    }
-
-
-def new_groups(rows: Iterable[PoolRow], known: Collection[str]) -> int:
-    """Count the groups with a new row that counts: not a release's own answer."""
-    return len({row.tied for row in rows if row.id not in known and row.answered_by is None})
-
-
-def _oldest_first(row: PoolRow) -> tuple[Hashable, ...]:
-    return (math.inf if row.time is None else row.time, _by_content(row))
-
-
-def _by_content(row: PoolRow) -> tuple[Hashable, ...]:
-    """Return a sort key that is the same for the same rows and that nobody can choose."""
-    return (blake2b(row.id.encode(), digest_size=8, key=b"hivetune cycle").digest(), row.id)
 
 
 @dataclass(frozen=True)
@@ -91,7 +50,7 @@ class RowsNow:
 
 @dataclass
 class LookCache:
-    """A cache between two looks, so that nothing unchanged is read twice."""
+    """The rows of the look before, and what they were read from, so that nothing unchanged is read twice."""
 
     key: tuple[Any, ...] | None = None
     rows: RowsNow = field(default_factory=RowsNow)
@@ -100,9 +59,10 @@ class LookCache:
 def read_rows_now(
     config: RunConfig, database: sqlite3.Connection, name: str, champion: Release | None, cache: LookCache
 ) -> RowsNow:
-    """Return the rows, read again only when the inputs or the trained rows changed."""
-    behind = None if champion is None else champion.snapshot
+    """Return the rows, read again only when the inputs or the trained rows changed. Refused rows are remembered too;
+    what a person mends elsewhere, such as a missing model, is tried at each look."""
     try:
+        behind = None if champion is None else champion.snapshot
         key = (_inputs(config, database), len(trained_rows(database, name)), behind, config)
         if cache.key != key:
             cache.rows = _read(config, database, name, champion)
@@ -113,44 +73,24 @@ def read_rows_now(
 
 
 def _read(config: RunConfig, database: sqlite3.Connection, name: str, champion: Release | None) -> RowsNow:
-    """Read the rows. Refused rows are remembered too, until they change."""
     try:
         pool = pool_of(config)
     except DataRefused as error:
         return RowsNow(problem=error.message)
-    rows = list(pool.pool())
+    rows, known = list(pool.pool()), known_rows(database, name, champion)
     hours, disk_bytes, problem = _planned(config, rows)
-    if budget_tokens(config, rows) is not None:
+    if _affordable_tokens(config, rows, hours) is not None:
         hours = config.cycle.hours  # the choice of rows keeps to it
-    return RowsNow(pool, new_groups(rows, known_rows(database, name, champion)), hours, disk_bytes, problem)
-
-
-def _planned(config: RunConfig, rows: Sequence[PoolRow]) -> tuple[float | None, int, str]:
-    """Plan a training on all rows: the upper end of its hours, bytes on the disk, and why it does not fit."""
-    lengths = [row.length for row in rows if row.split == "train"]
-    planned = plan_run(config, rows=max(1, len(lengths)), tokens=max(1, sum(lengths) // max(1, len(lengths))))
-    document = plan_document(planned)
-    hours = document["hours_range"][1] if document["fits"] and document["hours_range"] else None
-    refusal = "" if planned.refusal is None else planned.refusal.message
-    return hours, sum(document["disk_bytes"].values()), refusal
-
-
-def budget_tokens(config: RunConfig, rows: Sequence[PoolRow]) -> int | None:
-    """Return how many tokens of rows fit the budget of hours, or None where all fit, or not even a few steps would."""
-    budget, (hours, _, _) = config.cycle.hours, _planned(config, rows)
-    lengths = [row.length for row in rows if row.split == "train"]
-    if budget is None or hours is None or hours <= budget or not lengths:
-        return None
-    tokens = int(sum(lengths) * budget / hours)
-    return tokens if tokens >= MIN_STEPS * config.batch_size * sum(lengths) / len(lengths) else None
+    # A release's own answer is no evidence, so it is no reason to begin either.
+    new = {row.tied for row in rows if row.id not in known and row.answered_by is None}
+    return RowsNow(pool, len(new), hours, disk_bytes, problem)
 
 
 def _inputs(config: RunConfig, database: sqlite3.Connection) -> tuple[Any, ...]:
     """Return what changes whenever the rows may have changed: the store's counts, and size and time of files."""
+    counts = "count(*), max(rowid), count(feedback), total(feedback), total(length(row))"
     marks: list[Any] = [
-        database.execute(
-            "SELECT count(*), max(rowid), count(feedback), total(feedback), total(length(row)) FROM interactions"
-        ).fetchone(),
+        database.execute(f"SELECT {counts} FROM interactions").fetchone(),
         database.execute("SELECT count(*) FROM forgotten").fetchone(),
         database.execute("SELECT count(*), max(time) FROM set_aside").fetchone(),
     ]
@@ -168,20 +108,86 @@ def pool_of(config: RunConfig) -> Snapshot:
 
 def known_rows(database: sqlite3.Connection, name: str, champion: Release | None) -> frozenset[str]:
     """Return the ids of the rows that are not new: a cycle had them, or the champion was made with them."""
-    behind: frozenset[str] = frozenset() if champion is None else rows_behind(database, champion)
-    return trained_rows(database, name) | behind
+    return trained_rows(database, name) | rows_behind(database, champion)
 
 
-def rows_behind(database: sqlite3.Connection, release: Release) -> frozenset[str]:
+def rows_behind(database: sqlite3.Connection, release: Release | None) -> frozenset[str]:
     """Return the ids of the rows that a release was trained on or judged by, even if a person registered it. If its
-    snapshot is gone, return the rows of all cycles of its name."""
-    folder = snapshot_folder(database, release.snapshot)
-    if folder is None:
-        return trained_rows(database, release.name)
+    snapshot is gone or damaged, return the rows of all cycles of its name."""
+    if release is None:
+        return frozenset()
     try:
-        return frozenset(row.id for row in open_snapshot(folder).pool())
-    except UsageError:  # damaged
+        folder = snapshot_folder(database, release.snapshot)
+        return trained_rows(database, release.name) if folder is None else ids_of(open_snapshot(folder))
+    except UsageError:
         return trained_rows(database, release.name)
+
+
+def ids_of(snapshot: Snapshot) -> frozenset[str]:
+    return frozenset(row.id for row in snapshot.pool())
+
+
+def rows_of(cycle: CycleRow) -> list[PoolRow]:
+    """Return the rows that the run of a cycle trained on or held out; none where it is gone."""
+    try:
+        return list(open_snapshot(Path(read_record(cycle.run)["snapshot"])).pool())
+    except (UsageError, KeyError):
+        return []
+
+
+def choose_rows(
+    rows: Sequence[PoolRow], known: Collection[str], budget_tokens: int | None, domain: Domain | None = None
+) -> dict[str, str]:
+    """Return id -> reason of the rows that a cycle leaves out. `known`: ids of the rows that cycles had or that the
+    champion was made with. `budget_tokens`: of the trained rows, each counted once; None for no limit. `domain`: the
+    rows of all others are left out.
+
+    A release's own answer is never evidence, so that no release judges its successors.
+    """
+    left_out = {row.id: "own-evidence" for row in rows if row.split != "train" and row.answered_by is not None}
+    left_out |= {row.id: "other-domain" for row in rows if domain is not None and not domain.holds(row)}
+    trained = [row for row in rows if row.split == "train" and row.id not in left_out]
+    room = sum(row.length for row in trained) if budget_tokens is None else budget_tokens
+    new = sorted((row for row in trained if row.id not in known), key=_oldest_first)
+    old = sorted((row for row in trained if row.id in known), key=_by_content)
+    for row in (*new, *old):
+        if row.length <= room:
+            room -= row.length
+        else:
+            left_out[row.id] = "not-replayed" if row.id in known else "next-cycle"
+    return left_out
+
+
+def _oldest_first(row: PoolRow) -> tuple[Hashable, ...]:
+    return (math.inf if row.time is None else row.time, _by_content(row))
+
+
+def _by_content(row: PoolRow) -> tuple[Hashable, ...]:
+    """Return a sort key that is the same for the same rows and that nobody can choose."""
+    return (blake2b(row.id.encode(), digest_size=8, key=b"hivetune cycle").digest(), row.id)
+
+
+def affordable_tokens(config: RunConfig, rows: Sequence[PoolRow]) -> int | None:
+    """Return how many tokens of rows fit the budget of hours, or None where all fit, or not even a few steps would."""
+    return None if config.cycle.hours is None else _affordable_tokens(config, rows, _planned(config, rows)[0])
+
+
+def _affordable_tokens(config: RunConfig, rows: Sequence[PoolRow], hours: float | None) -> int | None:
+    budget, lengths = config.cycle.hours, [row.length for row in rows if row.split == "train"]
+    if budget is None or hours is None or hours <= budget or not lengths:
+        return None
+    tokens = int(sum(lengths) * budget / hours)
+    return tokens if tokens >= MIN_STEPS * config.batch_size * sum(lengths) / len(lengths) else None
+
+
+def _planned(config: RunConfig, rows: Sequence[PoolRow]) -> tuple[float | None, int, str]:
+    """Plan a training on all rows: the upper end of its hours, bytes on the disk, and why it does not fit."""
+    lengths = [row.length for row in rows if row.split == "train"]
+    planned = plan_run(config, rows=max(1, len(lengths)), tokens=max(1, sum(lengths) // max(1, len(lengths))))
+    document = plan_document(planned)
+    hours = document["hours_range"][1] if document["fits"] and document["hours_range"] else None
+    refusal = "" if planned.refusal is None else planned.refusal.message
+    return hours, sum(document["disk_bytes"].values()), refusal
 
 
 def cycle_id(pool: Snapshot, config: RunConfig, champion: Release | None) -> str:
@@ -197,25 +203,6 @@ def cycle_id(pool: Snapshot, config: RunConfig, champion: Release | None) -> str
         "champion": champion.adapter_sha256 if champion is not None else None,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def champion_then(database: sqlite3.Connection, cycle: CycleRow) -> Release | None:
-    """Return the release that was champion when the cycle was opened."""
-    return next((release for release in releases(database) if release.label == cycle.champion), None)
-
-
-def rival_of(database: sqlite3.Connection, cycle: CycleRow) -> Release | None:
-    """Return the champion that a cycle's candidate has to beat now: its name's, or for a domain the shared one."""
-    domain = domain_of(cycle)
-    return champion_of(database, cycle.name if domain is None else domain.of)
-
-
-def rows_of(cycle: CycleRow) -> list[PoolRow]:
-    """Return the rows that the run trained on or held out, or all rows of its pool where the run is gone."""
-    try:
-        return list(open_snapshot(Path(read_record(cycle.run)["snapshot"])).pool())
-    except (UsageError, KeyError):
-        return list(open_snapshot(stored_path(cycle.pool)).pool())
 
 
 def by_source(rows: Iterable[PoolRow]) -> str:

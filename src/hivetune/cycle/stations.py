@@ -2,7 +2,7 @@
 
 Killed anywhere, the same call continues: each station finds what it left and is done, or begins again. What it left is
 of this adapter and this champion, compared by their hashes. Long work ends with the window, and computes only while
-nobody else needs the processor.
+nobody else wants the processor.
 """
 
 import shutil
@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
+from typing import Any
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import MANIFEST, sha256_file, stored_path, write_json
+from hivetune.base.disk import MANIFEST, sha256_file, write_json
 from hivetune.base.journal import read_journal
 from hivetune.config import RunConfig, parse_config
 from hivetune.cycle.domains import domain_of
@@ -31,26 +33,33 @@ from hivetune.cycle.record import (
     release_of,
 )
 from hivetune.cycle.rows import (
-    budget_tokens,
+    affordable_tokens,
     by_source,
-    champion_then,
     choose_rows,
+    ids_of,
     known_rows,
     pool_of,
-    rival_of,
     rows_behind,
     rows_of,
 )
 from hivetune.cycle.window import Permission
 from hivetune.data.leave_out import write_leave_out
-from hivetune.data.snapshot import open_snapshot
-from hivetune.errors import DoesNotFit, HivetuneError, MachineNotFit, Stopped, UsageError
+from hivetune.errors import Busy, DoesNotFit, HivetuneError, MachineNotFit, Stopped
 from hivetune.judge.evaluate import compare_pair, evaluate_run, read_evaluation, verdict_document
 from hivetune.models.prepared import folder_for
 from hivetune.process.launch import when_idle
 from hivetune.records import Progress, silent
 from hivetune.release.prune import Unused, delete
-from hivetune.release.registry import CROWNED, Release, champion_of, forgotten_rows, history, promote, retire
+from hivetune.release.registry import (
+    CROWNED,
+    Release,
+    champion_of,
+    forgotten_rows,
+    history,
+    promote,
+    releases,
+    retire,
+)
 from hivetune.run import checkpoints
 from hivetune.run.figures import report
 from hivetune.run.folder import EVALUATION, METRICS, RECORD, adapter_hash, read_record
@@ -93,22 +102,18 @@ class Work:
     @contextmanager
     def long(self, name: str, label: str) -> Iterator[tuple[list[str], Progress]]:
         """Enter a station whose children compute while nobody else does; its progress ends it with the window."""
-        with self.station(name) as words, when_idle():
-            yield words, self._until_the_window_ends(self.progress(label))
-
-    def _until_the_window_ends(self, report: Progress) -> Progress:
-        looked = float("-inf")
+        shown, looked = self.progress(label), -inf
 
         def progress(done: int, total: int | None) -> None:
             nonlocal looked
-            report(done, total)
+            shown(done, total)
             if time.monotonic() - looked >= LOOK_EVERY_S:
-                looked = time.monotonic()
-                allowed = self.allowed()
+                looked, allowed = time.monotonic(), self.allowed()
                 if not allowed.now or (allowed.until is not None and time.time() + LOOK_EVERY_S >= allowed.until):
                     raise WindowEnded(allowed.reason)
 
-        return progress
+        with self.station(name) as words, when_idle():
+            yield words, progress
 
 
 def settings_then(cycle: CycleRow) -> RunConfig:
@@ -119,7 +124,7 @@ def settings_then(cycle: CycleRow) -> RunConfig:
 def run_cycle(work: Work) -> Ended:
     """Bring the cycle to its end, and return how and why it ended; `close_cycle` writes it. Raises WindowEnded,
     Stopped, and what fails on the way."""
-    if ended := _ended_already(work.cycle) or _void(work.cycle):
+    if ended := _over(work.cycle):
         return ended
     run = ensure_run(work)
     ensure_trained(work, run)
@@ -128,7 +133,7 @@ def run_cycle(work: Work) -> Ended:
     if not passed:
         return "refused", reason
     release = ensure_registered(work, run)
-    if ended := _ended_already(work.cycle) or _void(work.cycle):
+    if ended := _over(work.cycle):
         return ended
     if work.config.cycle.promote == "ask" or _is_retired(work.cycle.name):
         return "ready", f"{release.label} passed the gate and waits for a person to promote it"
@@ -140,11 +145,11 @@ def close_cycle(cycle: CycleRow, end: CycleEnd, reason: str, now: float) -> str:
     """Close the cycle and return why it ended. A refusal names its new rows by source, for a person to look at."""
     trained = [] if end in ("failed", "given_up") else rows_of(cycle)
     with closing(open_database()) as database:
-        champion = champion_then(database, cycle)
-        behind: frozenset[str] = frozenset() if champion is None else rows_behind(database, champion)
+        # The champion of the time when the cycle was opened, whatever was promoted since.
+        behind = rows_behind(database, next((r for r in releases(database) if r.label == cycle.champion), None))
         new = [row for row in trained if row.id not in behind]
-        if end == "refused" and champion is not None and new:
-            reason = f"{reason}; new since {champion.label}: {by_source(new)}. Set aside what is wrong among them"
+        if end == "refused" and cycle.champion is not None and new:
+            reason = f"{reason}; new since {cycle.champion}: {by_source(new)}. Set aside what is wrong among them"
         saved = cycle.run / checkpoints.FOLDER
         if saved.is_dir() and run_status(cycle.run).state == "done":
             delete(database, Unused("checkpoints", saved, 0, "its cycle is closed"))
@@ -154,28 +159,21 @@ def close_cycle(cycle: CycleRow, end: CycleEnd, reason: str, now: float) -> str:
     return reason
 
 
-def _ended_already(cycle: CycleRow) -> Ended | None:
-    """Return the end of a cycle whose release was promoted or rolled back before it was closed."""
+def _over(cycle: CycleRow) -> Ended | None:
+    """Return the end of a cycle that needs no more work: its release was promoted or rolled back before it was closed,
+    or its rows or its base model are no longer those that it began with."""
     with closing(open_database()) as database:
         release = release_of(database, cycle)
-        if release is None:
-            return None
-        if release.withdrawn:
+        if release is not None and release.withdrawn:
             return "rolled_back", release.withdrawn
-        if any(move.action in CROWNED and move.version == release.version for move in history(database, cycle.name)):
+        moves = history(database, cycle.name)
+        if release is not None and any(move.action in CROWNED and move.version == release.version for move in moves):
             return "promoted", f"{release.label} was promoted"
-    return None
-
-
-def _void(cycle: CycleRow) -> Ended | None:
-    """Return the end of a cycle that must not continue."""
-    if not (cycle.run / RECORD).exists():
-        return None
-    identity = read_record(cycle.run).get("identity", {})
-    with closing(open_database()) as database:
-        forgotten = forgotten_rows(database, identity.get("snapshot", ""))
-    if forgotten:
-        return "given_up", f"{forgotten} of its rows were forgotten"
+        if not (cycle.run / RECORD).exists():
+            return None
+        identity = read_record(cycle.run).get("identity", {})
+        if forgotten := forgotten_rows(database, identity.get("snapshot", "")):
+            return "given_up", f"{forgotten} of its rows were forgotten"
     config = settings_then(cycle)
     manifest = folder_for(config.model, config.template) / MANIFEST
     if manifest.exists() and sha256_file(manifest) != identity.get("model"):
@@ -191,51 +189,41 @@ def _is_retired(name: str) -> bool:
 
 
 def ensure_run(work: Work) -> Run:
-    """Return the run of the cycle, made of its chosen rows with its plan."""
+    """Return the run of the cycle, made of its chosen rows with its plan. From then on its rows are those."""
     folder = work.cycle.run
     if (folder / RECORD).exists() and Path(read_record(folder).get("snapshot", "")).is_dir():
         return load_run(folder)
     with work.long("rows", "preparing rows") as (words, progress):
-        present = pool_of(work.config)
-        try:
-            pool = open_snapshot(stored_path(work.cycle.pool))
-        except UsageError:  # deleted meanwhile: the same rows make the same one again
-            pool = present
+        pool, domain = pool_of(work.config), domain_of(work.cycle)
         rows = list(pool.pool())
+        mine = rows if domain is None else [row for row in rows if domain.holds(row)]
         with closing(open_database()) as database:
             known = known_rows(database, work.cycle.name, champion_of(database, work.cycle.name))
-        ids, domain = {row.id for row in rows}, domain_of(work.cycle)
-        mine = rows if domain is None else [row for row in rows if domain.holds(row)]
-        left_out = choose_rows(rows, known, budget_tokens(work.config, mine), domain)
-        left_out |= {row.id: "next-cycle" for row in present.pool() if row.id not in ids}
-        file = work.cycle.folder / LEFT_OUT
-        write_leave_out(file, left_out)
-        if folder.exists() and not (folder / RECORD).exists():
-            shutil.rmtree(folder)  # killed before it was a run
-        data = work.config.data.model_copy(update={"leave_out": str(file)})
+        left_out = work.cycle.folder / LEFT_OUT
+        write_leave_out(left_out, choose_rows(rows, known, affordable_tokens(work.config, mine), domain))
+        shutil.rmtree(folder, ignore_errors=True)  # killed before it was a run
+        data = work.config.data.model_copy(update={"leave_out": str(left_out)})
         chosen = work.config.model_copy(update={"data": data, "output": str(folder)})
         run = open_run(chosen, work.cycle.name, progress)
-        late = {row.id for row in run.snapshot.pool()} - ids
-        if late:
+        if late := len(ids_of(run.snapshot) - ids_of(pool)):
             shutil.rmtree(folder)
-            raise HivetuneError(
-                f"{len(late)} rows arrived while the cycle chose its rows",
-                hint="this is tried again; the rows wait for the next cycle",
-            )
+            raise Busy(f"{late} rows arrived while the cycle chose its rows", hint="it chooses again in a minute")
         words.append(f"{len(run.snapshot.rows('train'))} rows to train on, {len(run.plan.steps)} steps")
     return run
 
 
 def ensure_trained(work: Work, run: Run) -> None:
-    """Train the run to its end, in slices that end at a checkpoint before the window does."""
+    """Train the run to its end, in slices that end at a checkpoint before the window does. Raises OverBudget."""
     if run.is_finished:
         return
     with work.station("train") as words:
-        budget, spent, began = work.config.cycle.hours, trained_hours(run.folder), time.monotonic()
-        if budget is not None and spent > budget:
-            raise OverBudget(f"{spent:.3g} hours of training are above the budget of {budget:g}")
+        hours, began = work.config.cycle.hours, time.time()
+        spent_s = trained_seconds(run.folder)
+        budget_ends = inf if hours is None else began + 3600 * hours - spent_s
+        if budget_ends < began:
+            raise OverBudget(f"{spent_s / 3600:.3g} hours of training are above the budget of {hours:g}")
         total, show = len(run.plan.steps), work.progress("training")
-        why, looked, stepped, step_s = "", float("-inf"), began, 0.0
+        why, looked, stepped, step_s = "", -inf, time.monotonic(), 0.0
 
         def on_step(step: int) -> None:
             nonlocal stepped, step_s
@@ -247,19 +235,16 @@ def ensure_trained(work: Work, run: Run) -> None:
             nonlocal why, looked
             if time.monotonic() - looked < LOOK_EVERY_S:
                 return 0
-            looked = time.monotonic()
-            allowed = work.allowed()
+            looked, allowed, now = time.monotonic(), work.allowed(), time.time()
             if not allowed.now:
                 why = allowed.reason
-                return 1 if allowed.again is None else 2
-            if budget is not None and spent + (looked - began) / 3600 > budget:
-                why = "the hours of the budget are used up"
-                return 1
+                return 1 if allowed.again is None else 2  # the window is closed: it was missed, by a sleeping machine
             # The time for the step at hand, and as long again for its checkpoint.
-            if allowed.until is not None and time.time() >= allowed.until - max(MARGIN_S, 2 * step_s):
+            if allowed.until is not None and now >= allowed.until - max(MARGIN_S, 2 * step_s):
                 why = "the window ends"
-                return 1
-            return 0
+            elif now >= budget_ends:
+                why = "the hours of the budget are used up"
+            return 1 if why else 0
 
         try:
             document = train_run(run, Terms(on_step, ends, words.append))
@@ -270,74 +255,71 @@ def ensure_trained(work: Work, run: Run) -> None:
         words.append(f"{document['steps']} steps")
 
 
-def trained_hours(run: Path) -> float:
+def trained_seconds(run: Path) -> float:
     """Return how long the steps of a run took so far, as its journal says."""
-    steps = (entry for entry in read_journal(run / METRICS) if entry["event"] == "step")
-    return sum(float(entry.get("seconds", 0.0)) for entry in steps) / 3600
+    return sum(float(entry.get("seconds", 0.0)) for entry in read_journal(run / METRICS) if entry["event"] == "step")
 
 
 def ensure_evaluated(work: Work, run: Run) -> None:
     """Evaluate the run against the base and the champion on the same held-out rows."""
-    champion, adapter = _rival(work.cycle), adapter_hash(run.folder)
+    rival, adapter = _rival(work.cycle), adapter_hash(run.folder)
     beside = work.cycle.folder / AGAINST_CHAMPION
     is_measured = measured_document(run.folder / EVALUATION).get("adapter_sha256") == adapter
-    is_beside = champion is None or _is_of(measured_document(beside), adapter, champion)
+    is_beside = rival is None or _is_of(measured_document(beside), adapter, rival)
     if is_measured and is_beside:
         return
     with work.long("evaluate", "scoring and answering") as (words, progress):
         if not is_measured:
             evaluate_run(run, progress)
-        if champion is not None and not is_beside:
-            result = compare_pair(champion.label, str(run.folder), run.config.eval, run=run, progress=progress)
-            facts = {"adapter_sha256": adapter, "rival": champion.label}
-            write_json(beside, {**result.document, **facts})
-        words.append(f"measured against the base{'' if champion is None else f' and {champion.label}'}")
+        if rival is not None and not is_beside:
+            result = compare_pair(rival.label, str(run.folder), run.config.eval, run=run, progress=progress)
+            write_json(beside, {**result.document, "adapter_sha256": adapter, "rival": rival.label})
+        words.append(f"measured against the base{'' if rival is None else f' and {rival.label}'}")
 
 
 def ensure_judged(work: Work, run: Run) -> tuple[bool, str]:
     """Return whether the candidate passed against base and champion, and why. Another champion needs another
     verdict."""
-    cycle, champion, adapter = work.cycle, _rival(work.cycle), adapter_hash(run.folder)
-    domain = domain_of(cycle)
-    rival = None if champion is None else champion.label
+    cycle, rival, adapter = work.cycle, _rival(work.cycle), adapter_hash(run.folder)
     document = gate_of(cycle)
-    if (document.get("adapter_sha256"), document.get("rival")) != (adapter, rival):
+    if not _is_of(document, adapter, rival):
         with work.station("judge") as words:
-            with closing(open_database()) as database:
-                earlier = frozenset() if champion is None else rows_behind(database, champion)
-                looks = sum(
-                    gate_of(other).get("rival", "") == rival
-                    for other in cycles_of(database, cycle.name)
-                    if other.closed is not None and other.id != cycle.id
-                )
-            contests = Comparisons(
-                base=read_evaluation(run.folder / EVALUATION),
-                champion=None if champion is None else read_evaluation(cycle.folder / AGAINST_CHAMPION),
-                known=earlier,
-                look=1 + looks,
-                shares=1 if domain is None else domain.shares,
-            )
-            verdict = judge_cycle(contests, run.config.gate)
-            passed, reasons, decisive = verdict.passed, list(verdict.reasons), verdict.decisive
-            if cycle.opened_for == "rebuild" and not passed:
-                # What was forgotten must go: a model without it need not be better than one with it, only no failure.
-                passed = verdict.parts["base"].verdict == "deploy" and verdict.verdict != "abort"
-                reasons, decisive = ["the champion holds forgotten rows", *reasons], decisive + 1
-            document = {
-                "schema": 1,
-                "passed": passed,
-                "verdict": verdict.verdict,
-                "reasons": reasons,
-                "decisive": decisive,
-                "rival": rival,
-                "adapter_sha256": adapter,
-                "look": verdict.look,
-                "fresh_rows": verdict.fresh_rows,
-                "parts": {name: verdict_document(part) for name, part in verdict.parts.items()},
-            }
+            document = _judged(cycle, run, rival) | {"adapter_sha256": adapter}
             write_json(cycle.folder / GATE, document)
-            words.append(f"{verdict.verdict}: {'; '.join(reasons[:decisive])}")
+            words.append(f"{document['verdict']}: {'; '.join(document['reasons'][: document['decisive']])}")
     return bool(document["passed"]), "; ".join(document["reasons"][: document["decisive"]])
+
+
+def _judged(cycle: CycleRow, run: Run, rival: Release | None) -> dict[str, Any]:
+    """Return the document of the verdict."""
+    label, domain = None if rival is None else rival.label, domain_of(cycle)
+    with closing(open_database()) as database:
+        known = rows_behind(database, rival)
+        earlier = [other for other in cycles_of(database, cycle.name) if other.closed and other.id != cycle.id]
+    contests = Comparisons(
+        base=read_evaluation(run.folder / EVALUATION),
+        champion=None if rival is None else read_evaluation(cycle.folder / AGAINST_CHAMPION),
+        known=known,
+        look=1 + sum(gate_of(other).get("rival", "") == label for other in earlier),
+        shares=1 if domain is None else domain.shares,
+    )
+    verdict = judge_cycle(contests, run.config.gate)
+    passed, reasons, decisive = verdict.passed, list(verdict.reasons), verdict.decisive
+    if cycle.opened_for == "rebuild" and not passed:
+        # What was forgotten must go: a model without it need not be better than one with it, only no failure.
+        passed = verdict.parts["base"].verdict == "deploy" and verdict.verdict != "abort"
+        reasons, decisive = ["the champion holds forgotten rows", *reasons], decisive + 1
+    return {
+        "schema": 1,
+        "passed": passed,
+        "verdict": verdict.verdict,
+        "reasons": reasons,
+        "decisive": decisive,
+        "rival": label,
+        "look": verdict.look,
+        "fresh_rows": verdict.fresh_rows,
+        "parts": {name: verdict_document(part) for name, part in verdict.parts.items()},
+    }
 
 
 def ensure_registered(work: Work, run: Run) -> Release:
@@ -354,11 +336,13 @@ def ensure_registered(work: Work, run: Run) -> Release:
 
 
 def promote_loaded(work: Work, release: Release) -> None:
-    """Promote the release when a running gateway has loaded it beside the champion."""
+    """Promote the release when a running gateway has loaded it beside the champion. The first release of a name is
+    loaded when it is promoted."""
     with work.station("promote") as words:
         deadline = time.monotonic() + LOAD_TIMEOUT_S
-        first = _champion(release.name) is None  # the first release of a name is loaded when it is promoted
-        while not first and (loaded := loaded_labels(release.name)) is not None and release.label not in loaded:
+        with closing(open_database()) as database:
+            is_first = champion_of(database, release.name) is None
+        while not is_first and (loaded := loaded_labels(release.name)) is not None and release.label not in loaded:
             if time.monotonic() > deadline:
                 raise MachineNotFit(f"the gateway has not loaded {release.label}", hint="its /health says why")
             time.sleep(0.25)
@@ -367,16 +351,14 @@ def promote_loaded(work: Work, release: Release) -> None:
         words.append(f"{release.label} is the champion")
 
 
-def _champion(name: str) -> Release | None:
-    with closing(open_database()) as database:
-        return champion_of(database, name)
-
-
 def _rival(cycle: CycleRow) -> Release | None:
+    """Return the champion that a cycle's candidate has to beat now: its name's, or for a domain the shared one."""
+    domain = domain_of(cycle)
     with closing(open_database()) as database:
-        return rival_of(database, cycle)
+        return champion_of(database, cycle.name if domain is None else domain.of)
 
 
-def _is_of(document: dict[str, object], adapter: str, rival: Release) -> bool:
-    """Return whether an evaluation is whole, of this adapter, and against this rival."""
-    return (document.get("adapter_sha256"), document.get("rival")) == (adapter, rival.label)
+def _is_of(document: dict[str, object], adapter: str, rival: Release | None) -> bool:
+    """Return whether a document is of this adapter, and against this rival."""
+    label = None if rival is None else rival.label
+    return (document.get("adapter_sha256"), document.get("rival")) == (adapter, label)

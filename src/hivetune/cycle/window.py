@@ -1,20 +1,17 @@
 """Whether a cycle may work now, and until when. A window is a part of each day: "22:00-06:00", across midnight too.
 
-All moments are seconds since 1970, shown as local time.
+All moments are seconds since 1970. The system knows its time zone and the changes of its clocks: a time that daylight
+saving skips counts as usual, of a repeated one the first does.
 """
 
-import contextlib
-import os
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta, tzinfo
-from pathlib import Path
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from datetime import datetime, timedelta
 
 from hivetune.errors import UsageError
 
 _HOURS = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)\s*-\s*([01]?\d|2[0-4]):([0-5]\d)")
-_LOCALTIME = Path("/etc/localtime")
+_DAY = 24 * 60
 
 
 @dataclass(frozen=True)
@@ -40,55 +37,38 @@ def parse_window(text: str | None) -> Window | None:
     """Read a window. Raises UsageError unless it is HH:MM-HH:MM."""
     if text is None:
         return None
-    hours = _HOURS.fullmatch(text.strip())
-    if hours:
+    if hours := _HOURS.fullmatch(text.strip()):
         first, first_minute, last, last_minute = map(int, hours.groups())
         start, end = 60 * first + first_minute, 60 * last + last_minute
-        if end <= 24 * 60 and start != end:
+        if end <= _DAY and start != end:
             return Window(start, end)
     raise UsageError(f"cycle.window: {text!r} is not a window", hint='write hours: "22:00-06:00"')
 
 
-def allowed_now(window: Window | None, now_s: float, zone: tzinfo, *, asked: bool = False) -> Permission:
+def allowed_now(window: Window | None, now_s: float, *, asked: bool = False) -> Permission:
     """Return whether long work is allowed at `now_s`. `asked`: a person asked for it, so the window does not count."""
     if window is None or asked:
         return Permission(reason="a person asked for it" if asked else "no window is set")
-    now = datetime.fromtimestamp(now_s, zone)
-    days = [_hours_of_day(window, now, shift) for shift in (-1, 0, 1, 2)]
-    end_s = next((end_s for start_s, end_s in days[:2] if start_s <= now_s < end_s), None)
-    if end_s is not None:
-        return Permission(True, end_s, None, f"open until {_moment(end_s, now_s, zone)}")
-    coming_s = next(start_s for start_s, _ in days[1:] if start_s > now_s)
-    return Permission(False, None, coming_s, f"the window opens at {_moment(coming_s, now_s, zone)}")
+    midnight = datetime.fromtimestamp(now_s).replace(hour=0, minute=0, second=0, microsecond=0, fold=0)
+    last = window.end if window.end > window.start else window.end + _DAY
+    days = [
+        (_moment(midnight, day * _DAY + window.start), _moment(midnight, day * _DAY + last)) for day in (-1, 0, 1, 2)
+    ]
+    for start_s, end_s in days:
+        if start_s <= now_s < end_s:
+            return Permission(True, end_s, None, f"open until {_shown(end_s, now_s)}")
+    coming_s = next(start_s for start_s, _ in days if start_s > now_s)
+    return Permission(False, None, coming_s, f"the window opens at {_shown(coming_s, now_s)}")
 
 
-def _hours_of_day(window: Window, now: datetime, shift: int) -> tuple[float, float]:
-    """Return start and end on a day. A time that daylight saving skips counts as usual; of a repeated one the first
-    does."""
-    day = now.replace(hour=0, minute=0, second=0, microsecond=0, fold=0) + timedelta(days=shift)
-    ends = day + timedelta(days=window.end <= window.start or window.end == 24 * 60)
-    start, end = (
-        at.replace(hour=minutes // 60, minute=minutes % 60).timestamp()
-        for at, minutes in ((day, window.start), (ends, window.end % (24 * 60)))
-    )
-    return start, end
+def _moment(midnight: datetime, minutes: int) -> float:
+    """Return a time of the clock so many minutes after midnight; days with 23 or 25 hours are the system's business."""
+    days, minute = divmod(minutes, _DAY)
+    return (midnight + timedelta(days=days)).replace(hour=minute // 60, minute=minute % 60).timestamp()
 
 
-def _moment(moment_s: float, now_s: float, zone: tzinfo) -> str:
+def _shown(moment_s: float, now_s: float) -> str:
     """Return a moment for people: the time, with the date if that is not today's."""
-    moment = datetime.fromtimestamp(moment_s, zone)
-    same_day = moment.date() == datetime.fromtimestamp(now_s, zone).date()
+    moment = datetime.fromtimestamp(moment_s)
+    same_day = moment.date() == datetime.fromtimestamp(now_s).date()
     return moment.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M")
-
-
-def local_zone() -> tzinfo:
-    """Return this machine's time zone with its clock changes; of a rule in POSIX's form (CET-1CEST) today's offset."""
-    name = os.environ.get("TZ", "").removeprefix(":")
-    if not name and not _LOCALTIME.exists():
-        return UTC
-    with contextlib.suppress(ZoneInfoNotFoundError, ValueError, OSError):
-        if name and not os.path.isabs(name):
-            return ZoneInfo(name)
-        with open(name or _LOCALTIME, "rb") as file:
-            return ZoneInfo.from_file(file)
-    return datetime.now().astimezone().tzinfo or UTC

@@ -97,7 +97,7 @@ def _candidates(database: sqlite3.Connection) -> Iterator[tuple[str, Path, str]]
         if status.state == "done":
             yield "checkpoints", status.run / FOLDER, f"{status.run.name} is finished"
     for folder in _unused_snapshots(database):
-        yield "snapshot", folder, "no run, release or open cycle uses it"
+        yield "snapshot", folder, "no run or release uses it"
     for release in registry.unused(database):
         yield "release", release.folder, f"no alias names {release.label}"
     served = {release.model_sha256[:8] for release in registry.releases(database) if release.aliases}
@@ -114,19 +114,15 @@ def _candidates(database: sqlite3.Connection) -> Iterator[tuple[str, Path, str]]
 
 
 def _unused_snapshots(database: sqlite3.Connection) -> list[Path]:
-    """Return the snapshots of no run, release or open cycle. `why` and `forget` need the others to tell which rows
-    are in a release."""
+    """Return the snapshots of no run or release. `why` and `forget` need the others to tell which rows are in a
+    release."""
     used = {release.snapshot for release in registry.releases(database) if not release.pruned}
     runs = database.execute("SELECT path, snapshot FROM runs")  # a run with a damaged file may be restored
     used |= {snapshot for path, snapshot in runs if os.path.lexists(stored_path(path) / RECORD)}
-    pools = {stored_path(path) for (path,) in database.execute("SELECT pool FROM cycles WHERE closed IS NULL")}
     known = database.execute("SELECT hash, path FROM snapshots ORDER BY created").fetchall()
     folders = [stored_path(path) for snapshot, path in known if snapshot not in used]
-    return [
-        folder
-        for folder in folders
-        if folder.is_relative_to(home()) and folder.is_dir() and folder not in pools and _older(folder, YOUNG_DAYS)
-    ]
+    mine = [folder for folder in folders if folder.is_relative_to(home()) and folder.is_dir()]
+    return [folder for folder in mine if _older(folder, YOUNG_DAYS)]
 
 
 def _older(path: Path, days: float) -> bool:

@@ -1,0 +1,323 @@
+"""The loop beside its work: what it waits for, what it tells and how often, what a person says to it, its memory."""
+
+import errno
+import json
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import hivetune
+from cycle.small import NAME, append_rows, make_config, make_rows
+from serve.hive import add_release
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import home, lock
+from hivetune.base.journal import read_journal
+from hivetune.config import load_config
+from hivetune.cycle import loop as loops
+from hivetune.cycle import notify
+from hivetune.cycle.loop import COOL_S, RETRY_S, Listener, Loop, look, opened
+from hivetune.cycle.notify import MAX_SENTENCE_CHARS, Notice, send_notice
+from hivetune.cycle.record import (
+    CycleRow,
+    begin_cycle,
+    begin_station,
+    cycles_of,
+    end_cycle,
+    fail_station,
+    loop_folder,
+    release_of,
+    trained_rows,
+)
+from hivetune.cycle.rows import LookCache
+from hivetune.cycle.stations import Work, ensure_run
+from hivetune.data.forget import forget
+from hivetune.errors import MachineNotFit
+from hivetune.run.folder import read_resolved
+
+CYCLE = CycleRow("a1", NAME, 10.0, "rows", {"model": "tiny"}, None)
+REFUSAL = "12 of 60 answers failed; at most 5.0% was usual with helpdesk@3"
+Stations = Callable[[Callable[[Work], Any]], None]
+
+
+def cycle(*arguments: str) -> tuple[int, dict[str, Any]]:
+    done = hivetune("cycle", *arguments, "--json")
+    assert done.stdout.count("\n") == 1, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def told(event: str) -> list[dict[str, Any]]:
+    return [entry for entry in read_journal(loop_folder(NAME) / "cycle.jsonl") if entry["event"] == event]
+
+
+def program(folder: Path, text: str) -> str:
+    path = folder / "tell"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def teller(folder: Path) -> list[str]:
+    """Return a command that writes each notice on a line of `folder/notices`."""
+    return [program(folder, f"cat >> {folder}/notices; echo >> {folder}/notices")]
+
+
+def notices(folder: Path) -> list[str]:
+    path = folder / "notices"
+    return [json.loads(line)["text"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.fixture
+def stations(monkeypatch: pytest.MonkeyPatch) -> Stations:
+    """Return a function that sets what a cycle does instead of its stations."""
+    return lambda instead: monkeypatch.setattr(loops, "run_cycle", instead)
+
+
+@pytest.mark.slow
+def test_refusals_say_what_to_do_and_a_dry_run_does_nothing(own_home: Path, tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    append_rows(tmp_path / "rows.jsonl", make_rows(0, 50))
+    seen = look(load_config(config), NAME, LookCache(), 1e9)
+    assert (seen.do, seen.rows.groups) == ("open", 50)
+    assert not (loop_folder(NAME) / "cycle.jsonl").exists()
+    with lock(loop_folder(NAME)):
+        code, document = cycle(str(config), "--once")
+        assert code == 75 and "hivetune cycle status" in document["error"]["hint"]
+    for setting, words in (("cycle.name=null", "cycle.name"), ("cycle.window=late", "22:00-06:00")):
+        code, document = cycle(str(config), "--dry-run", "--set", setting)
+        assert code == 2 and words in json.dumps(document["error"])
+    code, document = cycle("pause", "nobody")
+    assert code == 2 and "no loop of nobody" in document["error"]["message"]
+    assert cycle("pause", "..")[0] == 2 and not (own_home / "paused").exists()
+
+
+@pytest.mark.slow
+def test_a_person_speaks_to_the_loop_and_a_lost_source_holds_nothing_up(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loops, "SILENT_S", 1.0)
+    append_rows(tmp_path / "rows.jsonl", make_rows(0, 12))
+    there, missing = tmp_path / "there.jsonl", "redis://127.0.0.1:1/0?stream=s"
+    there.write_text('{"prompt": "What is honey?", "completion": "Food of bees."}\n')
+    with opened(load_config(make_config(tmp_path, sources=[missing, str(there)])), Listener()) as loop:
+        assert loop.step().reason == "12 of 40 new groups"
+        assert cycle("pause")[0] == 0
+        assert loop.step().reason == "paused by a person"
+        assert cycle("resume")[0] == 0 and cycle("now")[0] == 0
+        assert loop.step().do == "open"
+        assert not (loop_folder(NAME) / "now").exists()
+    code, document = cycle("status")
+    assert code == 0 and document["cycles"][0]["cycles"][0]["opened_for"] == "request"
+    assert ["nothing is collected" in entry["words"] for entry in told("problem")] == [True]
+    with closing(open_database()) as database:
+        assert database.execute("SELECT count(*) FROM interactions").fetchone() == (1,)
+
+
+@pytest.fixture
+def loop(own_home: Path, tmp_path: Path) -> Any:
+    """A loop whose cycle is open, with a clock that stands still and a command that is told."""
+    append_rows(tmp_path / "rows.jsonl", make_rows(0, 60))
+    with opened(load_config(make_config(tmp_path, notify=teller(tmp_path))), Listener()) as opened_loop:
+        assert opened_loop.step().do == "open"
+        moment = opened_loop.clock()
+        opened_loop.clock = lambda: moment
+        yield opened_loop
+
+
+def later(loop: Loop, seconds: float) -> None:
+    moment = loop.clock() + seconds
+    loop.clock = lambda: moment
+
+
+@pytest.mark.slow
+def test_a_pause_fails_nothing(loop: Loop, stations: Stations) -> None:
+    """Three pauses of an evaluation ended its cycle as failed, and each pause delayed the next try."""
+
+    def evaluate(work: Work) -> Any:
+        with work.long("evaluate", "scoring") as (_, progress):
+            (loop_folder(NAME) / "paused").touch()
+            progress(1, 2)
+
+    stations(evaluate)
+    for _ in range(4):
+        assert loop.step().do == "continue"
+        assert loop.step().reason == "paused by a person"
+        (loop_folder(NAME) / "paused").unlink()
+    assert {(entry["outcome"], entry["words"]) for entry in told("end")} == {("paused", "paused by a person")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), MachineNotFit("no model server")])
+def test_failures_are_tried_again_and_told_once(
+    loop: Loop, stations: Stations, tmp_path: Path, error: Exception
+) -> None:
+    """A full disk is waited for; another failure ends the cycle at its third time, and the next one waits a day."""
+
+    def train(work: Work) -> Any:
+        with work.station("train"):
+            raise error
+
+    stations(train)
+    is_full = isinstance(error, OSError)
+    for number in range(3):
+        assert loop.step().do == "continue" and loop.failure is not None
+        seen = loop.step()
+        last = number == 2 and not is_full
+        assert (seen.do, seen.again_at - loop.clock()) == ("wait", COOL_S if last else RETRY_S)
+        later(loop, RETRY_S)
+    with closing(open_database()) as database:
+        (found,) = cycles_of(database, NAME)
+    assert found.end == (None if is_full else "failed")
+    (said,) = notices(tmp_path)
+    assert ("waits for room on the disk" if is_full else "can't continue: no model server") in said
+    later(loop, COOL_S)
+    assert loop.step().do == ("continue" if is_full else "open")
+
+
+@pytest.mark.slow
+def test_settings_and_rows_that_change_while_a_cycle_is_open(
+    loop: Loop, stations: Stations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cycle keeps the settings that it was opened with, and ends when one of its rows was forgotten."""
+    straight = loops.run_cycle
+
+    def only_the_run(work: Work) -> Any:
+        ensure_run(work)
+        raise MachineNotFit("a test")
+
+    loop.config = loop.config.model_copy(update={"learning_rate": 0.5})
+    stations(only_the_run)
+    assert loop.step().do == "continue"
+    (run,) = loop_folder(NAME).glob("*/run")
+    assert read_resolved(run)[0].learning_rate == 0.01
+    with closing(open_database()) as database:
+        forget(database, "session", "s3")
+    stations(straight)
+    later(loop, RETRY_S)
+    assert loop.step().do == "continue"
+    assert loop.step().reason == "59 new groups, no window is set"
+    with closing(open_database()) as database:
+        before, after = cycles_of(database, NAME)
+    assert (before.end, before.reason) == ("given_up", "1 of its rows were forgotten")
+    assert after.config["learning_rate"] == 0.5
+
+
+@pytest.mark.slow
+def test_a_rollback_and_captured_answers_that_nobody_learns_are_told_once(own_home: Path, tmp_path: Path) -> None:
+    label = add_release(tmp_path, NAME, 1)
+    with closing(open_database()) as database:
+        begin_cycle(database, CYCLE)
+        end_cycle(database, CYCLE, "promoted", "better", 2.0)
+        database.execute("UPDATE releases SET run = ?, withdrawn = ?", (str(CYCLE.run), REFUSAL))
+        columns = "(id, content_id, source, feedback, row)"
+        database.execute(f"INSERT INTO interactions {columns} VALUES ('a', 'a', 'gateway:demo@1', 1, '{{}}')")
+    with opened(load_config(make_config(tmp_path, notify=teller(tmp_path))), Listener()) as loop:
+        loop.step()
+        loop.step()
+    with closing(open_database()) as database:
+        assert cycles_of(database, NAME)[0].end == "rolled_back"
+    assert notices(tmp_path) == [f"Hivetune: {label} was rolled back: {REFUSAL}"]
+    said = "1 rated answers that the gateway captured are not learned: data.path has no `store`"
+    assert [entry["words"] for entry in told("problem")] == [said]
+
+
+class Enough(Exception):
+    """An exception that ends a loop."""
+
+
+@pytest.mark.slow
+def test_a_champion_that_is_damaged_is_told_once_and_the_loop_goes_on(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    label = add_release(tmp_path, NAME, 1, champion=True)
+    append_rows(tmp_path / "rows.jsonl", make_rows(0, 60))
+    (adapter,) = (own_home / "releases" / NAME / "1").glob("adapter_model.safetensors")
+    adapter.chmod(0o600)
+    adapter.write_bytes(b"damaged")
+    looks: list[float] = []
+
+    def look_three_times(loop: Loop, wait_s: float) -> None:
+        looks.append(wait_s)
+        if len(looks) == 3:
+            raise Enough
+
+    monkeypatch.setattr(Loop, "_sleep", look_three_times)
+    config = load_config(make_config(tmp_path, notify=teller(tmp_path)))
+    with opened(config, Listener()) as loop, pytest.raises(Enough):
+        loop.run()
+    assert looks == [60.0] * 3
+    (said,) = notices(tmp_path)
+    assert label in said and "can't continue" in said
+
+
+def test_a_home_behind_a_link_finds_its_releases(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to(own_home)
+    monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "link"))
+    assert home() == own_home.resolve()
+    with closing(open_database()) as database:
+        label = add_release(tmp_path, NAME, 1)
+        database.execute("UPDATE releases SET run = ?", (str(tmp_path / "link" / "cycles" / NAME / "a1" / "run"),))
+        found = release_of(database, CYCLE)
+    assert found is not None and found.label == label
+
+
+def test_the_same_cycle_is_opened_once_and_again_only_after_a_failure(own_home: Path) -> None:
+    with closing(open_database()) as database:
+        begin_cycle(database, CYCLE)
+        begin_cycle(database, replace(CYCLE, opened=11.0))
+        end_cycle(database, CYCLE, "failed", "no disk", 20.0)
+        asked = replace(CYCLE, opened=25.0, opened_for="request", config={"model": "tiny", "budget": 9})
+        begin_cycle(database, asked)
+        begin_cycle(database, CYCLE)
+        assert cycles_of(database, NAME) == [asked]  # a person's request counts, and one before it no longer does
+        end_cycle(database, CYCLE, "refused", "worse", 30.0, trained={"x", "y"})
+        begin_cycle(database, replace(CYCLE, opened=40.0))
+        found = cycles_of(database, NAME)[0]
+        assert (found.end, found.reason, found.closed, found.config) == ("refused", "worse", 30.0, asked.config)
+        assert trained_rows(database, NAME) == {"x", "y"} and not trained_rows(database, "other")
+
+
+def test_failures_count_by_station_and_a_wait_for_a_disk_does_not(own_home: Path) -> None:
+    with closing(open_database()) as database:
+        begin_cycle(database, CYCLE)
+        for counts, failures in ((True, 1), (False, 1), (True, 2)):
+            begin_station(database, CYCLE, "train")
+            assert fail_station(database, CYCLE, "why", 6.0, counts=counts) == failures
+        found = cycles_of(database, NAME)[0]
+        assert (found.station, found.failures, found.failed_at, found.words) == ("train", 2, 6.0, "why")
+        begin_station(database, CYCLE, "evaluate")
+        assert cycles_of(database, NAME)[0].failures == 0
+
+
+def test_a_command_gets_its_own_words_and_the_document(tmp_path: Path) -> None:
+    path = program(tmp_path, f'printf "%s|" "$@" > {tmp_path}/said; cat > {tmp_path}/read')
+    notice = Notice("rollback", "helpdesk@4", REFUSAL, 1.8e9)
+    assert send_notice(notice, [path, "-t", "a b; touch x"]) == ""
+    assert (tmp_path / "said").read_text() == "-t|a b; touch x|"
+    document = json.loads((tmp_path / "read").read_text())
+    text = f"Hivetune: helpdesk@4 was rolled back: {REFUSAL}"
+    assert document == {"schema": 1, **vars(notice), "text": text}
+    dirty = Notice("stuck", "helpdesk", "first\r\nBcc: x@example.org\x1b[2J" + "a" * 900).sentence
+    assert dirty.startswith("the cycle of helpdesk can't continue: first Bcc: x@example.org")
+    assert dirty.isprintable() and len(dirty) == MAX_SENTENCE_CHARS
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("exit 3", "tell ended with 3"),
+        ("exec <&-; sleep 60 & wait", "tell was ended after"),
+        (None, "can't be started"),
+    ],
+)
+def test_a_command_that_fails_hangs_or_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, problem: str
+) -> None:
+    monkeypatch.setattr(notify, "SEND_TIMEOUT_S", 1.0 if text and "sleep" in text else 20.0)
+    path = program(tmp_path, text) if text else str(tmp_path / "missing")
+    assert problem in send_notice(Notice("stuck", "helpdesk", "why"), [path])
