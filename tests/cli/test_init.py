@@ -8,13 +8,12 @@ import pytest
 from command import hivetune
 
 from hivetune.cli.init import _config_text, _name_of, _relative_paths, _release_name, init
-from hivetune.config import DataConfig, load_config, parse_config
+from hivetune.config import load_config, parse_config
 from hivetune.data.files.find import find_sources
 from hivetune.data.files.kinds import refuse_foreign
 from hivetune.errors import DataRefused, UsageError
 from hivetune.release.registry import check_release_name
 from hivetune.train.plan.propose import propose
-from hivetune.train.plan.run import refuse_missing
 
 ROW = json.dumps({"prompt": "Where is it?", "completion": "Here."}) + "\n"
 
@@ -53,16 +52,6 @@ def test_a_plan_for_rows_that_do_not_exist_is_refused(tmp_path: Path) -> None:
     assert refused.returncode == 2 and "nowhere.jsonl does not exist" in refused.stderr and not refused.stdout
     said = hivetune(*command, "--rows", "9", "--tokens", "9")
     assert said.returncode == 0 and "9 rows of" in said.stdout
-
-
-def test_what_is_empty_has_no_plan_either(tmp_path: Path) -> None:
-    (tmp_path / "empty.jsonl").touch()
-    for path, words in ((str(tmp_path / "empty.jsonl"), "is empty"), ("store", "the store is empty")):
-        with pytest.raises(UsageError, match=words):
-            refuse_missing(DataConfig(path=path))
-    refuse_missing(DataConfig(path="-"))
-    (tmp_path / "rows.jsonl").write_text(ROW)
-    refuse_missing(DataConfig(path=[str(tmp_path / "rows.jsonl"), "store"]))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from command import hivetune
 
 from hivetune.config import parse_config
+from hivetune.errors import UsageError
 from hivetune.train.plan.run import guess_workload
 
 
@@ -40,14 +41,13 @@ def test_json_is_one_document_with_everything(config: Path) -> None:
     assert document["hours_range"][0] < document["hours"] < document["hours_range"][1]
     assert set(document["disk_bytes"]) == {"checkpoints", "best checkpoint", "adapter", "export"}
     assert document["workload"]["rows"] == 40  # 50 in the file, 10 % each held out for validation and test
-    assert document["power_loss_s"] > 0
     assert seconds < 10  # 0.3 s when nothing else runs
 
 
 def test_people_read_where_memory_goes_and_what_fits(config: Path) -> None:
     ended = run(config, "--card", "H200", "--set", "model=Qwen/Qwen2.5-7B-Instruct")
     assert ended.returncode == 0, ended.stderr
-    for word in ("H200", "activations", "optimizer", "full fine-tuning pays", "a power cut loses", "time: between"):
+    for word in ("H200", "activations", "optimizer", "full fine-tuning pays", "time: between"):
         assert word in " ".join(ended.stdout.split()), word
 
 
@@ -82,7 +82,7 @@ def test_a_disk_without_room_for_the_checkpoints_ends_with_5(config: Path, small
     assert "output=FOLDER" in document["error"]["hint"]
 
 
-def test_the_data_is_counted_or_assumed_or_said(config: Path, tmp_path: Path) -> None:
+def test_the_data_is_counted_or_said(config: Path, tmp_path: Path) -> None:
     data = {"path": str(tmp_path / "*.jsonl"), "validation": 0, "test": 0}
     counted, words = guess_workload(
         parse_config({"model": "m", "data": data, "epochs": 1, "batch_size": 10}), None, None
@@ -91,5 +91,5 @@ def test_the_data_is_counted_or_assumed_or_said(config: Path, tmp_path: Path) ->
     assert 50 < counted.lengths[0] < 120  # 330 characters of English a row
     said, words = guess_workload(parse_config({"model": "m", "data": data}), 1000, 256)
     assert (said.rows, said.lengths[0], words) == (1000, 256, "as given")
-    nothing, words = guess_workload(parse_config({"model": "m", "data": {"path": "/none"}}), None, None)
-    assert (nothing.rows, words) == (1200, "1,500 rows assumed: /none does not exist")
+    with pytest.raises(UsageError, match="/none does not exist"):
+        guess_workload(parse_config({"model": "m", "data": {"path": "/none"}}), None, None)

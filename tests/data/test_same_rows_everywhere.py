@@ -15,7 +15,7 @@ from hivetune.data.frozen import own_questions
 from hivetune.data.prepare.prepare import check
 from hivetune.errors import DataRefused
 from hivetune.judge.rows import prompts_of_rows
-from hivetune.train.plan.run import count_rows
+from hivetune.train.plan.count import count_rows
 
 QUESTIONS = [f"What does part {number} of the machine do?" for number in range(5)]
 
@@ -31,7 +31,7 @@ def nested(tmp_path: Path) -> str:
 
 def test_check_and_plan(nested: str) -> None:
     assert check(DataConfig(path=nested)).document["rows_in"] == 5
-    assert count_rows(DataConfig(path=nested)).rows == 5
+    assert count_rows(DataConfig(path=nested, validation=0, test=0)).rows == 5
 
 
 def test_compare(nested: str) -> None:

@@ -57,7 +57,7 @@ def test_a_model_without_a_formula_is_counted(
 ) -> None:
     monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "home"))
     source = write_kind(tiny_source, tmp_path / "model", kind)
-    guessed = plan_run(config_of(source), memory_gb=16, cores=2)
+    guessed = plan_run(config_of(source), memory_gb=16, cores=2, rows=100, tokens=200)
     assert not guessed.setup.architecture.exact and guessed.choice is not None
     assert guessed.choice.peak.error == 0.5
     prepare_model(str(source), folder_for(str(source)))
@@ -68,7 +68,7 @@ def test_a_model_without_a_formula_is_counted(
     device = torch.device("cpu")
     loaded = load_model(folder_for(str(source)), lora, method="lora", dtype=torch.float32, device=device)
     assert found.adapter_parameters(4) == loaded.master_N.numel()
-    planned = plan_run(config_of(source), memory_gb=16, cores=2)
+    planned = plan_run(config_of(source), memory_gb=16, cores=2, rows=100, tokens=200)
     assert planned.setup.architecture == found and planned.choice is not None and planned.setup.path == loaded.path
     assert planned.setup.adapter_parameters == loaded.master_N.numel()
 

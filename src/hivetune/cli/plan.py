@@ -24,7 +24,7 @@ from hivetune.machine.inventory import disk_free_bytes, read_cards
 from hivetune.train.open import check_disk
 from hivetune.train.plan.choose import Choice
 from hivetune.train.plan.memory import disk_bytes, explain_memory
-from hivetune.train.plan.run import Planned, plan_document, plan_run, refuse_missing
+from hivetune.train.plan.run import Planned, plan_document, plan_run
 
 ROWS_HELP = "Number of training rows; default: counted in the files."
 TOKENS_HELP = "Mean tokens of a row; default: estimated from the files."
@@ -55,8 +55,6 @@ def plan(
     for name in model or ("",):
         named = [*(overrides or ()), *([f"model={name}"] if name else [])]
         loaded, _ = read_settings(config, None, named, columns, ignore)
-        if not (rows and tokens):
-            refuse_missing(loaded.data)
         plans.append(plan_run(loaded, card=card, cores=cores, memory_gb=memory, rows=rows, tokens=tokens))
     documents = [plan_document(each) for each in plans]
     if len(plans) > 1:
@@ -126,4 +124,3 @@ def _choice_text(planned: Planned, choice: Choice) -> Iterator[str | Table]:
         f"time: between {low} and {high} ({planned.time_known}), {step_time(choice.step_s)} a step, "
         f"{sum(work.lengths) / choice.step_s:,.0f} tokens/s; without validation and loading"
     )
-    yield f"a power cut loses at most {duration(planned.power_loss_s)} of work"

@@ -164,7 +164,6 @@ def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:
         "faults": [entry["fault"] for entry in events if entry["event"] == "failure"],
         "rungs": list(outcome.rungs),
         "arithmetic_changes": [asdict(change) for change in arithmetic_changes(events, outcome.rungs)],
-        "useful_share": outcome.useful_share,
         "environment": dict(read_resolved(run.folder)[1].environment or {}),
         "quarantined": quarantined_rows(run),
         "storage_problem": run_status(run.folder).storage_problem,

@@ -15,7 +15,6 @@ from hivetune.train.plan.choose import (
     assumed_workload,
     choose_dtype,
     first_that_fits,
-    power_loss_s,
     with_advice,
 )
 from hivetune.train.plan.device import Device, computes_bfloat16, device_of_card, device_of_machine
@@ -200,7 +199,3 @@ def test_graphics_in_a_processor_are_not_chosen_before_a_card() -> None:
     for cards, name in (((inside, card), "cuda:1"), ((card, inside), "cuda:1"), ((inside,), "cuda:0")):
         machine = a_machine(*without_integrated(cards))
         assert device_of_machine(machine).torch_name == device_of_machine(machine, name).torch_name == name
-
-
-def test_a_power_cut_takes_a_step_or_ten_minutes() -> None:
-    assert (power_loss_s(0.1), power_loss_s(9999)) == (600, 9999)

@@ -1,4 +1,4 @@
-"""How many rows a plan reckons with: those that `data check` finds, or an estimate that says what it comes from."""
+"""The rows that a plan reckons with: those that the check finds, or what the user states."""
 
 import csv
 import json
@@ -10,9 +10,9 @@ import pyarrow.parquet
 import pytest
 
 from hivetune.base.database import open_database
-from hivetune.config import DataConfig
-from hivetune.train.plan import run
-from hivetune.train.plan.run import count_rows
+from hivetune.config import DataConfig, parse_config
+from hivetune.errors import UsageError
+from hivetune.train.plan.count import count_rows, rows_to_train
 
 TEXT = "The 5:42 train to Basel leaves from platform 7 today. "
 
@@ -47,50 +47,28 @@ KINDS: dict[str, Callable[[Path, int], None]] = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_small_files_are_counted_as_rows_and_not_as_lines(name: str, tmp_path: Path) -> None:
+def test_files_are_counted_as_rows_and_not_as_lines(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     KINDS[name](path, 73)
-    found = count_rows(DataConfig(path=str(path)))
+    found = count_rows(DataConfig(path=str(path), validation=0, test=0))
     assert (found.rows, found.words) == (73, "73 rows counted")
     assert 20 < found.tokens < 35
 
 
-@pytest.mark.parametrize("name", ["faq.csv", "rows.jsonl"])
-def test_large_files_are_reckoned_from_their_beginning(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run, "COUNTED_BYTES", 40_000)
-    monkeypatch.setattr(run, "PART_BYTES", 20_000)
-    for number in range(3):
-        KINDS[name](tmp_path / f"{number}-{name}", 1000)
-    found = count_rows(DataConfig(path=str(tmp_path / f"*{name}")))
-    assert 2850 < found.rows < 3150  # numbers get longer, and the header counts once
-    assert found.words.startswith(("about 2,900 rows", "about 3,000 rows", "about 3,100 rows"))
-    assert found.words.endswith("from the first 20 kB")
-
-
-def test_a_large_parquet_file_says_how_many_rows_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "COUNTED_BYTES", 100)
-    write_parquet(tmp_path / "rows.parquet", 5000)
-    assert count_rows(DataConfig(path=str(tmp_path))).words == "5,000 rows counted"
-
-
-def test_what_cannot_be_counted_is_assumed_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_counted_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "numbers.jsonl").write_text('{"number": 3}\n')
     for path, why in (
-        (str(tmp_path / "none.jsonl"), "none.jsonl does not exist"),
-        ("-", "standard input and pipes"),
-        (str(tmp_path / "empty.jsonl"), "no row was found"),
-        ("store", "no row was found"),
+        ("none.jsonl", "does not exist"),
+        ("empty.jsonl", "holds no row"),
+        ("numbers.jsonl", "none can be trained"),
     ):
-        found = count_rows(DataConfig(path=path))
-        assert found.rows == 1500 and found.words.startswith("1,500 rows assumed: ") and why in found.words
-    monkeypatch.setattr(run, "COUNTED_BYTES", 100)
-    write_document(tmp_path / "tickets.json", 50)  # one record, and its beginning is none
-    monkeypatch.setattr(run, "PART_BYTES", 1000)
-    assert count_rows(DataConfig(path=str(tmp_path / "tickets.json"))).words == (
-        "1,500 rows assumed: no row was found in the first 1 kB"
-    )
+        with pytest.raises(UsageError, match=why):
+            count_rows(DataConfig(path=str(tmp_path / path)))
+    with pytest.raises(UsageError, match="holds no row"):
+        count_rows(DataConfig(path="store"))
+    with pytest.raises(UsageError, match="read once, by the training itself"):
+        rows_to_train(parse_config({"model": "m", "data": {"path": "-"}}), None)
 
 
 def test_the_store_is_counted(tmp_path: Path) -> None:
@@ -103,4 +81,5 @@ def test_the_store_is_counted(tmp_path: Path) -> None:
     database.close()
     write_lines(tmp_path / "rows.jsonl", 5)
     assert count_rows(DataConfig(path="store")).words == "7 rows counted"
-    assert count_rows(DataConfig(path=["store", str(tmp_path / "rows.jsonl")])).rows == 12
+    both = DataConfig(path=["store", str(tmp_path / "rows.jsonl")], validation=0, test=0)
+    assert count_rows(both).rows == 12

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import yaml
 from scripted import HOST, events, make_run, supervise
 
 from hivetune.base.disk import lock
-from hivetune.base.journal import Journal, read_journal
+from hivetune.base.journal import read_journal
 from hivetune.errors import Busy, DoesNotFit, Stopped, UsageError
 from hivetune.run import checkpoints
 from hivetune.run.status import run_status, stop_run
@@ -210,25 +209,6 @@ def test_events_wait_while_the_disk_is_full(tmp_path: Path) -> None:
     events.append("three", number=3)
     events.close()
     assert [event["number"] for event in read_journal(tmp_path / "events.jsonl")] == [1, 2, 3]
-
-
-def test_the_useful_share_is_that_of_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The steps of all supervisors were divided by the seconds of the last one."""
-    config = make_run(tmp_path, [PACE])
-    ended = {"status": "stopped", "steps": 0, "restarts": 0, "why": ""}
-    earlier = (  # one was killed after 100 s, the next one was stopped after 500 s
-        (0.0, "supervisor_started", {}),
-        (100.0, "sample", {"available_bytes": 1, "disk_free_bytes": 1}),
-        (500.0, "supervisor_started", {}),
-        (1000.0, "supervisor_ended", ended),
-    )
-    with Journal(tmp_path / "run/events.jsonl") as journal, monkeypatch.context() as patch:
-        for at, event, fields in earlier:
-            patch.setattr(time, "time", lambda at=at: at)
-            journal.append(event, **fields)
-    outcome = supervise(tmp_path, config)
-    seconds = 600 + outcome.seconds
-    assert outcome.useful_share == pytest.approx(outcome.result["train_seconds"] / seconds, abs=1e-3)
 
 
 def test_progress_is_told(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hivetune.base.paths import path_hint, spelled
 from hivetune.data.files.encodings import BYTE_ORDERS, likely_encoding, marked_encoding, plain_name_of, wide_encoding
-from hivetune.data.files.unpack import beginning, package
+from hivetune.data.files.unpack import beginning
 from hivetune.data.formats import format_of_file, store_of
 from hivetune.data.pieces.format import Head
 from hivetune.data.raw import Source
@@ -131,20 +131,3 @@ def _object(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) else None
-
-
-def parquet_rows_and_bytes(path: str) -> tuple[int, int] | None:
-    """Return rows of a Parquet file and the bytes of its columns, unpacked, as its end says; None for any other file.
-
-    Raise MachineNotFit without the package, DataRefused for a damaged file.
-    """
-    with open(path, "rb") as file:
-        if file.read(4) != b"PAR1":
-            return None
-    parquet = package("pyarrow.parquet", "parquet")
-    try:
-        with parquet.ParquetFile(path) as content:
-            groups = [content.metadata.row_group(n) for n in range(content.num_row_groups)]
-            return content.metadata.num_rows, sum(group.total_byte_size for group in groups)
-    except (OSError, ValueError) as error:  # pyarrow's own errors are of these two kinds
-        raise DataRefused(f"{spelled(path)} is no whole Parquet file: {error}", hint="get the file again") from None

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.knowledge.cards import known_model
 from hivetune.models.architecture import Architecture, parse_architecture
-from hivetune.run.checkpoints import CHECKPOINT_EVERY_S
 from hivetune.run.choices import Choices
 from hivetune.train.plan.device import Device
 from hivetune.train.plan.layout import TrimmedDocument
@@ -172,11 +171,6 @@ def _choice(
 def rounded_up(tokens: int) -> int:
     """Return `tokens` rounded up to a whole bucket."""
     return -(-tokens // BUCKET) * BUCKET
-
-
-def power_loss_s(step_s: float) -> float:
-    """Return the most seconds of work that a power cut can lose: one step, or the checkpoint interval."""
-    return max(step_s, CHECKPOINT_EVERY_S)
 
 
 def size_text(size_bytes: float) -> str:

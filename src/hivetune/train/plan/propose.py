@@ -12,7 +12,8 @@ from hivetune.errors import UsageError
 from hivetune.models.prepared import PACKAGED, prepared_names
 from hivetune.records import Progress, silent
 from hivetune.train.plan.choose import BUCKET, rounded_up
-from hivetune.train.plan.run import Planned, checked_rows, plan_run, stored_rows
+from hivetune.train.plan.count import checked_rows, stored_bytes
+from hivetune.train.plan.run import Planned, plan_run
 
 SHORTEST = 256  # one question and answer; shorter rows save no memory that matters beside the model
 
@@ -31,7 +32,7 @@ def first_settings(rows: Sequence[str] | None, model: str | None, overrides: Seq
 
     Raises UsageError if there are no rows.
     """
-    if not rows and not stored_rows().rows:
+    if not rows and not stored_bytes():
         raise UsageError(
             "no rows are named and the store is empty",
             hint="name a file: hivetune init rows.jsonl; or collect interactions first: hivetune collect",

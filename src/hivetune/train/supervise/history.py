@@ -1,13 +1,10 @@
 """What a new supervisor knows from before: this run's events, this machine's profile, and other people's cards."""
 
-import itertools
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from hivetune.base.journal import DAMAGED
 from hivetune.base.typed import from_plain
 from hivetune.machine.faults import catalogue
 from hivetune.machine.inventory import Machine
@@ -74,13 +71,6 @@ def open_failures(events: list[dict[str, Any]]) -> list[Failure]:
             failures.append(from_plain(Failure, {name: entry[name] for name in names}))
     known = {fault.id for fault in catalogue()}  # another Hivetune may have written the events
     return [failure for failure in failures if failure.fault in known]
-
-
-def seconds_of(events: list[dict[str, Any]]) -> float:
-    """Return the wall time of these supervisors; of one that was killed, up to its last event."""
-    whole = (entry for entry in events if entry["event"] != DAMAGED)
-    pairs = (pair for pair in itertools.pairwise(whole) if pair[1]["event"] != "supervisor_started")
-    return math.fsum(max(0.0, after["time"] - before["time"]) for before, after in pairs)
 
 
 def drift(events: list[dict[str, Any]], machine: Machine) -> list[str]:

@@ -43,7 +43,6 @@ from hivetune.train.supervise.history import (
     published_remedies,
     remember_rungs,
     remembered_rungs,
-    seconds_of,
 )
 from hivetune.train.supervise.isolate import isolate, replay_in_children, within
 from hivetune.train.supervise.ladder import (
@@ -70,8 +69,7 @@ FIRST_SAMPLE_S = 5.0
 class RunOutcome:
     """The result of a run. `result` is the worker's own document; `faults` are the catalogue's ids in order.
 
-    `useful_share`: the part of the whole run's wall time that went into steps that count. `error`: what ended a run
-    that is not done, and what to do.
+    `error`: what ended a run that is not done, and what to do.
     """
 
     status: str
@@ -81,7 +79,6 @@ class RunOutcome:
     result: Mapping[str, Any] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
     rungs: tuple[str, ...] = ()
-    useful_share: float = 0.0
     error: HivetuneError | None = None
 
     def check(self) -> "RunOutcome":
@@ -146,12 +143,10 @@ class _Supervisor:
     attempts: int = 0
     start_s: dict[tuple[str, ...], float] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
-    earlier_s: float = 0.0  # of the supervisors before
 
     def begin(self) -> None:
         """Take over from an earlier supervisor, and refuse a run that must fail."""
         before = list(read_journal(self.run / EVENTS))
-        self.earlier_s = seconds_of(before)
         self.events.append(
             "supervisor_started",
             boot_id=boot_id(),
@@ -449,17 +444,14 @@ class _Supervisor:
     def _outcome(
         self, status: str, steps: int, result: Mapping[str, Any], error: HivetuneError | None = None
     ) -> RunOutcome:
-        seconds = time.monotonic() - self.started
-        useful_s = result.get("train_seconds") or 0.0
         outcome = RunOutcome(
             status=status,
             steps=steps,
             restarts=self.attempts - 1,
-            seconds=round(seconds, 3),
+            seconds=round(time.monotonic() - self.started, 3),
             result=dict(result),
             faults=tuple(failure.fault for failure in self.history),
             rungs=self.rungs,
-            useful_share=round(min(1.0, useful_s / (self.earlier_s + seconds)), 4) if seconds else 0.0,
             error=error,
         )
         self.events.append(
