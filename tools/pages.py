@@ -6,7 +6,7 @@ A test checks that docs/config.md and docs/doctor.md are up to date.
 from pathlib import Path
 
 from hivetune.config import known_settings
-from hivetune.machine.knowledge.facts import facts
+from hivetune.machine.facts import WHEELS, facts
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -35,8 +35,8 @@ def with_table(page: str) -> str:
     lines = [["machine", "torch", "build", "Python", "why"], ["---"] * 5]
     for fact in facts("install"):
         links = ", ".join(f"[{number}]({url})" for number, url in enumerate(fact.source, 1))
-        named = [f"`{fact.more[key]}`" for key in ("requirement", "backend", "python")]
-        lines.append([fact.more["title"], *named, f"{fact.says} ({links})"])
+        named = (fact.more["requirement"], fact.more["backend"], fact.more.get("python", WHEELS))
+        lines.append([fact.id, *(f"`{name}`" for name in named), f"{fact.says} ({links})"])
     table = "".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |\n" for line in lines)
     before, mark, rest = page.partition("<!-- installs -->\n")
     return f"{before}{mark}{table}<!-- end -->{rest.partition('<!-- end -->')[2]}"

@@ -110,7 +110,7 @@ def install_for_amd(architectures: list[str]) -> None:
 
 def install_for_nvidia() -> None:
     """pip's own build is for CUDA 13, which needs a card from Turing on and driver 580; else an older build."""
-    from hivetune.machine.knowledge.facts import in_range
+    from hivetune.machine.facts import in_range
     from hivetune.machine.nvidia import read_nvidia
 
     cards = [
@@ -127,7 +127,7 @@ def install_for_nvidia() -> None:
 
 def install_known(seen: list[dict[str, str]], words: str) -> bool:
     """Install what the facts name for the first card that they know; False when they know none."""
-    from hivetune.machine.knowledge.facts import choose_install
+    from hivetune.machine.facts import choose_install
 
     python = subprocess.run([PYTHON, "--version"], capture_output=True, text=True).stdout.split()[-1]
     chosen = choose_install(seen, python)
@@ -135,7 +135,7 @@ def install_known(seen: list[dict[str, str]], words: str) -> bool:
         return False
     if not chosen.python_fits:
         sys.exit(
-            f"{chosen.requirement} for {words} has wheels for Python {chosen.fact.more['python']}, this is {python}"
+            f"{chosen.requirement} for {words} has wheels for Python {chosen.python}, this is {python}"
             "\nhint: rm -rf .venv && make PYTHON=python3.12"
         )
     say(f"torch: {chosen.requirement} for {chosen.backend}, because of {words}: {chosen.fact.says}")

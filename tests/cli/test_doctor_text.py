@@ -16,7 +16,7 @@ from hivetune.cli import doctor as command
 from hivetune.cli.doctor import LOG_BYTES, explain_text
 from hivetune.cli.output import MODE
 from hivetune.errors import UsageError
-from hivetune.machine.doctor.findings import Judgement, MachineFinding
+from hivetune.machine.findings import Judgement, MachineFinding
 
 ILLEGAL = "RuntimeError: HIP error: an illegal memory access was encountered"
 

@@ -12,8 +12,8 @@ import pytest
 
 from hivetune.base.kernel import usable_cores
 from hivetune.errors import UsageError
+from hivetune.machine.cards import known_card, known_cards, similar_card
 from hivetune.machine.inventory import Card, Machine, describe_machine, read_amd_cards, read_machine
-from hivetune.machine.knowledge.cards import known_card, known_cards, similar_card
 from hivetune.machine.profile import Profile, profile_path, read_profile, write_profile
 
 GIB = 1 << 30

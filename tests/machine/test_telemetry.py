@@ -3,8 +3,7 @@
 import os
 from pathlib import Path
 
-from hivetune.machine.telemetry import any_hot, process_tree, read_amd, sample
-from hivetune.machine.traces import KernelLog, oom_kills
+from hivetune.machine.telemetry import KernelLog, any_hot, oom_kills, process_tree, read_amd, sample
 
 
 def write(path: Path, text: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hivetune.errors import UsageError
-from hivetune.machine.knowledge.cards import known_model
+from hivetune.machine.cards import known_model
 from hivetune.models.architecture import Architecture, has_formula, parse_architecture, read_architecture
 from hivetune.models.families import FAMILIES
 

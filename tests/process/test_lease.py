@@ -80,3 +80,16 @@ def test_the_lease_is_inherited_and_lives_as_long_as_its_last_holder(own_home: P
     child.communicate()
     os.close(train_on(CARD, timeout_s=0))
     assert {path.name for path in (own_home / "leases").iterdir()} == {"cuda-7.serving", "cuda-7.training"}
+
+
+def test_one_card_has_one_lease_whatever_a_process_calls_it(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under CUDA_VISIBLE_DEVICES=1 a trainer leased cuda:1 and the server cuda:0, so they never met."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    lock = train_on("cuda:0")
+    for name in ("cuda", "cuda:0"):
+        assert training_on(name)
+        with pytest.raises(Busy):
+            serve_on(name)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert training_on("cuda:1") and not training_on("cuda:0")
+    os.close(lock)

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from machine.doctor.machines import Fake, Gpu, seen_from
+from machine.machines import Fake, Gpu, seen_from
 
 from hivetune.config import parse_config
-from hivetune.machine.doctor.findings import LEAVE_HIPBLASLT
+from hivetune.machine.findings import LEAVE_HIPBLASLT
 from hivetune.run.choices import NO_CHOICES
 from hivetune.run.folder import read_resolved, write_resolved
 from hivetune.train.open import Run

@@ -13,7 +13,7 @@ from hivetune.base.private import open_plain
 from hivetune.cli.output import Note, answer, parts, progress
 from hivetune.config import load_config
 from hivetune.errors import MachineNotFit, UsageError
-from hivetune.machine.doctor.findings import (
+from hivetune.machine.findings import (
     Judgement,
     MachineFinding,
     advised_variables,
@@ -22,9 +22,9 @@ from hivetune.machine.doctor.findings import (
     judge_machine,
     worst_first,
 )
-from hivetune.machine.doctor.look import Look, look
-from hivetune.machine.doctor.report import facts_as_text, findings_as_text, of_this_account, report_document
-from hivetune.machine.doctor.selftest import check_device, finding_of
+from hivetune.machine.look import Look, look
+from hivetune.machine.report import facts_as_text, findings_as_text, of_this_account, report_document
+from hivetune.machine.selftest import check_device
 from hivetune.run.folder import WORKER_LOG
 from hivetune.train.supervise.diagnose import LAST_RESORT, Diagnosis, Evidence, diagnose
 from hivetune.train.supervise.ladder import RUNGS
@@ -73,14 +73,14 @@ def _failed(facts: Look) -> list[MachineFinding]:
     changes = {variable.name: variable.value for variable in advised_variables(facts, keep_set=True)}
     wanted = {**os.environ, **{name: value for name, value in changes.items() if value is not None}}
     environment = {name: value for name, value in wanted.items() if changes.get(name, value) is not None}
-    mine = [card for card in candidate_cards(facts) if card.card.kind == facts.software.torch.kind]
+    mine = [card for card in candidate_cards(facts) if card.card.kind == facts.observed["build"]]
     devices = [*(f"cuda:{number}" for number in range(len(mine))), "cpu"]
     with progress("testing products", "devices") as report:
-        tested = []
+        found = []
         for number, device in enumerate(devices, 1):
-            tested.append(check_device(device, environment))
+            found.append(check_device(device, environment))
             report(number, len(devices))
-    return [finding_of(result) for result in tested if result.problem]
+    return [finding for finding in found if finding is not None]
 
 
 def explain_text(source: str) -> None:

@@ -19,9 +19,9 @@ from hivetune.judge.advice import more_evidence
 from hivetune.judge.evaluate import compare_pair, read_evaluation, verdict_document, verdict_of
 from hivetune.judge.page import DEFAULT_LEVEL, value_text, write_comparison_page
 from hivetune.judge.verdict import RATIOS, by_part, judge, level_text, metric_name, passed_text
-from hivetune.machine.doctor.findings import answers_elsewhere
-from hivetune.machine.doctor.look import look
+from hivetune.machine.findings import answers_elsewhere
 from hivetune.machine.inventory import read_cards
+from hivetune.machine.look import look
 from hivetune.models.sides import BASELINE, parse_side
 from hivetune.records import Verdict
 from hivetune.release.gguf import SERVED_QUANT

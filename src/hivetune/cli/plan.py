@@ -18,9 +18,9 @@ from hivetune.cli.arguments import (
 )
 from hivetune.cli.output import Note, Table, answer, duration, size
 from hivetune.errors import DoesNotFit, HivetuneError, UsageError
-from hivetune.machine.doctor.findings import answers_elsewhere
-from hivetune.machine.doctor.look import look
+from hivetune.machine.findings import answers_elsewhere
 from hivetune.machine.inventory import disk_free_bytes, read_cards
+from hivetune.machine.look import look
 from hivetune.train.open import check_disk
 from hivetune.train.plan.choose import Choice
 from hivetune.train.plan.memory import disk_bytes, explain_memory

@@ -1,4 +1,4 @@
-"""The inventory of this machine: cores, memory and its limits, cards, disk and network, read without torch.
+"""The inventory of this machine: cores, memory and its limits, cards and disk, read without torch.
 
 Nothing is measured here, so it takes milliseconds; measurements are in the machine's profile. `root` replaces `/` in
 tests.
@@ -21,7 +21,7 @@ import psutil
 from hivetune.base.disk import home
 from hivetune.base.kernel import cgroups, kfd_architectures, memory_sizes, system_text, usable_cores, whole_number
 from hivetune.base.typed import to_plain
-from hivetune.machine.knowledge.facts import chip_has
+from hivetune.machine.facts import chip_has
 from hivetune.machine.nvidia import read_nvidia
 
 CardKind = Literal["cpu", "cuda", "rocm"]
@@ -36,9 +36,11 @@ PAGE_BYTES = 4096  # on the processors with such chips
 
 @dataclass(frozen=True)
 class Card:
-    """One GPU as its driver reports it. `free_bytes` is the memory that no program uses now.
+    """One GPU as its driver reports it.
 
-    `index`: the maker's cards as torch counts them if all are visible.
+    index: among the maker's cards, as torch counts them if all are visible. free_bytes: what no program uses now.
+    architecture: gfx1201, or a compute capability such as 9.0; empty if the driver does not report it. slot: the place
+    on the bus, domain:bus:device.function; only for AMD cards.
     """
 
     kind: CardKind
@@ -48,14 +50,15 @@ class Card:
     free_bytes: int
     driver: str
     architecture: str = ""
-    """gfx1201, or a compute capability such as 9.0; empty if the driver does not report it."""
     slot: str = ""
-    """The place on the bus, domain:bus:device.function; only for AMD cards."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine. `cores` and `memory_*` respect affinity, CPU quota and cgroup limits."""
+    """This machine. `cores` and `memory_*` respect affinity, CPU quota and cgroup limits.
+
+    memory_limit: where the limit of memory is from: "machine" or the cgroup's file.
+    """
 
     cpu: str
     isa: tuple[str, ...]
@@ -63,7 +66,6 @@ class Machine:
     memory_bytes: int
     available_bytes: int
     memory_limit: str
-    """The source of the memory limit: "machine" or the cgroup's file."""
     disk_free_bytes: int
     cards: tuple[Card, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -87,15 +89,11 @@ def read_machine(
     `nvidia` reads NVIDIA's cards (default: by nvidia-smi).
     """
     cpu, isa = _read_cpu(root / "proc/cpuinfo")
-    sizes = memory_sizes(root)
-    if "MemTotal" not in sizes:
-        memory = psutil.virtual_memory()
-        sizes = {"MemTotal": memory.total, "MemAvailable": memory.available}
     # Without swap: a training that swaps never ends.
-    total, available = sizes["MemTotal"], sizes.get("MemAvailable", sizes.get("MemFree", 0))
-    limit = _memory_limit(root)
+    sizes, now = memory_sizes(root), psutil.virtual_memory()
+    total, available = sizes.get("MemTotal", now.total), sizes.get("MemAvailable", now.available)
     memory_limit = "machine"
-    if limit and limit[0] < total:
+    if (limit := _memory_limit(root)) and limit[0] < total:
         total, available, memory_limit = limit[0], min(available, limit[1]), limit[2]
     return Machine(
         cpu=cpu,
@@ -108,6 +106,26 @@ def read_machine(
         cards=without_integrated(read_cards(root, nvidia)),
         versions=_versions(),
     )
+
+
+def describe_machine(machine: Machine) -> dict[str, Any]:
+    """Return the machine as plain values for JSON."""
+    return {"fingerprint": machine.fingerprint, **to_plain(machine)}
+
+
+def cpu_workers(cores: int, threads: int | None = None) -> int:
+    """Return how many workers share the cores, each with `threads` threads (default: a quarter of the cores)."""
+    return max(1, cores // (threads or max(1, cores // WORKERS_PER_MACHINE)))
+
+
+def kernel_release(root: Path = Path("/")) -> str:
+    """Return the version of the kernel."""
+    return system_text(root / "proc/sys/kernel/osrelease") or platform.release()
+
+
+def disk_free_bytes(folder: Path) -> int:
+    """Return the free space for this user where `folder` is or would be made."""
+    return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
 
 
 def read_cards(root: Path = Path("/"), nvidia: Callable[[], Sequence[Card]] | None = None) -> list[Card]:
@@ -126,26 +144,6 @@ def is_integrated(card: Card) -> bool:
     return bool(known) or 0 < card.memory_bytes < SMALL_CARD_BYTES
 
 
-def cpu_workers(cores: int, threads: int | None = None) -> int:
-    """Return how many workers share the cores, each with `threads` threads (default: a quarter of the cores)."""
-    return max(1, cores // (threads or max(1, cores // WORKERS_PER_MACHINE)))
-
-
-def kernel_release(root: Path = Path("/")) -> str:
-    """Return the version of the kernel."""
-    return system_text(root / "proc/sys/kernel/osrelease") or platform.release()
-
-
-def disk_free_bytes(folder: Path) -> int:
-    """Return the free space for this user where `folder` is or would be made."""
-    return shutil.disk_usage(existing_parent(folder)).free
-
-
-def existing_parent(folder: Path) -> Path:
-    """Return the folder, or the nearest one above it that exists."""
-    return next(path for path in (folder, *folder.parents) if path.exists())
-
-
 def read_amd_cards(root: Path = Path("/")) -> list[Card]:
     """Return AMD's GPUs from sysfs, which works with every driver and without ROCm, in torch's order."""
     architectures = kfd_architectures(root)
@@ -159,12 +157,12 @@ def read_amd_cards(root: Path = Path("/")) -> list[Card]:
             continue
         used = whole_number(device / "mem_info_vram_used") or 0
         slot = device.resolve().name
-        name = system_text(device / "product_name") or _marketing_name(root, device)
         architecture = architectures.get(slot, "")
         shared = _shared_memory(root, device, architecture)
         if shared > total:
             total, used = shared, max(0, shared - memory_sizes(root).get("MemAvailable", shared))
         number = order.index(slot) if slot in order else len(cards)
+        name = system_text(device / "product_name") or _marketing_name(root, device)
         cards.append(Card("rocm", number, name, total, total - used, driver, architecture, slot))
     return sorted(cards, key=lambda card: card.index)
 
@@ -184,12 +182,12 @@ def _shared_memory(root: Path, device: Path, architecture: str) -> int:
 
 def _marketing_name(root: Path, device: Path) -> str:
     """Return the name of a consumer card from libdrm's list of PCI ids, where it is installed."""
-    ids = [system_text(device / name).removeprefix("0x").upper() for name in ("device", "revision")]
+    chip, revision = (system_text(device / name).removeprefix("0x").upper() for name in ("device", "revision"))
     for line in system_text(root / "usr/share/libdrm/amdgpu.ids").splitlines():
         fields = [part.strip() for part in line.split(",", 2)]
-        if len(fields) == 3 and fields[:2] == [ids[0], ids[1].zfill(2)]:
+        if len(fields) == 3 and fields[:2] == [chip, revision.zfill(2)]:
             return fields[2]
-    return f"AMD GPU {ids[0]}"
+    return f"AMD GPU {chip}"
 
 
 def _read_nvidia_cards() -> list[Card]:
@@ -213,16 +211,13 @@ def _read_cpu(path: Path) -> tuple[str, tuple[str, ...]]:
 def _memory_limit(root: Path) -> tuple[int, int, str] | None:
     """Return the smallest cgroup limit on this process as (limit, bytes left, file), or None."""
     limits: list[tuple[int, int, str]] = []
-    names = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
     for folder in cgroups(root, "memory"):
-        for limit_name, used_name in names:
-            limit = whole_number(folder / limit_name)
-            if limit:
+        for name, used_name in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            if limit := whole_number(folder / name):
                 # The kernel would free this page cache before it kills a process.
                 cache = re.search(r"^(?:total_)?inactive_file (\d+)", system_text(folder / "memory.stat"), re.MULTILINE)
                 used = (whole_number(folder / used_name) or 0) - (int(cache[1]) if cache else 0)
-                unused = max(0, limit - used)
-                limits.append((limit, min(unused, limit), f"/{(folder / limit_name).relative_to(root)}"))
+                limits.append((limit, min(max(0, limit - used), limit), f"/{(folder / name).relative_to(root)}"))
     return min(limits, default=None)
 
 
@@ -233,8 +228,3 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     return versions
-
-
-def describe_machine(machine: Machine) -> dict[str, Any]:
-    """Return the machine as plain values for JSON."""
-    return {"fingerprint": machine.fingerprint, **to_plain(machine)}

@@ -10,14 +10,13 @@ from typing import Any
 
 PROGRAM = "nvidia-smi"
 TIMEOUT_S = 20.0  # a driver that is loaded at its first use takes some seconds
-_MIB = 1 << 20
 _UNKNOWN = re.compile(r'Field "([\w.]+)" is not a valid field')
-_HOT = ("hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown", "sw_power_cap")
-_FIELDS = (
-    *("name", "driver_version", "compute_cap", "memory.total", "memory.used", "memory.free"),
-    *("temperature.gpu", "power.draw", "utilization.gpu"),
-    *(f"clocks_throttle_reasons.{reason}" for reason in _HOT),
-)
+_SENSORS = {"temperature_c": "temperature.gpu", "watts": "power.draw", "busy_percent": "utilization.gpu"}
+_HOT = [
+    f"clocks_throttle_reasons.{reason}"
+    for reason in ("hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown", "sw_power_cap")
+]
+_FIELDS = ["name", "driver_version", "compute_cap", "memory.total", "memory.used", "memory.free"]
 
 
 def read_nvidia(program: str = PROGRAM) -> list[dict[str, Any]]:
@@ -26,7 +25,7 @@ def read_nvidia(program: str = PROGRAM) -> list[dict[str, Any]]:
     Cards that report them also have temperature_c, watts, busy_percent and hot: heat or power limits their clocks.
     Without a driver that answers there are no cards.
     """
-    fields = list(_FIELDS)
+    fields = [*_FIELDS, *_SENSORS.values(), *_HOT]
     while True:
         command = [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
         try:
@@ -37,9 +36,7 @@ def read_nvidia(program: str = PROGRAM) -> list[dict[str, Any]]:
         if unknown is None or unknown[1] not in fields:
             break
         fields.remove(unknown[1])  # another version of the driver has another name for it, or none
-    if answered.returncode != 0:
-        return []
-    rows = csv.reader(answered.stdout.splitlines(), skipinitialspace=True)
+    rows = csv.reader(answered.stdout.splitlines() if answered.returncode == 0 else [], skipinitialspace=True)
     return [_card(dict(zip(fields, row, strict=True))) for row in rows if len(row) == len(fields)]
 
 
@@ -49,9 +46,8 @@ def _card(told: dict[str, str]) -> dict[str, Any]:
         "name": told["name"],
         "driver": told["driver_version"],
         "architecture": told["compute_cap"] if "compute_cap" in numbers else "",
-        **{f"{part}_bytes": round(numbers.get(f"memory.{part}", 0.0) * _MIB) for part in ("free", "used")},
-        "memory_bytes": round(numbers.get("memory.total", 0.0) * _MIB),
     }
-    sensors = {"temperature_c": "temperature.gpu", "watts": "power.draw", "busy_percent": "utilization.gpu"}
-    card |= {name: numbers[field] for name, field in sensors.items() if field in numbers}
-    return card | {"hot": any(told.get(f"clocks_throttle_reasons.{reason}") == "Active" for reason in _HOT)}
+    for part, field in {"memory": "total", "free": "free", "used": "used"}.items():
+        card[f"{part}_bytes"] = round(numbers.get(f"memory.{field}", 0.0)) << 20  # it tells MiB
+    card |= {name: numbers[field] for name, field in _SENSORS.items() if field in numbers}
+    return card | {"hot": any(told.get(reason) == "Active" for reason in _HOT)}

@@ -5,7 +5,7 @@ fingerprint, so a profile is never stale.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,6 @@ class Profile:
     rungs: Mapping[str, Any] = field(default_factory=dict)
 
 
-_PARTS = [part.name for part in fields(Profile) if part.name != "fingerprint"]
-
-
 def profile_path(fingerprint: str) -> Path:
     return home() / "profiles" / f"{fingerprint}.json"
 
@@ -43,12 +40,9 @@ def read_profile(fingerprint: str) -> Profile:
         return Profile(fingerprint)
     if content.get("schema") != _SCHEMA:
         return Profile(fingerprint)
-    parts = {name: content[name] for name in _PARTS if name in content}
+    parts = {name: content.get(name) for name in ("rates", "agreements", "rungs")}
     return Profile(fingerprint, **{name: part for name, part in parts.items() if isinstance(part, dict)})
 
 
-def write_profile(profile: Profile) -> Path:
-    path = profile_path(profile.fingerprint)
-    content = {key: value for key, value in vars(profile).items() if key != "fingerprint"}
-    write_json(path, {"schema": _SCHEMA, "fingerprint": profile.fingerprint, **content})
-    return path
+def write_profile(profile: Profile) -> None:
+    write_json(profile_path(profile.fingerprint), {"schema": _SCHEMA, **vars(profile)})

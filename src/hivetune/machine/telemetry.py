@@ -1,17 +1,21 @@
-"""Samples of memory, load and cards during a run, for post-mortems.
+"""What the machine shows of a run, for post-mortems: memory, load and cards meanwhile, and the kernel's words about a
+death.
 
-They are from psutil, AMD's sysfs (hwmon) and nvidia-smi. Missing sensors are left out. `root`
-replaces `/` in tests.
+They are from psutil, AMD's sysfs (hwmon), nvidia-smi and /dev/kmsg. Sensors and traces that can't be read (container,
+no permission) are left out. `root` replaces `/` in tests.
 """
 
+import contextlib
 import os
-from collections.abc import Sequence
+import re
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from hivetune.base.kernel import whole_number
+from hivetune.base.kernel import system_text, whole_number
 from hivetune.machine.nvidia import read_nvidia
 
 # The values of an NVIDIA card that change during a run.
@@ -30,7 +34,8 @@ def sample(pid: int | None, folder: Path, root: Path = Path("/")) -> dict[str, A
     }
     if pid is not None:
         measured |= process_tree(pid)
-    if cards := read_cards(root):
+    nvidia = [{name: card[name] for name in SENSORS if name in card} for card in read_nvidia()]
+    if cards := [*read_amd(root), *nvidia]:
         measured["cards"] = cards
     return measured
 
@@ -43,51 +48,97 @@ def process_tree(pid: int) -> dict[str, Any]:
     except psutil.NoSuchProcess:
         return {}
     resident, cpu_s = 0, 0.0
-    for p in tree:
-        try:
-            with p.oneshot():
-                resident += p.memory_info().rss
-                times = p.cpu_times()
-                cpu_s += times.user + times.system
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
+    for each in tree:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied), each.oneshot():
+            resident += each.memory_info().rss
+            cpu_s += sum(each.cpu_times()[:2])  # user and system
     return {"resident_bytes": resident, "cpu_s": round(cpu_s, 2)}
 
 
-def read_cards(root: Path = Path("/")) -> list[dict[str, Any]]:
-    """Return memory, temperature, watts and load of each card, and whether heat or power limits its clocks."""
-    nvidia = [{name: card[name] for name in SENSORS if name in card} for card in read_nvidia()]
-    return [*read_amd(root), *nvidia]
-
-
 def read_amd(root: Path = Path("/")) -> list[dict[str, Any]]:
-    """Return the samples of AMD's cards from sysfs, which works with every driver and without ROCm."""
+    """Return memory, temperature, watts and load of AMD's cards from sysfs, which works without ROCm."""
     cards = []
     for device in sorted((root / "sys/class/drm").glob("card[0-9]*/device")):
-        total = whole_number(device / "mem_info_vram_total")
-        if total is None:
-            continue
-        card: dict[str, Any] = {"memory_bytes": total, "used_bytes": whole_number(device / "mem_info_vram_used")}
-        card["busy_percent"] = whole_number(device / "gpu_busy_percent")
+        card: dict[str, Any] = {
+            "memory_bytes": whole_number(device / "mem_info_vram_total"),
+            "used_bytes": whole_number(device / "mem_info_vram_used"),
+            "busy_percent": whole_number(device / "gpu_busy_percent"),
+        }
         for sensors in sorted((device / "hwmon").glob("hwmon*")):
-            if heat := _heat(sensors):
-                card["temperature_c"], card["hot"] = heat
+            card |= _heat(sensors)
             microwatts = whole_number(sensors / "power1_average") or whole_number(sensors / "power1_input")
-            if microwatts is not None:
-                card["watts"] = microwatts / 1e6
-        cards.append({name: value for name, value in card.items() if value is not None})
+            card["watts"] = None if microwatts is None else microwatts / 1e6
+        if card["memory_bytes"] is not None:
+            cards.append({name: value for name, value in card.items() if value is not None})
     return cards
 
 
-def _heat(sensors: Path) -> tuple[float, bool] | None:
-    """Return degrees Celsius and whether they are near the card's limit, None without a sensor."""
+def _heat(sensors: Path) -> dict[str, Any]:
+    """Return degrees Celsius and whether they are near the card's limit, nothing without a sensor."""
     for number in (2, 1):  # temp2 is the junction, which decides throttling; older cards only have temp1, the edge
         degrees, limit = (whole_number(sensors / f"temp{number}_{name}") for name in ("input", "crit"))
         if degrees is not None:
-            return degrees / 1000, limit is not None and degrees / 1000 >= limit / 1000 - NEAR_LIMIT_C
-    return None
+            hot = limit is not None and degrees / 1000 >= limit / 1000 - NEAR_LIMIT_C
+            return {"temperature_c": degrees / 1000, "hot": hot}
+    return {}
 
 
 def any_hot(cards: Sequence[dict[str, Any]]) -> bool:
     """Return whether one of the sampled cards is hot."""
     return any(card.get("hot") for card in cards)
+
+
+LINE_LIMIT = 200
+RELEVANT = re.compile(
+    r"amdgpu|kfd|drm|NVRM|Xid|nvidia|MES |qcm fence|gfxhub|AMD-Vi|PCIe|pciehp|mce:|oom|Out of memory|page allocation"
+    r"|Killed process|segfault|traps:|I/O error|nvme|ata\d|EXT4-fs error|XFS|BTRFS|read-only"
+)
+# Lines in which the kernel names a process; those about other processes are ignored.
+OF_PROCESS = re.compile(
+    r"(?:Killed process |pid=|oom_reaper: reaped process )(\d+)|\[(\d+)\](?:: segfault| trap | general protection)"
+)
+
+
+class KernelLog:
+    """The kernel's log from now on."""
+
+    def __init__(self, root: Path = Path("/")):
+        self._handle: int | None = None
+        with contextlib.suppress(OSError):
+            self._handle = os.open(root / "dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+            os.lseek(self._handle, 0, os.SEEK_END)
+
+    def lines(self, pid: int) -> list[str]:
+        """Return the new relevant lines that are not about another process than `pid`."""
+        relevant = ((line, OF_PROCESS.search(line)) for line in self._read() if RELEVANT.search(line))
+        return [line for line, of in relevant if of is None or int(of[1] or of[2]) == pid][-LINE_LIMIT:]
+
+    def close(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+
+    def _read(self) -> Iterator[str]:
+        while self._handle is not None:
+            try:
+                record = os.read(self._handle, 8192)
+            except BrokenPipeError:  # the ring buffer has overwritten lines: go on with the oldest one
+                continue
+            except OSError:  # BlockingIOError: there are no more
+                return
+            if not record:
+                return
+            yield record.decode("utf-8", "replace").partition(";")[2].partition("\n")[0]
+
+
+def oom_kills(root: Path = Path("/")) -> int:
+    """Return the number of out-of-memory kills, of the machine plus our cgroup; only differences mean something."""
+    counts = [root / "proc/vmstat"]
+    if mine := re.search(r"^0::/?(.*)$", system_text(root / "proc/self/cgroup"), re.MULTILINE):
+        counts.append(root / "sys/fs/cgroup" / mine[1] / "memory.events")
+    found = (re.search(r"^oom_kill (\d+)$", system_text(path), re.MULTILINE) for path in counts)
+    return sum(int(count[1]) for count in found if count)
+
+
+def settle_kernel(seconds: float = 0.05) -> None:
+    """Wait until the kernel has written its lines, which it does just after a death."""
+    time.sleep(seconds)

@@ -25,13 +25,20 @@ _POLL_S = 0.1
 _CHECKS, _BETWEEN_CHECKS_S = 3, 0.005
 
 
-def card_name(index: int = 0) -> str:
-    """Return cuda:N with the driver's number of a card, for an index among the visible cards."""
+def card_name(device: str) -> str:
+    """Return cuda:N with the driver's number of the card that this process, as torch does, calls `device`.
+
+    Processes that see other cards call one card by other names, so each lease is kept by this one.
+    """
+    number = int(device.partition(":")[2] or 0)
     for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         visible = [entry.strip() for entry in os.environ.get(variable, "").split(",") if entry.strip()]
-        if index < len(visible):
-            return f"cuda:{visible[index]}"
-    return f"cuda:{index}"
+        if number < len(visible):
+            return f"cuda:{visible[number]}"
+    return f"cuda:{number}"
+
+
+# `device` is the name in this process's own environment: "cuda", "cuda:1".
 
 
 def training_on(device: str) -> bool:
@@ -67,7 +74,7 @@ def serve_on(device: str) -> int:
 
 
 def _path(device: str, use: Use) -> Path:
-    name = "".join(letter if letter.isalnum() else "-" for letter in device)
+    name = "".join(letter if letter.isalnum() else "-" for letter in card_name(device))
     return home() / "leases" / f"{name}.{use}"
 
 

@@ -25,7 +25,7 @@ class Choices:
     `share_prefixes`: compute a prefix that rows have in common once. `agreement`: the evidence that the fast path is
     right (measure/agreement.py).
     `peak_bytes`: the predicted peak of memory. `environment`: variables of the worker over
-    the inherited ones, null for one that is taken away (machine/doctor/findings.py).
+    the inherited ones, null for one that is taken away (machine/findings.py).
     """
 
     device: str | None = None

@@ -18,9 +18,9 @@ from hivetune.data.identity import identity_hash, identity_of, refuse_other
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.data.snapshot import Snapshot
 from hivetune.errors import Busy, UsageError
-from hivetune.machine.doctor.findings import Variable, advised_variables
-from hivetune.machine.doctor.look import Surroundings, look
+from hivetune.machine.findings import Variable, advised_variables
 from hivetune.machine.inventory import read_machine
+from hivetune.machine.look import Surroundings, look
 from hivetune.machine.profile import read_profile, write_profile
 from hivetune.models.architecture import read_architecture
 from hivetune.models.fetch import fetch_model

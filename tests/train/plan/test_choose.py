@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from train.plan.test_memory import a_setup
 
 from hivetune.errors import DoesNotFit, MachineNotFit, UsageError
+from hivetune.machine.cards import known_cards
 from hivetune.machine.inventory import Card, Machine, without_integrated
-from hivetune.machine.knowledge.cards import known_cards
 from hivetune.train.plan.choose import (
     Workload,
     assumed_workload,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from train.worker.models import write_model
 
 from hivetune.config import LoraConfig
-from hivetune.machine.knowledge.cards import known_model
+from hivetune.machine.cards import known_model
 from hivetune.models.architecture import parse_architecture, read_architecture
 from hivetune.run.choices import Choices
 from hivetune.train.plan.memory import (

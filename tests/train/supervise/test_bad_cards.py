@@ -1,5 +1,5 @@
 """What can be wrong with a card when a run is under way: each has its name, and an end: another way, the processor, or
-the words that say what to do. What the doctor sees of it before is in tests/machine/doctor."""
+the words that say what to do. What the doctor sees of it before is in tests/machine."""
 
 from dataclasses import replace
 

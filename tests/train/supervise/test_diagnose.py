@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hivetune.machine.faults import catalogue
+from hivetune.machine.facts import catalogue
 from hivetune.process.protocol import ChildError, Outcome
 from hivetune.train.supervise.diagnose import Evidence, diagnose, evidence_of
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from hivetune.machine.faults import catalogue
+from hivetune.machine.facts import catalogue
 from hivetune.train.supervise.ladder import RUNGS, Bounds, Failure, arithmetic_changes, effects_of, next_action
 
 HOST, CARD = Bounds(), Bounds(on_device=True, void=frozenset({"plain"}))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import STEPS, World, draw, kinds, play
 
-from hivetune.machine.faults import catalogue
+from hivetune.machine.facts import catalogue
 from hivetune.train.supervise.ladder import Bounds, Culprit, Failure, Reply, after_isolation, next_action
 
 CARD, HOST = Bounds(on_device=True), Bounds()

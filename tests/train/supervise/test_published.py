@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from hivetune.machine.facts import catalogue, facts
 from hivetune.machine.inventory import Card, read_machine
-from hivetune.machine.knowledge.facts import facts
 from hivetune.train.supervise.history import published_remedies
 from hivetune.train.supervise.ladder import RUNGS, Bounds, Failure, next_action
 
@@ -31,7 +31,9 @@ def changes_tried(fault: str, bounds: Bounds) -> list[str]:
 
 
 def test_remedies_name_rungs() -> None:
-    assert {fact.more["rung"] for fact in facts("remedy")} <= RUNGS.keys()
+    remedies = [remedy for fact in facts("finding") for remedy in fact.more.get("rungs", ())]
+    assert {remedy["rung"] for remedy in remedies} <= RUNGS.keys() and len(remedies) == 4
+    assert {fault for remedy in remedies for fault in remedy["faults"]} <= {fault.id for fault in catalogue()}
 
 
 def test_what_helped_others_is_tried_at_once_and_says_whose_it_is() -> None:

@@ -1,4 +1,4 @@
-"""The child of the self-test: `python -m hivetune.machine.worker.selftest DEVICE` (machine/doctor/selftest.py)."""
+"""The child of the self-test: `python -m hivetune.machine.worker.selftest DEVICE` (machine/selftest.py)."""
 
 import sys
 

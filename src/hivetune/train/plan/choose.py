@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from hivetune.errors import DoesNotFit, UsageError
-from hivetune.machine.knowledge.cards import known_model
+from hivetune.machine.cards import known_model
 from hivetune.models.architecture import Architecture, parse_architecture
 from hivetune.run.choices import Choices
 from hivetune.train.plan.device import Device

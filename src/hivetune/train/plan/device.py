@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hivetune.errors import MachineNotFit, UsageError
+from hivetune.machine.cards import known_card, similar_card
 from hivetune.machine.inventory import Machine
-from hivetune.machine.knowledge.cards import known_card, similar_card
 
 GB = 10**9
 # Newest instruction set first: the entry of cards.yaml whose rate stands for this CPU until it is measured.

@@ -7,7 +7,6 @@ from typing import Any
 from hivetune.config import RunConfig
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.inventory import Machine, read_machine
-from hivetune.machine.knowledge.cards import known_model
 from hivetune.machine.profile import read_profile
 from hivetune.models.architecture import Architecture, parse_architecture, read_architecture
 from hivetune.models.prepared import find_prepared

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hivetune.machine.faults import Fault, catalogue
+from hivetune.machine.facts import Fault, catalogue
 from hivetune.process.protocol import Outcome
 
 # It says only that something ended.
@@ -69,7 +69,7 @@ class Diagnosis:
 
 
 def evidence_of(outcome: Outcome, *, kernel: Sequence[str] = (), oom: bool = False) -> Evidence:
-    """Collect the evidence in an outcome and in what the machine wrote meanwhile (machine/traces.py)."""
+    """Collect the evidence in an outcome and in what the machine wrote meanwhile (machine/telemetry.py)."""
     facts = {"always", "hung"} if outcome.status == "hung" else {"always"}
     facts |= {"oom"} if oom else set()
     error = ""

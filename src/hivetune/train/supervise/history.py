@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from hivetune.base.typed import from_plain
-from hivetune.machine.faults import catalogue
+from hivetune.machine.facts import catalogue, remedies_of
 from hivetune.machine.inventory import Machine
-from hivetune.machine.knowledge.facts import facts, is_met
 from hivetune.machine.profile import read_profile, write_profile
 from hivetune.train.supervise.ladder import RUNGS, Failure
 
@@ -20,12 +19,10 @@ OF_THE_RUN = frozenset({"rank", "sample"})
 
 def published_remedies(machine: Machine) -> dict[str, dict[str, str]]:
     """Return by fault the rungs that helped others with a card of `machine`, in their order: name -> the thread."""
-    cards = [{"gfx": card.architecture} for card in machine.cards if card.kind == "rocm"]
     remedies: dict[str, dict[str, str]] = {}
-    for fact in facts("remedy"):
-        if any(is_met(fact.when, card_facts) for card_facts in cards):
-            for fault in fact.more["faults"]:
-                remedies.setdefault(fault, {}).setdefault(fact.more["rung"], f"as in {fact.source[0]}")
+    for remedy in (each for card in machine.cards if card.kind == "rocm" for each in remedies_of(card.architecture)):
+        for fault in remedy["faults"]:
+            remedies.setdefault(fault, {}).setdefault(remedy["rung"], f"as in {remedy['source']}")
     return remedies
 
 

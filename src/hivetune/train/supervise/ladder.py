@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-from hivetune.machine.doctor.findings import LEAVE_HIPBLASLT
-from hivetune.machine.faults import fault as fault_of
+from hivetune.machine.facts import fault as fault_of
+from hivetune.machine.findings import LEAVE_HIPBLASLT
 from hivetune.run.choices import NO_CHOICES, Choices
 
 # A card runs behind its host, so its faults are noticed up to a step late.

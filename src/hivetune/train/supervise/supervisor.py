@@ -20,8 +20,7 @@ from hivetune.config import RunConfig
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import DoesNotFit, HivetuneError, RecoveryExhausted, Stopped, UsageError
 from hivetune.machine.inventory import Machine, disk_free_bytes, read_machine
-from hivetune.machine.telemetry import any_hot, sample
-from hivetune.machine.traces import KernelLog, oom_kills, settle_kernel
+from hivetune.machine.telemetry import KernelLog, any_hot, oom_kills, sample, settle_kernel
 from hivetune.process.parent import Child, Limits, run_task, start_child
 from hivetune.process.protocol import Beat, Outcome, Salvage, Train
 from hivetune.process.stop import StopRequest

@@ -12,7 +12,7 @@ from hivetune.base.kernel import usable_cores
 from hivetune.config import RunConfig
 from hivetune.errors import MachineNotFit
 from hivetune.machine.inventory import WORKERS_PER_MACHINE, Machine, read_machine
-from hivetune.process.lease import card_name, train_on
+from hivetune.process.lease import train_on
 from hivetune.run.choices import Choices
 from hivetune.train.plan.device import computes_bfloat16
 from hivetune.train.worker.model.fast.kernels.build import missing_kernels_reason
@@ -106,7 +106,7 @@ def start_with(choices: Choices, memory_share: float | None = None) -> tuple[tor
     torch.set_num_threads(choices.threads)
     device = torch.device(choices.device)
     if device.type == "cuda":
-        _hold_card(card_name(int(os.environ.get("LOCAL_RANK", 0)) if device.index is None else device.index))
+        _hold_card(f"cuda:{os.environ.get('LOCAL_RANK', 0) if device.index is None else device.index}")
     if memory_share is not None:
         cap_memory(device, memory_share)
     return device, DTYPES[choices.dtype]

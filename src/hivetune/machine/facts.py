@@ -1,6 +1,6 @@
-"""The facts of the *.toml files beside this module, and the torch to install by them. Standard library, for set-up.
+"""What is known of machines and of faults: the entries of knowledge/*.toml. Standard library alone, for set-up.
 
-Every fact but a fault (machine/faults.py) has these keys besides those of its kind (machines.toml lists them):
+Every fact about machines has these keys besides those of its kind, which machines.toml explains:
 
     id          its name in reports
     says        the fact, in a sentence
@@ -8,6 +8,8 @@ Every fact but a fault (machine/faults.py) has these keys besides those of its k
                 false, a range of versions (">=7.2,<7.3"), or a list of words with wildcards ("gfx103*"), one of which
                 must match. A missing observation matches nothing.
     source      public addresses
+
+The faults that end runs are explained at the top of faults.toml.
 """
 
 import functools
@@ -17,8 +19,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+KNOWLEDGE = Path(__file__).parent / "knowledge"
+WHEELS = ">=3.10,<3.15"  # the versions of Python that current builds of torch have wheels for
 _COMPARISON = re.compile(r"\s*(<=|>=|==|!=|<|>)\s*([\w.]+)\s*$")
 
 Patterns = Mapping[str, Any] | Sequence[Mapping[str, Any]]
@@ -26,7 +30,7 @@ Patterns = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Fact:
-    """One fact; `more` has the keys of its kind."""
+    """One fact about machines; `more` has the keys of its kind."""
 
     id: str
     says: str
@@ -36,28 +40,13 @@ class Fact:
 
 
 @functools.cache
-def read_knowledge(kind: str) -> tuple[Mapping[str, Any], ...]:
-    """Return the entries of a kind from the files beside this module, in their order."""
-    entries: list[Mapping[str, Any]] = []
-    for path in sorted(Path(__file__).parent.glob("*.toml")):
-        with path.open("rb") as file:
-            entries += tomllib.load(file).get(kind, ())
-    return tuple(entries)
-
-
-@functools.cache
 def facts(kind: str) -> tuple[Fact, ...]:
-    """Return all facts of a kind: finding, chip, advice, remedy or install. Raise KeyError for an incomplete one."""
+    """Return all facts of a kind: finding, chip or install. Raise KeyError for an incomplete one."""
     common = ("id", "says", "when", "source")
     return tuple(
         Fact(e["id"], e["says"], e["when"], tuple(e["source"]), {k: v for k, v in e.items() if k not in common})
-        for e in read_knowledge(kind)
+        for e in tomllib.loads((KNOWLEDGE / "machines.toml").read_text(encoding="utf-8"))[kind]
     )
-
-
-def first_fact(kind: str, observed: Mapping[str, Any]) -> Fact | None:
-    """Return the first fact of a kind whose patterns match the observations."""
-    return next((fact for fact in facts(kind) if is_met(fact.when, observed)), None)
 
 
 def alternatives(when: Patterns) -> Sequence[Mapping[str, Any]]:
@@ -67,7 +56,8 @@ def alternatives(when: Patterns) -> Sequence[Mapping[str, Any]]:
 def matching(when: Patterns, observed: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the first alternative whose patterns all match the observations, empty if none does."""
     for patterns in alternatives(when):
-        if all(observed.get(name) is not None and _fits(pattern, observed[name]) for name, pattern in patterns.items()):
+        wanted = {name: pattern for name, pattern in patterns.items() if name != "fix"}
+        if all(observed.get(name) is not None and _fits(pattern, observed[name]) for name, pattern in wanted.items()):
             return patterns
     return {}
 
@@ -83,6 +73,13 @@ def chip_has(gfx: str, key: str) -> Any:
     return next((fact.more[key] for fact in facts("chip") if key in fact.more and is_met(fact.when, observed)), None)
 
 
+def remedies_of(gfx: str) -> list[Mapping[str, Any]]:
+    """Return what helped others against faults on a chip: each a `rung`, its `faults` and its `source`."""
+    remedies = [fact for fact in facts("finding") if "rungs" in fact.more]
+    about = [fact for fact in remedies if any(_fits(each["gfx"], gfx) for each in alternatives(fact.when))]
+    return [remedy for fact in about for remedy in fact.more["rungs"]]
+
+
 def _fits(pattern: Any, value: Any) -> bool:
     if isinstance(pattern, bool):
         return value is pattern
@@ -94,7 +91,10 @@ def _fits(pattern: Any, value: Any) -> bool:
 
 
 def in_range(version: str, allowed: str) -> bool:
-    """Return whether a version is in ">=7.2,<7.3". Only numbers before a "+" count; a missing part is 0."""
+    """Return whether a version is in ">=7.2,<7.3". Only numbers before a "+" count; a missing part is 0.
+
+    Raise ValueError for a range that is none.
+    """
     have = _numbers(version)
     for part in allowed.split(","):
         match = _COMPARISON.match(part)
@@ -103,10 +103,8 @@ def in_range(version: str, allowed: str) -> bool:
         want = _numbers(match[2])
         width = max(len(have), len(want))
         mine, limit = (numbers + (0,) * (width - len(numbers)) for numbers in (have, want))
-        if not {
-            "<": mine < limit, "<=": mine <= limit, ">": mine > limit,
-            ">=": mine >= limit, "==": mine == limit, "!=": mine != limit,
-        }[match[1]]:  # fmt: skip
+        fits = {"<": mine < limit, "<=": mine <= limit, ">": mine > limit, ">=": mine >= limit, "==": mine == limit}
+        if not fits.get(match[1], mine != limit):
             return False
     return True
 
@@ -124,6 +122,7 @@ class Install:
     requirement: str
     backend: str
     fact: Fact
+    python: str
     python_fits: bool
 
     @property
@@ -140,7 +139,52 @@ def choose_install(facts_of_cards: Sequence[Mapping[str, Any]], python: str) -> 
     `facts_of_cards` has the observations of each card: its vendor, and gfx or capability.
     """
     for card_facts in [*facts_of_cards] or [{"vendor": "none"}]:
-        if fact := first_fact("install", card_facts):
-            more = fact.more
-            return Install(more["requirement"], more["backend"], fact, in_range(python, more["python"]))
+        for fact in facts("install"):
+            if is_met(fact.when, card_facts):
+                wheels = fact.more.get("python", WHEELS)
+                return Install(fact.more["requirement"], fact.more["backend"], fact, wheels, in_range(python, wheels))
     return None
+
+
+Domain = Literal["device", "memory", "host", "disk", "data", "numerics", "program", "setup"]
+_NEVER = re.compile("(?!)")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind of failure. `patterns`, `own` and `weak` recognise it in texts, `facts` in what is known of the end."""
+
+    id: str
+    domain: Domain
+    title: str
+    cause: str
+    advice: str
+    retry: bool
+    first: Literal["again", "change"] = "again"
+    rungs: tuple[str, ...] = ()
+    patterns: re.Pattern[str] = _NEVER
+    own: re.Pattern[str] = _NEVER
+    weak: re.Pattern[str] = _NEVER
+    facts: frozenset[str] = frozenset()
+    backoff: bool = False
+    waits_for: str = ""
+    distrust: bool = False
+    source: tuple[str, ...] = ()
+
+
+@functools.cache
+def catalogue() -> tuple[Fault, ...]:
+    """Return all faults in the order in which they are tried. The last one fits everything."""
+    entries = tomllib.loads((KNOWLEDGE / "faults.toml").read_text(encoding="utf-8"))["fault"]
+    return tuple(Fault(**{name: _read(name, value) for name, value in entry.items()}) for entry in entries)
+
+
+def fault(identifier: str) -> Fault:
+    """Return a fault by its id. Raise KeyError for an unknown one."""
+    return {entry.id: entry for entry in catalogue()}[identifier]
+
+
+def _read(name: str, value: Any) -> Any:
+    if name in ("patterns", "own", "weak"):
+        return re.compile("|".join(value), re.MULTILINE)
+    return {"rungs": tuple, "source": tuple, "facts": frozenset}.get(name, lambda same: same)(value)

@@ -8,15 +8,15 @@ import pytest
 import yaml
 from machines import GIB, IVY_BRIDGE, Fake, Gpu, seen
 
-from hivetune.machine.doctor.findings import (
+from hivetune.machine.findings import (
     LEAVE_HIPBLASLT,
     WORST_FIRST,
     advised_variables,
     answers_elsewhere,
     judge_machine,
 )
-from hivetune.machine.doctor.report import facts_as_text, findings_as_text
 from hivetune.machine.inventory import Card
+from hivetune.machine.report import facts_as_text, findings_as_text
 from hivetune.run.choices import Choices
 from hivetune.train.plan.device import device_of_machine
 from hivetune.train.supervise.ladder import void_rungs
@@ -126,7 +126,7 @@ def test_unified_memory_is_what_the_kernel_lets_the_chip_take(tmp_path: Path) ->
 
 def test_a_disk_without_room_is_told(tmp_path: Path) -> None:
     one = seen(Fake(), tmp_path)
-    full = replace(one, host=replace(one.host, free_bytes=GIB))
+    full = replace(one, observed={**one.observed, "free_gb": "1"})
     assert [finding.id for finding in judge_machine(full).findings] == ["little-room"]
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hivetune.machine.doctor.look import Look, Surroundings, look
 from hivetune.machine.inventory import Card
+from hivetune.machine.look import Look, Surroundings, look
 
 GIB = 1 << 30
 ZEN4 = "fpu sse avx f16c fma avx2 avx512f avx512_bf16"

@@ -3,22 +3,21 @@
 import difflib
 import functools
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from hivetune.errors import UsageError
+from hivetune.machine.facts import KNOWLEDGE
 
 
 def known_model(name: str) -> Mapping[str, Any] | None:
     """Return the relevant fields of a model's config.json by Hub id or its last part, None if it is not listed."""
     sought = name.lower()
-    for listed, config in _read("models.yaml").items():
-        if sought in (listed.lower(), listed.lower().rpartition("/")[2]):
-            fields: Mapping[str, Any] = config
-            return fields
-    return None
+    models = {listed.lower(): config for listed, config in _read("models.yaml").items()}
+    by_last_part = {listed.rpartition("/")[2]: config for listed, config in models.items()}
+    found: Mapping[str, Any] | None = models.get(sought) or by_last_part.get(sought)
+    return found
 
 
 def known_card(name: str) -> Mapping[str, Any]:
@@ -41,6 +40,11 @@ def similar_card(name: str, architecture: str, memory_bytes: int) -> Mapping[str
     return None
 
 
+def known_cards() -> list[str]:
+    """Return the names of all known cards."""
+    return list(_read("cards.yaml"))
+
+
 def _find_card(name: str) -> Mapping[str, Any] | None:
     sought = name.lower().strip()
     for listed, card in _read("cards.yaml").items():
@@ -49,13 +53,6 @@ def _find_card(name: str) -> Mapping[str, Any] | None:
     return None
 
 
-def known_cards() -> list[str]:
-    """Return the names of all known cards."""
-    return list(_read("cards.yaml"))
-
-
 @functools.cache
-def _read(name: str) -> Any:
-    """Return the content of a YAML file beside this module."""
-    text = (Path(__file__).parent / name).read_text(encoding="utf-8")
-    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+def _read(name: str) -> dict[str, Any]:
+    return dict(yaml.safe_load((KNOWLEDGE / name).read_text(encoding="utf-8")))

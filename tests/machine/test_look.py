@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from hivetune.machine.doctor.report import Redaction
+from hivetune.machine.report import Redaction
 
 LOOK_S = 2.0
 
@@ -20,15 +20,13 @@ def test_the_look_of_this_machine_is_one_document_with_what_was_seen() -> None:
     ended = doctor("--json")
     document = json.loads(ended.stdout)
     assert document["schema"] == 1 and ended.returncode == (0 if document["fit"] else 4)
-    facts = document["facts"]
-    assert facts["machine"]["cores"] >= 1 and facts["machine"]["memory_bytes"] > 0
-    assert facts["host"]["kernel"] and facts["host"]["free_bytes"] > 0
-    assert facts["software"]["torch"]["version"]
+    assert document["machine"]["cores"] >= 1 and document["machine"]["memory_bytes"] > 0
+    assert document["observed"]["kernel"] and document["observed"]["torch"]
 
 
 def test_the_look_takes_less_than_two_seconds() -> None:
     """Of a process that ends without torch; the best of three, as other work may hold the cores."""
-    script = "import sys; from hivetune.machine.doctor.look import look; look(); sys.exit('torch' in sys.modules)"
+    script = "import sys; from hivetune.machine.look import look; look(); sys.exit('torch' in sys.modules)"
     seconds = []
     for _ in range(3):
         started = time.monotonic()

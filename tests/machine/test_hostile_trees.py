@@ -7,9 +7,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from machines import Fake, Gpu, seen
 
-from hivetune.machine.doctor.findings import advised_variables, as_shell, judge_machine
-from hivetune.machine.doctor.look import describe_look
-from hivetune.machine.doctor.report import facts_as_text, findings_as_text
+from hivetune.machine.findings import advised_variables, as_shell, judge_machine
+from hivetune.machine.report import facts_as_text, findings_as_text, report_document
 
 GPU = Gpu(120001, "AMD Radeon AI PRO R9700", 32)
 DEVICE = "sys/devices/0000:03:00.0"
@@ -58,5 +57,5 @@ def test_any_tree_has_a_report(files: dict[str, str], environment: dict[str, str
     with tempfile.TemporaryDirectory() as folder:
         one = seen(Fake(gpus=[GPU], files=files, environment=environment, torch=torch), Path(folder))
         judgement = judge_machine(one)
-        assert facts_as_text(one) and findings_as_text(judgement) and describe_look(one)
+        assert facts_as_text(one) and findings_as_text(judgement) and report_document(one, judgement)
         as_shell(advised_variables(one))

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from test_machines import CASES
 
-from hivetune.machine.knowledge.facts import alternatives, facts, in_range, is_met
+from hivetune.machine.facts import alternatives, facts, in_range, is_met
 
-FACTS = [fact for kind in ("finding", "chip", "advice", "remedy", "install") for fact in facts(kind)]
-SOURCE = Path(__file__).parents[3] / "src"
+FACTS = [fact for kind in ("finding", "chip", "install") for fact in facts(kind)]
+SOURCE = Path(__file__).parents[2] / "src"
 
 
 def test_every_fact_names_its_source() -> None:
@@ -74,7 +74,7 @@ def test_a_bare_python_reads_them() -> None:
     """Set-up runs before anything is installed: -I -S leaves nothing but the standard library."""
     script = (
         f"import sys; sys.path.insert(0, {str(SOURCE)!r})\n"
-        "from hivetune.machine.knowledge.facts import choose_install\n"
+        "from hivetune.machine.facts import choose_install\n"
         "from hivetune.base.kernel import kfd_architectures\n"
         "print(choose_install([{'vendor': 'amd', 'gfx': 'gfx906'}], '3.12.1').backend, kfd_architectures())\n"
     )

@@ -1,1 +1,0 @@
-"""Facts as data: machines and faults (*.toml), cards and models (*.yaml)."""
