@@ -6,6 +6,7 @@ from typing import Any
 
 from hivetune.config import RunConfig
 from hivetune.errors import DoesNotFit, UsageError
+from hivetune.machine.cards import known_model
 from hivetune.machine.inventory import Machine, read_machine
 from hivetune.machine.profile import read_profile
 from hivetune.models.architecture import Architecture, parse_architecture, read_architecture
