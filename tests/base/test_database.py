@@ -1,6 +1,8 @@
 """hive.db that is empty, has lost tables, is of another program or holds odd values; and one on a full disk."""
 
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -25,13 +27,6 @@ def spoil(path: Path, statement: str) -> None:
         database.execute(statement)
 
 
-def test_an_empty_file_is_no_empty_store(path: Path) -> None:
-    path.write_bytes(b"")
-    with pytest.raises(UsageError, match=f"{path} is damaged: it is empty") as refused:
-        open_database(path)
-    assert "hivetune collect" in refused.value.hint
-
-
 def test_a_new_file_has_its_name_when_it_is_whole(tmp_path: Path) -> None:
     """Who is killed before leaves none, so an empty one is never a new one."""
     path = tmp_path / "hive.db"
@@ -48,26 +43,43 @@ def test_a_log_without_its_database_is_said(path: Path) -> None:
             open_database(path)
 
 
-@pytest.mark.parametrize("table", ["interactions", "runs", "releases", "cursors"])
-def test_a_table_that_is_gone_is_named(path: Path, table: str) -> None:
-    spoil(path, f"DROP TABLE {table}")
-    with pytest.raises(UsageError, match=f"its table '{table}' is gone"):
+@pytest.mark.parametrize(
+    ("statement", "problem"),
+    [
+        ("DROP TABLE interactions", "damaged: its table 'interactions' is gone"),
+        ("DROP TABLE cursors", "damaged: its table 'cursors' is gone"),
+        ("PRAGMA user_version = 7", "written by another version of Hivetune"),
+    ],
+)
+def test_what_is_not_as_it_was_made_is_named(path: Path, statement: str, problem: str) -> None:
+    spoil(path, statement)
+    with pytest.raises(UsageError, match=problem):
         open_database(path)
 
 
-def test_another_version_is_said(path: Path) -> None:
-    spoil(path, "PRAGMA user_version = 7")
-    with pytest.raises(UsageError, match="written by another version of Hivetune"):
-        open_database(path)
-
-
-def test_the_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
+def test_another_programs_database_and_an_empty_file_are_no_empty_store(tmp_path: Path) -> None:
     path = tmp_path / "hive.db"
+    path.write_bytes(b"")
+    with pytest.raises(UsageError, match=f"{path} is damaged: it is empty") as refused:
+        open_database(path)
+    assert "hivetune collect" in refused.value.hint
     spoil(path, "CREATE TABLE notes (text)")
     before = path.read_bytes()
     with pytest.raises(UsageError, match=r"another program \(tables: notes\)"):
         open_database(path)
     assert path.read_bytes() == before
+
+
+def test_a_second_connection_of_a_process_keeps_the_locks_of_the_first(path: Path) -> None:
+    """Another process must never take itself for the last one: it would delete the log under us."""
+    first = open_database(path)
+    open_database(path).close()
+    script = "import sys, pathlib, hivetune.base.database as s; s.open_database(pathlib.Path(sys.argv[1])).close()"
+    subprocess.run([sys.executable, "-c", script, str(path)], check=True)
+    first.execute("UPDATE runs SET name = 'b'")
+    with closing(sqlite3.connect(path)) as reader:
+        assert reader.execute("SELECT name FROM runs").fetchall() == [("b",)]
+    first.close()
 
 
 @pytest.mark.parametrize(

@@ -1,58 +1,84 @@
-"""Folders that are whole or not there, locks that die with their holder, and a database that migrates."""
+"""Files and folders that are whole or not there, manifests that find every damage, locks that die with their holder."""
 
-import contextlib
-import errno
 import fcntl
-import multiprocessing
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from small_disk import fill
 
-from hivetune.base.database import open_database
+from hivetune.base import disk
 from hivetune.base.disk import (
-    Disk,
+    MANIFEST,
     boot_id,
     lock,
     lock_holder,
     manifest_problems,
+    named_problems,
+    problems_once,
     read_json,
     scratch_folder,
+    sha256_file,
     write_atomic,
     write_json,
     write_manifest,
     write_whole,
 )
-from hivetune.base.journal import Journal, read_journal
 from hivetune.base.private import open_plain
 from hivetune.errors import Busy
 
 
-class FullDisk(Disk):
-    def write(self, path: Path, data: bytes | memoryview) -> None:
-        path.write_bytes(bytes(data)[:3])
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_an_atomic_write_leaves_the_old_file_when_the_disk_is_full(tmp_path: Path) -> None:
-    target = tmp_path / "state"
+def test_an_atomic_write_leaves_the_old_file_when_the_disk_is_full(small_disk: Path) -> None:
+    target = small_disk / "state"
     write_atomic(target, b"old")
-    with pytest.raises(OSError, match="space"):
-        write_atomic(target, b"new and longer", disk=FullDisk())
+    filler = fill(small_disk)
+    with pytest.raises(OSError, match="No space left") as refused:
+        write_atomic(target, b"new" * 10_000)
+    assert refused.value.filename == str(target)
     assert target.read_bytes() == b"old"
-    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+    assert {path.name for path in small_disk.iterdir()} == {"state", filler.name}
 
 
-def test_json_never_holds_a_nan(tmp_path: Path) -> None:
+def test_an_error_names_the_file_and_not_the_temporary_one() -> None:
+    """/sys takes no new files, not even from root."""
+    with pytest.raises(OSError) as refused:
+        write_atomic(Path("/sys/config.yaml"), b"")
+    assert refused.value.filename == "/sys/config.yaml"
+    with pytest.raises(OSError) as refused, write_whole(Path("/sys/rows.jsonl")):
+        pass
+    assert refused.value.filename == "/sys/rows.jsonl"
+
+
+def test_two_threads_write_one_file_at_a_time(tmp_path: Path) -> None:
+    """Each thread has a temporary name of its own, so neither renames or removes the other's file."""
+    barrier, replace = threading.Barrier(2), os.replace
+
+    def wait(source: Path, target: Path) -> None:
+        barrier.wait(10)  # both have written their temporary file, and neither has renamed it
+        replace(source, target)
+
+    with mock.patch("os.replace", wait), ThreadPoolExecutor(2) as pool:
+        for write in [pool.submit(write_atomic, tmp_path / "file", bytes([i]) * 100) for i in range(2)]:
+            write.result()
+    assert (tmp_path / "file").read_bytes() in (b"\0" * 100, b"\1" * 100)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_json_holds_no_nan_and_names_that_are_not_utf_8(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Out of range"):
         write_json(tmp_path / "x.json", {"loss": float("nan")})
     assert not (tmp_path / "x.json").exists()
+    named = {"file": os.fsdecode(b"rows\xff.jsonl")}
+    write_json(tmp_path / "x.json", named)
+    assert read_json(tmp_path / "x.json") == named
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", "5", "[" * 100_000, '{"a": "\\ud800'])
@@ -62,118 +88,104 @@ def test_what_is_no_json_object_is_one_kind_of_error(content: str, tmp_path: Pat
         read_json(tmp_path / "x.json")
 
 
-@pytest.mark.parametrize("damage", ["missing", "truncated", "flipped", "manifest"])
-def test_a_manifest_finds_every_damage(tmp_path: Path, damage: str) -> None:
-    (tmp_path / "a.bin").write_bytes(b"0123456789")
+# ---- manifests
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Files that were read long after they were written."""
     (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "b.bin").write_bytes(b"abc")
+    for name in ("a", "sub/b"):
+        (tmp_path / name).write_bytes(name.encode() * 64)
     write_manifest(tmp_path)
-    assert manifest_problems(tmp_path) == []
-    target = tmp_path / "sub" / "b.bin"
-    if damage == "missing":
-        target.unlink()
-    elif damage == "truncated":
-        target.write_bytes(b"ab")
-    elif damage == "flipped":
-        target.write_bytes(b"abd")
-    else:
-        (tmp_path / "manifest.json").write_text("{")
-    assert len(manifest_problems(tmp_path)) == 1
+    later_ns = (tmp_path / MANIFEST).stat().st_ctime_ns + 10_000_000_000
+    os.utime(tmp_path / MANIFEST, ns=(later_ns, later_ns))
+    return tmp_path
 
 
-def hold(folder: Path, ready: "multiprocessing.synchronize.Event") -> None:
-    with lock(folder):
-        ready.set()
-        multiprocessing.Event().wait()
+def flip(path: Path) -> None:
+    """Flip a bit, with the time of the content as it was; the inode's time tells of it."""
+    before = path.stat()
+    path.write_bytes(b"\xff" + path.read_bytes()[1:])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "sub/b: missing": Path.unlink,
+    "sub/b: 2 bytes instead of 320": lambda path: path.write_bytes(b"ab"),
+    "sub/b: its hash is not the recorded one": flip,
+    "manifest.json: ": lambda path: (path.parents[1] / MANIFEST).write_text("{"),
+}
+
+
+@pytest.mark.parametrize("problem", DAMAGE)
+def test_a_manifest_finds_every_damage(folder: Path, problem: str) -> None:
+    assert manifest_problems(folder) == []
+    DAMAGE[problem](folder / "sub" / "b")
+    if (folder / MANIFEST).stat().st_size > 1:
+        os.utime(folder / MANIFEST, ns=(0, 0))  # a second reading looks at what was written after the first
+    for found in (manifest_problems(folder), problems_once(folder), named_problems(folder, ["sub/b"])):
+        assert len(found) == 1 and found[0].startswith(problem)
+    if "manifest" not in problem:
+        assert named_problems(folder, ["a"]) == []
+
+
+def test_what_was_read_is_not_read_again_until_it_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(disk, "sha256_file", lambda path: read.append(path.name) or sha256_file(path))
+    assert problems_once(folder) == named_problems(folder, ["a"]) == [] and read == []
+    os.utime(folder / MANIFEST, ns=(0, 0))  # as in a copied home
+    assert problems_once(folder) == [] and read == ["a", "b"]
+    assert (folder / MANIFEST).stat().st_mtime_ns > 0
+    assert manifest_problems(folder) == [] and read == ["a", "b", "a", "b"]
+    (folder / MANIFEST).unlink()
+    assert named_problems(folder, ["b"]) == [] and problems_once(folder) != []
+
+
+# ---- locks
+
+HOLD = "import sys; from pathlib import Path; from hivetune.base.disk import *\n"
+LOCKED = HOLD + "with lock(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+SCRATCH = HOLD + "with scratch_folder(*map(Path, sys.argv[1:])) as f: print(f, flush=True); sys.stdin.read()"
+
+
+@contextmanager
+def another(script: str, *arguments: object, before: tuple[str, ...] = ()) -> Iterator["subprocess.Popen[str]"]:
+    """Another process, until the end of the block at most."""
+    command = [*before, sys.executable, "-c", script, *map(str, arguments)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line_of(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
 
 
 def test_a_held_folder_is_busy_until_its_holder_dies(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    ready = context.Event()
-    holder = context.Process(target=hold, args=(tmp_path, ready))
-    holder.start()
-    assert ready.wait(30)
-    with pytest.raises(Busy, match=str(holder.pid)), lock(tmp_path):
-        pass
-    found = lock_holder(tmp_path)
-    assert found is not None
-    assert found.pid == holder.pid
-    holder.kill()
-    holder.join()
-    assert lock_holder(tmp_path) is None
-    with lock(tmp_path):
-        pass
+    with another(LOCKED, tmp_path) as process:
+        assert line_of(process) == "held"
+        with pytest.raises(Busy, match=str(process.pid)), lock(tmp_path):
+            pass
+        found = lock_holder(tmp_path)
+        assert found is not None and (found.pid, found.boot_id) == (process.pid, boot_id())
+        process.kill()
+        process.wait()
+        assert lock_holder(tmp_path) is None
+        with lock(tmp_path):
+            pass
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="only root can make a namespace")
 def test_a_process_in_a_container_is_not_the_one_that_has_its_number_here(tmp_path: Path) -> None:
-    script = (
-        "import sys; from pathlib import Path; from hivetune.base.disk import lock\n"
-        "with lock(Path(sys.argv[1])):\n    print('held', flush=True)\n    sys.stdin.read()"
-    )
-    command = ["unshare", "--pid", "--fork", sys.executable, "-c", script, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        if process.stdout.readline() != "held\n":
+    with another(LOCKED, tmp_path, before=("unshare", "--pid", "--fork", "--kill-child")) as process:
+        if line_of(process) != "held":
             pytest.skip("no namespaces here")
         holder = lock_holder(tmp_path)
         assert holder is not None and (holder.pid, holder.boot_id == boot_id()) == (1, False)
-        process.communicate()
-
-
-def test_a_torn_last_line_is_left_out_and_then_overwritten(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    with Journal(path) as journal:
-        journal.append("start", step=1)
-    with open(path, "a") as file:
-        file.write('{"event": "torn')
-    assert [entry["event"] for entry in read_journal(path)] == ["start"]
-    with Journal(path) as journal:
-        journal.append("again")
-    assert [entry["event"] for entry in read_journal(path)] == ["start", "again"]
-
-
-def test_a_second_connection_of_a_process_keeps_the_locks_of_the_first(tmp_path: Path) -> None:
-    """Another process must never take itself for the last one: it would delete the log under us."""
-    path = tmp_path / "hive.db"
-    first = open_database(path)
-    first.execute("CREATE TABLE a (x)")
-    open_database(path).close()
-    script = "import sys, pathlib, hivetune.base.database as s; s.open_database(pathlib.Path(sys.argv[1])).close()"
-    subprocess.run([sys.executable, "-c", script, str(path)], check=True)
-    first.execute("INSERT INTO a VALUES (1)")
-    with contextlib.closing(sqlite3.connect(path)) as reader:
-        assert reader.execute("SELECT x FROM a").fetchall() == [(1,)]
-    first.close()
-
-
-@pytest.mark.parametrize("name", [None, "verify"])
-def test_what_a_killed_process_left_goes_before_the_next_folder_is_made(
-    name: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    below = tmp_path / name if name else None
-    script = (
-        "import sys; from pathlib import Path; from hivetune.base.disk import scratch_folder\n"
-        "with scratch_folder(*map(Path, sys.argv[1:])) as folder: print(folder, flush=True); sys.stdin.read()"
-    )
-    command = [sys.executable, "-c", script, *map(str, filter(None, [below]))]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        assert process.stdout is not None
-        theirs = Path(process.stdout.readline().strip())
-        (theirs / "rows").write_text("a secret")
-        with scratch_folder(below) as own:
-            assert (theirs / "rows").exists(), "removed while its process lives"
-            process.kill()
-            process.wait()
-            with scratch_folder(below) as second:
-                assert not theirs.exists()
-                assert {own, second} == {path for path in own.parent.iterdir() if path.is_dir()}
-    assert not own.exists() and not second.exists()
-    assert own.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_look_at_a_free_lock_makes_nobody_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,34 +215,22 @@ def test_a_folder_that_is_removed_while_it_is_looked_at_has_no_holder(
     assert lock_holder(tmp_path / "scratch") is None
 
 
-def test_an_error_names_the_file_and_not_the_temporary_one() -> None:
-    """/sys takes no new files, not even from root."""
-    with pytest.raises(OSError) as refused:
-        write_atomic(Path("/sys/config.yaml"), b"")
-    assert refused.value.filename == "/sys/config.yaml"
-    with pytest.raises(OSError) as refused, write_whole(Path("/sys/rows.jsonl")):
-        pass
-    assert refused.value.filename == "/sys/rows.jsonl"
-
-
-def test_json_holds_names_that_are_not_utf_8(tmp_path: Path) -> None:
-    named = {"file": os.fsdecode(b"rows\xff.jsonl")}
-    write_json(tmp_path / "report.json", named)
-    assert read_json(tmp_path / "report.json") == named
-
-
-def test_two_threads_write_one_file_at_a_time(tmp_path: Path) -> None:
-    """Each thread has a temporary name of its own, so neither renames or removes the other's file."""
-    barrier = threading.Barrier(2)
-
-    class SlowDisk(Disk):
-        def sync(self, path: Path) -> None:
-            barrier.wait(10)  # both have written their temporary file, and neither has renamed it
-            super().sync(path)
-
-    with ThreadPoolExecutor(2) as pool:
-        writes = [pool.submit(write_atomic, tmp_path / "file", bytes([i]) * 100, disk=SlowDisk()) for i in range(2)]
-        for write in writes:
-            write.result()
-    assert (tmp_path / "file").read_bytes() in (b"\0" * 100, b"\1" * 100)
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+@pytest.mark.parametrize("name", [None, "verify"])
+def test_what_a_killed_process_left_goes_before_the_next_folder_is_made(
+    name: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    below = tmp_path / name if name else None
+    with another(SCRATCH, *filter(None, [below])) as process:
+        theirs = Path(line_of(process))
+        (theirs / "rows").write_text("a secret")
+        with scratch_folder(below) as own:
+            assert (theirs / "rows").exists(), "removed while its process lives"
+            process.kill()
+            process.wait()
+            with scratch_folder(below) as second:
+                assert not theirs.exists()
+                assert {own, second} == {path for path in own.parent.iterdir() if path.is_dir()}
+    assert not own.exists() and not second.exists()
+    assert own.parent.stat().st_mode & 0o777 == 0o700

@@ -1,6 +1,7 @@
 """What Hivetune writes is for its user alone, and nothing that somebody else planted leads it out of a folder."""
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -10,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hivetune.base.disk import lock, lock_holder, read_json, write_json
+from hivetune.base.disk import lock, lock_holder, read_json, scratch_folder, write_json
 from hivetune.base.journal import Journal, read_journal
-from hivetune.base.private import check_own, keep_private, make_folder, open_plain, temporary_folder
+from hivetune.base.private import check_own, keep_private, make_folder, open_plain
 from hivetune.errors import UsageError
 
 
@@ -133,16 +134,16 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
         check_own(tmp_path / "run")
 
 
-def test_a_temporary_folder_is_found_again_and_not_taken_from_others(
+def test_the_folder_of_scratch_folders_is_not_taken_from_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    folder = temporary_folder("ours")
-    assert temporary_folder("ours") == folder and mode(folder) == 0o700
-    folder.chmod(0o770)
-    with pytest.raises(UsageError, match="accessible to other users"):
-        temporary_folder("ours")
-    folder.rmdir()
-    folder.symlink_to(tmp_path)
-    with pytest.raises(UsageError, match="accessible to other users"):
-        temporary_folder("ours")
+    with scratch_folder() as folder:
+        assert mode(folder) == mode(folder.parent) == 0o700
+    folder.parent.chmod(0o770)
+    with pytest.raises(UsageError, match="accessible to other users"), scratch_folder():
+        pass
+    shutil.rmtree(folder.parent)
+    folder.parent.symlink_to(tmp_path)
+    with pytest.raises(UsageError, match="accessible to other users"), scratch_folder():
+        pass

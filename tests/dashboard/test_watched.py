@@ -2,26 +2,33 @@
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from dashboard.shown import add_events, add_step, end_run, make_run, supervisor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hivetune.base.journal import Followed, Journal, JournalPlace, read_after, read_journal
+from hivetune.base import journal as journals
+from hivetune.base.journal import Journal, JournalPlace, read_after, read_journal
 from hivetune.dashboard import watched
 from hivetune.dashboard.watched import WatchedRun, Watcher
 from hivetune.run.folder import METRICS
 from hivetune.run.status import loss_curve, run_status
 
 
-def follow_all(path: Path, place: JournalPlace, most_bytes: int) -> tuple[list[dict[str, Any]], JournalPlace, bool]:
+def follow_all(path: Path, place: JournalPlace) -> tuple[list[dict[str, Any]], JournalPlace, bool]:
+    """Return the entries after `place`, the place after them, and whether they are all of a file that was replaced."""
     entries: list[dict[str, Any]] = []
-    anew = False
-    while (found := read_after(path, place, most_bytes)).entries or found.anew:
-        anew = anew or found.anew
-        entries, place = entries * (not found.anew) + list(found.entries), found.place
-    return entries, place, anew
+    replaced = False
+    while True:
+        found, after = read_after(path, place)
+        if after is None:
+            entries, place, replaced = [], JournalPlace(), True
+        elif not found:
+            return entries, after, replaced
+        else:
+            entries, place = [*entries, *found], after
 
 
 @settings(max_examples=60)
@@ -50,8 +57,9 @@ def test_following_a_journal_gives_what_reading_it_gives(
                 for _ in range(turn):
                     written += 1
                     journal.append("x", number=written)
-        entries, place, anew = follow_all(path, place, most_bytes)
-        read = entries if anew else [*read, *entries]
+        with mock.patch.object(journals, "FOLLOWED_BYTES", most_bytes):
+            entries, place, replaced = follow_all(path, place)
+        read = entries if replaced else [*read, *entries]
         assert read == list(read_journal(path))
 
 
@@ -80,46 +88,6 @@ def test_a_run_is_followed_through_faults_and_steps_that_are_made_again(own_home
     assert drawn == {(step, loss) for step, loss, kind in loss_curve(folder) if kind == "step"}
     assert len(run.read.quarantined) == 1  # the events were not read twice
     assert run.status() == run_status(folder)
-
-
-def test_repeated_steps_of_an_older_journal_count_once(own_home: Path) -> None:
-    folder = make_run("old", steps=50, done=20)
-    with Journal(folder / METRICS) as journal:
-        for step in range(11, 31):
-            add_step(journal, step)
-    run = WatchedRun(folder)
-    for _ in range(2):
-        run.refresh()
-        assert [bucket.step for bucket in run.read.curves["loss"].buckets] == list(range(1, 31))
-        assert [bucket.step for bucket in run.read.curves["validation"].buckets] == [10, 20, 30]
-
-
-def test_a_journal_that_is_rewritten_while_it_is_read_leaves_no_old_steps(
-    own_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = make_run("old", steps=100, done=30)
-    with Journal(folder / METRICS) as journal:
-        for step in range(21, 41):  # repeated steps: the reader that keeps the newest line of each
-            add_step(journal, step)
-    beginnings: list[Path] = []
-
-    def read_in_parts(path: Path, place: JournalPlace) -> Followed:
-        part = read_after(path, place, 1000)
-        if path.name == METRICS and place == JournalPlace():
-            beginnings.append(path)
-        if len(beginnings) == 3 and place.offset > 0:  # both attempts before met the repeated step
-            beginnings.clear()
-            kept = [entry for entry in read_journal(path) if entry["step"] <= 3]
-            with Journal(path) as journal:
-                journal.replace(kept)
-        return part
-
-    monkeypatch.setattr(watched, "read_after", read_in_parts)
-    run = WatchedRun(folder)
-    for _ in range(3):
-        run.refresh()
-    assert not beginnings
-    assert [bucket.step for bucket in run.read.curves["loss"].buckets] == list(range(1, 4))
 
 
 def test_a_supervisor_that_dies_is_seen_at_the_next_look(own_home: Path) -> None:

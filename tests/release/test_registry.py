@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crashes import each_crash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from train.supervise.disks import CountingDisk, PowerCut
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, home, read_json, write_json, write_manifest
@@ -304,25 +304,22 @@ def test_names_are_plain(name: str, database: sqlite3.Connection, tmp_path: Path
         register(database, run, name, about(run), by="test")
 
 
-def test_a_crash_at_any_operation_leaves_the_old_or_the_new_state(database: sqlite3.Connection, tmp_path: Path) -> None:
-    """Cut before each disk operation in turn, then registered again: one release, whole, at its own version."""
+def test_a_crash_at_any_change_leaves_the_old_or_the_new_state(database: sqlite3.Connection, tmp_path: Path) -> None:
+    """Killed before each change of the file system, then registered again: one release, whole, at its own version."""
     run = finished_run(tmp_path / "run", export=True)
-    whole = CountingDisk()
-    register(database, run, "count", about(run), by="test", disk=whole)
-    for cut_at in range(len(whole.operations)):
+    name = "crashed"
 
-        def cut(number: int, _operation: str, cut_at: int = cut_at) -> None:
-            if number == cut_at:
-                raise PowerCut
+    def register_it() -> None:
+        with closing(open_database()) as own:
+            register(own, run, name, about(run), by="test")
 
-        name = f"cut{cut_at}"
-        with pytest.raises(PowerCut):
-            register(database, run, name, about(run), by="test", disk=CountingDisk(cut))
-        assert releases(database, name) == []
-        release, new = register(database, run, name, about(run), by="test")
-        assert new and release.label == f"{name}@1"
+    for number in each_crash(register_it):
+        release, _ = register(database, run, name, about(run), by="test")
+        assert release.label == f"{name}@1"
         release.check()
         assert sorted(path.name for path in release.folder.parent.iterdir()) == ["1"]
+        name = f"crashed-{number}"
+    assert number > 10
 
 
 KILLED = """

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from hivetune.base.disk import FULL_DISK, home
 from hivetune.base.private import PRIVATE_FILE, make_folder
-from hivetune.errors import Busy, DoesNotFit, HivetuneError, UsageError
+from hivetune.errors import Busy, DoesNotFit, UsageError
 
 _T = TypeVar("_T")
 
@@ -38,12 +38,24 @@ def open_database(path: Path | None = None) -> sqlite3.Connection:
     deleting still work. Raise UsageError if another version of Hivetune wrote it, or if it is damaged.
     """
     path = path or database_path()
+    if path.exists() and not path.is_file():  # SQLite would wait for the other end of a pipe
+        raise UsageError(f"{path} is not an ordinary file", hint="move it away, or set HIVETUNE_HOME")
+    log = path.with_name(f"{path.name}-wal")
+    if not path.exists() and log.exists() and log.stat().st_size:
+        raise UsageError(f"{path} is missing, but {log.name} with its newest rows exists", hint=RESTORE)
+    if not path.exists():
+        make_folder(path.parent)
+        _create(path)
     try:
-        return _open(path)
-    except sqlite3.OperationalError:  # locked, full or read-only: the file itself is intact
-        raise
+        return _connect(path)
+    except sqlite3.OperationalError as error:
+        # The index of the log is a file of shared memory. A full disk has no room for it (sqlite.org/wal.html, 8), but
+        # this process has: others, and other connections of its own, have to wait then.
+        if not _is_full(error):
+            raise
+        return _connect(path, "PRAGMA locking_mode=EXCLUSIVE")
     except sqlite3.DatabaseError as error:
-        raise _damaged(path, str(error)) from None
+        raise UsageError(f"{path} is damaged: {error}", hint=RESTORE) from None
 
 
 @contextlib.contextmanager
@@ -69,43 +81,19 @@ def is_read_only(path: Path) -> bool:
     return not os.access(path.parent, os.W_OK)
 
 
-def _damaged(path: Path, reason: str) -> UsageError:
-    return UsageError(f"{path} is damaged: {reason}", hint=RESTORE)
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    if path.exists() and is_read_only(path):
+def _connect(path: Path, *pragmas: str) -> sqlite3.Connection:
+    read_only = is_read_only(path)
+    if read_only:
         database = open_to_read(path, finished=True)
-        _check(database, path)
-        return database
-    make_folder(path.parent)
-    if not path.exists():
-        log = path.with_name(f"{path.name}-wal")
-        if log.exists() and log.stat().st_size:
-            raise UsageError(f"{path} is missing, but {log.name} with its newest rows exists", hint=RESTORE)
-        _create(path)
-    elif not path.is_file():  # SQLite would wait for the other end of a pipe
-        raise UsageError(f"{path} is not an ordinary file", hint="move it away, or set HIVETUNE_HOME")
+    else:
+        database = sqlite3.connect(path, timeout=30, isolation_level=None)
     try:
-        return _connect(path)
-    except sqlite3.OperationalError as error:
-        if not _is_full(error):
-            raise
-        return _connect(path, exclusive=True)
-
-
-def _connect(path: Path, *, exclusive: bool = False) -> sqlite3.Connection:
-    """Connect. With `exclusive` the WAL index is in memory: a full disk has no room for it (sqlite.org/wal.html, 8).
-
-    Then other processes, and other connections of this process, have to wait.
-    """
-    database = sqlite3.connect(path, timeout=30, isolation_level=None)
-    try:
-        if exclusive:
-            database.execute("PRAGMA locking_mode=EXCLUSIVE")
-        database.execute("PRAGMA synchronous=FULL")
+        for pragma in pragmas:
+            database.execute(pragma)
         _check(database, path)
-        database.execute("PRAGMA journal_mode=WAL")
+        if not read_only:
+            database.execute("PRAGMA synchronous=FULL")
+            database.execute("PRAGMA journal_mode=WAL")
     except BaseException:
         database.close()
         raise
@@ -115,49 +103,16 @@ def _connect(path: Path, *, exclusive: bool = False) -> sqlite3.Connection:
 def _check(database: sqlite3.Connection, path: Path) -> None:
     """Raise UsageError for a file that is not what `_create` made."""
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if missing := [table for table in _TABLES if table not in tables]:
-        if len(missing) < len(_TABLES):
-            raise _damaged(path, f"its table {missing[0]!r} is gone")
-        what = f"of another program (tables: {', '.join(sorted(tables))})" if tables else "empty"
-        raise _damaged(path, f"it is {what}")
+    missing = [table for table in _TABLES if table not in tables]
+    if missing:
+        problem = f"its table {missing[0]!r} is gone"
+        if len(missing) == len(_TABLES):
+            problem = f"it is of another program (tables: {', '.join(sorted(tables))})" if tables else "it is empty"
+        raise UsageError(f"{path} is damaged: {problem}", hint=RESTORE)
     (version,) = database.execute("PRAGMA user_version").fetchone()
     if version != VERSION:
-        raise UsageError(
-            f"{path} was written by another version of Hivetune", hint="move it away, or set HIVETUNE_HOME"
-        )
-
-
-@contextlib.contextmanager
-def transaction(database: sqlite3.Connection) -> Iterator[None]:
-    """Run the block in a transaction. Raise DoesNotFit (disk full) or Busy (locked for more than 30 s)."""
-    try:
-        database.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            database.execute("COMMIT")
-        except BaseException:
-            if database.in_transaction:
-                database.execute("ROLLBACK")
-            raise
-    except sqlite3.OperationalError as error:
-        raise _explain(error) from error
-
-
-def note_and_free(note: Callable[[], None], free: Callable[[], _T]) -> _T:
-    """Record that something is removed, then free its space, and return the result of `free`.
-
-    A kill between the two leaves unnamed files, never a name without its files. If a full disk has no room for the
-    record, the space is freed first; `free` itself checks whether it may.
-    """
-    try:
-        note()
-    except (DoesNotFit, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in FULL_DISK:
-            raise
-        freed = free()
-        note()
-        return freed
-    return free()
+        hint = "move it away, or set HIVETUNE_HOME"
+        raise UsageError(f"{path} was written by another version of Hivetune", hint=hint)
 
 
 def _create(path: Path) -> None:
@@ -175,18 +130,48 @@ def _create(path: Path) -> None:
             os.link(temporary, path)
 
 
+@contextlib.contextmanager
+def transaction(database: sqlite3.Connection) -> Iterator[None]:
+    """Run the block in a transaction. Raise DoesNotFit (disk full) or Busy (locked for more than 30 s)."""
+    try:
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            database.execute("COMMIT")
+        except BaseException:
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+            raise
+    except sqlite3.OperationalError as error:
+        if _is_full(error):
+            raise DoesNotFit(
+                f"hive.db cannot be written: {error}; nothing of this batch was stored or acknowledged",
+                hint="free space in the home folder (hivetune rm --unused), then run the same command again",
+            ) from error
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+            busy = "another process holds hive.db for more than 30 s"
+            raise Busy(busy, hint="wait for it, then run the command again") from error
+        raise
+
+
 def _is_full(error: sqlite3.OperationalError) -> bool:
     """Return whether the disk is full, also for a file of shared memory that gets no room."""
     code = getattr(error, "sqlite_errorcode", 0)  # Python's own errors have none
     return bool(code == sqlite3.SQLITE_FULL or code & 0xFF == sqlite3.SQLITE_IOERR)
 
 
-def _explain(error: sqlite3.OperationalError) -> HivetuneError | sqlite3.OperationalError:
-    if _is_full(error):
-        return DoesNotFit(
-            f"hive.db cannot be written: {error}; nothing of this batch was stored or acknowledged",
-            hint="free space in the home folder (hivetune rm --unused), then run the same command again",
-        )
-    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
-        return Busy("another process holds hive.db for more than 30 s", hint="wait for it, then run the command again")
-    return error
+def note_and_free(note: Callable[[], None], free: Callable[[], _T]) -> _T:
+    """Record that something is removed, then free its space, and return the result of `free`.
+
+    A kill between the two leaves unnamed files, never a name without its files. If a full disk has no room for the
+    record, the space is freed first; `free` itself checks whether it may.
+    """
+    try:
+        note()
+    except (DoesNotFit, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in FULL_DISK:
+            raise
+        freed = free()
+        note()
+        return freed
+    return free()

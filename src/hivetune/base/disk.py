@@ -1,7 +1,7 @@
-"""The disk: the home folder, atomic writes, manifests, hashes and locks.
+"""The disk: the home folder, atomic writes, manifests, hashes, locks and scratch folders.
 
 A folder's `manifest.json` is written last and names every file with its size and SHA-256; readers trust only what it
-names. Every change that must survive a crash goes through a `Disk`, so that tests can fail the n-th operation.
+names. A file or folder gets its name when it is complete and on the disk, so a crash leaves the old or the new one.
 """
 
 import contextlib
@@ -12,10 +12,11 @@ import json
 import os
 import re
 import shutil
+import stat
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -23,46 +24,16 @@ from typing import IO, Any
 import platformdirs
 
 from hivetune.base.paths import real_path
-from hivetune.base.private import check_own, make_folder, open_plain, read_bounded, temporary_folder
+from hivetune.base.private import PRIVATE_UMASK, check_own, make_folder, open_plain, read_bounded
 from hivetune.errors import Busy, UsageError
 
 MANIFEST = "manifest.json"
 LOCK = ".lock"  # names the process that holds a folder; not part of its manifest
 # The largest JSON files are eval.json and compare.json: 10,000 answers of 4 kB, twice, are 80 MB.
 MAX_JSON_BYTES = 1 << 30
-# `lock_holder` itself holds a free lock for some microseconds, so a lock is tried again before it counts as held.
-_LOCK_TRIES, _LOCK_RETRY_S = 4, 0.01
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 # The same in the error messages of children, SQLite and other libraries.
 FULL_DISK_ERROR = re.compile(r"No space left on device|Disk quota exceeded|database or disk is full")
-
-
-class Disk:
-    """The operations that a crash can fall between. Tests subclass it to fail or drop the n-th one."""
-
-    def write(self, path: Path, data: bytes | memoryview) -> None:
-        with open(open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-            file.write(data)
-
-    def sync(self, path: Path) -> None:
-        """Flush a file, or the names in a folder, to the disk."""
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-    def rename(self, source: Path, target: Path) -> None:
-        os.rename(source, target)
-
-    def remove(self, path: Path) -> None:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-
-
-DISK = Disk()
 
 
 def home() -> Path:
@@ -86,84 +57,73 @@ def stored_path(text: str) -> Path:
     return home() / text
 
 
-def write_atomic(path: Path, data: bytes | memoryview, *, disk: Disk = DISK) -> None:
-    """Write `data` to `path`, whole or not at all: write a temporary file, fsync, rename, fsync the folder.
+# Writing.
 
-    Raise OSError that names `path`; then the temporary file is removed.
-    """
-    make_folder(path.parent)
-    temporary = _temporary_name(path)
+
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to the disk: what follows is not there after a power cut without it."""
+    handle = os.open(path, os.O_RDONLY)
     try:
-        disk.write(temporary, data)
-        disk.sync(temporary)
-        disk.rename(temporary, path)
-    except OSError as error:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        error.filename = str(path)  # the caller does not know the temporary name
-        raise
-    disk.sync(path.parent)
-
-
-def _temporary_name(path: Path) -> Path:
-    """Return a name beside `path` for this thread alone: the kernel's thread numbers are unique on a machine."""
-    return path.with_name(f".{path.name}.{threading.get_native_id()}.tmp")
-
-
-@contextlib.contextmanager
-def errors_name(path: Path) -> Iterator[None]:
-    """Make each OSError of the block name `path` instead of a temporary file."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = str(path)
-        raise
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager
 def write_whole(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file of any size that gets the name `path` when it is complete, and is removed if the block fails."""
-    temporary = _temporary_name(path)
+    """Yield a file of any size that gets the name `path` when it is complete and on the disk, and is removed if the
+    block fails. Raise OSError that names `path`, since nobody knows the temporary name.
+    """
+    # The kernel's thread numbers are unique on a machine, so two threads that write one file do not meet.
+    temporary = path.with_name(f".{path.name}.{threading.get_native_id()}.tmp")
     try:
-        with errors_name(path):
-            opened = open(temporary, "wb")  # noqa: SIM115
-        with opened as file:
+        with open(open_plain(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        sync(path.parent)
+    except OSError as error:
+        if error.filename == str(temporary):
+            error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def file_to_write(path: Path, inputs: Iterable[str] = ()) -> Path:
-    """Return `path`. Raise UsageError, before any work is done, if it is no plain file, or one of `inputs`. What is
-    written takes the place of the file: of /dev/null, too, for a user who may.
-    """
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder", hint="give the name of a file")
-    if path.exists() and not path.is_file():
-        raise UsageError(f"{path} is a device or pipe", hint="give the name of a file")
-    if any(os.path.realpath(path) == os.path.realpath(name) for name in inputs):
-        raise UsageError(f"{path} is also an input and would be overwritten", hint="give another name")
-    return path
+def write_atomic(path: Path, data: bytes | memoryview) -> None:
+    """Write `data` to `path`, whole or not at all, and make its folder. Raise OSError that names `path`."""
+    make_folder(path.parent)
+    try:
+        with write_whole(path) as file:
+            file.write(data)
+    except OSError as error:
+        error.filename = str(path)  # a failed write names no file
+        raise
 
 
 def files_to_write(paths: Sequence[Path], inputs: Sequence[str] = ()) -> None:
-    """Raise UsageError for a file that can't be written, and for two that are one."""
+    """Raise UsageError, before any work is done, for a file that can't be written or is one of `inputs`, and for two
+    that are one. What is written takes the place of the file: of /dev/null, too, for a user who may.
+    """
     seen: set[str] = set()
     for path in paths:
-        file_to_write(path, inputs)
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder", hint="give the name of a file")
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path} is a device or pipe", hint="give the name of a file")
+        if os.path.realpath(path) in map(os.path.realpath, inputs):
+            raise UsageError(f"{path} is also an input and would be overwritten", hint="give another name")
         if os.path.realpath(path) in seen:
             raise UsageError(f"{path} is written twice", hint="give each file its own name")
         seen.add(os.path.realpath(path))
 
 
-def write_json(path: Path, value: Mapping[str, Any], *, disk: Disk = DISK) -> None:
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write `value` as indented JSON, atomically. Raise ValueError for NaN and infinities."""
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     # File names may hold lone surrogates for bytes that are not UTF-8; written as \udcff they are valid JSON.
-    write_atomic(path, text.encode("utf-8", "backslashreplace"), disk=disk)
+    write_atomic(path, text.encode("utf-8", "backslashreplace"))
 
 
 def read_json(path: Path, *, finite: bool = False) -> dict[str, Any]:
@@ -189,6 +149,9 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number")
 
 
+# Hashes and manifests.
+
+
 def size_of(folder: Path) -> int:
     """Return the bytes of all files below `folder`."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -203,14 +166,14 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_manifest(folder: Path, extra: dict[str, Any] | None = None, *, disk: Disk = DISK) -> None:
+def write_manifest(folder: Path, extra: dict[str, Any] | None = None) -> None:
     """Write the manifest of a folder: name, size and hash of every file, and `extra`."""
     files = {
         str(path.relative_to(folder)): {"size_bytes": path.stat().st_size, "sha256": sha256_file(path)}
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.relative_to(folder) not in (Path(MANIFEST), Path(LOCK))
     }
-    write_json(folder / MANIFEST, {"schema": 1, **(extra or {}), "files": files}, disk=disk)
+    write_json(folder / MANIFEST, {"schema": 1, **(extra or {}), "files": files})
 
 
 def publish(work: Path, folder: Path, extra: dict[str, Any] | None = None) -> None:
@@ -220,12 +183,28 @@ def publish(work: Path, folder: Path, extra: dict[str, Any] | None = None) -> No
     os.rename(work, folder)
 
 
-def manifest_problems(folder: Path, only: Collection[str] | None = None) -> list[str]:
+def manifest_problems(folder: Path, only: Collection[str] | None = None, *, read_ns: int = 0) -> list[str]:
     """Return the differences from the manifest in words, none if every file that it names is intact.
 
-    `only` limits the check to these files.
+    `only` limits the check to these files. The content of files last written before `read_ns` is not read.
     """
-    return _problems(folder, only, read_since_ns=None)
+    try:
+        manifest = read_json(folder / MANIFEST)
+        named = {name: (entry["size_bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return [f"{MANIFEST}: {error}"]
+    problems = []
+    for name, (size_bytes, sha256) in named.items():
+        path = folder / name
+        if only is not None and name not in only:
+            continue
+        if not path.is_file():
+            problems.append(f"{name}: missing")
+        elif path.stat().st_size != size_bytes:
+            problems.append(f"{name}: {path.stat().st_size} bytes instead of {size_bytes}")
+        elif _written_ns(path) > read_ns and sha256_file(path) != sha256:
+            problems.append(f"{name}: its hash is not the recorded one")
+    return problems
 
 
 # Times of files have the resolution of the kernel's tick, 1 to 10 ms; a file this close to the manifest is read again.
@@ -238,14 +217,11 @@ def problems_once(folder: Path, only: Collection[str] | None = None) -> list[str
     The time of the manifest is when its files were last read: 0.7 s for a model of 135 M, 6 s for 1 B. Bits that a disk
     loses without a write are found by `manifest_problems`.
     """
-    manifest = folder / MANIFEST
-    try:
-        read_ns = manifest.stat().st_mtime_ns
-    except OSError as error:
-        return [f"{MANIFEST}: {error}"]
-    now_ns = time.time_ns()
-    problems = _problems(folder, only, read_since_ns=read_ns - _TICK_NS)
-    if not problems and only is None and _newest_ns(folder) > read_ns - _TICK_NS:
+    manifest, now_ns = folder / MANIFEST, time.time_ns()
+    read_ns = manifest.stat().st_mtime_ns - _TICK_NS if manifest.exists() else 0
+    problems = manifest_problems(folder, only, read_ns=read_ns)
+    others = (path for path in folder.rglob("*") if path.is_file() and path != manifest)
+    if not problems and only is None and any(_written_ns(path) > read_ns for path in others):
         with contextlib.suppress(OSError):  # of another user, or on a read-only disk: they are read again next time
             os.utime(manifest, ns=(now_ns, now_ns))
     return problems
@@ -256,36 +232,15 @@ def named_problems(folder: Path, names: Collection[str]) -> list[str]:
     return problems_once(folder, names) if (folder / MANIFEST).is_file() else []
 
 
-def _problems(folder: Path, only: Collection[str] | None, *, read_since_ns: int | None) -> list[str]:
-    """Return the differences from the manifest. Files that are older than `read_since_ns` are not read."""
-    try:
-        manifest = read_json(folder / MANIFEST)
-        named = {name: (entry["size_bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return [f"{MANIFEST}: {error}"]
-    problems = []
-    for name, (size_bytes, sha256) in named.items():
-        if only is not None and name not in only:
-            continue
-        path = folder / name
-        if not path.is_file():
-            problems.append(f"{name}: missing")
-        elif path.stat().st_size != size_bytes:
-            problems.append(f"{name}: {path.stat().st_size} bytes instead of {size_bytes}")
-        elif (read_since_ns is None or _written_ns(path) > read_since_ns) and sha256_file(path) != sha256:
-            problems.append(f"{name}: its hash is not the recorded one")
-    return problems
-
-
 def _written_ns(path: Path) -> int:
     """Return when content or inode of a file was last changed; a copy that keeps the time of the content is newer."""
     status = path.stat()
     return max(status.st_mtime_ns, status.st_ctime_ns)
 
 
-def _newest_ns(folder: Path) -> int:
-    manifest = folder / MANIFEST
-    return max((_written_ns(path) for path in folder.rglob("*") if path.is_file() and path != manifest), default=0)
+# Locks. `lock_holder` itself holds a free lock for some microseconds, so it is tried again before it counts as held.
+_LOCK_TRIES, _LOCK_RETRY_S = 4, 0.01
+_MACHINES_PIDS = f"pid:[{0xEFFFFFFC}]"  # PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h
 
 
 @dataclass(frozen=True)
@@ -294,9 +249,6 @@ class LockHolder:
 
     pid: int
     boot_id: str
-
-
-_MACHINES_PIDS = f"pid:[{0xEFFFFFFC}]"  # PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h
 
 
 @contextlib.contextmanager
@@ -308,42 +260,22 @@ def lock(folder: Path, *, hint: str = "wait until it has ended") -> Iterator[Non
     make_folder(folder)
     check_own(folder)
     with open(open_plain(folder / LOCK, os.O_RDWR | os.O_CREAT), "r+", encoding="utf-8") as file:
-        if not _take(file.fileno()):
-            file.seek(0)
-            holder = file.read().split()
-            who = f"process {holder[0]}" if holder else "another process"
-            raise Busy(f"{folder} is in use by {who}", hint=hint)
-        _name_holder(file.fileno())
-        yield
-
-
-def _name_holder(handle: int) -> None:
-    """Write this process into the lock file, over the last holder so that a full disk has room for it.
-
-    If a new file gets no room, the folder is still held, but its holder has no name.
-    """
-    name = f"{os.getpid()} {boot_id()}\n".encode()
-    try:
-        os.pwrite(handle, name, 0)
-        os.ftruncate(handle, len(name))
-    except OSError as error:
-        if error.errno not in FULL_DISK:
-            raise
-
-
-def _take(handle: int) -> bool:
-    """Lock a file for this process; return False if another process holds it."""
-    for attempt in range(_LOCK_TRIES):
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
-            if attempt + 1 < _LOCK_TRIES:
-                time.sleep(_LOCK_RETRY_S)
+        for _ in range(_LOCK_TRIES):
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(_LOCK_RETRY_S)
         else:
-            return True
-    return False
+            holder = file.read().split()
+            raise Busy(f"{folder} is in use by {f'process {holder[0]}' if holder else 'another process'}", hint=hint)
+        name = f"{os.getpid()} {boot_id()}\n".encode()
+        try:  # over the last holder's name, so that a full disk has room for it
+            os.pwrite(file.fileno(), name, 0)
+            os.ftruncate(file.fileno(), len(name))
+        except OSError as error:
+            if error.errno not in FULL_DISK:  # the folder is held without a name then
+                raise
+        yield
 
 
 def lock_holder(folder: Path) -> LockHolder | None:
@@ -362,16 +294,29 @@ def lock_holder(folder: Path) -> LockHolder | None:
     return None
 
 
+def boot_id() -> str:
+    """Return an id of this boot, in a container also of the container: only where it is the same, a pid is the same
+    process."""
+    path = Path("/proc/sys/kernel/random/boot_id")
+    if not path.exists():
+        return "unknown"
+    boot, namespace = path.read_text().strip(), os.readlink("/proc/self/ns/pid")
+    return boot if namespace == _MACHINES_PIDS else f"{boot}-{namespace}"
+
+
 @contextlib.contextmanager
 def scratch_folder(below: Path | None = None) -> Iterator[Path]:
-    """Yield a private temporary folder, in `below` or in a place whose path is short enough for a socket.
+    """Yield a private temporary folder, in `below` or in a place whose path is short enough for a socket (107 bytes).
 
     It is removed after the block. A process that is killed leaves its folder, which the next caller removes. Raise
     OSError, and UsageError if another user made the folder that contains them.
     """
-    if below is not None:
-        make_folder(below)
-    room = temporary_folder("hivetune-scratch") if below is None else below
+    room = below or Path(tempfile.gettempdir(), f"hivetune-scratch-{os.geteuid()}")
+    make_folder(room)
+    status = room.lstat()
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & PRIVATE_UMASK
+    if below is None and not is_own:
+        raise UsageError(f"{room} is accessible to other users", hint="remove it, or set TMPDIR")
     with contextlib.ExitStack() as stack:
         with open(open_plain(room / LOCK, os.O_RDWR | os.O_CREAT), "r+b") as lock_file:
             # Waits, so that a new folder is locked before another process looks at it.
@@ -382,13 +327,3 @@ def scratch_folder(below: Path | None = None) -> Iterator[Path]:
             name = stack.enter_context(tempfile.TemporaryDirectory(dir=room, ignore_cleanup_errors=True))
             stack.enter_context(lock(Path(name)))
         yield Path(name)
-
-
-def boot_id() -> str:
-    """Return an id of this boot, in a container also of the container: only where it is the same, a pid is the same
-    process."""
-    path = Path("/proc/sys/kernel/random/boot_id")
-    if not path.exists():
-        return "unknown"
-    boot, namespace = path.read_text().strip(), os.readlink("/proc/self/ns/pid")
-    return boot if namespace == _MACHINES_PIDS else f"{boot}-{namespace}"

@@ -8,7 +8,6 @@ import errno
 import json
 import os
 import time
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,7 @@ from hivetune.base.private import make_folder, open_plain
 
 DAMAGED = "damaged"
 TAIL_BYTES = 1 << 16
-# The most that one call of `read_after` reads, and the bytes by which it recognises a place.
-FOLLOWED_BYTES = 4 << 20
-MARK_BYTES = 64
+FOLLOWED_BYTES = 4 << 20  # about the most that one call of `read_after` reads
 # The losses of a million validation rows take 30 MB in one line. Hivetune writes no longer line.
 MAX_LINE_BYTES = 256 << 20
 
@@ -57,8 +54,7 @@ class Journal:
         make_folder(path.parent)
         self._path = path
         self._pending = b""
-        self._handle = -1
-        self._open()
+        self._handle = _open_at_end(path)
 
     def append(self, event: str, **fields: Any) -> dict[str, Any]:
         """Write one line, which survives the death of the process; a power cut may lose the newest lines.
@@ -80,7 +76,7 @@ class Journal:
         """Replace all lines atomically, and continue with the new file. Raise OSError."""
         self.close()
         write_atomic(self._path, b"".join(map(_line, entries)))
-        self._open()
+        self._handle = _open_at_end(self._path)
 
     def sync(self) -> None:
         """Flush the lines to the disk, so that they survive a power cut."""
@@ -102,10 +98,6 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open(self) -> None:
-        self._handle = open_plain(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        _drop_torn_line(self._handle)
-
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the events in order, without a torn last line; a damaged one is {"event": "damaged", "line": number}.
@@ -117,9 +109,7 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
     except FileNotFoundError:
         return
     with open(handle, "rb") as file:
-        for number, line in enumerate(iter(lambda: _read_line(file, path), b""), 1):
-            if not line.endswith(b"\n"):
-                return
+        for number, line in enumerate(_whole_lines(file, path), 1):
             yield _entry(line, path) or {"event": DAMAGED, "time": 0.0, "line": number}
 
 
@@ -133,57 +123,37 @@ def read_tail(path: Path) -> list[dict[str, Any]]:
         start = max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)
         file.seek(start)
         lines = file.read().split(b"\n")[:-1]
-    return [entry for line in (lines[1:] if start else lines) if (entry := _entry(line + b"\n", path))]
+    return [entry for line in (lines[1:] if start else lines) if (entry := _entry(line, path))]
 
 
 @dataclass(frozen=True)
 class JournalPlace:
-    """A place in a journal: the end of the last whole line, in the file with this inode.
+    """How far a journal was read. `last`: the line that ends there, since a journal may be replaced after a crash."""
 
-    `mark` is the CRC-32 of the bytes before it, since a journal may be replaced after a crash, and a new file may get
-    an old inode.
-    """
-
-    inode: int = 0
     offset: int = 0
-    mark: int = 0
+    last: bytes = b""
 
 
-@dataclass(frozen=True)
-class Followed:
-    """The events after a place, and the new place. `again`: the file was replaced and is read from the start."""
+def read_after(path: Path, place: JournalPlace) -> tuple[list[dict[str, Any]], JournalPlace | None]:
+    """Return the events since `place` and the new place, about FOLLOWED_BYTES at once, so call it until there are none.
 
-    entries: tuple[dict[str, Any], ...]
-    place: JournalPlace
-    anew: bool = False
-
-
-def read_after(path: Path, place: JournalPlace, max_bytes: int = FOLLOWED_BYTES) -> Followed:
-    """Return the events since `place`, about `max_bytes` at once, so call it until there are none.
-
-    A damaged line is an event `damaged`; a torn last line is left for the next call. Raise OSError as `read_journal`.
+    The new place is None if the journal was replaced: read it again from the start. Raise OSError as `read_journal`.
     """
     try:
         handle = open_plain(path)
     except FileNotFoundError:
-        return Followed((), JournalPlace(), anew=place != JournalPlace())
+        return [], None if place.offset else place
     with open(handle, "rb") as file:
-        status = os.fstat(handle)
-        start = max(0, place.offset - MARK_BYTES)
-        file.seek(start)
-        is_same = status.st_ino == place.inode and zlib.crc32(file.read(place.offset - start)) == place.mark
-        offset = place.offset if is_same and status.st_size >= place.offset else 0
-        file.seek(offset)
-        lines: list[bytes] = []
-        end = offset
-        while end - offset < max_bytes and (line := _read_line(file, path)).endswith(b"\n"):
-            lines.append(line)
-            end += len(line)
-        start = max(0, end - MARK_BYTES)
-        file.seek(start)
-        after = JournalPlace(status.st_ino, end, zlib.crc32(file.read(end - start)))
-    entries = tuple(_entry(line, path) or {"event": DAMAGED, "time": 0.0} for line in lines)
-    return Followed(entries, after, anew=offset == 0 and place.offset > 0)
+        file.seek(place.offset - len(place.last))
+        if file.read(len(place.last)) != place.last:
+            return [], None
+        entries, end, last = [], place.offset, place.last
+        for line in _whole_lines(file, path):
+            entries.append(_entry(line, path) or {"event": DAMAGED, "time": 0.0})
+            end, last = end + len(line), line
+            if end - place.offset >= FOLLOWED_BYTES:
+                break
+    return entries, JournalPlace(end, last)
 
 
 def _line(entry: dict[str, Any]) -> bytes:
@@ -191,12 +161,12 @@ def _line(entry: dict[str, Any]) -> bytes:
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
-def _read_line(file: IO[bytes], path: Path) -> bytes:
-    """Return the next line, empty at the end. Raise OSError for a too long one, such as a sparse file of zeros."""
-    line = file.readline(MAX_LINE_BYTES)
+def _whole_lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    """Yield the lines from here that end. Raise OSError for a too long one, such as a sparse file of zeros."""
+    while (line := file.readline(MAX_LINE_BYTES)).endswith(b"\n"):
+        yield line
     if len(line) == MAX_LINE_BYTES:
         raise OSError(errno.EFBIG, f"has a line of more than {MAX_LINE_BYTES >> 20} MiB", str(path))
-    return line
 
 
 def _entry(line: bytes, path: Path) -> dict[str, Any] | None:
@@ -211,17 +181,16 @@ def _entry(line: bytes, path: Path) -> dict[str, Any] | None:
     return entry if all(isinstance(entry.get(name, ...), kind) for name, kind in needed.items()) else None
 
 
-def _drop_torn_line(handle: int) -> None:
-    """Remove a torn last line."""
+def _open_at_end(path: Path) -> int:
+    """Open a journal to append to, without a torn last line."""
+    handle = open_plain(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     size = end = os.fstat(handle).st_size
-    tail = b""
     while end > 0:
         start = max(0, end - TAIL_BYTES)
-        tail = os.pread(handle, end - start, start)
-        newline = tail.rfind(b"\n")
+        newline = os.pread(handle, end - start, start).rfind(b"\n")
+        end = start + newline + 1 if newline >= 0 else start
         if newline >= 0:
-            end = start + newline + 1
             break
-        end = start
     if end < size:
         os.ftruncate(handle, end)
+    return handle

@@ -25,12 +25,8 @@ def whole_number(path: Path) -> int | None:
 
 def memory_sizes(root: Path = _ROOT) -> dict[str, int]:
     """Return /proc/meminfo in bytes."""
-    sizes = {}
-    for line in system_text(root / "proc/meminfo").splitlines():
-        fields = line.replace(":", " ").split()
-        if len(fields) >= 2 and fields[1].isdecimal():
-            sizes[fields[0]] = int(fields[1]) * 1024
-    return sizes
+    lines = (line.replace(":", " ").split() for line in system_text(root / "proc/meminfo").splitlines())
+    return {line[0]: int(line[1]) * 1024 for line in lines if len(line) >= 2 and line[1].isdecimal()}
 
 
 def usable_cores(root: Path = _ROOT) -> int:
@@ -41,12 +37,11 @@ def usable_cores(root: Path = _ROOT) -> int:
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for folder in cgroups(root, "cpu"):
-        quota = (system_text(folder / "cpu.max") or "max").split()
-        if len(quota) == 2 and quota[0].isdecimal() and quota[1].strip("0").isdecimal():
-            cores = min(cores, max(1, int(quota[0]) // int(quota[1])))
-        old_quota, old_period = (whole_number(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-        if old_quota and old_quota > 0 and old_period:
-            cores = min(cores, max(1, old_quota // old_period))
+        old = [whole_number(folder / f"cpu.cfs_{name}_us") or 0 for name in ("quota", "period")]  # version 1
+        new = (system_text(folder / "cpu.max") or "max").split()
+        quota, period = map(int, new) if len(new) == 2 and all(map(str.isdecimal, new)) else old
+        if quota > 0 and period > 0:
+            cores = min(cores, max(1, quota // period))
     return cores
 
 
@@ -55,13 +50,10 @@ def cgroups(root: Path, controller: str) -> list[Path]:
     folders = []
     for line in system_text(root / "proc/self/cgroup").splitlines() or ["0::/"]:
         _, controllers, inside = ([*line.split(":", 2), "", ""])[:3]
-        if controllers and controller not in controllers.split(","):
-            continue
-        base = root / "sys/fs/cgroup" / (controller if controllers else "")
-        folder = base / inside.strip("/")
-        while folder != base.parent:
-            folders.append(folder)
-            folder = folder.parent
+        if not controllers or controller in controllers.split(","):
+            top = root / "sys/fs/cgroup" / (controller if controllers else "")
+            folder = top / inside.strip("/")
+            folders += [parent for parent in (folder, *folder.parents) if parent.is_relative_to(top)]
     return folders
 
 

@@ -7,7 +7,6 @@ the threats.
 import errno
 import os
 import stat
-import tempfile
 from pathlib import Path
 
 from hivetune.errors import UsageError
@@ -27,20 +26,6 @@ def make_folder(folder: Path) -> None:
             path.mkdir(PRIVATE_FOLDER, exist_ok=True)
 
 
-def temporary_folder(name: str, below: Path | None = None) -> Path:
-    """Return a private folder with a short path in the temporary folder, since a socket's path has at most 107 bytes.
-
-    Its name has the user's number, and it stays for the next process. `below` replaces the temporary folder. Raise
-    UsageError if another user made it.
-    """
-    folder = (below or Path(tempfile.gettempdir())) / f"{name}-{os.geteuid()}"
-    make_folder(folder)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & PRIVATE_UMASK:
-        raise UsageError(f"{folder} is accessible to other users", hint="remove it, or set TMPDIR")
-    return folder
-
-
 def open_plain(path: Path, flags: int = os.O_RDONLY, *, links: bool = False) -> int:
     """Open an ordinary file and return its handle. A file that is written becomes private.
 
@@ -50,10 +35,13 @@ def open_plain(path: Path, flags: int = os.O_RDONLY, *, links: bool = False) -> 
     try:
         handle = os.open(path, flags | (0 if links else os.O_NOFOLLOW) | os.O_NONBLOCK | os.O_CLOEXEC, PRIVATE_FILE)
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "is a symbolic link; links are not followed here", str(path)) from None
-        if error.errno == errno.ENXIO:  # a pipe without a reader
-            raise OSError(errno.ENXIO, "is not an ordinary file", str(path)) from None
+        # ENXIO: a pipe without a reader.
+        reasons = {
+            errno.ELOOP: "is a symbolic link; links are not followed here",
+            errno.ENXIO: "is not an ordinary file",
+        }
+        if error.errno in reasons:
+            raise OSError(error.errno, reasons[error.errno], str(path)) from None
         raise
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode):
@@ -70,11 +58,9 @@ def read_bounded(path: Path, max_bytes: int, *, links: bool = True) -> bytes:
     Raise OSError, also for a larger file before it is read, since a sparse file could fill the memory.
     """
     with open(open_plain(path, links=links), "rb") as file:
-        if os.fstat(file.fileno()).st_size <= max_bytes:
-            content = file.read()
-            if len(content) <= max_bytes:
-                return content
-    raise OSError(errno.EFBIG, f"is larger than {max_bytes >> 10:,} KiB", str(path))
+        if os.fstat(file.fileno()).st_size > max_bytes:
+            raise OSError(errno.EFBIG, f"is larger than {max_bytes >> 10:,} KiB", str(path))
+        return file.read(max_bytes)
 
 
 def check_own(folder: Path) -> None:
@@ -88,13 +74,8 @@ def check_own(folder: Path) -> None:
     if status.st_mode & stat.S_IWOTH:
         raise UsageError(f"{folder} can be changed by every user", hint=f"chmod -R go-w {folder}")
     for parent, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            path = Path(parent, name)
+        for path in (Path(parent, name) for name in (*folders, *files)):
             mode = path.lstat().st_mode
-            if stat.S_ISLNK(mode):
-                raise UsageError(
-                    f"{path} is a symbolic link; links are not followed here",
-                    hint="replace it with the file that it points to",
-                )
             if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-                raise UsageError(f"{path} is neither a file nor a folder", hint="remove it")
+                kind = "a symbolic link; links are not followed here" if stat.S_ISLNK(mode) else "no ordinary file"
+                raise UsageError(f"{path} is {kind}", hint="remove it, or put the file itself there")

@@ -30,8 +30,10 @@ def parse_yaml(text: bytes | str, where: str) -> Any:
         loader = LOADER(text)
         try:
             node = loader.get_single_node()
+            if node is None:
+                return None
             _refuse_ambiguous(node, where)
-            return None if node is None else loader.construct_document(node)
+            return loader.construct_document(node)
         finally:
             loader.dispose()
     except (yaml.YAMLError, ValueError, TypeError) as error:  # ValueError: a date such as 2026-02-30
@@ -39,12 +41,11 @@ def parse_yaml(text: bytes | str, where: str) -> Any:
 
 
 def _not_yaml(text: bytes | str, where: str, error: Exception) -> UsageError:
-    if isinstance(error, yaml.reader.ReaderError):
-        if error.reason.endswith("not allowed"):
-            return UsageError(f"{where} is not YAML: {error.reason}", hint=_LOOKS_LIKE)
+    if isinstance(error, yaml.reader.ReaderError) and not error.reason.endswith("not allowed"):
         return UsageError(f"{where} is not UTF-8 text", hint="save it as UTF-8")
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
-        return UsageError(f"{where} is not YAML: {error}", hint=_LOOKS_LIKE)
+        reason = error.reason if isinstance(error, yaml.reader.ReaderError) else error
+        return UsageError(f"{where} is not YAML: {reason}", hint=_LOOKS_LIKE)
     number = error.problem_mark.line
     lines = (text if isinstance(text, str) else text.decode("utf-8", "replace")).splitlines()
     if number < len(lines) and lines[number].lstrip(" ").startswith("\t"):
@@ -66,28 +67,22 @@ def _check_events(text: bytes | str) -> None:
             raise ValueError(f"it has the alias *{event.anchor}: write the value again")
 
 
-def _refuse_ambiguous(node: yaml.Node | None, where: str) -> None:
+def _refuse_ambiguous(node: yaml.Node, where: str) -> None:
     """Raise UsageError for a repeated key, of which YAML would silently use the last, and for a number that YAML 1.1
     reads to the base 8 or 60, and YAML 1.2 does not."""
-    if node is None:
-        return
     if node.tag.endswith((":int", ":float")) and _OTHER_BASE.match(node.value):
         raise UsageError(
             f"{where}:{node.start_mark.line + 1}: {node.value} is another number in YAML 1.1 than in YAML 1.2",
             hint="write a number without a leading 0 and colons, a text in quotes",
         )
-    if isinstance(node, yaml.SequenceNode):
-        for child in node.value:
-            _refuse_ambiguous(child, where)
-    if isinstance(node, yaml.MappingNode):
-        lines: dict[str, int] = {}
-        for key, child in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                line = key.start_mark.line + 1
-                if key.value in lines:
-                    raise UsageError(
-                        f"{where}:{line}: {key.value!r} is set twice, first in line {lines[key.value]}",
-                        hint="keep one of the two",
-                    )
-                lines[key.value] = line
-            _refuse_ambiguous(child, where)
+    for child in node.value if isinstance(node, yaml.SequenceNode) else ():
+        _refuse_ambiguous(child, where)
+    lines: dict[str, int] = {}
+    for key, child in node.value if isinstance(node, yaml.MappingNode) else ():
+        if isinstance(key, yaml.ScalarNode):
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                twice = f"{where}:{line}: {key.value!r} is set twice, first in line {lines[key.value]}"
+                raise UsageError(twice, hint="keep one of the two")
+            lines[key.value] = line
+        _refuse_ambiguous(child, where)

@@ -15,7 +15,7 @@ import typer
 import yaml
 from typer import Argument, Option
 
-from hivetune.base.disk import file_to_write, size_of, write_atomic
+from hivetune.base.disk import files_to_write, size_of, write_atomic
 from hivetune.base.paths import quoted, real_path, spelled
 from hivetune.cli.arguments import (
     ColumnsOption,
@@ -60,7 +60,8 @@ def init(
     refuse_read_once(sources)
     path = out or Path(f"{_name_of(real_path(sources[0]))}.yaml")
     train = f"hivetune train {quoted(path)}"
-    if file_to_write(path).exists():
+    files_to_write([path])
+    if path.exists():
         hint = f"train with it: {train}, or write another file: --out FILE"
         raise UsageError(f"{path} already exists", hint=hint)
     settings = with_columns(first_settings(rows, model, overrides or ()), columns, ignore)

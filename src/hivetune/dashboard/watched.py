@@ -6,7 +6,7 @@ has too many points, neighbours are joined.
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -145,13 +145,11 @@ class WatchedRun:
         self._status: RunStatus | None = None
 
     def refresh(self) -> None:
-        """Read what was appended. A journal that was rewritten, or went back, is read again from the start. So no step
-        is missing and none is there twice. Raises OSError."""
-        if self._follow():
-            return
-        self.read, self.place, self._events = RunReading(), JournalPlace(), JournalPlace()
-        if not self._follow():  # an older journal that holds repeated steps: the newest line of each counts
-            self._read_newest()
+        """Read what was appended. A journal that was replaced, because steps are made again, is read again from the
+        start. Raises OSError."""
+        if not self._follow():
+            self.read, self.place, self._events = RunReading(), JournalPlace(), JournalPlace()
+            self._follow()
 
     def status(self) -> RunStatus:
         """Return the status, computed again only when a file of it changed or its supervisor came or went. Raises
@@ -174,34 +172,19 @@ class WatchedRun:
             return None
 
     def _follow(self) -> bool:
-        """Read on, and return False if earlier lines are void."""
-        while (part := read_after(self.path / METRICS, self.place)).entries or part.anew:
-            if part.anew or _goes_back(part.entries, self.read.tally.step):
+        """Read on, and return False if a journal was replaced."""
+        while True:
+            entries, place = read_after(self.path / METRICS, self.place)
+            events, after = read_after(self.path / EVENTS, self._events)
+            if place is None or after is None:
                 return False
-            for entry in part.entries:
+            if not entries and not events:
+                return True
+            for entry in entries:
                 self.read.add_metric(entry)
-            self.place = part.place
-        while (part := read_after(self.path / EVENTS, self._events)).entries or part.anew:
-            if part.anew:
-                return False
-            for entry in part.entries:
+            for entry in events:
                 self.read.add_event(entry)
-            self._events = part.place
-        return True
-
-    def _read_newest(self) -> None:
-        """Read a journal with repeated steps, as earlier versions wrote it: the newest line of each step counts."""
-        newest: dict[tuple[str, int], Mapping[str, Any]] = {}
-        position = JournalPlace()
-        while (part := read_after(self.path / METRICS, position)).entries:
-            position = part.place
-            if part.anew:  # rewritten while it was read: the lines before are those of the old file
-                newest.clear()
-            newest |= {(entry["event"], entry.get("step", 0)): entry for entry in part.entries}
-        self.read, self.place, self._events = RunReading(), position, JournalPlace()
-        for entry in sorted(newest.values(), key=lambda entry: entry.get("step", 0)):
-            self.read.add_metric(entry)
-        self._follow()
+            self.place, self._events = place, after
 
 
 def _identity(path: Path) -> tuple[int, int, int]:
@@ -210,15 +193,6 @@ def _identity(path: Path) -> tuple[int, int, int]:
     except OSError:
         return 0, 0, 0
     return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _goes_back(entries: Iterable[Mapping[str, Any]], step: int) -> bool:
-    for entry in entries:
-        if entry["event"] == "step":
-            if entry["step"] <= step:
-                return True
-            step = entry["step"]
-    return False
 
 
 class Watcher:

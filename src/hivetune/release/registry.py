@@ -28,9 +28,7 @@ from typing import Any, Literal
 
 from hivetune.base.database import note_and_free, transaction
 from hivetune.base.disk import (
-    DISK,
     MANIFEST,
-    Disk,
     home,
     lock,
     path_to_store,
@@ -39,6 +37,7 @@ from hivetune.base.disk import (
     sha256_file,
     size_of,
     stored_path,
+    sync,
     write_manifest,
 )
 from hivetune.base.documents import read_document
@@ -362,7 +361,7 @@ def check_release_name(name: str) -> str:
 
 
 def register(
-    database: sqlite3.Connection, run: Path, name: str, facts: Mapping[str, Any], *, by: str, disk: Disk = DISK
+    database: sqlite3.Connection, run: Path, name: str, facts: Mapping[str, Any], *, by: str
 ) -> tuple[Release, bool]:
     """Register a run's adapter under `name` as the candidate; return the release, and whether it is new.
 
@@ -383,7 +382,7 @@ def register(
             return twin, False
         version = twin.version if twin is not None else max((r.version for r in earlier), default=0) + 1
         target = home() / "releases" / name / str(version)
-        _copy(files, target, {"kind": "release", "name": name, "version": version, **facts}, disk)
+        _copy(files, target, {"kind": "release", "name": name, "version": version, **facts})
         proof = json.dumps(facts["proof"])
         with transaction(database):
             if twin is not None:
@@ -426,7 +425,7 @@ def _files_of(run: Path, adapter_sha256: str) -> dict[str, Path]:
     return files
 
 
-def _copy(files: Mapping[str, Path], target: Path, manifest: dict[str, Any], disk: Disk) -> None:
+def _copy(files: Mapping[str, Path], target: Path, manifest: dict[str, Any]) -> None:
     """Make `target` of `files`. It is written to a temporary name and then renamed, so that it is complete or absent;
     an existing folder is replaced last. Raises DoesNotFit without the room."""
     needed = sum(path.stat().st_size for path in files.values()) + SPARE_BYTES
@@ -444,17 +443,17 @@ def _copy(files: Mapping[str, Path], target: Path, manifest: dict[str, Any], dis
     for name, path in files.items():
         make_folder((work / name).parent)
         shutil.copyfile(path, work / name)
-        disk.sync(work / name)
+        sync(work / name)
     if sha256_file(work / ADAPTER) != manifest["adapter_sha256"]:
         raise HivetuneError(f"{files[ADAPTER]} changed while it was registered", hint="register it again")
-    write_manifest(work, manifest, disk=disk)
+    write_manifest(work, manifest)
     for path in work.rglob("*"):
         if path.is_file():
             path.chmod(0o400)
     if target.exists():
-        disk.rename(target, old)
-    disk.rename(work, target)
-    disk.sync(target.parent)
+        target.rename(old)
+    work.rename(target)
+    sync(target.parent)
     remove(old)
 
 

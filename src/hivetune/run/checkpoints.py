@@ -6,20 +6,21 @@ damaged one is passed over, and replaced when the run comes to its step again.
 train/worker/checkpoint.py makes the files.
 """
 
-import contextlib
-import errno
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hivetune.base.disk import DISK, FULL_DISK, MANIFEST, Disk, manifest_problems, read_json, sha256_bytes, size_of
+from hivetune.base.disk import FULL_DISK, MANIFEST, manifest_problems, read_json, sha256_bytes, size_of, sync
+from hivetune.base.private import make_folder, open_plain
 
 FOLDER = "checkpoints"
 TENSORS = "state.safetensors"
 STATE = "state.json"
 _FILES = frozenset({TENSORS, STATE})
+# The newest may be damaged, and the one before it too; more would only fill the disk.
 KEEP_NEWEST = 3
 # After the first step, a checkpoint every ten minutes: what a cut of the power loses at most.
 CHECKPOINT_EVERY_S = 600.0
@@ -60,63 +61,64 @@ def steps(run: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
-def commit(run: Path, step: int, files: Files, *, disk: Disk = DISK) -> Path:
+def commit(run: Path, step: int, files: Files) -> Path:
     """Write `files` as the checkpoint of `step`, so that it survives a power cut, and return its folder.
 
-    Equal content is not written again; other content replaces it. Raise OSError; then the disk has this checkpoint
-    whole or only the earlier ones.
+    It replaces an earlier one of the step. Raise OSError; then the disk has this checkpoint whole or only the earlier
+    ones.
     """
     if files.keys() != _FILES:
         raise ValueError(f"a checkpoint has the files {sorted(_FILES)}, not {sorted(files)}")
     parent, target = run / FOLDER, folder_of(run, step)
-    named = {name: {"size_bytes": len(data), "sha256": sha256_bytes(data)} for name, data in sorted(files.items())}
-    manifest = {"schema": 1, "step": step, "files": named}
-    if target.exists() and not problems_of(target) and read_json(target / MANIFEST) == manifest:
-        return target
     if not parent.exists():
-        parent.mkdir(parents=True)
-        disk.sync(run)
+        make_folder(parent)
+        sync(run)
+    named = {name: {"size_bytes": len(data), "sha256": sha256_bytes(data)} for name, data in sorted(files.items())}
+    manifest = json.dumps({"schema": 1, "step": step, "files": named}, indent=1) + "\n"
     temporary = parent / f".{target.name}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
     try:
-        _write_folder(temporary, {**files, MANIFEST: (json.dumps(manifest, indent=1) + "\n").encode()}, disk)
+        make_folder(temporary)
+        for name, data in {**files, MANIFEST: manifest.encode()}.items():
+            with open(open_plain(temporary / name, os.O_WRONLY | os.O_CREAT), "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        sync(temporary)
         if target.exists():
-            _remove(target, disk)
-        disk.rename(temporary, target)
+            _remove(target)
+        os.rename(temporary, target)
     except OSError:
-        with contextlib.suppress(OSError):  # the first error is the one to report
-            DISK.remove(temporary)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
-    disk.sync(parent)
+    sync(parent)
     return target
 
 
-def commit_within(run: Path, step: int, files: Files, *, disk: Disk = DISK) -> Path:
+def commit_within(run: Path, step: int, files: Files) -> Path:
     """Commit a checkpoint, then retain the newest ones; on a full disk reclaim space and retry once.
 
     Raise OSError if the disk is still full, or for another fault. The newest good checkpoint stays.
     """
     try:
-        folder = commit(run, step, files, disk=disk)
+        folder = commit(run, step, files)
     except OSError as error:
-        if error.errno not in FULL_DISK or not reclaim(run, disk=disk):
+        if error.errno not in FULL_DISK or not reclaim(run):
             raise
-        folder = commit(run, step, files, disk=disk)
-    retain(run, disk=disk)
+        folder = commit(run, step, files)
+    retain(run)
     return folder
 
 
 def problems_of(folder: Path) -> list[str]:
     """Return the problems of a checkpoint folder in words, after hashing every byte."""
     problems = manifest_problems(folder)
-    if problems:
-        return problems
-    manifest = read_json(folder / MANIFEST)
-    if manifest.keys() != {"schema", "step", "files"} or manifest["schema"] != 1:
-        problems.append(f"{MANIFEST}: not of this format")
-    elif f"{manifest['step']:06d}" != folder.name:
-        problems.append(f"{MANIFEST}: of step {manifest['step']}")
-    elif manifest["files"].keys() != _FILES:
-        problems.append(f"{MANIFEST}: names {sorted(manifest['files'])}")
+    if not problems:
+        manifest = read_json(folder / MANIFEST)
+        if manifest.get("step") != int(folder.name):
+            problems.append(f"{MANIFEST}: of step {manifest.get('step')}")
+        if manifest["files"].keys() != _FILES:
+            problems.append(f"{MANIFEST}: names {sorted(manifest['files'])}")
     return problems
 
 
@@ -124,13 +126,11 @@ def newest_good(run: Path, *, at_most: int | None = None) -> Newest:
     """Return the newest intact checkpoint; damaged newer ones are named."""
     damaged: list[Damage] = []
     for step in reversed(steps(run)):
-        if at_most is not None and step > at_most:
-            continue
-        folder = folder_of(run, step)
-        problems = problems_of(folder)
-        if not problems:
-            return Newest(folder, step, tuple(damaged))
-        damaged.append(Damage(step, tuple(problems)))
+        if at_most is None or step <= at_most:
+            problems = problems_of(folder_of(run, step))
+            if not problems:
+                return Newest(folder_of(run, step), step, tuple(damaged))
+            damaged.append(Damage(step, tuple(problems)))
     return Newest(None, 0, tuple(damaged))
 
 
@@ -142,13 +142,12 @@ def distrust_after(run: Path, step: int) -> list[int]:
     doubtful = [newer for newer in steps(run) if newer > step]
     for newer in reversed(doubtful):
         renamed = folder_of(run, newer).with_suffix(".distrusted")
-        if renamed.exists():
-            DISK.remove(renamed)
-        DISK.rename(folder_of(run, newer), renamed)
+        shutil.rmtree(renamed, ignore_errors=True)
+        os.rename(folder_of(run, newer), renamed)
     return doubtful
 
 
-def retain(run: Path, *, keep: int = KEEP_NEWEST, disk: Disk = DISK) -> list[int]:
+def retain(run: Path, *, keep: int = KEEP_NEWEST) -> list[int]:
     """Remove all but the newest `keep` checkpoints and the best ones that they name, and return the removed steps.
 
     Only sizes are checked, since this runs after each save: a folder without all its bytes does not count. The best
@@ -158,44 +157,28 @@ def retain(run: Path, *, keep: int = KEEP_NEWEST, disk: Disk = DISK) -> list[int
     best = {_best_step(folder_of(run, step)) for step in kept}
     removed = [step for step in steps(run) if kept and step < kept[0] and step not in best]
     for step in removed:
-        _remove(folder_of(run, step), disk)
-    for leftover in sorted((run / FOLDER).glob(".*.tmp")):
-        disk.remove(leftover)
+        _remove(folder_of(run, step))
+    for leftover in (run / FOLDER).glob(".*.tmp"):
+        shutil.rmtree(leftover)
     return removed
 
 
-def reclaim(run: Path, *, disk: Disk = DISK) -> int:
+def reclaim(run: Path) -> int:
     """Remove all checkpoints but the newest and the best, and return the freed bytes."""
     parent = run / FOLDER
-    if not parent.exists():
-        return 0
     before = size_of(parent)
-    for folder in sorted(parent.glob("*.distrusted")):
-        disk.remove(folder)
-    retain(run, keep=1, disk=disk)
+    for folder in parent.glob("*.distrusted"):
+        shutil.rmtree(folder)
+    retain(run, keep=1)
     return before - size_of(parent)
 
 
-def _remove(folder: Path, disk: Disk) -> None:
+def _remove(folder: Path) -> None:
     """Remove a checkpoint. It is renamed first, so that a half-removed one does not look like a damaged one."""
     trash = folder.with_name(f".{folder.name}.old.tmp")
-    if trash.exists():
-        disk.remove(trash)
-    disk.rename(folder, trash)
-    disk.remove(trash)
-
-
-def _write_folder(folder: Path, files: Files, disk: Disk) -> None:
-    if folder.exists():
-        disk.remove(folder)
-    folder.mkdir()
-    for name, data in files.items():  # the manifest is last
-        path = folder / name
-        disk.write(path, data)
-        if path.stat().st_size != len(data):
-            raise OSError(errno.EIO, "short write", str(path))
-        disk.sync(path)
-    disk.sync(folder)
+    shutil.rmtree(trash, ignore_errors=True)
+    os.rename(folder, trash)
+    shutil.rmtree(trash)
 
 
 def _looks_whole(folder: Path) -> bool:

@@ -56,7 +56,7 @@ def run_page(watcher: Watcher, request: PageRequest) -> Page:
         "run": run,
         "status": status,
         "charts": [(title, Markup(chart)) for title, chart in _charts(run) if chart],
-        "place": f"{run.place.inode}-{run.place.offset}",
+        "place": run.place.offset,
         "points": run.read.curves["loss"].count,
         "events": list(reversed(run.read.events)),
         "settings": settings,

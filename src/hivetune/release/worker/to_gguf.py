@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from hivetune.base.disk import DISK, read_json, scratch_folder, write_json
+from hivetune.base.disk import read_json, scratch_folder, sync, write_json
 from hivetune.base.paths import install_command
 from hivetune.data.render.template import TEMPLATE_DATE
 from hivetune.data.render.thinking import served_template
@@ -55,7 +55,7 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 def main(task: WriteGguf, heartbeat: Heartbeat) -> dict[str, Any]:
     heartbeat.beat(Beat.PREPARING)
     write(task, heartbeat)
-    DISK.sync(task.file)
+    sync(task.file)
     return {"tensors": len(read_header(task.file).tensors)}
 
 

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from hivetune.base.disk import DISK, Disk, parse_json
+from hivetune.base.disk import parse_json
 from hivetune.base.journal import read_journal
 from hivetune.base.typed import from_plain, to_plain
 from hivetune.run import checkpoints
@@ -215,10 +215,9 @@ class Saver:
         run: Path,
         *,
         every_s: float = CHECKPOINT_EVERY_S,
-        disk: Disk = DISK,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._run, self._every_s, self._disk, self._clock = run, every_s, disk, clock
+        self._run, self._every_s, self._clock = run, every_s, clock
         self._next_at = -math.inf
         self._retry_s = 0.0
 
@@ -231,7 +230,7 @@ class Saver:
         """Save before this returns. Raises OSError, after which the next save is due sooner; NotFinite."""
         files = to_files(state)
         try:
-            checkpoints.commit_within(self._run, state.step, files, disk=self._disk)
+            checkpoints.commit_within(self._run, state.step, files)
         except OSError:
             self._retry_s = min(max(_RETRY_S, 2 * self._retry_s), LONGEST_RETRY_S)
             self._next_at = self._clock() + self._retry_s
