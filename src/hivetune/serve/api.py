@@ -28,10 +28,12 @@ from hivetune.data.read import refuse_constant, unique_keys
 from hivetune.errors import HivetuneError, MachineNotFit, NotThere, UsageError
 from hivetune.serve import metrics
 from hivetune.serve.capture import Capture, CapturedAnswer, Feedback, unknown_answer
-from hivetune.serve.dialects.base import Dialect, Named, error_body
+from hivetune.serve.dialects import anthropic, ollama
+from hivetune.serve.dialects.base import Dialect, Named, Read, error_body
 from hivetune.serve.dialects.openai import OPENAI
+from hivetune.serve.dialects.responses import RESPONSES
 from hivetune.serve.fields import FeedbackFields, FieldRefused, checked_fields, ignored_fields
-from hivetune.serve.forward import Asked, Refused, Upstream, forward, joined_calls, refuse_larger
+from hivetune.serve.forward import Asked, Refused, Upstream, forward, joined_calls, num_tokens, refuse_larger
 from hivetune.serve.guard import TooLarge, token_of
 from hivetune.serve.metrics import Metrics
 from hivetune.serve.route import GREEDY, Withdrawn
@@ -43,7 +45,7 @@ MAX_ANSWER_S = 1800.0
 BODY_TIMEOUT_S = 60.0
 SLOW_CLIENT_S = 60.0
 RETRY_AFTER_S = 5
-DIALECTS: tuple[Dialect, ...] = OPENAI
+DIALECTS: tuple[Dialect, ...] = (*OPENAI, RESPONSES, anthropic.ANTHROPIC, *ollama.OLLAMA)
 
 _T = TypeVar("_T")
 
@@ -55,12 +57,13 @@ class TooMany(HivetuneError):
 @dataclass
 class Gateway:
     """The state that all handlers share. Without `capture` nothing is stored. `find_answer` returns the release of an
-    answer by its id and its client; feedback needs it. `failed` is called when a bug has ended the keeper: nothing is
-    loaded from then on, so the server must end."""
+    answer by its id and its client, which feedback needs, and `recall` the conversation up to that answer. `failed` is
+    called when a bug has ended the keeper: nothing is loaded from then on, so the server must end."""
 
     keeper: Keeper
     watch: Watch
     find_answer: Callable[[str, str], str]
+    recall: Callable[[str, str], list[dict[str, Any]]]
     capture: Capture | None = None
     metrics: Metrics = field(default_factory=Metrics)
     failed: Callable[[BaseException], None] = lambda error: None
@@ -71,9 +74,13 @@ class Gateway:
         return Starlette(
             routes=[
                 *(Route(each.path, partial(self.answer, each), methods=["POST"]) for each in DIALECTS),
+                Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
                 Route("/v1/feedback", self.feedback, methods=["POST"]),
                 Route("/v1/models", self.models),
                 Route("/v1/models/{name:path}", self.model),
+                Route("/api/tags", self.tags),
+                Route("/api/show", self.show, methods=["POST"]),
+                Route("/api/version", self.version),
                 Route("/metrics", self.show_metrics),
                 Route("/health", self.health),
             ],
@@ -108,12 +115,8 @@ class Gateway:
         self._open[client] += 1
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._open.subtract, (client,))
-            raw = await _raw_body(request)
-            refuse_larger(self.keeper, dialect.main_field, size_bytes=len(raw))
-            document = _document(raw)
-            if isinstance(turns := document.get(dialect.main_field), list):
-                refuse_larger(self.keeper, dialect.main_field, num_turns=len(turns))
-            exchange = _Exchange(self, dialect, dialect.read(document), client, request.headers)
+            document, read = await self._read(dialect, request, client)
+            exchange = _Exchange(self, dialect, read, document, client, request.headers)
             try:
                 async with asyncio.timeout(MAX_ANSWER_S):
                     # A server sends nothing, no header either, before an answer is whole or the first piece of a stream
@@ -125,7 +128,8 @@ class Gateway:
                         return Response(status_code=499)  # nobody reads it
                     exchange.upstream = upstream
                     if exchange.fields.get("stream") is True:
-                        return _Stream(exchange.stream(upstream), stack.pop_all(), exchange.headers)
+                        media_type = dialect.media_type
+                        return _Stream(exchange.stream(upstream), stack.pop_all(), exchange.headers, media_type)
                     told = await exchange.whole(await upstream.document())
                     return JSONResponse(told, headers=exchange.headers)
             except (UsageError, MachineNotFit):  # the client's mistake, or nothing is loaded: not the release's
@@ -136,6 +140,40 @@ class Gateway:
             except TimeoutError:
                 exchange.failed()
                 raise MachineNotFit(f"no answer after {MAX_ANSWER_S:.0f} s") from None
+
+    async def _read(self, dialect: Dialect, request: Request, client: str) -> tuple[dict[str, Any], Read]:
+        """Return the document of a request, and what its API reads in it."""
+        raw = await _raw_body(request)
+        refuse_larger(self.keeper, dialect.main_field, size_bytes=len(raw))
+        document = _document(raw)
+        if isinstance(turns := document.get(dialect.main_field), list):
+            refuse_larger(self.keeper, dialect.main_field, num_turns=len(turns))
+
+        def recall(answer: str) -> list[dict[str, Any]]:
+            return self.recall(answer, client)
+
+        if "previous_response_id" in document:  # it looks into hive.db
+            return document, await asyncio.to_thread(dialect.read, document, recall)
+        return document, dialect.read(document, recall)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Return the number of tokens of a prompt, as Anthropic's clients ask before they send it."""
+        client = request.scope["client_name"] or ""
+        _, (fields, _) = await self._read(anthropic.ANTHROPIC, request, client)
+        live = await self.keeper.live(self.keeper.routes.find(fields.get("model", ""), client))
+        return JSONResponse({"input_tokens": await num_tokens(live, fields)})
+
+    async def tags(self, request: Request) -> Response:
+        return JSONResponse(ollama.tags(self.keeper.routes.names()))
+
+    async def show(self, request: Request) -> Response:
+        document = _document(await _raw_body(request))
+        name = str(document.get("model") or document.get("name") or "").removesuffix(":latest")
+        live = await self.keeper.live(self.keeper.routes.find(name, ""))
+        return JSONResponse(ollama.show(live.template, live.context_tokens, takes_tools=live.takes_tools))
+
+    async def version(self, request: Request) -> Response:
+        return JSONResponse({"version": ollama.VERSION})
 
     async def feedback(self, request: Request) -> Response:
         """Join `{"id", "rating": "up|down", "correction"?, "reason"?}` to a captured answer."""
@@ -196,7 +234,8 @@ class _Exchange:
 
     gateway: Gateway
     dialect: Dialect
-    fields: Mapping[str, Any]
+    read: Read
+    document: Mapping[str, Any]
     client: str
     request_headers: Mapping[str, str]
     label: str = ""
@@ -206,9 +245,14 @@ class _Exchange:
     captured: str = ""
 
     @property
+    def fields(self) -> Mapping[str, Any]:
+        return self.read.fields
+
+    @property
     def asked(self) -> Asked:
         session = self.session or self.id
-        return Asked(self.dialect.upstream, self.fields, self.client, session, self.declared)
+        dialect, thoughts = self.dialect, self.dialect.thoughts
+        return Asked(dialect.upstream, self.fields, self.client, session, dialect.main_field, self.declared, thoughts)
 
     def routed(self, label: str) -> None:
         """Note the release before its answer, so that an early failure counts against it too."""
@@ -250,13 +294,14 @@ class _Exchange:
         if self.captured:
             headers["X-Hivetune-Captured"] = self.captured
         template = "" if self.upstream is None else self.upstream.live.template
-        if ignored := ignored_fields(self.fields, template):
+        ignored = [self.dialect.names.get(name, name) for name in ignored_fields(self.fields, template)]
+        if ignored := [*self.read.ignored, *ignored]:
             headers["X-Hivetune-Ignored"] = ", ".join(ignored)
         return headers
 
     @property
     def named(self) -> Named:
-        return Named(self.id, self.label, self.fields)
+        return Named(self.id, self.label, self.fields, self.document)
 
     async def whole(self, document: dict[str, Any]) -> dict[str, Any]:
         """Return the answer's document, counted and captured."""
@@ -272,6 +317,7 @@ class _Exchange:
         """Yield server-sent events. An answer that breaks off ends with an error event, never silently."""
         writer = self.dialect.writer(self.named)
         text = [self.begun or ""]
+        thoughts: list[str] = []
         calls: list[Any] = []
         last: dict[str, Any] = {}
         finish: str | None = None
@@ -280,12 +326,15 @@ class _Exchange:
                 for choice in event.get("choices", ()):
                     delta = choice.get("delta") or {}
                     text.append(delta.get("content") or choice.get("text") or "")
+                    thoughts.append(delta.get("reasoning_content") or "")
                     calls += delta.get("tool_calls") or ()
                     finish = choice.get("finish_reason") or finish
                 last |= {key: event[key] for key in ("usage", "timings") if event.get(key)}
                 if piece := writer.event(event):
                     yield piece
             message: dict[str, Any] = {"role": "assistant", "content": "".join(text)}
+            if any(thoughts):
+                message["reasoning_content"] = "".join(thoughts)
             if calls:
                 message["tool_calls"] = joined_calls(calls)
         except HivetuneError as error:
@@ -296,7 +345,7 @@ class _Exchange:
             self.gateway.metrics.vanished(self.label)
             raise
         await self.keep(message, finish, last)  # before the client is told: whoever saw the end finds it captured
-        if self.captured == "later":
+        if self.captured == "later" and self.dialect.media_type == "text/event-stream":
             yield b": hivetune-captured: later\n\n"  # a comment, as HTML's standard of event streams has them
         yield writer.end()
 
@@ -341,8 +390,14 @@ class _Stream(StreamingResponse):
     """A stream that returns its slot however it ends: read to its end, abandoned by its client before the first byte or
     later, or not read for `SLOW_CLIENT_S`. A slow reader would hold up everybody who needs another adapter."""
 
-    def __init__(self, content: AsyncGenerator[bytes], stack: contextlib.AsyncExitStack, headers: Mapping[str, str]):
-        super().__init__(content, media_type="text/event-stream", headers=headers)
+    def __init__(
+        self,
+        content: AsyncGenerator[bytes],
+        stack: contextlib.AsyncExitStack,
+        headers: Mapping[str, str],
+        media_type: str,
+    ):
+        super().__init__(content, media_type=media_type, headers=headers)
         self._stack, self._content = stack, content
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -420,13 +475,13 @@ def _document(raw: bytes) -> dict[str, Any]:
 def _own_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HivetuneError)
     if isinstance(error, Refused):
-        return _refusal(error.status, error.message)
+        return _refusal(request, error.status, error.message)
     message = f"{error.message}; {error.hint}" if error.hint else error.message
     if isinstance(error, FieldRefused):
-        return JSONResponse(error_body(400, message, error.field, error.code), 400)
+        return JSONResponse(error_body(400, message, error.field, error.code, path=request.url.path), 400)
     statuses = {TooMany: 429, MachineNotFit: 503, Withdrawn: 410, NotThere: 404, UsageError: 400}
     status = next((status for kind, status in statuses.items() if isinstance(error, kind)), 502)
-    return _refusal(status, message, {"Retry-After": str(RETRY_AFTER_S)} if status in (429, 503) else None)
+    return _refusal(request, status, message, {"Retry-After": str(RETRY_AFTER_S)} if status in (429, 503) else None)
 
 
 def _not_served(request: Request, error: Exception) -> Response:
@@ -434,28 +489,29 @@ def _not_served(request: Request, error: Exception) -> Response:
     routes = [path for path in request.app.routes if isinstance(path, Route) and path.path.startswith("/v1/")]
     named = ", ".join(f"{min(path.methods or {''})} {path.path.replace(':path', '')}" for path in routes)
     return _refusal(
+        request,
         404,
-        f"{request.url.path} is not served; here are {named}. For text use /v1/chat/completions; embeddings, images and"
-        " speech need a server of their own",
+        f"{request.url.path} is not served; here are {named}. For text use /v1/chat/completions; images and speech need"
+        " a server of their own",
     )
 
 
 def _wrong_method(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     use = (error.headers or {}).get("Allow", "")
-    return _refusal(405, f"{request.method} is not allowed at {request.url.path}; use {use}", error.headers)
+    return _refusal(request, 405, f"{request.method} is not allowed at {request.url.path}; use {use}", error.headers)
 
 
-def _refusal(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    return JSONResponse(error_body(status, message), status, headers)
+def _refusal(request: Request, status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    return JSONResponse(error_body(status, message, path=request.url.path), status, headers)
 
 
 HANDLERS: Mapping[int | type[Exception], ExceptionHandler] = {
     HivetuneError: _own_error,
-    TooLarge: lambda request, error: _refusal(413, "the request is too large"),
+    TooLarge: lambda request, error: _refusal(request, 413, "the request is too large"),
     404: _not_served,
     405: _wrong_method,
-    Exception: lambda request, error: _refusal(500, "an unexpected error; see the log"),
+    Exception: lambda request, error: _refusal(request, 500, "an unexpected error; see the log"),
 }
 
 
@@ -480,7 +536,7 @@ async def _file(request: Request) -> Response:
 async def _login(request: Request) -> Response:
     """Exchange the token in the Authorization header for a cookie that no script can read."""
     if request.scope["client_name"] is None:
-        return _refusal(401, "this token is not known; hivetune clients --new NAME makes one")
+        return _refusal(request, 401, "this token is not known; hivetune clients --new NAME makes one")
     name = request.scope["cookie_name"]
     response = JSONResponse({"client": request.scope["client_name"]})
     response.set_cookie(name, token_of(request.headers, name), httponly=True, samesite="strict", path="/")

@@ -158,6 +158,13 @@ def label_of(database: sqlite3.Connection, answer: str, client: str) -> str:
     return str(row[0]).removeprefix(f"{SOURCE}:")
 
 
+def messages_of(database: sqlite3.Connection, answer: str, client: str) -> list[dict[str, Any]]:
+    """Return the conversation up to a captured answer, as it is stored: redacted. Raises NotThere, as `label_of`."""
+    label_of(database, answer, client)
+    (row,) = database.execute("SELECT row FROM interactions WHERE id = ?", (answer,)).fetchone()
+    return [*json.loads(row)["messages"]]
+
+
 def _delivery(entry: CapturedAnswer) -> Delivery:
     row: dict[str, Any] = {
         "id": entry.id,

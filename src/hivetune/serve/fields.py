@@ -143,7 +143,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Bias = dict[Annotated[str, Field(pattern=r"^[0-9]{1,7}$")], Annotated[float, Field(ge=-100, le=100)]]
 
 
-class _Fields(BaseModel):
+class Fields(BaseModel):
     """The base of all fields: types are strict, and null means that a field was not sent."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -155,24 +155,24 @@ class _Fields(BaseModel):
         return {key: value for key, value in fields.items() if value is not None} if type(fields) is dict else fields
 
 
-class TextPart(_Fields):
+class TextPart(Fields):
     type: Literal["text"]
     text: str
 
 
-class Called(_Fields):
+class Called(Fields):
     name: Name
     arguments: Annotated[str, AfterValidator(_an_object)] = "{}"
 
 
-class Call(_Fields):
+class Call(Fields):
     id: Name | None = None
     type: Literal["function"] = "function"
     index: int | None = None
     function: Called
 
 
-class Turn(_Fields):
+class Turn(Fields):
     """A message. `annotations` are those of the official client's own message objects, and empty."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -184,7 +184,7 @@ class Turn(_Fields):
     annotations: list[None] | None = Field(default=None, max_length=0)
 
 
-class _Schema(_Fields):
+class _Schema(Fields):
     """What has a schema: a function, by `parameters`, or the form of an answer, by `schema`."""
 
     description: str | None = None
@@ -207,21 +207,21 @@ class _NamedSchema(_Schema):
     schema_: Schema = Field(alias="schema")
 
 
-class Tool(_Fields):
+class Tool(Fields):
     type: Literal["function"]
     function: Function
 
 
-class _NamedFunction(_Fields):
+class _NamedFunction(Fields):
     name: Name
 
 
-class NamedTool(_Fields):
+class NamedTool(Fields):
     type: Literal["function"]
     function: _NamedFunction
 
 
-class Form(_Fields):
+class Form(Fields):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: _NamedSchema | None = None
 
@@ -232,12 +232,12 @@ class Form(_Fields):
         return self
 
 
-class _StreamOptions(_Fields):
+class _StreamOptions(Fields):
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
 
-class _Common(_Fields):
+class _Common(Fields):
     """The fields that chat and completions share. The last five are hints to OpenAI's own servers, which have no effect
     here (`ignored_fields`)."""
 
@@ -278,6 +278,7 @@ class ChatFields(_Common):
     response_format: Form | None = None
     modalities: list[Literal["text"]] | None = None
     reasoning_effort: Name | None = None
+    enable_thinking: bool | None = None
 
 
 class TextFields(_Common):
@@ -291,7 +292,16 @@ class TextFields(_Common):
     echo: Literal[False] | None = None
 
 
-class FeedbackFields(_Fields):
+class EmbeddingFields(Fields):
+    """The fields of /v1/embeddings."""
+
+    model: Name | None = None
+    input: str | Annotated[list[str], Field(min_length=1, max_length=2048)]
+    encoding_format: Literal["float", "base64"] | None = None
+    user: Text512 | None = None
+
+
+class FeedbackFields(Fields):
     """The fields of /v1/feedback."""
 
     id: Name
@@ -302,11 +312,12 @@ class FeedbackFields(_Fields):
 
 _HINTS = ("prompt_cache_key", "safety_identifier", "store", "service_tier", "verbosity")
 # What the gateway itself obeys, or what says only what is done anyway.
-_NOT_SENT = ("model", "user", "metadata", "n", "modalities", "best_of", "echo", "reasoning_effort", *_HINTS)
+_OF_TEMPLATE = ("reasoning_effort", "enable_thinking")  # its arguments, where it knows them
+_NOT_SENT = ("model", "user", "metadata", "n", "modalities", "best_of", "echo", *_OF_TEMPLATE, *_HINTS)
 _USED_METADATA = frozenset(("agent", "category", "session_id"))
 
 
-def checked_fields(fields: type[_Fields], body: Mapping[str, Any]) -> dict[str, Any]:
+def checked_fields(fields: type[Fields], body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `body` that were sent, as JSON types. Raises FieldRefused, naming the first wrong one."""
     try:
         checked = fields.model_validate(body)
@@ -337,9 +348,7 @@ def ignored_fields(sent: Mapping[str, Any], template: str) -> list[str]:
     ignored = [key for key in _HINTS if sent.get(key) not in (None, False, "auto", "default")]
     if "metadata" in sent and not sent["metadata"].keys() & _USED_METADATA:
         ignored.append("metadata")
-    if "reasoning_effort" in sent and "reasoning_effort" not in template:
-        ignored.append("reasoning_effort")
-    return ignored
+    return ignored + [name for name in _OF_TEMPLATE if name in sent and name not in template]
 
 
 def upstream_fields(sent: Mapping[str, Any], *, takes_tools: bool, template: str = "") -> dict[str, Any]:
@@ -355,6 +364,5 @@ def upstream_fields(sent: Mapping[str, Any], *, takes_tools: bool, template: str
     forwarded = {key: value for key, value in sent.items() if key not in _NOT_SENT}
     if "max_completion_tokens" in forwarded:
         forwarded["max_tokens"] = forwarded.pop("max_completion_tokens")
-    if "reasoning_effort" in sent and "reasoning_effort" in template:
-        forwarded["chat_template_kwargs"] = {"reasoning_effort": sent["reasoning_effort"]}
-    return forwarded
+    known = {name: sent[name] for name in _OF_TEMPLATE if name in sent and name in template}
+    return {**forwarded, "chat_template_kwargs": known} if known else forwarded

@@ -51,18 +51,16 @@ class Refused(UsageError):
 @dataclass(frozen=True)
 class Asked:
     """A request as every API gives it. `path`: of the model server. `fields`: checked ones of its API (fields.py).
-    `declared`: agent, category and system prompt. Sessions of two clients are different, whatever their names are."""
+    `main_field`: the client's name of what is asked. `declared`: agent, category and system prompt.
+    `thoughts`: apart from the text. Sessions of two clients are different, whatever their names are."""
 
     path: str
     fields: Mapping[str, Any]
     client: str
     session: str
+    main_field: str
     declared: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def main_field(self) -> str:
-        """Return the field that holds what is asked."""
-        return "messages" if "messages" in self.fields else "prompt"
+    thoughts: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,7 +143,7 @@ async def forward(keeper: Keeper, asked: Asked, routed: Callable[[str], None]) -
                 turn = live.turn(label, session, client=asked.client, long=num_chars > LONG_CHARS)
                 ticket = await stack.enter_async_context(turn)
                 sent_s = time.monotonic()
-                request |= {**live.pinned(ticket), "reasoning_format": "none"}
+                request |= {**live.pinned(ticket), "reasoning_format": "auto" if asked.thoughts else "none"}
                 if "seed" in fields:  # what a cache holds was computed in other batches, and rounds otherwise
                     request["cache_prompt"] = False
                 content = json.dumps(request).encode()
@@ -164,6 +162,20 @@ async def forward(keeper: Keeper, asked: Asked, routed: Callable[[str], None]) -
                 continue
             yield Upstream(response, live, ticket, sent_s)
             return
+
+
+async def num_tokens(live: LiveBackend, fields: Mapping[str, Any]) -> int:
+    """Return the tokens of a prompt, without computing it. Raises FieldRefused, Refused, Broken."""
+    request = upstream_fields(fields, takes_tools=live.takes_tools, template=live.template)
+    asked = Asked("/apply-template", fields, "", "", "messages")
+    with _breaking_off():
+        told = await live.client.post(asked.path, json=request)
+        if told.status_code == 200:
+            body = {"content": told.json()["prompt"], "add_special": True, "parse_special": True}
+            told = await live.client.post("/tokenize", json=body)
+        if told.status_code == 200:
+            return len(told.json()["tokens"])
+    raise _refusal(told.status_code, told.content, asked)
 
 
 def refuse_larger(keeper: Keeper, field: str, *, size_bytes: int = 0, num_turns: int = 0) -> None:
@@ -228,7 +240,7 @@ def _checked(document: Any, part: str) -> dict[str, Any]:
             (choices, list),
             (document.get("usage"), dict | None),
             *((choice.get("text"), str | None) for choice in choices),
-            *((message.get("content"), str | None) for message in messages),
+            *((message.get(name), str | None) for message in messages for name in ("content", "reasoning_content")),
             *((message.get("tool_calls"), list | None) for message in messages),
         ]
     except (AttributeError, TypeError):

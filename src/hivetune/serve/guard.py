@@ -84,7 +84,7 @@ class Guard:
 
         refusal = _smuggled(scope["headers"]) or self._refusal(scope, headers)
         if refusal is not None:
-            await _refuse(receive, answered, *refusal)
+            await _refuse(scope["path"], receive, answered, *refusal)
             return
         await self.app(scope, _limited(receive, LIMIT_BYTES), answered)
 
@@ -119,7 +119,7 @@ class Guard:
 def _smuggled(headers: Sequence[tuple[bytes, bytes]]) -> tuple[int, str, str] | None:
     """Refuse a request that a proxy and this server could read differently (RFC 9112, 3.2 and 6.3)."""
     names = [name for name, _ in headers]
-    for name in (b"host", b"content-length", b"transfer-encoding", b"authorization"):
+    for name in (b"host", b"content-length", b"transfer-encoding", b"authorization", b"x-api-key"):
         if names.count(name) > 1:
             return 400, f"a request has one {name.decode()} header", ""
     if b"content-length" in names and b"transfer-encoding" in names:
@@ -132,18 +132,20 @@ class TooLarge(Exception):
 
 
 def token_of(headers: Mapping[str, str], cookie_name: str) -> str:
-    """Return the token in the Authorization header, or in the cookie that the login set. Ports share cookies, so the
-    cookie of another program may stand before ours, in whatever form."""
+    """Return the token in the Authorization header, in Anthropic's x-api-key, or in the cookie that the login set.
+    Ports share cookies, so the cookie of another program may stand before ours, in whatever form."""
     kind, _, token = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return token.strip()
+    if "x-api-key" in headers:
+        return headers["x-api-key"].strip()
     return cookie_parser(headers.get("cookie", "")).get(cookie_name, "")
 
 
-async def _refuse(receive: Receive, send: Send, status: int, message: str, location: str) -> None:
+async def _refuse(path: str, receive: Receive, send: Send, status: int, message: str, location: str) -> None:
     """Refuse a request, and read what its client still sends for a while: a connection that is closed before its
     request is read is reset, and the answer may be lost (RFC 9112, 9.6)."""
-    body = json.dumps(error_body(status, message)).encode()
+    body = json.dumps(error_body(status, message, path=path)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers += [(b"location", location.encode())] if location else []
     await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"connection", b"close")]})

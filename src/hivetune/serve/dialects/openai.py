@@ -1,11 +1,11 @@
-"""OpenAI's chat completions and completions, which the model server speaks too: its documents get our names."""
+"""OpenAI's chat completions, completions and embeddings, which the model server speaks too: its documents get our
+names."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
-from hivetune.serve.dialects.base import Dialect, Named, data, error_body
-from hivetune.serve.fields import ChatFields, TextFields, checked_fields
+from hivetune.serve.dialects.base import CHAT, Dialect, Named, Read, Recall, data, error_body
+from hivetune.serve.fields import ChatFields, EmbeddingFields, TextFields, checked_fields
 
 
 def _whole(document: Mapping[str, Any], named: Named) -> dict[str, Any]:
@@ -26,9 +26,16 @@ class _Writer:
         return data(error_body(502, message))
 
 
-CHAT = "/v1/chat/completions"
+def _dialect(path: str, main_field: str, fields: type[ChatFields | TextFields | EmbeddingFields]) -> Dialect:
+    def read(document: Mapping[str, Any], recall: Recall) -> Read:
+        return Read(checked_fields(fields, document))
+
+    return Dialect(path, path, main_field, read, _whole, _Writer, thoughts=False)
+
+
 TEXT = "/v1/completions"
 OPENAI = (
-    Dialect(CHAT, CHAT, "messages", partial(checked_fields, ChatFields), _whole, _Writer),
-    Dialect(TEXT, TEXT, "prompt", partial(checked_fields, TextFields), _whole, _Writer),
+    _dialect(CHAT, "messages", ChatFields),
+    _dialect(TEXT, "prompt", TextFields),
+    _dialect("/v1/embeddings", "input", EmbeddingFields),
 )

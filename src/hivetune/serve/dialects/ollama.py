@@ -1,0 +1,149 @@
+"""Ollama's chat and generate, with its lists of models. Its streams are lines of JSON, and the default."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from hivetune.serve.dialects import base
+from hivetune.serve.dialects.base import Block, Blocks, Given, Named, Read, Recall, Stage
+
+VERSION = "0.13.0"  # of the API that is spoken here: clients ask for it, and some refuse older ones
+GENERATE = "/api/generate"
+_SAME = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "repeat_penalty"),
+    *("presence_penalty", "frequency_penalty"),
+)
+# Settings of Ollama's own runner; what is served here is loaded already.
+_RUNNER = (
+    *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "numa", "low_vram", "f16_kv"),
+    *("use_mmap", "use_mlock"),
+)
+_NAMES = {"max_tokens": "options.num_predict", "response_format": "format"}
+_NAMES |= {"enable_thinking": "think", "reasoning_effort": "think"}
+_NAMES |= {name: f"options.{name}" for name in (*_SAME, "stop")}
+
+
+def _read(document: Mapping[str, Any], recall: Recall) -> Read:
+    given = Given(document)
+    options = given.inner("options")
+    chat = {name: options.take(name) for name in _SAME}
+    options.hints(*_RUNNER)
+    length, stop, form = options.take("num_predict"), options.take("stop"), given.take("format")
+    chat |= {"max_tokens": None if length == -1 else length, "stop": stop or None}
+    chat |= {"model": (given.take("model", str) or "").removesuffix(":latest"), "stream": given.take("stream")}
+    chat["stream"] = True if chat["stream"] is None else chat["stream"]
+    if form:
+        schema = {"type": "json_schema", "json_schema": {"schema": form}}
+        chat["response_format"] = {"type": "json_object"} if form == "json" else schema
+    think = given.take("think")
+    chat["enable_thinking" if isinstance(think, bool) else "reasoning_effort"] = think
+    given.hints("keep_alive")
+    if given.peek("messages") is not None:
+        tools = given.each("tools")
+        for tool in tools:
+            tool.one_of("type", "function")
+        chat["tools"] = [tool.inner("function").function("parameters") for tool in tools] or None
+        return base.chat_read(given, chat, _turns(given.each("messages")), _NAMES)
+    given.one_of("raw", False)
+    for empty in ("suffix", "template"):
+        given.one_of(empty, "")
+    given.one_of("images", [])
+    said = (("system", given.take("system")), ("user", given.take("prompt")))
+    return base.chat_read(given, chat, [{"role": role, "content": text} for role, text in said if text], _NAMES)
+
+
+def _turns(messages: Iterable[Given]) -> Iterator[dict[str, Any]]:
+    """Yield chat turns. Ollama's calls have no ids, so they are numbered: some templates need nine letters."""
+    num_calls = num_results = 0
+    for message in messages:
+        message.one_of("images", [])
+        turn = {key: message.take(key) for key in ("role", "content")} | {"reasoning_content": message.take("thinking")}
+        if turn["role"] == "tool":
+            turn |= {"name": message.take("tool_name"), "tool_call_id": f"call{num_results:05}"}
+            num_results += 1
+        calls = []
+        for call in message.each("tool_calls"):
+            function = call.inner("function")
+            call.hints("id", "type")
+            function.hints("index")
+            calls.append(base.call_of(function.take("name"), function.take("arguments", dict), f"call{num_calls:05}"))
+            num_calls += 1
+        turn["tool_calls"] = calls or None
+        yield {key: value for key, value in turn.items() if value is not None}
+
+
+def _said(named: Named, kind: str, text: Any) -> dict[str, Any]:
+    """Return one piece of an answer. `kind`: content, thinking or tool_calls."""
+    head = {"id": named.id, "model": named.label, "created_at": datetime.now(UTC).isoformat(), "done": False}
+    if "messages" in named.document:
+        return {**head, "message": {"role": "assistant", "content": "", kind: text}}
+    return {**head, "response": "", "response" if kind == "content" else kind: text}
+
+
+def _ending(blocks: Blocks) -> dict[str, Any]:
+    spent = {f"{name}_ms": int(1e6 * (blocks.totals.get(f"{name}_ms") or 0)) for name in ("prompt", "predicted")}
+    return {
+        "done": True,
+        "done_reason": "length" if blocks.finish == "length" else "stop",
+        "total_duration": sum(spent.values()),
+        "load_duration": 0,
+        "prompt_eval_count": blocks.count("prompt_tokens"),
+        "prompt_eval_duration": spent["prompt_ms"],
+        "eval_count": blocks.count("completion_tokens"),
+        "eval_duration": spent["predicted_ms"],
+    }
+
+
+def _called(blocks: Blocks) -> list[dict[str, Any]]:
+    calls = [block for block in blocks.blocks if block.kind == "call"]
+    return [{"function": {"name": call.name, "arguments": call.arguments}} for call in calls]
+
+
+class _Writer(base.BlockWriter):
+    def tell(self, stage: Stage, block: Block, text: str) -> list[dict[str, Any]]:
+        if stage == "grow" and block.kind != "call":
+            return [_said(self.named, "thinking" if block.kind == "thought" else "content", text)]
+        if stage != "end":
+            return []
+        calls = _called(self.blocks)
+        called = [_said(self.named, "tool_calls", calls)] if calls else []
+        return [*called, {**_said(self.named, "content", ""), **_ending(self.blocks)}]
+
+    def written(self, told: list[dict[str, Any]]) -> bytes:
+        return b"".join(json.dumps(line).encode() + b"\n" for line in told)
+
+    def failed(self, message: str) -> dict[str, Any]:
+        return base.error_body(502, message, path=GENERATE)
+
+
+def _whole(document: Mapping[str, Any], named: Named) -> dict[str, Any]:
+    blocks = Blocks(document)
+    texts = {kind: "".join(block.text for block in blocks.blocks if block.kind == kind) for kind in ("thought", "text")}
+    answer = {**_said(named, "content", texts["text"]), **_ending(blocks)}
+    said = answer.get("message", answer)
+    said |= {"thinking": texts["thought"]} if texts["thought"] else {}
+    said |= {"tool_calls": calls} if (calls := _called(blocks)) else {}
+    return answer
+
+
+_DETAILS = {"format": "gguf", "family": "", "families": [], "parameter_size": "", "quantization_level": ""}
+_AGE = {"modified_at": "1970-01-01T00:00:00Z", "details": _DETAILS}
+
+
+def tags(names: Iterable[str]) -> dict[str, Any]:
+    """Return the list of models. None has a size of its own: they share the file of their base."""
+    return {"models": [{"name": name, "model": name, "size": 0, "digest": "", **_AGE} for name in names]}
+
+
+def show(template: str, context_tokens: int, *, takes_tools: bool) -> dict[str, Any]:
+    """Return what clients ask of a model before they use it."""
+    able = ["completion", *(["tools"] if takes_tools else []), *(["thinking"] if "enable_thinking" in template else [])]
+    info = {"general.architecture": "hivetune", "hivetune.context_length": context_tokens}
+    return {"modelfile": "", "parameters": "", "template": template, "capabilities": able, "model_info": info, **_AGE}
+
+
+OLLAMA = tuple(
+    base.Dialect(path, base.CHAT, field, _read, _whole, _Writer, "application/x-ndjson", _NAMES)
+    for path, field in (("/api/chat", "messages"), (GENERATE, "prompt"))
+)

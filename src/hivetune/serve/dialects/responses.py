@@ -1,0 +1,176 @@
+"""OpenAI's Responses, which Codex speaks. Thoughts, messages, calls and results are items of one list there."""
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hivetune.serve.dialects import base
+from hivetune.serve.dialects.base import Block, Blocks, Given, Named, Read, Recall, Stage
+
+_SAME = ("model", "stream", "temperature", "top_p", "parallel_tool_calls", "metadata", "user")
+_HINTS = (
+    *("store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
+    *("client_metadata", "stream_options"),
+)
+_NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+}
+# What an answer repeats of its request, and what it says where the request does not.
+_REPEATED = {
+    **dict.fromkeys(("instructions", "max_output_tokens", "previous_response_id", "temperature", "top_p", "user")),
+    **{"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "metadata": {}, "truncation": "disabled"},
+}
+_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+
+
+def _read(document: Mapping[str, Any], recall: Recall) -> Read:
+    given = Given(document)
+    chat = {name: given.take(name) for name in _SAME}
+    chat["max_tokens"] = given.take("max_output_tokens")
+    chat["tool_choice"] = given.take("tool_choice")
+    if isinstance(named := chat["tool_choice"], dict):
+        chat["tool_choice"] = {"type": named.get("type"), "function": {"name": named.get("name")}}
+    tools = given.each("tools")
+    for tool in tools:
+        tool.one_of("type", "function")
+        tool.one_of("defer_loading", False)
+    chat["tools"] = [tool.function("parameters") for tool in tools] or None
+    reasoning, text = given.inner("reasoning"), given.inner("text")
+    chat["reasoning_effort"] = reasoning.take("effort")
+    reasoning.hints("summary", "generate_summary")
+    text.hints("verbosity")
+    form = text.inner("format")
+    kind = form.take("type")
+    schema = {key: form.take(key) for key in ("name", "description", "schema", "strict")}
+    chat["response_format"] = kind and {"type": kind, **({"json_schema": schema} if kind == "json_schema" else {})}
+    if not (chat["metadata"] or chat["user"]) and given.peek("prompt_cache_key"):  # Codex names its session so
+        chat["metadata"] = {"session_id": given.take("prompt_cache_key")}
+    given.hints(*_HINTS)
+    given.one_of("truncation", "disabled")
+    given.one_of("background", False)
+    given.one_of("include", [], ["reasoning.encrypted_content"])
+    instructions, previous = given.take("instructions", str), given.take("previous_response_id", str)
+    earlier = recall(previous) if previous else []
+    if instructions:
+        earlier = [{"role": "system", "content": instructions}, *(t for t in earlier if t["role"] != "system")]
+    asked = given.peek("input")
+    said = [{"role": "user", "content": given.take("input")}] if isinstance(asked, str) else _turns(given.each("input"))
+    return base.chat_read(given, chat, [*earlier, *said], _NAMES)
+
+
+def _turns(items: Iterable[Given]) -> list[dict[str, Any]]:
+    """Return items as chat turns. Neighbours of one role become one: thoughts, what was said, and calls."""
+    turns: list[dict[str, Any]] = []
+    for item in items:
+        kind = item.one_of("type", *_ITEMS) or "message"
+        item.take("id")
+        item.hints("status", "phase")
+        if kind == "message":
+            turns.append({"role": item.take("role"), "content": item.text("content")})
+        elif kind == "function_call":
+            call = base.call_of(item.take("name"), item.take("arguments"), item.take("call_id"))
+            turns.append({"role": "assistant", "tool_calls": [call]})
+        elif kind == "function_call_output":
+            turns.append({"role": "tool", "tool_call_id": item.take("call_id"), "content": item.text("output")})
+        else:
+            item.hints("encrypted_content")
+            thought = item.text("content") or item.text("summary")
+            turns.append({"role": "assistant", "reasoning_content": thought} if thought else {"role": "assistant"})
+    return turns
+
+
+def _item(named: Named, block: Block, *, done: bool = True) -> dict[str, Any]:
+    """Return a block as an item. Before it is `done`, it holds nothing yet."""
+    parts = [_part(block, block.text)] if done else []
+    item = {"id": f"{named.id}-{block.number}", "status": "completed" if done else "in_progress"}
+    if block.kind == "call":
+        arguments = block.text if done else ""
+        return {**item, "type": "function_call", "call_id": block.id, "name": block.name, "arguments": arguments}
+    if block.kind == "thought":
+        return {**item, "type": "reasoning", "summary": parts}
+    return {**item, "type": "message", "role": "assistant", "content": parts}
+
+
+def _part(block: Block, text: str) -> dict[str, Any]:
+    if block.kind == "thought":
+        return {"type": "summary_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _response(named: Named, blocks: Blocks, status: str = "") -> dict[str, Any]:
+    status = status or ("incomplete" if blocks.finish == "length" else "completed")
+    asked, told = blocks.count("prompt_tokens"), blocks.count("completion_tokens")
+    sent = {name: value for name, value in named.document.items() if name in _REPEATED and value is not None}
+    return {
+        **_REPEATED,
+        **sent,
+        "id": named.id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": named.label,
+        "status": status,
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+        "output": [_item(named, block) for block in blocks.blocks],
+        "usage": {
+            "input_tokens": asked,
+            "input_tokens_details": {"cached_tokens": blocks.count("cached_tokens")},
+            "output_tokens": told,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": asked + told,
+        },
+    }
+
+
+def _whole(document: Mapping[str, Any], named: Named) -> dict[str, Any]:
+    return _response(named, Blocks(document))
+
+
+# Of each kind of block: what its text is called in events, what its part, and the part's number.
+_EVENTS = {
+    "text": ("output_text", "content_part", "content_index"),
+    "thought": ("reasoning_summary_text", "reasoning_summary_part", "summary_index"),
+    "call": ("function_call_arguments", "", ""),
+}
+
+
+class _Writer(base.BlockWriter):
+    def tell(self, stage: Stage, block: Block, text: str) -> list[dict[str, Any]]:
+        if stage == "begin":
+            response = _response(self.named, self.blocks, "in_progress")
+            return [_event(kind, response=response) for kind in ("created", "in_progress")]
+        if stage == "end":
+            response = _response(self.named, self.blocks)
+            return [_event(response["status"], response=response)]
+        name, part, number = _EVENTS[block.kind]
+        place = {"item_id": f"{self.named.id}-{block.number}", "output_index": block.number}
+        place |= {number: 0} if number else {}
+        if stage == "grow":
+            return [_event(f"{name}.delta", **place, delta=text)]
+        done = stage == "close"
+        item = {"output_index": block.number, "item": _item(self.named, block, done=done)}
+        said = _part(block, block.text if done else "")
+        if not done:
+            parts = [_event(f"{part}.added", **place, part=said)] if part else []
+            return [_event("output_item.added", **item), *parts]
+        parts = [_event(f"{part}.done", **place, part=said)] if part else []
+        whole = {"text" if part else "arguments": block.text}
+        return [_event(f"{name}.done", **place, **whole), *parts, _event("output_item.done", **item)]
+
+    def written(self, told: list[dict[str, Any]]) -> bytes:
+        first = self.num_told - len(told)
+        return super().written([{**event, "sequence_number": number} for number, event in enumerate(told, first)])
+
+    def failed(self, message: str) -> dict[str, Any]:
+        response = _response(self.named, self.blocks, "failed")
+        return _event("failed", response={**response, "error": {"code": "server_error", "message": message}})
+
+
+def _event(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"type": f"response.{kind}", **fields}
+
+
+RESPONSES = base.Dialect("/v1/responses", base.CHAT, "input", _read, _whole, _Writer, names=_NAMES)

@@ -1,0 +1,345 @@
+"""The APIs of Anthropic, of OpenAI's Responses and of Ollama: what of a request reaches the model server, what is
+refused by its name, and what the official clients read of an answer. The model server is a function here."""
+
+import json
+from typing import Any
+
+import anthropic
+import httpx
+import httpx2
+import ollama
+import openai
+import pytest
+from serve.stage import PORT, Stage
+
+MESSAGES, RESPONSES, CHAT, GENERATE = "/v1/messages", "/v1/responses", "/api/chat", "/api/generate"
+SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+TOOL = {"type": "function", "function": {"name": "Read", "description": "Reads a file", "parameters": SCHEMA}}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "Read", "arguments": '{"path": "a.py"}'}}
+SAID = {"reasoning_content": "A file.", "content": "Let me see."}
+ASKED = {"role": "user", "content": "hello"}
+
+# What Claude Code and Codex send, by their published sources and by what others recorded of them.
+CLAUDE_CODE = {
+    "model": "helpdesk",
+    "system": [
+        {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.202.abc; cch=00000;"},
+        {"type": "text", "text": "You are an agent.", "cache_control": {"type": "ephemeral"}},
+        {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
+    ],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "Read a.py"}, {"type": "text", "text": "Today."}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "A file.", "signature": "sig"},
+                {"type": "text", "text": "Let me see."},
+                {"type": "tool_use", "id": "call_1", "name": "Read", "input": {"path": "a.py"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "call_1", "content": [{"type": "text", "text": "x = 1"}]},
+                {"type": "text", "text": "Go on.", "cache_control": {"type": "ephemeral"}},
+            ],
+        },
+        {"role": "system", "content": "A file changed."},
+    ],
+    "tools": [{"name": "Read", "description": "Reads a file", "input_schema": SCHEMA, "eager_input_streaming": True}],
+    "metadata": {"user_id": '{"device_id": "d", "session_id": "s"}'},
+    "max_tokens": 64,
+    "thinking": {"type": "adaptive", "display": "omitted"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "output_config": {"effort": "high"},
+    "stream": False,
+}
+CODEX = {
+    "model": "helpdesk",
+    "instructions": "You are an agent.",
+    "input": [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Read a.py\nToday."}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "A file."}], "encrypted_content": "x"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Let me see."}]},
+        {"type": "function_call", "name": "Read", "arguments": '{"path": "a.py"}', "call_id": "call_1"},
+        {"type": "function_call_output", "call_id": "call_1", "output": "x = 1"},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Go on.\nA file changed."}]},
+    ],
+    "tools": [
+        {"type": "function", "name": "Read", "description": "Reads a file", "strict": False, "parameters": SCHEMA}
+    ],
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "reasoning": {"effort": "medium", "summary": "auto"},
+    "store": False,
+    "stream": False,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "thread-1",
+    "client_metadata": {"session_id": "thread-1"},
+}
+OLLAMA: dict[str, Any] = {
+    "model": "helpdesk:latest",
+    "messages": [
+        {"role": "system", "content": "You are an agent.\nBe brief."},
+        {"role": "user", "content": "Read a.py\nToday."},
+        {
+            "role": "assistant",
+            "content": "Let me see.",
+            "thinking": "A file.",
+            "tool_calls": [{"function": {"name": "Read", "arguments": {"path": "a.py"}}}],
+        },
+        {"role": "tool", "tool_name": "Read", "content": "x = 1"},
+        {"role": "user", "content": "Go on.\nA file changed."},
+    ],
+    "tools": [TOOL],
+    "options": {"num_predict": 64, "num_ctx": 4096},
+    "think": "high",
+    "keep_alive": "5m",
+    "stream": False,
+}
+
+
+def turns(call_id: str = "call_1", **result: str) -> list[dict[str, Any]]:
+    return [
+        {"role": "system", "content": "You are an agent.\nBe brief."},
+        {"role": "user", "content": "Read a.py\nToday."},
+        {"role": "assistant", **SAID, "tool_calls": [{**CALL, "id": call_id}]},
+        {"role": "tool", "content": "x = 1", "tool_call_id": call_id, **result},
+        {"role": "user", "content": "Go on.\nA file changed."},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "messages", "ignored"),
+    [
+        (
+            MESSAGES,
+            CLAUDE_CODE,
+            turns(),
+            "eager_input_streaming, display, context_management, cache_control, signature, system[0], "
+            "output_config.effort",
+        ),
+        (
+            RESPONSES,
+            CODEX,
+            turns(),
+            "summary, store, client_metadata, encrypted_content, reasoning.effort",
+        ),
+        (CHAT, OLLAMA, turns("call00000", name="Read"), "num_ctx, keep_alive, think"),
+    ],
+)
+def test_what_agents_send_reaches_the_model_as_one_conversation(
+    path: str, body: dict[str, Any], messages: list[Any], ignored: str
+) -> None:
+    async def scene(stage: Stage) -> None:
+        told = await stage.post(body, path)
+        assert told.status_code == 200, told.text
+        ((_, sent),) = stage.asked
+        assert sent["messages"] == messages
+        assert [tool["function"]["name"] for tool in sent["tools"]] == ["Read"]
+        assert sent["tools"][0]["function"]["parameters"] == SCHEMA
+        assert told.headers["x-hivetune-release"] == told.json()["model"] == "helpdesk@1"
+        assert set(told.headers["x-hivetune-ignored"].split(", ")) == set(ignored.split(", "))
+
+    Stage().play(scene)
+
+
+FORM = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
+FIELDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    (MESSAGES, {"max_tokens": 5, "stop_sequences": ["x"], "top_k": 3}, {"max_tokens": 5, "stop": ["x"], "top_k": 3}),
+    (MESSAGES, {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, {"response_format": FORM}),
+    (MESSAGES, {"thinking": {"type": "disabled"}}, {"chat_template_kwargs": {"enable_thinking": False}}),
+    (MESSAGES, {"thinking": {"type": "enabled"}}, {"chat_template_kwargs": {"enable_thinking": True}}),
+    (RESPONSES, {"max_output_tokens": 5, "top_p": 0.5}, {"max_tokens": 5, "top_p": 0.5}),
+    (RESPONSES, {"reasoning": {"effort": "low"}}, {"chat_template_kwargs": {"reasoning_effort": "low"}}),
+    (RESPONSES, {"text": {"format": {"type": "json_object"}}}, {"response_format": {"type": "json_object"}}),
+    (CHAT, {"options": {"num_predict": -1, "seed": 3, "stop": []}}, {"seed": 3, "cache_prompt": False}),
+    (CHAT, {"format": SCHEMA, "think": False}, {"response_format": FORM}),
+    (GENERATE, {"format": "json", "system": "s"}, {"response_format": {"type": "json_object"}}),
+]
+
+
+def question(path: str, **more: Any) -> dict[str, Any]:
+    key, value = {RESPONSES: ("input", "hello"), GENERATE: ("prompt", "hello")}.get(path, ("messages", [ASKED]))
+    return {key: value, "stream": False, **({"model": "helpdesk"} if path.startswith("/api") else {}), **more}
+
+
+def test_fields_have_their_names_in_the_chat() -> None:
+    async def scene(stage: Stage) -> None:
+        for path, fields, expected in FIELDS:
+            told = await stage.post(question(path, **fields), path)
+            assert told.status_code == 200, told.text
+            sent = stage.asked[-1][1]
+            assert {key: sent.get(key) for key in expected} == expected, (path, fields)
+            assert not sent.keys() & {"max_tokens", "stop"} - expected.keys()
+            assert sent["messages"][-1] == ASKED
+
+    Stage(live_settings={"template": "{{ enable_thinking }}{{ reasoning_effort }}"}).play(scene)
+
+
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
+SEARCH = {"type": "web_search_20250305", "name": "web_search"}
+REFUSED: list[tuple[str, str, dict[str, Any]]] = [
+    (MESSAGES, "n_discard", {"n_discard": -1}),
+    (MESSAGES, "messages[0].content[0].type", {"messages": [{"role": "user", "content": [IMAGE]}]}),
+    (MESSAGES, "messages[0].name", {"messages": [{**ASKED, "name": "x"}]}),
+    (MESSAGES, "messages[0].content", {"messages": [{"role": "user", "content": 5}]}),
+    (MESSAGES, "messages[0]", {"messages": ["hello"]}),
+    (MESSAGES, "messages", {"messages": []}),
+    (MESSAGES, "tools[0].type", {"tools": [SEARCH]}),
+    (MESSAGES, "tool_choice.type", {"tool_choice": {"type": "all"}}),
+    (MESSAGES, "metadata.user", {"metadata": {"user": "x"}}),
+    (MESSAGES, "thinking.type", {"thinking": {"type": "deep"}}),
+    (MESSAGES, "stop_sequences", {"stop_sequences": ["x"] * 17}),
+    (MESSAGES, "max_tokens", {"max_tokens": 0}),
+    (MESSAGES, "container", {"container": "c"}),
+    (MESSAGES, "mcp_servers", {"mcp_servers": [{}]}),
+    (RESPONSES, "conversation", {"conversation": "c"}),
+    (RESPONSES, "background", {"background": True}),
+    (RESPONSES, "truncation", {"truncation": "auto"}),
+    (RESPONSES, "include", {"include": ["file_search_call.results"]}),
+    (RESPONSES, "tools[0].type", {"tools": [{"type": "web_search"}]}),
+    (RESPONSES, "input[0].type", {"input": [{"type": "item_reference", "id": "x"}]}),
+    (RESPONSES, "input[0].content[0].type", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
+    (RESPONSES, "input", {"input": [{"type": "function_call", "name": "x", "arguments": "{"}]}),
+    (RESPONSES, "max_output_tokens", {"max_output_tokens": -1}),
+    (RESPONSES, "text.format.type", {"text": {"format": {"type": "xml"}}}),
+    (RESPONSES, "prompt", {"prompt": {"id": "p"}}),
+    (CHAT, "options.mirostat", {"options": {"mirostat": 2}}),
+    (CHAT, "options.temperature", {"options": {"temperature": 5}}),
+    (CHAT, "options", {"options": "hot"}),
+    (CHAT, "messages[0].images", {"messages": [{**ASKED, "images": ["AA"]}]}),
+    (CHAT, "logprobs", {"logprobs": True}),
+    (GENERATE, "context", {"context": [1]}),
+    (GENERATE, "raw", {"raw": True}),
+    (GENERATE, "template", {"template": "x"}),
+    (GENERATE, "suffix", {"suffix": "x"}),
+]
+
+
+def problem_of(path: str, told: httpx2.Response) -> str:
+    """Return the message of an error, which has the form of its API."""
+    document = told.json()
+    if path.startswith("/api"):
+        assert list(document) == ["error"]
+        return str(document["error"])
+    assert (document.get("type") == "error") == path.startswith(MESSAGES)
+    return str(document["error"]["message"])
+
+
+def test_what_can_not_be_honoured_is_refused_by_its_name() -> None:
+    async def scene(stage: Stage) -> None:
+        for path, field, changes in REFUSED:
+            told = await stage.post(question(path, **changes), path)
+            assert told.status_code == 400, (path, field, told.text)
+            assert problem_of(path, told).startswith(f"{field}: "), (field, told.text)
+        for path in (MESSAGES, RESPONSES, CHAT, GENERATE, "/v1/messages/count_tokens"):
+            for token, model, status in (("wrong", "", 401), ("token-a", "nobody", 404)):
+                told = await stage.post(question(path, model=model), path, token)
+                assert told.status_code == status and problem_of(path, told), (path, told.text)
+            assert "not JSON" in problem_of(path, await stage.client.post(path, content=b"{", headers=BEARER))
+        assert stage.asked == []
+
+    Stage().play(scene)
+
+
+BEARER = {"Authorization": "Bearer token-a"}
+
+
+def pieces(*deltas: dict[str, Any], finish: str, usage: dict[str, Any]) -> httpx2.Response:
+    """Return an answer as llama.cpp streams it."""
+    choices = [[{"index": 0, "delta": delta}] for delta in deltas]
+    choices += [[{"index": 0, "delta": {}, "finish_reason": finish}]]
+    events = [{"choices": choice} for choice in choices] + [{"choices": [], "usage": usage}]
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+    return httpx2.Response(200, content=body.encode())
+
+
+USAGE = {"prompt_tokens": 9, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
+
+
+def thinks_and_calls(path: str, body: dict[str, Any]) -> httpx2.Response:
+    """Answer with a thought, a text and a call."""
+    assert body["reasoning_format"] == "auto"
+    if not body.get("stream"):
+        choice = {"finish_reason": "tool_calls", "message": {**SAID, "tool_calls": [CALL]}}
+        return httpx2.Response(200, json={"choices": [choice], "usage": USAGE})
+    texts = [{"reasoning_content": "A "}, {"reasoning_content": "file."}, {"content": "Let me"}, {"content": " see."}]
+    begin = {"index": 0, "id": "call_1", "function": {"name": "Read", "arguments": '{"path"'}}
+    rest = {"index": 0, "function": {"arguments": ': "a.py"}'}}
+    return pieces(*texts, {"tool_calls": [begin]}, {"tool_calls": [rest]}, finish="tool_calls", usage=USAGE)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_official_clients_read_thoughts_texts_and_calls(stream: bool) -> None:
+    async def scene(stage: Stage) -> None:
+        claude, gpt, llama = clients(stage)
+        sent: dict[str, Any] = {"model": "helpdesk", "messages": [ASKED], "max_tokens": 64}
+        if stream:
+            async with claude.messages.stream(**sent) as told:
+                message = await told.get_final_message()
+        else:
+            message = await claude.messages.create(**sent)
+        thought, text, call = message.content
+        assert (thought.thinking, text.text) == ("A file.", "Let me see.")
+        assert (call.id, call.name, call.input) == ("call_1", "Read", {"path": "a.py"})
+        assert (message.stop_reason, message.model) == ("tool_use", "helpdesk@1")
+        assert (message.usage.input_tokens, message.usage.cache_read_input_tokens) == (5, 4)
+        assert message.usage.output_tokens == 5
+
+        if stream:
+            async with gpt.responses.stream(model="helpdesk", input="hello") as answering:
+                numbers = [event.sequence_number async for event in answering]
+                response = await answering.get_final_response()
+            assert numbers == list(range(len(numbers)))
+        else:
+            response = await gpt.responses.create(model="helpdesk", input="hello")
+        reasoning, said_, called = response.output
+        assert reasoning.summary[0].text == "A file." and response.output_text == said_.content[0].text == "Let me see."
+        assert (called.call_id, called.name, called.arguments) == ("call_1", "Read", '{"path": "a.py"}')
+        assert (response.status, response.model, response.usage.total_tokens) == ("completed", "helpdesk@1", 14)
+        assert response.usage.input_tokens_details.cached_tokens == 4
+
+        answer: Any = await llama.chat("helpdesk", [ASKED], stream=stream)
+        parts = [part async for part in answer] if stream else [answer]
+        assert "".join(part.message.thinking or "" for part in parts) == "A file."
+        assert "".join(part.message.content for part in parts) == "Let me see."
+        ((called,),) = [part.message.tool_calls for part in parts if part.message.tool_calls]
+        assert (called.function.name, called.function.arguments) == ("Read", {"path": "a.py"})
+        last = parts[-1]
+        assert (last.done, last.done_reason, last.model, last.prompt_eval_count) == (True, "stop", "helpdesk@1", 9)
+        written: Any = await llama.generate("helpdesk", "hello", stream=stream)
+        wrote = [part async for part in written] if stream else [written]
+        assert "".join(part.response for part in wrote) == "Let me see." and wrote[-1].eval_count == 5
+
+    Stage(thinks_and_calls).play(scene)
+
+
+def clients(stage: Stage) -> tuple[anthropic.AsyncAnthropic, openai.AsyncOpenAI, ollama.AsyncClient]:
+    url = f"http://127.0.0.1:{PORT}"
+    theirs = httpx2.AsyncClient(transport=httpx2.ASGITransport(stage.guard))
+    return (
+        anthropic.AsyncAnthropic(base_url=url, api_key="token-a", http_client=theirs, max_retries=0),
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="token-a", http_client=theirs, max_retries=0),
+        ollama.AsyncClient(url, headers=BEARER, transport=httpx.ASGITransport(stage.guard)),
+    )
+
+
+def broken(path: str, body: dict[str, Any]) -> httpx2.Response:
+    return httpx2.Response(200, content=b'data: {"choices": [{"delta": {"content": "ok"}}]}\n\ndata: {"error": {}}\n\n')
+
+
+def test_a_stream_that_breaks_off_says_so() -> None:
+    async def scene(stage: Stage) -> None:
+        claude, gpt, llama = clients(stage)
+        with pytest.raises(anthropic.APIStatusError, match="model server failed"):
+            async with claude.messages.stream(model="helpdesk", messages=[ASKED], max_tokens=5) as told:  # type: ignore[list-item]
+                await told.get_final_message()
+        events = [event async for event in await gpt.responses.create(model="helpdesk", input="hello", stream=True)]
+        assert events[-1].type == "response.failed" and "model server failed" in events[-1].response.error.message
+        with pytest.raises(ollama.ResponseError, match="model server failed"):
+            async for _ in await llama.chat("helpdesk", [ASKED], stream=True):
+                pass
+
+    Stage(broken).play(scene)
