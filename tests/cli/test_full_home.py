@@ -68,7 +68,7 @@ def test_on_a_full_disk_space_is_freed_and_noted(full_home: Path) -> None:
 
 def test_a_full_disk_in_the_middle_of_a_run_is_told(own_home: Path) -> None:
     make_run(own_home / "runs/mine", "done")
-    told = "its disk was full once, it waited 0 s; 1 checkpoint could not be written: [Errno 28] No space left"
+    told = "its disk was full once; 1 checkpoint could not be written: [Errno 28] No space left"
     for arguments in (["show", "mine"], ["status"], ["runs"]):
         done = hivetune(*arguments)
         assert done.returncode == 0 and told in done.stdout + done.stderr

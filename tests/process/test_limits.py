@@ -57,15 +57,6 @@ def test_a_hang_is_noticed_after_five_steps_or_a_minute(step_s: float, allowed_s
     assert limits.allowed_s() == allowed_s
 
 
-def test_a_second_start_is_measured_by_the_first() -> None:
-    first = Limits(DEFAULTS)
-    for beat, seconds in ((Beat.STARTING, 2.0), (Beat.PREPARING, 1.0), (Beat.ITEM, 30.0), (Beat.ITEM, 1.0)):
-        first.beat(beat, seconds)
-    assert first.start_s == 33.0
-    assert Limits(DEFAULTS, first.start_s).allowed_s() == 5 * 33.0
-    assert Limits(DEFAULTS).allowed_s() == DEFAULTS.start_timeout_s
-
-
 @pytest.mark.parametrize(("device", "asked"), [("cuda", [(0.5, None)]), ("cuda:1", [(0.5, 1)]), ("cpu", [])])
 def test_a_worker_takes_no_more_of_a_card_than_its_share(
     device: str, asked: list[tuple[float, int | None]], monkeypatch: pytest.MonkeyPatch

@@ -31,8 +31,8 @@ from hivetune.run.status import (
     hold_run,
     known_runs,
     loss_curve,
+    run_folders,
     run_status,
-    runs_below,
     shortest_name,
     stop_run,
 )
@@ -236,7 +236,7 @@ def rm(
         return
     folders = sorted({find_run(name) for name in runs or ()}, key=lambda run: -len(run.parts))  # the inner ones first
     for folder in folders:
-        if inner := [str(run) for run in runs_below(folder) if run not in folders]:
+        if inner := [str(run) for run in run_folders() if folder in run.parents and run not in folders]:
             hint = f"delete them too: hivetune rm {' '.join(map(quoted, [folder, *inner]))}"
             raise UsageError(f"{folder} holds other runs: {', '.join(inner)}", hint=hint)
     for folder in folders:

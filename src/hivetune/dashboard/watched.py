@@ -16,7 +16,7 @@ from hivetune.base.disk import home, lock_holder, sha256_bytes
 from hivetune.base.journal import JournalPlace, read_after
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, PLAN, RECORD, read_resolved
-from hivetune.run.status import RunStatus, RunTally, damaged_status, event_text, run_folders, status_of
+from hivetune.run.status import RunStatus, RunTally, damaged_status, event_text, run_folders, run_status
 
 MAX_BUCKETS = 320  # two pixels of a chart for each
 # The smoothed line is an exponential mean over so many steps, or over this share of all so far if that is more.
@@ -105,7 +105,7 @@ class RunReading:
     """Whether it was asked to stop; asked again it would end without a checkpoint."""
 
     def add_metric(self, entry: Mapping[str, Any]) -> None:
-        self.tally.add_metric(entry)
+        self.tally.add(entry)
         if entry["event"] == "validation" and entry["loss"] is not None:
             self.curves["validation"].add(entry["step"], entry["loss"], entry["time"])
         if entry["event"] != "step":
@@ -117,7 +117,7 @@ class RunReading:
                 self.curves[name].add(entry["step"], value, entry["time"])
 
     def add_event(self, entry: Mapping[str, Any]) -> None:
-        self.tally.add_event(entry)
+        self.tally.add(entry)
         if entry["event"] in ("stop_requested", "supervisor_started", "supervisor_ended"):
             self.stopping = entry["event"] == "stop_requested"
         text = event_text(entry)
@@ -156,7 +156,7 @@ class WatchedRun:
         UsageError when its folder is gone, OSError."""
         stamp = (lock_holder(self.path), *(_identity(self.path / name) for name in _FILES))
         if self._status is None or stamp != self._stamp:
-            self._stamp, self._status = stamp, status_of(self.path, self._tally)
+            self._stamp, self._status = stamp, run_status(self.path, self._tally)
         return self._status
 
     def _tally(self) -> RunTally:

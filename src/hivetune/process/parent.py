@@ -38,59 +38,44 @@ TASK_LIMITS = Supervision(hang_floor_s=600.0)
 class Limits:
     """How long a child may be silent: `hang_factor` times its usual step, at least `hang_floor_s`.
 
-    The first step belongs to the start, because it compiles. `usual_start_s` is the start time of an earlier worker
-    with the same settings, if there was one.
+    The first step belongs to the start, because it compiles.
     """
 
     settings: Supervision = TASK_LIMITS
-    usual_start_s: float | None = None
-    start_s: float = 0.0
-    started: bool = False
     _steps: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))
     _last: Beat = Beat.STARTING
+    _started: bool = False
 
     def beat(self, beat: Beat, elapsed_s: float) -> None:
         """Record a beat, `elapsed_s` watched seconds after the previous one."""
-        if not self.started:
-            self.start_s += elapsed_s
         if beat is Beat.ITEM:
             if self._last in (Beat.ITEM, Beat.WAITING):
                 self._steps.append(elapsed_s)
-            self.started = True
+            self._started = True
         self._last = beat
 
     def allowed_s(self) -> float:
         """Return the watched seconds of silence after which the child counts as hung."""
-        if self._last in (Beat.STARTING, Beat.PREPARING) or not self.started:
-            if self.usual_start_s is None:
-                return self.settings.start_timeout_s
-            learned_s = max(self.settings.hang_floor_s, self.settings.hang_factor * self.usual_start_s)
-            return min(self.settings.start_timeout_s, learned_s)
+        if not self._started or self._last in (Beat.STARTING, Beat.PREPARING):
+            return self.settings.start_timeout_s
         if self._last is Beat.VALIDATING:
             return self.settings.evaluate_timeout_s
         if self._last is Beat.SAVING:
             return self.settings.save_timeout_s
-        return max(self.settings.hang_floor_s, self.settings.hang_factor * self.usual_s)
-
-    @property
-    def usual_s(self) -> float:
-        """The rolling step time, 0 before two steps."""
-        if not self._steps:
-            return 0.0
-        return sorted(self._steps)[math.ceil(QUANTILE * len(self._steps)) - 1]
+        usual_s = sorted(self._steps)[math.ceil(QUANTILE * len(self._steps)) - 1] if self._steps else 0.0
+        return max(self.settings.hang_floor_s, self.settings.hang_factor * usual_s)
 
 
 _BEATS = {beat.value[0]: beat for beat in Beat}
-PIPE_BYTES = 65_536
-_TAIL_BYTES = 16_384
-LOG_LIMIT_BYTES = 16 << 20
+_PIPE_BYTES, _TAIL_BYTES = 65_536, 16_384
 _POLL_S = 0.25
 # The most that is counted per look; after a larger gap this process did not run (suspend, SIGSTOP).
-MAX_TICK_S = 4 * _POLL_S
-STACKS_S = 1.0
+_MAX_TICK_S = 4 * _POLL_S
+# For the stacks of a hung child, which it writes on SIGUSR1.
+_STACKS_S = 1.0
 GRACE_S = 10.0
 # A killed process that still exists after this time is in an uninterruptible driver call.
-REAP_S = 30.0
+_REAP_S = 30.0
 
 
 @dataclass
@@ -114,12 +99,12 @@ class Child:
         watch.register(self.pipe, select.POLLIN)
         data = b""
         if watch.poll(timeout_s * 1000):
-            data = os.read(self.pipe, PIPE_BYTES)
+            data = os.read(self.pipe, _PIPE_BYTES)
             if not data:  # the other end is closed, so it has ended or is about to
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.process.wait(timeout_s)
         now = time.monotonic()
-        self.silent_s += min(now - self._looked, MAX_TICK_S)
+        self.silent_s += min(now - self._looked, _MAX_TICK_S)
         self._looked = now
         beats = [_BEATS[byte] for byte in data if byte in _BEATS]
         for beat in beats:
@@ -153,7 +138,7 @@ class Child:
         """Send SIGKILL to the whole session. Return False if it survives."""
         self._signal(signal.SIGKILL)
         try:
-            self.process.wait(REAP_S)
+            self.process.wait(_REAP_S)
         except subprocess.TimeoutExpired:
             return False
         return True
@@ -164,7 +149,7 @@ class Child:
         if not self.ended:
             self.process.send_signal(signal.SIGUSR1)  # also written by one that holds the GIL, but not while stopped
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(STACKS_S)
+                self.process.wait(_STACKS_S)
         return self.outcome(hung=True, state=state, survived=not self.kill())
 
     def outcome(self, *, hung: bool = False, state: str = "", survived: bool = False) -> Outcome:
@@ -174,10 +159,10 @@ class Child:
         document: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):  # it died before it wrote one
             document = read_json(self.folder / OUTCOME)
-        status: Status = document.pop("status", "died")
-        told = document.pop("error", None)
-        error = ChildError(**told) if told else None
         document.pop("schema", None)
+        status: Status = document.pop("status", "died")
+        recorded = document.pop("error", None)
+        error = ChildError(**recorded) if recorded else None
         if code == EXIT_FULL_DISK and error is None:
             status = "failed"
             problem = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder / OUTCOME))
@@ -238,9 +223,6 @@ def start_child(
     (folder / OUTCOME).unlink(missing_ok=True)
     log = folder / WORKER_LOG
     log_start_bytes = log.stat().st_size if log.exists() else 0  # where this child's lines begin
-    if log_start_bytes > LOG_LIMIT_BYTES:
-        log.replace(log.with_name(WORKER_LOG + ".1"))
-        log_start_bytes = 0
     path = write_task(task, folder, memory_limit_bytes=memory_limit_bytes)
     reader, writer = os.pipe()
     try:
@@ -276,18 +258,10 @@ def start_process(
 
 
 def run_task(
-    task: object,
-    folder: Path,
-    *,
-    module: str | None = None,
-    limits: Limits | None = None,
-    environment: Mapping[str, str | None] | None = None,
-    on_beat: Callable[[Beat], None] = lambda beat: None,
-    memory_limit_bytes: int | None = None,
+    task: object, folder: Path, *, on_beat: Callable[[Beat], None] = lambda beat: None, **start: Any
 ) -> Outcome:
-    """Run one task to its end and return its outcome, as `start_child` and `see_off` do."""
-    settings: dict[str, Any] = {"module": module, "limits": limits, "environment": environment}
-    return see_off(start_child(task, folder, memory_limit_bytes=memory_limit_bytes, **settings), on_beat)
+    """Run one task to its end and return its outcome; `start` are arguments of `start_child`."""
+    return see_off(start_child(task, folder, **start), on_beat)
 
 
 def count_items(progress: Progress, total: int | None, count: int = 0) -> Callable[[Beat], None]:

@@ -3,6 +3,7 @@
 A status is read from the files of a run alone, so that it is there during the run and after a crash.
 """
 
+import contextlib
 import difflib
 import os
 import signal
@@ -10,18 +11,17 @@ import sqlite3
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from functools import partial
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from hivetune.base import journal
 from hivetune.base.database import home_as_it_is
 from hivetune.base.disk import LockHolder, boot_id, lock, lock_holder, stored_path
 from hivetune.base.documents import read_document
-from hivetune.base.journal import DAMAGED, read_journal, read_tail
+from hivetune.base.journal import read_journal, read_tail
 from hivetune.base.paths import expanded, quoted
-from hivetune.base.units import duration
 from hivetune.errors import Busy, UsageError
 from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, PLAN, RECORD, read_record
 
@@ -64,83 +64,65 @@ class RunTally:
     step: int = 0
     loss: float | None = None
     validation_loss: float | None = None
-    recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
-    """Seconds and tokens of the newest steps."""
     restarts: int = 0
     last_fault: str = ""
-    last_end: Mapping[str, Any] | None = None
-    """The newest event that starts or ends a supervisor."""
     damaged_lines: int = 0
+    disk_waits: int = 0
+    is_waiting: bool = False
     refused_saves: int = 0
     last_refusal: str = ""
-    disk_waits: int = 0
-    waiting_since: float | None = None
-    """The wall clock at which the disk became full; None if it is not full."""
-    waited_s: float = 0.0
+    state: State = "new"
+    """By the newest event that starts or ends a supervisor, as if none ran now."""
+    recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    """Seconds and tokens of the newest steps."""
 
-    def add_metric(self, entry: Mapping[str, Any]) -> None:
-        """Add a line of METRICS."""
-        if entry["event"] == "step":
-            self.step, self.loss = entry["step"], entry["loss"]
-            self.recent.append((entry.get("seconds", 0.0), entry.get("tokens", 0)))
-        elif entry["event"] == "validation":
-            self.validation_loss = entry["loss"]
-        elif entry["event"] == "save_failed":
-            self.refused_saves, self.last_refusal = self.refused_saves + 1, str(entry.get("error"))
-        self.damaged_lines += entry["event"] == DAMAGED
-
-    def add_event(self, entry: Mapping[str, Any]) -> None:
-        """Add a line of EVENTS."""
-        if entry["event"] == "failure":
-            self.restarts, self.last_fault = self.restarts + 1, entry["words"]
-        elif entry["event"] in ("supervisor_started", "supervisor_ended"):
-            self.last_end = entry
-        elif entry["event"] == "disk_wait":
-            self.disk_waits, self.waiting_since = self.disk_waits + 1, entry["time"]
-        if entry["event"] in ("disk_ready", "supervisor_started", "supervisor_ended"):
-            since = entry["time"] if self.waiting_since is None else self.waiting_since
-            self.waited_s, self.waiting_since = self.waited_s + max(0.0, entry["time"] - since), None
-        self.damaged_lines += entry["event"] == DAMAGED
+    def add(self, entry: Mapping[str, Any]) -> None:
+        """Add a line of METRICS or EVENTS."""
+        match entry["event"]:
+            case "step":
+                self.step, self.loss = entry["step"], entry["loss"]
+                self.recent.append((entry.get("seconds", 0.0), entry.get("tokens", 0)))
+            case "validation":
+                self.validation_loss = entry["loss"]
+            case "save_failed":
+                self.refused_saves, self.last_refusal = self.refused_saves + 1, str(entry.get("error"))
+            case "failure":
+                self.restarts, self.last_fault = self.restarts + 1, entry["words"]
+            case "disk_wait":
+                self.disk_waits, self.is_waiting = self.disk_waits + 1, True
+            case "disk_ready":
+                self.is_waiting = False
+            case "supervisor_started":
+                self.state, self.is_waiting = "interrupted", False
+            case "supervisor_ended":
+                self.state, self.is_waiting = entry["status"], False
+            case journal.DAMAGED:
+                self.damaged_lines += 1
 
     @property
     def storage_problem(self) -> str:
         """Return a sentence on the failed writes; empty if there are none."""
         parts = []
-        if self.waiting_since is not None:
-            parts.append("its disk is full: it waits for room")
-        elif self.disk_waits:
+        if self.disk_waits:
             times = "once" if self.disk_waits == 1 else f"{self.disk_waits} times"
-            parts.append(f"its disk was full {times}, it waited {duration(self.waited_s)}")
+            parts.append("its disk is full: it waits for room" if self.is_waiting else f"its disk was full {times}")
         if self.refused_saves:
             count = "1 checkpoint" if self.refused_saves == 1 else f"{self.refused_saves} checkpoints"
             parts.append(f"{count} could not be written: {self.last_refusal}")
         return "; ".join(parts)
 
 
-def run_status(run: Path) -> RunStatus:
+def run_status(run: Path, read: Callable[[], RunTally] | None = None) -> RunStatus:
     """Return the status of the run in a folder. A damaged one has the state "damaged" and `problem` says where.
 
-    Raises UsageError when `run` is not a run folder.
+    `read` returns the sums over its journals, for a caller that has read them. Raises UsageError when `run` is not a
+    run folder.
     """
-    return status_of(run, partial(_tally_of, run))
-
-
-def _tally_of(run: Path) -> RunTally:
-    tally = RunTally()
-    for entry in read_journal(run / METRICS):
-        tally.add_metric(entry)
-    for entry in read_journal(run / EVENTS):
-        tally.add_event(entry)
-    return tally
-
-
-def status_of(run: Path, read: Callable[[], RunTally]) -> RunStatus:
-    """Return the status of a run whose journals `read` sums up. Raises as `run_status`."""
     if not os.path.lexists(run / RECORD):
         raise UsageError(f"{run} is not a run folder", hint="see the runs: hivetune runs")
     try:
         holder = lock_holder(run)  # before the journals: a supervisor that is gone has written its last event
-        return _status(run, holder, read())
+        return _status(run, holder, read() if read else _tally_of(run))
     except UsageError as error:
         return damaged_status(run, error.message)
     except OSError as error:
@@ -152,25 +134,32 @@ def damaged_status(run: Path, problem: str) -> RunStatus:
     return RunStatus(run, run.name, "damaged", 0, 0, problem=problem)
 
 
+def _tally_of(run: Path) -> RunTally:
+    tally = RunTally()
+    for name in (METRICS, EVENTS):
+        for entry in read_journal(run / name):
+            tally.add(entry)
+    return tally
+
+
 def _status(run: Path, holder: LockHolder | None, tally: RunTally) -> RunStatus:
-    record, plan = read_record(run), read_document(run / PLAN)
-    total = plan.get("steps")
+    record, total = read_record(run), read_document(run / PLAN).get("steps")
     if not isinstance(total, int):
         raise UsageError(f"{run / PLAN} is damaged: its 'steps' is {total!r}")
     seconds = sum(s for s, _ in tally.recent)
     tokens = sum(n for _, n in tally.recent)
-    running = holder is not None
+    state: State = "done" if record["status"] == "done" and tally.state not in ("new", "interrupted") else tally.state
     return RunStatus(
         run=run,
         name=record["name"],
-        state=_state(record, tally, running=running),
+        state=state if holder is None else "running",
         step=tally.step,
         steps=total,
         pid=holder.pid if holder else None,
         loss=tally.loss,
         validation_loss=tally.validation_loss,
         tokens_per_second=tokens / seconds if seconds else None,
-        left_s=seconds / len(tally.recent) * (total - tally.step) if running and tally.recent else None,
+        left_s=seconds / len(tally.recent) * (total - tally.step) if holder and tally.recent else None,
         restarts=tally.restarts,
         quarantined=quarantined(run),
         last_fault=tally.last_fault,
@@ -254,17 +243,6 @@ def newest_losses(run: Path) -> tuple[float | None, float | None, float | None]:
     return step["loss"] if step else None, validation["loss"] if validation else None, speed
 
 
-def _state(record: Mapping[str, Any], tally: RunTally, *, running: bool) -> State:
-    if running:
-        return "running"
-    if tally.last_end is None:
-        return "new"
-    if tally.last_end["event"] == "supervisor_started":
-        return "interrupted"
-    status: State = tally.last_end["status"]
-    return "done" if record["status"] == "done" else status
-
-
 # The texts of a run's events.
 
 EVENT_TEXTS = {
@@ -323,13 +301,6 @@ def shortest_name(folder: Path) -> str:
     return quoted(shortest_names(run_folders()).get(folder, folder))
 
 
-def runs_below(folder: Path) -> list[Path]:
-    """Return the runs that lie in the folder of another run."""
-    with home_as_it_is() as database:
-        runs = [stored_path(path) for (path,) in database.execute("SELECT path FROM runs ORDER BY path")]
-    return [run for run in runs if folder in run.parents and (run / RECORD).exists()]
-
-
 def shortest_names(runs: Collection[Path]) -> dict[Path, str]:
     """Return for each of these runs its name if it is unique, else its folder."""
     times = Counter(run.name for run in runs)
@@ -338,18 +309,13 @@ def shortest_names(runs: Collection[Path]) -> dict[Path, str]:
 
 def known_runs(database: sqlite3.Connection | None = None) -> Iterator[RunStatus]:
     """Yield the runs of this home that still exist. `database` is `hive.db` if the caller has it open."""
-    with home_as_it_is() if database is None else nullcontext(database) as opened:
-        rows = opened.execute("SELECT path, created FROM runs").fetchall()
-    for path, created in rows:
-        try:
-            status = run_status(stored_path(path))
-        except UsageError:  # deleted by a person
-            continue
-        yield status if status.created else replace(status, created=created)
+    for path in run_folders(database):
+        with contextlib.suppress(UsageError):  # deleted by a person
+            yield run_status(path)
 
 
-def run_folders() -> list[Path]:
+def run_folders(database: sqlite3.Connection | None = None) -> list[Path]:
     """Return the folders of the runs of this home that still exist, oldest first. Reads nothing in them."""
-    with home_as_it_is() as database:
-        paths = [stored_path(path) for (path,) in database.execute("SELECT path FROM runs ORDER BY created, rowid")]
+    with home_as_it_is() if database is None else contextlib.nullcontext(database) as opened:
+        paths = [stored_path(path) for (path,) in opened.execute("SELECT path FROM runs ORDER BY created, rowid")]
     return [path for path in paths if os.path.lexists(path / RECORD)]

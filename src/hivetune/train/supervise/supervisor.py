@@ -140,7 +140,6 @@ class _Supervisor:
     rungs: tuple[str, ...] = ()
     tried: str = ""
     attempts: int = 0
-    start_s: dict[tuple[str, ...], float] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
 
     def begin(self) -> None:
@@ -178,7 +177,6 @@ class _Supervisor:
     def attempt(self) -> Ended:
         """Start a worker with the rungs in effect, watch it to its end, and explain how it ended."""
         self.attempts += 1
-        limits = Limits(supervision(), self.start_s.get(self.rungs))
         environment, choices = worker_effects(self.run, self.rungs)
         threads = read_resolved(self.run)[1].threads
         devices = rank_devices(self.config, self.machine, self.model, self._device(), threads)
@@ -194,7 +192,7 @@ class _Supervisor:
                 Train(self.run, self.model, self.snapshot, choices, every_s, devices, environment),
                 self.run,
                 module=self.worker,
-                limits=limits,
+                limits=Limits(supervision()),
                 environment=environment,
                 memory_limit_bytes=memory_bytes if self._device() == "cpu" else None,
             )
@@ -208,8 +206,6 @@ class _Supervisor:
                 devices=list(devices),
             )
             outcome = self.watch(child)
-            if limits.started:
-                self.start_s[self.rungs] = limits.start_s
             seconds = time.monotonic() - started
             ended = Ended(
                 outcome, step_of_death(self.run, pid), checkpoints.newest_good(self.run).step, child.last_beat, seconds
@@ -341,7 +337,7 @@ class _Supervisor:
             data.folder,
             rungs=self.rungs,
             module=self.replay,
-            limits=lambda: Limits(supervision(), self.start_s.get(self.rungs)),
+            limits=lambda: Limits(supervision()),
         )
         findings = isolate(steps[failure.step].rows, replay, control=before[0] if before else None)
         most = max_quarantined(plan.num_rows, self.config.data.max_rejected)
