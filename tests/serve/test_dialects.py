@@ -1,7 +1,9 @@
 """The APIs of Anthropic, of OpenAI's Responses and of Ollama: what of a request reaches the model server, what is
 refused by its name, and what the official clients read of an answer. The model server is a function here."""
 
+import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anthropic
@@ -10,7 +12,12 @@ import httpx2
 import ollama
 import openai
 import pytest
-from serve.stage import PORT, Stage
+from serve.hive import stored
+from serve.stage import PORT, Stage, said
+
+from hivetune.config import DataConfig
+from hivetune.data.prepare.prepare import check
+from hivetune.serve.capture import Capture
 
 MESSAGES, RESPONSES, CHAT, GENERATE = "/v1/messages", "/v1/responses", "/api/chat", "/api/generate"
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
@@ -343,3 +350,113 @@ def test_a_stream_that_breaks_off_says_so() -> None:
                 pass
 
     Stage(broken).play(scene)
+
+
+# An agent's session: a question, a call with its result, another question. Each request repeats what was before it.
+GO_ON: Any = {"role": "user", "content": "Go on."}
+FUNCTION = {"type": "function", "name": "Read", "parameters": SCHEMA}
+
+
+async def of_claude(stage: Stage) -> None:
+    claude, _, _ = clients(stage)
+    history: list[Any] = [ASKED]
+    tools: Any = [{"name": "Read", "input_schema": SCHEMA}]
+    for number in range(3):
+        system: Any = [
+            {"type": "text", "text": f"x-anthropic-billing-header: {number};"},
+            {"type": "text", "text": "Be brief."},
+        ]
+        told = await claude.messages.create(model="", system=system, messages=history, tools=tools, max_tokens=9)
+        result = {"type": "tool_result", "tool_use_id": "call_1", "content": "x = 1"}
+        asked = [GO_ON, {"role": "user", "content": [result]}, GO_ON][number]
+        history += [{"role": "assistant", "content": told.content}, asked]
+
+
+async def of_codex(stage: Stage) -> None:
+    _, gpt, _ = clients(stage)
+    history: list[Any] = [ASKED]
+    for number in range(3):
+        told = await gpt.responses.create(input=history, instructions="Be brief.", tools=[FUNCTION])  # type: ignore[call-overload]
+        result = {"type": "function_call_output", "call_id": "call_1", "output": "x = 1"}
+        history += [*(item.model_dump() for item in told.output), [GO_ON, result, GO_ON][number]]
+
+
+async def of_a_chain(stage: Stage) -> None:
+    """Only what is new is sent: the gateway has the rest."""
+    _, gpt, _ = clients(stage)
+    previous = None
+    result = {"type": "function_call_output", "call_id": "call_1", "output": "x = 1"}
+    for asked in (ASKED, GO_ON, result):
+        told = await gpt.responses.create(
+            input=[asked],
+            instructions="Be brief.",
+            tools=[FUNCTION],
+            previous_response_id=previous,  # type: ignore[call-overload]
+        )
+        previous = told.id
+
+
+async def of_ollama(stage: Stage) -> None:
+    _, _, llama = clients(stage)
+    history: list[Any] = [{"role": "system", "content": "Be brief."}, ASKED]
+    for number in range(3):
+        told = await llama.chat("helpdesk", history, tools=[TOOL])
+        result = {"role": "tool", "tool_name": "Read", "content": "x = 1"}
+        history += [told.message, [GO_ON, result, GO_ON][number]]
+
+
+async def of_a_chat(stage: Stage) -> None:
+    _, gpt, _ = clients(stage)
+    history: list[Any] = [{"role": "system", "content": "Be brief."}, ASKED]
+    for number in range(3):
+        told = await gpt.chat.completions.create(model="helpdesk", messages=history, tools=[TOOL])  # type: ignore[call-overload]
+        result = {"role": "tool", "tool_call_id": "call_1", "content": "x = 1"}
+        history += [told.choices[0].message, [GO_ON, result, GO_ON][number]]
+
+
+@pytest.mark.parametrize("session", [of_claude, of_codex, of_a_chain, of_ollama, of_a_chat])
+def test_a_session_is_one_row_with_its_calls(session: Callable[[Stage], Awaitable[None]]) -> None:
+    called = {"finish_reason": "tool_calls", "message": {"role": "assistant", **SAID, "tool_calls": [CALL]}}
+    answers = [said("Hello."), httpx2.Response(200, json={"choices": [called]}), said("x is 1.")]
+
+    async def scene(stage: Stage) -> None:
+        await session(stage)
+        await asyncio.to_thread(stage.capture.close)  # type: ignore[union-attr]
+
+    stage = Stage(capture=Capture())
+    stage.answer = lambda path, body: answers[len(stage.asked) - 1]
+    stage.play(scene)
+    rows = [json.loads(row) for _, _, row in stored()]
+    roles = [message["role"] for message in rows[2]["messages"]]
+    assert roles == ["system", "user", "assistant", "user", "assistant", "tool", "assistant"]
+    assert rows[2]["messages"] == [*stage.asked[2][1]["messages"], {"role": "assistant", "content": "x is 1."}]
+    assert rows[2]["messages"][4] == {**rows[1]["messages"][4], "tool_calls": rows[2]["messages"][4]["tool_calls"]}
+    report = check(DataConfig(path="store", also_train=["own_answers"])).document
+    assert (report["rows_in"], report["beginnings"], report["usable"]) == (3, 2, 1), report
+
+
+def test_one_client_has_nothing_of_another() -> None:
+    """An answer that another client got is not known, whatever API asks for it or rates it."""
+
+    async def scene(stage: Stage) -> None:
+        for path in (MESSAGES, RESPONSES, CHAT, GENERATE):
+            told = await stage.post(question(path), path)
+            id = told.json()["id"]
+            assert told.headers["x-hivetune-captured"] == "yes"
+            for token, status in (("token-b", 404), ("token-a", 200)):
+                more = await stage.post({"input": "And?", "previous_response_id": id}, RESPONSES, token)
+                assert more.status_code == status, more.text
+                rated = await stage.post({"id": id, "rating": "up"}, "/v1/feedback", token)
+                assert rated.status_code == (202 if status == 200 else 404), rated.text
+        keyed = {"x-api-key": "token-b"}
+        assert (await stage.client.post(MESSAGES, json=question(MESSAGES), headers=keyed)).status_code == 200
+        twice = [("x-api-key", "token-a"), ("x-api-key", "token-b")]
+        assert (await stage.client.post(MESSAGES, json=question(MESSAGES), headers=twice)).status_code == 400
+        unknown = await stage.post({"input": "And?", "previous_response_id": "hive-0"}, RESPONSES)
+        assert unknown.status_code == 404 and "hive-0" in problem_of(RESPONSES, unknown)
+        await asyncio.to_thread(stage.capture.close)  # type: ignore[union-attr]
+
+    Stage(capture=Capture()).play(scene)
+    rows = [json.loads(row) for _, _, row in stored()]
+    assert {row["client"] for row in rows} == {"a", "b"}
+    assert [len(row["messages"]) for row in rows if row["client"] == "b"] == [2]

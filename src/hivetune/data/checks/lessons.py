@@ -116,8 +116,8 @@ def lesson_hashes(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]
     hashes = array("Q")
     for m in messages:
         text = f"{m.role} {m.weight} {len(m.content)} {m.content}"
-        if m.tool_calls or m.tool_call_id or m.name or m.reasoning:
-            text += _plain([m.name, m.tool_call_id, [dict(call) for call in m.tool_calls], m.reasoning])
+        if m.tool_calls or m.name or m.reasoning:  # without ids of calls, which Ollama's clients do not send back
+            text += _plain([m.name, [call.get("function", call) for call in m.tool_calls], m.reasoning])
         digest.update(text.encode("utf-8", "surrogatepass"))
         if m.role == "assistant" and m.weight:
             hashes.append(int.from_bytes(digest.copy().digest(), "little"))
