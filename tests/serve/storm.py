@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,8 +37,8 @@ class Outcomes:
 
 
 def storm(running: Running, work: Path, *, requests: int, clients: int, swaps: int, kills: int) -> Outcomes:
-    """Send `requests` from `clients` threads, half of them streamed, with `swaps` promotions and `kills` of a model
-    server spread over them. Every fifth swap is to a new release, so to another process."""
+    """Send `requests` from `clients` threads over all APIs, half of them streamed, with `swaps` promotions and `kills`
+    of a model server spread over them. Every fifth swap is to a new release, so to another process."""
     outcomes, left = Outcomes(), iter(range(requests))
     guard = threading.Lock()
 
@@ -51,9 +51,9 @@ def storm(running: Running, work: Path, *, requests: int, clients: int, swaps: i
                         return
                 prompt = draw.choice(PROMPTS)
                 stream = draw.random() < 0.5
-                answer = _ask(client, "helpdesk", prompt, stream=stream)
+                outcome, label, text, identity = _ask(client, "helpdesk", prompt, stream=stream, api=draw.choice(APIS))
                 with guard:
-                    _record(outcomes, prompt, stream, *answer)
+                    _record(outcomes, prompt, stream, outcome, label, text, identity)
 
     threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(clients)]
     for thread in threads:
@@ -87,42 +87,95 @@ def _disturb(running: Running, work: Path, outcomes: Outcomes, requests: int, sw
             promote(database, target, by="test", reason="storm", force=True)
 
 
-def _ask(client: httpx2.Client, model: str, prompt: str, *, stream: bool) -> tuple[str, str, str, str]:
+@dataclass(frozen=True)
+class Api:
+    """How the storm speaks an API: where, what else than model and stream it sends, and where answers have their text:
+    a whole one, and a piece of a stream. `last`: what the last event of a stream says."""
+
+    path: str
+    body: Callable[[str], dict[str, Any]]
+    whole: Callable[[Any], str]
+    piece: Callable[[Any], str]
+    last: Callable[[Any], bool]
+
+
+def _turns(prompt: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": prompt}]
+
+
+APIS = (
+    Api(
+        "/v1/chat/completions",
+        lambda prompt: {"messages": _turns(prompt), "max_tokens": 2, "temperature": 0},
+        lambda told: told["choices"][0]["message"]["content"],
+        lambda event: "".join(choice["delta"].get("content") or "" for choice in event.get("choices", ())),
+        lambda event: event == {},
+    ),
+    Api(
+        "/v1/messages",
+        lambda prompt: {"messages": _turns(prompt), "max_tokens": 2},
+        lambda told: "".join(block["text"] for block in told["content"]),
+        lambda event: event.get("delta", {}).get("text", ""),
+        lambda event: event.get("type") == "message_stop",
+    ),
+    Api(
+        "/v1/responses",
+        lambda prompt: {"input": prompt, "max_output_tokens": 2},
+        lambda told: "".join(item["content"][0]["text"] for item in told["output"]),
+        lambda event: event["delta"] if event["type"] == "response.output_text.delta" else "",
+        lambda event: event.get("type") in ("response.completed", "response.incomplete"),
+    ),
+    Api(
+        "/api/chat",
+        lambda prompt: {"messages": _turns(prompt), "options": {"num_predict": 2}},
+        lambda told: told["message"]["content"],
+        lambda event: event["message"]["content"],
+        lambda event: event.get("done") is True,
+    ),
+)
+
+
+def _ask(client: httpx2.Client, model: str, prompt: str, *, stream: bool, api: Api = APIS[0]) -> tuple[str, ...]:
     """Return (outcome, label, text, id). The outcome is whole, broken (a stream that ended with an error event) or
     lost."""
-    messages = [{"role": "user", "content": prompt}]
-    body = {"model": model, "messages": messages, "max_tokens": 2, "temperature": 0, "stream": stream}
+    body = {"model": model, "stream": stream, **api.body(prompt)}
     try:
         if not stream:
-            response = client.post("/v1/chat/completions", json=body)
+            response = client.post(api.path, json=body)
             if response.status_code != 200:
                 return "lost", "", response.text, ""
             document = response.json()
-            return "whole", document["model"], document["choices"][0]["message"]["content"], document["id"]
-        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            return "whole", document["model"], api.whole(document), document["id"]
+        with client.stream("POST", api.path, json=body) as response:
             if response.status_code != 200:
                 return "lost", "", response.read().decode(), ""
-            return _collect(list(_events(response)))
+            return _collect(api, list(_events(response)))
     except httpx2.HTTPError as error:
         return "lost", "", f"{type(error).__name__}: {error}", ""
 
 
-def _events(response: httpx2.Response) -> Iterator[dict[str, Any] | None]:
+def _events(response: httpx2.Response) -> Iterator[dict[str, Any]]:
+    """Yield the events of a stream, of lines of JSON or of server-sent events; [DONE] as an empty one."""
     for line in response.iter_lines():
-        if line.startswith("data: "):
-            yield None if line == "data: [DONE]" else json.loads(line.removeprefix("data: "))
+        data = line.removeprefix("data: ")
+        if data == "[DONE]" or data.startswith("{"):
+            yield {} if data == "[DONE]" else json.loads(data)
 
 
-def _collect(events: list[dict[str, Any] | None]) -> tuple[str, str, str, str]:
+def _collect(api: Api, events: list[dict[str, Any]]) -> tuple[str, ...]:
     if not events:
         return "lost", "", "an empty stream", ""
-    if events[-1] is not None:
-        return ("broken" if "error" in events[-1] else "lost"), "", json.dumps(events[-1]), ""
-    chunks = [event for event in events if event is not None]
-    labels, ids = {chunk["model"] for chunk in chunks}, {chunk["id"] for chunk in chunks}
-    assert len(labels) == len(ids) == 1
-    text = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
-    return "whole", labels.pop(), text, ids.pop()
+    last = events[-1]
+    if not api.last(last):
+        is_told = "error" in last or last.get("type") == "response.failed"
+        return ("broken" if is_told else "lost"), "", json.dumps(last), ""
+    named = [
+        event.get("message") if "id" in event.get("message", {}) else event.get("response", event) for event in events
+    ]
+    names = {(each["model"], each["id"]) for each in named if "id" in each}
+    assert len(names) == 1
+    ((label, identity),) = names
+    return "whole", label, "".join(api.piece(event) for event in events), identity
 
 
 def _record(outcomes: Outcomes, prompt: str, stream: bool, outcome: str, label: str, text: str, identity: str) -> None:
