@@ -17,11 +17,10 @@ from hivetune.data.judged.answers import (
     read_preference,
 )
 from hivetune.data.mapping import is_turn_table, map_columns, maps_content, missing_column, missing_fields
-from hivetune.data.pieces.answers import refuse_cut_row
+from hivetune.data.pieces.answers import refuse_cut_row, refuse_pieces
 from hivetune.data.pieces.fields import extract
 from hivetune.data.pieces.said import Conversation, Row, parsed
 from hivetune.data.pieces.session import ASSISTANT
-from hivetune.data.pieces.streams import refuse_pieces
 from hivetune.data.pieces.turns import is_conversation, without_padding
 from hivetune.data.raw import RawRow
 from hivetune.data.reasons import RowRefused, not_utf8

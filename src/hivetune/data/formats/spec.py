@@ -51,7 +51,6 @@ from hivetune.data.pieces.session import (
     read_session,
     without_markup,
 )
-from hivetune.data.pieces.streams import starts_events
 from hivetune.data.pieces.turns import (
     ROLES,
     calls_in_text,
@@ -366,7 +365,7 @@ def _pair(spec: Spec, row: Row) -> Conversation | None:
         after = [Message("assistant", "", tool_calls=tuple(map(read_call, calls)))]
     elif (replies := _listed_turns(answer)) is not None:
         after = read_messages(replies, None)
-    elif _may_be_response(answer) and is_response(answer):
+    elif isinstance(answer, dict | list) and is_response(answer):
         after, changed = read_answer(answer)
     else:
         if all_texts(answer):
@@ -381,10 +380,6 @@ def _pair(spec: Spec, row: Row) -> Conversation | None:
         after = [Message("assistant", text, tool_calls=written, reasoning=reasoning)]
     conversation = conversation_of(spec.name, [*before, *after], _tools(spec, row), changed)
     return conversation._replace(untrusted=bool(spec.get("untrusted", row)))
-
-
-def _may_be_response(answer: Any) -> bool:
-    return isinstance(answer, dict | list) or (isinstance(answer, str) and starts_events(answer))
 
 
 def _listed_turns(value: Any) -> list[dict[str, Any]] | None:

@@ -1,1 +1,1 @@
-"""What the readers of formats share: turns, parts of turns, calls, answers of APIs, streams, logs of sessions."""
+"""What the readers of formats share: turns, parts of turns, calls, answers of APIs, logs of sessions."""

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from hivetune.data.pieces.rendered import rendered_turns
 from hivetune.data.pieces.said import Tools, all_texts, objects, one_of, parsed
-from hivetune.data.pieces.streams import pieces_in, starts_events, whole_response
 from hivetune.data.pieces.turns import (
     ROLE_KEYS,
     calls_in_text,
@@ -37,6 +36,7 @@ _ANSWERED = ("response", "output", "output_text", "completion", "answer", "text"
 _PROVIDER_STATE = ("previous_response_id", "conversation", "cachedContent", "cached_content")  # what stood before
 _BODIES = ("body", "json", "kwargs", "data")  # where batch files and proxies keep a request or a response
 _LISTS = ("choices", "candidates", "generations")  # of answers to one question
+_PIECES = ("done", "choices", "delta", "response", "message", "content_block")  # keys of an answer's pieces
 # Items of OpenAI's Responses: tools that the provider ran itself, of which a log does not hold what they found. A
 # search of the web is no such tool: its answer says what was found.
 HIDDEN_CALLS = ("file_search_call", "code_interpreter_call")
@@ -88,8 +88,6 @@ def _flat(turns: list[Any]) -> list[Any]:
 def is_response(value: Any) -> bool:
     """Return whether a value has the shape of some API's response. An answer that is JSON has not."""
     value = _body(parsed(value))
-    if isinstance(value, str | list) and pieces_in(value) is not None:
-        return True
     if isinstance(value, list):
         items = objects(_flat(value))
         return items is not None and all(
@@ -111,8 +109,6 @@ def is_response(value: Any) -> bool:
 def continues_request(value: Any) -> bool:
     """Return whether a response is Anthropic's: its API continues a last turn of the assistant without a break."""
     value = _body(parsed(value))
-    if isinstance(value, str | list):
-        return any(item.get("type") == "message_start" for item in pieces_in(value) or ())
     return isinstance(value, dict) and isinstance(value.get("content"), list) and "stop_reason" in value
 
 
@@ -124,8 +120,6 @@ def read_answer(value: Any) -> Answer:
     if isinstance(value, str) and not is_response(value):
         return [_text_answer(value)], ()  # an answer may be JSON itself
     value = _body(parsed(value))
-    if isinstance(value, str | list) and (pieces := pieces_in(value)) is not None:
-        value = whole_response(pieces)
     if all_texts(value) and len(value) == 1:
         return [_text_answer(value[0])], ()
     if isinstance(value, list) and (turns := objects(_flat(value))) is not None:
@@ -178,8 +172,7 @@ def _body(value: Any) -> Any:
     """Return the body that batch files and proxies keep one level deeper."""
     while isinstance(value, dict) and not any(key in value for key in ("messages", "role", "type", *_LISTS)):
         bodies = (parsed(value.get(key)) for key in _BODIES)
-        found = (b for b in bodies if isinstance(b, dict | list) or (isinstance(b, str) and starts_events(b)))
-        if (inner := next(found, None)) is None:
+        if (inner := next((body for body in bodies if isinstance(body, dict | list)), None)) is None:
             return value
         _refuse_status(value.get("status_code"))
         value = inner
@@ -205,6 +198,16 @@ def _refuse_failure(value: Mapping[str, Any]) -> None:
     refuse_cut_row(value)
     if value.get("done") is False:
         raise RowRefused("cut-off-answer", "one piece of a stream (done is false)")
+
+
+def refuse_pieces(text: str) -> None:
+    """Raise RowRefused for an answer that is the text of a stream: server-sent events, or lines of JSON with the keys
+    of pieces.
+    """
+    lines = [line for line in text.splitlines() if line]
+    of_events = all(line.startswith(("data:", "event:", "id:", "retry:")) for line in lines)
+    if len(lines) > 1 and (of_events or all(one_of(parsed(line), *_PIECES) is not None for line in lines)):
+        raise RowRefused("unknown-layout", "the answer is the pieces of a stream: log the whole response")
 
 
 def refuse_cut_row(row: Mapping[str, Any]) -> None:
