@@ -128,7 +128,6 @@ PAGES = (
     "runs",
     "runs/RUN",
     "runs/FINISHED/evaluation",
-    "cycles",
     "cycles/faq",
     "releases",
     "releases/helpdesk/1",

@@ -15,7 +15,7 @@ from hivetune.base.database import open_database, transaction
 from hivetune.config import load_config
 from hivetune.cycle.rows import pool_of
 from hivetune.dashboard.access import form_token
-from hivetune.dashboard.pages.review import ROWS_A_PAGE, do_act, newest_acts, review_rows, undo_newest
+from hivetune.dashboard.review import ROWS_A_PAGE, do_act, newest_acts, review_rows, undo_newest
 from hivetune.data.forget import forget
 from hivetune.data.intake.interactions import Batch, Delivery, commit_batch, load_set_aside
 from hivetune.errors import UsageError
@@ -56,6 +56,20 @@ def test_the_worst_rated_come_first_then_the_newest(own_home: Path) -> None:
     assert [row.id for row in shown(rating="bad")] == [bad]
     assert [row.id for row in shown(source="gateway:demo@1")] == [bad, new, old, good]
     assert shown(source="gateway:other") == []
+
+
+def test_of_equally_rated_rows_the_least_certain_comes_first(own_home: Path) -> None:
+    """`logprob`: the mean log-probability of the answer's tokens, which the gateway stores; unknown ones come last."""
+    unknown, sure, unsure, bad = captured(9), captured(1), captured(2), captured(3, "down")
+    with closing(open_database()) as database:
+        for identity, logprob in ((sure, -0.01), (unsure, -1.5), (bad, -0.2)):
+            change = "UPDATE interactions SET row = json_set(row, '$.logprob', ?) WHERE id = ?"
+            database.execute(change, (logprob, identity))
+    found = shown()
+    assert [row.id for row in found] == [bad, unsure, sure, unknown]
+    assert [row.certainty and round(row.certainty, 2) for row in found] == [0.82, 0.22, 0.99, None]
+    for place, row in enumerate(found, 1):
+        assert [rest.id for rest in shown(row.place)] == [rest.id for rest in found[place:]]
 
 
 def test_rows_are_filtered_by_what_became_of_them_and_by_what_clients_said(own_home: Path) -> None:
@@ -189,13 +203,13 @@ def test_a_hundred_thousand_rows_page_in_less_than_200_ms(own_home: Path) -> Non
                         f"a{n % 5}",
                         float(n),
                         (n % 3) - 1 or None,
-                        '{"messages": []}',
+                        json.dumps({"messages": [], "logprob": -(n % 7) / 10}),
                     )
                     for n in range(100_000)
                 ),
             )
         for query in ({}, {"rating": "unrated"}, {"agent": "a1"}, {"source": "gateway:demo@3"}):
-            for after in ("", "0.0 -50000.0 i50000"):
+            for after in ("", "0.0 -0.3 -50000.0 i50000"):
                 began = time.process_time()
                 rows = review_rows(database, query, after)[1]
                 assert len(rows) == ROWS_A_PAGE or after

@@ -33,7 +33,11 @@ CREATE TABLE tainted (             -- snapshots that hold rows which were forgot
 CREATE INDEX interactions_source ON interactions(source);
 CREATE INDEX interactions_session ON interactions(session);
 CREATE INDEX interactions_user ON interactions(user);
-CREATE INDEX interactions_review ON interactions(coalesce(feedback, 0), -coalesce(time, 0), id);
+CREATE INDEX interactions_review ON interactions(
+  coalesce(feedback, 0), coalesce(CAST(row ->> 'logprob' AS REAL), 1.0), -coalesce(time, 0), id
+);
+CREATE INDEX interactions_corrected ON interactions(id) WHERE row ->> 'rejected_answer' NOT NULL;
+CREATE INDEX interactions_unapproved ON interactions(id) WHERE row ->> 'answered_by' NOT NULL AND feedback IS NULL;
 CREATE TABLE set_aside (           -- rows that a person keeps out of training, by their content
   content_id TEXT PRIMARY KEY, by TEXT NOT NULL, time REAL NOT NULL
 );

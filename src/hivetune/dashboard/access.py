@@ -15,16 +15,14 @@ from hivetune.serve.guard import Door, cookie_of_home
 BELOW = "/dashboard"
 LOGIN = f"{BELOW}/login"
 STATIC = ("dashboard.css", "dashboard.js", "page.css", "report.css")
-OWNER = "owner"
 _tickets: set[str] = set()
 
 
 def dashboard_token(*, new: bool = False) -> str:
     """Return the token of this home, made where there is none. `new`: make another one, which signs everybody out."""
-    path = _path()
-    if new or not path.exists():
-        make_folder(path.parent)
-        write_atomic(path, secrets.token_urlsafe(32).encode())
+    if new or not _path().exists():
+        make_folder(_path().parent)
+        write_atomic(_path(), secrets.token_urlsafe(32).encode())
     return _read()
 
 
@@ -49,23 +47,15 @@ def make_ticket() -> str:
     return ticket
 
 
-def takes_ticket(value: str) -> bool:
-    """Return whether the value is a ticket, which is then used up."""
-    if value not in _tickets:
-        return False
-    _tickets.remove(value)
-    return True
+def opens(value: str) -> bool:
+    """Return whether the value is the token, or a ticket, which is then used up."""
+    if value in _tickets:
+        _tickets.remove(value)
+        return True
+    return is_equal(value, _read())
 
 
-def is_token(value: str) -> bool:
-    return _equal(value, _read())
-
-
-def is_form_token(path: str, value: str) -> bool:
-    return _equal(value, form_token(path))
-
-
-def _equal(value: str, expected: str) -> bool:
+def is_equal(value: str, expected: str) -> bool:
     """Compare in constant time. Nothing equals an empty value: there is no token yet."""
     return bool(expected) and hmac.compare_digest(value.encode(), expected.encode())
 
@@ -73,7 +63,7 @@ def _equal(value: str, expected: str) -> bool:
 def dashboard_door() -> Door:
     """Return the access rule of everything below /dashboard. The login and its style sheet need no token."""
     return Door(
-        client_of=lambda value: OWNER if _equal(value, cookie_value()) or is_token(value) else None,
+        client_of=lambda value: "owner" if is_equal(value, cookie_value()) or is_equal(value, _read()) else None,
         below=BELOW,
         cookie=cookie_name(),
         open=frozenset({LOGIN, *(f"{BELOW}/static/{name}" for name in STATIC)}),

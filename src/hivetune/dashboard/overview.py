@@ -33,13 +33,16 @@ class Suggestion:
 @dataclass(frozen=True)
 class CycleLoop:
     """A cycle's loop. `pid`: None while it does not run. `last`: what it did last, in words. `failed`: why its newest
-    cycle failed, else empty."""
+    cycle failed, else empty. `action`, `reason`: its newest decision, at `decided`, seconds since 1970."""
 
     name: str
     pid: int | None
     paused: bool
     last: str
     failed: str
+    action: str
+    reason: str
+    decided: float
 
 
 @dataclass(frozen=True)
@@ -67,54 +70,58 @@ def overview(statuses: Iterable[RunStatus] | None = None) -> Overview:
     """Return the overview of this home. A missing home is empty. `statuses`: the status of every run, if it is
     known already."""
     runs = sorted(known_runs() if statuses is None else statuses, key=lambda status: status.created, reverse=True)
-    running = tuple(status for status in runs if status.state == "running")
     with home_as_it_is() as database:
         registered = releases(database)
-        interactions = database.execute("SELECT count(*) FROM interactions").fetchone()[0]
+        (interactions,) = database.execute("SELECT count(*) FROM interactions").fetchone()
         loops = [_loop(database, name) for name in loop_names()]
         tainted = {release.label: forgotten_rows(database, release.snapshot) for release in registered}
     champions = tuple(release for release in registered if "champion" in release.aliases)
     holder = lock_holder(gateway_folder())
-    gateway_pid = holder.pid if holder else None
-    served = tuple(release.label for release in champions if release.label in (loaded_labels(release.name) or ()))
     names = shortest_names([status.run for status in runs])
     # A cycle continues its own runs without a person.
     mine = [status for status in runs if not status.run.is_relative_to(home() / "cycles")]
+    needs = [*needs_of(mine, names, registered, tainted)]
+    needs += [
+        Suggestion(f"the newest cycle of {loop.name} failed: {loop.failed}", f"hivetune cycle status {loop.name}")
+        for loop in loops
+        if loop.failed
+    ]
     return Overview(
-        running,
-        tuple(status for status in runs if status.state != "running")[:RECENT_RUNS],
-        champions,
-        gateway_pid,
-        served,
-        tuple(loops),
-        interactions,
-        (*needs_of(mine, names, registered, tainted), *_of_loops(loops)),
-        tuple(next_steps(mine, names, registered, interactions, served=gateway_pid is not None)),
+        running=tuple(status for status in runs if status.state == "running"),
+        recent=tuple(status for status in runs if status.state != "running")[:RECENT_RUNS],
+        champions=champions,
+        gateway_pid=holder.pid if holder else None,
+        served=tuple(release.label for release in champions if release.label in (loaded_labels(release.name) or ())),
+        loops=tuple(loops),
+        interactions=interactions,
+        needs=tuple(needs),
+        next=tuple(next_steps(mine, names, registered, interactions, served=holder is not None)),
     )
 
 
 def _loop(database: sqlite3.Connection, name: str) -> CycleLoop:
     folder = loop_folder(name)
-    holder = lock_holder(folder)
-    cycles = cycles_of(database, name)
-    done = [entry for entry in read_tail(folder / JOURNAL) if entry["event"] == "end"]
-    last = f"{done[-1]['station']} {done[-1]['outcome']}: {done[-1]['words']}" if done else ""
-    failed = cycles[-1].reason if cycles and cycles[-1].end == "failed" else ""
-    return CycleLoop(name, holder.pid if holder else None, (folder / PAUSED).exists(), last, failed)
-
-
-def _of_loops(loops: Iterable[CycleLoop]) -> Iterator[Suggestion]:
-    for loop in loops:
-        if loop.failed:
-            yield Suggestion(
-                f"the newest cycle of {loop.name} failed: {loop.failed}", f"hivetune cycle status {loop.name}"
-            )
+    holder, cycles, entries = lock_holder(folder), cycles_of(database, name), read_tail(folder / JOURNAL)
+    done = [entry for entry in entries if entry["event"] == "end"][-1:]
+    decisions: list[Mapping[str, Any]] = [entry for entry in entries if entry["event"] == "decision"]
+    decision = decisions[-1] if decisions else {}
+    return CycleLoop(
+        name=name,
+        pid=holder.pid if holder else None,
+        paused=(folder / PAUSED).exists(),
+        last="".join(f"{entry['station']} {entry['outcome']}: {entry['words']}" for entry in done),
+        failed=cycles[-1].reason if cycles and cycles[-1].end == "failed" else "",
+        action=decision.get("do", ""),
+        reason=decision.get("reason", ""),
+        decided=decision.get("now", 0.0),
+    )
 
 
 def needs_of(
-    runs: list[RunStatus], names: Mapping[Path, str], registered: list[Release], tainted: dict[str, int]
+    runs: list[RunStatus], names: Mapping[Path, str], registered: list[Release], tainted: Mapping[str, int]
 ) -> Iterator[Suggestion]:
-    """Yield the problems that need a person. `names`: name of each run on the command line."""
+    """Yield the problems that need a person. `names`: name of each run on the command line. `tainted`: label ->
+    rows of the release that were forgotten since."""
     for status in runs:
         name = names[status.run]
         if status.state == "interrupted":
@@ -126,12 +133,9 @@ def needs_of(
     for release in registered:
         if "candidate" in release.aliases and release.verdict == "deploy" and not release.withdrawn:
             yield Suggestion(f"{release.label} passed the gate and waits", f"hivetune promote {release.label}")
-        if "champion" in release.aliases and tainted[release.label]:
-            count = tainted[release.label]
-            yield Suggestion(
-                f"{release.label} holds at least {count} rows that were forgotten since",
-                f"hivetune releases {release.label}",
-            )
+        if "champion" in release.aliases and (count := tainted[release.label]):
+            why = f"{release.label} holds at least {count} rows that were forgotten since"
+            yield Suggestion(why, f"hivetune releases {release.label}")
 
 
 def next_steps(
@@ -140,34 +144,25 @@ def next_steps(
     """Yield at most one step of each station, for the newest run."""
     finished = next((status for status in runs if status.state == "done"), None)
     if not runs:
-        rows = "store" if interactions else "ROWS"
         yield Suggestion("see the whole walk on a small model", "hivetune demo")
-        yield Suggestion("start with your own rows", f"hivetune init {rows}")
+        yield Suggestion("start with your own rows", f"hivetune init {'store' if interactions else 'ROWS'}")
     elif finished is not None:
         yield from _after(finished.run, names[finished.run], {release.run for release in registered})
     if any("champion" in release.aliases for release in registered) and not served:
         yield Suggestion("no gateway runs", "hivetune serve")
 
 
-def _num_held_out(run: Path) -> int | None:
-    """Return the rows that a finished run held out; None if its record does not say."""
-    try:
-        rows = (read_record(run).get("result") or {}).get("rows") or {}
-    except UsageError:
-        return None
-    return rows.get("held_out")
-
-
 def _after(run: Path, name: str, registered: set[str]) -> Iterator[Suggestion]:
-    if not (run / EVALUATION).exists():
-        if _num_held_out(run) == 0:  # an evaluation would be refused
-            return
-        yield Suggestion(f"{name} is trained and not compared with its base yet", f"hivetune eval {quoted(name)}")
-    else:
-        try:
+    """Yield what follows a finished run. A damaged document is named with the command that makes it again."""
+    try:
+        if (run / EVALUATION).exists():
             passed = read_document(run / EVALUATION).get("verdict") == "deploy"
-        except UsageError:
-            yield Suggestion(f"the verdict of {name} is damaged", f"hivetune eval {quoted(name)}")
+            if passed and str(run) not in registered and (run / ADAPTER).exists():
+                yield Suggestion(f"{name} passed the gate", f"hivetune register {quoted(name)} --as NAME")
             return
-        if passed and str(run) not in registered and (run / ADAPTER).exists():
-            yield Suggestion(f"{name} passed the gate", f"hivetune register {quoted(name)} --as NAME")
+        rows = (read_record(run).get("result") or {}).get("rows") or {}
+    except UsageError as error:
+        yield Suggestion(f"{name} can't be read: {error.message}", f"hivetune eval {quoted(name)}")
+        return
+    if rows.get("held_out") != 0:  # else an evaluation would be refused
+        yield Suggestion(f"{name} is trained and not compared with its base yet", f"hivetune eval {quoted(name)}")

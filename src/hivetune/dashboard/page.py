@@ -5,7 +5,7 @@ A page that is open asks for itself again every three seconds, and shows what is
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,7 +18,7 @@ from markupsafe import Markup
 from hivetune.base.paths import quoted
 from hivetune.base.units import duration, number, size
 from hivetune.dashboard.access import BELOW, form_token
-from hivetune.dashboard.watched import run_id, short_path
+from hivetune.dashboard.watched import Watcher, run_id, short_path
 from hivetune.errors import UsageError
 
 DASHBOARD_FOLDER = Path(__file__).parent
@@ -27,12 +27,12 @@ DASHBOARD_FOLDER = Path(__file__).parent
 @dataclass(frozen=True)
 class PageRequest:
     """A request as pages see it. `path` begins after /dashboard. `named`: the parameters in the path. `form`: posted
-    fields."""
+    fields; None for a page that is only looked at."""
 
     path: str
     named: Mapping[str, str] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)
-    form: Mapping[str, str] = field(default_factory=dict)
+    form: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,9 @@ class Page:
     title: str
     values: Mapping[str, Any] = field(default_factory=dict)
     live: bool = False
+
+
+MakePage = Callable[[Watcher, PageRequest], Page]
 
 
 @contextmanager
@@ -58,20 +61,18 @@ def of_this_version(path: Path) -> Iterator[None]:
 
 def whole(page: Page, request: PageRequest, *, signed_in: bool = True) -> str:
     """Return the whole document."""
-    template = _environment().get_template(page.template)
     frame = {
         "title": page.title,
         "live": page.live,
         "signed_in": signed_in,
         "here": "/" + request.path.strip("/").partition("/")[0],
-        "sign_out": form_token("/logout"),
         "made": time.time(),
     }
-    return template.render(**frame, **page.values)
+    return fragment(page.template, {**frame, **page.values})
 
 
 def fragment(template: str, values: Mapping[str, Any]) -> str:
-    """Return a piece of a page."""
+    """Return a template, or a piece of a page, as HTML."""
     return _environment().get_template(template).render(**values)
 
 
@@ -85,23 +86,21 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.globals |= {"base": BELOW, "form_token": form_token, "run_id": run_id, "short_path": short_path}
-    environment.filters |= {
-        "moment": _moment,
-        "duration": duration,
-        "size": size,
-        "number": number,
-        "count": _count,
-        "quoted": quoted,
-    }
+    filters = {"moment": _moment, "ago": _ago, "count": _count, "quoted": quoted, "thousands": "{:,}".format}
+    environment.filters |= {"duration": duration, "size": size, "number": number, **filters}
     return environment
 
 
-def _moment(seconds: float, *, age: bool = False) -> Markup:
-    """Return a time of this machine's clock. `age`: with JavaScript also how long ago it was."""
+def _moment(seconds: float) -> Markup:
+    """Return a time of this machine's clock."""
     local = time.localtime(seconds)
-    shown = time.strftime("%Y-%m-%d %H:%M:%S", local)
-    exact = time.strftime("%Y-%m-%dT%H:%M:%S%z", local)
-    return Markup('<time datetime="{}"{}>{}</time>').format(exact, Markup(" data-age" * age), shown)
+    shown, exact = time.strftime("%Y-%m-%d %H:%M:%S", local), time.strftime("%Y-%m-%dT%H:%M:%S%z", local)
+    return Markup('<time datetime="{}">{}</time>').format(exact, shown)
+
+
+def _ago(seconds: float) -> Markup:
+    """Return a time, and how long ago it was."""
+    return _moment(seconds) + f" ({duration(max(0.0, time.time() - seconds))} ago)"
 
 
 def _count(value: int, singular: str, many: str = "") -> str:

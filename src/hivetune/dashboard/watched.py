@@ -8,19 +8,21 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import home, lock_holder, sha256_bytes
 from hivetune.base.journal import JournalPlace, read_after
-from hivetune.errors import HivetuneError, UsageError
-from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, PLAN, RECORD, read_resolved
+from hivetune.errors import UsageError
+from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, PLAN, RECORD
 from hivetune.run.status import RunStatus, RunTally, damaged_status, event_text, run_folders, run_status
 
 MAX_BUCKETS = 320  # two pixels of a chart for each
 # The smoothed line is an exponential mean over so many steps, or over this share of all so far if that is more.
 SMOOTHED_STEPS, SMOOTHED_SHARE = 10, 0.02
+MAX_EVENTS = 200
+_FILES = (METRICS, EVENTS, AMENDMENTS, RECORD, PLAN)
+CURVES = ("loss", "validation", "grad_norm", "lr", "tokens_per_second", "memory")
 
 
 @dataclass
@@ -84,25 +86,19 @@ class Series:
         return self.buckets[number - 1].step if number else 0
 
 
-MAX_EVENTS = 200
-_FILES = (METRICS, EVENTS, AMENDMENTS, RECORD, PLAN)
-_CURVES = ("loss", "validation", "grad_norm", "lr", "tokens_per_second", "memory")
-
-
 @dataclass
 class RunReading:
-    """The content of a run's journals that was read so far."""
+    """The content of a run's journals that was read so far. `num_events`: how many had a text; `events` holds the
+    newest. `stopping`: it was asked to stop; asked again it would end without a checkpoint."""
 
     tally: RunTally = field(default_factory=RunTally)
-    curves: dict[str, Series] = field(default_factory=lambda: {name: Series() for name in _CURVES})
+    curves: dict[str, Series] = field(default_factory=lambda: {name: Series() for name in CURVES})
     events: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
     num_events: int = 0
-    """How many events had a text; `events` holds the newest of them."""
     quarantined: list[str] = field(default_factory=list)
     sample: Mapping[str, Any] = field(default_factory=dict)
     last_time: float = 0.0
     stopping: bool = False
-    """Whether it was asked to stop; asked again it would end without a checkpoint."""
 
     def add_metric(self, entry: Mapping[str, Any]) -> None:
         self.tally.add(entry)
@@ -112,7 +108,8 @@ class RunReading:
             return
         self.last_time = entry["time"]
         speed = entry["tokens"] / entry["seconds"] if entry.get("tokens") and entry.get("seconds") else None
-        for name, value in (*((name, entry.get(name)) for name in ("loss", "grad_norm", "lr")), (_CURVES[4], speed)):
+        measured = {name: entry.get(name) for name in ("loss", "grad_norm", "lr")} | {"tokens_per_second": speed}
+        for name, value in measured.items():
             if value is not None:
                 self.curves[name].add(entry["step"], value, entry["time"])
 
@@ -120,8 +117,7 @@ class RunReading:
         self.tally.add(entry)
         if entry["event"] in ("stop_requested", "supervisor_started", "supervisor_ended"):
             self.stopping = entry["event"] == "stop_requested"
-        text = event_text(entry)
-        if text:
+        if text := event_text(entry):
             self.events.append((entry["time"], text))
             self.num_events += 1
         if entry["event"] == "quarantined":
@@ -129,9 +125,9 @@ class RunReading:
         if entry["event"] == "sample":
             self.sample = entry
             used = [card["used_bytes"] for card in entry.get("cards", ()) if "used_bytes" in card]
-            used = used or [entry[name] for name in ("resident_bytes",) if name in entry]
-            if used:
-                self.curves["memory"].add(self.curves["loss"].step_at(entry["time"]), max(used), entry["time"])
+            if used or "resident_bytes" in entry:
+                step = self.curves["loss"].step_at(entry["time"])
+                self.curves["memory"].add(step, max(used or [entry["resident_bytes"]]), entry["time"])
 
 
 class WatchedRun:
@@ -145,31 +141,10 @@ class WatchedRun:
         self._status: RunStatus | None = None
 
     def refresh(self) -> None:
-        """Read what was appended. A journal that was replaced, because steps are made again, is read again from the
-        start. Raises OSError."""
-        if not self._follow():
+        """Read what was appended. A journal that was replaced, as by a run that makes steps again, is read from the
+        start: no step is missing and none is there twice. Raises OSError."""
+        while not self._follow():
             self.read, self.place, self._events = RunReading(), JournalPlace(), JournalPlace()
-            self._follow()
-
-    def status(self) -> RunStatus:
-        """Return the status, computed again only when a file of it changed or its supervisor came or went. Raises
-        UsageError when its folder is gone, OSError."""
-        stamp = (lock_holder(self.path), *(_identity(self.path / name) for name in _FILES))
-        if self._status is None or stamp != self._stamp:
-            self._stamp, self._status = stamp, run_status(self.path, self._tally)
-        return self._status
-
-    def _tally(self) -> RunTally:
-        self.refresh()
-        return self.read.tally
-
-    @cached_property
-    def planned_peak_bytes(self) -> int | None:
-        """Return the predicted peak of memory; None for a run that has not begun."""
-        try:
-            return read_resolved(self.path)[1].peak_bytes
-        except (HivetuneError, OSError):
-            return None
 
     def _follow(self) -> bool:
         """Read on, and return False if a journal was replaced."""
@@ -185,6 +160,18 @@ class WatchedRun:
             for entry in events:
                 self.read.add_event(entry)
             self.place, self._events = place, after
+
+    def status(self) -> RunStatus:
+        """Return the status, computed again only when a file of it changed or its supervisor came or went. Raises
+        UsageError when its folder is gone, OSError."""
+        stamp = (lock_holder(self.path), *(_identity(self.path / name) for name in _FILES))
+        if self._status is None or stamp != self._stamp:
+            self._stamp, self._status = stamp, run_status(self.path, self._tally)
+        return self._status
+
+    def _tally(self) -> RunTally:
+        self.refresh()
+        return self.read.tally
 
 
 def _identity(path: Path) -> tuple[int, int, int]:
@@ -218,14 +205,13 @@ class Watcher:
 
     def run(self, identity: str) -> WatchedRun | None:
         """Return the run with this id, read up to now, or None for an unknown one. Raises OSError."""
-        run = self._runs.get(identity)
-        if run is None:
+        if identity not in self._runs:
             path = next((path for path in run_folders() if run_id(path) == identity), None)
             if path is None:
                 return None
-            run = self._runs.setdefault(identity, WatchedRun(path))
-        run.refresh()
-        return run
+            self._runs[identity] = WatchedRun(path)
+        self._runs[identity].refresh()
+        return self._runs[identity]
 
 
 def run_id(path: Path) -> str:

@@ -18,8 +18,11 @@ async function look() {
     if (answer.innerHTML !== shown) replace(document.getElementById("content"), answer.innerHTML);
     shown = answer.innerHTML;
     heard = Date.now();
-  } catch { /* no answer, or no page: after a while tell() says so */ }
-  tell();
+  } catch { /* no answer, or no page: after a while the line below says so */ }
+  const line = document.getElementById("connection"), when = new Date(heard).toLocaleTimeString();
+  line.hidden = Date.now() - heard <= OLD_AFTER_MS;
+  line.textContent = `The dashboard does not answer. What is shown here is of ${when}.`;
+  if (line.hidden) document.querySelector(".when").textContent = `As it was at ${when}.`;
   follow(LOOK_MS);
 }
 
@@ -32,58 +35,10 @@ function replace(old, html) {
   old.querySelectorAll("ol, pre").forEach((each, number) => { each.scrollTop = scrolled[number] || 0; });
 }
 
-function ago(milliseconds) {
-  const seconds = Math.max(0, Math.round(milliseconds / 1000));
-  if (seconds < 90) return `${seconds} s ago`;
-  return seconds < 5400 ? `${Math.round(seconds / 60)} min ago` : `${(seconds / 3600).toFixed(1)} h ago`;
-}
-
-function tell() {
-  const old = Date.now() - heard > OLD_AFTER_MS;
-  const line = document.getElementById("connection");
-  line.hidden = !old;
-  if (old) line.textContent = `The dashboard does not answer. What is shown here is of ${new Date(heard).toLocaleTimeString()}, ${ago(Date.now() - heard)}.`;
-  for (const each of document.querySelectorAll("time[data-age]")) {
-    const said = ` (${ago(Date.now() - new Date(each.dateTime))})`;
-    if (each.nextElementSibling && each.nextElementSibling.className === "age") each.nextElementSibling.textContent = said;
-    else each.insertAdjacentElement("afterend", Object.assign(document.createElement("span"), { className: "age", textContent: said }));
-  }
-  const when = document.querySelector(".when");
-  if (when && !old) when.textContent = `As it was at ${new Date(heard).toLocaleTimeString()}.`;
-}
-
-// The values below the pointer, read back from the lines that are drawn.
-function point(event) {
-  const chart = event.target.closest && event.target.closest("svg.chart");
-  for (const each of document.querySelectorAll("svg .cursor, svg .value")) each.remove();
-  if (!chart) return;
-  const box = chart.getBoundingClientRect(), view = chart.viewBox.baseVal;
-  const x = (event.clientX - box.left) * view.width / box.width;
-  const [first, last] = chart.dataset.x.split(",").map(Number), [low, high] = chart.dataset.y.split(",").map(Number);
-  const [left, right, top, bottom] = [58, view.width - 10, 10, view.height - 24];
-  if (x < left || x > right) return;
-  const said = [`${chart.dataset.xName} ${Math.round(first + (last - first) * (x - left) / (right - left))}`];
-  for (const line of chart.querySelectorAll("polyline")) {
-    let best = null;
-    for (const each of line.points) if (!best || Math.abs(each.x - x) < Math.abs(best.x - x)) best = each;
-    if (best) said.push(`${line.dataset.name} ${(low + (high - low) * (bottom - best.y) / (bottom - top)).toPrecision(4)}`);
-  }
-  const add = (name, values, text) => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, value] of Object.entries(values)) made.setAttribute(key, value);
-    made.textContent = text;
-    chart.append(made);
-  };
-  add("line", { class: "cursor", x1: x, x2: x, y1: top, y2: bottom }, "");
-  add("text", { class: "value", x: right, y: top + 12 }, said.join(", "));
-}
-
 if (document.body.dataset.live === "yes") {
   document.addEventListener("visibilitychange", () => follow(0));
-  setInterval(tell, 1000);
   follow(LOOK_MS);
 }
-document.addEventListener("pointermove", point);
 
 // Review by keyboard: keys choose a row and press its buttons; an act changes only its row.
 const review = document.getElementById("review");
@@ -109,8 +64,7 @@ async function act(form, values, moved = false) {
     const old = document.getElementById(`row-${answer.id}`);
     if (old) old.outerHTML = answer.html;
     said.textContent = `${values.act} done`;
-    if (moved) choose(current);
-    else choose(old ? rows().findIndex((each) => each.dataset.id === answer.id) : current);
+    choose(old && !moved ? rows().findIndex((each) => each.dataset.id === answer.id) : current);
   } catch (error) {
     said.textContent = `${values.act} was not done: ${error.message}`;
   }
@@ -119,9 +73,10 @@ async function act(form, values, moved = false) {
 function key(event) {
   const row = rows()[current], form = row && row.querySelector("form");
   if (event.target.tagName === "TEXTAREA") {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); act(form, { act: "correct" }); }
-    if (event.key === "Escape") { event.preventDefault(); choose(current); }
-    return;
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) act(form, { act: "correct" });
+    else if (event.key === "Escape") choose(current);
+    else return;
+    return event.preventDefault();
   }
   if (event.ctrlKey || event.altKey || event.metaKey || /INPUT|SELECT/.test(event.target.tagName)) return;
   const acts = { u: "up", d: "down", s: "aside" };
