@@ -11,7 +11,7 @@ from unittest import mock
 
 import platformdirs
 import pytest
-from forks import Forks, start_new
+from forks import Forks
 from hypothesis import settings
 from once import one_at_a_time
 
@@ -76,12 +76,6 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ["HIVETUNE_TEST_COMMON"] = str(common_folder(tmp_path_factory) / "common")
     with mock.patch.object(parent, "start_process", Forks().start_process):
         yield
-
-
-@pytest.fixture
-def no_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each child is a new process, as it is outside of tests."""
-    monkeypatch.setattr(parent, "start_process", start_new)
 
 
 def common_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -5,47 +5,109 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
+from forks import start_new
 from tiny_child import Play
 
 from hivetune.errors import DoesNotFit, HivetuneError
+from hivetune.process import parent
 from hivetune.process.launch import child_environment, when_idle
-from hivetune.process.parent import GRACE_S, Limits, run_task, see_off, start_child
+from hivetune.process.parent import GRACE_S, Limits, see_off, start_child
 from hivetune.process.protocol import Beat, Outcome, Train
 from hivetune.process.supervision import Supervision
 
 TINY = str(Path(__file__).with_name("tiny_child.py"))
+JOB = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 
 
-def run(folder: Path, do: str, memory_limit_bytes: int | None = None) -> Outcome:
-    limits = Limits(Supervision(start_timeout_s=20, hang_floor_s=0.5))
-    return run_task(Play(do), folder, module=TINY, limits=limits, memory_limit_bytes=memory_limit_bytes)
+@pytest.fixture(scope="module", autouse=True)
+def new_processes() -> Iterator[None]:
+    """These tests are about the start of processes: none is forked."""
+    with mock.patch.object(parent, "start_process", start_new):
+        yield
 
 
-def test_items_are_beats_and_the_result_comes_back(tmp_path: Path) -> None:
-    beats: list[Beat] = []
-    outcome = run_task(Play("items", items=5), tmp_path, module=TINY, on_beat=beats.append)
-    assert (outcome.status, outcome.returncode, outcome.check("it")) == ("done", 0, {"items": 5})
-    assert beats == [Beat.STARTING, *[Beat.ITEM] * 5]
+@pytest.fixture(scope="module")
+def ended(new_processes: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    """How children end that do what their name says: they are started together, since each imports for a second."""
+    folder = tmp_path_factory.mktemp("children")
+    (folder / "needs.py").write_text("import torch_that_is_not_there\n")
+    (folder / "exit").mkdir()
+    (folder / "exit" / "outcome.json").write_text('{"schema": 1, "status": "done"}')  # of an earlier attempt
+    children = {}
+    for do in ("items", "refuse", "crash", "abort", "exit", "stop_itself", "hold_gil", "environment", "allocate"):
+        children[do] = start_child(
+            Play(do, items=3),
+            folder / do,
+            module=TINY,
+            limits=Limits(Supervision(start_timeout_s=60, hang_floor_s=0.5)),
+            environment={"MINE": "1", "HOME": None},
+            memory_limit_bytes=512 << 20 if do == "allocate" else None,
+        )
+    children["needs"] = start_child(Play("nothing"), folder / "needs", module=str(folder / "needs.py"))
+    return {do: see_off(child) for do, child in children.items()}
 
 
-def test_a_job_of_several_processes_around_it_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("do", "status", "code", "message"),
+    [
+        ("items", "done", 0, ""),
+        ("refuse", "failed", 5, "needs 9 GiB"),
+        ("crash", "failed", 1, "scoring failed: ValueError: no good"),
+        ("allocate", "failed", 1, "scoring failed: MemoryError"),
+        ("needs", "failed", 4, "torch_that_is_not_there is not installed"),
+        ("abort", "died", -signal.SIGABRT, "was killed by SIGABRT"),
+        ("exit", "died", 3, "ended with exit code 3 and without an outcome"),
+        ("stop_itself", "hung", -signal.SIGKILL, "no sign of life"),
+        ("hold_gil", "hung", None, "no sign of life"),
+    ],
+)
+def test_every_end_is_an_outcome(
+    ended: dict[str, Outcome], do: str, status: str, code: int | None, message: str
+) -> None:
+    outcome = ended[do]
+    assert outcome.status == status
+    assert code in (None, outcome.returncode)  # a signal ends the sleep of the one that holds the GIL
+    if not message:
+        assert outcome.check("scoring") == {"items": 3}
+        return
+    with pytest.raises(HivetuneError, match=message) as raised:
+        outcome.check("scoring")
+    if outcome.error is not None:
+        assert raised.value.hint == outcome.error.hint
+
+
+def test_an_outcome_tells_what_its_reader_needs(ended: dict[str, Outcome]) -> None:
+    refused, crashed = ended["refuse"].error, ended["crash"].error
+    assert refused is not None and refused.hint == "use a smaller model"
+    assert crashed is not None and "in main" in crashed.traceback
+    assert ended["needs"].error is not None and "pip install" in ended["needs"].error.hint
+    assert "Memory access fault by GPU node-1" in ended["abort"].stderr_tail
+    assert (ended["stop_itself"].state, ended["hold_gil"].state, ended["hold_gil"].survived) == ("T", "S", False)
+    assert "tiny_child.py" in ended["hold_gil"].stderr_tail  # the stack, dumped without the GIL
+
+
+def test_environment_is_offline_and_first_in_line_for_the_oom_killer(ended: dict[str, Outcome]) -> None:
+    environment = ended["environment"].result["environment"]
+    assert (environment["HF_HUB_OFFLINE"], environment["GOMP_SPINCOUNT"]) == ("1", "1000")
+    assert environment["MINE"] == "1" and "HOME" not in environment
+    assert ended["environment"].result["oom"] == "500"
+
+
+def test_items_are_beats_also_in_a_job_of_several_processes(tmp_path: Path) -> None:
     """Kubernetes and SLURM set WORLD_SIZE: every task lost its heartbeat, and rank 1 its outcome."""
-    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}.items():
-        monkeypatch.setenv(name, value)
     beats: list[Beat] = []
-    outcome = run_task(Play("items", items=3), tmp_path, module=TINY, on_beat=beats.append)
-    assert outcome.check("it") == {"items": 3} and beats == [Beat.STARTING, *[Beat.ITEM] * 3]
-
-
-def test_what_is_done_meanwhile_is_done_beside_it(tmp_path: Path) -> None:
-    child = start_child(Play("items", items=5), tmp_path, module=TINY)
     begun: list[bool] = []
-    outcome = see_off(child, meanwhile=lambda: begun.append(not child.ended))
-    assert (outcome.status, begun) == ("done", [True])
+    with mock.patch.dict(os.environ, JOB):
+        child = start_child(Play("items", items=3), tmp_path, module=TINY)
+        outcome = see_off(child, beats.append, meanwhile=lambda: begun.append(not child.ended))
+    assert outcome.check("it") == {"items": 3} and beats == [Beat.STARTING, *[Beat.ITEM] * 3]
+    assert begun == [True]  # `meanwhile` runs beside it
 
 
 def test_what_fails_meanwhile_ends_it(tmp_path: Path) -> None:
@@ -57,44 +119,6 @@ def test_what_fails_meanwhile_ends_it(tmp_path: Path) -> None:
     with pytest.raises(DoesNotFit):
         see_off(child, meanwhile=refuse)
     assert child.ended
-
-
-def test_an_error_for_people_keeps_its_words_and_exit_code(tmp_path: Path) -> None:
-    outcome = run(tmp_path, do="refuse")
-    assert outcome.status == "failed"
-    with pytest.raises(DoesNotFit, match="needs 9 GiB") as caught:
-        outcome.check("scoring")
-    assert (caught.value.hint, outcome.returncode) == ("use a smaller model", 5)
-
-
-def test_a_bug_is_reported_with_its_traceback(tmp_path: Path) -> None:
-    outcome = run(tmp_path, do="crash")
-    assert outcome.error is not None and "in main" in outcome.error.traceback
-    with pytest.raises(HivetuneError, match="scoring failed: ValueError: no good"):
-        outcome.check("scoring")
-
-
-def test_death_by_signal_is_named_and_keeps_the_last_lines(tmp_path: Path) -> None:
-    outcome = run(tmp_path, do="abort")
-    assert (outcome.status, outcome.signal) == ("died", signal.SIGABRT)
-    with pytest.raises(HivetuneError, match="was killed by SIGABRT"):
-        outcome.check("scoring")
-    assert "Memory access fault by GPU node-1" in outcome.stderr_tail
-    assert not list(tmp_path.glob("core*"))
-
-
-def test_an_exit_without_outcome_is_no_success(tmp_path: Path) -> None:
-    (tmp_path / "outcome.json").write_text('{"schema": 1, "status": "done"}')  # of an earlier attempt
-    outcome = run(tmp_path, do="exit")
-    assert (outcome.status, outcome.returncode) == ("died", 3)
-
-
-@pytest.mark.parametrize(("do", "state"), [("stop_itself", "T"), ("hold_gil", "S")])
-def test_silence_is_a_hang_and_is_ended(tmp_path: Path, do: str, state: str) -> None:
-    outcome = run(tmp_path, do=do)
-    assert (outcome.status, outcome.state, outcome.survived) == ("hung", state, False)
-    if do == "hold_gil":
-        assert "tiny_child.py" in outcome.stderr_tail  # the stack, dumped without the GIL
 
 
 def stop_at_work(task: object, folder: Path) -> Outcome:
@@ -111,36 +135,12 @@ def test_sigterm_lets_a_training_save(tmp_path: Path) -> None:
     assert (outcome.status, outcome.result) == ("stopped", {"saved": True})
 
 
-@pytest.mark.parametrize("do", ["work_on", "hold_gil"])
-def test_sigterm_ends_a_task_that_saves_nothing_at_once(tmp_path: Path, do: str) -> None:
-    """Nothing reads a request to stop in these: a handler would only keep Ctrl-C waiting until SIGKILL."""
+def test_sigterm_ends_a_task_that_saves_nothing_at_once(tmp_path: Path) -> None:
+    """Nothing reads a request to stop in it: a handler would only keep Ctrl-C waiting until SIGKILL."""
     started = time.monotonic()
-    outcome = stop_at_work(Play(do), tmp_path)
+    outcome = stop_at_work(Play("hold_gil"), tmp_path)
     assert (outcome.status, outcome.signal) == ("died", signal.SIGTERM)
     assert time.monotonic() - started < GRACE_S
-
-
-def test_environment_is_offline_and_first_in_line_for_the_oom_killer(tmp_path: Path) -> None:
-    outcome = run_task(Play("environment"), tmp_path, module=TINY, environment={"MINE": "1", "HOME": None})
-    environment = outcome.result["environment"]
-    assert (environment["HF_HUB_OFFLINE"], environment["GOMP_SPINCOUNT"]) == ("1", "1000")
-    assert environment["MINE"] == "1" and "HOME" not in environment
-    assert outcome.result["oom"] == "500"
-
-
-def test_memory_beyond_the_limit_is_an_error_that_is_told(tmp_path: Path) -> None:
-    outcome = run(tmp_path, do="allocate", memory_limit_bytes=512 << 20)
-    assert outcome.error is not None
-    assert outcome.error.type == "MemoryError"
-
-
-def test_a_missing_package_is_said_with_the_command_that_mends_it(tmp_path: Path) -> None:
-    script = tmp_path / "needs.py"
-    script.write_text("import torch_that_is_not_there\n")
-    outcome = run_task(Play("nothing"), tmp_path, module=str(script))
-    assert outcome.error is not None
-    assert (outcome.error.type, outcome.returncode) == ("MachineNotFit", 4)
-    assert "pip install" in outcome.error.hint
 
 
 @pytest.mark.parametrize("do", ["work_on", "stop_itself"])
@@ -175,11 +175,35 @@ def test_kernels_compiled_under_a_variable_serve_no_run_without_it(monkeypatch: 
     """Triton's key leaves some of its compiler's variables out."""
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
     monkeypatch.delenv("AMDGCN_USE_BUFFER_OPS", raising=False)
-    plain = child_environment({})["TRITON_CACHE_DIR"]
-    one, other = (child_environment({"AMDGCN_USE_BUFFER_OPS": value})["TRITON_CACHE_DIR"] for value in "01")
-    assert len({plain, one, other}) == 3
-    monkeypatch.setenv("AMDGCN_USE_BUFFER_OPS", "1")
-    assert child_environment({})["TRITON_CACHE_DIR"] == other
-    assert child_environment({"AMDGCN_USE_BUFFER_OPS": None})["TRITON_CACHE_DIR"] == plain
+    changes = [{}, {"AMDGCN_USE_BUFFER_OPS": "0"}, {"AMDGCN_USE_BUFFER_OPS": "1"}]
+    assert len({child_environment(change)["TRITON_CACHE_DIR"] for change in changes}) == 3
     monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
     assert child_environment({})["TRITON_CACHE_DIR"] == "/elsewhere"
+
+
+# ---- limits
+
+
+def wait(limits: Limits, *beats: tuple[Beat, float]) -> None:
+    for beat, seconds in beats:
+        assert seconds <= limits.allowed_s(), f"{seconds} s until {beat} were taken for a hang"
+        limits.beat(beat, seconds)
+
+
+def test_no_false_alarm_in_steps_that_vary() -> None:
+    """The first step compiles for five minutes, one in fifty takes four times as long, and saving is slow."""
+    limits = Limits(Supervision())
+    wait(limits, (Beat.STARTING, 40.0), (Beat.PREPARING, 3.0), (Beat.ITEM, 300.0))
+    for number in range(1, 2000):
+        wait(limits, (Beat.ITEM, 30.0 * (4.0 if number % 50 == 0 else 0.7 + number % 7 / 10)))
+        if number % 500 == 0:
+            wait(limits, (Beat.VALIDATING, 0.1), (Beat.VALIDATING, 1500.0), (Beat.SAVING, 20.0), (Beat.ITEM, 400.0))
+
+
+@pytest.mark.parametrize(("step_s", "allowed_s"), [(0.2, 60.0), (30.0, 150.0)])
+def test_a_hang_is_noticed_after_five_steps_or_a_minute(step_s: float, allowed_s: float) -> None:
+    limits = Limits(Supervision())
+    assert limits.allowed_s() == 900.0
+    for beat in (Beat.STARTING, Beat.PREPARING, *[Beat.ITEM] * 101):
+        limits.beat(beat, step_s)
+    assert limits.allowed_s() == allowed_s

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from hivetune.config import parse_config
 from hivetune.machine.inventory import read_machine
@@ -67,3 +68,13 @@ def test_threads_are_the_cores_that_a_container_may_use(monkeypatch: pytest.Monk
     assert device.default_threads() == 3
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert device.default_threads() == 5
+
+
+@pytest.mark.parametrize(("name", "asked"), [("cuda", [(0.5, None)]), ("cuda:1", [(0.5, 1)]), ("cpu", [])])
+def test_a_worker_takes_no_more_of_a_card_than_its_share(
+    name: str, asked: list[tuple[float, int | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[float, int | None]] = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: calls.append(given))
+    device.cap_memory(torch.device(name), 0.5)
+    assert calls == asked
