@@ -94,10 +94,7 @@ def _received(log: Any, heartbeat: Any) -> tuple[int, int]:
 
 def _run(module: str, task_file: str, folder: str, variables: Mapping[str, str], files: tuple[int, int]) -> None:
     """Be the child."""
-    import sys
-
-    from hivetune.process.__main__ import run_module
-    from hivetune.process.child import guard
+    from hivetune.process.child import run_child
 
     log, heartbeat = files
     os.setsid()
@@ -106,6 +103,4 @@ def _run(module: str, task_file: str, folder: str, variables: Mapping[str, str],
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
-    guard()
-    sys.modules.pop(module, None)  # it runs as __main__
-    run_module(module, task_file, str(heartbeat))
+    run_child(module, task_file, str(heartbeat))

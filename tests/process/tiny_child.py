@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hivetune.errors import DoesNotFit
-from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat, Train
 
 
@@ -55,7 +55,3 @@ def main(task: Play | Train, heartbeat: Heartbeat) -> dict[str, object]:
         case "allocate":
             return {"bytes": len(bytearray(1 << 30))}
     return {}
-
-
-if __name__ == "__main__":
-    run_child(main, Play, Train)

@@ -1,21 +1,23 @@
 """The child's side of a task: guards, the task file, the heartbeat, and `outcome.json` written last.
 
-A worker module has a `main(task, heartbeat) -> dict` and ends with `if __name__ == "__main__": run_child(main, KIND)`,
-where KIND is its class of tasks (process/protocol.py). process/parent.py is the other side. This module does not import
-torch, so that the guards are set before torch is loaded.
+A worker module has a `main(task, heartbeat) -> dict`, whose first annotation names its classes of tasks
+(process/protocol.py). process/parent.py is the other side. This module does not import torch, so that the guards are
+set before torch is loaded, and so that a module that can't be imported still has an outcome.
 """
 
 import contextlib
 import faulthandler
+import importlib
 import os
 import resource
+import runpy
 import signal
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args, get_type_hints
 
 from hivetune.base.disk import FULL_DISK, write_json
 from hivetune.base.paths import install_command
@@ -87,29 +89,47 @@ def limit_memory(limit_bytes: int | None) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
 
 
-def run_child(main: Callable[[Any, Heartbeat], dict[str, Any]], *kinds: type) -> None:
-    """Run `main` on the task file of the first argument, write `outcome.json`, and end this process.
+def run_child(module: str, task_file: str, pipe: str | None = None) -> NoReturn:
+    """Run the `main` of a module (dotted name, or the path of a script) on a task, write `outcome.json`, and end this
+    process.
 
-    The second argument is the handle of the heartbeat, which only the first of a run's ranks has. `kinds` are the
-    classes of tasks for `main`, which returns its result, with `"status": "stopped"` after an early end by
-    `stop_requested`. The process ends with `os._exit`, since after a device fault a normal exit may hang.
+    `pipe` is the handle of the heartbeat, which only the first of a run's ranks has. `main` returns its result, with
+    `"status": "stopped"` after an early end by `stop_requested`. The process ends with `os._exit`, since after a device
+    fault a normal exit may hang.
     """
     guard()
-    envelope = read_task(Path(sys.argv[1]))
+    envelope = read_task(Path(task_file))
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         os.environ.setdefault(name, "1")
-    heartbeat = Heartbeat(int(sys.argv[2]) if len(sys.argv) > 2 else None)
+    heartbeat = Heartbeat(int(pipe) if pipe else None)
     if envelope.kind in {kind.__name__ for kind in SAVES_WHEN_STOPPED}:
         signal.signal(signal.SIGTERM, heartbeat.request_stop)
     heartbeat.beat(Beat.STARTING)
     try:
+        main = _main_of(module)
+        kinds = get_type_hints(main)["task"]
         limit_memory(envelope.memory_limit_bytes)
-        result = main(envelope.task(*kinds), heartbeat)
+        result = main(envelope.task(*(get_args(kinds) or (kinds,))), heartbeat)
         write_json(envelope.folder / OUTCOME, {"schema": 1, "status": "done", "error": None, **result})
         code = 0
     except BaseException as error:  # noqa: BLE001 (the last frame of the process reports every error)
         code = report_failure(envelope.folder, error)
-    _end(code)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # the last lines of the log, on a full disk
+            stream.flush()
+    os._exit(code)
+
+
+def _main_of(module: str) -> Callable[[Any, Heartbeat], dict[str, Any]]:
+    """Return the `main` of a module. Raise MachineNotFit for a package that is not installed."""
+    try:
+        is_script = module.endswith(".py")
+        found = runpy.run_path(module) if is_script else vars(importlib.import_module(module))
+    except ModuleNotFoundError as error:
+        hint = install_command("train")
+        raise MachineNotFit(f"the package {error.name} is not installed", hint=hint) from error
+    main: Callable[[Any, Heartbeat], dict[str, Any]] = found["main"]
+    return main
 
 
 def report_failure(folder: Path, error: BaseException) -> int:
@@ -129,14 +149,3 @@ def report_failure(folder: Path, error: BaseException) -> int:
             raise
         return EXIT_FULL_DISK
     return code
-
-
-def missing_package(error: ModuleNotFoundError) -> MachineNotFit:
-    return MachineNotFit(f"the package {error.name} is not installed", hint=install_command("train"))
-
-
-def _end(code: int) -> NoReturn:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # the last lines of the log, on a full disk
-            stream.flush()
-    os._exit(code)

@@ -14,22 +14,6 @@ from hivetune.errors import Busy
 from hivetune.run.folder import SUPERVISOR_LOG
 
 
-def hivetune_command(*words: str, overrides: Sequence[str] = ()) -> list[str]:
-    """Return a command of this installation, with `--set` for each override."""
-    changed = [word for override in overrides for word in ("--set", override)]
-    return [sys.executable, "-m", "hivetune", *words, *changed]
-
-
-def resume_command(run: Path, overrides: Sequence[str] = ()) -> list[str]:
-    return hivetune_command("train", str(run), overrides=overrides)
-
-
-def _start_apart(command: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
-    """Start a command in its own session, with its output at the end of `log`."""
-    with open(open_plain(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
-
-
 def start_detached(run: Path, overrides: Sequence[str] = ()) -> int:
     """Start `hivetune train RUN --set ...` in its own session, and return its process id.
 
@@ -41,7 +25,9 @@ def start_detached(run: Path, overrides: Sequence[str] = ()) -> int:
     if holder is not None:
         hint = f"follow it: hivetune show {quoted(run)} --follow"
         raise Busy(f"{run} is already running in process {holder.pid}", hint=hint)
-    return _start_apart(resume_command(run, overrides), run / SUPERVISOR_LOG).pid
+    command = _command("train", str(run), overrides=overrides)
+    with open(open_plain(run / SUPERVISOR_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True).pid
 
 
 def systemd_unit(run: Path, overrides: Sequence[str] = ()) -> str:
@@ -50,7 +36,8 @@ def systemd_unit(run: Path, overrides: Sequence[str] = ()) -> str:
     It ends when the run is done, stopped or refused. Stopping takes longer than systemd's default, because a step must
     end and a checkpoint must be written. Its cgroup limits the memory.
     """
-    return _unit(f"Hivetune run {run.name}", resume_command(run, overrides), "1 2 3 4 5 6 7 75 130 143")
+    command = _command("train", str(run), overrides=overrides)
+    return _unit(f"Hivetune run {run.name}", command, "1 2 3 4 5 6 7 75 130 143")
 
 
 def cycle_unit(config: Path, overrides: Sequence[str] = ()) -> str:
@@ -59,13 +46,19 @@ def cycle_unit(config: Path, overrides: Sequence[str] = ()) -> str:
     It ends only for what a person has to change: the config, or another running loop.
     """
     where = f"WorkingDirectory={_percent(str(Path.cwd()))}\n"
-    command = hivetune_command("cycle", str(config.resolve()), overrides=overrides)
+    command = _command("cycle", str(config.resolve()), overrides=overrides)
     return _unit(f"Hivetune cycle of {config.name}", command, "2 4 75", where)
 
 
 def serve_unit(arguments: Sequence[str]) -> str:
     """Return a user unit that runs `hivetune serve` with these arguments; a wrong argument ends it for good."""
-    return _unit("Hivetune gateway", hivetune_command("serve", *arguments), "2 4")
+    return _unit("Hivetune gateway", _command("serve", *arguments), "2 4")
+
+
+def _command(*words: str, overrides: Sequence[str] = ()) -> list[str]:
+    """Return a command of this installation, with `--set` for each override."""
+    changed = [word for override in overrides for word in ("--set", override)]
+    return [sys.executable, "-m", "hivetune", *words, *changed]
 
 
 def _percent(text: str) -> str:

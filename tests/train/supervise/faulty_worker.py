@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Train
 from hivetune.train.worker import loop as train
 from hivetune.train.worker import session
@@ -73,7 +73,3 @@ def main(task: Train, heartbeat: Heartbeat) -> dict[str, Any]:
         session.AdamW = Diverging  # type: ignore[attr-defined, misc]
         session.load_model = lambda *given, **named: Loud(load_model(*given, **named))  # type: ignore[attr-defined]
     return train.main(task, heartbeat)
-
-
-if __name__ == "__main__":
-    run_child(main, Train)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hivetune.base.disk import read_json
-from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Replay, Train
 from hivetune.train.worker import loop as train
 from hivetune.train.worker import replay, session
@@ -51,7 +51,3 @@ def main(task: Train | Replay, heartbeat: Heartbeat) -> dict[str, Any]:
 
     session.load_model = replay.load_model = scripted  # type: ignore[attr-defined]
     return replay.main(task, heartbeat) if isinstance(task, Replay) else train.main(task, heartbeat)
-
-
-if __name__ == "__main__":
-    run_child(main, Train, Replay)

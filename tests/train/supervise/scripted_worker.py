@@ -24,7 +24,7 @@ from hivetune.base.disk import sha256_bytes
 from hivetune.base.journal import Journal, read_journal
 from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import HivetuneError
-from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat, Replay, Train
 from hivetune.run import checkpoints
 from hivetune.run.checkpoints import STATE, TENSORS
@@ -145,7 +145,3 @@ def replay(task: Replay, heartbeat: Heartbeat, script: Script) -> dict[str, Any]
 
 def quarantine(run: Path, step: int, row: int) -> None:
     append_amendment(run, Amendment(step, (row,), "scripted"))
-
-
-if __name__ == "__main__":
-    run_child(main, Train, Replay)

@@ -9,7 +9,7 @@ from typing import Any
 from hivetune.base.journal import DAMAGED, Journal, read_journal
 from hivetune.config import LoraConfig
 from hivetune.data.snapshot import open_snapshot
-from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat, Score
 from hivetune.run.choices import Choices
 from hivetune.run.folder import CONFIG, read_resolved
@@ -74,7 +74,3 @@ def choices_of(adapter: Path | None) -> Choices:
         return Choices()
     choices = read_resolved(adapter)[1]
     return replace(choices, kernels="torch") if choices.kernels == "native" and missing_kernels_reason() else choices
-
-
-if __name__ == "__main__":
-    run_child(main, Score)

@@ -37,7 +37,7 @@ from hivetune.models.prepared import (
 from hivetune.models.worker.hub import download
 from hivetune.models.worker.template import write_variant
 from hivetune.models.worker.weights import NOT_WHOLE, check_tied, check_weights, open_weights
-from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat, PrepareModel
 
 COPIED = (
@@ -287,7 +287,3 @@ def _read_object(path: Path, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UsageError(f"model {name}: {path.name} is not a JSON object", hint=NOT_WHOLE)
     return value
-
-
-if __name__ == "__main__":
-    run_child(main, PrepareModel)

@@ -20,7 +20,7 @@ from hivetune.errors import HivetuneError, UsageError
 from hivetune.models.architecture import A_WEIGHT, PREFIX
 from hivetune.models.prepared import DESCRIPTION, NAMED_TEMPLATES, WEIGHTS, WEIGHTS_INDEX
 from hivetune.models.worker.weights import SafetensorsFile, open_weights, shard_files, write_weights
-from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat, Merge
 from hivetune.train.worker.model.adapter import read_adapter, scaling
 
@@ -168,7 +168,3 @@ def _finite(name: str, weight: Tensor) -> Tensor:
     if not bool(torch.isfinite(weight).all()):
         raise HivetuneError(f"{name} has values that are not finite; nothing was exported")
     return weight
-
-
-if __name__ == "__main__":
-    run_child(main, Merge)

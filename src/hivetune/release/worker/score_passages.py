@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from hivetune.machine.inventory import read_machine
-from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat, Passage, ScorePassages
 from hivetune.train.worker.model.adapter import fill, read_adapter
 from hivetune.train.worker.model.general import load_general, load_module
@@ -61,7 +61,3 @@ def _dtype(model: Path) -> torch.dtype:
     weights_bytes = 2 * sum(path.stat().st_size for path in model.glob("*.safetensors"))
     fits = weights_bytes <= _SHARE_FOR_WEIGHTS * read_machine().available_bytes
     return torch.float32 if fits else torch.bfloat16
-
-
-if __name__ == "__main__":
-    run_child(main, ScorePassages)

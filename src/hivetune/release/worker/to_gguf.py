@@ -32,7 +32,7 @@ from hivetune.data.render.thinking import served_template
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.gguf_header import read_header
 from hivetune.models.prepared import DESCRIPTION, NAMED_TEMPLATES, TEMPLATE, spoken_name
-from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat, WriteGguf
 from hivetune.release.worker.merge import merge, read_parts
 
@@ -336,7 +336,3 @@ def _reasons(folder: Path, log: _Log) -> Iterator[None]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
         reason = log.errors[-1] if log.errors else f"{type(error).__name__}: {error}"
         raise UsageError(f"llama.cpp's converter can't write this model: {reason}".splitlines()[0]) from error
-
-
-if __name__ == "__main__":
-    run_child(main, WriteGguf)

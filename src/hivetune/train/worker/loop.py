@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat, Train
 from hivetune.run import checkpoints
 from hivetune.train.plan.steps import Amendment, append_amendment, max_quarantined
@@ -288,7 +288,3 @@ def loss_scale_of(dtype: torch.dtype) -> float:
     Gradients below 6e-8 are zero in float16; a power of two changes nothing else (arXiv:1710.03740).
     """
     return 1024.0 if dtype == torch.float16 else 1.0
-
-
-if __name__ == "__main__":
-    run_child(main, Train)

@@ -7,7 +7,7 @@ from typing import Any
 
 from hivetune.base.journal import Journal
 from hivetune.data.snapshot import open_snapshot
-from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat, Replay
 from hivetune.run.folder import read_resolved
 from hivetune.train.worker.checkpoint import load_newest_good
@@ -55,7 +55,3 @@ def load_as_saved(task: Replay) -> LoraModel:
         for name, view in model.adapter.items():
             view.copy_(state.param[name])
     return model
-
-
-if __name__ == "__main__":
-    run_child(main, Replay)

@@ -6,7 +6,7 @@ It works without the base model's weights and without a device.
 from typing import Any
 
 from hivetune.errors import HivetuneError
-from hivetune.process.child import Heartbeat, run_child
+from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Salvage
 from hivetune.run.folder import read_resolved
 from hivetune.train.worker.checkpoint import kept_adapter, load_newest_good
@@ -26,7 +26,3 @@ def main(task: Salvage, heartbeat: Heartbeat) -> dict[str, Any]:
     adapter, step, problem = kept_adapter(run, state.param, state.step, state.best)
     write_adapter(run, adapter, config.lora, *base_name(task.model))
     return {"adapter_step": step, "problems": [*problems, *filter(None, [problem])]}
-
-
-if __name__ == "__main__":
-    run_child(main, Salvage)
