@@ -29,7 +29,7 @@ def captured(number: int, rating: Rating | None = None, answer: str = "four") ->
         identity, "demo@1", asked, {"role": "assistant", "content": answer}, client="c", time=1000.0 + number
     )
     with closing(open_database()) as database:
-        store_entries(database, [entry, *([Feedback(identity, "demo@1", "c", rating)] if rating else [])])
+        store_entries(database, [entry, *([Feedback(identity, "c", rating)] if rating else [])])
     return identity
 
 
@@ -75,7 +75,7 @@ def test_of_equally_rated_rows_the_least_certain_comes_first(own_home: Path) -> 
 def test_rows_are_filtered_by_what_became_of_them_and_by_what_clients_said(own_home: Path) -> None:
     plain, wrong, liked = captured(1), captured(2), captured(3, "up")
     with closing(open_database()) as database:
-        store_entries(database, [Feedback(wrong, "demo@1", "c", "down", "five", "It is too Short.")])
+        store_entries(database, [Feedback(wrong, "c", "down", "five", "It is too Short.")])
     assert [row.id for row in shown(rating="corrected")] == [wrong]
     assert [row.id for row in shown(rating="nobody approved")] == [plain]
     (said,) = shown(reason="too short")

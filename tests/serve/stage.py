@@ -3,17 +3,14 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
 
-from hivetune.base.database import open_database
-from hivetune.errors import NotThere
 from hivetune.serve.api import Gateway
-from hivetune.serve.capture import Capture, messages_of
+from hivetune.serve.capture import Capture
 from hivetune.serve.guard import Door, Guard
 from hivetune.serve.route import Deployment, Routes, ServedRelease, Wanted
 from hivetune.serve.run import own_hosts
@@ -103,20 +100,13 @@ class Stage:
         wanted = Wanted((deployment,), champions)
         self.keeper.routes = Routes(wanted, ("m",), dict.fromkeys(self.labels, "m"), champions)
         self.watch = Watch(lambda label, reason: self.rolled_back.append((label, reason)), None)  # type: ignore[arg-type]
-        self.gateway = Gateway(self.keeper, self.watch, self.find_answer, self.recall, self.capture)
+        self.gateway = Gateway(self.keeper, self.watch, self.capture)
         self.guard = Guard(self.gateway.app(), self.hosts, [Door(TOKENS.get)])
         self.client = self.client_of(self.guard)
 
     def client_of(self, app: Any) -> httpx2.AsyncClient:
         transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
         return httpx2.AsyncClient(transport=transport, base_url=f"http://127.0.0.1:{PORT}")
-
-    def find_answer(self, answer: str, client: str) -> str:
-        raise NotThere(f"no captured answer has the id {answer!r}")
-
-    def recall(self, answer: str, client: str) -> list[dict[str, Any]]:
-        with closing(open_database()) as database:
-            return messages_of(database, answer, client)
 
     def wants(self, **changes: Any) -> None:
         """Change what the registry wants; routes stay."""

@@ -22,6 +22,7 @@ from hivetune.errors import UsageError
 from hivetune.llama.child import _run_program, _run_xllamacpp
 from hivetune.process.sandbox import named_environment
 from hivetune.release.registry import check_release_name, find
+from hivetune.serve.capture import Capture
 from hivetune.serve.guard import OPEN
 
 Case = Callable[[Stage], Awaitable[None]]
@@ -180,7 +181,7 @@ async def names_that_are_paths(stage: Stage) -> None:
 async def another_clients_answer(stage: Stage) -> None:
     answer = (await stage.ask(metadata={"session_id": "s"})).json()["id"]
     body = {"id": answer, "rating": "down", "correction": "poison"}
-    stage.gateway.capture = object()  # type: ignore[assignment]
+    stage.gateway.capture = Capture()
     assert (await stage.post(body, "/v1/feedback", token="token-b")).status_code == 404
     await stage.ask_as("token-b", X_Session_Id="s")
     assert stage.asked[0][1]["id_slot"] != stage.asked[1][1]["id_slot"]

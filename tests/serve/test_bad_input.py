@@ -182,7 +182,7 @@ def test_a_full_disk_loses_nothing_that_was_captured(small_disk: Path, monkeypat
             pass
     for number in range(10, 40):
         capture.put(entry(number))
-    capture.put(Feedback("hive-3", "a@1", "me", "down"))
+    capture.put(Feedback("hive-3", "", "down"))
     wait_until(lambda: capture.problem != "")
     assert capture.captured + capture.waiting == 41 and capture.left_out == 0
     filler.unlink()

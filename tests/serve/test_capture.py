@@ -37,7 +37,7 @@ def test_a_rating_and_a_correction_come_in_any_order(
     )
     with closing(open_database()) as database:
         assert store_entries(database, [captured]) == 1
-        store_entries(database, [Feedback("hive-1", "a@1", "me", **each) for each in said])  # type: ignore[arg-type]
+        store_entries(database, [Feedback("hive-1", "me", **each) for each in said])  # type: ignore[arg-type]
         ((found, row),) = database.execute("SELECT feedback, row FROM interactions").fetchall()
     assert (found, json.loads(row)["messages"][-1]["content"]) == (feedback, answer)
 
@@ -171,19 +171,59 @@ def test_a_name_in_a_header_may_have_any_letters() -> None:
     assert [(row["session_id"], row["agent"]) for row in rows] == [("größe 1", "küche")] * 2
 
 
-def test_an_answer_that_is_not_captured_has_nothing_to_correct() -> None:
-    """The correction was accepted, and lost. A rating still counts for the release."""
-
+def test_an_answer_that_is_not_captured_can_not_be_rated() -> None:
     async def scene(stage: Stage) -> None:
         id = (await stage.ask_as("token-a", X_Hivetune_Capture="no")).json()["id"]
-        told = await stage.post({"id": id, "correction": "better"}, "/v1/feedback")
-        assert (told.status_code, told.json()["error"]["param"]) == (400, "correction")
-        assert (await stage.post({"id": id, "rating": "down"}, "/v1/feedback")).status_code == 202
-        assert stage.watch.tallies["helpdesk@1"].complaints == 1
+        for opinion in ({"correction": "better"}, {"rating": "down"}):
+            assert (await stage.post({"id": id, **opinion}, "/v1/feedback")).status_code == 404
+        assert stage.watch.tallies["helpdesk@1"].complaints == 0
         await asyncio.to_thread(stage.capture.close)
 
     Stage(capture=Capture()).play(scene)
     assert stored() == []
+
+
+def scored(*logprobs: float) -> dict[str, Any]:
+    return {"content": [{"token": "x", "logprob": each} for each in logprobs]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_mean_log_probability_of_an_answer_is_stored_and_shown_to_nobody_who_did_not_ask(stream: bool) -> None:
+    """A review finds by it the answers that the model was least certain of."""
+    choices = [{"delta": {"content": text}, "logprobs": scored(value)} for text, value in (("a", -0.5), ("b", -1.0))]
+    lines = [json.dumps({"choices": [choice]}) for choice in choices]
+    whole = {"message": {"role": "assistant", "content": "ab"}, "finish_reason": "stop", "logprobs": scored(-0.5, -1.0)}
+
+    def answer(path: str, body: dict[str, Any]) -> httpx2.Response:
+        assert (body["logprobs"], body["top_logprobs"]) == (True, 1)
+        told = "".join(f"data: {line}\n\n" for line in [*lines, "[DONE]"])
+        return (
+            httpx2.Response(200, content=told.encode()) if stream else httpx2.Response(200, json={"choices": [whole]})
+        )
+
+    async def scene(stage: Stage) -> None:
+        for asks in (False, True):
+            more = {"logprobs": True, "top_logprobs": 1} if asks else {}
+            told = await stage.ask(stream=stream, **more)
+            assert ("-0.5" in told.text) == asks
+        await asyncio.to_thread(stage.capture.close)
+
+    Stage(answer, capture=Capture()).play(scene)
+    assert [json.loads(row)["logprob"] for _, _, row in stored()] == [-0.75, -0.75]
+
+
+def test_tokens_are_scored_only_where_an_answer_is_captured_and_llama_cpp_can() -> None:
+    tools = [{"type": "function", "function": {"name": "find"}}]
+
+    async def scene(stage: Stage) -> None:
+        await stage.ask(stream=True, tools=tools)
+        await stage.ask(tools=tools)
+        await stage.post(QUESTION, x_hivetune_capture="no")
+        assert ["logprobs" in body for _, body in stage.asked] == [False, True, False]
+        await asyncio.to_thread(stage.capture.close)
+
+    Stage(capture=Capture()).play(scene)
+    assert all("logprob" not in json.loads(row) for _, _, row in stored())
 
 
 @pytest.mark.parametrize("empty", ["", " \n"])

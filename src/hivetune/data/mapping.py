@@ -44,7 +44,7 @@ _JOINED = ("prompt", "completion", "text")  # that may be made of several column
 AND = "+"
 # What else is read of a row: what the gateway and the program itself write.
 OF_ANSWERS = frozenset(("chosen", "rejected", "correction", "rejected_answer"))
-OWN = frozenset(("answered_by", "client", "synth", "untrusted", "origin", "checker", "weight"))
+OWN = frozenset(("answered_by", "client", "latency_s", "logprob", "synth", "untrusted", "origin", "checker", "weight"))
 _MAX_NAMED = 8  # columns in a message
 _PLAIN_STEP = re.compile(r"[A-Za-z_]\w*(?:\[[^\]]*\])*|\[[^\]]*\]|\*", re.ASCII)
 _HEAD = re.compile(r'\s*"?([^".\[]+)')

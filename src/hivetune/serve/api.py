@@ -27,22 +27,20 @@ from starlette.types import ExceptionHandler, Message, Receive, Scope, Send
 from hivetune.data.read import refuse_constant, unique_keys
 from hivetune.errors import HivetuneError, MachineNotFit, NotThere, UsageError
 from hivetune.serve import metrics
-from hivetune.serve.capture import Capture, CapturedAnswer, Feedback, unknown_answer
+from hivetune.serve.capture import Capture, CapturedAnswer, Feedback, messages_of
 from hivetune.serve.dialects import anthropic, ollama
 from hivetune.serve.dialects.base import Dialect, Named, Read, error_body
 from hivetune.serve.dialects.openai import OPENAI
 from hivetune.serve.dialects.responses import RESPONSES
 from hivetune.serve.fields import FeedbackFields, FieldRefused, checked_fields, ignored_fields
-from hivetune.serve.forward import Asked, Refused, Upstream, forward, joined_calls, num_tokens, refuse_larger
+from hivetune.serve.forward import Asked, Refused, Upstream, forward, num_tokens, refuse_larger
 from hivetune.serve.guard import TooLarge, token_of
 from hivetune.serve.metrics import Metrics
 from hivetune.serve.route import GREEDY, Withdrawn
 from hivetune.serve.servers import Keeper
 from hivetune.serve.watch import Watch
 
-MAX_OPEN, MAX_OPEN_PER_CLIENT = 2048, 1024  # requests at once, waiting ones included
-MAX_ANSWER_S = 1800.0
-BODY_TIMEOUT_S = 60.0
+MAX_OPEN_PER_CLIENT = 1024  # requests at once, waiting ones included
 SLOW_CLIENT_S = 60.0
 RETRY_AFTER_S = 5
 DIALECTS: tuple[Dialect, ...] = (*OPENAI, RESPONSES, anthropic.ANTHROPIC, *ollama.OLLAMA)
@@ -56,14 +54,11 @@ class TooMany(HivetuneError):
 
 @dataclass
 class Gateway:
-    """The state that all handlers share. Without `capture` nothing is stored. `find_answer` returns the release of an
-    answer by its id and its client, which feedback needs, and `recall` the conversation up to that answer. `failed` is
-    called when a bug has ended the keeper: nothing is loaded from then on, so the server must end."""
+    """The state that all handlers share. Without `capture` nothing is stored. `failed` is called when a bug has ended
+    the keeper: nothing is loaded from then on, so the server must end."""
 
     keeper: Keeper
     watch: Watch
-    find_answer: Callable[[str, str], str]
-    recall: Callable[[str, str], list[dict[str, Any]]]
     capture: Capture | None = None
     metrics: Metrics = field(default_factory=Metrics)
     failed: Callable[[BaseException], None] = lambda error: None
@@ -110,56 +105,52 @@ class Gateway:
     async def answer(self, dialect: Dialect, request: Request) -> Response:
         """Answer a request of an API: whole, or as a stream."""
         client = request.scope["client_name"] or ""
-        if self._open.total() >= MAX_OPEN or self._open[client] >= MAX_OPEN_PER_CLIENT:
+        if self._open[client] >= MAX_OPEN_PER_CLIENT:
             raise TooMany("too many concurrent requests")
         self._open[client] += 1
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._open.subtract, (client,))
-            document, read = await self._read(dialect, request, client)
-            exchange = _Exchange(self, dialect, read, document, client, request.headers)
+            exchange = await self._read(dialect, request, client)
             try:
-                async with asyncio.timeout(MAX_ANSWER_S):
-                    # A server sends nothing, no header either, before an answer is whole or the first piece of a stream
-                    # is there; so here a disconnect is watched for.
-                    beginning = stack.enter_async_context(forward(self.keeper, exchange.asked, exchange.routed))
-                    upstream = await _unless_disconnected(request, beginning)
-                    if upstream is None:
-                        self.metrics.vanished(exchange.label)
-                        return Response(status_code=499)  # nobody reads it
-                    exchange.upstream = upstream
-                    if exchange.fields.get("stream") is True:
-                        media_type = dialect.media_type
-                        return _Stream(exchange.stream(upstream), stack.pop_all(), exchange.headers, media_type)
-                    told = await exchange.whole(await upstream.document())
-                    return JSONResponse(told, headers=exchange.headers)
+                # A server sends nothing, no header either, before an answer is whole or the first piece of a stream is
+                # there; so here a disconnect is watched for.
+                beginning = stack.enter_async_context(forward(self.keeper, exchange.asked, exchange.routed))
+                upstream = await _unless_disconnected(request, beginning)
+                if upstream is None:
+                    self.metrics.vanished(exchange.label)
+                    return Response(status_code=499)  # nobody reads it
+                exchange.upstream = upstream
+                if exchange.fields.get("stream") is True:
+                    return _Stream(exchange.stream(upstream), stack.pop_all(), exchange.headers, dialect.media_type)
+                told = await exchange.whole(await upstream.document())
+                return JSONResponse(told, headers=exchange.headers)
             except (UsageError, MachineNotFit):  # the client's mistake, or nothing is loaded: not the release's
                 raise
             except HivetuneError:
                 exchange.failed()
                 raise
-            except TimeoutError:
-                exchange.failed()
-                raise MachineNotFit(f"no answer after {MAX_ANSWER_S:.0f} s") from None
 
-    async def _read(self, dialect: Dialect, request: Request, client: str) -> tuple[dict[str, Any], Read]:
-        """Return the document of a request, and what its API reads in it."""
+    async def _read(self, dialect: Dialect, request: Request, client: str) -> "_Exchange":
+        """Read a request as its API says."""
         raw = await _raw_body(request)
-        refuse_larger(self.keeper, dialect.main_field, size_bytes=len(raw))
+        contexts = [live.context_tokens for live in self.keeper.lives.values()]
+        if contexts:  # before it is parsed
+            refuse_larger(dialect.main_field, len(raw), max(contexts))
         document = _document(raw)
-        if isinstance(turns := document.get(dialect.main_field), list):
-            refuse_larger(self.keeper, dialect.main_field, num_turns=len(turns))
 
         def recall(answer: str) -> list[dict[str, Any]]:
-            return self.recall(answer, client)
+            return messages_of(answer, client)
 
         if "previous_response_id" in document:  # it looks into hive.db
-            return document, await asyncio.to_thread(dialect.read, document, recall)
-        return document, dialect.read(document, recall)
+            read = await asyncio.to_thread(dialect.read, document, recall)
+        else:
+            read = dialect.read(document, recall)
+        return _Exchange(self, dialect, read, document, client, request.headers, len(raw))
 
     async def count_tokens(self, request: Request) -> Response:
         """Return the number of tokens of a prompt, as Anthropic's clients ask before they send it."""
         client = request.scope["client_name"] or ""
-        _, (fields, _) = await self._read(anthropic.ANTHROPIC, request, client)
+        fields = (await self._read(anthropic.ANTHROPIC, request, client)).fields
         live = await self.keeper.live(self.keeper.routes.find(fields.get("model", ""), client))
         return JSONResponse({"input_tokens": await num_tokens(live, fields)})
 
@@ -183,20 +174,11 @@ class Gateway:
             raise UsageError('feedback needs a "rating" or a "correction"')
         if self.capture is None:
             raise UsageError("answers are not captured, so none can be rated", hint="start the gateway with --capture")
-        answer, rating = fields["id"], fields.get("rating")
-        recent = self.metrics.answer_of(answer)
-        if recent is not None and recent[1] != client:
-            raise unknown_answer(answer)
-        label = recent[0] if recent is not None else await asyncio.to_thread(self.find_answer, answer, client)
-        captured = recent is None or recent[2]
-        if not captured and "correction" in fields:
-            raise FieldRefused("correction", f"{answer} was not captured, so there is nothing to correct")
-        entry = Feedback(answer, label, client, rating, fields.get("correction"), fields.get("reason"))
-        if captured and self.capture.put(entry) is None:
-            raise MachineNotFit("feedback can't be stored now", hint="try again later; /health says what is wrong")
-        if rating == "down":
-            self.watch.complained(label, answer, client)
-        return JSONResponse({"id": answer, "release": label}, status_code=202)
+        entry = Feedback(client=client, **fields)
+        label = await self.capture.rate(entry)
+        if entry.rating == "down":
+            self.watch.complained(label, entry.id, client)
+        return JSONResponse({"id": entry.id, "release": label}, status_code=202)
 
     async def models(self, request: Request) -> Response:
         served = [self._model(name) for name in self.keeper.routes.names()]
@@ -238,6 +220,7 @@ class _Exchange:
     document: Mapping[str, Any]
     client: str
     request_headers: Mapping[str, str]
+    size_bytes: int
     label: str = ""
     id: str = field(default_factory=lambda: f"hive-{secrets.token_hex(12)}")
     started: float = field(default_factory=time.monotonic)
@@ -250,9 +233,24 @@ class _Exchange:
 
     @property
     def asked(self) -> Asked:
-        session = self.session or self.id
-        dialect, thoughts = self.dialect, self.dialect.thoughts
-        return Asked(dialect.upstream, self.fields, self.client, session, dialect.main_field, self.declared, thoughts)
+        return Asked(
+            self.dialect.upstream,
+            self.fields,
+            self.client,
+            self.session or self.id,
+            self.dialect.main_field,
+            self.declared,
+            self.dialect.thoughts,
+            self.size_bytes,
+            scored=self.capture is not None,
+        )
+
+    @property
+    def capture(self) -> Capture | None:
+        """Return where the answer is captured: a chat, unless its client wishes that it is not."""
+        wish = self.request_headers.get("x-hivetune-capture", "").strip().lower()
+        is_wanted = wish in ("", "yes", "true", "1", "on") and "messages" in self.fields
+        return self.gateway.capture if is_wanted else None
 
     def routed(self, label: str) -> None:
         """Note the release before its answer, so that an early failure counts against it too."""
@@ -305,38 +303,16 @@ class _Exchange:
 
     async def whole(self, document: dict[str, Any]) -> dict[str, Any]:
         """Return the answer's document, counted and captured."""
-        choice = (document.get("choices") or [{}])[0]
-        message = choice.get("message") or {"role": "assistant", "content": choice.get("text") or ""}
-        text = message.get("content") or ""
-        if self.begun and not text.startswith(self.begun):  # llama.cpp repeats it in a whole answer
-            message = {**message, "content": self.begun + text}
-        await self.keep(message, choice.get("finish_reason"), document)
+        await self.keep()
         return self.dialect.whole(document, self.named)
 
     async def stream(self, upstream: Upstream) -> AsyncGenerator[bytes]:
         """Yield server-sent events. An answer that breaks off ends with an error event, never silently."""
         writer = self.dialect.writer(self.named)
-        text = [self.begun or ""]
-        thoughts: list[str] = []
-        calls: list[Any] = []
-        last: dict[str, Any] = {}
-        finish: str | None = None
         try:
             async for event in upstream.events():
-                for choice in event.get("choices", ()):
-                    delta = choice.get("delta") or {}
-                    text.append(delta.get("content") or choice.get("text") or "")
-                    thoughts.append(delta.get("reasoning_content") or "")
-                    calls += delta.get("tool_calls") or ()
-                    finish = choice.get("finish_reason") or finish
-                last |= {key: event[key] for key in ("usage", "timings") if event.get(key)}
                 if piece := writer.event(event):
                     yield piece
-            message: dict[str, Any] = {"role": "assistant", "content": "".join(text)}
-            if any(thoughts):
-                message["reasoning_content"] = "".join(thoughts)
-            if calls:
-                message["tool_calls"] = joined_calls(calls)
         except HivetuneError as error:
             self.failed(broken=True)
             yield writer.error(error.message)
@@ -344,7 +320,7 @@ class _Exchange:
         except (asyncio.CancelledError, GeneratorExit):
             self.gateway.metrics.vanished(self.label)
             raise
-        await self.keep(message, finish, last)  # before the client is told: whoever saw the end finds it captured
+        await self.keep()  # before the client is told: whoever saw the end finds it captured
         if self.captured == "later" and self.dialect.media_type == "text/event-stream":
             yield b": hivetune-captured: later\n\n"  # a comment, as HTML's standard of event streams has them
         yield writer.end()
@@ -354,36 +330,33 @@ class _Exchange:
         if self.label:
             self.gateway.watch.answered(self.label, self.client, error=True)
 
-    async def keep(self, message: Mapping[str, Any], finish: str | None, document: Mapping[str, Any]) -> None:
-        """Count, watch and capture an answer. `finish`: why it ended. `document` holds its `usage` and `timings`."""
+    async def keep(self) -> None:
+        """Count, watch and capture an answer that is whole."""
         assert self.upstream is not None
-        now = time.monotonic()
-        # A stream has its usage only where the client asks for it.
-        usage, timings = document.get("usage") or {}, document.get("timings") or {}
-        tokens = int(usage.get("completion_tokens") or timings.get("predicted_n") or 0)
-        wish = self.request_headers.get("x-hivetune-capture", "").strip().lower()
-        is_wanted = wish in ("", "yes", "true", "1", "on") and "messages" in self.fields
-        capture = self.gateway.capture if is_wanted else None
-        seconds, computing_s = now - self.started, now - self.upstream.sent_s
-        owner = (self.id, self.label, self.client)
-        self.gateway.metrics.answered(*owner, seconds, computing_s, tokens, captured=capture is not None)
+        now, said = time.monotonic(), self.upstream.said
+        seconds = now - self.started
+        self.gateway.metrics.answered(self.label, seconds, now - self.upstream.sent_s, said.tokens)
         self.gateway.watch.answered(self.label, self.client, error=False)
-        if capture is None:
+        if self.capture is None:
             return
+        message = said.message
+        if self.begun and not said.text.startswith(self.begun):  # llama.cpp repeats it in a whole answer alone
+            message["content"] = self.begun + said.text
         entry = CapturedAnswer(
             id=self.id,
             label=self.label,
             messages=self.fields["messages"] if self.begun is None else self.fields["messages"][:-1],
             answer=message,
-            finish=finish,
+            finish=said.finish,
             tools=self.fields.get("tools") or (),
             session=self.session,
             user=self.fields.get("user"),
             client=self.client,
             keys=self.declared,
+            logprob=said.logprob,
             seconds=seconds,
         )
-        self.captured = "yes" if await capture.keep(entry) else "later"
+        self.captured = "yes" if await self.capture.keep(entry) else "later"
 
 
 class _Stream(StreamingResponse):
@@ -447,12 +420,9 @@ def _header(headers: Mapping[str, str], name: str) -> str | None:
 async def _raw_body(request: Request) -> bytes:
     """Return the body of a request. Raises UsageError."""
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            return await request.body()
+        return await request.body()
     except ClientDisconnect:
         raise UsageError("the client went away") from None
-    except TimeoutError:
-        raise UsageError(f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s") from None
 
 
 def _document(raw: bytes) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""The capture of answers and feedback: redacted before they are stored, durable before they are counted, each stored
-once.
+"""The capture of answers and feedback: redacted before they are stored, durable before they are counted, stored once.
 
 One thread writes, in order. The last byte of an answer is sent when the answer is durable, or after `KEEP_WAIT_S`; then
 the answer reports it. While the disk is full or another process holds the database, up to `MAX_WAITING` entries wait.
@@ -7,25 +6,25 @@ Beyond that, answers are not captured, and are counted as left out.
 """
 
 import asyncio
-import contextlib
 import json
 import sqlite3
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hivetune.base.database import open_database, transaction
 from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value, redacted_name
 from hivetune.data.intake.interactions import Batch, Delivery, change_row, commit_batch
-from hivetune.errors import HivetuneError, NotThere, UsageError
+from hivetune.errors import HivetuneError, MachineNotFit, NotThere, UsageError
 
 SOURCE = "gateway"
 KEEP_WAIT_S = 2.0  # an answer waits no longer for the disk
 _RETRY_S = 1.0
-MAX_WAITING = 10_000
+MAX_WAITING = 10_000  # entries of a few kilobytes, so some ten megabytes
 
 # What redaction or the database raise for a value that no row can hold.
 _UNSTORABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError, sqlite3.DataError)
@@ -37,7 +36,8 @@ Rating = Literal["up", "down"]
 class CapturedAnswer:
     """One request with its answer. `label`: the release that answered. `answer`: its message as the API gave it.
     `finish`: why it ended, by the API. `client`: the owner of the token, who alone may rate it. `keys`: what the
-    request declared; agent and category are stored, so that the row belongs to its domain."""
+    request declared; agent and category are stored, so that the row belongs to its domain. `logprob`: the mean
+    log-probability of the answer's tokens, by which a review finds those that the model was least certain of."""
 
     id: str
     label: str
@@ -49,16 +49,16 @@ class CapturedAnswer:
     user: str | None = None
     client: str = ""
     keys: Mapping[str, str] = field(default_factory=dict)
+    logprob: float | None = None
     seconds: float = 0.0
     time: float = field(default_factory=time.time)
 
 
 @dataclass(frozen=True)
 class Feedback:
-    """A person's opinion of an answer. `correction`: the right answer."""
+    """A client's opinion of its answer. `correction`: the right answer."""
 
     id: str
-    label: str
     client: str
     rating: Rating | None = None
     correction: str | None = None
@@ -82,8 +82,8 @@ class Capture:
     def waiting(self) -> int:
         return self._put - self._done
 
-    def put(self, entry: CapturedAnswer | Feedback) -> "Future[bool] | None":
-        """Queue an entry; return whether it is durable, later, or None where there was no room. Never waits."""
+    def put(self, entry: CapturedAnswer | Feedback) -> "Future[str] | None":
+        """Queue an entry and return the label of its release, later, or None where there was no room. Never waits."""
         if self.waiting >= MAX_WAITING:
             self.left_out += 1
             return None
@@ -92,13 +92,26 @@ class Capture:
 
     async def keep(self, entry: CapturedAnswer) -> bool:
         """Return whether the answer is durable. Waits at most `KEEP_WAIT_S`, and not while nothing can be written."""
-        durable = self.put(entry)
-        if durable is None or self.problem:
+        try:
+            await self._stored(entry)
+        except HivetuneError:
             return False
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(KEEP_WAIT_S):
-                return await asyncio.shield(asyncio.wrap_future(durable))
-        return False
+        return True
+
+    async def rate(self, entry: Feedback) -> str:
+        """Join feedback to its answer and return the label of the release that gave it. Raises NotThere, UsageError;
+        MachineNotFit where it is not stored within `KEEP_WAIT_S`."""
+        return await self._stored(entry)
+
+    async def _stored(self, entry: CapturedAnswer | Feedback) -> str:
+        durable = self.put(entry)
+        if durable is not None and not self.problem:
+            try:
+                async with asyncio.timeout(KEEP_WAIT_S):
+                    return await asyncio.shield(asyncio.wrap_future(durable))
+            except TimeoutError:
+                pass
+        raise MachineNotFit("it can't be stored now", hint="try again later; /health says what is wrong")
 
     def close(self) -> None:
         """Try to write what waits once more, then end. The rest is counted as left out."""
@@ -106,71 +119,73 @@ class Capture:
         self._thread.submit(self._close)
         self._thread.shutdown()
 
-    def _store(self, entry: CapturedAnswer | Feedback) -> bool:
-        """Store an entry, as soon as that is possible; return whether it is stored. One that can't become a row is left
-        out alone and holds up nothing behind it."""
-        try:
-            while True:
-                try:
-                    self._database = self._database or open_database()
-                    self.captured += store_entries(self._database, [entry])
-                    self.problem = ""
-                    return True
-                except _UNSTORABLE:
-                    break
-                except (HivetuneError, sqlite3.Error, OSError) as error:  # a full disk, a busy database
-                    self.problem = str(error)
-                    if self._ending.wait(self._retry_s):
-                        break
-            self.left_out += 1
-            return False
-        finally:
-            self._done += 1
-
     def _close(self) -> None:
         if self._database is not None:
             self._database.close()
 
+    def _store(self, entry: CapturedAnswer | Feedback) -> str:
+        """Store an entry, as soon as that is possible. One that can't become a row is left out alone, and holds up
+        nothing behind it."""
+        try:
+            while True:
+                try:
+                    self._database = self._database or open_database()
+                    if isinstance(entry, CapturedAnswer):
+                        label = entry.label
+                        self.captured += store_entries(self._database, [entry])
+                    else:
+                        label = label_of(self._database, entry.id, entry.client)
+                        store_entries(self._database, [entry])
+                    self.problem = ""
+                    return label
+                except (NotThere, UsageError):
+                    raise
+                except _UNSTORABLE as error:
+                    self.left_out += 1
+                    raise MachineNotFit(f"it can't be stored: {type(error).__name__}") from None
+                except (HivetuneError, sqlite3.Error, OSError) as error:  # a full disk, a busy database
+                    self.problem = str(error)
+                    if self._ending.wait(self._retry_s):
+                        self.left_out += 1
+                        raise
+        finally:
+            self._done += 1
+
 
 def store_entries(database: sqlite3.Connection, entries: Sequence[CapturedAnswer | Feedback]) -> int:
     """Commit entries in order and return how many answers are new. Raises DoesNotFit, Busy."""
-    exchanges = [entry for entry in entries if isinstance(entry, CapturedAnswer)]
-    tally = commit_batch(database, Batch(SOURCE, [_delivery(entry) for entry in exchanges]))
+    answers = [_delivery(entry) for entry in entries if isinstance(entry, CapturedAnswer)]
+    stored = commit_batch(database, Batch(SOURCE, answers)).stored if answers else 0
     for entry in entries:
         if isinstance(entry, Feedback):
             _join(database, entry)
-    return tally.stored
-
-
-def unknown_answer(answer: str) -> NotThere:
-    """Return the same error for an unknown id and for the id of another client's answer."""
-    message = f"no captured answer of this client has the id {answer!r}"
-    return NotThere(message, hint="the id is in each answer, as `id`")
+    return stored
 
 
 def label_of(database: sqlite3.Connection, answer: str, client: str) -> str:
-    """Return the release that gave a captured answer. Raises NotThere for an unknown id or another client's answer."""
+    """Return the release that gave a captured answer. Raises the same NotThere for an unknown id and for the id of
+    another client's answer."""
     row = database.execute(
-        "SELECT source, json_extract(row, '$.client') FROM interactions WHERE id = ?", (answer,)
+        "SELECT source, coalesce(json_extract(row, '$.client'), '') FROM interactions WHERE id = ?", (answer,)
     ).fetchone()
     if row is None or not str(row[0]).startswith(f"{SOURCE}:") or row[1] != client:
-        raise unknown_answer(answer)
+        message = f"no captured answer of this client has the id {answer!r}"
+        raise NotThere(message, hint="the id is in each answer, as `id`")
     return str(row[0]).removeprefix(f"{SOURCE}:")
 
 
-def messages_of(database: sqlite3.Connection, answer: str, client: str) -> list[dict[str, Any]]:
+def messages_of(answer: str, client: str) -> list[dict[str, Any]]:
     """Return the conversation up to a captured answer, as it is stored: redacted. Raises NotThere, as `label_of`."""
-    label_of(database, answer, client)
-    (row,) = database.execute("SELECT row FROM interactions WHERE id = ?", (answer,)).fetchone()
+    with closing(open_database()) as database:
+        label_of(database, answer, client)
+        (row,) = database.execute("SELECT row FROM interactions WHERE id = ?", (answer,)).fetchone()
     return [*json.loads(row)["messages"]]
 
 
 def _delivery(entry: CapturedAnswer) -> Delivery:
     row: dict[str, Any] = {
-        "id": entry.id,
         "messages": [*entry.messages, entry.answer],
         "answered_by": entry.label,  # not a person's words: docs/serve.md says when it is learned from
-        "timestamp": round(entry.time, 3),
         "latency_s": round(entry.seconds, 3),
     }
     if entry.finish == "length":
@@ -179,7 +194,9 @@ def _delivery(entry: CapturedAnswer) -> Delivery:
         row["tools"] = list(entry.tools)
     row |= {kind: entry.keys[kind] for kind in ("agent", "category") if kind in entry.keys}
     clean: Any = redact_value(redact_value(row, SECRETS), PERSONAL)
-    clean |= {"id": entry.id, "timestamp": row["timestamp"]}
+    clean |= {"id": entry.id, "timestamp": round(entry.time, 3)}
+    if entry.logprob is not None:
+        clean["logprob"] = round(entry.logprob, 4)
     for key, value in (("session_id", entry.session), ("user_id", entry.user)):
         if value is not None:
             clean[key] = redacted_name(value)  # by which a user or a session can be forgotten
@@ -194,14 +211,15 @@ def _join(database: sqlite3.Connection, entry: Feedback) -> None:
     Nothing is kept for an answer that is not in the store, because it was not captured or was forgotten."""
     correction, reason = _clean(entry.correction), _clean(entry.reason)
     with transaction(database):
-        stored = database.execute("SELECT row FROM interactions WHERE id = ?", (entry.id,)).fetchone()
+        stored = database.execute("SELECT row, source FROM interactions WHERE id = ?", (entry.id,)).fetchone()
         if stored is None:
             return
+        label = str(stored[1]).removeprefix(f"{SOURCE}:")
         database.execute(
             "INSERT INTO feedback VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (answer) DO UPDATE SET"
             " rating = coalesce(excluded.rating, rating), correction = coalesce(excluded.correction, correction),"
             " reason = coalesce(excluded.reason, reason), client = excluded.client, time = excluded.time",
-            (entry.id, entry.label, entry.rating, correction, reason, entry.client, time.time()),
+            (entry.id, label, entry.rating, correction, reason, entry.client, time.time()),
         )
         row = json.loads(stored[0])
         if correction is not None:
@@ -216,6 +234,9 @@ def rate_row(row: Mapping[str, Any], rating: Rating) -> dict[str, Any]:
     return {**row, "feedback": 1 if rating == "up" or "rejected_answer" in row else -1}
 
 
+_OF_THE_ANSWER = ("answered_by", "finish_reason", "logprob")  # which a correction has not
+
+
 def correct_row(row: Mapping[str, Any], correction: str) -> dict[str, Any]:
     """Return a stored row with the right answer in place of the last one, which becomes `rejected_answer`. Raises
     UsageError for a row that does not end with an answer, and for an empty correction."""
@@ -224,10 +245,10 @@ def correct_row(row: Mapping[str, Any], correction: str) -> dict[str, Any]:
         raise UsageError("this row does not end with an answer, so there is nothing to correct")
     if not correction.strip():
         raise UsageError("an empty text corrects nothing")
-    clean = _clean(correction) or ""
-    kept = {key: value for key, value in row.items() if key not in ("answered_by", "finish_reason")}  # a person's now
+    kept = {key: value for key, value in row.items() if key not in _OF_THE_ANSWER}
     kept.setdefault("rejected_answer", messages[-1])
-    return {**kept, "messages": [*messages[:-1], {"role": "assistant", "content": clean}], "feedback": 1}
+    answer = {"role": "assistant", "content": _clean(correction) or ""}
+    return {**kept, "messages": [*messages[:-1], answer], "feedback": 1}
 
 
 def _clean(text: str | None) -> str | None:

@@ -174,7 +174,7 @@ class Talk:
         elif self.capture is None or not self._stored:
             self.write("(there is no stored answer to rate; answers are stored with --capture)\n")
         else:
-            self.capture.put(Feedback(self._stored, self.sides[0].label, "chat", rating))
+            self.capture.put(Feedback(self._stored, "", rating))
 
 
 MAX_ROWS = 1000  # reading the info of one takes 50 us

@@ -27,12 +27,12 @@ DEATH_NOTICED_S = 2.0
 _POLL_S = 0.05
 # Statuses that speak of the request and not of the server. 501: unsupported, such as images.
 _CLIENT_ERRORS = frozenset({400, 404, 405, 413, 415, 422, 501})
-# A prompt of more characters (about 1,000 tokens) takes seconds on two cores: turns.py.
-LONG_CHARS = 4096
-# Only runs of spaces or of one letter make longer tokens. A server needs minutes to split a text of megabytes before it
-# can refuse it, so its characters are counted first.
-MAX_CHARS_PER_TOKEN = 16
-MAX_BYTES_PER_CHAR = 6  # in JSON: "\\u00e9"
+# A request of more bytes (about 1,000 tokens) takes seconds on two cores: turns.py.
+LONG_BYTES = 4096
+# No prompt that fits has more bytes for each token of the context: 16 characters, in a run of spaces, of 6 bytes, as
+# JSON may write them. A server needs minutes to split a text of megabytes before it can refuse it, and checking 50,000
+# messages took the event loop 0.3 s, in which nobody else was answered.
+MAX_BYTES_PER_TOKEN = 96
 _JSON = {"Content-Type": "application/json"}
 
 
@@ -51,8 +51,9 @@ class Refused(UsageError):
 @dataclass(frozen=True)
 class Asked:
     """A request as every API gives it. `path`: of the model server. `fields`: checked ones of its API (fields.py).
-    `main_field`: the client's name of what is asked. `declared`: agent, category and system prompt.
-    `thoughts`: apart from the text. Sessions of two clients are different, whatever their names are."""
+    `main_field`: the client's name of what is asked. `declared`: agent, category and system prompt. `thoughts`: apart
+    from the text. `scored`: the log-probabilities of its tokens are wanted, although the client did not ask for them.
+    Sessions of two clients are different, whatever their names are."""
 
     path: str
     fields: Mapping[str, Any]
@@ -61,6 +62,64 @@ class Asked:
     main_field: str
     declared: Mapping[str, str] = field(default_factory=dict)
     thoughts: bool = False
+    size_bytes: int = 0
+    scored: bool = False
+
+    @property
+    def scores(self) -> dict[str, Any]:
+        """Return the fields that ask for the log-probability of each token of the answer. llama.cpp refuses them for a
+        stream with tools."""
+        fields = self.fields
+        asks = "logprobs" in fields or "top_logprobs" in fields
+        if asks or not self.scored or (fields.get("stream") and fields.get("tools")):
+            return {}
+        return {"logprobs": True, "top_logprobs": 1}  # with 0 none are told
+
+
+@dataclass
+class Said:
+    """What an answer says: its texts, calls and end, and its number of tokens, as its pieces tell them."""
+
+    text: str = ""
+    thoughts: str = ""
+    finish: str | None = None
+    tokens: int = 0
+    _calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    _logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """Return the answer as a message of a chat."""
+        parts = {"reasoning_content": self.thoughts, "tool_calls": [self._calls[key] for key in sorted(self._calls)]}
+        return {"role": "assistant", "content": self.text, **{name: part for name, part in parts.items() if part}}
+
+    @property
+    def logprob(self) -> float | None:
+        """Return the mean log-probability of the tokens, None where they were not scored."""
+        return sum(self._logprobs) / len(self._logprobs) if self._logprobs else None
+
+    def add(self, document: dict[str, Any]) -> None:
+        """Add a piece of a stream, or a whole answer. Raises TypeError, ValueError, AttributeError, LookupError where
+        it is not one of the OpenAI API."""
+        for choice in document.get("choices", ()):
+            said = choice.get("delta") or choice.get("message") or {}
+            self.text += said.get("content") or choice.get("text") or ""
+            self.thoughts += said.get("reasoning_content") or ""
+            self.finish = choice.get("finish_reason") or self.finish
+            for number, part in enumerate(said.get("tool_calls") or ()):
+                key = int(part.get("index", number))
+                call = self._calls.setdefault(key, {"type": "function", "function": {"name": "", "arguments": ""}})
+                function = part.get("function") or {}
+                call["function"]["arguments"] += function.get("arguments") or ""
+                call["function"]["name"] = function.get("name") or call["function"]["name"]
+                call |= {"id": part["id"]} if part.get("id") else {}
+            scored = (choice.get("logprobs") or {}).get("content") or ()
+            self._logprobs += [float(token["logprob"]) for token in scored]
+        # A stream has its usage only where the client asks for it.
+        told = (document.get("usage") or {}).get("completion_tokens") or (document.get("timings") or {}).get(
+            "predicted_n"
+        )
+        self.tokens = int(told or self.tokens)
 
 
 @dataclass(frozen=True)
@@ -71,11 +130,13 @@ class Upstream:
     live: LiveBackend
     ticket: Ticket
     sent_s: float
+    asked: Asked
+    said: Said = field(default_factory=Said)
 
     async def document(self) -> dict[str, Any]:
         """Return the whole answer. Raises Broken."""
         with _breaking_off():
-            return _checked(json.loads(await self.response.aread()), "message")
+            return self._read(await self.response.aread())
 
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the answer piece by piece, up to [DONE]. Raises Broken when it ends without."""
@@ -89,20 +150,30 @@ class Upstream:
                     continue
                 if data == b"[DONE]":
                     return
-                event = json.loads(data)
-                if isinstance(event, dict) and "error" in event:
-                    raise Broken(f"the model server failed: {_message(event)}")
+                event = self._read(data)
                 self.ticket.answering = True  # its prompt is computed
-                yield _checked(event, "delta")
+                yield event
         raise Broken("the model server's answer ended early")
+
+    def _read(self, raw: bytes) -> dict[str, Any]:
+        """Return a piece as the client may see it, and note what it says."""
+        document: dict[str, Any] = json.loads(raw)
+        if "error" in document:
+            raise Broken(f"the model server failed: {_message(document)}")
+        self.said.add(document)
+        if self.asked.scores:
+            document["choices"] = [{**choice, "logprobs": None} for choice in document.get("choices", ())]
+        return document
 
 
 @contextlib.contextmanager
 def _breaking_off() -> Iterator[None]:
     try:
         yield
-    except (httpx2.HTTPError, httpx2.StreamError, ValueError, RecursionError) as error:
+    except (httpx2.HTTPError, httpx2.StreamError) as error:
         raise Broken(f"the model server's answer broke off: {type(error).__name__}") from None
+    except (ValueError, RecursionError, TypeError, AttributeError, LookupError):
+        raise Broken("the model server's answer is not one of the OpenAI API") from None
 
 
 async def _lines(response: httpx2.Response) -> AsyncIterator[bytes]:
@@ -124,14 +195,12 @@ async def forward(keeper: Keeper, asked: Asked, routed: Callable[[str], None]) -
     ready), Broken.
     """
     fields = asked.fields
-    num_chars = _num_chars(fields)
     for attempt in range(TRIES):
         model, session = fields.get("model", ""), f"{asked.client}\0{asked.session}"
         chosen = keeper.routes.find(model, session, asked.declared)
         live = await keeper.live(chosen)
         routed(chosen.label)
-        if num_chars > MAX_CHARS_PER_TOKEN * live.context_tokens:
-            raise TooLong(asked.main_field, f"{num_chars:,} characters", live.context_tokens)
+        refuse_larger(asked.main_field, asked.size_bytes, live.context_tokens)
         # The settings that the release was judged with, but for its system prompt, which only the chat page sends: a
         # client's conversation without a system prompt stays one without.
         judged = keeper.wanted.generation.get(chosen.label, GREEDY)
@@ -140,17 +209,17 @@ async def forward(keeper: Keeper, asked: Asked, routed: Callable[[str], None]) -
         label = chosen.label if chosen.adapted else None
         async with contextlib.AsyncExitStack() as stack:
             try:
-                turn = live.turn(label, session, client=asked.client, long=num_chars > LONG_CHARS)
+                turn = live.turn(label, session, client=asked.client, long=asked.size_bytes > LONG_BYTES)
                 ticket = await stack.enter_async_context(turn)
                 sent_s = time.monotonic()
                 request |= {**live.pinned(ticket), "reasoning_format": "auto" if asked.thoughts else "none"}
                 if "seed" in fields:  # what a cache holds was computed in other batches, and rounds otherwise
                     request["cache_prompt"] = False
-                content = json.dumps(request).encode()
+                content = json.dumps(request | asked.scores).encode()
                 sent = live.client.stream("POST", asked.path, content=content, headers=_JSON)
                 response = await stack.enter_async_context(sent)
                 if response.status_code != 200:
-                    raise _refusal(response.status_code, await response.aread(), asked)
+                    raise _refusal(response.status_code, await response.aread(), asked.main_field)
             except (BackendRetired, httpx2.TransportError) as error:
                 if attempt == TRIES - 1:
                     raise Broken(f"the model server is lost: {type(error).__name__}") from None
@@ -160,67 +229,36 @@ async def forward(keeper: Keeper, asked: Asked, routed: Callable[[str], None]) -
                             break
                         await asyncio.sleep(_POLL_S)
                 continue
-            yield Upstream(response, live, ticket, sent_s)
+            yield Upstream(response, live, ticket, sent_s, asked)
             return
 
 
 async def num_tokens(live: LiveBackend, fields: Mapping[str, Any]) -> int:
     """Return the tokens of a prompt, without computing it. Raises FieldRefused, Refused, Broken."""
     request = upstream_fields(fields, takes_tools=live.takes_tools, template=live.template)
-    asked = Asked("/apply-template", fields, "", "", "messages")
     with _breaking_off():
-        told = await live.client.post(asked.path, json=request)
+        told = await live.client.post("/apply-template", json=request)
         if told.status_code == 200:
             body = {"content": told.json()["prompt"], "add_special": True, "parse_special": True}
             told = await live.client.post("/tokenize", json=body)
         if told.status_code == 200:
             return len(told.json()["tokens"])
-    raise _refusal(told.status_code, told.content, asked)
+    raise _refusal(told.status_code, told.content, "messages")
 
 
-def refuse_larger(keeper: Keeper, field: str, *, size_bytes: int = 0, num_turns: int = 0) -> None:
-    """Raise FieldRefused for a body that no loaded model's context holds, before its fields are checked: parsing and
-    checking 50,000 messages took the event loop 0.3 s, in which nobody else was answered."""
-    context_tokens = max((live.context_tokens for live in keeper.lives.values()), default=0)
-    if context_tokens and size_bytes > MAX_BYTES_PER_CHAR * MAX_CHARS_PER_TOKEN * context_tokens:
+def refuse_larger(field: str, size_bytes: int, context_tokens: int) -> None:
+    """Raise FieldRefused for a request that no context of so many tokens holds."""
+    if size_bytes > MAX_BYTES_PER_TOKEN * context_tokens:
         raise TooLong(field, f"{size_bytes:,} bytes", context_tokens)
-    if context_tokens and num_turns > context_tokens:
-        raise TooLong(field, f"{num_turns:,} messages", context_tokens)
 
 
-def _num_chars(fields: Mapping[str, Any]) -> int:
-    """Return about how many characters the prompt has."""
-    turns = fields.get("messages", ())
-    texts = [fields.get("prompt", ""), *(turn.get("content") or "" for turn in turns)]
-    texts += [json.dumps(fields[key], ensure_ascii=False) for key in ("tools", "response_format") if fields.get(key)]
-    texts += [json.dumps(turn["tool_calls"], ensure_ascii=False) for turn in turns if turn.get("tool_calls")]
-    return sum(map(len, texts))
-
-
-def joined_calls(deltas: list[Any]) -> list[dict[str, Any]]:
-    """Join the pieces of a stream's tool calls in their order. Raises Broken for nonsense."""
-    calls: dict[int, dict[str, Any]] = {}
-    try:
-        for delta in deltas:
-            call = calls.setdefault(int(delta.get("index") or 0), {"type": "function", "function": {"arguments": ""}})
-            function = delta.get("function") or {}
-            call["function"]["arguments"] += function.get("arguments") or ""
-            if function.get("name"):
-                call["function"]["name"] = function["name"]
-            if delta.get("id"):
-                call["id"] = delta["id"]
-    except (AttributeError, TypeError, ValueError):
-        raise Broken("the model server's tool calls are not those of the OpenAI API") from None
-    return [calls[index] for index in sorted(calls)]
-
-
-def _refusal(status: int, raw: bytes, asked: Asked) -> HivetuneError:
-    """Return Refused for a mistake in the request, or Broken for a fault of the server."""
+def _refusal(status: int, raw: bytes, field: str) -> HivetuneError:
+    """Return Refused for a mistake in the request, or Broken for a fault of the server. `field`: what was asked."""
     try:
         document = json.loads(raw)
         error = document["error"]
         if error["type"] == "exceed_context_size_error":
-            return TooLong(asked.main_field, f"{int(error['n_prompt_tokens']):,} tokens", int(error["n_ctx"]))
+            return TooLong(field, f"{int(error['n_prompt_tokens']):,} tokens", int(error["n_ctx"]))
     except (ValueError, RecursionError):
         document = {}
     except (KeyError, TypeError):  # another error, or of another server
@@ -229,26 +267,6 @@ def _refusal(status: int, raw: bytes, asked: Asked) -> HivetuneError:
     if status in _CLIENT_ERRORS:
         return Refused(status, message)
     return Broken(f"the model server failed ({status}): {message}")
-
-
-def _checked(document: Any, part: str) -> dict[str, Any]:
-    """Return the answer if its choices have the expected types, else raise Broken. `part`: `message` or `delta`."""
-    try:
-        choices = document.get("choices", [])
-        messages = [choice.get(part) or {} for choice in choices]
-        checks = [
-            (choices, list),
-            (document.get("usage"), dict | None),
-            *((choice.get("text"), str | None) for choice in choices),
-            *((message.get(name), str | None) for message in messages for name in ("content", "reasoning_content")),
-            *((message.get("tool_calls"), list | None) for message in messages),
-        ]
-    except (AttributeError, TypeError):
-        checks = []
-    if not checks or not all(isinstance(value, kind) for value, kind in checks):
-        raise Broken("the model server's answer is not one of the OpenAI API")
-    checked: dict[str, Any] = document
-    return checked
 
 
 def _message(document: Any) -> str:

@@ -1,7 +1,5 @@
 """The gateway's counters for Prometheus. No label holds a prompt, a user or a session."""
 
-from collections import OrderedDict
-
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from hivetune.serve.capture import Capture
@@ -9,7 +7,6 @@ from hivetune.serve.servers import Keeper
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
-MAX_REMEMBERED = 10_000
 GAUGES = {
     "waiting_requests": "Requests that wait for a slot",
     "running_requests": "Requests that are answered now",
@@ -22,7 +19,7 @@ GAUGES = {
 
 
 class Metrics:
-    """The counters of one gateway in their own registry, and the release of each recent answer."""
+    """The counters of one gateway in their own registry."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -38,36 +35,18 @@ class Metrics:
         self._computing = Counter("hivetune_computing_seconds", computing, by, registry=registry)
         self._adapters = Gauge("hivetune_adapter_bytes", "Memory of each loaded adapter", by, registry=registry)
         self._gauges = {name: Gauge(f"hivetune_{name}", text, registry=registry) for name, text in GAUGES.items()}
-        self._recent: OrderedDict[str, tuple[str, str, bool]] = OrderedDict()
 
-    def answered(
-        self,
-        answer: str,
-        release: str,
-        client: str,
-        seconds: float,
-        computing_s: float,
-        tokens: int,
-        *,
-        captured: bool = False,
-    ) -> None:
+    def answered(self, release: str, seconds: float, computing_s: float, tokens: int) -> None:
         self._answers.labels("ok", release).inc()
         self._tokens.labels(release).inc(tokens)
         self._seconds.labels(release).observe(seconds)
         self._computing.labels(release).inc(computing_s)
-        self._recent[answer] = (release, client, captured)
-        if len(self._recent) > MAX_REMEMBERED:
-            self._recent.popitem(last=False)
 
     def failed(self, release: str, *, broken: bool) -> None:
         self._answers.labels("broken_stream" if broken else "error", release or "none").inc()
 
     def vanished(self, release: str) -> None:
         self._answers.labels("client_gone", release).inc()
-
-    def answer_of(self, answer: str) -> tuple[str, str, bool] | None:
-        """Return the release of a recent answer, the client that asked, and whether it is captured."""
-        return self._recent.get(answer)
 
     def text(self, keeper: Keeper, capture: Capture | None) -> bytes:
         lives = list(keeper.lives.values())

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import psutil
 import uvicorn
@@ -26,7 +25,7 @@ from hivetune.process.lease import training_on
 from hivetune.release.gguf import SERVED_QUANT, base_gguf
 from hivetune.release.registry import find, rollback, withdraw
 from hivetune.serve.api import Gateway, page_routes
-from hivetune.serve.capture import Capture, label_of, messages_of
+from hivetune.serve.capture import Capture
 from hivetune.serve.clients import client_of
 from hivetune.serve.guard import Door, Guard, raise_file_limit
 from hivetune.serve.metrics import Metrics
@@ -102,15 +101,7 @@ def run_gateway(
             failures.append(failure)
             servers[0].should_exit = True
 
-        def find_answer(answer: str, client: str) -> str:
-            with closing(open_database()) as database:
-                return label_of(database, answer, client)
-
-        def recall(answer: str, client: str) -> list[dict[str, Any]]:
-            with closing(open_database()) as database:
-                return messages_of(database, answer, client)
-
-        gateway = Gateway(keeper, watch, find_answer, recall, Capture() if settings.capture else None, Metrics(), end)
+        gateway = Gateway(keeper, watch, Capture() if settings.capture else None, Metrics(), end)
         config = uvicorn.Config(
             guarded(gateway, settings, port, additions_for(settings, add)),
             log_level="warning",

@@ -20,7 +20,7 @@ def approved(client: str, count: int, first: int) -> None:
             asked = [{"role": "user", "content": f"What is {number} plus {7 * number + 1}?"}]
             answer = {"role": "assistant", "content": f"It is {8 * number + 1}, as {client} says."}
             entry = CapturedAnswer(identity, "demo@1", asked, answer, client=client, user=f"user-{number}")
-            store_entries(database, [entry, Feedback(identity, "demo@1", client, "up")])
+            store_entries(database, [entry, Feedback(identity, client, "up")])
 
 
 @pytest.mark.parametrize(
