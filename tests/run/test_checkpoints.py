@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -101,22 +100,16 @@ def test_equal_states_are_equal_bytes() -> None:
     assert same(from_files(first), state_at(7))
 
 
-@pytest.mark.parametrize("kind", ["param", "exp_avg", "exp_avg_sq"])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(("kind", "value"), [("param", math.nan), ("exp_avg", math.inf), ("exp_avg_sq", -math.inf)])
 def test_nothing_that_is_not_finite_is_saved(run: Path, kind: str, value: float) -> None:
     state = state_at(8)
+    state.exp_avg_sq[NAMES[0]].fill_(3e38)  # their sum is infinite, and each of them is finite
+    save(run, state)
+    state = state_at(9)
     getattr(state, kind)[NAMES[1]][2, 1] = value
     with pytest.raises(NotFinite, match=f"{kind}/{NAMES[1]}"):
         save(run, state)
-    assert checkpoints.steps(run)[-1] == 7
-
-
-def test_large_finite_values_are_saved(tmp_path: Path) -> None:
-    state = state_at(1)
-    state.exp_avg_sq[NAMES[0]].fill_(3e38)  # their sum is infinite in fp32
-    save(tmp_path, state)
-    found, _ = load_newest_good(tmp_path)
-    assert found is not None and same(found, state)
+    assert checkpoints.steps(run)[-1] == 8
 
 
 def flip(path: Path, at: float, bit: int = 3) -> None:
@@ -240,20 +233,6 @@ def test_whole_files_with_foreign_content_are_passed_over(run: Path) -> None:
         assert "checkpoint 8 is " in problems[0]
 
 
-def test_order_is_by_step_and_never_by_the_clock(run: Path) -> None:
-    for age, step in enumerate((7, 6, 5, 4)):
-        os.utime(checkpoints.folder_of(run, step), (2e9 + age, 2e9 + age))
-    save(run, state_at(8))
-    assert checkpoints.steps(run) == [4, 6, 7, 8]
-
-
-def test_the_same_step_again(run: Path) -> None:
-    other = state_at(7, best=None)
-    save(run, other)
-    found, problems = load_newest_good(run)
-    assert problems == [] and found is not None and same(found, other)
-
-
 # ---- when
 
 
@@ -291,14 +270,3 @@ def test_a_disk_that_fails_is_tried_again_later(tmp_path: Path) -> None:
     assert step_with(saver, clock, 3, 20.0)  # the disk is well again
     assert step_with(saver, clock, 4, 1.0)
     assert load_newest_good(tmp_path)[1] == []
-
-
-def test_what_is_not_finite_is_not_saved(tmp_path: Path) -> None:
-    saver = Saver(tmp_path)
-    saver.save(state_at(3))
-    assert load(checkpoints.folder_of(tmp_path, 3)).step == 3
-    state = state_at(5)
-    state.param[NAMES[0]][0, 0] = math.nan
-    with pytest.raises(NotFinite):
-        saver.save(state)
-    assert checkpoints.steps(tmp_path) == [3]

@@ -73,7 +73,6 @@ class Chart:
     summary: str
     number: Callable[[float], str] = field(default=lambda value: f"{value:.4g}")
     from_zero: bool = False
-    x_name: str = "step"
 
 
 def draw_chart(chart: Chart) -> str:
@@ -141,10 +140,9 @@ def _draw(chart: Chart) -> tuple[list[str], str]:
         x = to_pixels(value, low)[0]
         anchor = "end" if x > WIDTH - 40 else "middle"
         parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{_plain(value)}</text>')
-    parts.append(f'<text x="0" y="{HEIGHT - 6}">{escape(chart.x_name)}</text>')
+    parts.append(f'<text x="0" y="{HEIGHT - 6}">step</text>')
     parts += [part for curve in curves for part in _draw_curve(curve, to_pixels, first, last)]
-    x_name = escape(chart.x_name)
-    return parts, f'data-x="{first:g},{last:g}" data-y="{low!r},{high!r}" data-x-name="{x_name}"'
+    return parts, f'data-x="{first:g},{last:g}" data-y="{low!r},{high!r}" data-x-name="step"'
 
 
 def _draw_curve(

@@ -8,6 +8,7 @@ import difflib
 import os
 import signal
 import sqlite3
+import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -100,6 +101,12 @@ class RunTally:
                 self.damaged_lines += 1
 
     @property
+    def tokens_per_second(self) -> float | None:
+        """The speed of the newest steps, None before the first."""
+        seconds = sum(seconds for seconds, _ in self.recent)
+        return sum(tokens for _, tokens in self.recent) / seconds if seconds else None
+
+    @property
     def storage_problem(self) -> str:
         """Return a sentence on the failed writes; empty if there are none."""
         parts = []
@@ -146,8 +153,6 @@ def _status(run: Path, holder: LockHolder | None, tally: RunTally) -> RunStatus:
     record, total = read_record(run), read_document(run / PLAN).get("steps")
     if not isinstance(total, int):
         raise UsageError(f"{run / PLAN} is damaged: its 'steps' is {total!r}")
-    seconds = sum(s for s, _ in tally.recent)
-    tokens = sum(n for _, n in tally.recent)
     state: State = "done" if record["status"] == "done" and tally.state not in ("new", "interrupted") else tally.state
     return RunStatus(
         run=run,
@@ -158,8 +163,8 @@ def _status(run: Path, holder: LockHolder | None, tally: RunTally) -> RunStatus:
         pid=holder.pid if holder else None,
         loss=tally.loss,
         validation_loss=tally.validation_loss,
-        tokens_per_second=tokens / seconds if seconds else None,
-        left_s=seconds / len(tally.recent) * (total - tally.step) if holder and tally.recent else None,
+        tokens_per_second=tally.tokens_per_second,
+        left_s=statistics.mean(s for s, _ in tally.recent) * (total - tally.step) if holder and tally.recent else None,
         restarts=tally.restarts,
         quarantined=quarantined(run),
         last_fault=tally.last_fault,
@@ -223,24 +228,17 @@ def quarantined(run: Path) -> int:
 
 
 def loss_curve(run: Path) -> list[tuple[int, float, str]]:
-    """Return (step, nats per token, "step" or "validation"); for a step repeated after a crash, its newest line.
-
-    A loss that was not finite is written as null and left out.
-    """
-    points: dict[tuple[str, int], float] = {}
-    for entry in read_journal(run / METRICS):
-        if entry["event"] in ("step", "validation") and entry["loss"] is not None:
-            points[entry["event"], entry["step"]] = entry["loss"]
-    return sorted((step, loss, kind) for (kind, step), loss in points.items())
+    """Return (step, nats per token, "step" or "validation"). A loss that was not finite is null and left out."""
+    losses = (entry for entry in read_journal(run / METRICS) if entry["event"] in ("step", "validation"))
+    return sorted((entry["step"], entry["loss"], entry["event"]) for entry in losses if entry["loss"] is not None)
 
 
 def newest_losses(run: Path) -> tuple[float | None, float | None, float | None]:
     """Return the newest training loss, validation loss and tokens a second. None: not written yet."""
-    tail = read_tail(run / METRICS)
-    step = next((entry for entry in reversed(tail) if entry["event"] == "step"), None)
-    validation = next((entry for entry in reversed(tail) if entry["event"] == "validation"), None)
-    speed = step.get("tokens", 0) / step["seconds"] if step and step.get("seconds") else None
-    return step["loss"] if step else None, validation["loss"] if validation else None, speed
+    tally = RunTally()
+    for entry in read_tail(run / METRICS):
+        tally.add(entry)
+    return tally.loss, tally.validation_loss, tally.tokens_per_second
 
 
 # The texts of a run's events.
