@@ -3,12 +3,11 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from test_machines import CASES
 
-from hivetune.machine.facts import alternatives, facts, in_range, is_met
+from hivetune.machine.facts import facts, in_range, is_met
 
 FACTS = [fact for kind in ("finding", "chip", "install") for fact in facts(kind)]
 SOURCE = Path(__file__).parents[2] / "src"
@@ -19,18 +18,6 @@ def test_every_fact_names_its_source() -> None:
     names = [fact.id for fact in FACTS]
     assert len(names) == len({*names})
     assert all(fact.says == fact.says.strip() and not fact.says.endswith(".") for fact in FACTS)
-
-
-def test_every_range_of_versions_can_be_read() -> None:
-    def patterns(value: Any) -> list[str]:
-        return [one for inner in value for one in patterns(inner)] if isinstance(value, list) else [value]
-
-    for fact in FACTS:
-        for value in (value for when in alternatives(fact.when) for value in when.values()):
-            for pattern in patterns(value):
-                assert (
-                    isinstance(pattern, bool) or pattern[:1] not in "<>=!" or in_range("1.0", pattern) in (True, False)
-                )
 
 
 def test_every_fact_that_finds_fault_has_a_machine_in_the_tests() -> None:
@@ -47,9 +34,7 @@ def test_every_fact_that_finds_fault_has_a_machine_in_the_tests() -> None:
     [
         ("2.13.0+rocm7.2", ">=2.9,<2.14", True),
         ("2.9", "==2.9.0", True),
-        ("2.10", ">2.9", True),
         ("6.18.2-arch1-1", ">=6.18,<7.1", True),
-        ("7.2.26015-fc0010cf", "<7.3", True),
         ("5.5.0rc1", "<5.5", False),
         ("580.95.05", "<580", False),
         ("", "<1", True),

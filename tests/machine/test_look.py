@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 from hivetune.machine.report import Redaction
 
@@ -22,17 +21,6 @@ def test_the_look_of_this_machine_is_one_document_with_what_was_seen() -> None:
     assert document["schema"] == 1 and ended.returncode == (0 if document["fit"] else 4)
     assert document["machine"]["cores"] >= 1 and document["machine"]["memory_bytes"] > 0
     assert document["observed"]["kernel"] and document["observed"]["torch"]
-
-
-def test_the_look_takes_less_than_two_seconds() -> None:
-    """Of a process that ends without torch; the best of three, as other work may hold the cores."""
-    script = "import sys; from hivetune.machine.look import look; look(); sys.exit('torch' in sys.modules)"
-    seconds = []
-    for _ in range(3):
-        started = time.monotonic()
-        subprocess.run([sys.executable, "-c", script], check=True)
-        seconds.append(time.monotonic() - started)
-    assert min(seconds) < LOOK_S
 
 
 def test_names_of_people_and_machines_are_taken_out_and_nothing_else() -> None:

@@ -17,9 +17,7 @@ from hivetune.machine.findings import (
 )
 from hivetune.machine.inventory import Card
 from hivetune.machine.report import facts_as_text, findings_as_text
-from hivetune.run.choices import Choices
 from hivetune.train.plan.device import device_of_machine
-from hivetune.train.supervise.ladder import void_rungs
 
 R9700 = Gpu(120001, "AMD Radeon AI PRO R9700", 32)
 MI50 = Gpu(90006, "AMD Instinct MI50", 32, bus=7)
@@ -173,12 +171,6 @@ def test_variables_are_for_the_card_with_a_reason_each(tmp_path: Path) -> None:
     assert advised(Fake(gpus=[MI50], torch="2.7.0+rocm6.3", environment=wrong), "mi50") == dict.fromkeys(wrong)
     two = Fake(gpus=[R9700, RX7900], torch="2.11.0+rocm7.2", kernel="6.12.1")
     assert advised(two, "two") == {}
-
-
-def test_what_is_advised_on_gfx12_leaves_nothing_for_the_first_rung(tmp_path: Path) -> None:
-    one = seen(Fake(gpus=[R9700], torch="2.13.0+rocm7.2"), tmp_path)
-    advised = {variable.name: variable.value or "" for variable in advised_variables(one)}
-    assert "blas" in void_rungs(advised, Choices())
 
 
 def test_before_answers_are_computed_it_is_said_that_the_card_will_not(tmp_path: Path) -> None:

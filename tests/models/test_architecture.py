@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from train.worker import models as engine_models
 
 from hivetune.errors import UsageError
 from hivetune.machine.cards import known_model
-from hivetune.models.architecture import Architecture, has_formula, parse_architecture, read_architecture
+from hivetune.models.architecture import Architecture, parse_architecture, read_architecture
 from hivetune.models.families import FAMILIES
 
 # Parameter totals as each model's safetensors header on its public page gives them (tied embeddings once).
@@ -61,7 +62,7 @@ def test_linear_and_adapter_parameters(name: str, linear: float, rank_16: float)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", filter(has_formula, FAMILIES))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_sizes_are_those_that_transformers_builds(family: str) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
@@ -87,6 +88,10 @@ def test_sizes_are_those_that_transformers_builds(family: str) -> None:
     assert {linear.name for linear in found.adapted()} == linears - {"lm_head"}
     norms = {name.removeprefix("model.layers.0.") for name, _ in model.named_modules() if "layers.0." in name}
     assert set(FAMILIES[family].norms.values()) == {name for name in norms if "norm" in name}
+
+
+def test_each_family_of_the_fast_path_is_compared_with_a_textbook_model() -> None:
+    assert {model_type for model_type, _ in engine_models.FAMILIES.values()} == set(FAMILIES)
 
 
 def test_adapters_are_counted_on_the_modules_that_match() -> None:

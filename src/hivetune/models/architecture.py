@@ -19,17 +19,23 @@ from hivetune.errors import UsageError
 from hivetune.models.families import FAMILIES, HEAD_NORMS, OTHER_NAMES, Family, Width
 from hivetune.models.prepared import DESCRIPTION
 
-# The one matcher of `lora.target_modules`, as PEFT understands the setting: the plan, both implementations of the model
-# and the adapter's files use it, so what one accepts the others accept.
-
 ALL_LINEAR = "all-linear"
 PLAIN_NAME = re.compile(r"[\w.]+")
+OUTPUT_EMBEDDING = "lm_head"
+# PEFT's names of the weights of an adapter.
+PREFIX = "base_model.model."
+A_WEIGHT = ".lora_A.weight"
+# Far above any real model (126 in Llama 3.1 405B), far below what a made-up config would cost to count.
+MAX_CONFIG_BYTES = 16 << 20
+MAX_LAYERS = 4096
+USUAL_HEAD = 64
 
 
 def match_targets(names: Iterable[str], targets: str | Sequence[str], *, head: str | None) -> list[str]:
-    """Return the linear modules among `names` that get an adapter, in their order.
+    """Return the linear modules among `names` that get an adapter, in their order. The one matcher of
+    `lora.target_modules`: plan, both implementations of the model and the adapter's files use it.
 
-    wanted: "all-linear" (every linear module but `head`, the output embedding), a list of names (a whole module name,
+    targets: "all-linear" (every linear module but `head`, the output embedding), a list of names (a whole module name,
     or its end after a dot), or a regular expression that matches the whole module name. A single plain name means a
     list of it. Source: PEFT, `LoraConfig.target_modules` and `check_target_module_exists`.
 
@@ -37,45 +43,21 @@ def match_targets(names: Iterable[str], targets: str | Sequence[str], *, head: s
     `head`. The message names the modules that exist.
     """
     names = list(names)
-    if is_all_linear(targets):
+    if _is_all_linear(targets):
         return [name for name in names if name != head]
-    chosen = find_targets(names, targets)
-    if isinstance(targets, str) and not PLAIN_NAME.fullmatch(targets):
-        unknown = [] if chosen else [targets]
-    else:
-        ends = [targets] if isinstance(targets, str) else list(targets)
-        unknown = [end for end in ends if not any(_ends_with(name, end) for name in names)]
+    chosen = {target: _matches(names, target, targets) for target in _as_list(targets)}
+    unknown = [target for target, found in chosen.items() if not found]
     if unknown or not chosen:
         existing = sorted({name.rpartition(".")[2] for name in names if name != head})
         fault = f"no linear module matches {', '.join(map(repr, unknown))}" if unknown else "the list is empty"
         raise UsageError(f"lora.target_modules: {fault}", hint=f"use {ALL_LINEAR}, or some of: {', '.join(existing)}")
-    if head in chosen:
+    wanted = set[str]().union(*chosen.values())
+    if head in wanted:
         raise UsageError(
             f"lora.target_modules: {head} is the output embedding; an adapter on it is unsupported",
             hint=f"leave it out, or use {ALL_LINEAR}",
         )
-    return chosen
-
-
-def find_targets(names: Sequence[str], targets: str | Sequence[str]) -> list[str]:
-    """Return the modules that are meant, maybe none, without the refusals of `match_targets`."""
-    if is_all_linear(targets):
-        return list(names)
-    if isinstance(targets, str) and not PLAIN_NAME.fullmatch(targets):
-        try:
-            return [name for name in names if re.fullmatch(targets, name)]
-        except re.error as error:
-            raise UsageError(
-                f"lora.target_modules: {targets!r} is not a regular expression: {error}",
-                hint="use all-linear, a list of names such as [q_proj, v_proj], or a pattern such as .*_proj",
-            ) from None
-    ends = [targets] if isinstance(targets, str) else list(targets)
-    return [name for name in names if any(_ends_with(name, end) for end in ends)]
-
-
-def is_all_linear(targets: str | Sequence[str]) -> bool:
-    """Return whether all linear modules are meant. PEFT takes the word in any case."""
-    return isinstance(targets, str) and targets.lower() == ALL_LINEAR
+    return [name for name in names if name in wanted]
 
 
 def peft_targets(adapted: Iterable[str], targets: str | Sequence[str]) -> str | list[str]:
@@ -84,29 +66,44 @@ def peft_targets(adapted: Iterable[str], targets: str | Sequence[str]) -> str | 
 
     "all-linear" is written out as names: other programs (vLLM, llama.cpp's converter) read names only.
     """
-    if is_all_linear(targets):
-        return sorted({named_end(name) for name in adapted})
-    if isinstance(targets, str):
-        return [targets] if PLAIN_NAME.fullmatch(targets) else targets
-    return list(targets)
+    if _is_all_linear(targets):
+        return sorted({_named_end(name) for name in adapted})
+    return targets if isinstance(targets, str) and _is_pattern(targets) else _as_list(targets)
 
 
-def _ends_with(name: str, end: str) -> bool:
-    return name == end or name.endswith("." + end)
+def _is_all_linear(targets: str | Sequence[str]) -> bool:
+    return isinstance(targets, str) and targets.lower() == ALL_LINEAR  # PEFT takes the word in any case
 
 
-def named_end(name: str) -> str:
+def _is_pattern(targets: str | Sequence[str]) -> bool:
+    return isinstance(targets, str) and not PLAIN_NAME.fullmatch(targets)
+
+
+def _as_list(targets: str | Sequence[str]) -> list[str]:
+    return [targets] if isinstance(targets, str) else list(targets)
+
+
+def _matches(names: Sequence[str], target: str, targets: str | Sequence[str]) -> list[str]:
+    if not _is_pattern(targets):
+        return [name for name in names if name == target or name.endswith("." + target)]
+    try:
+        return [name for name in names if re.fullmatch(target, name)]
+    except re.error as error:
+        raise UsageError(
+            f"lora.target_modules: {target!r} is not a regular expression: {error}",
+            hint="use all-linear, a list of names such as [q_proj, v_proj], or a pattern such as .*_proj",
+        ) from None
+
+
+def _named_end(name: str) -> str:
     """Return the end of a module name that is more than a number (`ffn.0` in `h.1.ffn.0`)."""
-    parts = name.split(".")
-    start = next((index for index in reversed(range(len(parts))) if not parts[index].isdigit()), 0)
-    return ".".join(parts[start:])
+    match = re.search(r"[^.]+(\.\d+)*$", name)
+    return match[0] if match else name
 
 
-OUTPUT_EMBEDDING = "lm_head"
-# Far above any real model (126 in Llama 3.1 405B), far below what a made-up config would cost to count.
-MAX_CONFIG_BYTES = 16 << 20
-MAX_LAYERS = 4096
-USUAL_HEAD = 64
+def parameter_names(module: str) -> tuple[str, str]:
+    """Return PEFT's names of A [R, I] and B [O, R] of a linear module."""
+    return f"{PREFIX}{module}.lora_A.weight", f"{PREFIX}{module}.lora_B.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +119,6 @@ class Linear:
     bias: bool = False
     experts: int = 1
     active: int = 1
-
-    @property
-    def parameters(self) -> int:
-        return self.experts * (self.inputs * self.outputs + (self.outputs if self.bias else 0))
 
     @property
     def weights(self) -> int:
@@ -181,7 +174,7 @@ class Architecture:
         """Return the weights of the layers' GEMMs that one token meets, without biases: the N of FLOPs per token."""
         if self.modules:
             return self.other_weights + sum(linear.active * linear.inputs * linear.outputs for linear in self.modules)
-        return self.layers * sum(linear.inputs * linear.outputs for linear in self.linears)
+        return self.layers * sum(linear.weights for linear in self.linears)
 
     @property
     def quantizable_parameters(self) -> int:
@@ -198,9 +191,7 @@ class Architecture:
     @property
     def layer_weights(self) -> int:
         """Return the mean number of weights in the matrices of a decoder layer."""
-        if self.modules:
-            return sum(linear.weights for linear in self.modules) // self.layers
-        return sum(linear.weights for linear in self.linears)
+        return sum(linear.weights for linear in self.modules or self.linears) // (self.layers if self.modules else 1)
 
     @property
     def widths_per_token(self) -> int:
@@ -213,15 +204,12 @@ class Architecture:
         return max(linear.inputs * linear.outputs for linear in self.modules or self.linears)
 
     @property
-    def embedding_parameters(self) -> int:
-        return self.vocabulary * self.hidden * (1 if self.tied else 2)
-
-    @property
     def parameters(self) -> int:
         if self.counted:
             return self.counted
-        in_layers = self.layers * sum(linear.parameters for linear in self.linears)
-        return in_layers + self.norm_parameters + self.embedding_parameters
+        in_layer = sum(linear.weights + (linear.outputs if linear.bias else 0) for linear in self.linears)
+        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
+        return self.layers * in_layer + self.norm_parameters + embeddings
 
     def adapted(self, target_modules: str | Sequence[str] = ALL_LINEAR) -> list[Linear]:
         """Return the linear modules of all layers that get an adapter, by full name. Raises UsageError as
@@ -237,21 +225,14 @@ class Architecture:
         return sum(rank * (part.inputs + part.outputs) for part in self.adapted(target_modules))
 
 
-def has_formula(kind: str) -> bool:
-    """Return whether a family's sizes follow from its config.json here. Those with experts are counted."""
-    return kind in FAMILIES
-
-
 def read_architecture(path: Path) -> Architecture:
     """Return the architecture of a model folder, prepared or not, or of a config.json. Raises UsageError when it is
     none."""
     described = path / DESCRIPTION
-    if described.is_file():
-        sizes = read_json(described).get("sizes")
-        if sizes is not None and not has_formula(sizes["family"]):
-            return Architecture(
-                **{**sizes, "linears": (), "modules": tuple(Linear(**part) for part in sizes["modules"])}
-            )
+    sizes = read_json(described).get("sizes") if described.is_file() else None
+    if sizes is not None and sizes["family"] not in FAMILIES:
+        modules = tuple(Linear(**part) for part in sizes["modules"])
+        return Architecture(**{**sizes, "linears": (), "modules": modules})
     path = path / "config.json" if path.is_dir() else path
     try:
         config = json.loads(read_bounded(path, MAX_CONFIG_BYTES))
@@ -269,8 +250,7 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
     if isinstance(config.get("text_config"), dict) and "hidden_size" not in config:
         config = config["text_config"]  # of an image-and-text model the language part is trained
     kind = str(config.get("model_type", ""))
-    family = FAMILIES.get(kind, Family())
-    guessed = not has_formula(kind)
+    family, guessed = FAMILIES.get(kind, Family()), kind not in FAMILIES
 
     def number(name: str, default: int | None = None) -> int:
         names = (name, *OTHER_NAMES.get(name, ())) if guessed else (name,)
@@ -289,7 +269,6 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
     widths: dict[Width, int] = {"hidden": hidden, "q": heads * head_size, "kv": kv_heads * head_size, "ffn": ffn}
     # Norms of heads have the size of a head or of all, others that of the stream; one more is before the logits.
     of_heads = {"q": widths["q"], "k": widths["kv"]} if family.wide_norms else dict.fromkeys(HEAD_NORMS, head_size)
-    norms = layers * sum(of_heads.get(name, hidden) for name in family.norms) + hidden
     attention_bias, mlp_bias = bool(config.get("attention_bias", False)), bool(config.get("mlp_bias", False))
     qkv_bias = family.qkv_bias or attention_bias
     biases = {"qkv": qkv_bias, "attention": attention_bias, "mlp": mlp_bias, "never": False}
@@ -303,19 +282,10 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
         kv_heads=kv_heads,
         vocabulary=number("vocab_size"),
         tied=bool(config.get("tie_word_embeddings", family.tied)),
-        norm_parameters=norms,
+        norm_parameters=layers * sum(of_heads.get(name, hidden) for name in family.norms) + hidden,
         linears=tuple(
             Linear(part.name, widths[part.inputs], sum(widths[width] for width in part.outputs), biases[part.bias])
             for part in family.projections
         ),
         exact=not guessed,
     )
-
-
-PREFIX = "base_model.model."
-A_WEIGHT = ".lora_A.weight"
-
-
-def parameter_names(module: str) -> tuple[str, str]:
-    """Return PEFT's names of A [R, I] and B [O, R] of a linear module."""
-    return f"{PREFIX}{module}.lora_A.weight", f"{PREFIX}{module}.lora_B.weight"

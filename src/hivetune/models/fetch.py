@@ -32,13 +32,11 @@ def fetch_model(name: str, progress: Progress = silent, template: TemplateArgume
         return prepared.folder
     plain = fetch_model(name, progress) if template else Path()
     folder = folder_for(name, template)
-    offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in OFFLINE
+    task = PrepareModel(name, folder, os.environ.get("HF_HUB_OFFLINE", "").lower() in OFFLINE, template or {}, plain)
     beats = itertools.count(1)
     try:
         outcome = run_task(
-            PrepareModel(name, folder, offline, template or {}, plain),
-            folder.with_name(f".{folder.name}.task"),
-            on_beat=lambda beat: progress(next(beats), None),
+            task, folder.with_name(f".{folder.name}.task"), on_beat=lambda beat: progress(next(beats), None)
         )
     finally:  # removes unfinished copies whose task was killed (models/worker/prepare_model.py names them)
         for path in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):

@@ -64,9 +64,8 @@ def kind_of(name: str) -> SourceKind:
     if path.is_file():
         if path.suffix.lower() == ".gguf":
             return "gguf"
-        raise UsageError(
-            f"model {name} is a file but not a GGUF file", hint="give a folder with config.json and *.safetensors"
-        )
+        hint = "give a folder with config.json and *.safetensors"
+        raise UsageError(f"model {name} is a file but not a GGUF file", hint=hint)
     if HUB_ID.fullmatch(name) and not name.lower().endswith(".gguf"):
         return "hub"
     near = difflib.get_close_matches(name, [*PACKAGED, *prepared_names()], 1)
@@ -94,22 +93,23 @@ def all_settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def folder_for(name: str, template: TemplateArguments | None = None) -> Path:
     """Return the prepared folder of `name`, made or not. A changed source file has another one, and so have values for
     the arguments of the chat template. Raises UsageError."""
-    if template:
-        digest = hashlib.blake2b(json.dumps(dict(template), sort_keys=True).encode(), digest_size=5).hexdigest()
-        folder = folder_for(name)
-        return folder.with_name(f"{folder.name}.template-{digest}")
     kind, whole = kind_of(name), without_part(name)
+    if kind in ("package", "hub"):
+        stem = whole.replace("/", "--").replace("@", "--")
+    else:
+        path = real_path(whole)
+        files = sorted(path.iterdir()) if kind == "folder" else [path]
+        stats = [(file.name, file.stat()) for file in files if file.is_file()]
+        state = [str(path), *(f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in stats)]
+        stem = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem if kind == "gguf" else path.name).lstrip(".-") or "model"
+        stem += "-" + _digest("\n".join(state))
     part = "" if name == whole else ".text"
-    if kind == "package":
-        return home() / "models" / (whole + part)
-    if kind == "hub":
-        return home() / "models" / (whole.replace("/", "--").replace("@", "--") + part)
-    path = real_path(whole)
-    files = sorted(path.iterdir()) if kind == "folder" else [path]
-    parts = [str(path)] + [f"{f.name} {f.stat().st_size} {f.stat().st_mtime_ns}" for f in files if f.is_file()]
-    digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=5).hexdigest()
-    stem = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem if kind == "gguf" else path.name).lstrip(".-") or "model"
-    return home() / "models" / f"{stem}-{digest}{part}"
+    values = f".template-{_digest(json.dumps(dict(template), sort_keys=True))}" if template else ""
+    return home() / "models" / f"{stem}{part}{values}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
 
 
 def spoken_name(model: str | Path) -> str:
@@ -123,9 +123,9 @@ def spoken_name(model: str | Path) -> str:
 
 def prepared_names() -> list[str]:
     """Return the models that were prepared on this machine, newest first, by the names that they were fetched with."""
-    folders = [path.parent for path in (home() / "models").glob(f"*/{DESCRIPTION}")]
-    folders.sort(key=lambda folder: (folder / DESCRIPTION).stat().st_mtime, reverse=True)
-    return list(dict.fromkeys(read_prepared(folder).name for folder in folders))
+    described = (home() / "models").glob(f"*/{DESCRIPTION}")
+    newest_first = sorted(described, key=lambda path: path.stat().st_mtime, reverse=True)
+    return list(dict.fromkeys(read_prepared(path.parent).name for path in newest_first))
 
 
 def find_prepared(name: str, template: TemplateArguments | None = None) -> Prepared | None:

@@ -35,20 +35,13 @@ def parse_side(text: str, where: str = "") -> NamedSide:
     """Return the side that a text names. Raises UsageError for an invalid text. Whether the side exists is checked
     later."""
     prefix = f"{where}: " if where else ""
-    if text == BASELINE:
-        return NamedSide("base", BASELINE)
     if text.startswith(("http://", "https://")):
         return _endpoint(text, prefix)
-    if text.lower().endswith(".gguf"):
-        return NamedSide("gguf", text)
     if not text or text.startswith("-"):
-        raise UsageError(
-            f"{prefix}{text!r} can't be compared",
-            hint="give base, NAME@VERSION, a run, a .gguf file or http://HOST:PORT/v1#MODEL",
-        )
-    if "@" in text and "/" not in text:
-        return NamedSide("release", text)
-    return NamedSide("run", text)
+        hint = "give base, NAME@VERSION, a run, a .gguf file or http://HOST:PORT/v1#MODEL"
+        raise UsageError(f"{prefix}{text!r} can't be compared", hint=hint)
+    kind: SideKind = "release" if "@" in text and "/" not in text else "run"
+    return NamedSide("base" if text == BASELINE else "gguf" if text.lower().endswith(".gguf") else kind, text)
 
 
 def _endpoint(text: str, prefix: str) -> NamedSide:
@@ -60,10 +53,9 @@ def _endpoint(text: str, prefix: str) -> NamedSide:
         raise UsageError(f"{prefix}{url} is not a URL: {error}") from None
     if not host or parts.query:
         raise UsageError(f"{prefix}{url} is not the URL of a server", hint="for example http://localhost:8080/v1#MODEL")
-    if parts.username or parts.password:
-        raise UsageError(
-            f"{prefix}the URL of {host} holds a password", hint="put the key into HIVETUNE_ENDPOINT_KEY instead"
-        )
+    if parts.username or parts.password:  # which is not repeated
+        hint = "put the key into HIVETUNE_ENDPOINT_KEY instead"
+        raise UsageError(f"{prefix}the URL of {host} holds a password", hint=hint)
     if not model:
         raise UsageError(f"{prefix}{url} names no model", hint=f"put it after '#': {url}#MODEL")
     return NamedSide("endpoint", url.rstrip("/"), model)

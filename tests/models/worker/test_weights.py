@@ -1,4 +1,4 @@
-"""Safetensors files from outside: read whole, or refused in words; and the reordering of rotated heads."""
+"""Safetensors files from outside: read exactly, or refused in words."""
 
 import json
 import struct
@@ -34,25 +34,14 @@ def test_safetensors_are_read_exactly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "header",
-    [
-        {"a": entry("F32", [3], 0, 400)},
-        {"a": entry("F32", [3], -8, 4)},
-        {"a": entry("F32", [300], 0, 12)},
-        {"a": entry("F8_E4M3", [3], 0, 3)},
-        {"a": {"dtype": "F32"}},
-        ["a"],
-        {"a": entry("F32", [2**40, 2**40], 0, 12)},
-    ],
+    "header", [{"a": entry("F32", [3], -8, 4)}, {"a": entry("F8_E4M3", [12], 0, 12)}, ["a"], {"a": {"dtype": "F32"}}]
 )
 def test_safetensors_that_lie_are_refused(tmp_path: Path, header: object) -> None:
-    with pytest.raises(UsageError, match="damaged header"):
+    with pytest.raises(UsageError, match=r"is damaged|unsupported type"):
         SafetensorsFile(write_safetensors(tmp_path / "x.safetensors", header, bytes(12)))
 
 
-@pytest.mark.parametrize("data", [b"", b"1234", struct.pack("<Q", 1 << 60) + b"{}", struct.pack("<Q", 50) + b"{}"])
-def test_safetensors_that_are_cut_are_refused(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(data)
-    with pytest.raises(UsageError):
-        SafetensorsFile(path)
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.safetensors").write_bytes(b"")
+    with pytest.raises(UsageError, match="is damaged"):
+        SafetensorsFile(tmp_path / "x.safetensors")

@@ -1,7 +1,7 @@
-"""Eighty wrong model folders: damaged, lying, of other kinds. None is ever trained: each is refused in its own words.
+"""Wrong model folders: damaged, lying, of other kinds. None is ever trained: each is refused in words about its cause.
 
-The first list is what downloads, disks and conversions do; the second was written by thinking of what no check looks
-at. Each must be refused when it is prepared, or, if only running it tells, when it is loaded.
+A case for each reason: what downloads, disks and conversions do, and what was made to deceive. They are refused when
+they are prepared, or, if only running them tells, when they are loaded.
 """
 
 import json
@@ -29,7 +29,7 @@ from spoil import (
     template,
     tokenizer,
     weights,
-)
+)  # fmt: skip
 from transformers import AutoConfig
 
 from hivetune.config import LoraConfig
@@ -38,324 +38,234 @@ from hivetune.models.worker.prepare_model import prepare_model
 from hivetune.train.worker.model.load import load_model
 
 SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
-    "initializer_range": 0.15,
-}
+    "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, "initializer_range": 0.15,
+}  # fmt: skip
 WHISPER = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1}
 WHISPER |= {f"{part}_attention_heads": 4 for part in ("encoder", "decoder")}
-OTHERS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "qwen2": ("AutoModelForCausalLM", "qwen2", {}),
-    "mixtral": ("AutoModelForCausalLM", "mixtral", {"num_local_experts": 4}),
-    "phi3": ("AutoModelForCausalLM", "phi3", {}),
-    "gpt2": ("AutoModelForCausalLM", "gpt2", {}),
-    "bert": ("AutoModelForMaskedLM", "bert", {}),
-    "roberta": ("AutoModelForCausalLM", "roberta", {}),
-    "bidirectional gemma 3": ("AutoModelForCausalLM", "gemma3_text", {"use_bidirectional_attention": True}),
-    "xlnet": ("AutoModelForCausalLM", "xlnet", {"n_head": 4, "d_model": 32, "d_inner": 48, "n_layer": 2}),
-    "t5": ("AutoModelForSeq2SeqLM", "t5", {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}),
-    "bart": ("AutoModelForSeq2SeqLM", "bart", WHISPER),
-    "whisper": ("AutoModelForSpeechSeq2Seq", "whisper", WHISPER),
-    "classifier": ("AutoModelForSequenceClassification", "llama", {"tie_word_embeddings": True}),
-    "vit": ("AutoModelForImageClassification", "vit", {}),
+# Class in transformers, model_type, settings, and for those of other kinds the words of the refusal.
+FAMILIES: dict[str, tuple[str, str, dict[str, Any], str]] = {
+    "qwen2": ("CausalLM", "qwen2", {}, ""),
+    "mixtral": ("CausalLM", "mixtral", {"num_local_experts": 4}, ""),
+    "qwen3_moe": ("CausalLM", "qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2}, ""),
+    "phi3": ("CausalLM", "phi3", {}, ""),
+    "gpt2": ("CausalLM", "gpt2", {"n_positions": 64}, ""),
+    "bert": ("MaskedLM", "bert", {}, "is an encoder"),
+    "roberta": ("CausalLM", "roberta", {}, "is an encoder"),
+    "bidirectional": ("CausalLM", "gemma3_text", {"use_bidirectional_attention": True}, "is not causal"),
+    "xlnet": ("CausalLM", "xlnet", {"n_head": 4, "d_model": 32, "d_inner": 48, "n_layer": 2}, "is not causal"),
+    "t5": (
+        "Seq2SeqLM",
+        "t5",
+        {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4},
+        "is an encoder-",
+    ),
+    "whisper": ("SpeechSeq2Seq", "whisper", WHISPER, "is an encoder-decoder"),
+    "classifier": ("SequenceClassification", "llama", {"tie_word_embeddings": True}, "hold score.weight"),
+    "vit": ("ImageClassification", "vit", {}, "is not a language model"),
 }
-
-
-@pytest.fixture
-def folder(tiny_source: Path, tmp_path: Path) -> Path:
-    """A whole Llama with tied embeddings, to be spoiled."""
-    return Path(shutil.copytree(tiny_source, tmp_path / "model"))
+GOOD = [name for name, (_, _, _, refused) in FAMILIES.items() if not refused]
+UNBUILDABLE = "transformers can't build a model from config.json"
 
 
 @pytest.fixture(scope="session")
-def other(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Folders of other kinds of models, with the same tokenizer."""
+def whole(tiny_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A whole folder of each kind, with the same tokenizer; "llama" has tied embeddings."""
 
     @cache
     def make(name: str) -> Path:
-        made = Path(shutil.copytree(tiny_source, tmp_path_factory.mktemp("other") / "model"))
+        if name == "llama":
+            return tiny_source
+        made = Path(shutil.copytree(tiny_source, tmp_path_factory.mktemp("whole") / "model"))
         (made / "generation_config.json").unlink(missing_ok=True)
         known = json.loads((made / "config.json").read_text())
-        class_name, kind, extra = OTHERS[name]
+        class_name, kind, extra, _ = FAMILIES[name]
         ids = {"vocab_size": known["vocab_size"], "eos_token_id": known["eos_token_id"], "bos_token_id": None}
         torch.manual_seed(5)
         config = AutoConfig.for_model(kind, **{**SIZES, **ids, **extra})
         if kind == "vit":
             config.image_size, config.patch_size = 16, 8
-        getattr(transformers, class_name).from_config(config).save_pretrained(made)
+        getattr(transformers, f"AutoModelFor{class_name}").from_config(config).save_pretrained(made)
         return made
 
     return make
 
 
-END = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] }}%s{% endfor %}"
-GENERATION = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+def tensors(change: Callable[[Tensors], object]) -> Callable[[Path], object]:
+    return lambda folder: weights(folder, change)
 
-# What happens to folders: (how, words of the refusal).
-HAPPENS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "one tensor is missing": (lambda f: weights(f, lambda t: t.pop(UP)), f"lack {UP}"),
-    "the last layer is missing": (
-        lambda f: weights(f, lambda t: pop(t, "layers.1.")),
-        r"lack model.layers.1.* and 6 more",
-    ),
-    "the embedding is missing": (lambda f: weights(f, lambda t: t.pop("model.embed_tokens.weight")), "lack"),
-    "the last norm is missing": (lambda f: weights(f, lambda t: t.pop("model.norm.weight")), "lack model.norm"),
-    "no head, and none is tied": (lambda f: edit(f, tie_word_embeddings=False), "lack lm_head.weight"),
-    "a layer too many": (
-        lambda f: weights(f, lambda t: t.update({n.replace("s.1", "s.2"): v + 1 for n, v in t.items() if "s.1." in n})),
-        "hold model.layers.2",
-    ),
-    "a tensor of no layer": (
-        lambda f: weights(f, lambda t: t.update({"model.mix.weight": t[UP] + 1})),
-        "hold model.mix",
-    ),
-    "biases that the config does not have": (
-        lambda f: weights(f, lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(32)})),
-        "hold .*q_proj.bias",
-    ),
-    "biases that the weights do not have": (lambda f: edit(f, attention_bias=True), "lack .*_proj.bias"),
+
+def config(**changes: Any) -> Callable[[Path], object]:
+    return lambda folder: edit(folder, **changes)
+
+
+def without(part: str) -> Callable[[Path], object]:
+    return tensors(lambda t: pop(t, part))
+
+
+def changed(name: str, how: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], object]:
+    return tensors(lambda t: t.update({key: how(t[key]) for key in [key for key in t if name in key]}))
+
+
+def indexed(weight_map: Any) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        known = shards(folder)
+        index = {"metadata": {}, "weight_map": weight_map(known) if callable(weight_map) else weight_map}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    return change
+
+
+def unended(folder: Path) -> None:
+    edit(folder, eos_token_id="removed")
+    edit(folder, "tokenizer_config.json", eos_token="removed")
+    (folder / "generation_config.json").unlink()
+
+
+def large_embedding(folder: Path) -> None:
+    weights(folder, lambda t: t.update({"model.embed_tokens.weight": torch.randn(9000, 32)}))
+    edit(folder, vocab_size=9000)
+
+
+END = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] }}%s{% endfor %}"
+END += "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+HEAD, NORM, GATE = "lm_head.weight", "model.norm.weight", "model.layers.0.mlp.gate.weight"
+
+# (family, how, words of the refusal)
+CASES: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    # Names and shapes.
+    "one tensor is missing": ("llama", without(UP), f"lack {UP}"),
+    "the last layer is missing": ("llama", without("layers.1."), r"lack model.layers.1.* and 6 more"),
+    "no head, and none is tied": ("llama", config(tie_word_embeddings=False), "lack lm_head.weight"),
+    "a tensor of no layer": ("llama", tensors(lambda t: t.update({"model.mix.weight": t[UP] + 1})), "hold model.mix"),
+    "biases that the config does not have": ("qwen2", config(model_type="llama"), "hold .*bias"),
+    "biases that the weights do not have": ("llama", config(attention_bias=True), "lack .*_proj.bias"),
     "a tied head that differs": (
-        lambda f: weights(f, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"] + 0.1})),
+        "llama",
+        tensors(lambda t: t.update({HEAD: t["model.embed_tokens.weight"] + 0.1})),
         "ties lm_head.weight .* two different",
     ),
-    "more layers in the config": (lambda f: edit(f, num_hidden_layers=3), "lack model.layers.2"),
-    "fewer layers in the config": (lambda f: edit(f, num_hidden_layers=1), "hold model.layers.1"),
-    "two thousand million layers": (lambda f: edit(f, num_hidden_layers=2 * 10**9), "at most 4096"),
-    "a larger vocabulary in the config": (lambda f: edit(f, vocab_size=4000), r"embed_tokens.weight is .* by config"),
-    "a smaller vocabulary in the config": (lambda f: edit(f, vocab_size=300), r"embed_tokens.weight is .* by config"),
-    "another width": (lambda f: edit(f, hidden_size=64), "by config.json it is"),
-    "another width of the MLP": (lambda f: edit(f, intermediate_size=64), r"by config.json it is \[32, 64\]"),
-    "other key heads": (lambda f: edit(f, num_key_value_heads=4), "by config.json it is"),
-    "another size of a head": (lambda f: edit(f, head_dim=16), "by config.json it is"),
-    "a transposed matrix": (lambda f: weights(f, lambda t: t.update({UP: t[UP].t()})), r"is \[32, 48\], by config"),
-    "NaN": (lambda f: weights(f, lambda t: t[UP][-1].fill_(torch.nan)), "NaN or infinity"),
-    "infinity in a norm": (lambda f: weights(f, lambda t: t["model.norm.weight"].fill_(torch.inf)), "NaN or infinity"),
-    "a tensor of zeros": (lambda f: weights(f, lambda t: t[UP].zero_()), "all zeros"),
-    "a file that is cut": (lambda f: bytes_of(f, lambda c: c[:-500]), "outside of the file"),
-    "a file whose end is zeros": (lambda f: bytes_of(f, lambda c: c[:-3000] + bytearray(3000)), "zeros"),
-    "a shard lacks a tensor that the index names": (forget_in_shard, f"lack {UP}"),
-    "the index lacks a shard": (forget_shard, "lack"),
-    "a tokenizer with more tokens": (lambda f: tokenizer(f, grow), "its embedding only"),
-    "a tokenizer of a small model": (
-        lambda f: (
-            weights(f, lambda t: t.update({"model.embed_tokens.weight": torch.randn(9000, 32)}))
-            or edit(f, vocab_size=9000)
-        ),
-        "its tokenizer only",
-    ),
-    "an end token outside": (lambda f: edit(f, eos_token_id=70_000), "end token 70000 is outside"),
-    "a template that ends with no token": (
-        lambda f: template(f, END.replace("%s", "") + GENERATION),
-        "can't write a question|can't render",
-    ),
-    "a template that ends with another token": (
-        lambda f: template(f, END.replace("%s", "{{ '<|im_start|>' }}") + GENERATION),
-        "ends an answer with '<|im_start|>'",
-    ),
-    "no such activation": (lambda f: edit(f, hidden_act="sinus"), "transformers can't build a model from config.json"),
-    "no such rotation": (
-        lambda f: edit(f, rope_parameters={"rope_type": "odd", "rope_theta": 1e4}),
-        "transformers can't build a model from config.json",
-    ),
-    "heads that do not divide": (lambda f: edit(f, num_attention_heads=3), "config.json"),
-    "a width of text": (
-        lambda f: edit(f, hidden_size="thirty-two"),
-        "transformers can't build a model from config.json",
-    ),
-    "no model type": (lambda f: edit(f, model_type="removed"), "transformers can't build a model from config.json"),
-    "a new model type": (
-        lambda f: edit(f, model_type="llama9000"),
-        "transformers can't build a model from config.json",
-    ),
-    "the config of another family": (lambda f: edit(f, model_type="qwen2"), "lack .*bias"),
-    "an adapter alone": (
-        lambda f: weights(f, lambda t: renamed(t, "model.", "base_model.model.model.")),
-        "lack lm_head.weight, model.embed_tokens",
-    ),
-}
-
-# What an adversary does.
-PLANNED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "names of a compiled module": (lambda f: weights(f, lambda t: renamed(t, "model.", "_orig_mod.model.")), "lack"),
-    "names of a wrapped module": (lambda f: weights(f, lambda t: renamed(t, "model.", "module.model.")), "lack"),
-    "PEFT's inner names": (
-        lambda f: weights(f, lambda t: renamed(t, "q_proj.", "q_proj.base_layer.")),
-        "lack .*q_proj",
-    ),
-    "two projections under each other's shape": (
-        lambda f: weights(f, lambda t: renamed(t, "k_proj", "x_proj")),
-        "lack .*k_proj",
-    ),
-    "int8 numbers": (lambda f: weights(f, lambda t: t.update({UP: (t[UP] * 99).to(torch.int8)})), "stored as I8"),
-    "all numbers int32": (
-        lambda f: weights(f, lambda t: t.update({n: (v * 99).to(torch.int32) for n, v in t.items()})),
-        "stored as I32",
-    ),
-    "one value": (lambda f: weights(f, lambda t: t[UP].fill_(0.5)), "one value only"),
-    "half of a matrix is zeros": (lambda f: weights(f, lambda t: t[UP][24:].zero_()), "ends with zeros"),
-    "negative infinity in half precision": (
-        lambda f: weights(f, lambda t: t.update({UP: t[UP].half().index_fill(0, torch.tensor([3]), -torch.inf)})),
+    "more layers in the config": ("llama", config(num_hidden_layers=3), "lack model.layers.2"),
+    "fewer layers in the config": ("llama", config(num_hidden_layers=1), "hold model.layers.1"),
+    "another vocabulary in the config": ("llama", config(vocab_size=300), r"embed_tokens.weight is .* by config"),
+    "another width": ("llama", config(hidden_size=64), "by config.json it is"),
+    "a transposed matrix": ("llama", changed(UP, lambda w: w.t()), r"is \[32, 48\], by config"),
+    "an empty tensor": ("llama", changed(UP, lambda w: w[:0]), r"is \[0, 32\]"),
+    "one dimension more": ("llama", changed(NORM, lambda w: w[None]), r"norm.weight is \[1, 32\]"),
+    "names of a wrapped module": ("llama", tensors(lambda t: renamed(t, "model.", "module.model.")), "lack"),
+    "an adapter alone": ("llama", tensors(lambda t: renamed(t, "model.", "base_model.model.model.")), "lack lm_head"),
+    "the config of another family": ("llama", config(model_type="qwen2"), "lack .*bias"),
+    "one bias of six": ("qwen2", without("layers.1.self_attn.v_proj.bias"), "lack .*v_proj.bias"),
+    "a router is missing": ("mixtral", without("layers.1.block_sparse_moe.gate"), "lack .*gate"),
+    "a part of an expert is missing": ("mixtral", without("experts.2.w1"), "can't be combined"),
+    "a whole expert is missing": ("qwen3_moe", without("layers.1.mlp.experts.2."), "experts"),
+    "more experts for a token than there are": ("qwen3_moe", config(num_experts_per_tok=9), "of 4 experts"),
+    "a router of fewer experts": ("qwen3_moe", changed(GATE, lambda w: w[:3]), r"gate.weight is \[3, 32\]"),
+    "a fused matrix is missing": ("phi3", without("layers.1.mlp.gate_up_proj"), "lack .*gate_up_proj"),
+    "a transposed Conv1D": ("gpt2", changed("c_attn.weight", lambda w: w.T), r"c_attn.weight is \[96, 32\]"),
+    "fewer positions in the weights": ("gpt2", changed("wpe.weight", lambda w: w[:32]), r"wpe.weight is \[32, 32\]"),
+    # Values.
+    "NaN": ("llama", changed(UP, lambda w: w.clone().index_fill(0, torch.tensor([3]), torch.nan)), "NaN or infinity"),
+    "infinity in half precision": (
+        "llama",
+        changed(UP, lambda w: w.half().index_fill(0, torch.tensor([3]), -torch.inf)),
         "NaN or infinity",
     ),
-    "an empty tensor": (lambda f: weights(f, lambda t: t.update({UP: torch.zeros(0, 32)})), r"is \[0, 32\]"),
-    "one dimension more": (lambda f: weights(f, lambda t: t.update({UP: t[UP][None]})), r"is \[1, 48, 32\]"),
-    "a flat matrix": (lambda f: weights(f, lambda t: t.update({UP: t[UP].flatten()})), r"is \[1536\]"),
-    "a norm too long": (lambda f: weights(f, lambda t: t.update({"model.norm.weight": torch.ones(33)})), r"is \[33\]"),
-    "a tied head of another shape": (
-        lambda f: weights(f, lambda t: t.update({"lm_head.weight": torch.randn(7, 32)})),
-        r"is \[7, 32\]",
-    ),
+    "a tensor of zeros": ("llama", changed(UP, torch.zeros_like), "all zeros"),
+    "half of a matrix is zeros": ("llama", tensors(lambda t: t[UP][24:].zero_()), "ends with zeros"),
+    "one value": ("llama", changed(UP, lambda w: torch.full_like(w, 0.5)), "one value only"),
+    "int8 numbers": ("llama", changed(UP, lambda w: (w * 99).to(torch.int8)), "stored as I8"),
+    "numbers of eight bits": ("llama", changed(UP, lambda w: w.to(torch.float8_e4m3fn)), "F8_E4M3"),
+    # Files.
+    "a file that is cut": ("llama", lambda f: bytes_of(f, lambda c: c[:-500]), "is damaged"),
+    "a file of noise": ("llama", lambda f: bytes_of(f, lambda c: bytearray(range(256)) * 99), "is damaged"),
     "two tensors in one place": (
+        "llama",
         lambda f: header(f, lambda h: h[UP].update(data_offsets=h[UP.replace("up", "gate")]["data_offsets"])),
-        "can't be read",
+        "is damaged",
     ),
-    "a shape that is not its bytes": (lambda f: header(f, lambda h: h[UP].update(shape=[48, 31])), "damaged header"),
-    "a type that is not its bytes": (lambda f: header(f, lambda h: h[UP].update(dtype="F16")), "damaged header"),
+    "a shape that is not its bytes": ("llama", lambda f: header(f, lambda h: h[UP].update(shape=[4])), "is damaged"),
+    "a shard lacks a tensor that the index names": ("llama", forget_in_shard, f"lack {UP}"),
+    "the index lacks a shard": ("llama", forget_shard, "lack"),
+    "an index to nowhere": ("llama", indexed({"a": 3}), "weight_map"),
+    "a shard in another folder": ("llama", indexed({"a": "../elsewhere.safetensors"}), "outside the folder"),
+    "the same file for each shard": ("llama", indexed(lambda known: dict.fromkeys(known, min(known.values()))), "lack"),
+    # The config.
+    "two thousand million layers": ("llama", config(num_hidden_layers=2 * 10**9), "at most 4096"),
+    "layers by halves": ("llama", config(num_hidden_layers=1.5), UNBUILDABLE),
     "no layers": (
+        "llama",
         lambda f: edit(f, num_hidden_layers=0) or weights(f, lambda t: pop(t, "layers.")),
-        "without layers|transformers can't build a model from config.json",
+        f"without layers|{UNBUILDABLE}",
     ),
-    "a negative number of layers": (lambda f: edit(f, num_hidden_layers=-2), "hold|config.json"),
-    "layers in words": (
-        lambda f: edit(f, num_hidden_layers="two"),
-        "transformers can't build a model from config.json",
+    "no such activation": ("llama", config(hidden_act="sinus"), UNBUILDABLE),
+    "heads that do not divide": ("llama", config(num_attention_heads=3), "config.json"),
+    "a rotation without a base": (
+        "llama",
+        config(rope_parameters={"rope_type": "default", "rope_theta": 0.0}),
+        "rope_theta",
     ),
-    "layers by halves": (lambda f: edit(f, num_hidden_layers=1.5), "transformers can't build a model from config.json"),
-    "sizes in a hidden part": (
-        lambda f: edit(f, text_config={"model_type": "llama", "hidden_size": 16}, hidden_size=48),
-        "by config|can't build",
+    "a new model type": ("llama", config(model_type="llama9000"), UNBUILDABLE),
+    "the code of a stranger": (
+        "llama",
+        config(model_type="mine", auto_map={"AutoModelForCausalLM": "modeling_mine.Mine"}),
+        UNBUILDABLE,
     ),
-    "a vision part in a text model": (lambda f: edit(f, vision_config={"hidden_size": 8}), "takes images besides text"),
-    "not causal by a flag": (lambda f: edit(f, is_causal=False), "not causal"),
-    "quantized by its word": (
-        lambda f: edit(f, quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 32}),
-        "config.json|lack",
-    ),
-    "kinds of layers for another depth": (
-        lambda f: edit(f, model_type="qwen2", layer_types=["full_attention"]),
-        "config.json|lack",
-    ),
-    "an encoder-decoder by its word": (lambda f: edit(f, model_type="t5"), "encoder-decoder"),
-    "an encoder by its word": (lambda f: edit(f, model_type="bert"), "is an encoder"),
-    "the config is a list": (lambda f: (f / "config.json").write_text("[1]"), "not a JSON object"),
-    "the config is binary": (lambda f: (f / "config.json").write_bytes(b"\xff\xfe\x00{"), "not JSON"),
-    "an end token in words": (lambda f: edit(f, eos_token_id="two"), "eos_token_id is 'two'"),
-    "an end token that is true": (lambda f: edit(f, eos_token_id=True), "eos_token_id is True"),
-    "end tokens in a list of lists": (lambda f: edit(f, "generation_config.json", eos_token_id=[[2]]), "eos_token_id"),
-    "no end token at all": (
-        lambda f: (
-            edit(f, eos_token_id="removed")
-            or edit(f, "tokenizer_config.json", eos_token="removed")
-            or (f / "generation_config.json").unlink()
-        ),
-        "end token",
-    ),
-    "a tokenizer that is none": (lambda f: (f / "tokenizer.json").write_text('{"model": 3}'), "not a tokenizer"),
-    "a control token outside": (
-        lambda f: tokenizer(
-            f, lambda c: [t.update(id=90_000) for t in c["added_tokens"] if t["content"] == "<\u007cim_start|>"]
-        ),
-        "number|tokenizer",
+    "quantized by its word": ("llama", config(quantization_config={"quant_method": "awq"}), "config.json|lack"),
+    "a vision part in a text model": ("llama", config(vision_config={"hidden_size": 8}), "takes images besides text"),
+    "not causal by a flag": ("llama", config(is_causal=False), "not causal"),
+    "the config is a list": ("llama", lambda f: (f / "config.json").write_text("[1]"), "not a JSON object"),
+    "the config is binary": ("llama", lambda f: (f / "config.json").write_bytes(b"\xff\xfe\x00{"), "not JSON"),
+    # Tokenizer and template.
+    "a tokenizer with more tokens": ("llama", lambda f: tokenizer(f, grow), "its embedding only"),
+    "a tokenizer of a small model": ("llama", large_embedding, "its tokenizer only"),
+    "an end token outside": ("llama", config(eos_token_id=70_000), "end token 70000 is outside"),
+    "an end token in words": ("llama", config(eos_token_id="two"), "eos_token_id is 'two'"),
+    "no end token at all": ("llama", unended, "end token"),
+    "a tokenizer that is none": ("llama", lambda f: (f / "tokenizer.json").write_text('{"a": 3}'), "not a tokenizer"),
+    "a template that ends with no token": ("llama", lambda f: template(f, END.replace("%s", "")), "can't"),
+    "a template that ends with another token": (
+        "llama",
+        lambda f: template(f, END.replace("%s", "{{ '<|im_start|>' }}")),
+        "ends an answer with '<|im_start|>'",
     ),
     "a template that calls itself": (
+        "llama",
         lambda f: template(f, "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"),
         "template",
     ),
-    "a template that hides the answer": (
-        lambda f: template(f, "Hello{% if add_generation_prompt %}:{% endif %}"),
-        "template",
-    ),
-    "an index to nowhere": (
-        lambda f: shards(f) and (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": 3}}'),
-        "weight_map",
-    ),
-    "the same file for each shard": (
-        lambda f: (
-            (known := shards(f))
-            and (f / "model.safetensors.index.json").write_text(
-                json.dumps({"metadata": {}, "weight_map": dict.fromkeys(known, min(known.values()))})
-            )
-        ),
-        "lack",
-    ),
-}
+}  # fmt: skip
 
-# Of other kinds; those that only running tells are refused when they are loaded.
-KINDS = {
-    "bert": "is an encoder",
-    "roberta": "is an encoder",
-    "bidirectional gemma 3": "is not causal",
-    "xlnet": "is not causal",
-    "t5": "is an encoder-decoder",
-    "bart": "is an encoder-decoder",
-    "whisper": "is an encoder-decoder",
-    "classifier": "hold score.weight",
-    "vit": "is not a language model",
-}
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_wrong_folder_is_refused(case: str, whole: Callable[[str], Path], tmp_path: Path) -> None:
+    kind, change, words = CASES[case]
+    folder = Path(shutil.copytree(whole(kind), tmp_path / "model"))
+    change(folder)
+    with pytest.raises(UsageError, match=words) as caught:
+        prepare_and_load(folder, tmp_path / "prepared")
+    assert ".tmp" not in caught.value.message, "the folder that is named is the owner's, not our copy"
+
+
+@pytest.mark.parametrize("kind", [name for name in FAMILIES if name not in GOOD])
+def test_a_model_of_another_kind(kind: str, whole: Callable[[str], Path], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=FAMILIES[kind][3]):
+        prepare_and_load(whole(kind), tmp_path / "prepared")
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_whole_folders_are_taken(kind: str, whole: Callable[[str], Path], tmp_path: Path) -> None:
+    prepare_and_load(whole(kind), tmp_path / "prepared")
 
 
 def prepare_and_load(source: Path, target: Path) -> None:
     prepare_model(str(source), target)
-    lora = LoraConfig(r=2)
-    load_model(target, lora, method="lora", dtype=torch.float32, device=torch.device("cpu"))
+    load_model(target, LoraConfig(r=2), method="lora", dtype=torch.float32, device=torch.device("cpu"))
 
 
-@pytest.mark.parametrize("case", HAPPENS)
-def test_a_folder_that_something_happened_to(case: str, folder: Path, tmp_path: Path) -> None:
-    change, words = HAPPENS[case]
-    change(folder)
-    with pytest.raises(Exception, match=words) as caught:
-        prepare_model(str(folder), tmp_path / "prepared")
-    assert isinstance(caught.value, UsageError) or "template" in str(caught.value)
-    assert not (tmp_path / "prepared").exists()
-
-
-@pytest.mark.parametrize("case", PLANNED)
-def test_a_folder_that_was_made_to_deceive(case: str, folder: Path, tmp_path: Path) -> None:
-    change, words = PLANNED[case]
-    change(folder)
-    with pytest.raises(Exception, match=words) as caught:
-        prepare_and_load(folder, tmp_path / "prepared")
-    assert isinstance(caught.value, UsageError) or "template" in str(caught.value)
-
-
-@pytest.mark.parametrize("case", KINDS)
-def test_a_model_of_another_kind(case: str, other: Callable[[str], Path], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=KINDS[case]):
-        prepare_and_load(other(case), tmp_path / "prepared")
-
-
-@pytest.mark.parametrize(
-    ("kind", "part", "words"),
-    [
-        ("qwen2", "layers.0.self_attn.k_proj.bias", "lack .*k_proj.bias"),
-        ("mixtral", "layers.1.block_sparse_moe.gate", "lack .*gate"),
-        ("mixtral", "experts.2.w2", r"experts.down_proj is \[3"),
-        ("mixtral", "experts.2.w1", "can't be combined"),
-        ("phi3", "layers.1.mlp.gate_up_proj", "lack .*gate_up_proj"),
-        ("gpt2", "h.1.attn.c_proj.weight", "lack .*c_proj"),
-    ],
-)
-def test_a_tensor_that_only_its_family_has(
-    kind: str, part: str, words: str, other: Callable[[str], Path], tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(other(kind), tmp_path / "model"))
-    weights(folder, lambda tensors: pop(tensors, part))
-    with pytest.raises(UsageError, match=words):
-        prepare_model(str(folder), tmp_path / "prepared")
-
-
-@pytest.mark.parametrize("kind", ["qwen2", "mixtral", "phi3", "gpt2"])
-def test_whole_folders_are_taken(kind: str, other: Callable[[str], Path], tmp_path: Path) -> None:
-    assert prepare_model(str(other(kind)), tmp_path / "prepared")["eos_ids"]
-
-
-def test_what_is_legal(folder: Path, tmp_path: Path) -> None:
+def test_what_is_legal(tiny_source: Path, tmp_path: Path) -> None:
     """A padded vocabulary, a tied head that is stored twice, old buffers, a reward head, a token without a row."""
+    folder = Path(shutil.copytree(tiny_source, tmp_path / "model"))
 
     def add(tensors: Tensors) -> None:
         rows = len(tensors["model.embed_tokens.weight"])

@@ -15,22 +15,16 @@ from hivetune.models.gguf_header import read_header
 from hivetune.models.prepared import TEMPLATE
 
 # The patterns of Qwen 2 and 3 and of Llama 3, from their tokenizer.json.
-WORDS = (
+_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# tokenizer.ggml.pre: how numbers are split; "gpt-2" splits by ByteLevel's own pattern.
+# tokenizer.ggml.pre: how numbers are split; "whole" is ByteLevel's own pattern.
 WORD_SPLITS = {
     "gpt-2": "whole",
-    "smollm": "digits",
-    "starcoder": "digits",
-    "refact": "digits",
-    "command-r": "digits",
-    "llama-bpe": WORDS % "{1,3}",
-    "llama3": WORDS % "{1,3}",
-    "llama-v3": WORDS % "{1,3}",
-    "qwen2": WORDS % "",
-    "deepseek-r1-qwen": WORDS % "",
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), "digits"),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _WORDS % "{1,3}"),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _WORDS % ""),
 }
 
 
@@ -55,6 +49,8 @@ def take_gguf(file: Path, work: Path) -> None:
     import transformers
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
 
+    from hivetune.models.worker.strict import refuse_invented
+
     here: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
     try:
         config = transformers.AutoConfig.from_pretrained(file.parent, **here)
@@ -65,23 +61,22 @@ def take_gguf(file: Path, work: Path) -> None:
             file.parent, config=config, dtype=torch.bfloat16, output_loading_info=True, **here
         )
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UsageError(
             f"{file}: transformers cannot read this GGUF file: {reason}", hint="use the model's safetensors"
         ) from error
-    from hivetune.models.worker.strict import refuse_invented
-
     refuse_invented(loading_info, str(file))
-    if settings.get("tokenizer.ggml.model") == "gpt2":
+    kind = settings.get("tokenizer.ggml.model")
+    if kind == "gpt2":
         tokenizer.backend_tokenizer.pre_tokenizer = _splitter(str(settings.get("tokenizer.ggml.pre", "")), file)
-    elif settings.get("tokenizer.ggml.model") != "llama":
-        raise UsageError(f"{file}: unsupported tokenizer {settings.get('tokenizer.ggml.model')!r}")
+    elif kind != "llama":
+        raise UsageError(f"{file}: unsupported tokenizer {kind!r}")
     del model.config.quantization_config  # of the file, not of what is saved
     model.hf_quantizer = None
     model.save_pretrained(work, save_original_format=False)
     tokenizer.save_pretrained(work)
-    if settings.get("tokenizer.chat_template"):
-        (work / TEMPLATE).write_text(settings["tokenizer.chat_template"], encoding="utf-8")
+    if template := settings.get("tokenizer.chat_template"):
+        (work / TEMPLATE).write_text(template, encoding="utf-8")
 
 
 def _splitter(pre: str, file: Path) -> Any:
@@ -93,8 +88,7 @@ def _splitter(pre: str, file: Path) -> Any:
             f"{file}: unsupported pre-tokenizer {pre or '(not named)'}",
             hint="use the model's Hub id or folder instead",
         )
-    by_own_rule = split in ("whole", "digits")
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=by_own_rule)
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split in ("whole", "digits"))
     if split == "whole":
         return to_bytes
     digits = pre_tokenizers.Digits(individual_digits=True)

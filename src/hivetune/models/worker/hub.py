@@ -2,9 +2,9 @@
 fetching.
 
 It honours HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_ETAG_TIMEOUT (10 s until the Hub has to answer) and HF_HUB_OFFLINE as
-huggingface_hub does. A Hub that does not answer is no hindrance where its cache has the model. It switches off what
-that library adds by itself: the versions and tools named in its user agent, and Xet, which asks further hosts for the
-parts of a file (HF_HUB_DISABLE_XET=0 brings it back).
+huggingface_hub does, and takes what lies whole in its cache where the Hub does not answer. It switches off what that
+library adds by itself: the versions and tools named in its user agent, and Xet, which asks further hosts for the parts
+of a file (HF_HUB_DISABLE_XET=0 brings it back).
 """
 
 import os
@@ -17,15 +17,7 @@ from urllib.parse import urlsplit
 from hivetune.errors import DoesNotFit, HivetuneError, MachineNotFit, UsageError
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-WANTED = [
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "*.json",
-    "*.jinja",
-    "tokenizer.model",
-    "merges.txt",
-    "vocab.txt",
-]
+WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 
 
 def download(name: str, *, offline: bool) -> tuple[str, str, Path]:
@@ -40,31 +32,17 @@ def download(name: str, *, offline: bool) -> tuple[str, str, Path]:
     os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
     import huggingface_hub
     from huggingface_hub import constants
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
+    _refuse_open_token()
     repository, _, revision = name.partition("@")
     get = partial(huggingface_hub.snapshot_download, repository, revision=revision or None, allow_patterns=WANTED)
-    if offline:
-        try:
-            folder = Path(get(local_files_only=True))
-        except (OSError, ValueError) as error:
-            raise MachineNotFit(
-                f"model {name} is not in the cache, and HF_HUB_OFFLINE is set", hint="unset it, or give a folder"
-            ) from error
-        return repository, folder.name, folder
-    address = urlsplit(constants.ENDPOINT)
-    if "authorization" in build_hf_headers() and address.scheme != "https" and address.hostname not in _LOOPBACK:
-        raise UsageError(
-            f"HF_ENDPOINT is {constants.ENDPOINT}: without https others can read your token",
-            hint="use https, or do without the token: unset HF_TOKEN, HF_HUB_DISABLE_IMPLICIT_TOKEN=1",
-        )
     try:
+        # snapshot_download asks too, but repeats a question that is not answered for more than a minute.
         info = huggingface_hub.HfApi().model_info(
             repository, revision=revision or None, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
         )
-        _check_files(
-            name, {each.rfilename: each.size or 0 for each in info.siblings or []}, Path(constants.HF_HUB_CACHE)
-        )
+        _check_files(name, {file.rfilename: file.size or 0 for file in info.siblings or []})
         folder = Path(get())
     except HivetuneError:
         raise
@@ -72,57 +50,66 @@ def download(name: str, *, offline: bool) -> tuple[str, str, Path]:
         explained = _explain(name, error)
         if isinstance(explained, UsageError):
             raise explained from error
-        try:  # the Hub can't be reached: what lies in its cache is the model too
+        try:  # the Hub can't be reached: what lies whole in its cache is the model too
             folder = Path(get(local_files_only=True))
-        except (OSError, ValueError):
+        except LocalEntryNotFoundError:
             raise explained from error
     return repository, folder.name, folder
 
 
-def _explain(name: str, error: Exception) -> HivetuneError:
+def _refuse_open_token() -> None:
     from huggingface_hub import constants
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-    if isinstance(error, GatedRepoError):
+    address = urlsplit(constants.ENDPOINT)
+    if "authorization" in build_hf_headers() and address.scheme != "https" and address.hostname not in _LOOPBACK:
+        raise UsageError(
+            f"HF_ENDPOINT is {constants.ENDPOINT}: without https others can read your token",
+            hint="use https, or do without the token: unset HF_TOKEN, HF_HUB_DISABLE_IMPLICIT_TOKEN=1",
+        )
+
+
+def _explain(name: str, error: Exception) -> HivetuneError:
+    from huggingface_hub import constants, errors
+
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return MachineNotFit(
+            f"model {name} is not in the cache, and HF_HUB_OFFLINE is set", hint="unset it, or give a folder"
+        )
+    if isinstance(error, errors.GatedRepoError):
         return UsageError(
             f"model {name} requires you to accept its licence",
             hint=f"accept it at {constants.ENDPOINT}/{name}, then set HF_TOKEN",
         )
-    if isinstance(error, RepositoryNotFoundError | RevisionNotFoundError | HFValidationError):
+    if isinstance(error, errors.RepositoryNotFoundError | errors.RevisionNotFoundError | errors.HFValidationError):
         return UsageError(
             f"model {name} is not on the Hub ({constants.ENDPOINT}), or HF_TOKEN may not see it",
             hint="check the spelling",
         )
-    if isinstance(error, HfHubHTTPError):
-        return MachineNotFit(f"model {name}: {str(error).splitlines()[0]}", hint="try again later")
-    return _no_network(name, str(error).splitlines()[0] if str(error) else type(error).__name__, constants.ENDPOINT)
-
-
-def _no_network(name: str, reason: str, endpoint: str) -> MachineNotFit:
+    if isinstance(error, errors.HfHubHTTPError):
+        return MachineNotFit(f"model {name}: {reason}", hint="try again later")
     return MachineNotFit(
-        f"model {name}: {endpoint} can't be reached: {reason}",
+        f"model {name}: {constants.ENDPOINT} can't be reached: {reason}",
         hint="check the network or HF_ENDPOINT, or give a local folder, a GGUF file or smollm2-135m",
     )
 
 
-def _check_files(name: str, files: Mapping[str, int], cache: Path) -> None:
+def _check_files(name: str, files: Mapping[str, int]) -> None:
     """Raise UsageError for a model without safetensors, DoesNotFit for one without room; `files`: bytes by name."""
-    size_bytes = sum(size for file, size in files.items() if file.endswith(".safetensors"))
-    if not any(file.endswith(".safetensors") for file in files):
+    from huggingface_hub import constants
+
+    sizes = [size_bytes for file, size_bytes in files.items() if file.endswith(".safetensors")]
+    if not sizes:
         raise UsageError(
             f"model {name} has no *.safetensors on the Hub",
             hint="pickled weights can run code and are never fetched; use another repository of the model",
         )
+    cache = Path(constants.HF_HUB_CACHE)
     folder = next(path for path in (cache, *cache.parents) if path.exists())
     free_bytes = shutil.disk_usage(folder).free
-    if size_bytes > free_bytes:
+    if sum(sizes) > free_bytes:
         raise DoesNotFit(
-            f"model {name} takes {size_bytes / 1e9:.1f} GB, {folder} has {free_bytes / 1e9:.1f} GB free",
+            f"model {name} takes {sum(sizes) / 1e9:.1f} GB, {folder} has {free_bytes / 1e9:.1f} GB free",
             hint="make room, or set HF_HOME to another disk",
         )

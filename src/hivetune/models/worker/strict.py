@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import (
@@ -22,7 +22,6 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
-from transformers.pytorch_utils import Conv1D
 
 from hivetune.base.disk import read_json
 from hivetune.errors import UsageError
@@ -33,12 +32,11 @@ from hivetune.models.worker.weights import open_weights, write_weights
 
 # Tensors that a checkpoint may hold beyond the model's own, besides those that transformers itself names for the family
 # (heads that predict further tokens, old buffers of positions): none of them is used, and none can be trained.
-LEGAL_EXTRAS: Mapping[str, str] = {
-    r"(^|\.)(attn|attention|self_attention)\.(masked_)?bias$": "a causal mask, stored as a buffer by GPT-2 and its kin",
-    r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$": "rotations, computed from the config",
-    r"^(v_head|value_head|reward_head)\.": "a head of a reward model beside the language model",
-}
-_LEGAL = re.compile("|".join(f"({pattern})" for pattern in LEGAL_EXTRAS))
+_LEGAL = re.compile(
+    r"(^|\.)(attn|attention|self_attention)\.(masked_)?bias$"  # a causal mask, a buffer of GPT-2 and its kin
+    r"|rotary_emb\.(inv_freq|cos_cached|sin_cached)$"  # rotations, computed from the config
+    r"|^(v_head|value_head|reward_head)\."  # of a reward model beside the language model
+)
 # Settings that say how many modules there are: a made-up number would cost all memory before it is compared.
 _COUNTS = re.compile(r"(num|n)_(\w+_)?(layers?|experts|blocks)|\w+_layers")
 # Bases of rotations: at 0 every angle is infinite.
@@ -47,8 +45,23 @@ _NAMED = 3
 _HINT = "download or convert it again; config.json and *.safetensors have to be of one model"
 
 
-def check_against_config(folder: Path, name: str) -> tuple[tuple[tuple[str, str], ...], dict[str, Any]]:
-    """Return pairs of tensors that share a value, and `sizes` of hivetune.json.
+def read_config(folder: Path, name: str) -> Any:
+    """Return transformers' config of a folder. Raises UsageError for one that it can't read."""
+    for setting, value in all_settings(read_json(folder / "config.json")):
+        if not isinstance(value, int | float):
+            continue
+        if _COUNTS.fullmatch(setting) and value > MAX_LAYERS:
+            raise UsageError(f"model {name}: config.json says {setting} {value}; at most {MAX_LAYERS} are supported")
+        if setting in _POSITIVE and value <= 0:
+            raise UsageError(f"model {name}: config.json says {setting} {value}; it has to be above 0", hint=_HINT)
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # noqa: BLE001 (a config that lies fails anywhere in a model's code, with any exception)
+        raise _unbuildable(name, error) from None
+
+
+def check_against_config(folder: Path, name: str) -> dict[str, Any]:
+    """Return `sizes` of hivetune.json.
 
     Raises UsageError, naming tensors, for weights of another model than config.json describes, and for a config that
     describes none.
@@ -64,23 +77,23 @@ def check_against_config(folder: Path, name: str) -> tuple[tuple[tuple[str, str]
             trust_remote_code=False,
             use_safetensors=True,
         )
-    except SafetensorError as error:
-        raise UsageError(f"model {name}: its weights can't be read: {error}", hint=_HINT) from None
-    except RuntimeError as error:
+    except Exception as error:  # noqa: BLE001 (as above)
         if "conversion of the weights" not in str(error):
             raise _unbuildable(name, error) from None
         fault = "one of a group, such as an expert's, is missing or of another shape"
         raise UsageError(f"model {name}: its tensors can't be combined: {fault}", hint=_HINT) from None
-    except Exception as error:  # noqa: BLE001 (a config that lies fails anywhere in a model's code, with any exception)
-        raise _unbuildable(name, error) from None
     refuse_invented(loading_info, name)
-    whole_numbers = {key for key, stored in open_weights(folder).items() if stored.kind == "I64"}
-    if wrong := whole_numbers & {key for key, value in module.named_parameters() if value.is_floating_point()}:
-        raise UsageError(
-            f"model {name}: {_some(wrong)} holds whole numbers, by config.json they are weights", hint=_HINT
-        )
-    if not any(isinstance(child, nn.Linear | Conv1D) for child in module.base_model.modules()):
-        raise UsageError(f"model {name}: config.json describes a model without layers", hint=_HINT)
+    stored = open_weights(folder)
+    for key, value in module.named_parameters():
+        if key in stored and stored[key].kind == "I64" and value.is_floating_point():
+            raise UsageError(f"model {name}: {key} holds whole numbers, by config.json they are weights", hint=_HINT)
+    # transformers keeps both of two tied tensors that differ, most other programs one of them.
+    for key, other in module.all_tied_weights_keys.items():
+        if key in stored and other in stored and not np.array_equal(stored[key].raw(), stored[other].raw()):
+            raise UsageError(
+                f"model {name}: config.json ties {key} to {other}, and the weights hold two different ones",
+                hint="set tie_word_embeddings to false in a local copy, if its publisher says that they differ",
+            )
     # A token has to be sent to an expert, and to no more than there are.
     settings = module.config.get_text_config().to_dict()
     setting = next((name for name in ACTIVE_EXPERTS if isinstance(settings.get(name), int)), None)
@@ -89,22 +102,10 @@ def check_against_config(folder: Path, name: str) -> tuple[tuple[tuple[str, str]
             fault = f"config.json says {setting} {settings[setting]}, of {linear.experts} experts"
             raise UsageError(f"model {name}: {fault}", hint=_HINT)
     _run_without_memory(module, name)
-    return tuple(module.all_tied_weights_keys.items()), count_sizes(module)
-
-
-def read_config(folder: Path, name: str) -> Any:
-    """Return transformers' config of a folder. Raises UsageError for one that it can't read."""
-    for setting, value in all_settings(read_json(folder / "config.json")):
-        if not isinstance(value, int | float):
-            continue
-        if _COUNTS.fullmatch(setting) and value > MAX_LAYERS:
-            raise UsageError(f"model {name}: config.json says {setting} {value}; at most {MAX_LAYERS} are supported")
-        if setting in _POSITIVE and value <= 0:
-            raise UsageError(f"model {name}: config.json says {setting} {value}; it has to be above 0", hint=_HINT)
-    try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # noqa: BLE001 (as above)
-        raise _unbuildable(name, error) from None
+    sizes = count_sizes(module)
+    if not sizes["modules"]:
+        raise UsageError(f"model {name}: config.json describes a model without layers", hint=_HINT)
+    return sizes
 
 
 def refuse_invented(loading_info: Mapping[str, Any], name: str) -> None:
@@ -115,8 +116,7 @@ def refuse_invented(loading_info: Mapping[str, Any], name: str) -> None:
     if loading_info["mismatched_keys"]:
         key, stored, needed = min(loading_info["mismatched_keys"])
         raise UsageError(f"model {name}: {key} is {list(stored)}, by config.json it is {list(needed)}", hint=_HINT)
-    unknown = [key for key in loading_info["unexpected_keys"] if not _LEGAL.search(key)]
-    if unknown:
+    if unknown := [key for key in loading_info["unexpected_keys"] if not _LEGAL.search(key)]:
         raise UsageError(
             f"model {name}: its weights hold {_some(unknown)}, which the model of config.json does not have", hint=_HINT
         )
@@ -125,22 +125,18 @@ def refuse_invented(loading_info: Mapping[str, Any], name: str) -> None:
 def _run_without_memory(module: nn.Module, name: str) -> None:
     """Pass shapes through a whole forward pass. It finds what building the model does not (heads that do not divide
     a width)."""
-    tokens_BL = torch.zeros(1, 4, dtype=torch.int64, device="meta")
     try:
-        module(input_ids=tokens_BL, use_cache=False)
-    except NotImplementedError:
-        return  # its code looks at values, which the meta device does not have
+        module(input_ids=torch.zeros(1, 4, dtype=torch.int64, device="meta"), use_cache=False)
     except Exception as error:  # noqa: BLE001 (as above)
-        if "meta" in str(error).lower():
-            return
-        raise _unbuildable(name, error) from None
+        # Code that looks at values, which the meta device does not have, is no fault of the folder.
+        if not isinstance(error, NotImplementedError) and "meta" not in str(error).lower():
+            raise _unbuildable(name, error) from None
 
 
 def _unbuildable(name: str, error: Exception) -> UsageError:
-    lines = str(error).strip().splitlines()
-    reason = f"{type(error).__name__}: {lines[0] if lines else 'no words'}"
+    lines = str(error).strip().splitlines() or ["no words"]
     return UsageError(
-        f"model {name}: transformers can't build a model from config.json ({reason[:300]})",
+        f"model {name}: transformers can't build a model from config.json ({type(error).__name__}: {lines[0][:300]})",
         hint="compare it with the config.json of the model's publisher, or update transformers if the model is newer",
     )
 
@@ -159,18 +155,15 @@ NOT_ALONE = {
         "drafts for another model, whose keys and values it reads, and writes nothing alone",
     ),
 }
-_KIND_HINT = "choose a causal language model, such as Qwen/Qwen2.5-0.5B-Instruct"
 
 
 def check_kind(config: Any, name: str) -> None:
     """Raise UsageError, in the words of its kind, for a transformers config that is not of a causal text model."""
-    kind = config.model_type
-    fault, hint = _other_kind(config, kind), _KIND_HINT
-    if fault == "":
-        return
-    if "text_config" in config.sub_configs and not config.is_encoder_decoder:
-        hint = f"ask for its text part, which is trained alone: model: {name}{TEXT_PART}"
-    raise UsageError(f"model {name} ({kind}) {fault}; only causal text models are trained", hint=hint)
+    if fault := _other_kind(config, config.model_type):
+        hint = "choose a causal language model, such as Qwen/Qwen2.5-0.5B-Instruct"
+        if "text_config" in config.sub_configs and not config.is_encoder_decoder:
+            hint = f"ask for its text part, which is trained alone: model: {name}{TEXT_PART}"
+        raise UsageError(f"model {name} ({config.model_type}) {fault}; only causal text models are trained", hint=hint)
 
 
 def _other_kind(config: Any, kind: str) -> str:
@@ -181,19 +174,13 @@ def _other_kind(config: Any, kind: str) -> str:
     senses = sorted({sense for part, sense in parts.items() if config.to_dict().get(part)})
     if senses or kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
         return f"takes {' and '.join(senses) or 'images'} besides text"
-    if getattr(config, "is_encoder_decoder", False):
-        return "is an encoder-decoder: it reads a whole text before it writes one"
     is_causal = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if config.is_encoder_decoder or (not is_causal and kind in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES):
+        return "is an encoder-decoder: it reads a whole text before it writes one"
     if kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not (is_causal and getattr(config, "is_decoder", True)):
         return "is an encoder: each token sees those that follow"
-    if is_causal:
-        return ""
-    if kind in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
-        return "is an encoder-decoder: it reads a whole text before it writes one"
-    return "is not a language model"
+    return "" if is_causal else "is not a language model"
 
-
-# The text part of a model that takes images or sound too, as a model of its own: its config and its tensors alone.
 
 # What precedes the names of the text part's tensors, by the two generations of transformers; alone it is "model.".
 TEXT_PREFIXES = ("model.language_model.", "language_model.model.", "model.text_model.", "language_model.")
@@ -201,26 +188,29 @@ HEADS = ("lm_head.", "language_model.lm_head.")
 
 
 def take_text_part(work: Path, config: Any, name: str) -> None:
-    """Write the text part of the model folder `work` over it. Raises UsageError for a model that has none."""
+    """Write the text part of a model that takes images or sound too over the folder `work`, its config and its tensors
+    alone. Raises UsageError for a model that has none."""
     text = config.get_text_config()
     if text is config:
         raise UsageError(f"model {name}: {config.model_type} is already a text model", hint="leave :text out")
-    tensors = open_weights(work)
-    prefix = next((prefix for prefix in TEXT_PREFIXES if any(key.startswith(prefix) for key in tensors)), None)
+    stored = open_weights(work)
+    prefix = next((prefix for prefix in TEXT_PREFIXES if any(key.startswith(prefix) for key in stored)), None)
     if prefix is None:
         raise UsageError(f"model {name}: the tensors of its text part can't be distinguished from the others")
-    text_tensors = {
-        f"model.{key.removeprefix(prefix)}": stored for key, stored in tensors.items() if key.startswith(prefix)
+    names = {prefix: "model.", **dict.fromkeys(HEADS, "lm_head.")}
+    tensors = {
+        alone + key.removeprefix(inside): stored[key]
+        for inside, alone in names.items()
+        for key in stored
+        if key.startswith(inside)
     }
-    for head in HEADS:
-        text_tensors |= {f"lm_head.{key.removeprefix(head)}": at for key, at in tensors.items() if key.startswith(head)}
     text.tie_word_embeddings = config.tie_word_embeddings
     for kind in ("bos_token_id", "eos_token_id", "pad_token_id"):
         if getattr(text, kind, None) is None:
             setattr(text, kind, getattr(config, kind, None))
-    described = {key: (stored.kind, stored.shape) for key, stored in text_tensors.items()}
-    write_weights(work / f".{WEIGHTS}", described, lambda key: text_tensors[key].raw().data)
-    for file in {stored.file.path for stored in tensors.values()} | {work / WEIGHTS_INDEX}:
+    described = {key: (tensor.kind, tensor.shape) for key, tensor in tensors.items()}
+    write_weights(work / f".{WEIGHTS}", described, lambda key: tensors[key].raw().data)
+    for file in {tensor.file.path for tensor in stored.values()} | {work / WEIGHTS_INDEX}:
         file.unlink(missing_ok=True)
     os.rename(work / f".{WEIGHTS}", work / WEIGHTS)
     text.save_pretrained(work)

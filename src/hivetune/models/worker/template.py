@@ -8,12 +8,13 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from jinja2 import meta, nodes
 
-from hivetune.base.disk import MANIFEST, publish, read_json, write_json
+from hivetune.base.disk import MANIFEST, read_json
 from hivetune.data.render.template import environment
 from hivetune.errors import UsageError
 from hivetune.models.prepared import DESCRIPTION, NAMED_TEMPLATES, TEMPLATE, TemplateArguments
@@ -28,10 +29,8 @@ def arguments_of(template: str) -> list[str]:
     return sorted(meta.find_undeclared_variables(ours.parse(template)) - ours.globals.keys() - set(_GIVEN))
 
 
-def _set_in(template: str) -> set[str]:
-    """Return the names that a template sets itself somewhere, which are hardly meant as arguments."""
-    names = environment().parse(template).find_all(nodes.Name)
-    return {name.name for name in names if name.ctx == "store"}
+def _names(template: str) -> Iterator[nodes.Name]:
+    return environment().parse(template).find_all(nodes.Name)
 
 
 def with_defaults(template: str, arguments: TemplateArguments) -> str:
@@ -41,38 +40,32 @@ def with_defaults(template: str, arguments: TemplateArguments) -> str:
     return "".join(f"{{%- set {name} = {name} | default({value}) %}}" for name, value in chosen) + template
 
 
-def write_variant(folder: Path, target: Path, arguments: TemplateArguments) -> dict[str, Any]:
-    """Write `target`: the prepared `folder` with these values in its templates; the content of its `hivetune.json`.
-    Raises UsageError for an argument that none of them reads."""
+def write_variant(folder: Path, work: Path, arguments: TemplateArguments) -> dict[str, Any]:
+    """Write into the empty `work` the prepared `folder` with these values in its templates. Return the content of its
+    `hivetune.json`. Raises UsageError for an argument that none of them reads."""
     templates = [folder / TEMPLATE, *sorted((folder / NAMED_TEMPLATES).glob("*.jinja"))]
     texts = {path: path.read_text(encoding="utf-8") for path in templates}
     read = sorted({name for text in texts.values() for name in arguments_of(text)})
     described = read_json(folder / DESCRIPTION)
     for name in arguments:
         if name not in read:
-            others = ", ".join(sorted(set(read) - set().union(*map(_set_in, texts.values()))))
+            set_inside = {node.name for text in texts.values() for node in _names(text) if node.ctx == "store"}
+            others = ", ".join(each for each in read if each not in set_inside)
             hint = f"it reads: {others}" if others else "it reads none: leave out `template`"
             raise UsageError(f"the chat template of {described['name']} does not read {name}", hint=hint)
-    work = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    shutil.rmtree(work, ignore_errors=True)
-    try:
-        shutil.copytree(folder, work, copy_function=_link, ignore=shutil.ignore_patterns(MANIFEST, DESCRIPTION))
-        for path, text in texts.items():
-            copy = work / path.relative_to(folder)
-            copy.unlink()
-            copy.write_text(with_defaults(text, arguments), encoding="utf-8")
-        digest = hashlib.sha256((work / TEMPLATE).read_bytes()).hexdigest()
-        described = {**described, "template_sha256": digest}
-        write_json(work / DESCRIPTION, described)
-        publish(work, target)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    ignored = shutil.ignore_patterns(MANIFEST, DESCRIPTION)
+    shutil.copytree(folder, work, copy_function=link_file, ignore=ignored, dirs_exist_ok=True)
+    for path, text in texts.items():
+        copy = work / path.relative_to(folder)
+        copy.unlink()
+        copy.write_text(with_defaults(text, arguments), encoding="utf-8")
+    described["template_sha256"] = hashlib.sha256((work / TEMPLATE).read_bytes()).hexdigest()
     return described
 
 
-def _link(source: str, target: str) -> None:
-    """Give the same bytes a second name where the file system allows it."""
+def link_file(source: str | Path, target: str | Path) -> None:
+    """Give the same bytes a second name where the file system allows it, else copy them."""
     try:
-        os.link(source, target)
+        os.link(Path(source).resolve(), target)
     except OSError:
         shutil.copyfile(source, target)

@@ -1,20 +1,21 @@
 """Tensors of a safetensors folder as numpy arrays, memory-mapped and without torch, which takes seconds to import;
 and checks that their values can be those of a model.
 
-The format is a little-endian u64 header length, a JSON header, then the raw tensors
-(https://github.com/huggingface/safetensors#format). bfloat16, which numpy lacks, is widened to float32 exactly.
+The library checks the header; its places are read here, as it hands out no maps, and numpy lacks bfloat16
+(https://github.com/huggingface/safetensors#format).
 """
 
 import json
 import math
 import mmap
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from hivetune.base.disk import read_json
 from hivetune.errors import UsageError
@@ -26,8 +27,7 @@ NUMPY_KINDS = {
     **{"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1"},
     **{"U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1"},
 }
-MAX_HEADER_BYTES = 100 << 20
-NOT_WHOLE = "the folder is not whole: get the model again"
+INCOMPLETE = "the folder is incomplete: get the model again"
 
 
 @dataclass(frozen=True)
@@ -56,41 +56,26 @@ class Stored:
 
 
 class SafetensorsFile:
-    """One file, mapped for as long as its arrays live."""
+    """One file, mapped for as long as its arrays live. Raises UsageError for one that is cut or lies about itself."""
 
     def __init__(self, path: Path):
         self.path = path
-        with open(path, "rb") as file:
-            try:
-                self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            except ValueError:
-                raise UsageError(f"{path} is empty", hint=NOT_WHOLE) from None
-        self.tensors = self._header()
-
-    def _header(self) -> dict[str, Stored]:
-        """Raise UsageError for a file that is cut or lies about its offsets."""
-        length = struct.unpack_from("<Q", self.data)[0] if len(self.data) >= 8 else 0
-        begin = 8 + length
-        if not 2 <= length <= MAX_HEADER_BYTES or begin > len(self.data):
-            raise UsageError(f"{self.path} is not a safetensors file, or is truncated", hint=NOT_WHOLE)
         try:
-            header = json.loads(self.data[8:begin])
-            header.pop("__metadata__", None)
-            return {name: self._entry(name, entry, begin) for name, entry in header.items()}
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-            raise UsageError(f"{self.path}: damaged header: {error}", hint=NOT_WHOLE) from None
-
-    def _entry(self, name: str, entry: dict[str, Any], begin: int) -> Stored:
-        kind, shape = entry["dtype"], tuple(int(size) for size in entry["shape"])
-        first, last = entry["data_offsets"]
-        if min(shape, default=0) < 0:
-            raise ValueError(f"{name} has the shape {list(shape)}")
-        if kind not in NUMPY_KINDS:
-            raise ValueError(f"{name} has the unsupported type {kind}")
-        size_bytes = math.prod(shape) * np.dtype(NUMPY_KINDS[kind]).itemsize
-        if not 0 <= first <= last <= len(self.data) - begin or last - first != size_bytes:
-            raise ValueError(f"{name} is outside of the file")
-        return Stored(kind, shape, self, begin + first, size_bytes)
+            with safe_open(path, framework="numpy"):
+                pass  # sizes, offsets and the header's form are right
+        except SafetensorError as error:
+            raise UsageError(f"{path} is damaged: {error}", hint=INCOMPLETE) from None
+        with open(path, "rb") as file:
+            self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        begin = 8 + struct.unpack_from("<Q", self.data)[0]
+        header = json.loads(self.data[8:begin])
+        header.pop("__metadata__", None)
+        self.tensors: dict[str, Stored] = {}
+        for name, entry in header.items():
+            first, last = entry["data_offsets"]
+            self.tensors[name] = Stored(entry["dtype"], tuple(entry["shape"]), self, begin + first, last - first)
+            if entry["dtype"] not in NUMPY_KINDS:
+                raise UsageError(f"{path}: {name} has the unsupported type {entry['dtype']}", hint=INCOMPLETE)
 
 
 def shard_files(folder: Path) -> list[str]:
@@ -113,7 +98,10 @@ def open_weights(folder: Path) -> dict[str, Stored]:
 def write_weights(
     path: Path, described: Mapping[str, tuple[str, Sequence[int]]], data: Callable[[str], memoryview]
 ) -> None:
-    """Write a safetensors file: kind and shape of each tensor, and then the bytes that `data` returns of it."""
+    """Write a safetensors file: kind and shape of each tensor, and then the bytes that `data` returns of it.
+
+    One tensor at a time, where the library would hold the whole model in memory.
+    """
     header, end = dict[str, Any](), 0
     for name, (kind, shape) in described.items():
         begin, end = end, end + math.prod(shape) * np.dtype(NUMPY_KINDS[kind]).itemsize
@@ -150,21 +138,8 @@ def check_weights(folder: Path, name: str) -> None:
         raise UsageError(f"model {name} has no weights in its safetensors files", hint=_HINT)
     quantized = "quantization_config" in read_json(folder / "config.json")
     for tensor_name, tensor in tensors.items():
-        problem = _problem(tensor, quantized=quantized)
-        if problem:
+        if problem := _problem(tensor, quantized=quantized):
             raise UsageError(f"model {name}: {tensor_name} {problem}", hint=_HINT)
-
-
-def check_tied(folder: Path, pairs: Iterable[tuple[str, str]], name: str) -> None:
-    """Raise UsageError when two tensors that config.json ties are both stored, with different values: transformers then
-    keeps both, most other programs one of them."""
-    tensors = open_weights(folder)
-    for name_a, name_b in pairs:
-        if name_a in tensors and name_b in tensors and not np.array_equal(tensors[name_a].raw(), tensors[name_b].raw()):
-            raise UsageError(
-                f"model {name}: config.json ties {name_a} to {name_b}, and the weights hold two different ones",
-                hint="set tie_word_embeddings to false in a local copy, if its publisher says that they differ",
-            )
 
 
 def _problem(tensor: Stored, *, quantized: bool) -> str:
@@ -173,20 +148,19 @@ def _problem(tensor: Stored, *, quantized: bool) -> str:
         is_weight = len(tensor.shape) > 1 and tensor.kind not in ("I64", "BOOL") and not quantized
         return f"is stored as {tensor.kind} numbers" if is_weight else ""
     integer, exponent = EXPONENTS[tensor.kind]
-    ends_at = 0  # behind the last value that is not zero
-    for start in range(0, tensor.size_bytes, _CHUNK_BYTES):
-        size = min(_CHUNK_BYTES, tensor.size_bytes - start)
-        bits = np.frombuffer(tensor.file.data, "|u1", size, tensor.start + start).view(integer)
-        if bool((np.bitwise_and(bits, exponent) == exponent).any()):
+    bits: Array = tensor.raw().view(integer)
+    per_chunk, filled, alike = _CHUNK_BYTES // bits.itemsize, 0, True  # filled: up to the last value that is not zero
+    for start in range(0, len(bits), per_chunk):
+        chunk = bits[start : start + per_chunk]
+        if bool((np.bitwise_and(chunk, exponent) == exponent).any()):
             return "holds NaN or infinity"
-        if bool(bits.any()):
-            ends_at = start + size - bits.itemsize * int(np.argmax(bits[::-1] != 0))
+        if bool(chunk.any()):
+            filled = start + len(chunk) - int(np.argmax(chunk[::-1] != 0))
+        alike = alike and bool((chunk == bits[0]).all())
     if len(tensor.shape) < 2 or min(tensor.shape) < 2:  # biases and buffers may be zero
         return ""
-    if not ends_at:
+    if not filled:
         return "is all zeros"
-    if 1 - ends_at / tensor.size_bytes > MAX_ZEROS_AT_END:
+    if 1 - filled / len(bits) > MAX_ZEROS_AT_END:
         return "ends with zeros"
-    first: Array = tensor.raw()[:_CHUNK_BYTES].view(integer)
-    one_value = bool((first == first[0]).all()) and tensor.size_bytes <= _CHUNK_BYTES
-    return "holds one value only" if one_value and first.size > 1 else ""
+    return "holds one value only" if alike else ""
