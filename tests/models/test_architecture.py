@@ -82,7 +82,6 @@ def test_sizes_are_those_that_transformers_builds(family: str) -> None:
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     found = parse_architecture(json.loads(config.to_json_string(use_diff=False)), family)
-    assert found.exact
     assert found.parameters == sum(p.numel() for p in model.parameters())
     linears = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     assert {linear.name for linear in found.adapted()} == linears - {"lm_head"}
@@ -109,10 +108,11 @@ def test_a_made_up_number_of_layers_is_refused_before_it_is_counted() -> None:
         parse_architecture(config, "config.json")
 
 
-def test_an_unknown_family_with_the_usual_names_is_not_exact() -> None:
+def test_the_sizes_of_an_unknown_family_are_not_guessed() -> None:
     config = {**(known_model("smollm2-135m") or {}), "model_type": "brandnew"}
-    found = parse_architecture(config, "config.json")
-    assert not found.exact and found.parameters == PUBLISHED["smollm2-135m"]
+    with pytest.raises(UsageError, match="the sizes of a brandnew") as refused:
+        parse_architecture(config, "config.json")
+    assert "hivetune fetch" in refused.value.hint
 
 
 @pytest.mark.parametrize(

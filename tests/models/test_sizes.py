@@ -1,4 +1,4 @@
-"""Every model can be planned: counted when it is prepared, guessed before that, refused never for want of a formula."""
+"""Every model can be planned when it is prepared: the modules of those without a formula are counted then."""
 
 import json
 import shutil
@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from hivetune.base.disk import write_json
 from hivetune.config import LoraConfig, RunConfig, parse_config
+from hivetune.errors import UsageError
 from hivetune.models.architecture import read_architecture
 from hivetune.models.prepared import folder_for
 from hivetune.models.worker.prepare_model import prepare_model
@@ -57,9 +58,8 @@ def test_a_model_without_a_formula_is_counted(
 ) -> None:
     monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "home"))
     source = write_kind(tiny_source, tmp_path / "model", kind)
-    guessed = plan_run(config_of(source), memory_gb=16, cores=2, rows=100, tokens=200)
-    assert not guessed.setup.architecture.exact and guessed.choice is not None
-    assert guessed.choice.peak.error == 0.5
+    with pytest.raises(UsageError, match=f"the sizes of a {kind} do not follow"):
+        plan_run(config_of(source), memory_gb=16, cores=2)
     prepare_model(str(source), folder_for(str(source)))
     found = read_architecture(folder_for(str(source)))
     module = AutoModelForCausalLM.from_pretrained(source)

@@ -100,9 +100,6 @@ def plan_text(planned: Planned) -> Iterator[str | Table]:
     disk = disk_bytes(planned.setup)
     listed = ", ".join(f"{name} {size(value)}" for name, value in disk.items())
     yield f"disk: {size(sum(disk.values()))} ({listed}); {size(disk_free_bytes(_folder_of(planned)))} free here"
-    if not planned.setup.architecture.exact:
-        family = planned.setup.architecture.family
-        yield Note(f"{family} is estimated as a Llama-like model; for exact sizes: hivetune fetch")
 
 
 def _choice_text(planned: Planned, choice: Choice) -> Iterator[str | Table]:

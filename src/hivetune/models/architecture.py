@@ -2,8 +2,7 @@
 
 Families that families.py lists are counted from config.json by formula. For every other model, and for those with
 experts, the preparation counts the modules that transformers builds (models/worker/linears.py) and writes them into
-hivetune.json. Before that such a model is guessed as if it were Llama, by whatever names its family gives to the sizes,
-and `exact` is False.
+hivetune.json. Before that its sizes are not known: nothing is guessed from a config.json.
 """
 
 import json
@@ -16,7 +15,7 @@ from typing import Any
 from hivetune.base.disk import read_json
 from hivetune.base.private import read_bounded
 from hivetune.errors import UsageError
-from hivetune.models.families import FAMILIES, HEAD_NORMS, OTHER_NAMES, Family, Width
+from hivetune.models.families import FAMILIES, HEAD_NORMS, Width
 from hivetune.models.prepared import DESCRIPTION
 
 ALL_LINEAR = "all-linear"
@@ -28,7 +27,6 @@ A_WEIGHT = ".lora_A.weight"
 # Far above any real model (126 in Llama 3.1 405B), far below what a made-up config would cost to count.
 MAX_CONFIG_BYTES = 16 << 20
 MAX_LAYERS = 4096
-USUAL_HEAD = 64
 
 
 def match_targets(names: Iterable[str], targets: str | Sequence[str], *, head: str | None) -> list[str]:
@@ -150,7 +148,6 @@ class Architecture:
     tied: bool
     norm_parameters: int
     linears: tuple[Linear, ...]
-    exact: bool = True
     modules: tuple[Linear, ...] = ()
     counted: int = 0
     other_weights: int = 0
@@ -250,22 +247,25 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
     if isinstance(config.get("text_config"), dict) and "hidden_size" not in config:
         config = config["text_config"]  # of an image-and-text model the language part is trained
     kind = str(config.get("model_type", ""))
-    family, guessed = FAMILIES.get(kind, Family()), kind not in FAMILIES
+    family = FAMILIES.get(kind)
+    if family is None:
+        raise UsageError(
+            f"{where}: the sizes of a {kind or 'model'} do not follow from its config",
+            hint="they are counted when it is prepared: hivetune fetch MODEL",
+        )
 
     def number(name: str, default: int | None = None) -> int:
-        names = (name, *OTHER_NAMES.get(name, ())) if guessed else (name,)
-        value = next((config[alias] for alias in names if config.get(alias) is not None), default)
+        value = default if config.get(name) is None else config[name]
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 32:
             raise UsageError(f"{where}: '{name}' is {value!r}: this is not the config of a causal language model")
         return value
 
     hidden, layers = number("hidden_size"), number("num_hidden_layers")
-    heads = number("num_attention_heads", max(1, hidden // USUAL_HEAD) if guessed else None)
+    heads, ffn = number("num_attention_heads"), number("intermediate_size")
     if layers > MAX_LAYERS:
         raise UsageError(f"{where}: 'num_hidden_layers' is {layers}, at most {MAX_LAYERS} are supported")
     head_size = number("head_dim", family.head_dim or hidden // heads)
     kv_heads = number("num_key_value_heads", heads)
-    ffn = number("intermediate_size", 4 * hidden if guessed else None)
     widths: dict[Width, int] = {"hidden": hidden, "q": heads * head_size, "kv": kv_heads * head_size, "ffn": ffn}
     # Norms of heads have the size of a head or of all, others that of the stream; one more is before the logits.
     of_heads = {"q": widths["q"], "k": widths["kv"]} if family.wide_norms else dict.fromkeys(HEAD_NORMS, head_size)
@@ -273,7 +273,7 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
     qkv_bias = family.qkv_bias or attention_bias
     biases = {"qkv": qkv_bias, "attention": attention_bias, "mlp": mlp_bias, "never": False}
     return Architecture(
-        family=kind or "unknown",
+        family=kind,
         layers=layers,
         hidden=hidden,
         ffn=ffn,
@@ -287,5 +287,4 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
             Linear(part.name, widths[part.inputs], sum(widths[width] for width in part.outputs), biases[part.bias])
             for part in family.projections
         ),
-        exact=not guessed,
     )

@@ -3,7 +3,7 @@
 A family is what transformers calls `model_type`. Each entry says how it differs from Llama, from the definitions of
 the models in transformers and of the architectures in llama.cpp. Data only: the arithmetic is where it is needed
 (models/architecture.py counts, train/worker/model/fast/ computes, llama.cpp's converter translates). A family that is
-not listed trains on the general path, and the plan counts it as if it were Llama and reports it.
+not listed trains on the general path, and its modules are counted when it is prepared (models/worker/linears.py).
 
 Widths: hidden D, queries H * E, keys G * E (and values), MLP F; H query heads, G key-value heads, E channels a head.
 """
@@ -148,14 +148,4 @@ FAMILIES: Mapping[str, Family] = {
         sliding="all but each sixth",
         local_rope=True,
     ),
-}
-# What families that are not listed call their sizes: from transformers' own maps of names (`attribute_map`) and from
-# the configs of those that have none.
-OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
-    "hidden_size": ("n_embd", "d_model", "n_embed", "model_dim", "dim"),
-    "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "num_blocks"),
-    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
-    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "num_query_groups"),
-    "intermediate_size": ("n_inner", "ffn_dim", "d_ff", "ffn_hidden_size", "d_inner", "feed_forward_hidden_size"),
-    "vocab_size": ("n_vocab", "embedding_size"),
 }

@@ -9,7 +9,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from hivetune.config import LoraConfig
-from hivetune.models.architecture import USUAL_HEAD, Linear, match_targets
+from hivetune.models.architecture import Linear, match_targets
 
 # PEFT takes these names in an adapter for the experts of a fused tensor, whatever module they are of, and loads nothing
 # else under them (peft/utils/transformers_weight_conversion.py).
@@ -28,6 +28,7 @@ NOT_ADAPTABLE: Mapping[str, tuple[str, ...]] = {
 # They choose, as a router does of experts, and no gradient comes through that: which keys sparse attention sees, which
 # bytes make a patch (BLT). Experts that are modules of their own stay frozen too.
 FROZEN_PARTS = (".indexer.", ".patcher.", ".experts.")
+USUAL_HEAD = 64  # of families that do not name their heads
 # What configs call the number of experts that a token meets.
 ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_top_k", "top_k")
 

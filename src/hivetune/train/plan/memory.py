@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hivetune.config import RunConfig
-from hivetune.models.architecture import ALL_LINEAR, Architecture
+from hivetune.models.architecture import Architecture
 from hivetune.models.families import FAMILIES
 from hivetune.run.choices import Choices
 from hivetune.train.plan.device import Device
@@ -92,11 +92,9 @@ def setup_of(
 ) -> TrainingSetup:
     """Return the setup of a model with adapters of this rank, on the path of its family.
 
-    A guessed model, whose modules have other names, counts as if all had an adapter. Raises UsageError as
-    `match_targets`.
+    Raises UsageError as `match_targets`.
     """
-    targets = target_modules if architecture.exact else ALL_LINEAR
-    trained = architecture.adapter_parameters(rank, targets)
+    trained = architecture.adapter_parameters(rank, target_modules)
     path: Path = "fast" if architecture.is_fast and not quantized else "general"
     return TrainingSetup(architecture, trained, dtype, kind, quantized, path=path, rank=rank)
 
@@ -223,7 +221,7 @@ def predict_peak(setup: TrainingSetup, tokens: int, longest: int | None = None) 
         parts["compiled products"] = ROW_COUNTS * COMPILED_BYTES
     if setup.kind == "cpu":
         parts["saved state"] = n * STATE_BYTES
-    known = setup.architecture.exact and not setup.architecture.modules
+    known = setup.architecture.is_fast
     return Peak({name: size for name, size in parts.items() if size}, FORMULA_ERROR if known else UNKNOWN_ERROR)
 
 
