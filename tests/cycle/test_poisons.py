@@ -1,18 +1,16 @@
 """30 unattended cycles on a tiny real model and growing rows, five of them poisoned: nothing harmful is promoted.
 
 Only `make proof NAME=cycle-poisons`: each cycle trains, is measured beside two rivals and registered. A champion is
-harmful when it is worse than the one before it on rows that no cycle ever sees. Begun again, it goes on behind the last
-batch that was finished.
+harmful when it is worse than the one before it on rows that no cycle ever sees.
 """
 
-import json
 import os
 import random
 import shutil
 import sqlite3
+import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from cycle.small import NAME, append_rows, make_config, make_rows, poisoned
 from gguf_families import write_model
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import MANIFEST
+from hivetune.base.disk import MANIFEST, stored_path
 from hivetune.config import load_config
 from hivetune.cycle.loop import Listener, opened
 from hivetune.cycle.record import cycles_of
@@ -42,28 +40,6 @@ POISONS = {5: "shuffled", 10: "flood", 15: "secrets", 20: "broken base", 25: "Na
 TOLERANCE = 0.02  # of the gate, in nats per token
 DAY_S = 86_400.0
 NAN_MARK, OVERFLOW = "~", 1e30  # rows that hold the character have no finite loss
-
-
-@dataclass
-class Life:
-    """What is kept between batches, so that an interrupted proof continues."""
-
-    path: Path
-    done: int = 0
-    losses: dict[str, float] = field(default_factory=dict)  # of champions, on rows that nobody trains on
-    events: list[dict[str, Any]] = field(default_factory=list)
-
-    def load(self) -> "Life":
-        if self.path.exists():
-            known = json.loads(self.path.read_text())
-            self.done, self.losses, self.events = known["done"], known["losses"], known["events"]
-        return self
-
-    def save(self) -> None:
-        known = {"done": self.done, "losses": self.losses, "events": self.events}
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(known, indent=1))
-        temporary.rename(self.path)
 
 
 def secret(number: int) -> str:
@@ -137,8 +113,6 @@ def champion() -> tuple[str, Path] | None:
 
 def live(config: Path, day: int) -> str:
     """Run the loop until there is nothing to do, `day` days from now, when pauses after failures are over."""
-    import time
-
     said: list[str] = []
     try:
         with opened(load_config(config), Listener(said.append)) as loop:
@@ -151,70 +125,53 @@ def live(config: Path, day: int) -> str:
         return f"refused: {error.message}"
 
 
-def texts_of(snapshots: list[str]) -> str:
+def texts_of(snapshots: list[Path]) -> str:
     found = []
-    for snapshot in snapshots:
-        with closing(sqlite3.connect(Path(snapshot) / "rows.sqlite")) as database:
+    for snapshot in (path for path in snapshots if path.is_dir()):
+        with closing(sqlite3.connect(snapshot / "rows.sqlite")) as database:
             found += [row[0] for row in database.execute("SELECT messages FROM rows")]
     return "\n".join(found)
 
 
-def one_day(life: Life, work: Path, day: int) -> None:
-    config, kind = work / "cycle.yaml", POISONS.get(day)
-    (work / "rows.jsonl").write_text("")  # whole again, should an earlier try of this day have been killed
-    for number in range(day + 1):
-        append_rows(work / "rows.jsonl", batch(number))
-    before = champion()
-    shutil.rmtree(work / "base", ignore_errors=True)
-    shutil.copytree(work / "whole-base", work / "base")  # with its times: the same files are the same model
+def one_day(work: Path, day: int, losses: dict[str, float]) -> dict[str, Any]:
+    """Live a day; return what came of it. `losses`: of champions, on rows that nobody trains on."""
+    config, kind, before = work / "cycle.yaml", POISONS.get(day), champion()
+    append_rows(work / "rows.jsonl", batch(day))
     if kind == "broken base":
         break_base(work / "base")
-    said = live(config, day)
+    event: dict[str, Any] = {"day": day, "poison": kind, "said": live(config, day)}
     shutil.rmtree(work / "base")
-    shutil.copytree(work / "whole-base", work / "base")
+    shutil.copytree(work / "whole-base", work / "base")  # with its times: the same files are the same model
     after = champion()
-    event: dict[str, Any] = {"day": day, "poison": kind, "said": said}
-    event["champion"] = None if after is None else after[0]
     if after is not None and after != before:
-        life.losses[after[0]] = clean_loss(after[1], config, work / "probe.jsonl")
-        event["clean_loss"] = life.losses[after[0]]
-        worse = before is not None and life.losses[after[0]] > life.losses[before[0]] + TOLERANCE
+        losses[after[0]] = event["clean_loss"] = clean_loss(after[1], config, work / "probe.jsonl")
+        worse = before is not None and losses[after[0]] > losses[before[0]] + TOLERANCE
         event["harmful"] = worse or kind == "broken base"
     with closing(open_database()) as database:
-        event["cycles"] = [(one.id, one.end, one.reason[:200]) for one in cycles_of(database, NAME)][-2:]
-    life.events.append(event)
-    life.done = day + 1
-    life.save()
+        event["cycles"] = [(one.id, one.end, one.reason[:200]) for one in cycles_of(database, NAME)][-1:]
+    return event
 
 
 def test_thirty_cycles_five_poisoned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
+    own_home: Path, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    work = Path(os.environ.get("HIVETUNE_PROOF_FOLDER", tmp_path))
+    make_base(tmp_path / "whole-base")
+    shutil.copytree(tmp_path / "whole-base", tmp_path / "base")
+    make_config(tmp_path, model=str(tmp_path / "base"))
+    append_rows(tmp_path / "probe.jsonl", make_rows(900_000, 60))
+    losses: dict[str, float] = {}
     days = int(os.environ.get("HIVETUNE_CYCLES", CYCLES))
-    monkeypatch.setenv("HIVETUNE_HOME", str(work / "home"))
-    life = Life(work / "life.json").load()
-    if not life.path.exists():
-        shutil.rmtree(work / "whole-base", ignore_errors=True)
-        make_base(work / "whole-base")
-        shutil.copytree(work / "whole-base", work / "base", dirs_exist_ok=True)
-        make_config(work, model=str(work / "base"))
-        append_rows(work / "probe.jsonl", make_rows(900_000, 60))
-        life.save()
-    for day in range(life.done, days):
-        one_day(life, work, day)
-    promoted = [event for event in life.events if "clean_loss" in event]
+    events = [one_day(tmp_path, day, losses) for day in range(days)]
+    promoted = [event for event in events if "clean_loss" in event]
     assert not [event for event in promoted if event["harmful"]]
     assert len(promoted) >= 2  # it learns, too
     with closing(open_database()) as database:
         snapshots = [path for (path,) in database.execute("SELECT path FROM snapshots")]
-    said = texts_of([path for path in snapshots if Path(path).is_dir()])
-    assert not [number for number in POISONS if secret(number) in said]
-    record_property("cycles", len(life.events))
-    record_property("poisoned", sum(event["poison"] is not None for event in life.events))
+    said = texts_of([stored_path(path) for path in snapshots])
+    assert said and not [number for number in POISONS if secret(number) in said]
+    record_property("cycles", len(events))
+    record_property("poisoned", sum(event["poison"] is not None for event in events))
     record_property("promotions", len(promoted))
     record_property("harmful promotions", 0)
     record_property("clean loss of each champion", [round(event["clean_loss"], 3) for event in promoted])
-    record_property(
-        "what became of the poisoned", [(e["poison"], e["cycles"][-1:]) for e in life.events if e["poison"]]
-    )
+    record_property("what became of the poisoned", [(e["poison"], e["cycles"]) for e in events if e["poison"]])

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from dashboard.shown import HOSTILE, SNAPSHOT, Shown, add_step, dashboard, everything, make_run, supervisor
+from dashboard.shown import HOSTILE, SNAPSHOT, Shown, add_step, dashboard, everything, supervisor
 from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 from programs import require_program
 
 from hivetune.base.database import open_database
 from hivetune.base.journal import Journal, read_journal
-from hivetune.dashboard.watched import MAX_BUCKETS, run_id
-from hivetune.release.registry import find
+from hivetune.dashboard.watched import run_id
 from hivetune.run.folder import METRICS
 from hivetune.run.status import loss_curve
 from hivetune.serve.capture import CapturedAnswer, store_entries
@@ -239,47 +238,6 @@ def test_a_run_is_followed_through_reloads_kills_and_steps_made_again(
             tabs.close()
 
 
-def test_seven_tabs_are_all_kept_up_to_date(browser: Browser, site: Site) -> None:
-    """More than the six connections that a browser has to a host. A hidden tab asks for nothing."""
-    tabs = Tabs(browser, site.shown)
-    pages = [tabs.open(f"runs/{run_id(site.going)}") for _ in range(7)]
-    first = points(pages[0])
-    grow(site.going, first + 1, first + 5)
-    for page in pages:
-        until(lambda page=page: points(page) == first + 5)  # type: ignore[misc]
-    hidden = pages[0]
-    hidden.evaluate(
-        "Object.defineProperty(document, 'hidden', {get: () => window.away}); window.away = true;"
-        "document.dispatchEvent(new Event('visibilitychange'))"
-    )
-    assert hidden.evaluate("timer === null")
-    grow(site.going, first + 6, first + 9)
-    until(lambda: points(pages[1]) == first + 9)
-    assert points(hidden) == first + 5
-    hidden.evaluate("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
-    until(lambda: points(hidden) == first + 9)
-    tabs.close()
-
-
-def test_a_hundred_thousand_points_stay_few_to_draw(browser: Browser, site: Site) -> None:
-    with home_at(site.home):
-        long = make_run("long", steps=200_000, done=100_000)
-    tabs = Tabs(browser, site.shown)
-    page = tabs.open(f"runs/{run_id(long)}")
-    assert points(page) == 100_000
-    assert MAX_BUCKETS / 2 <= len(drawn_loss(page)) <= MAX_BUCKETS
-    assert page.evaluate("document.querySelectorAll('*').length") < 1500
-    assert len(page.content()) < 300_000
-    page.evaluate(
-        "void (replace = ((plain) => (old, html) => { const began = performance.now(); plain(old, html);"
-        " window.spent = Math.max(window.spent || 0, performance.now() - began); })(replace))"
-    )
-    grow(long, 100_001, 100_005)
-    until(lambda: points(page) == 100_005)
-    assert page.evaluate("window.spent") < 100  # ms that the page stands still for an update
-    tabs.close()
-
-
 def test_a_person_signs_in_acts_and_signs_out(browser: Browser, site: Site) -> None:
     shown = site.shown
     tabs = Tabs(browser, shown)
@@ -311,48 +269,6 @@ def test_a_person_signs_in_acts_and_signs_out(browser: Browser, site: Site) -> N
     page.click("button >> text=Sign in")
     expect(page.locator("h1")).to_have_text("Now")
     tabs.close()
-
-
-def test_another_site_can_neither_post_nor_frame_nor_rebind(browser: Browser, site: Site) -> None:
-    """A page on another port of the same machine: the cookie is sent with its form, and the form does nothing."""
-    import http.server
-    import threading
-
-    shown = site.shown
-    target = f"{shown.url}releases/helpdesk/2/promote"
-    body = (
-        f'<title>evil</title><form method="post" action="{target}"><input name="token" value="x"></form>'
-        f'<iframe src="{shown.url}"></iframe>'
-    )
-
-    class Evil(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, *_: object) -> None:
-            """Print nothing."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Evil) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        context = browser.new_context()
-        page = context.new_page()
-        page.goto(f"{shown.url}login?token={shown.token}")
-        page.goto(f"http://127.0.0.1:{server.server_address[1]}/")
-        assert page.frames[1].url in ("chrome-error://chromewebdata/", "about:blank", shown.url)
-        assert page.frames[1].locator("nav").count() == 0
-        with page.expect_response(target) as refused:
-            page.evaluate("document.forms[0].submit()")
-        assert refused.value.status == 403
-        page.wait_for_url(target)  # or the next line meets a navigation that is still under way
-        page.goto(f"http://localhost:{shown.port}/dashboard/")  # a name of ours, but the cookie is of the other
-        expect(page.locator("#token")).to_be_visible()
-        context.close()
-        server.shutdown()
-    with closing(open_database(site.home / "hive.db")) as database:
-        assert find(database, "helpdesk").label == "helpdesk@1"
 
 
 def test_a_hundred_answers_are_reviewed_by_keyboard_alone(browser: Browser, own_home: Path, tmp_path: Path) -> None:

@@ -29,6 +29,9 @@ def release(version: int, verdict: str | None, *aliases: str, withdrawn: str = "
     return Release("faq", version, "/runs/one", "m", "0", "1", "2", verdict, {}, 0.0, withdrawn, False, aliases)
 
 
+CHAMPION = release(1, "deploy", "champion")
+
+
 def commands(steps: object) -> list[str]:
     return [step.command for step in steps]  # type: ignore[attr-defined]
 
@@ -38,44 +41,41 @@ def test_a_home_that_is_not_there_is_empty_and_stays_so(own_home: Path) -> None:
     assert (found.running, found.recent, found.champions, found.interactions) == ((), (), (), 0)
     assert commands(found.next) == ["hivetune demo", "hivetune init ROWS"]
     assert not (home() / "hive.db").exists()
-
-
-def test_rows_in_the_store_are_what_to_begin_with(own_home: Path) -> None:
     with closing(open_database()) as database:
         database.execute("INSERT INTO interactions (id, content_id, source, row) VALUES ('a', 'a', 'f:1', '{}')")
-    found = overview()
-    assert found.interactions == 1
-    assert commands(found.next) == ["hivetune demo", "hivetune init store"]
+    assert commands(overview().next) == ["hivetune demo", "hivetune init store"]
+    (home() / "hive.db").write_bytes(b"not a database" * 100)
+    with pytest.raises(Exception, match=r"damaged|not a database") as caught:
+        overview()
+    assert not isinstance(caught.value, sqlite3.DatabaseError)
 
 
 def test_a_loop_is_shown_and_its_failure_waits_for_a_person(own_home: Path) -> None:
-    (home() / "cycles" / "faq").mkdir(parents=True)
+    columns = "id, name, opened, opened_for, config, closed, ending, reason"
     with closing(open_database()) as database:
-        database.execute(
-            "INSERT INTO cycles (id, name, opened, opened_for, config, closed, ending, reason)"
-            " VALUES ('c1', 'faq', 1, 'groups', '{}', 2, 'failed', 'the disk broke')"
-        )
+        values = "('c1', 'faq', 1, 'groups', '{}', 2, 'failed', 'the disk broke')"
+        database.execute(f"INSERT INTO cycles ({columns}) VALUES {values}")
     with Journal(loop_folder("faq") / JOURNAL) as journal:
+        journal.append("decision", now=5.0, do="wait", reason="12 of 40", again_at=9.0)
         journal.append("end", cycle="c1", station="train", outcome="failed", words="the disk broke")
     with lock(loop_folder("faq")):
         assert overview().loops[0].pid is not None
-    found = overview()
-    assert [loop.last for loop in found.loops] == ["train failed: the disk broke"]
-    assert [(loop.name, loop.pid, loop.paused) for loop in found.loops] == [("faq", None, False)]
-    assert [(need.why, need.command) for need in found.needs] == [
-        ("the newest cycle of faq failed: the disk broke", "hivetune cycle status faq"),
-    ]
+    (loop,), (need,) = overview().loops, overview().needs
+    assert (loop.name, loop.pid, loop.paused, loop.last) == ("faq", None, False, "train failed: the disk broke")
+    assert (loop.action, loop.reason, loop.decided) == ("wait", "12 of 40", 5.0)
+    assert need.why == "the newest cycle of faq failed: the disk broke"
+    assert need.command == "hivetune cycle status faq"
 
 
 def test_what_stopped_by_itself_waits_for_a_person(tmp_path: Path) -> None:
     states: tuple[State, ...] = ("interrupted", "failed", "damaged", "done", "stopped", "running")
     runs = [run(tmp_path / state, state) for state in states]
-    steps = list(needs_of(runs, shortest_names([status.run for status in runs]), [], {}))
-    assert commands(steps) == ["hivetune train interrupted", "hivetune show failed", "hivetune show damaged"]
-    assert [step.why for step in steps] == [
-        "interrupted was interrupted at step 20",
-        "failed failed: out of memory",
-        "damaged is damaged: run.json: not JSON",
+    steps = [*needs_of(runs, shortest_names([status.run for status in runs]), [CHAMPION], {"faq@1": 3})]
+    assert [(step.why, step.command) for step in steps] == [
+        ("interrupted was interrupted at step 20", "hivetune train interrupted"),
+        ("failed failed: out of memory", "hivetune show failed"),
+        ("damaged is damaged: run.json: not JSON", "hivetune show damaged"),
+        ("faq@1 holds at least 3 rows that were forgotten since", "hivetune releases faq@1"),
     ]
 
 
@@ -97,12 +97,7 @@ def test_runs_of_a_loop_go_on_by_themselves_and_names_that_two_have_are_paths(ow
     ],
 )
 def test_a_candidate_that_passed_the_gate_waits(candidate: Release, asked: list[str]) -> None:
-    assert commands(needs_of([], {}, [release(1, "deploy", "champion"), candidate], {"faq@1": 0, "faq@2": 0})) == asked
-
-
-def test_a_champion_with_forgotten_rows_is_told() -> None:
-    steps = list(needs_of([], {}, [release(1, "deploy", "champion")], {"faq@1": 3}))
-    assert [step.why for step in steps] == ["faq@1 holds at least 3 rows that were forgotten since"]
+    assert commands(needs_of([], {}, [CHAMPION, candidate], {"faq@1": 0, "faq@2": 0})) == asked
 
 
 def test_only_a_champion_that_the_gateway_has_loaded_is_served(own_home: Path) -> None:
@@ -110,12 +105,13 @@ def test_only_a_champion_that_the_gateway_has_loaded_is_served(own_home: Path) -
     everything()
     assert overview().served == ()
     with lock(gateway_folder()):
-        write_loaded((), ())
-        assert overview().served == ()
-        write_loaded((), ("helpdesk@1",))
-        assert overview().served == ("helpdesk@1",)
-        write_loaded(("other",), ("other@1", "helpdesk@1"))
-        assert overview().served == ()
+        for names, labels, served in (
+            ((), (), ()),
+            ((), ("helpdesk@1",), ("helpdesk@1",)),
+            (("other",), ("other@1", "helpdesk@1"), ()),
+        ):
+            write_loaded(names, labels)
+            assert overview().served == served
 
 
 def test_the_newest_finished_run_goes_on_station_by_station(tmp_path: Path) -> None:
@@ -124,36 +120,15 @@ def test_the_newest_finished_run_goes_on_station_by_station(tmp_path: Path) -> N
     def asked(*registered: Release, served: bool = True) -> list[str]:
         return commands(next_steps([done], {done.run: "one"}, list(registered), 0, served=served))
 
-    assert asked() == ["hivetune eval one"]
-    record = {
-        "schema": 1,
-        "name": "one",
-        "created": 1.0,
-        "status": "done",
-        "snapshot": "",
-        "model": "m",
-        "identity": {},
-    }
-    write_record(done.run, {**record, "result": {"rows": {"held_out": 0}}})
-    assert asked() == []  # nothing is held out, so an evaluation would be refused
-    write_record(done.run, {**record, "result": {"rows": {"held_out": 12}}})
-    assert asked() == ["hivetune eval one"]
-    (done.run / "eval.json").write_text(json.dumps({"verdict": "deploy"}))
+    fields = {"name": "one", "created": 1.0, "status": "done", "snapshot": "", "model": "m", "identity": {}}
+    for held_out, command in ((0, []), (12, ["hivetune eval one"])):  # without any an evaluation would be refused
+        write_record(done.run, {"schema": 1, **fields, "result": {"rows": {"held_out": held_out}}})
+        assert asked() == command
     (done.run / "adapter_model.safetensors").write_bytes(b"")
+    (done.run / "eval.json").write_text(json.dumps({"verdict": "deploy"}))
     assert asked() == ["hivetune register one --as NAME"]
-    kept = replace(release(1, "deploy", "champion"), run=str(done.run))
-    assert asked(kept) == []
-    assert asked(kept, served=False) == ["hivetune serve"]
-    (done.run / "eval.json").write_text(json.dumps({"verdict": "iterate"}))
-    assert asked() == []
-    (done.run / "eval.json").write_text('{"verdict": "dep')
-    assert asked() == ["hivetune eval one"]
-
-
-def test_a_store_that_cannot_be_read_is_said(own_home: Path) -> None:
-    with closing(open_database()) as database:
-        database.execute("CREATE TABLE more (x)")
-    (home() / "hive.db").write_bytes(b"not a database" * 100)
-    with pytest.raises(Exception, match=r"damaged|not a database") as caught:
-        overview()
-    assert not isinstance(caught.value, sqlite3.DatabaseError)
+    kept = replace(CHAMPION, run=str(done.run))
+    assert asked(kept) == [] and asked(kept, served=False) == ["hivetune serve"]
+    for text, command in (('{"verdict": "iterate"}', []), ('{"verdict": "dep', ["hivetune eval one"])):
+        (done.run / "eval.json").write_text(text)
+        assert asked() == command
