@@ -1,6 +1,9 @@
 """The official clients of all APIs against a real gateway with a real llama.cpp: one text, whoever asks for it."""
 
 import json
+import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +11,12 @@ import anthropic
 import ollama
 import openai
 import pytest
+from programs import require_program
 from serve.hive import Running, add_release, gateway, stored
 
 pytestmark = pytest.mark.slow
 
+ROOT = Path(__file__).parents[2]
 ASKED: Any = [{"role": "user", "content": "hello"}]
 
 
@@ -56,13 +61,44 @@ def texts_of(running: Running) -> dict[str, str]:
     }
 
 
-def test_one_text_for_all_clients(own_home: Path, tmp_path: Path) -> None:
-    add_release(tmp_path, "helpdesk", 1, champion=True)
-    with gateway(tmp_path / "log", "--capture") as running:
-        texts = texts_of(running)
-        assert len({plain(text) for text in texts.values()}) == 1 and plain(texts["chat"]), texts
-        rows = [json.loads(row) for _, _, row in stored()]
-        assert len(rows) == len(texts)
-        assert {row["messages"][0]["content"] for row in rows} == {"hello"}
-        assert {source for _, source, _ in stored()} == {"gateway:helpdesk@1"}
-        assert "hello" not in (tmp_path / "log").read_text()
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A gateway that captures, with one release."""
+    work = tmp_path_factory.mktemp("clients")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HIVETUNE_HOME", str(work / "home"))
+        add_release(work, "helpdesk", 1, champion=True)
+        with gateway(work / "log", "--capture") as running:
+            yield running
+
+
+@pytest.fixture(autouse=True)
+def own_home(home: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store that a test reads is the gateway's."""
+    monkeypatch.setenv("HIVETUNE_HOME", str(home.log.parent / "home"))
+
+
+def test_one_text_for_all_clients(home: Running) -> None:
+    before = len(stored())
+    texts = texts_of(home)
+    assert len({plain(text) for text in texts.values()}) == 1 and plain(texts["chat"]), texts
+    rows = [json.loads(row) for _, _, row in stored()[before:]]
+    assert len(rows) == len(texts)
+    assert {row["messages"][0]["content"] for row in rows} == {"hello"}
+    assert {source for _, source, _ in stored()} == {"gateway:helpdesk@1"}
+    assert "hello" not in home.log.read_text()
+
+
+def test_the_official_client_in_javascript(home: Running) -> None:
+    node, package = require_program("node", "nodejs"), ROOT / ".cache" / "node" / "node_modules"
+    if not (package / "openai").exists():
+        pytest.skip("needs the npm package: npm install --prefix .cache/node openai")
+    script = Path(__file__).with_name("client.cjs")
+    command = [node, str(script), f"{home.url}/v1", home.token]
+    env = {**os.environ, "NODE_PATH": str(package)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert len({plain(text) for text in told["texts"]}) == 1 and plain(told["texts"][0]), told
+    assert told["numbers"] == list(range(len(told["numbers"]))) and told["models"] == ["helpdesk@1"] * 3
+    assert told["chained"] and told["refused"] == [400, "background"]
