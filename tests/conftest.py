@@ -16,7 +16,7 @@ from hypothesis import settings
 from once import one_at_a_time
 
 from hivetune.process import parent
-from hivetune.process.supervision import VARIABLE
+from hivetune.process.launch import VARIABLE
 
 # By default an example that takes 200 ms fails: beside other work any may. `make test` checks the same examples every
 # time, so that no change fails by chance. `make proof NAME=properties` draws others.

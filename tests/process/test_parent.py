@@ -16,10 +16,9 @@ from tiny_child import Play
 
 from hivetune.errors import DoesNotFit, HivetuneError
 from hivetune.process import parent
-from hivetune.process.launch import child_environment, when_idle
+from hivetune.process.launch import Supervision, child_environment, when_idle
 from hivetune.process.parent import GRACE_S, Limits, see_off, start_child
 from hivetune.process.protocol import Beat, Outcome, Train
-from hivetune.process.supervision import Supervision
 
 TINY = str(Path(__file__).with_name("tiny_child.py"))
 JOB = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}

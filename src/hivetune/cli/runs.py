@@ -21,7 +21,7 @@ from hivetune.cli.arguments import RunArgument
 from hivetune.cli.output import MODE, Note, Table, answer, clean, console, duration, emit, number, say, show, size
 from hivetune.dashboard.watched import RunReading, WatchedRun
 from hivetune.errors import UsageError
-from hivetune.process.supervision import supervision
+from hivetune.process.launch import supervision
 from hivetune.release.prune import delete, find_unused, remove_run
 from hivetune.run.folder import EVENTS, SUPERVISOR_LOG, WORKER_LOG, read_resolved
 from hivetune.run.status import (

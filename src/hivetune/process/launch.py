@@ -1,11 +1,13 @@
-"""The environment of child processes that compute, and when they do."""
+"""How child processes that compute run: their environment, when they compute, and how long they may be silent."""
 
 import contextlib
 import hashlib
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 from hivetune.base.disk import home
 
@@ -59,3 +61,29 @@ def give_way(pid: int) -> None:
     if _gives_way.get() and sys.platform == "linux":
         # Not for this process itself: without rights nobody gets from SCHED_IDLE back to the ordinary priority.
         os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
+
+
+# JSON with other values. Tests set it so that a hang takes seconds; children inherit it.
+VARIABLE = "HIVETUNE_SUPERVISION"
+
+
+@dataclass(frozen=True)
+class Supervision:
+    """`hang_factor`: a step hangs after this many times its usual time, at least after `hang_floor_s`. `attempts`:
+    without progress before giving up. `backoff_s`: the first pause after a device fault; doubled up to 300 s if faults
+    come at different steps. `checkpoint_every_s`: None for an interval from measured costs, by Young's rule.
+    """
+
+    hang_factor: float = 5.0
+    hang_floor_s: float = 60.0
+    start_timeout_s: float = 900.0  # imports, model, first compilation
+    evaluate_timeout_s: float = 1800.0
+    save_timeout_s: float = 600.0
+    attempts: int = 6
+    backoff_s: float = 5.0
+    checkpoint_every_s: float | None = None
+
+
+def supervision() -> Supervision:
+    """Return the limits of every run."""
+    return Supervision(**json.loads(os.environ.get(VARIABLE, "{}")))

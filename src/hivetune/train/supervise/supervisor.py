@@ -21,10 +21,10 @@ from hivetune.data.snapshot import open_snapshot
 from hivetune.errors import DoesNotFit, HivetuneError, RecoveryExhausted, Stopped, UsageError
 from hivetune.machine.inventory import Machine, disk_free_bytes, read_machine
 from hivetune.machine.telemetry import KernelLog, any_hot, oom_kills, sample, settle_kernel
+from hivetune.process.launch import supervision
 from hivetune.process.parent import Child, Limits, run_task, start_child
 from hivetune.process.protocol import Beat, Outcome, Salvage, Train
 from hivetune.process.stop import StopRequest
-from hivetune.process.supervision import supervision
 from hivetune.run import checkpoints
 from hivetune.run.checkpoints import CHECKPOINT_EVERY_S
 from hivetune.run.choices import Choices

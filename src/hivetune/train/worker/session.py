@@ -24,8 +24,8 @@ from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.errors import DataRefused, HivetuneError, UsageError
 from hivetune.models.architecture import read_architecture
 from hivetune.process.child import Heartbeat
+from hivetune.process.launch import supervision
 from hivetune.process.protocol import Beat, Train
-from hivetune.process.supervision import supervision
 from hivetune.run import checkpoints
 from hivetune.run.choices import Choices
 from hivetune.run.folder import METRICS, REFERENCE, ROW_LOSSES, read_resolved
