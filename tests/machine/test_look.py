@@ -1,13 +1,68 @@
-"""The look at this very machine: quick, without torch, and without the names of who runs it."""
+"""The look of this machine is one document; whatever the files of a machine hold, it has a report without names."""
 
 import json
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
-from hivetune.machine.report import Redaction
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from machines import Fake, Gpu, seen
 
-LOOK_S = 2.0
+from hivetune.machine.findings import advised_variables, as_shell, judge_machine
+from hivetune.machine.report import Redaction, facts_as_text, findings_as_text, report_document
+
+GPU = Gpu(120001, "AMD Radeon AI PRO R9700", 32)
+DEVICE = "sys/devices/0000:03:00.0"
+PATHS = (
+    *("proc/cpuinfo", "proc/meminfo", "proc/self/mountinfo", "proc/self/cgroup", "proc/sys/kernel/osrelease"),
+    *("etc/os-release", "opt/rocm-7/.info/version", "opt/rocm/.info/version"),
+    *("sys/class/kfd/kfd/topology/nodes/1/properties", f"{DEVICE}/mem_info_vram_total", f"{DEVICE}/product_name"),
+    "sys/fs/cgroup/cpu.max",
+    *("site/torch/version.py", "usr/share/libdrm/amdgpu.ids", "sys/module/amdgpu/version"),
+)
+LINES = st.sampled_from(
+    [
+        "gfx_target_version 99999999999999999999",
+        "location_id 4294967295",
+        "MemTotal: -1 kB",
+        "MemTotal: 99999999999999999999999 kB",
+        "SwapFree: x",
+        "22 1 259:2 / /\\ rw - ext4",
+        "22 1 259:2 / /\\040\\ rw,relatime shared:1 - ext4 /dev/x rw",
+        "0::/../../..",
+        "max max",
+        "-1 0",
+        '{"cuda": {"version": 12}}',
+        "rocm = '7.2'",
+        "PRETTY_NAME=",
+        "0x",
+        "7.2",
+    ]
+)
+CONTENT = st.one_of(st.text(max_size=60), st.lists(LINES, max_size=4).map("\n".join))
+VALUES = st.sampled_from(
+    ["", "1", "0", "-1", "10.3.0", "a.b.c", "9999.1.1", "expandable_segments:True", "/opt/rocm-7/lib:"]
+)
+NAMES = st.sampled_from(
+    ["HSA_OVERRIDE_GFX_VERSION", "PYTORCH_ALLOC_CONF", "HIP_VISIBLE_DEVICES", "LD_LIBRARY_PATH", "LD_PRELOAD", "CXX"]
+)
+
+
+@given(
+    files=st.dictionaries(st.sampled_from(PATHS), CONTENT, max_size=6),
+    environment=st.dictionaries(NAMES, VALUES, max_size=4),
+    torch=st.sampled_from(["", "2.13.0+rocm7.2", "2.13.0+rocm", "nightly", "2.7", "2.9.0a0+git123"]),
+)
+@settings(max_examples=40, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+def test_any_tree_has_a_report(files: dict[str, str], environment: dict[str, str], torch: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        one = seen(Fake(gpus=[GPU], files=files, environment=environment, torch=torch), Path(folder))
+        judgement = judge_machine(one)
+        assert facts_as_text(one) and findings_as_text(judgement) and report_document(one, judgement)
+        as_shell(advised_variables(one))
 
 
 def doctor(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:

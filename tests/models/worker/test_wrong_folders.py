@@ -50,19 +50,19 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "qwen3_moe": ("CausalLM", "qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2}, ""),
     "phi3": ("CausalLM", "phi3", {}, ""),
     "gpt2": ("CausalLM", "gpt2", {"n_positions": 64}, ""),
-    "bert": ("MaskedLM", "bert", {}, "is an encoder"),
-    "roberta": ("CausalLM", "roberta", {}, "is an encoder"),
+    "bert": ("MaskedLM", "bert", {}, "not a causal language model"),
+    "roberta": ("CausalLM", "roberta", {}, "not a causal language model"),
     "bidirectional": ("CausalLM", "gemma3_text", {"use_bidirectional_attention": True}, "is not causal"),
     "xlnet": ("CausalLM", "xlnet", {"n_head": 4, "d_model": 32, "d_inner": 48, "n_layer": 2}, "is not causal"),
     "t5": (
         "Seq2SeqLM",
         "t5",
         {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4},
-        "is an encoder-",
+        "not a causal language model",
     ),
-    "whisper": ("SpeechSeq2Seq", "whisper", WHISPER, "is an encoder-decoder"),
+    "whisper": ("SpeechSeq2Seq", "whisper", WHISPER, "not a causal language model"),
     "classifier": ("SequenceClassification", "llama", {"tie_word_embeddings": True}, "hold score.weight"),
-    "vit": ("ImageClassification", "vit", {}, "is not a language model"),
+    "vit": ("ImageClassification", "vit", {}, "not a causal language model"),
 }
 GOOD = [name for name, (_, _, _, refused) in FAMILIES.items() if not refused]
 UNBUILDABLE = "transformers can't build a model from config.json"

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from hivetune.errors import DoesNotFit, HivetuneError, MachineNotFit, UsageError
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+WANTED = ["*.safetensors", "*.json", "*.jinja"]
 
 
 def download(name: str, *, offline: bool) -> tuple[str, str, Path]:
@@ -87,8 +87,6 @@ def _explain(name: str, error: Exception) -> HivetuneError:
             f"model {name} is not on the Hub ({constants.ENDPOINT}), or HF_TOKEN may not see it",
             hint="check the spelling",
         )
-    if isinstance(error, errors.HfHubHTTPError):
-        return MachineNotFit(f"model {name}: {reason}", hint="try again later")
     return MachineNotFit(
         f"model {name}: {constants.ENDPOINT} can't be reached: {reason}",
         hint="check the network or HF_ENDPOINT, or give a local folder, a GGUF file or smollm2-135m",

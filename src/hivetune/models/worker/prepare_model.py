@@ -150,8 +150,11 @@ def _take_folder(folder: Path, work: Path, name: str) -> None:
     for named in sorted((folder / NAMED_TEMPLATES).glob("*.jinja")):
         (work / NAMED_TEMPLATES).mkdir(exist_ok=True)
         shutil.copyfile(named, work / NAMED_TEMPLATES / named.name)
-    if not (work / "tokenizer.json").exists():
-        _convert_tokenizer(folder, work, name)
+    if not (work / "tokenizer.json").exists():  # older formats: tokenizer.model, vocab.json
+        raise UsageError(
+            f"model {name} has no tokenizer.json",
+            hint="write it into a copy: transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
+        )
 
 
 def _weight_files(folder: Path, name: str) -> list[str]:
@@ -177,20 +180,6 @@ def _weight_files(folder: Path, name: str) -> list[str]:
             hint="use a model with *.safetensors, or convert it where you trust it: save_pretrained(folder)",
         )
     raise UsageError(f"model {name} has no *.safetensors", hint="use a folder that save_pretrained wrote")
-
-
-def _convert_tokenizer(folder: Path, work: Path, name: str) -> None:
-    """Write a tokenizer of an older format (tokenizer.model, vocab.json) as tokenizer.json."""
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, ImportError) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"model {name}: cannot read its tokenizer: {reason}", hint=INCOMPLETE) from None
-    if not tokenizer.is_fast:
-        raise UsageError(f"model {name} has no tokenizer.json, and its tokenizer can't be converted into one")
-    tokenizer.save_pretrained(work)
 
 
 def _settle_template(work: Path, name: str) -> str:

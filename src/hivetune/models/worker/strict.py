@@ -20,7 +20,6 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
 
 from hivetune.base.disk import read_json
@@ -158,28 +157,23 @@ NOT_ALONE = {
 
 
 def check_kind(config: Any, name: str) -> None:
-    """Raise UsageError, in the words of its kind, for a transformers config that is not of a causal text model."""
-    if fault := _other_kind(config, config.model_type):
-        hint = "choose a causal language model, such as Qwen/Qwen2.5-0.5B-Instruct"
-        if "text_config" in config.sub_configs and not config.is_encoder_decoder:
-            hint = f"ask for its text part, which is trained alone: model: {name}{TEXT_PART}"
-        raise UsageError(f"model {name} ({config.model_type}) {fault}; only causal text models are trained", hint=hint)
-
-
-def _other_kind(config: Any, kind: str) -> str:
-    """Return the model's kind, as the rest of a sentence; "" for a causal text model."""
-    if kind in NOT_ALONE:
-        return NOT_ALONE[kind]
+    """Raise UsageError for a transformers config that is not of a causal text model."""
+    kind = config.model_type
     parts = {"vision_config": "images", "image_config": "images", "audio_config": "sound", "vq_config": "images"}
     senses = sorted({sense for part, sense in parts.items() if config.to_dict().get(part)})
-    if senses or kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
-        return f"takes {' and '.join(senses) or 'images'} besides text"
-    is_causal = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    if config.is_encoder_decoder or (not is_causal and kind in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES):
-        return "is an encoder-decoder: it reads a whole text before it writes one"
-    if kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not (is_causal and getattr(config, "is_decoder", True)):
-        return "is an encoder: each token sees those that follow"
-    return "" if is_causal else "is not a language model"
+    is_encoder = kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", True)
+    if kind in NOT_ALONE:
+        fault = NOT_ALONE[kind]
+    elif senses or kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        fault = f"takes {' and '.join(senses) or 'images'} besides text"
+    elif config.is_encoder_decoder or is_encoder or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        fault = "is not a causal language model, which writes on from a text"
+    else:
+        return
+    hint = "choose one such as Qwen/Qwen2.5-0.5B-Instruct"
+    if "text_config" in config.sub_configs and not config.is_encoder_decoder:
+        hint = f"ask for its text part, which is trained alone: model: {name}{TEXT_PART}"
+    raise UsageError(f"model {name} ({kind}) {fault}; only causal text models are trained", hint=hint)
 
 
 # What precedes the names of the text part's tensors, by the two generations of transformers; alone it is "model.".
