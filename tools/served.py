@@ -213,7 +213,7 @@ def _gguf(folder: Path, name: str, adapter: Path | None, *, alone: bool = False)
     from hivetune.release.worker.to_gguf import write
 
     quant = None if alone else QUANT
-    write(WriteGguf(folder / "prepared", adapter, folder / name, quant, find_converter().folder), Heartbeat(None))
+    write(WriteGguf(folder / "prepared", adapter, folder / name, quant, find_converter()), Heartbeat(None))
     return folder / name
 
 

@@ -14,11 +14,11 @@ from hivetune.release.worker import to_gguf
 
 
 def write_gguf_model(model: Path, adapter: Path | None, quant: str, file: Path) -> Path:
-    return _written(WriteGguf(model, adapter, file, quant, find_converter().folder))
+    return _written(WriteGguf(model, adapter, file, quant, find_converter()))
 
 
 def write_gguf_adapter(model: Path, adapter: Path, file: Path) -> Path:
-    return _written(WriteGguf(model, adapter, file, None, find_converter().folder))
+    return _written(WriteGguf(model, adapter, file, None, find_converter()))
 
 
 def _written(task: WriteGguf) -> Path:

@@ -25,8 +25,10 @@ from hivetune.cli.arguments import (
 from hivetune.cli.output import AFTER_ROWS, Note, Table, answer, duration, number, progress, say, show_unit, size
 from hivetune.config import RunConfig, override_config
 from hivetune.data.files.find import find_sources, names_rows
-from hivetune.errors import Busy, DoesNotFit, RecoveryExhausted, UsageError
+from hivetune.errors import Busy, DoesNotFit, HivetuneError, RecoveryExhausted, UsageError
 from hivetune.process.detach import start_detached, systemd_unit
+from hivetune.release.prove import ensure_base_served
+from hivetune.run.checkpoints import steps
 from hivetune.run.figures import missing_tools
 from hivetune.run.folder import RECORD, read_resolved
 from hivetune.run.status import find_run, newest_losses, shortest_name
@@ -111,6 +113,8 @@ def train_shown(run: Run) -> dict[str, Any]:
     for problem in missing_tools(run.config.report_to):
         say(problem)
 
+    warn_if_not_served(run)
+
     def losses() -> str:
         figures = zip(("loss", "validation", "tokens/s"), newest_losses(run.folder), (3, 3, 0), strict=True)
         return ", ".join(f"{name} {number(value, digits)}" for name, value, digits in figures if value is not None)
@@ -121,6 +125,17 @@ def train_shown(run: Run) -> dict[str, Any]:
     if reason := read_resolved(run.folder)[1].kernels_why:
         say(f"slow path: without the C++ kernels a step takes about four times as long. {reason}")
     return summary
+
+
+def warn_if_not_served(run: Run) -> None:
+    """Say before the first training why llama.cpp can't serve the base, whose run is then judged by its loss alone."""
+    if steps(run.folder):
+        return
+    try:
+        with progress("checking that llama.cpp serves the base") as report:
+            ensure_base_served(run.config.model, run.model, report)
+    except HivetuneError as error:
+        say(f"without answers from llama.cpp the run is judged by its loss alone: {error.message}; {error.hint}")
 
 
 TRAINED = "steps, loss first|3, loss last|3, best at step=adapter_step, tokens/s=tokens_per_second|0, "

@@ -45,6 +45,7 @@ from hivetune.llama.backend import CONTEXT_TOKENS, Backend, ServerSettings
 from hivetune.models.sides import BASELINE, SIDES
 from hivetune.records import Progress, Verdict, silent
 from hivetune.release.gguf import SERVED_QUANT
+from hivetune.release.prove import base_problem
 from hivetune.run.folder import EVALUATION, adapter_hash, require_adapter
 from hivetune.run.status import refuse_older_adapter, shortest_name
 from hivetune.train.open import Run
@@ -311,6 +312,8 @@ def _unserved(run: Run, sides: Sequence[str]) -> str:
     Its files are written, loaded once, and asked for the token ids of conversations.
     """
     try:
+        if problem := base_problem(run.model):
+            return f"llama.cpp can't serve this model here: {problem}"
         for side in sides:
             artefact = find_artefact(side, run, SERVED_QUANT)
         with open_artefact(artefact, ServerSettings(warm_up=False)):

@@ -1,16 +1,16 @@
-"""One timed chat request to any server that speaks OpenAI's API, its answer read as it is written."""
+"""Requests to any server that speaks OpenAI's API: one exchange of HTTP, and one timed chat answer as it is written."""
 
 import contextlib
 import http.client
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from hivetune.errors import UsageError
+from hivetune.errors import HivetuneError, UsageError
 
 ENDPOINT_KEY = "HIVETUNE_ENDPOINT_KEY"  # the environment variable: a key on a command line is seen by every user
 _TIMEOUT_S = 300.0
@@ -18,9 +18,11 @@ MAX_LINE_BYTES = 1 << 20
 MAX_ANSWER_BYTES = 8 << 20
 SHOWN_CHARS = 200
 LATER = (408, 425, 429)  # and 500 to 599: a server that may answer the same request later
+_HINTS = {401: f"put the key into {ENDPOINT_KEY}", 404: "is the URL the one that ends in /v1, and the model there?"}
+_NO_FORMAT = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
-class Unanswered(Exception):
+class Unanswered(HivetuneError):
     """A lost request, or a server that can't answer now: another try may help."""
 
 
@@ -58,20 +60,39 @@ class Endpoint:
         parts = urlsplit(self.url)
         assert parts.hostname is not None
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        body = {"model": self.model, "messages": [_as_sent(message) for message in messages]}
-        body |= streamed(max_tokens, tools)
         key = os.environ.get(ENDPOINT_KEY, "").strip()
         if not (key.isascii() and key.isprintable()):  # the library's own error would show it
             raise UsageError(f"{ENDPOINT_KEY} contains characters that no key has, such as a line break")
-        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+        body = {"model": self.model, "messages": [_as_sent(message) for message in messages]}
         path = parts.path.removesuffix("/chat/completions") + "/chat/completions"
         started = time.perf_counter()
-        with contextlib.closing(kind(parts.hostname, parts.port, timeout=self.timeout_s)) as connection:
-            try:
-                connection.request("POST", path, json.dumps(body).encode(), headers)
-                return read_timed(connection.getresponse(), started, self.url)
-            except (OSError, http.client.HTTPException) as error:
-                raise Unanswered(f"{self.url}: {error or type(error).__name__}") from None
+        connection = kind(parts.hostname, parts.port, timeout=self.timeout_s)
+        with exchange(connection, path, body | streamed(max_tokens, tools), key, self.url) as response:
+            return read_timed(response, started, self.url)
+
+
+@contextlib.contextmanager
+def exchange(
+    connection: http.client.HTTPConnection, path: str, body: Mapping[str, Any] | None, key: str, where: str
+) -> Iterator[http.client.HTTPResponse]:
+    """Yield the response to a request, to be read inside; `body` None is a GET.
+
+    Raises Unanswered where another try may help: the server is lost, breaks off or is busy. Raises UsageError for a
+    request that it refuses, and for an answer that is none of OpenAI's API.
+    """
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    with contextlib.closing(connection):
+        try:
+            data = None if body is None else json.dumps(body).encode()
+            connection.request("GET" if data is None else "POST", path, data, headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                raise _refusal(response, where)
+            yield response
+        except (OSError, http.client.HTTPException) as error:
+            raise Unanswered(f"{where} does not answer: {error or type(error).__name__}") from None
+        except _NO_FORMAT as error:
+            raise other_format(where, f"{type(error).__name__}: {error}".encode()) from None
 
 
 def streamed(max_tokens: int, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -81,27 +102,32 @@ def streamed(max_tokens: int, tools: Sequence[Mapping[str, Any]]) -> dict[str, A
     return {**request, "tools": list(tools)} if tools else request
 
 
-def read_timed(
-    response: http.client.HTTPResponse, started: float, where: str, clock: Callable[[], float] = time.perf_counter
-) -> TimedAnswer:
-    """Return the answer to a request that was sent at `started` by `clock`. Raises as `Endpoint.timed` does."""
-    if response.status != 200:
-        raise _refusal(response, where)
+def read_timed(response: http.client.HTTPResponse, started: float, where: str) -> TimedAnswer:
+    """Return the answer to a request that was sent at `started` (time.perf_counter). Raises as `exchange` does."""
     kind = response.headers.get_content_type()
-    partial = _PartialAnswer(where, started, clock)
+    partial = _PartialAnswer(where, started)
     if kind == "text/event-stream":
-        for document in _events(response, where):
+        for document in read_events(response, where):
             partial.take(document, "delta")
     elif kind == "application/json":
-        text = response.read(MAX_ANSWER_BYTES)
-        try:
-            partial.take(json.loads(text), "message")
-        except ValueError:
-            raise _other_format(where, text) from None
+        partial.take(_parsed(response.read(MAX_ANSWER_BYTES), where), "message")
         partial.first_token_s = None
     else:
-        raise _other_format(where, response.read(SHOWN_CHARS), kind)
+        raise other_format(where, response.read(SHOWN_CHARS), kind)
     return partial.answer()
+
+
+def read_events(response: http.client.HTTPResponse, where: str) -> Iterator[Any]:
+    """Yield the JSON documents of server-sent events. Raises Unanswered where one is an error."""
+    while line := response.readline(MAX_LINE_BYTES + 1):
+        if len(line) > MAX_LINE_BYTES:
+            raise other_format(where, line)
+        name, _, data = line.strip().partition(b":")
+        data = data.strip()
+        if name == b"error":
+            raise Unanswered(f"{where} failed: {data[:SHOWN_CHARS].decode(errors='replace')}")
+        if name == b"data" and data != b"[DONE]":
+            yield _parsed(data, where)
 
 
 @dataclass
@@ -110,7 +136,6 @@ class _PartialAnswer:
 
     where: str
     started: float
-    clock: Callable[[], float]
     text: str = ""
     finish: str | None = None
     new_tokens: int | None = None
@@ -119,26 +144,21 @@ class _PartialAnswer:
 
     def take(self, document: Any, part: str) -> None:
         """Add one document of the stream, or the whole answer."""
-        try:
-            if "error" in document:
-                raise Unanswered(f"{self.where} failed in the middle of an answer: {str(document['error'])[:200]}")
-            usage = document.get("usage")
-            if usage:
-                self.new_tokens = int(usage["completion_tokens"])
-            for choice in document.get("choices") or ():
-                self._take_piece(choice.get(part) or {})
-                self.finish = choice.get("finish_reason") or self.finish
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise _other_format(self.where, json.dumps(document).encode()) from None
+        usage = document.get("usage")
+        if usage:
+            self.new_tokens = int(usage["completion_tokens"])
+        for choice in document.get("choices") or ():
+            self._take_piece(choice.get(part) or {})
+            self.finish = choice.get("finish_reason") or self.finish
         if len(self.text) > MAX_ANSWER_BYTES:
             raise UsageError(f"{self.where} wrote an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
 
     def _take_piece(self, piece: Mapping[str, Any]) -> None:
         content, calls = piece.get("content"), piece.get("tool_calls") or ()
         if not isinstance(content, str | None):
-            raise TypeError
+            raise TypeError(f"the content is {content!r}")
         if self.first_token_s is None and (content or calls or piece.get("reasoning_content")):
-            self.first_token_s = self.clock() - self.started
+            self.first_token_s = time.perf_counter() - self.started
         self.text += content or ""
         for number, call in enumerate(calls):
             call_parts = self.calls.setdefault(int(call.get("index", number)), ["", ""])
@@ -150,51 +170,46 @@ class _PartialAnswer:
         answer."""
         if self.finish is None:
             if self.first_token_s is None and self.new_tokens is None:
-                raise _other_format(self.where, b"no choices")
+                raise other_format(self.where, b"no choices")
             raise Unanswered(f"{self.where}: the answer broke off")
         calls = [f'{{"name": {json.dumps(name)}, "arguments": {a or "{}"}}}' for name, a in self.calls.values()]
         text = "\n".join(part for part in (self.text, *calls) if part)
-        seconds = self.clock() - self.started
+        seconds = time.perf_counter() - self.started
         return TimedAnswer(text, self.finish != "length", self.new_tokens, self.first_token_s, seconds)
 
 
-def _events(response: http.client.HTTPResponse, where: str) -> Iterator[Any]:
-    """Yield the JSON documents of server-sent events."""
-    while line := response.readline(MAX_LINE_BYTES + 1):
-        if len(line) > MAX_LINE_BYTES:
-            raise _other_format(where, line)
-        name, _, data = line.strip().partition(b":")
-        data = data.strip()
-        if name == b"error":
-            raise Unanswered(f"{where} failed: {data[:SHOWN_CHARS].decode(errors='replace')}")
-        if name != b"data" or data == b"[DONE]":
-            continue
-        try:
-            yield json.loads(data)
-        except ValueError:
-            raise _other_format(where, data) from None
-
-
-def _refusal(response: http.client.HTTPResponse, where: str) -> Exception:
-    text = response.read(2000).decode(errors="replace")
-    try:
-        error = json.loads(text)["error"]
-        text = str(error["message"] if isinstance(error, dict) else error)
-    except (ValueError, KeyError, TypeError):
-        text = " ".join(text.split())[:SHOWN_CHARS]
-    message = f"{where} answered {response.status}: {text}"
-    if response.status >= 500 or response.status in LATER:
-        return Unanswered(message)
-    hints = {401: f"put the key into {ENDPOINT_KEY}", 404: "is the URL the one that ends in /v1, and the model there?"}
-    return UsageError(message, hint=hints.get(response.status, "is this the URL of a server with OpenAI's chat API?"))
-
-
-def _other_format(where: str, shown: bytes, kind: str = "") -> UsageError:
+def other_format(where: str, shown: bytes, kind: str = "") -> UsageError:
+    """Return the error for an answer that is none of OpenAI's API, with its beginning."""
     text = " ".join(shown[:SHOWN_CHARS].decode(errors="replace").split())
     return UsageError(
         f"{where} answers in another format{f' ({kind})' if kind else ''}: {text}",
         hint="it must answer POST .../chat/completions as OpenAI's chat API does",
     )
+
+
+def _parsed(text: bytes, where: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        raise other_format(where, text) from None
+    if not isinstance(document, dict):
+        raise other_format(where, text)
+    if "error" in document:
+        raise Unanswered(f"{where} failed in the middle of an answer: {str(document['error'])[:SHOWN_CHARS]}")
+    return document
+
+
+def _refusal(response: http.client.HTTPResponse, where: str) -> HivetuneError:
+    text = response.read(2000).decode(errors="replace")
+    try:
+        error = json.loads(text)["error"]
+        text = str(error["message"] if isinstance(error, dict) else error)
+    except _NO_FORMAT:
+        text = " ".join(text.split())[:SHOWN_CHARS]
+    message = f"{where} answered {response.status}: {text}"
+    if response.status >= 500 or response.status in LATER:
+        return Unanswered(message)
+    return UsageError(message, hint=_HINTS.get(response.status, "is this a server with OpenAI's chat API?"))
 
 
 def _as_sent(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,8 +35,8 @@ import psutil
 from hivetune.base.disk import named_problems, scratch_folder
 from hivetune.base.paths import pip_install
 from hivetune.data.render.thinking import thinking_arguments
-from hivetune.errors import HivetuneError, MachineNotFit, UsageError
-from hivetune.llama.ask import TimedAnswer, Unanswered, read_timed, streamed
+from hivetune.errors import MachineNotFit, UsageError
+from hivetune.llama.ask import TimedAnswer, Unanswered, exchange, read_events, read_timed, streamed
 from hivetune.llama.child import SocketConnection
 from hivetune.models.gguf_header import read_header
 from hivetune.process.launch import give_way
@@ -46,6 +46,7 @@ from hivetune.process.sandbox import named_environment
 Engine = Literal["auto", "llama-server", "xllamacpp"]
 ApiMessages = Sequence[Mapping[str, Any]]
 
+SERVER, CHAT = "the llama.cpp server", "/v1/chat/completions"
 START_TIMEOUT_S = 300.0
 REQUEST_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 10.0
@@ -218,9 +219,8 @@ class Backend:
         if logprobs:
             request |= {"logprobs": True, "top_logprobs": 1}
         started = time.monotonic()
-        document = self.request("/v1/chat/completions", request)
-        seconds = time.monotonic() - started
-        with explained():
+        with self._exchange(CHAT, request) as response:
+            document = json.loads(response.read())
             choice, usage = document["choices"][0], document["usage"]
             scored = (choice.get("logprobs") or {}).get("content") or ()
             return Answer(
@@ -228,7 +228,7 @@ class Backend:
                 ended=choice["finish_reason"] != "length",
                 prompt_tokens=usage["prompt_tokens"],
                 new_tokens=usage["completion_tokens"],
-                seconds=seconds,
+                seconds=time.monotonic() - started,
                 logprobs=tuple((int(token["id"]), float(token["logprob"])) for token in scored),
             )
 
@@ -237,38 +237,23 @@ class Backend:
     ) -> Generator[str, None, str | None]:
         """Yield the answer piece by piece, with the slot's prompt cache, which is emptied when the scales change.
         Return the API's reason why it ended."""
-        finish: str | None = None
         request = self._chat_request(messages, max_tokens, temperature, adapter)
-        request |= {"stream": True, "cache_prompt": True}
-        connection = self._open("/v1/chat/completions", request, REQUEST_TIMEOUT_S)
-        with contextlib.closing(connection):
-            response = self._response(connection, "/v1/chat/completions")
-            with explained():
-                for line in response:
-                    kind, _, data = line.strip().partition(b": ")
-                    if kind == b"error":
-                        raise HivetuneError(f"the server failed: {data.decode(errors='replace')}")
-                    if kind == b"data" and data == b"[DONE]":
-                        return finish
-                    if kind == b"data":
-                        event = json.loads(data)
-                        if "error" in event:
-                            raise HivetuneError(f"the server failed: {event['error']}")
-                        finish = next((c["finish_reason"] for c in event["choices"] if c.get("finish_reason")), finish)
-                        yield "".join(choice["delta"].get("content") or "" for choice in event["choices"])
-        raise HivetuneError("the llama.cpp server ended in the middle of an answer")
+        with self._exchange(CHAT, {**request, "stream": True, "cache_prompt": True}) as response:
+            finish: str | None = None
+            for event in read_events(response, SERVER):
+                finish = next((c["finish_reason"] for c in event["choices"] if c.get("finish_reason")), finish)
+                yield "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+        if finish is None:
+            raise Unanswered(f"{SERVER} ended in the middle of an answer")
+        return finish
 
     def timed(self, messages: ApiMessages, *, max_tokens: int, tools: Sequence[Mapping[str, Any]] = ()) -> TimedAnswer:
         """Return one greedy answer with the time of its first token, as a release is served: a slot reuses the prefix
-        shared with its previous prompt. Raises Unanswered if the server is lost."""
-        path = "/v1/chat/completions"
+        shared with its previous prompt."""
         request = {**self._chat_request(messages, max_tokens, 0.0), **streamed(max_tokens, tools), "cache_prompt": True}
-        started = time.monotonic()
-        try:
-            with contextlib.closing(self._open(path, request, REQUEST_TIMEOUT_S)) as connection:
-                return read_timed(connection.getresponse(), started, "the llama.cpp server")
-        except (OSError, http.client.HTTPException) as error:
-            raise Unanswered(f"the llama.cpp server is lost: {error or type(error).__name__}") from None
+        started = time.perf_counter()
+        with self._exchange(CHAT, request) as response:
+            return read_timed(response, started, SERVER)
 
     def peak_memory_bytes(self) -> int:
         """Return the largest memory that the server's processes held so far, the mapped pages of the file included."""
@@ -284,26 +269,20 @@ class Backend:
 
     def prompt_ids(self, messages: ApiMessages, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """Return this server's token ids of a chat, up to the start of the answer."""
-        body: dict[str, Any] = {"messages": list(messages)}
-        if tools:
-            body["tools"] = list(tools)
-        return self.token_ids(self.request("/apply-template", body)["prompt"])
-
-    def token_ids(self, text: str) -> tuple[int, ...]:
+        chat = {"messages": list(messages), **({"tools": list(tools)} if tools else {})}
+        text = self.request("/apply-template", chat)["prompt"]
         body = {"content": text, "add_special": True, "parse_special": True}
         return tuple(self.request("/tokenize", body)["tokens"])
 
     def request(
         self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = REQUEST_TIMEOUT_S
     ) -> dict[str, Any]:
-        """Exchange one JSON document. Raises UsageError for a refused request, HivetuneError if the server is gone."""
-        with contextlib.closing(self._open(path, body, timeout_s)) as connection:
-            response = self._response(connection, path)
-            with explained():
-                document = json.loads(response.read())
-                if not isinstance(document, dict):
-                    raise TypeError(f"a JSON {type(document).__name__}")
-                return document
+        """Exchange one JSON document. Raises as `exchange` does, as all that asks the server."""
+        with self._exchange(path, body, timeout_s) as response:
+            document = json.loads(response.read())
+            if not isinstance(document, dict):
+                raise TypeError(f"a JSON {type(document).__name__}")
+            return document
 
     def stop(self) -> None:
         """End the server and wait for it. Calling it twice is fine."""
@@ -337,30 +316,10 @@ class Backend:
             scales = [{"id": lora["id"], "scale": float(lora["id"] == adapter)} for lora in self.lora]
         return {**request, "lora": scales} if scales else request
 
-    def _open(self, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> http.client.HTTPConnection:
-        connection = SocketConnection(self.socket_path, timeout_s)
-        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
-        data = None if body is None else json.dumps(body).encode()
-        try:
-            connection.request("GET" if data is None else "POST", path, data, headers)
-        except OSError as error:
-            connection.close()
-            raise HivetuneError(f"the llama.cpp server does not answer: {error}") from None
-        return connection
-
-    def _response(self, connection: http.client.HTTPConnection, path: str) -> http.client.HTTPResponse:
-        try:
-            response = connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
-            raise HivetuneError(
-                f"the llama.cpp server closed the connection: {error or type(error).__name__}"
-            ) from None
-        if response.status != 200:
-            text = response.read(2000).decode(errors="replace")
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                text = str(json.loads(text)["error"]["message"])
-            raise UsageError(f"the server refused {path} ({response.status}): {text}")
-        return response
+    def _exchange(
+        self, path: str, body: Mapping[str, Any] | None, timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> contextlib.AbstractContextManager[http.client.HTTPResponse]:
+        return exchange(SocketConnection(self.socket_path, timeout_s), path, body, self.token, SERVER)
 
 
 def _start(
@@ -472,15 +431,3 @@ def _wait_until_ready(
 def _last_lines(log: Path) -> str:
     tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:]
     return "; its last lines:\n" + "\n".join(tail)
-
-
-@contextlib.contextmanager
-def explained() -> Iterator[None]:
-    """Turn the errors of a server that dies, or is no llama.cpp, into a HivetuneError."""
-    try:
-        yield
-    except (OSError, http.client.HTTPException) as error:
-        raise HivetuneError(f"the llama.cpp server's answer ended early: {error or type(error).__name__}") from None
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        fault = f"{type(error).__name__}: {error}"
-        raise HivetuneError(f"the llama.cpp server's answer has an unknown format: {fault}") from None

@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args
 from tokenizers import Tokenizer
 
 from hivetune.base.disk import MANIFEST, lock, problems_once, publish, read_json, sha256_file, write_json
+from hivetune.base.paths import quoted
 from hivetune.base.private import check_own
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.models.prepared import DESCRIPTION, TEMPLATE, read_prepared, spoken_name
@@ -36,6 +37,7 @@ from hivetune.run.folder import (
     RECORD,
     adapter_hash,
     read_record,
+    refuse_copied_home,
     require_adapter,
 )
 
@@ -49,6 +51,7 @@ _DEFAULTS = ("do_sample", "temperature", "top_p", "top_k", "repetition_penalty")
 _FORMS = {
     "adapter": "for PEFT, beside its base",
     "merged": "merged into it",
+    "gguf": "merged into it, as GGUF",
     "gguf-adapter": "as GGUF, beside its base",
 }
 
@@ -81,8 +84,9 @@ def export_run(
     """Export the adapter at the top of a run folder to `RUN/export/`.
 
     `dtype`: of merged weights; "source" is the base's. Raises UsageError for an unknown target or quantization, a run
-    without adapter and a model that the target can't hold; MachineNotFit for a missing package; DoesNotFit when the
-    disk is too small; Busy while another export runs.
+    without adapter, a run that only the home from which this one was copied may write to, and a model that the target
+    can't hold; MachineNotFit for a missing package; DoesNotFit when the disk is too small; Busy while another export
+    runs.
     """
     try:
         check_own(run)
@@ -121,11 +125,15 @@ def export(
         raise UsageError(
             f"the base model is damaged: {source.model / problems[0]}", hint="get it again: hivetune fetch MODEL"
         )
-    with lock(parent):
-        is_new = bool(problems_once(folder)) or not identity.items() <= read_json(folder / MANIFEST).items()
-        if is_new:
-            _check_disk(source, parent, number_type, to)
-            _write(source, folder, identity, progress)
+    is_new = not _is_written(folder, identity)
+    if is_new:
+        if source.run is not None and (source.run / RECORD).is_file():
+            refuse_copied_home(source.run, f"hivetune export {quoted(source.run)} --to {to}")
+        with lock(parent):
+            is_new = not _is_written(folder, identity)  # by another process a moment ago
+            if is_new:
+                _check_disk(source, parent, number_type, to)
+                _write(source, folder, identity, progress)
     file = next(iter(sorted(folder.glob("*.gguf"))), None)
     size_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file() and path.name != PROOF)
     return Exported(target, file or folder, folder, size_bytes, is_new)
@@ -145,64 +153,13 @@ def merged_type(folder: Path) -> MergedType:
     return dtype
 
 
-def _write(source: Source, folder: Path, identity: Mapping[str, Any], progress: Progress) -> None:
-    # A task gets a folder of its own, so that its logs are no part of the export.
-    work, task = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "task"))
-    for leftover in (work, task):
-        shutil.rmtree(leftover, ignore_errors=True)
-    work.mkdir(parents=True)
-    try:
-        if identity["to"] == "adapter":
-            shutil.copyfile(source.adapter / ADAPTER, work / ADAPTER)
-            base, revision = _portable_base(source.model)
-            config = read_json(source.adapter / ADAPTER_CONFIG)
-            write_json(work / ADAPTER_CONFIG, {**config, "base_model_name_or_path": base, "revision": revision})
-            for name in TOKENIZER_FILES:
-                if (source.model / name).exists():
-                    shutil.copyfile(source.model / name, work / name)
-        elif identity["to"] == "merged":
-            merged = Merge(source.model, source.adapter, task / "merged", str(identity.get("dtype", "source")))
-            run_task(merged, task, on_beat=lambda beat: progress(0, None)).check("merging")
-            for path in merged.target.iterdir():
-                if path.name != MANIFEST:
-                    os.rename(path, work / path.name)
-        else:
-            _write_gguf(source, work, task, identity["quant"], str(identity["to"]), progress)
-        _write_card(work, source, str(identity["to"]))
-        publish(work, folder, dict(identity))
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-        shutil.rmtree(task, ignore_errors=True)
-
-
-def _write_gguf(source: Source, work: Path, task: Path, quant: str | None, to: str, progress: Progress) -> None:
-    file = f"{source.name}-{quant or 'lora'}.gguf"
-    try:
-        path = write_gguf(source.model, source.adapter, quant, task, file, progress)
-        os.rename(path, work / file)
-        if to == "gguf":
-            _write_modelfile(source.model, work / file)
-    except UsageError as error:  # what GGUF or llama.cpp can't hold
-        if error.hint:
-            raise
-        raise UsageError(error.message, hint="every model can be exported as a folder: --to merged") from None
-
-
-def _write_modelfile(model: Path, gguf: Path) -> None:
-    """Write `Modelfile` beside a GGUF file, for `ollama create NAME -f Modelfile`.
-
-    Ollama knows the common chat templates by the one in the file. The ends are named, since it takes only one from
-    there.
-    """
-    texts = {number: text for text, number in Tokenizer.from_file(str(model / "tokenizer.json")).get_vocab().items()}
-    ends = [texts[number] for number in read_prepared(model).eos_ids if number in texts]
-    lines = [f"FROM ./{gguf.name}", *(f"PARAMETER stop {json.dumps(end)}" for end in ends)]
-    (gguf.parent / MODELFILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
+def _is_written(folder: Path, identity: Mapping[str, Any]) -> bool:
+    return not problems_once(folder) and identity.items() <= read_json(folder / MANIFEST).items()
 
 
 def _check_disk(source: Source, parent: Path, quant: str | None, to: str) -> None:
     weights_bytes = sum(path.stat().st_size for path in source.model.glob("*.safetensors"))
-    share = {"adapter": 0.0, "gguf-adapter": 0.0}.get(to, 2.0)  # merged, in float32 at most
+    share = 2.0 if to in ("merged", "gguf") else 0.0  # merged, in float32 at most
     if quant is not None:
         share += QUANTS[quant] / 16 + (0 if quant in OWN_QUANTS else 1)  # beside the merged copy, and F16 between
     needed = int(weights_bytes * share) + EXPORT_SPARE_BYTES
@@ -214,6 +171,60 @@ def _check_disk(source: Source, parent: Path, quant: str | None, to: str) -> Non
         )
 
 
+def _write(source: Source, folder: Path, identity: Mapping[str, Any], progress: Progress) -> None:
+    to, quant = identity["to"], identity["quant"]
+    # A task gets a folder of its own, so that its logs are no part of the export.
+    work, task = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "task"))
+    for leftover in (work, task):
+        shutil.rmtree(leftover, ignore_errors=True)
+    work.mkdir(parents=True)
+    try:
+        if to == "adapter":
+            _copy_adapter(source, work)
+        elif to == "merged":
+            merged = Merge(source.model, source.adapter, task / "merged", str(identity.get("dtype", "source")))
+            run_task(merged, task, on_beat=lambda beat: progress(0, None)).check("merging")
+            for path in merged.target.iterdir():
+                if path.name != MANIFEST:
+                    os.rename(path, work / path.name)
+        else:
+            file = f"{source.name}-{quant or 'lora'}.gguf"
+            os.rename(write_gguf(source.model, source.adapter, quant, task, file, progress), work / file)
+            if to == "gguf":
+                (work / MODELFILE).write_text(_modelfile(source.model, file), encoding="utf-8")
+        (work / CARD).write_text(_card(source, to), encoding="utf-8")
+        publish(work, folder, dict(identity))
+    except UsageError as error:  # what GGUF or llama.cpp can't hold
+        raise UsageError(
+            error.message, hint=error.hint or "every model can be exported as a folder: --to merged"
+        ) from None
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(task, ignore_errors=True)
+
+
+def _copy_adapter(source: Source, work: Path) -> None:
+    """Copy the adapter, with the public name of its base instead of a path, and the base's tokenizer."""
+    shutil.copyfile(source.adapter / ADAPTER, work / ADAPTER)
+    base, revision = _portable_base(source.model)
+    config = read_json(source.adapter / ADAPTER_CONFIG)
+    write_json(work / ADAPTER_CONFIG, {**config, "base_model_name_or_path": base, "revision": revision})
+    for name in TOKENIZER_FILES:
+        if (source.model / name).exists():
+            shutil.copyfile(source.model / name, work / name)
+
+
+def _modelfile(model: Path, file: str) -> str:
+    """Return a `Modelfile` for `ollama create NAME -f Modelfile` beside a GGUF file.
+
+    Ollama knows the common chat templates by the one in the file. The ends are named, since it takes only one from
+    there.
+    """
+    texts = {number: text for text, number in Tokenizer.from_file(str(model / "tokenizer.json")).get_vocab().items()}
+    ends = [texts[number] for number in read_prepared(model).eos_ids if number in texts]
+    return "\n".join([f"FROM ./{file}", *(f"PARAMETER stop {json.dumps(end)}" for end in ends), ""])
+
+
 def _portable_base(model: Path) -> tuple[str, str | None]:
     """Return the base's public name: Hub id and commit, else its name without a path."""
     described = read_json(model / DESCRIPTION)
@@ -222,37 +233,69 @@ def _portable_base(model: Path) -> tuple[str, str | None]:
     return spoken_name(model), None
 
 
-def _write_card(work: Path, source: Source, to: str) -> None:
-    """Write README.md: what the export is, what it was trained on, how it was judged, and its limits.
+def _card(source: Source, to: str) -> str:
+    """Return README.md: what the export is, what it was trained on, how it was judged, and its limits.
 
     Nothing in it names this machine. The front matter is what the Hugging Face Hub reads.
     """
     base, revision = _portable_base(source.model)
-    front: dict[str, Any] = {"base_model": base, "library_name": "peft" if to == "adapter" else "transformers"}
-    front |= {"pipeline_tag": "text-generation", "tags": ["hivetune", "lora"]}
-    form = _FORMS.get(to, "merged into it, as GGUF")
-    run, generation = source.run, source.model / "generation_config.json"
-    rows: Mapping[str, Any] = {} if run is None else (read_json(run / RECORD).get("result") or {}).get("rows", {})
-    data = []
-    for key, count in rows.items():
+    generation = source.model / "generation_config.json"
+    record, judged = (
+        read_json(source.run / name) if source.run is not None and (source.run / name).is_file() else {}
+        for name in (RECORD, EVALUATION)
+    )
+    rows = []
+    for key, count in ((record.get("result") or {}).get("rows") or {}).items():
         total = sum(count.values()) if isinstance(count, Mapping) else count
-        data.append(f"- {'read' if key == 'rows_in' else key.replace('_', ' ')}: {total:,} rows")
+        rows.append(f"- {'read' if key == 'rows_in' else key.replace('_', ' ')}: {total:,} rows")
     verdict = ["Not judged when it was exported."]
-    judged = read_json(run / EVALUATION) if run is not None and (run / EVALUATION).is_file() else {}
     if "verdict" in judged:  # measured and not judged: a stop came between
         verdict = [f"Verdict: {judged['verdict']}.", "", *(f"- {reason}" for reason in judged.get("reasons", []))]
     settings = read_json(generation) if generation.is_file() else {}
     defaults = [f"- {key}: {settings[key]}" for key in _DEFAULTS if settings.get(key) is not None] or ["- none"]
-    lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in front.items()), "---", "", f"# {source.name}", ""]
-    lines += [f"A low-rank adapter of {base}{f' at {revision}' if revision else ''}, {form}.", ""]
-    lines += ["## Data", "", *(data or ["Not known."]), "", "## Judged", "", *verdict, "", "## Generation", ""]
-    lines += ["Judged greedy (temperature 0). The base's own defaults:", "", *defaults, "", "## Limits", ""]
-    lines += [
-        "- It was trained to answer what its rows ask; nothing is known of other questions, languages or longer texts.",
-        "- What the base model gets wrong, it may get wrong too.",
-        "",
-        "## Licence",
-        "",
-        f"The licence of {base} holds for what is derived from it; the rows' owners may set further terms.",
-    ]
-    (work / CARD).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return _CARD.format(
+        base=base,
+        library="peft" if to == "adapter" else "transformers",
+        name=source.name,
+        described=f"{base}{f' at {revision}' if revision else ''}, {_FORMS[to]}",
+        rows="\n".join(rows or ["Not known."]),
+        verdict="\n".join(verdict),
+        defaults="\n".join(defaults),
+    )
+
+
+_CARD = """\
+---
+base_model: "{base}"
+library_name: "{library}"
+pipeline_tag: "text-generation"
+tags: ["hivetune", "lora"]
+---
+
+# {name}
+
+A low-rank adapter of {described}.
+
+## Data
+
+{rows}
+
+## Judged
+
+{verdict}
+
+## Generation
+
+Judged greedy (temperature 0). The base's own defaults:
+
+{defaults}
+
+## Limits
+
+- It was trained to answer what its rows ask; nothing is known of other questions, languages or longer texts.
+- What the base model gets wrong, it may get wrong too.
+
+## Licence
+
+The licence of {base} holds for what is derived from it; the rows' owners may set further terms.
+"""

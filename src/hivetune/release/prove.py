@@ -10,7 +10,8 @@ loss     The mean over the tokens that are there differs by no more than the sam
 effect   What the adapter changes in the export, over the base at the same type, is what it changed when it was trained:
          the slope of the one over the other is 1, within a tenth and what its standard error allows.
 
-The result is next to the export as `proof.json` and holds for these bytes only.
+The result is next to the export as `proof.json` and holds for these bytes only. A base is proven alike before the first
+training on it, on conversations of our own, so that a family that llama.cpp can't serve is known before hours of work.
 """
 
 import itertools
@@ -18,7 +19,6 @@ import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,30 +28,32 @@ import psutil
 from hivetune.base.disk import MANIFEST, home, lock, read_json, sha256_bytes, sha256_file, write_json
 from hivetune.base.documents import read_document
 from hivetune.base.typed import to_plain
+from hivetune.data.render.folder import load_renderer
 from hivetune.data.snapshot import Snapshot
-from hivetune.errors import DataRefused, HivetuneError, MachineNotFit, UsageError
+from hivetune.errors import DataRefused, DoesNotFit, HivetuneError, MachineNotFit, UsageError
 from hivetune.llama.backend import Backend, ServerSettings, find_engine, open_backend
-from hivetune.llama.prompts import HELD_OUT_FIRST, check_prompts
+from hivetune.llama.prompts import HELD_OUT_FIRST, check_prompts, compare_prompts
 from hivetune.models.gguf_header import read_header
 from hivetune.process.parent import see_off, start_child
 from hivetune.process.protocol import Passage, ScorePassages
-from hivetune.records import Progress, silent
+from hivetune.records import Example, Message, Progress, silent
 from hivetune.release.export import Exported, MergedType, export_run, merged_type
 from hivetune.release.gguf import (
+    CONVERTER,
     QUANTS,
     SERVED_QUANT,
+    TESTED_SERVER,
     base_gguf,
     find_converter,
     find_quant,
     server_name,
-    untested_pair,
 )
 from hivetune.run.folder import ADAPTER, PROOF, adapter_hash
 from hivetune.train.open import Run, load_run
 
 PASSAGES, POSITIONS = 8, 12
 TOP = 16  # likeliest tokens at each place
-MAX_PASSAGE_TOKENS = 2048  # tokens
+MAX_PASSAGE_TOKENS = 2048
 # Mean differences in nats. Seen with SmolLM2-135M: f16 0.003, bf16 and merged (rounded to bf16's 8 bits) 0.04.
 FLOAT_BOUNDS = {"f32": 0.03, "f16": 0.03, "bf16": 0.1, "merged": 0.1}
 # How much the base itself may differ in a quantized type: three times what tiny random models, which suffer most, do in
@@ -61,6 +63,13 @@ COARSEST_BOUND = 1.2
 QUANTIZED_BOUND, QUANTIZED_FACTOR = 0.03, 2.0
 EFFECT_BOUND, EFFECT_ERRORS = 0.1, 3.0
 MERGED_TYPES: tuple[MergedType, ...] = ("source", "float16", "float32")
+# What a base is asked: plain questions of one and two turns, which any chat template renders.
+CONVERSATIONS = (
+    ("What is the capital of France?", "The capital of France is Paris."),
+    ("Name three colours.", "Red, green and blue."),
+    ("What is 12 + 30?", "It is 42.", "And twice as much?", "That is 84."),
+    ("How do I list files in a shell?", "Use ls, or ls -l for their sizes and dates."),
+)
 _CACHE = "told"  # below the home: scores of trained models and of bases
 _FORCING_BIAS = 1000.0  # nats: far above any logit
 _SLOTS = 4
@@ -85,18 +94,20 @@ def choose_passages(snapshot: Snapshot, context_tokens: int | None = None) -> li
     """
     longest = min(MAX_PASSAGE_TOKENS, context_tokens or MAX_PASSAGE_TOKENS)
     rows = (row for split in HELD_OUT_FIRST for row in snapshot.rows(split) if snapshot.length(row) <= longest)
-    passages = []
-    for row in itertools.islice(rows, PASSAGES):
-        trained = snapshot.trained(row)
-        end = max(i for i, is_trained in enumerate(trained) if is_trained) + 1
-        start = end
-        while trained[start - 1]:
-            start -= 1
-        positions = sorted({*range(start, min(start + POSITIONS, end)), end - 1})
-        passages.append(Passage(tuple(int(token) for token in snapshot.tokens(row)[:end]), tuple(positions)))
+    chosen = itertools.islice(rows, PASSAGES)
+    passages = [_passage(snapshot.tokens(row), snapshot.trained(row)) for row in chosen]
     if not passages:
         raise DataRefused(f"every row is longer than {longest:,} tokens, so nothing can be compared")
     return passages
+
+
+def _passage(tokens: Sequence[int], trained: Sequence[int]) -> Passage:
+    end = max(i for i, is_trained in enumerate(trained) if is_trained) + 1
+    start = end
+    while trained[start - 1]:
+        start -= 1
+    positions = sorted({*range(start, min(start + POSITIONS, end)), end - 1})
+    return Passage(tuple(int(token) for token in tokens[:end]), tuple(positions))
 
 
 def compare_scores(
@@ -110,26 +121,20 @@ def compare_scores(
     aligned, unreported = _align(trained["base"], trained["tuned"], exported_base or trained["base"], exported)
     if not aligned:
         return {"places": 0, "holds": False, "problems": ["llama.cpp reported no log-probability at all"]}
-    base, tuned, its_base, its = zip(*aligned, strict=True)
+    problems = list[str]()
+    _, tuned, _, its = zip(*aligned, strict=True)
     typical, largest = _distance(its, tuned)
     measured: dict[str, Any] = {"places": len(aligned), "unreported": unreported}
     measured |= {"typical": typical, "largest": largest}
     if exported_base is None:
         bound = FLOAT_BOUNDS[kind]
     else:
-        measured["base_typical"] = _distance(its_base, base)[0]
+        measured["base_typical"], problems = compare_base(kind, trained["base"], exported_base)
         bound = QUANTIZED_BOUND + QUANTIZED_FACTOR * measured["base_typical"]
     losses = [-fmean([scores[_ACTUAL] for scores in side]) for side in (tuned, its)]
     slope, error = _effect(aligned)
     measured |= {"bound": bound, "loss_trained": losses[0], "loss_exported": losses[1]}
     measured |= {"effect": slope, "effect_error": error}
-    problems = []
-    base_bound = BASE_BOUNDS.get(kind, COARSEST_BOUND)
-    if exported_base is not None and not measured["base_typical"] <= base_bound:
-        problems.append(
-            f"the base alone differs by {measured['base_typical']:.3f} nats on average,"
-            f" at most {base_bound:g} in {kind}"
-        )
     if not typical <= bound:
         problems.append(f"log-probabilities differ by {typical:.3f} nats on average, at most {bound:.3f} expected")
     if not abs(losses[1] - losses[0]) <= bound:
@@ -137,6 +142,18 @@ def compare_scores(
     if slope is not None and error is not None and not abs(slope - 1) <= EFFECT_BOUND + EFFECT_ERRORS * error:
         problems.append(f"{slope:.2f} times the adapter's effect arrived instead of once")
     return {**measured, "holds": not problems, "problems": problems}
+
+
+def compare_base(kind: str, trained: Scores, exported: Scores) -> tuple[float, list[str]]:
+    """Return by how many nats a base in a quantized type differs on average from what was trained on, and a problem
+    in words if that is too much."""
+    aligned, _ = _align(trained, exported)
+    if not aligned:
+        return math.nan, ["llama.cpp reported no log-probability of the base at all"]
+    typical, bound = _distance(*zip(*aligned, strict=True))[0], BASE_BOUNDS.get(kind, COARSEST_BOUND)
+    if typical <= bound:
+        return typical, []
+    return typical, [f"the base alone differs by {typical:.3f} nats on average, at most {bound:g} in {kind}"]
 
 
 def _align(*sides: Scores) -> tuple[list[tuple[_TokenScores, ...]], int]:
@@ -255,9 +272,8 @@ def prove_export(folder: Path, exported: Exported, progress: Progress = silent) 
         write_json(path, proof)
     if not proof["holds"]:
         problems = list(proof["problems"])
-        if "quant" in proof:
-            converter = find_converter().name
-            problems += untested_pair(converter, server_name(find_engine("auto")))
+        if "quant" in proof and (server := server_name(find_engine("auto"))) != TESTED_SERVER:
+            problems.append(f"the server is {server}; {CONVERTER} is tested with {TESTED_SERVER}")
         raise HivetuneError(
             f"{exported.path} differs from the trained model: {'; '.join(problems)}",
             hint=f"do not serve it; please report it with {path}",
@@ -297,6 +313,59 @@ def describe_proof(proof: Mapping[str, Any]) -> str:
     return text
 
 
+def ensure_base_served(name: str, model: Path, progress: Progress = silent) -> None:
+    """Convert the base `name`, prepared in `model`, and compare it as llama.cpp serves it with the training engine:
+    token ids of prompts and log-probabilities. Done once for each base and build of llama.cpp.
+
+    Raises HivetuneError with the reason why it can't be served as it is trained, MachineNotFit where llama.cpp is not
+    here or can't load it, DoesNotFit where there is no room to compare.
+    """
+    path = _base_verdict(model)
+    if not path.is_file():
+        find_converter()
+        try:
+            problems = _base_problems(name, model, progress)
+        except UsageError as error:  # what the converter can't write
+            problems = [error.message]
+        write_json(path, {"problems": problems})
+    if problem := base_problem(model):
+        raise HivetuneError(problem, hint="the family is not served by this llama.cpp; a newer one may know it")
+
+
+def base_problem(model: Path) -> str:
+    """Return why a base can't be served, as it was found before its first training; empty where it can, or nobody
+    looked. Raises MachineNotFit without llama.cpp."""
+    path = _base_verdict(model)
+    return "; ".join(read_json(path)["problems"]) if path.is_file() else ""
+
+
+def _base_verdict(model: Path) -> Path:
+    return _cached(
+        "base verdict", sha256_file(model / MANIFEST), SERVED_QUANT, CONVERTER, server_name(find_engine("auto"))
+    )
+
+
+def _base_problems(name: str, model: Path, progress: Progress) -> list[str]:
+    if _weights_bytes(model) > _MEMORY_SHARE * psutil.virtual_memory().available:
+        raise DoesNotFit("too little memory is free to compare the base with its GGUF file")
+    chats = [tuple(Message(("user", "assistant")[i % 2], said) for i, said in enumerate(c)) for c in CONVERSATIONS]
+    examples = [Example(str(number), name, chat) for number, chat in enumerate(chats)]
+    renderer = load_renderer(model)
+    rendered = [renderer.render(example)[-1] for example in examples]
+    passages = [_passage(each.tokens, each.trained) for each in rendered]
+    problems, served = list[str](), list[Scores]()
+
+    def ask_server() -> None:
+        file = base_gguf(name, sha256_file(model / MANIFEST), SERVED_QUANT)
+        with open_backend(file, ServerSettings(slots=_SLOTS, context_tokens=_CONTEXT_TOKENS)) as backend:
+            served.append(score_passages(backend, passages, slots=_SLOTS)[0])
+            for each in compare_prompts(backend, renderer, examples)[1][:1]:
+                problems.append(f"llama.cpp builds another prompt: trained {each.trained!r}, served {each.served!r}")
+
+    trained = _engine_scores(model, None, passages, progress, ask_server, _weights_bytes(model))
+    return problems + compare_base(SERVED_QUANT, trained["base"], served[0])[1]
+
+
 def _measure(run: Run, exported: Exported, progress: Progress) -> dict[str, Any]:
     if exported.to == "adapter":
         same = sha256_file(exported.folder / ADAPTER) == adapter_hash(run.folder)
@@ -310,28 +379,28 @@ def _measure(run: Run, exported: Exported, progress: Progress) -> dict[str, Any]
         return compare_scores("merged" if dtype == "source" else "f16", trained, merged, None) | {"dtype": dtype}
     quant = find_quant(str(read_json(exported.folder / MANIFEST)["quant"] or SERVED_QUANT))
     file = next(iter(sorted(exported.folder.glob("*.gguf"))))
-    is_adapter = exported.to == "gguf-adapter"
-    model = _base(run, quant) if is_adapter else file
+    adapter = file if exported.to == "gguf-adapter" else None
+    model = file if adapter is None else _base(run, quant)
     passages = choose_passages(run.snapshot, context_tokens(model))
     with lock(home() / _CACHE):
-        return _measure_served(run, file if is_adapter else None, model, quant, passages, progress)
+        return _measure_served(run, adapter, model, quant, passages, progress)
 
 
 def _measure_served(
     run: Run, adapter: Path | None, model: Path, quant: str, passages: Sequence[Passage], progress: Progress
 ) -> dict[str, Any]:
-    """Compare `model`, with `adapter` beside it, as llama.cpp serves them. llama.cpp is asked while the other side
-    imports torch, where the memory holds both."""
-    measured: dict[str, Any] = {}
-    settings = ServerSettings(slots=_SLOTS, context_tokens=_CONTEXT_TOKENS)
+    """Compare `model`, with `adapter` beside it, as llama.cpp serves them."""
+    measured: dict[str, Any] = {"base": None}
+    adapters = () if adapter is None else ((adapter, 0.0),)
+    number = None if adapter is None else 0
 
     def ask_server() -> None:
-        adapters = () if adapter is None else ((adapter, 0.0),)
-        with open_backend(model, replace(settings, adapters=adapters)) as backend:
+        settings = ServerSettings(adapters, slots=_SLOTS, context_tokens=_CONTEXT_TOKENS)
+        with open_backend(model, settings) as backend:
             measured["conversations"] = check_prompts(backend, run.model, run.snapshot)
-            number = None if adapter is None else 0
             measured["tuned"], measured["ended"] = score_passages(backend, passages, slots=_SLOTS, adapter=number)
-            measured["base"] = None if adapter is None else score_passages(backend, passages, slots=_SLOTS)[0]
+            if adapter is not None:
+                measured["base"] = score_passages(backend, passages, slots=_SLOTS)[0]
         if adapter is None and QUANTS[quant] < 16:  # cached by content: all adapters have the same base
             path = _cached("base", sha256_file(run.model / MANIFEST), quant, TOP, to_plain(tuple(passages)))
             if not path.is_file():
@@ -339,14 +408,7 @@ def _measure_served(
                     write_json(path, {"base": score_passages(backend, passages, slots=_SLOTS)[0]})
             measured["base"] = read_json(path)["base"]
 
-    weights_bytes = 2 * sum(path.stat().st_size for path in run.model.glob("*.safetensors"))  # in float32
-    needed = weights_bytes + max(model.stat().st_size, weights_bytes // 2)
-    if needed <= _MEMORY_SHARE * psutil.virtual_memory().available:
-        trained = _engine_scores(run.model, run.folder, passages, progress, ask_server)
-    else:
-        trained = _engine_scores(run.model, run.folder, passages, progress)
-    if not measured:
-        ask_server()
+    trained = _engine_scores(run.model, run.folder, passages, progress, ask_server, model.stat().st_size)
     proof = compare_scores(quant, trained, measured["tuned"], measured["base"])
     ended = measured["ended"].count(True)
     if ended < len(passages):
@@ -356,8 +418,7 @@ def _measure_served(
 
 
 def _base(run: Run, quant: str) -> Path:
-    model_sha256 = sha256_file(run.model / MANIFEST)
-    return base_gguf(run.config.model, model_sha256, quant)
+    return base_gguf(run.config.model, sha256_file(run.model / MANIFEST), quant)
 
 
 def context_tokens(file: Path) -> int | None:
@@ -372,23 +433,38 @@ def _engine_scores(
     adapter: Path | None,
     passages: Sequence[Passage],
     progress: Progress,
-    meanwhile: Callable[[], None] = lambda: None,
+    ask: Callable[[], None] = lambda: None,
+    asked_bytes: int = 0,
 ) -> dict[str, Scores]:
     """Return the engine's scores of the base and with the adapter. They are cached by content: all exports of a run are
-    compared with them. `meanwhile` is done while it computes, if it has to."""
+    compared with them.
+
+    `ask` is called once: while the engine imports torch where the memory holds both sides, which saves the time of the
+    import, else afterwards. `asked_bytes`: the memory that it takes.
+    """
     adapter_sha256 = None if adapter is None else adapter_hash(adapter)
     path = _cached(TOP, sha256_file(model / MANIFEST), adapter_sha256, to_plain(tuple(passages)))
+    asks = [ask]
     if not path.is_file():
         task = path.with_suffix(".task")
+        needed = 2 * _weights_bytes(model) + asked_bytes  # the engine's in float32
+        together = needed <= _MEMORY_SHARE * psutil.virtual_memory().available
         try:
             child = start_child(ScorePassages(model, adapter, tuple(passages), TOP), task)
-            outcome = see_off(child, lambda beat: progress(0, None), meanwhile)
+            outcome = see_off(child, lambda beat: progress(0, None), asks.pop() if together else lambda: None)
             result = outcome.check("comparing with what was trained")
         finally:
             shutil.rmtree(task, ignore_errors=True)
         write_json(path, {side: result[side] for side in ("base", "tuned") if side in result})
+    for each in asks:
+        each()
     scores: dict[str, Scores] = read_json(path)
     return scores
+
+
+def _weights_bytes(model: Path) -> int:
+    """Return the size of a model's weights as they are stored, in 16 bits as a rule."""
+    return sum(path.stat().st_size for path in model.glob("*.safetensors"))
 
 
 def _cached(*facts: object) -> Path:
