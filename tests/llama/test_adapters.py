@@ -6,10 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from serve.hive import make_home, write_adapter
+from serve.hive import add_release
 
 from hivetune.llama.backend import Answer, Backend, ServerSettings, open_backend
-from hivetune.release.gguf import write_gguf
 
 pytestmark = pytest.mark.slow
 # A long shared beginning, so that a cache has much to reuse wrongly.
@@ -21,15 +20,10 @@ TOLERANCE_NATS = 0.02
 
 @pytest.fixture
 def files(own_home: Path, tmp_path: Path) -> tuple[Path, list[Path]]:
-    model = make_home()
-    base = write_gguf(model, None, "f16", tmp_path / "base", "base.gguf", lambda done, total: None)
-    adapters = []
     for seed in (1, 2, 3):
-        write_adapter(model, tmp_path / f"adapter{seed}", seed)
-        work = tmp_path / f"task{seed}"
-        name = f"{seed}-lora.gguf"
-        adapters.append(write_gguf(model, tmp_path / f"adapter{seed}", None, work, name, lambda done, total: None))
-    return base, adapters
+        add_release(tmp_path, "a", seed)
+    adapters = [next(tmp_path.glob(f"run-a-{seed}/export/gguf-adapter/*.gguf")) for seed in (1, 2, 3)]
+    return next(own_home.glob("bases/*/*.gguf")), adapters
 
 
 def answers(backend: Backend, order: list[tuple[int, int]]) -> Iterator[Answer]:

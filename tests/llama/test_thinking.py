@@ -6,14 +6,11 @@ import pytest
 from data.models import TEMPLATES
 from gguf import GGUFReader, GGUFWriter
 from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
-from gguf_families import write_model
 
 from hivetune.data.render.template import ChatTemplate, RenderError
 from hivetune.data.render.thinking import NAMES, served_template, thinking_arguments
 from hivetune.llama.backend import ServerSettings, open_backend
 from hivetune.models.worker.template import with_defaults
-from hivetune.records import silent
-from hivetune.release.gguf import write_gguf
 from hivetune.release.worker.to_gguf import fixed_date
 
 USER = {"role": "user", "content": "What is it?"}
@@ -40,14 +37,6 @@ def test_the_value_is_the_one_that_changes_nothing(template: str, value: bool) -
 
 def test_templates_that_do_not_think_or_do_not_compile_get_nothing() -> None:
     assert thinking_arguments("{{ messages[0].content }}") == {} == thinking_arguments("{% if %}{{ enable_thinking }}")
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    (folder / "model").mkdir()
-    write_model(folder / "model", "llama")
-    return write_gguf(folder / "model", None, "f16", folder / "task", "tiny.gguf", silent)
 
 
 def with_template(model: Path, template: str, path: Path) -> Path:

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf_families import CHATML, tokenizer_for, write_tokenizer
+from gguf_families import CHATML, tokenizer_for, write_model, write_tokenizer
 from sentencepiece import SentencePieceProcessor
+from serve.hive import write_adapter
 
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.release.gguf import OWN_QUANTS, QUANTS, find_quant
 from hivetune.release.worker.to_gguf import (
     NO_CAP,
+    _stage_adapter,
     fixed_date,
     model_name,
     sentencepiece_model,
@@ -119,6 +121,16 @@ def test_the_name_is_the_bases_unless_llama_cpp_keys_tokens_on_it(folder: Path) 
     tokens += [{**tokens[0], "id": 900 + place, "content": text} for place, text in enumerate(("<unk>", "<s>", "</s>"))]
     change(folder, "tokenizer.json", added_tokens=tokens)
     assert [named("Phi-3-mini"), named("helpdesk")] == ["Phi-3-mini", "helpdesk (phi-3)"]
+
+
+def test_a_rank_stabilised_scale_arrives_as_one_that_llama_cpp_knows(tmp_path: Path) -> None:
+    """It divides by the rank; PEFT divides by the rank's root where the adapter says so."""
+    write_model(tmp_path / "model", "llama")
+    write_adapter(tmp_path / "model", tmp_path / "trained", 1)
+    change(tmp_path / "trained", "adapter_config.json", use_rslora=True, lora_alpha=6)
+    _stage_adapter(tmp_path / "model", tmp_path / "trained", tmp_path / "staged")
+    staged = json.loads((tmp_path / "staged" / "adapter_config.json").read_text())
+    assert (staged["r"], staged["lora_alpha"]) == (4, pytest.approx(6 / 4**0.5 * 4))
 
 
 def test_number_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
