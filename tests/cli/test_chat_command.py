@@ -47,7 +47,6 @@ def test_releases_side_by_side_and_what_they_said_in_the_store(own_home: Path, t
     for arguments, words in (
         (("helpdesk", "--beside", first, "--prompt", "x"), "are the same"),
         (("helpdesk@9", "--prompt", "x"), "no such release"),
-        (("helpdesk", "--agent", "guard", "--prompt", "x"), "the training rows of helpdesk are not there"),
         (("helpdesk", "--capture", "--prompt", "x"), "--capture is for a conversation"),
     ):
         code, _, err = call(*arguments)

@@ -130,8 +130,6 @@ def test_the_walk_from_eval_to_chat(place: Workplace) -> None:
     code, _, err = place.call("chat", exported["path"], "--max-tokens", "4", stdin="hi\n/new\nho\n")
     assert code == 0, err
     asked = ("chat", "last", "--quant", "f32", "--prompt", "hi", "--max-tokens", "2")
-    code, _, err = place.call(*asked, "--agent", "a")
-    assert code == 0 and "system prompt of " in err and "training rows of a: You add.\n" in err
     code, _, err = place.call(*asked)
     words = ("several system prompts", "system prompt of ")
     assert code == 0 and any(word in err for word in words), err  # which of the two is the split's to say
@@ -214,7 +212,6 @@ def test_the_walk_from_verdict_to_champion(place: Workplace) -> None:
     [
         (("eval", "OUT", "--set", "lora.r=1"), 2, "this command can only change eval.* and gate.*"),
         (("export", "OUT", "--to", "ggfu"), 2, "choose one of adapter"),
-        (("chat", "OUT", "--agent", "z", "--prompt", "x"), 2, "they have: a, b"),
         (("register", "OUT", "--as", "No Name"), 2, "can't be the name of a release"),
         (("chat", "OUT", "--json"), 2, "--json needs --prompt"),
     ],

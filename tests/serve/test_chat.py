@@ -42,14 +42,12 @@ def test_turns_add_up_and_the_system_prompt_stays_first() -> None:
 
 
 def test_commands() -> None:
-    backend, conversation, text = talk(["one", "/new", "two", "/what", "", "/exit", "four"], system="s")
+    backend, _, text = talk(["one", "/new", "two", "/what", "", "/exit", "four"], system="s")
     assert [[message["content"] for message in sent] for sent in backend.sent] == [
         ["s", "one"],
         ["s", "two"],
     ]
     assert "/exit" in text  # the help, for an unknown command
-    conversation.take_back()
-    assert [message["role"] for message in conversation.messages] == ["system"]
 
 
 def test_an_answer_that_is_interrupted_is_kept_as_far_as_it_came() -> None:
@@ -177,4 +175,3 @@ def test_a_release_remembers_the_system_prompt_of_rows_that_are_gone(own_home: P
             f" created) VALUES ('helpdesk', 1, '/run', 'm', '', '', 'gone', 'deploy', '{proof}', 1)"
         )
     assert trained_prompt("helpdesk@1", None) == TrainedPrompt("Be brief.", 0, 0)
-    assert trained_prompt("helpdesk@1", None, "guard") is None

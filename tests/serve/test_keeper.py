@@ -163,17 +163,12 @@ def test_a_dead_backend_is_replaced_and_a_silent_one_is_killed() -> None:
         stage.now = wants(1, 1)
         await stage.until(lambda: keeper.ready)
         first = keeper.lives["m"]
+        stage.gate.clear()
 
         async def silent(request: httpx2.Request) -> httpx2.Response:
             raise httpx2.ReadTimeout("silent")
 
         first.client = httpx2.AsyncClient(transport=httpx2.MockTransport(silent), base_url="http://localhost")
-        await first.look_at_health(0.05)
-        assert not first.dead  # once is not enough
-        await asyncio.sleep(0.06)
-        await first.look_at_health(0.05)
-        assert first.dead
-        stage.gate.clear()
         await stage.until(lambda: keeper.restarts == 1)
         assert keeper.routes.champions == {"a": "a@1"}  # requests wait for the next one
         waiting = asyncio.create_task(keeper.live(Route("m", "a@1")))
@@ -224,9 +219,9 @@ def test_a_bug_ends_it_and_every_backend_with_it() -> None:
             await asyncio.sleep(0.002)
         stage.now = RuntimeError("a bug")
         await asyncio.wait({running})
-        with pytest.raises(ExceptionGroup) as raised:
+        with pytest.raises(RuntimeError, match="a bug"):
             running.result()
-        assert raised.group_contains(RuntimeError, match="a bug") and len(stage.ended) == 1
+        assert len(stage.ended) == 1
 
     play(scene())
 

@@ -184,13 +184,15 @@ def test_counts_are_saved_now_and_then(own_home: Path) -> None:
 
     def saved() -> list[tuple[int, int]]:
         with closing(open_database()) as database:
-            return database.execute("SELECT answers, errors FROM served ORDER BY release").fetchall()
+            return database.execute(
+                "SELECT counts ->> '$.all[0]', counts ->> '$.all[1]' FROM served ORDER BY release"
+            ).fetchall()
 
     watch = watched(Rollbacks())
     watch.save_now_and_then(100.0)
-    assert saved() == [(300, 3)]
+    assert saved() == [(300, 3), (0, 0)]
     watch.answered("a@2", error=True)
     watch.save_now_and_then(101.0)
-    assert saved() == [(300, 3)]
+    assert saved() == [(300, 3), (0, 0)]
     watch.save_now_and_then(111.0)
     assert saved() == [(300, 3), (1, 1)]

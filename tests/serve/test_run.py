@@ -35,6 +35,5 @@ def test_a_bug_in_what_loads_models_ends_the_gateway(monkeypatch: pytest.MonkeyP
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(run.Registry, "read", broken)
-    with pytest.raises(ExceptionGroup) as raised:
+    with pytest.raises(RuntimeError, match="a bug"):
         run.run_gateway(run.GatewaySettings(port=0, capture=True))
-    assert raised.group_contains(RuntimeError, match="a bug")

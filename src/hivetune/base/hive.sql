@@ -74,15 +74,8 @@ CREATE TABLE feedback (
   answer TEXT PRIMARY KEY,         -- id of the interaction that was captured
   release TEXT NOT NULL, rating TEXT, correction TEXT, reason TEXT, client TEXT NOT NULL, time REAL NOT NULL
 ) STRICT;
-CREATE TABLE served (              -- answers of each release since it was first served
-  release TEXT PRIMARY KEY, answers INTEGER NOT NULL, errors INTEGER NOT NULL, complaints INTEGER NOT NULL
-) STRICT;
-CREATE TABLE watches (             -- releases that are watched: the one before each, and its rates that are still usual
-  release TEXT PRIMARY KEY, before TEXT NOT NULL, usual_errors REAL NOT NULL, usual_complaints REAL NOT NULL
-) STRICT;
-CREATE TABLE watched (             -- answers of each watched release since its watch began, by client
-  release TEXT NOT NULL, client TEXT NOT NULL,
-  answers INTEGER NOT NULL, errors INTEGER NOT NULL, complaints INTEGER NOT NULL, PRIMARY KEY (release, client)
+CREATE TABLE served (              -- answers of each release, and the watch on it (serve/watch.py)
+  release TEXT PRIMARY KEY, counts TEXT NOT NULL CHECK (json_valid(counts))
 ) STRICT;
 
 CREATE TABLE cycles (

@@ -31,7 +31,6 @@ def chat(
     capture: Annotated[bool, Option("--capture", help="Save answers and feedback in the store.")] = False,
     prompt: Annotated[str | None, Option(help="Ask this, print the answer and exit.")] = None,
     system: Annotated[str | None, Option(help="System prompt; default: the one of most training rows.")] = None,
-    agent: Annotated[str | None, Option(help="Use the system prompt of this agent's rows.")] = None,
     quant: Annotated[str, Option(help="Quantization of the exported model.")] = DEFAULT_QUANT,
     max_tokens: Annotated[int, Option(min=1, help="Maximum tokens of an answer.")] = 512,
     temperature: Annotated[float, Option(min=0, help="Sampling temperature; 0: always the likeliest token.")] = 0.0,
@@ -50,7 +49,7 @@ def chat(
         else:
             first, second, run = find_pair(name, beside, quant, report)
             voices = (first, second)
-    system = _system_prompt(name, run, None if system is None else _as_text(system), agent)
+    system = _system_prompt(name, run, None if system is None else _as_text(system))
     if unused := unused_program():
         say(unused)
     with open_voices(voices, threads) as opened:
@@ -75,30 +74,23 @@ def chat(
             Talk(sides, _next_input, write, captured).run()
 
 
-def _system_prompt(name: str, run: Path | None, system: str | None, agent: str | None) -> str | None:
+def _system_prompt(name: str, run: Path | None, system: str | None) -> str | None:
     """Return the system prompt: the given one, else the one of the training rows, which is announced."""
     if system is not None:
-        if agent is not None:
-            raise UsageError("--system and --agent exclude each other")
         return system or None
     try:
-        trained = trained_prompt(name, run, agent)
+        trained = trained_prompt(name, run)
     except UsageError as error:
-        if agent is not None:
-            raise
         say(f"cannot read the system prompt of the training rows: {error.message}")
         return None
-    if trained is None and agent is not None:
-        raise UsageError(f"--agent {agent}: the training rows of {name} are not there", hint="give --system TEXT")
     if trained is None or trained.text is None:
         return None
     if trained.looked_at and trained.rows * 2 <= trained.looked_at:
-        say("the training rows have several system prompts, so none is used; choose one: --agent NAME or --system TEXT")
+        say("the training rows have several system prompts, so none is used; choose one: --system TEXT")
         return None
     counts = f"{trained.rows:,} of {trained.looked_at:,}" if trained.looked_at else "most"
-    whose = f"{counts} training rows" + (f" of {agent}" if agent else "")
     shown = " ".join(trained.text.split())
-    say(f"system prompt of {whose}: {shown[:SHOWN_CHARS]}{'...' if len(shown) > SHOWN_CHARS else ''}")
+    say(f"system prompt of {counts} training rows: {shown[:SHOWN_CHARS]}{'...' if len(shown) > SHOWN_CHARS else ''}")
     say('use another: --system TEXT; use none: --system ""')
     return trained.text
 

@@ -1,7 +1,6 @@
 """A conversation with one served model, or two side by side: who answers, turns, ratings."""
 
 import contextlib
-import difflib
 import secrets
 import time
 from collections import Counter
@@ -9,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, sha256_file
@@ -61,12 +61,6 @@ class Chat:
     def clear(self) -> None:
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
 
-    def take_back(self) -> None:
-        """Take back the last question with its answer."""
-        while self.messages and self.messages[-1]["role"] != "system":
-            if self.messages.pop()["role"] == "user":
-                return
-
     def say(self, text: str) -> Iterator[str]:
         """Yield the pieces of the answer to `text`. The beginning of an interrupted answer is kept."""
         self.messages.append({"role": "user", "content": text})
@@ -88,19 +82,14 @@ class Chat:
 @contextlib.contextmanager
 def open_voices(voices: Sequence[Voice], threads: int | None = None) -> Iterator[list[tuple[Backend, int | None]]]:
     """Start a model server for each voice, with the number of its adapter. Voices on the same model share one process.
-
-    Raises what `open_backend` raises.
-    """
+    All scales are 0: a request that names no adapter gets the base. Raises what `open_backend` raises."""
     with contextlib.ExitStack() as stack:
         backends: dict[Path, Backend] = {}
-        adapters: dict[Path, list[Path]] = {}
-        for voice in voices:
-            mine = adapters.setdefault(voice.model, [])
-            if voice.adapter is not None and voice.adapter not in mine:
-                mine.append(voice.adapter)
-        for model, files in adapters.items():
-            # All scales are 0: a request that names no adapter gets the base.
-            settings = ServerSettings(adapters=tuple((file, 0.0) for file in files), threads=threads)
+        adapters: dict[Path, list[Path | None]] = {}
+        for model in {voice.model: None for voice in voices}:
+            mine = {voice.adapter: None for voice in voices if voice.model == model and voice.adapter is not None}
+            adapters[model] = list(mine)
+            settings = ServerSettings(adapters=tuple((file, 0.0) for file in mine), threads=threads)
             backends[model] = stack.enter_context(open_backend(model, settings))
         yield [
             (backends[voice.model], None if voice.adapter is None else adapters[voice.model].index(voice.adapter))
@@ -139,7 +128,8 @@ class Talk:
 
     def _turn(self, text: str) -> None:
         self._stored = ""
-        for number, side in enumerate(self.sides):
+        before = [len(side.messages) for side in self.sides]
+        for side in self.sides:
             if len(self.sides) > 1:
                 self.write(f"[{side.label}]\n")
             started = time.monotonic()
@@ -151,22 +141,19 @@ class Talk:
                 continue
             except UsageError as error:  # such as a conversation that is longer than the context
                 self.write(f"({error.message}; /new starts a new conversation)\n")
-                for earlier in self.sides[: number + 1]:  # no side keeps a turn that another one lacks
-                    earlier.take_back()
+                for earlier, length in zip(self.sides, before, strict=True):  # no side keeps a turn that another lacks
+                    del earlier.messages[length:]
                 self._stored = ""
                 return
             self.write("\n")
             self._keep(side, time.monotonic() - started)
 
     def _keep(self, side: Chat, seconds: float) -> None:
-        if self.capture is None:
-            return
-        self._stored = f"hive-{secrets.token_hex(12)}"
-        *prompt, answer = [dict(message) for message in side.messages]
-        entry = CapturedAnswer(
-            self._stored, side.label, prompt, answer, side.finish, session=self.session, seconds=seconds
-        )
-        self.capture.put(entry)
+        if self.capture is not None:
+            self._stored = f"hive-{secrets.token_hex(12)}"
+            *prompt, answer = [dict(message) for message in side.messages]
+            more: dict[str, Any] = {"session": self.session, "seconds": seconds}
+            self.capture.put(CapturedAnswer(self._stored, side.label, prompt, answer, side.finish, **more))
 
     def _rate(self, rating: Rating) -> None:
         if len(self.sides) > 1:
@@ -232,11 +219,9 @@ class TrainedPrompt:
     looked_at: int
 
 
-def trained_prompt(name: str, run: Path | None, agent: str | None = None) -> TrainedPrompt | None:
-    """Return the system prompt that the rows of a run or a release were trained with, or those of one agent.
-
-    None where the rows are gone, or `name` is a file. Raises UsageError for an agent that no row has.
-    """
+def trained_prompt(name: str, run: Path | None) -> TrainedPrompt | None:
+    """Return the system prompt that the rows of a run or a release were trained with. None where the rows are gone, or
+    `name` is a file."""
     if run is not None:
         snapshot = load_run(run).snapshot
     else:
@@ -247,16 +232,9 @@ def trained_prompt(name: str, run: Path | None, agent: str | None = None) -> Tra
             folder = snapshot_folder(database, release.snapshot)
         if folder is None:
             recorded = release.proof.get("generation", {}).get("system")
-            return None if recorded is None or agent is not None else TrainedPrompt(recorded, 0, 0)
+            return None if recorded is None else TrainedPrompt(recorded, 0, 0)
         snapshot = open_snapshot(folder)
     infos = [snapshot.info(row) for row in snapshot.rows("train")[:MAX_ROWS]]
-    if agent is not None:
-        agents = sorted({info.agent for info in infos if info.agent})
-        infos = [info for info in infos if info.agent == agent]
-        if not infos:
-            near = difflib.get_close_matches(agent, agents, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"they have: {', '.join(agents) or 'none'}"
-            raise UsageError(f"--agent {agent}: no training row has this agent", hint=hint)
     prompts = Counter(next((m.content for m in info.messages if m.role == "system"), None) for info in infos)
     ((text, rows),) = prompts.most_common(1)
     return TrainedPrompt(text, rows, len(infos))

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import resource
-import secrets
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +24,6 @@ from hivetune.serve.dialects.base import error_body
 LIMIT_BYTES = 8 << 20
 READ_ON_S = 5.0  # of a request that is refused
 _SIZE = re.compile("[0-9]{1,18}")
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 # Paths without a token: the page itself holds nothing, and /login is where a browser brings its token.
 OPEN = frozenset({"/", "/health", "/login", "/chat.js", "/chat.css"})
 HEADERS = (
@@ -72,17 +70,13 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        # The client's own id, if it is safe in a header and a log.
-        sent = headers.get("x-request-id", "")
-        request_id = sent if _REQUEST_ID.fullmatch(sent) else secrets.token_hex(16)
 
         async def answered(message: Message) -> None:
             if message["type"] == "http.response.start":
-                own = (b"x-request-id", request_id.encode())
-                message["headers"] = [*message.get("headers", []), *HEADERS, own]
+                message["headers"] = [*message.get("headers", []), *HEADERS]
             await send(message)
 
-        refusal = _smuggled(scope["headers"]) or self._refusal(scope, headers)
+        refusal = self._refusal(scope, headers)
         if refusal is not None:
             await _refuse(scope["path"], receive, answered, *refusal)
             return
@@ -90,6 +84,9 @@ class Guard:
 
     def _refusal(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, str, str] | None:
         """Return status, message and where a browser is sent instead, or None for a request that may pass."""
+        names = [name for name, _ in scope["headers"]]
+        if names.count(b"authorization") > 1 or names.count(b"x-api-key") > 1:  # h11 refuses two of the others
+            return 400, "a request has one token", ""
         host = headers.get("host", "").lower()
         if host not in self.hosts:
             named = ascii(host)[1:-1][:100] or "none"
@@ -114,17 +111,6 @@ class Guard:
             get = scope["method"] == "GET"
             return (303, "sign in first", door.login) if get else (401, f"sign in first, at {door.login}", "")
         return 401, "a token is needed: Authorization: Bearer TOKEN; make one with: hivetune clients --new NAME", ""
-
-
-def _smuggled(headers: Sequence[tuple[bytes, bytes]]) -> tuple[int, str, str] | None:
-    """Refuse a request that a proxy and this server could read differently (RFC 9112, 3.2 and 6.3)."""
-    names = [name for name, _ in headers]
-    for name in (b"host", b"content-length", b"transfer-encoding", b"authorization", b"x-api-key"):
-        if names.count(name) > 1:
-            return 400, f"a request has one {name.decode()} header", ""
-    if b"content-length" in names and b"transfer-encoding" in names:
-        return 400, "a request has a content-length or a transfer-encoding, not both", ""
-    return None
 
 
 class TooLarge(Exception):
@@ -177,7 +163,5 @@ MAX_FILES = 1 << 16
 def raise_file_limit() -> None:
     """Raise the limit of open files: many systems begin with 1,024, and a thousand silent connections once kept every
     client out."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, MAX_FILES), most))

@@ -11,7 +11,7 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Mapping
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -49,7 +49,7 @@ class LiveBackend:
     template: str = ""
     private_cache: bool = False
     retired: bool = False
-    silent_since: float | None = None
+    watching: asyncio.Task[None] | None = None
     turns: Turns = field(init=False)
     client: httpx2.AsyncClient = field(init=False)
     _starts: dict[Ticket, asyncio.Future[None]] = field(default_factory=dict)
@@ -105,21 +105,23 @@ class LiveBackend:
             if not start.done():
                 start.set_exception(BackendRetired())
 
-    async def look_at_health(self, hung_s: float) -> None:
-        """Kill the process if it has not answered for `hung_s`."""
-        asked_s = time.monotonic()
-        try:
-            await self.client.get("/health", timeout=httpx2.Timeout(hung_s / 3))
-        except httpx2.TransportError:
-            self.silent_since = asked_s if self.silent_since is None else self.silent_since
-            if time.monotonic() - self.silent_since >= hung_s and not self.dead:
+    async def watch_health(self, hung_s: float) -> None:
+        """Kill the process once it has not answered /health for `hung_s`. One that computes answers it, from another
+        thread; one that is stopped or stuck does not."""
+        while not self.dead:
+            await asyncio.sleep(min(LOOK_AT_HEALTH_S, hung_s / 4))
+            try:
+                await self.client.get("/health", timeout=hung_s)
+            except (httpx2.ReadTimeout, httpx2.ConnectTimeout):
                 self.backend.kill()
-        else:
-            self.silent_since = None
+            except httpx2.TransportError:  # it died: the next look sees that
+                pass
 
     async def close(self) -> None:
         """End the process. Running requests break off."""
         self.retire()
+        if self.watching is not None:
+            self.watching.cancel()
         await self.client.aclose()
         await asyncio.to_thread(self.end)
 
@@ -143,7 +145,6 @@ YIELD_S = 60.0  # the same, where a run waits for the card
 FIRST_RETRY_S, MAX_RETRY_S = 1.0, 300.0
 PATIENCE_S = 4.0  # of requests: what is tried again within this time is waited for
 READY_TIMEOUT_S = 120.0
-# A server that computes still answers /health, from another thread; one that is stopped or stuck does not.
 LOOK_AT_HEALTH_S = 5.0
 HUNG_S = 30.0
 
@@ -190,11 +191,9 @@ class Keeper:
     async def run(self) -> None:
         """Look and repair until cancelled; then end every model server."""
         try:
-            async with asyncio.TaskGroup() as tasks:  # neither goes on without the other
-                tasks.create_task(self._watch_health())
-                while True:
-                    await self.look()
-                    await asyncio.sleep(_POLL_S)
+            while True:
+                await self.look()
+                await asyncio.sleep(_POLL_S)
         finally:
             for task in (*self._starting.values(), *self._draining.values()):
                 task.cancel()
@@ -291,6 +290,7 @@ class Keeper:
             self._drain(green)  # what is wanted changed meanwhile
             return
         self.lives[model] = green
+        green.watching = asyncio.create_task(green.watch_health(self.hung_s))
         self._lost.pop(model, None)
         self._set_routes(self.wanted)
         if blue is not None:
@@ -314,12 +314,6 @@ class Keeper:
 
         self._draining[live] = asyncio.create_task(drain())
 
-    async def _watch_health(self) -> None:
-        """Kill a server that has not answered /health for `hung_s`. The next look starts another one."""
-        while True:
-            await asyncio.sleep(min(LOOK_AT_HEALTH_S, self.hung_s / 4))
-            await asyncio.gather(*(live.look_at_health(self.hung_s) for live in list(self.lives.values())))
-
     def _set_routes(self, wanted: Wanted) -> None:
         """Route to the loaded releases. While a champion is loading, the previous one answers."""
         before = self.routes.champions
@@ -334,36 +328,33 @@ class Keeper:
         self.routes = replace(self.routes, problems=self.problems)
 
 
-def _in_thread(start: Start, deployment: Deployment) -> Coroutine[Any, Any, LiveBackend]:
+async def _in_thread(start: Start, deployment: Deployment) -> LiveBackend:
     """Run `start` in a thread that does not outlive the process: a model may load for minutes. A server that nobody
     waits for any more is ended."""
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[LiveBackend] = loop.create_future()
+    started: asyncio.Future[LiveBackend] = loop.create_future()
 
-    def deliver(live: LiveBackend | None, error: Exception | None) -> None:
-        if future.cancelled():
-            if live is not None:
-                live.end()
-        elif live is not None:
-            future.set_result(live)
-        elif error is not None:
-            future.set_exception(error)
+    def deliver(live: LiveBackend) -> None:
+        if started.done():
+            live.end()
+        else:
+            started.set_result(live)
+
+    def fail(error: Exception) -> None:
+        if not started.done():
+            started.set_exception(error)
 
     def run() -> None:
-        live, problem = None, None
         try:
             live = start(deployment)
-        except Exception as error:  # noqa: BLE001 (it is raised again where the result is asked for)
-            problem = error
+        except Exception as error:  # noqa: BLE001 (it is raised again where the result is awaited)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the gateway has ended
+                loop.call_soon_threadsafe(fail, error)
+            return
         try:
-            loop.call_soon_threadsafe(deliver, live, problem)
-        except RuntimeError:  # the loop is closed: the gateway has ended
-            if live is not None:
-                live.end()
+            loop.call_soon_threadsafe(deliver, live)
+        except RuntimeError:
+            live.end()
 
     threading.Thread(target=run, name="start", daemon=True).start()
-
-    async def result() -> LiveBackend:
-        return await future
-
-    return result()
+    return await started

@@ -7,13 +7,14 @@ rates are kept in hive.db: a restarted gateway continues the same watch. Fewer t
 several clients ask, an alarm must hold without the client that it comes from most.
 """
 
+import json
 import math
 import sqlite3
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Literal
 
 from hivetune.base.database import transaction
@@ -102,17 +103,12 @@ class Watch:
     def load(self) -> None:
         """Read the counts and watches that an earlier gateway left."""
         with closing(self.open_database()) as database:
-            for release, *counts in database.execute("SELECT release, answers, errors, complaints FROM served"):
-                self.tallies[release] = Counts(*counts)
-            for release, before, errors, complaints in database.execute(
-                "SELECT release, before, usual_errors, usual_complaints FROM watches"
-            ):
-                self.watches[release] = Watched(before, {"errors": errors, "complaints": complaints})
-            for release, client, *counts in database.execute(
-                "SELECT release, client, answers, errors, complaints FROM watched"
-            ):
-                if release in self.watches:
-                    self.watches[release].clients[client] = Counts(*counts)
+            for release, text in database.execute("SELECT release, counts FROM served"):
+                kept = json.loads(text)
+                self.tallies[release] = Counts(*kept["all"])
+                if kept["before"]:
+                    clients = {client: Counts(*counts) for client, counts in kept["clients"].items()}
+                    self.watches[release] = Watched(kept["before"], kept["usual"], clients)
 
     def save_now_and_then(self, now_s: float) -> None:
         """Save the counts at most every `SAVE_EVERY_S`. `now_s`: monotonic."""
@@ -122,20 +118,14 @@ class Watch:
             self._saved = now_s, answers
 
     def save(self) -> None:
-        tallies = [(name, t.answers, t.errors, t.complaints) for name, t in list(self.tallies.items())]
-        watches = list(self.watches.items())
-        usual = [(label, w.before, w.usual["errors"], w.usual["complaints"]) for label, w in watches]
-        clients = [
-            (label, client, counts.answers, counts.errors, counts.complaints)
-            for label, watched in watches
-            for client, counts in list(watched.clients.items())
-        ]
+        rows = []
+        for label, tally in list(self.tallies.items()):
+            watched = self.watches.get(label, Watched("", {}))
+            clients = {client: astuple(counts) for client, counts in list(watched.clients.items())}
+            kept = {"all": astuple(tally), "before": watched.before, "usual": watched.usual, "clients": clients}
+            rows.append((label, json.dumps(kept)))
         with closing(self.open_database()) as database, transaction(database):
-            database.executemany("INSERT OR REPLACE INTO served VALUES (?, ?, ?, ?)", tallies)
-            database.execute("DELETE FROM watches")
-            database.execute("DELETE FROM watched")
-            database.executemany("INSERT INTO watches VALUES (?, ?, ?, ?)", usual)
-            database.executemany("INSERT INTO watched VALUES (?, ?, ?, ?, ?)", clients)
+            database.executemany("INSERT OR REPLACE INTO served VALUES (?, ?)", rows)
 
     def keep(self, due: Mapping[str, str]) -> None:
         """Begin the watches that are due now, label -> the release before it, and end all others. A candidate that is
@@ -146,7 +136,8 @@ class Watch:
         for label, before in due.items():
             if label in self.watches and self.watches[label].before == before:
                 continue
-            tally = self.tallies.get(before, Counts())
+            tally = self.tallies.setdefault(before, Counts())
+            self.tallies.setdefault(label, Counts())
             self.watches[label] = Watched(before, {kind: usual_rate(*tally.of(kind)) for kind in FAULTS})
 
     def answered(self, label: str, client: str = "", *, error: bool) -> None:
