@@ -23,6 +23,7 @@ from hivetune.base.disk import MANIFEST, home, sha256_file, write_json, write_ma
 from hivetune.models.worker.weights import open_weights
 from hivetune.release.gguf import SERVED_QUANT, base_gguf, write_gguf
 from hivetune.release.registry import promote, register
+from hivetune.serve.clients import make_client
 
 MODEL = "smollm2-135m"  # the name under which the tiny model is found, as a prepared one
 RANK = 4
@@ -154,6 +155,20 @@ def gateway(log: Path, *arguments: str, token: str = "") -> Iterator[Running]:
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)
+
+
+@contextmanager
+def stub_gateway(folder: Path, token_of: str = "default") -> Iterator[Running]:
+    """Run a gateway that captures, with a stand-in for the model server and a home of its own (`folder`/home), for all
+    tests of a file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HIVETUNE_HOME", str(folder / "home"))
+        patch.setenv("PATH", stub_on_path(folder))
+        add_release(folder, "helpdesk", 1, champion=True)
+        with closing(open_database()) as database:
+            token = make_client(database, token_of)
+        with gateway(folder / "log", "--capture", token=token) as running:
+            yield running
 
 
 def stub_on_path(folder: Path) -> str:

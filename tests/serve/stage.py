@@ -81,6 +81,8 @@ class Stage:
             try:
                 await scene(self)
             finally:
+                if self.capture is not None:
+                    await asyncio.to_thread(self.capture.close)
                 await self.live.client.aclose()
                 await self.client.aclose()
 

@@ -16,19 +16,23 @@ from typing import Any
 import httpx2
 import psutil
 import pytest
-from serve.hive import Running, add_release, gateway, stored, stub_on_path, wait_until
+from serve.hive import Running, add_release, gateway, stored, stub_gateway, stub_on_path, wait_until
 
 from hivetune.serve.capture import Capture, CapturedAnswer, Feedback
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def served(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
-    monkeypatch.setenv("PATH", stub_on_path(tmp_path))
-    add_release(tmp_path, "helpdesk", 1, champion=True)
-    with gateway(tmp_path / "log", "--capture") as running:
+@pytest.fixture(scope="module")
+def whole_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with stub_gateway(tmp_path_factory.mktemp("served")) as running:
         yield running
+
+
+@pytest.fixture
+def served(whole_file: Running, monkeypatch: pytest.MonkeyPatch) -> Running:
+    monkeypatch.setenv("HIVETUNE_HOME", str(whole_file.log.parent / "home"))
+    return whole_file
 
 
 def body(text: str, **more: Any) -> dict[str, Any]:

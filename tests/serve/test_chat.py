@@ -1,12 +1,13 @@
 """The turns of a conversation, without a model: what is sent, what is stored, what the commands do."""
 
 import json
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from serve.hive import stored
 
 from hivetune.base.database import open_database, transaction
 from hivetune.errors import UsageError
@@ -14,156 +15,76 @@ from hivetune.serve.capture import Capture
 from hivetune.serve.chat import Chat, Talk, TrainedPrompt, trained_prompt
 
 
-class Echo:
-    """A model server that answers with the number of messages it was given."""
+class Says:
+    """A model server that answers with its own text, and fails as the question says."""
 
-    def __init__(self) -> None:
-        self.sent: list[list[dict[str, Any]]] = []
+    def __init__(self, text: str = "fine", finish: str = "stop"):
+        self.text, self.finish = text, finish
+        self.sent: list[list[str]] = []
 
-    def stream(self, messages: list[dict[str, Any]], **_: object) -> Iterator[str]:
-        self.sent.append([dict(message) for message in messages])
-        yield "you sent "
-        yield str(len(messages))
-
-
-def talk(lines: list[str], **settings: Any) -> tuple[Echo, Chat, str]:
-    backend, written = Echo(), []
-    conversation = Chat(backend, **settings)
-    queue = iter(lines)
-    Talk([conversation], lambda: next(queue, None), written.append).run()
-    return backend, conversation, "".join(written)
-
-
-def test_turns_add_up_and_the_system_prompt_stays_first() -> None:
-    backend, conversation, text = talk(["one", "two"], system="be brief")
-    assert text == "you sent 2\nyou sent 4\n"
-    assert [message["role"] for message in backend.sent[1]] == ["system", "user", "assistant", "user"]
-    assert conversation.messages[-1] == {"role": "assistant", "content": "you sent 4"}
-
-
-def test_commands() -> None:
-    backend, _, text = talk(["one", "/new", "two", "/what", "", "/exit", "four"], system="s")
-    assert [[message["content"] for message in sent] for sent in backend.sent] == [
-        ["s", "one"],
-        ["s", "two"],
-    ]
-    assert "/exit" in text  # the help, for an unknown command
-
-
-def test_an_answer_that_is_interrupted_is_kept_as_far_as_it_came() -> None:
-    class Interrupted(Echo):
-        def stream(self, messages: list[dict[str, Any]], **_: object) -> Iterator[str]:
-            yield "half"
+    def stream(self, messages: list[dict[str, Any]], **_: object) -> Generator[str, None, str]:
+        self.sent.append([message["content"] for message in messages])
+        question = messages[-1]["content"]
+        if question == "long" and self.text != "A":
+            raise UsageError("the context is full")
+        if question == "gone":
+            raise RuntimeError("the server is gone")
+        yield self.text[:2]
+        if question == "stop me":
             raise KeyboardInterrupt
+        yield self.text[2:]
+        return self.finish
 
+
+def talk(lines: list[str], *sides: Chat, capture: Capture | None = None) -> str:
     written: list[str] = []
-    conversation = Chat(Interrupted())
-    queue = iter(["go on"])
-    Talk([conversation], lambda: next(queue, None), written.append).run()
-    assert "".join(written) == "half (stopped)\n"
-    assert conversation.messages[-1] == {"role": "assistant", "content": "half"}
+    queue = iter(lines)
+    Talk(sides, lambda: next(queue, None), written.append, capture).run()
+    if capture is not None:
+        capture.close()
+    return "".join(written)
 
 
-def test_a_failing_server_ends_the_chat_with_its_error() -> None:
-    class Broken(Echo):
-        def stream(self, messages: list[dict[str, Any]], **_: object) -> Iterator[str]:
-            raise RuntimeError("gone")
-            yield ""
-
-    with pytest.raises(RuntimeError):
-        Talk([Chat(Broken())], lambda: "hi", lambda text: None).run()
-
-
-class Says(Echo):
-    """A model server that answers with its own text, and remembers how it was asked."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.text = text
-        self.temperatures: list[float] = []
-
-    def stream(self, messages: list[dict[str, Any]], **asked: Any) -> Iterator[str]:
-        self.sent.append([dict(message) for message in messages])
-        self.temperatures.append(asked["temperature"])
-        yield self.text
+def test_turns_add_up_and_commands_are_obeyed() -> None:
+    backend = Says()
+    side = Chat(backend, "be brief")  # type: ignore[arg-type]
+    text = talk(["one", "two", "/new", "three", "/what", "", "stop me", "/exit", "four"], side)
+    assert backend.sent == [
+        ["be brief", "one"],
+        ["be brief", "one", "fine", "two"],
+        ["be brief", "three"],
+        ["be brief", "three", "fine", "stop me"],
+    ]
+    assert text.startswith("fine\nfine\nfine\n/exit or Ctrl-D") and text.endswith("fi (stopped)\n")
+    assert side.messages[-1] == {"role": "assistant", "content": "fi"}, "an interrupted answer is kept"
+    with pytest.raises(RuntimeError, match="gone"):
+        talk(["gone"], side)
 
 
-def test_two_sides_answer_one_question_and_are_not_rated() -> None:
-    written: list[str] = []
-    queue = iter(["hello", "+", "again"])
-    sides = [Chat(Says(label.upper()), label=label) for label in ("base", "tuned")]
-    Talk(sides, lambda: next(queue, None), written.append).run()
-    text = "".join(written)
-    assert text.startswith("[base]\nBASE\n[tuned]\nTUNED\n") and "not rated" in text
-    assert [len(side.messages) for side in sides] == [4, 4]
+def test_two_sides_answer_one_question_stay_in_step_and_are_not_rated() -> None:
+    sides = [Chat(Says("A"), label="base"), Chat(Says("BB"), label="tuned")]  # type: ignore[arg-type]
+    text = talk(["one", "+", "long", "three"], *sides)
+    assert text.startswith("[base]\nA\n[tuned]\nBB\n") and "not rated" in text
+    assert "the context is full; /new" in text
+    for side in sides:
+        assert [message["content"] for message in side.messages[::2]] == ["one", "three"]
 
 
 def test_answers_and_feedback_are_stored_when_asked_for() -> None:
-    capture = Capture()
-    queue = iter(["my mail is ann.miller@posteo.de", "+", "/new", "two", "-", "three"])
-    Talk(
-        [Chat(Says("fine"), "be brief", label="helpdesk@1")], lambda: next(queue, None), lambda text: None, capture
-    ).run()
-    capture.close()
-    with closing(open_database()) as database:
-        found = database.execute("SELECT source, feedback, row FROM interactions ORDER BY rowid").fetchall()
-    assert [(source, feedback) for source, feedback, _ in found] == [
+    side = Chat(Says(finish="length"), "be brief", label="helpdesk@1")  # type: ignore[arg-type]
+    lines = ["+", "my mail is ann.miller@posteo.de", "+", "/new", "two", "-", "three"]
+    text = talk(lines, side, capture=Capture())
+    assert text.count("no stored answer to rate") == 1
+    assert [found[1:] for found in stored("id, source, feedback")] == [
         ("gateway:helpdesk@1", 1),
         ("gateway:helpdesk@1", -1),
         ("gateway:helpdesk@1", None),
     ]
-    rows = [json.loads(row) for *_, row in found]
+    rows = [json.loads(row) for *_, row in stored()]
     assert [message["role"] for message in rows[0]["messages"]] == ["system", "user", "assistant"]
     assert rows[0]["answered_by"] == "helpdesk@1" and "ann.miller@posteo.de" not in json.dumps(rows[0])
+    assert rows[0]["finish_reason"] == "length", "--max-tokens cut it, and who likes it approves its end too"
     assert len({row["session_id"] for row in rows}) == 1
-
-
-def test_an_answer_that_was_cut_is_stored_as_one() -> None:
-    """`--max-tokens` cuts it, and somebody who likes it approves its end too."""
-
-    class Cut(Says):
-        def stream(self, messages: list[dict[str, Any]], **asked: Any) -> Generator[str, None, str]:
-            yield from super().stream(messages, **asked)
-            return "length"
-
-    capture = Capture()
-    queue = iter(["one", "+"])
-    Talk([Chat(Cut("Press the"), label="a@1")], lambda: next(queue, None), lambda text: None, capture).run()
-    capture.close()
-    with closing(open_database()) as database:
-        ((row,),) = database.execute("SELECT row FROM interactions").fetchall()
-    assert json.loads(row)["finish_reason"] == "length"
-
-
-def test_what_cannot_be_rated_or_asked_is_said_and_the_chat_goes_on() -> None:
-    class Full(Echo):
-        def stream(self, messages: list[dict[str, Any]], **asked: object) -> Iterator[str]:
-            if messages[-1]["content"] == "long":
-                raise UsageError("the context is full")
-            return super().stream(messages, **asked)
-
-    written: list[str] = []
-    queue = iter(["+", "long", "short", "+"])
-    side = Chat(Full())
-    Talk([side], lambda: next(queue, None), written.append).run()
-    text = "".join(written)
-    assert text.count("no stored answer to rate") == 2 and "the context is full; /new" in text
-    assert [message["content"] for message in side.messages] == ["short", "you sent 1"]
-
-
-def test_two_sides_stay_in_step_when_one_cannot_answer() -> None:
-    class Full(Says):
-        def stream(self, messages: list[dict[str, Any]], **asked: Any) -> Iterator[str]:
-            if messages[-1]["content"] == "long":
-                raise UsageError("the context is full")
-            return super().stream(messages, **asked)
-
-    written: list[str] = []
-    queue = iter(["one", "long", "three"])
-    sides = [Chat(Says("A"), label="a"), Chat(Full("B"), label="b")]
-    Talk(sides, lambda: next(queue, None), written.append).run()
-    for side in sides:
-        assert [message["content"] for message in side.messages[::2]] == ["one", "three"]
 
 
 def test_a_release_remembers_the_system_prompt_of_rows_that_are_gone(own_home: Path) -> None:

@@ -1,7 +1,6 @@
 """The APIs of Anthropic, of OpenAI's Responses and of Ollama: what of a request reaches the model server, what is
 refused by its name, and what the official clients read of an answer. The model server is a function here."""
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -421,7 +420,6 @@ def test_a_session_is_one_row_with_its_calls(session: Callable[[Stage], Awaitabl
 
     async def scene(stage: Stage) -> None:
         await session(stage)
-        await asyncio.to_thread(stage.capture.close)  # type: ignore[union-attr]
 
     stage = Stage(capture=Capture())
     stage.answer = lambda path, body: answers[len(stage.asked) - 1]
@@ -454,7 +452,6 @@ def test_one_client_has_nothing_of_another() -> None:
         assert (await stage.client.post(MESSAGES, json=question(MESSAGES), headers=twice)).status_code == 400
         unknown = await stage.post({"input": "And?", "previous_response_id": "hive-0"}, RESPONSES)
         assert unknown.status_code == 404 and "hive-0" in problem_of(RESPONSES, unknown)
-        await asyncio.to_thread(stage.capture.close)  # type: ignore[union-attr]
 
     Stage(capture=Capture()).play(scene)
     rows = [json.loads(row) for _, _, row in stored()]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from serve.stage import TOKENS, Stage
+from serve.stage import TOKENS, Stage, said
 from serve.test_keeper import Stage as Loop
 from serve.test_keeper import play, wants
 
@@ -127,5 +127,56 @@ def test_the_databases_own_errors_end_no_request() -> None:
         stage.guard.doors = [Door(broken)]
         answer = await stage.ask()
         assert (answer.status_code, answer.json()["error"]["type"]) == (503, "service_unavailable")
+
+    Stage().play(scene)
+
+
+def test_a_session_is_its_clients() -> None:
+    """Another client's session of the same name neither gets its slot early nor keeps its release."""
+
+    async def scene(stage: Stage) -> None:
+        for token in ("token-a", "token-b", "token-a", "token-b"):
+            assert (await stage.ask_as(token, X_Session_Id="s")).status_code == 200
+        slots = [body["id_slot"] for _, body in stage.asked]
+        assert slots[0] == slots[2] != slots[1] == slots[3]
+
+    Stage().play(scene)
+
+
+def test_defaults_are_those_that_the_release_was_judged_with() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.wants(generation={"helpdesk@1": {"temperature": 0.0, "top_p": 0.5, "system": "Be brief."}})
+        await stage.ask()
+        await stage.ask(temperature=0.7, seed=1)
+        first, second = (body for _, body in stage.asked)
+        assert (first["temperature"], first["top_p"], second["temperature"]) == (0.0, 0.5, 0.7)
+        assert "system" not in first and len(first["messages"]) == 1
+        assert (first["cache_prompt"], second["cache_prompt"]) == (True, False)  # a seed asks for the same again
+        headers = {"Authorization": "Bearer token-a"}
+        models = (await stage.client.get("/v1/models", headers=headers)).json()["data"]
+        assert models[0]["defaults"]["system"] == "Be brief."
+        await stage.ask(model="base")
+        assert stage.asked[-1][1]["temperature"] == 0.0
+
+    Stage().play(scene)
+
+
+def test_a_release_that_fails_before_its_first_byte_is_rolled_back() -> None:
+    """The watch used to see only answers that had begun."""
+
+    async def scene(stage: Stage) -> None:
+        for _ in range(60):
+            await stage.ask()
+        stage.watch.keep({"helpdesk@2": "helpdesk@1"})
+        stage.keeper.routes.champions["helpdesk"] = "helpdesk@2"  # type: ignore[index]
+        stage.answer = lambda path, body: said().__class__(500, json={"error": {"message": "out of luck"}})
+        for _ in range(30):
+            assert (await stage.ask()).status_code == 502
+        for _ in range(100):
+            if stage.rolled_back:
+                break
+            await asyncio.sleep(0.01)
+        ((label, reason),) = stage.rolled_back
+        assert label == "helpdesk@2" and "failed" in reason
 
     Stage().play(scene)

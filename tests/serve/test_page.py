@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Request, Route, expect, sync_playwright
 from programs import require_program
-from serve.hive import Running, add_release, gateway, stored, stub_on_path, wait_until
+from serve.hive import Running, stored, stub_gateway, wait_until
 
 from hivetune.base.database import open_database
 from hivetune.serve.clients import make_client, revoke_client
@@ -61,15 +61,16 @@ class Watched:
         return tuple(self.page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]"))  # type: ignore[return-value]
 
 
-@pytest.fixture
-def served(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
-    """Serve with a stand-in for the model server: it answers "ok", and "idle" with a stream that does not end."""
-    monkeypatch.setenv("PATH", stub_on_path(tmp_path))
-    add_release(tmp_path, "helpdesk", 1, champion=True)
-    with closing(open_database()) as database:
-        token = make_client(database, "browser")
-    with gateway(tmp_path / "log", "--capture", token=token) as running:
+@pytest.fixture(scope="module")
+def whole_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with stub_gateway(tmp_path_factory.mktemp("served"), "browser") as running:
         yield running
+
+
+@pytest.fixture
+def served(whole_file: Running, monkeypatch: pytest.MonkeyPatch) -> Running:
+    monkeypatch.setenv("HIVETUNE_HOME", str(whole_file.log.parent / "home"))
+    return whole_file
 
 
 def events(*pieces: str) -> str:
@@ -150,22 +151,6 @@ def test_what_a_model_says_is_text_and_a_failure_gives_the_question_back(browser
     assert watched.foreign == watched.errors == [] and page.title() == "Hivetune chat"
 
 
-def test_a_person_whose_token_was_revoked_signs_in_again(browser: Browser, served: Running) -> None:
-    """The page told how to make a token, and had no place to give it."""
-    watched = Watched(browser, served.url)
-    watched.sign_in(served.token)
-    expect(watched.page.locator("#ask")).to_be_visible()
-    with closing(open_database()) as database:
-        revoke_client(database, "browser")
-        token = make_client(database, "another")
-    watched.ask("hello")
-    expect(watched.page.locator("#login")).to_be_visible()
-    watched.sign_in(token)
-    expect(watched.page.locator("#ask")).to_be_visible()
-    expect(watched.page.locator("#text")).to_have_value("hello")
-    assert (watched.foreign, watched.errors) == ([], [])
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_phone_in_light_and_dark(browser: Browser, served: Running, scheme: str, tmp_path: Path) -> None:
     watched = Watched(browser, served.url, color_scheme=scheme, viewport={"width": 400, "height": 700})
@@ -196,3 +181,19 @@ def test_it_fits_a_phone_in_light_and_dark(browser: Browser, served: Running, sc
 def brightness(color: str) -> int:
     """Return the brightness of a CSS colour as browsers compute it: rgb(r, g, b)."""
     return sum(int(part) for part in color[color.index("(") + 1 : -1].split(",")[:3])
+
+
+def test_a_person_whose_token_was_revoked_signs_in_again(browser: Browser, served: Running) -> None:
+    """The page told how to make a token, and had no place to give it."""
+    watched = Watched(browser, served.url)
+    watched.sign_in(served.token)
+    expect(watched.page.locator("#ask")).to_be_visible()
+    with closing(open_database()) as database:
+        revoke_client(database, "browser")
+        token = make_client(database, "another")
+    watched.ask("hello")
+    expect(watched.page.locator("#login")).to_be_visible()
+    watched.sign_in(token)
+    expect(watched.page.locator("#ask")).to_be_visible()
+    expect(watched.page.locator("#text")).to_have_value("hello")
+    assert (watched.foreign, watched.errors) == ([], [])

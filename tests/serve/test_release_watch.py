@@ -1,5 +1,7 @@
-"""The watch on a new release: quiet while it is as good as the one before, else a rollback with the reason."""
+"""The watch on a new release: quiet while it is as good as the one before, however often it is asked, else a rollback
+with the reason."""
 
+import random
 import threading
 import time
 from contextlib import closing
@@ -11,7 +13,15 @@ from hivetune.base.database import open_database, transaction
 from hivetune.errors import DoesNotFit
 from hivetune.release.registry import Release, find, promote, rollback
 from hivetune.serve.run import _roll_back
-from hivetune.serve.watch import WATCH_HOURS, Watch, due_watches
+from hivetune.serve.watch import (
+    FALSE_ALARMS,
+    MIN_ANSWERS,
+    WATCH_HOURS,
+    Watch,
+    due_watches,
+    is_raised,
+    usual_rate,
+)
 
 
 class Rollbacks:
@@ -55,12 +65,63 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Release, "check", lambda release: None)
 
 
-def test_as_good_as_before_is_left_alone() -> None:
+def first_alarm(seed: int, usual: float, rate: float, answers: int) -> int | None:
+    """Return after how many answers the alarm is raised, asked at each bad one."""
+    draw, bad = random.Random(seed).random, 0
+    for count in range(1, answers + 1):
+        if draw() < rate:
+            bad += 1
+            if is_raised(usual, count, bad):
+                return count
+    return None
+
+
+def test_the_alarm_is_quiet_on_usual_rates_and_soon_raised_on_worse_ones() -> None:
+    """400 lives of 1,000 answers at the usual rate, looked at after each: 4 are expected at 1 %. Three times the usual
+    5 % is noticed within 400 answers in at least 95 of 100 lives."""
+    raised = sum(first_alarm(seed, 0.05, 0.05, 1000) is not None for seed in range(400))
+    assert raised <= 400 * FALSE_ALARMS + 3 * (400 * FALSE_ALARMS) ** 0.5
+    assert sum(first_alarm(seed, 0.05, 0.15, 400) is not None for seed in range(100)) >= 95
+    assert not any(is_raised(0.02, answers, answers) for answers in range(MIN_ANSWERS))
+    assert is_raised(0.02, MIN_ANSWERS, MIN_ANSWERS)
+
+
+@pytest.mark.parametrize(
+    ("answers", "bad", "least", "most"),
+    [(0, 0, 0.5, 0.5), (100, 0, 0.02, 0.06), (100_000, 0, 0.02, 0.02), (10_000, 1000, 0.1, 0.11)],
+)
+def test_the_usual_rate_is_never_nothing(answers: int, bad: int, least: float, most: float) -> None:
+    assert least <= usual_rate(answers, bad) <= most
+
+
+def test_restarts_of_the_gateway_begin_no_alarm_anew(own_home: Path) -> None:
+    """With 29 restarts 12 of 400 lives at the usual rate raised one, since each restart began anew; 0 without any."""
+    raised: list[str] = []
+    for seed in range(10):
+        draw, label = random.Random(seed).random, f"a@{seed}"
+        watch = Watch(lambda label, reason: raised.append(label), open_database)
+        for number in range(3000):
+            if number % 300 == 299:
+                watch.save()
+                watch = Watch(watch.roll_back, open_database)
+                watch.load()
+            watch.keep({label: "a@before"})
+            watch.watches[label].usual = {"errors": 0.05, "complaints": 0.05}
+            watch.answered(label, error=draw() < 0.05)
+        assert sum(counts.answers for counts in watch.watches[label].clients.values()) == 3000
+    assert len(raised) <= 1
+
+
+def test_as_good_as_before_one_angry_client_and_one_thumb_sent_often_withdraw_nothing() -> None:
     rollbacks = Rollbacks()
-    watch = watched(rollbacks)
+    good, angry, often = (watched(rollbacks) for _ in range(3))
     for number in range(300):
-        watch.answered("a@2", error=number % 100 == 50)
-    assert rollbacks.told == []
+        good.answered("a@2", error=number % 100 == 50)
+        angry.answered("a@2", "angry", error=True)
+        angry.answered("a@2", f"client-{number % 5}", error=False)
+        often.answered("a@2", error=False)
+        often.complained("a@2", "the same answer")
+    assert often.tallies["a@2"].complaints == 1 and rollbacks.told == []
 
 
 @pytest.mark.parametrize(("kind", "words"), [("error", "answers failed"), ("down", "complained about")])
@@ -76,13 +137,45 @@ def test_errors_and_complaints_roll_back_once_with_the_reason(kind: str, words: 
     assert label == "a@2" and words in reason and "a@1" in reason
 
 
-def test_one_client_of_several_withdraws_nothing_alone() -> None:
+def test_a_rollback_that_the_store_refuses_is_asked_for_again() -> None:
     rollbacks = Rollbacks()
     watch = watched(rollbacks)
-    for number in range(300):
-        watch.answered("a@2", "angry", error=True)
-        watch.answered("a@2", f"client-{number % 5}", error=False)
-    assert rollbacks.told == []
+    refused = threading.Event()
+
+    def full(label: str, reason: str) -> None:
+        refused.set()
+        raise DoesNotFit("the disk is full")
+
+    watch.roll_back = full
+    for _ in range(40):
+        watch.answered("a@2", error=True)
+    assert refused.wait(5)
+    watch.roll_back = rollbacks
+    for _ in range(100):  # the thread of the first may not be done yet
+        watch.answered("a@2", error=True)
+        if rollbacks.came.wait(0.01):
+            break
+    assert [label for label, _ in rollbacks.told] == ["a@2"]
+
+
+def test_counts_and_watches_are_saved_now_and_then_and_outlive_the_gateway(own_home: Path) -> None:
+    def again() -> Watch:
+        found = Watch(Rollbacks(), open_database)
+        found.load()
+        return found
+
+    watch = watched(Rollbacks())
+    watch.save_now_and_then(100.0)
+    watch.answered("a@2", "ann", error=True)
+    watch.complained("a@2", "x", "bob")
+    watch.save_now_and_then(101.0)
+    assert again().tallies["a@2"].answers == 0, "not at every moment"
+    watch.save_now_and_then(111.0)
+    assert (again().tallies, again().watches) == (watch.tallies, watch.watches)
+    watch.keep({"a@2": "a@1"})  # it was a candidate, and was promoted
+    assert watch.watches["a@2"].clients["ann"].errors == 1
+    watch.keep({})
+    assert watch.watches == {}
 
 
 def test_a_champion_is_watched_for_the_hours_of_its_cycle(own_home: Path, whole: None) -> None:
@@ -128,71 +221,3 @@ def test_a_candidate_is_watched_while_it_answers_and_withdrawn(own_home: Path, w
         found = find(database, "a@3")
         assert "answers failed" in found.withdrawn and found.aliases == ()
         assert find(database, "a").label == "a@1"
-
-
-def test_a_candidate_that_is_promoted_stays_in_its_watch() -> None:
-    watch = watched(Rollbacks())
-    watch.answered("a@2", error=True)
-    watch.keep({"a@2": "a@1"})
-    assert watch.watches["a@2"].clients[""].errors == 1
-    watch.keep({})
-    assert watch.watches == {}
-
-
-def test_a_rollback_that_the_store_refuses_is_asked_for_again() -> None:
-    rollbacks = Rollbacks()
-    watch = watched(rollbacks)
-    refused = threading.Event()
-
-    def full(label: str, reason: str) -> None:
-        refused.set()
-        raise DoesNotFit("the disk is full")
-
-    watch.roll_back = full
-    for _ in range(40):
-        watch.answered("a@2", error=True)
-    assert refused.wait(5)
-    watch.roll_back = rollbacks
-    for _ in range(100):  # the thread of the first may not be done yet
-        watch.answered("a@2", error=True)
-        if rollbacks.came.wait(0.01):
-            break
-    assert [label for label, _ in rollbacks.told] == ["a@2"]
-
-
-def test_counts_and_watches_outlive_the_gateway(own_home: Path) -> None:
-    watch = watched(Rollbacks())
-    watch.answered("a@2", "ann", error=True)
-    watch.complained("a@2", "x", "bob")
-    watch.save()
-    again = Watch(Rollbacks(), open_database)
-    again.load()
-    assert (again.tallies, again.watches) == (watch.tallies, watch.watches)
-
-
-def test_a_thumb_down_that_is_sent_forty_times_is_one_complaint() -> None:
-    rollbacks = Rollbacks()
-    watch = watched(rollbacks)
-    for _ in range(40):
-        watch.answered("a@2", error=False)
-        watch.complained("a@2", "the same answer")
-    assert watch.tallies["a@2"].complaints == 1 and rollbacks.told == []
-
-
-def test_counts_are_saved_now_and_then(own_home: Path) -> None:
-    """They are not saved again without an answer, nor at every moment."""
-
-    def saved() -> list[tuple[int, int]]:
-        with closing(open_database()) as database:
-            return database.execute(
-                "SELECT counts ->> '$.all[0]', counts ->> '$.all[1]' FROM served ORDER BY release"
-            ).fetchall()
-
-    watch = watched(Rollbacks())
-    watch.save_now_and_then(100.0)
-    assert saved() == [(300, 3), (0, 0)]
-    watch.answered("a@2", error=True)
-    watch.save_now_and_then(101.0)
-    assert saved() == [(300, 3), (0, 0)]
-    watch.save_now_and_then(111.0)
-    assert saved() == [(300, 3), (1, 1)]
