@@ -6,7 +6,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -73,36 +73,37 @@ def test_every_process_of_ours_keeps_private(entry: str, tmp_path: Path) -> None
     assert ended.stdout.splitlines()[-1:] == ["0o77"], ended.stderr
 
 
-WRITERS = {
-    "json": lambda path: write_json(path, {"planted": False}),
-    "journal": lambda path: Journal(path).append("row"),
-    "lock": lambda path: lock(path.parent).__enter__(),
-    "log": lambda path: os.close(open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)),
+# What is planted, and who then writes or reads there.
+WRITERS: dict[str, Callable[[Path], object]] = {
+    f".run.json.{os.getpid()}.tmp": lambda folder: write_json(folder / "run.json", {"planted": False}),
+    "events.jsonl": lambda folder: Journal(folder / "events.jsonl").append("row"),
+    ".lock": lambda folder: lock(folder).__enter__(),
+    "child.log": lambda folder: os.close(open_plain(folder / "child.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)),
 }
-NAMES = {"lock": ".lock", "json": f".run.json.{os.getpid()}.tmp"}
+READERS: dict[str, Callable[[Path], object]] = {
+    ".lock": lock_holder,
+    "events.jsonl": lambda folder: list(read_journal(folder / "events.jsonl")),
+    "run.json": lambda folder: read_json(folder / "run.json"),
+}
 
 
-@pytest.mark.parametrize("writer", WRITERS)
-def test_no_link_is_followed_by_a_write(writer: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", WRITERS)
+def test_no_link_is_followed_by_a_write(name: str, tmp_path: Path) -> None:
     victim, run = tmp_path / "victim", tmp_path / "run"
     victim.write_text("precious\n")
     run.mkdir(mode=0o700)
-    (run / NAMES.get(writer, "file")).symlink_to(victim)
-    try:
-        WRITERS[writer](run / ("run.json" if writer == "json" else NAMES.get(writer, "file")))
-    except (OSError, UsageError) as refused:
-        assert "link" in str(refused)
+    (run / name).symlink_to(victim)
+    with pytest.raises((OSError, UsageError), match="link"):
+        WRITERS[name](run)
     assert victim.read_text() == "precious\n"
 
 
-@pytest.mark.parametrize("name", [".lock", "events.jsonl", "run.json"])
+@pytest.mark.parametrize("name", READERS)
 def test_a_pipe_in_place_of_a_file_stops_nobody(name: str, tmp_path: Path) -> None:
     """Opening a pipe waits for its other end, for ever."""
     os.mkfifo(tmp_path / name)
     with pytest.raises(OSError, match="ordinary file"):
-        {".lock": lambda: lock_holder(tmp_path), "events.jsonl": lambda: list(read_journal(tmp_path / name))}.get(
-            name, lambda: read_json(tmp_path / name)
-        )()
+        READERS[name](tmp_path)
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "checkpoints/000001", "child.log", "export/gguf"])
