@@ -19,6 +19,7 @@ from hivetune.base.journal import read_journal
 from hivetune.config import load_config
 from hivetune.cycle import loop as loops
 from hivetune.cycle import notify
+from hivetune.cycle.domains import Domain, write_domain
 from hivetune.cycle.loop import COOL_S, RETRY_S, Listener, Loop, look, opened
 from hivetune.cycle.notify import MAX_SENTENCE_CHARS, Notice, send_notice
 from hivetune.cycle.record import (
@@ -206,20 +207,26 @@ def test_settings_and_rows_that_change_while_a_cycle_is_open(
 
 
 @pytest.mark.slow
-def test_a_rollback_and_captured_answers_that_nobody_learns_are_told_once(own_home: Path, tmp_path: Path) -> None:
-    label = add_release(tmp_path, NAME, 1)
+def test_rollbacks_and_captured_answers_that_nobody_learns_are_told_once(own_home: Path, tmp_path: Path) -> None:
+    """A rollback of the name, of a domain of it, and of another name that only begins alike."""
+    promoted = [CYCLE, replace(CYCLE, id="b2", name=f"{NAME}-it"), replace(CYCLE, id="c3", name=f"{NAME}-other")]
+    labels = [add_release(tmp_path, cycle.name, number) for number, cycle in enumerate(promoted, 1)]
     with closing(open_database()) as database:
-        begin_cycle(database, CYCLE)
-        end_cycle(database, CYCLE, "promoted", "better", 2.0)
-        database.execute("UPDATE releases SET run = ?, withdrawn = ?", (str(CYCLE.run), REFUSAL))
+        for cycle in promoted:
+            begin_cycle(database, cycle)
+            end_cycle(database, cycle, "promoted", "better", 2.0)
+            change = "UPDATE releases SET run = ?, withdrawn = ? WHERE name = ?"
+            database.execute(change, (str(cycle.run), REFUSAL, cycle.name))
+        write_domain(promoted[1], Domain(NAME, "agent", "it"))
         columns = "(id, content_id, source, feedback, row)"
         database.execute(f"INSERT INTO interactions {columns} VALUES ('a', 'a', 'gateway:demo@1', 1, '{{}}')")
     with opened(load_config(make_config(tmp_path, notify=teller(tmp_path))), Listener()) as loop:
         loop.step()
         loop.step()
     with closing(open_database()) as database:
-        assert cycles_of(database, NAME)[0].end == "rolled_back"
-    assert notices(tmp_path) == [f"Hivetune: {label} was rolled back: {REFUSAL}"]
+        ends = [cycles_of(database, cycle.name)[0].end for cycle in promoted]
+    assert ends == ["rolled_back", "rolled_back", "promoted"]
+    assert notices(tmp_path) == [f"Hivetune: {label} was rolled back: {REFUSAL}" for label in labels[:2]]
     said = "1 rated answers that the gateway captured are not learned: data.path has no `store`"
     assert [entry["words"] for entry in told("problem")] == [said]
 

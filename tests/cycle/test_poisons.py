@@ -26,6 +26,7 @@ from hivetune.cycle.loop import Listener, opened
 from hivetune.cycle.record import cycles_of
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.errors import HivetuneError, Stopped
+from hivetune.judge import verdict
 from hivetune.models.fetch import fetch_model
 from hivetune.models.prepared import DESCRIPTION
 from hivetune.release.registry import champion_of
@@ -153,8 +154,12 @@ def one_day(work: Path, day: int, losses: dict[str, float]) -> dict[str, Any]:
 
 
 def test_thirty_cycles_five_poisoned(
-    own_home: Path, tmp_path: Path, record_property: Callable[[str, object], None]
+    own_home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
 ) -> None:
+    monkeypatch.setattr(verdict, "MAX_COST_RATIO", 1e9)  # as small.UNTIMED does for a process of its own
     make_base(tmp_path / "whole-base")
     shutil.copytree(tmp_path / "whole-base", tmp_path / "base")
     make_config(tmp_path, model=str(tmp_path / "base"))

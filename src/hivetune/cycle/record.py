@@ -119,11 +119,14 @@ def end_cycle(
 
 
 def newly_rolled_back(database: sqlite3.Connection, name: str) -> list[Release]:
-    """Return the releases of promoted cycles that were rolled back since, and mark their cycles: each is returned
-    once."""
+    """Return the releases of promoted cycles of a name and its domains that were rolled back since, and mark their
+    cycles: each is returned once."""
+    names = database.execute("SELECT DISTINCT name FROM cycles WHERE name = ?1 OR name GLOB ?1 || '-*'", (name,))
+    cycles = [cycle for (each,) in names.fetchall() for cycle in cycles_of(database, each) if cycle.end == "promoted"]
     found = []
-    for cycle in cycles_of(database, name):
-        release = release_of(database, cycle) if cycle.end == "promoted" else None
+    for cycle in cycles:
+        is_mine = cycle.name == name or (cycle.folder / DOMAIN).exists()
+        release = release_of(database, cycle) if is_mine else None
         if release is not None and release.withdrawn:
             with transaction(database):
                 values = (release.withdrawn, cycle.id)
