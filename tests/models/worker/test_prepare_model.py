@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 import torch
 from hub_server import COMMIT, serve_model
@@ -258,31 +257,6 @@ def test_the_demo_model_answers(smollm2: Path) -> None:
     module = AutoModelForCausalLM.from_pretrained(smollm2)
     answer = module.generate(**prompt, max_new_tokens=12, do_sample=False)[0, prompt["input_ids"].shape[1] :]
     assert tokenizer.decode(answer, skip_special_tokens=True) == "The capital of France is Paris."
-
-
-def write_gguf(file: Path, **settings: Any) -> Path:
-    writer = gguf.GGUFWriter(file, "llama")
-    writer.add_array("tokenizer.ggml.tokens", ["a", "b", "\N{SNOWMAN}"])
-    writer.add_array("tokenizer.ggml.scores", [0.0, 1.0, 2.0])
-    for name, value in settings.items():
-        writer.add_string(f"tokenizer.{name.replace('_', '.')}", value)
-    writer.add_uint32("llama.block_count", 7)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return file
-
-
-def test_a_file_that_is_no_gguf_or_is_cut(tmp_path: Path) -> None:
-    file = tmp_path / "model.gguf"
-    file.write_bytes(b"PK\3\4 and more bytes than a header has")
-    with pytest.raises(UsageError, match="not a GGUF file"):
-        prepare_model(str(file), tmp_path / "prepared")
-    whole = write_gguf(file, ggml_pre="smollm").read_bytes()
-    for size in (5, 30, len(whole) - 5):
-        file.write_bytes(whole[:size])
-        with pytest.raises(UsageError, match="GGUF"):
-            prepare_model(str(file), tmp_path / "prepared")
 
 
 def test_a_package_that_is_not_installed() -> None:
