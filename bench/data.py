@@ -29,7 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
     "+ secrets and personal data": {"near_duplicates": 0},
     "+ near duplicates (all defaults)": {},
 }
-PREPARE = "import json, sys, hivetune; hivetune.prepare(json.loads(sys.argv[1]))"
+PREPARE = "import json, sys; from hivetune.walk import prepare; prepare(json.loads(sys.argv[1]))"
 
 
 def write_rows(path: Path, num_rows: int) -> None:

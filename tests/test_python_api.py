@@ -1,5 +1,6 @@
-"""What `import hivetune` offers: types, lazy imports, and the complete example of docs/python.md, which is run."""
+"""The Python API is documented, and the complete example of docs/python.md runs."""
 
+import inspect
 import json
 import random
 import re
@@ -10,7 +11,6 @@ from pathlib import Path
 import pytest
 from gguf_families import write_model
 
-import hivetune
 from hivetune import walk
 
 ROOT = Path(__file__).parent.parent
@@ -19,34 +19,10 @@ SMALL = '"max_steps": 2, "eval": {"prompts": 2, "tokens": 4}'
 WORDS = ("red", "green", "blue", "north", "south", "east", "west", "iron", "silver", "copper", "river", "lake", "storm")
 
 
-def test_importing_it_imports_nothing_else() -> None:
-    script = "import hivetune, sys; print(hivetune.__version__, [m for m in sys.modules if m.startswith('hivetune.')])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.split(maxsplit=1) == [hivetune.__version__, "[]\n"]
-
-
-def test_every_name_is_a_function_with_types_and_documented() -> None:
-    stub = (ROOT / "src/hivetune/__init__.pyi").read_text(encoding="utf-8")
+def test_every_station_is_documented() -> None:
     page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
-    assert (ROOT / "src/hivetune/py.typed").exists()
-    script = "import hivetune; print(*(getattr(hivetune, name).__module__ for name in hivetune.__all__))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert set(done.stdout.split()) == {"hivetune.walk"}
-    for name in hivetune.__all__:
-        assert vars(walk)[name].__doc__
-        assert f"import {name} as {name}\n" in stub
-        assert f"| `{name}(" in page
-    assert not hasattr(hivetune, "no_such_name")
-
-
-def test_no_import_of_a_folder_takes_the_place_of_a_function() -> None:
-    """The types of what `train` returns and of what `serve` is given are in folders of these names."""
-    script = (
-        "from hivetune.train.open import Run; from hivetune.serve.run import GatewaySettings; import hivetune\n"
-        "print(hivetune.train.__module__, hivetune.serve.__module__)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout == "hivetune.walk hivetune.walk\n"
+    stations = [one for one in vars(walk).values() if inspect.isfunction(one) and one.__module__ == walk.__name__]
+    assert len(stations) == 11 and all(one.__doc__ and f"| `{one.__name__}(" in page for one in stations)
 
 
 @pytest.mark.slow

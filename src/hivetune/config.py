@@ -110,11 +110,7 @@ class EvalConfig(Section):
     prompts: int = setting(64, "held-out rows that both models answer", gt=0)
     tokens: int = setting(64, "maximum tokens of an answer", gt=0)
     checker: dict[str, Any] | None = setting(None, "checker of answers, for rows without one")
-    baseline: str = setting(
-        "base",
-        "model to compare with: base, NAME@VERSION, a run, a .gguf file or URL#MODEL",
-        min_length=1,
-    )
+    baseline: str = setting("base", "compare with: base, NAME@VERSION, a run, a .gguf file or URL#MODEL", min_length=1)
     frozen: list[str] = setting([], "releases and files with questions to ask in every evaluation and never train")
 
 
@@ -311,12 +307,7 @@ def _override(tree: dict[str, Any], override: str, origin: str) -> str:
     return key
 
 
-def _explain(
-    problem: Mapping[str, Any],
-    file: str,
-    origins: Mapping[str, str],
-    meanings: Mapping[str, str],
-) -> str:
+def _explain(problem: Mapping[str, Any], file: str, origins: Mapping[str, str], meanings: Mapping[str, str]) -> str:
     """Return a problem in words; `origins` maps the dotted name of a setting to the option that set it."""
     key = _key_of(problem)
     where = next((origin for name, origin in origins.items() if f"{key}.".startswith(f"{name}.")), file)

@@ -1,4 +1,4 @@
-"""The walk, station by station: what `import hivetune` offers to Python programs, and what the commands call.
+"""The walk, station by station: what Hivetune offers to Python programs, and what the commands call.
 
 Each station takes frozen values and returns frozen values, prints nothing, and reports progress to a callback
 `progress(done, total)`, whose total is None while it is unknown. Errors are those of `hivetune.errors`; each has a

@@ -40,13 +40,12 @@ def test_two_ranks_are_compared_and_nothing_is_kept(tmp_path: Path, own_home: Pa
     rows = [{"prompt": f"What is {i} plus {i + 1}?", "completion": f"It is {2 * i + 1}."} for i in range(40)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     words = ("bench", "rows.jsonl", "--model", "model", "--over", "lora.r=2,4", "--json", "--set", "max_steps=2")
-    done = hivetune(*words, "--out", "figures.json", cwd=tmp_path)
+    done = hivetune(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)["combinations"]
     assert [line["settings"] for line in found] == [["lora.r=2"], ["lora.r=4"]]
     for line in found:
         assert [(run["seed"], run["steps"]) for run in line["runs"]] == [(0, 2)]
         assert line["figures"]["validation_loss"]["mean"] > 0 and line["figures"]["samples_per_second"]["mean"] > 0
-    assert json.loads((tmp_path / "figures.json").read_text())["combinations"] == found
     assert [path.name for path in (own_home / "bench").iterdir() if path.is_dir()] == []
     assert json.loads(hivetune("runs", "--json").stdout)["runs"] == []

@@ -76,7 +76,7 @@ def test_every_command_explains_itself_and_is_one_document(name: str) -> None:
         ("trian", 2, "'train'"),
         ("chek", 2, "'check'"),
         ("show", 2, "Missing argument"),
-        ("show last -n many", 2, "'--lines'"),
+        ("bench rows.jsonl --repeat many", 2, "'--repeat'"),
         ("runs extra", 2, "extra"),
         ("--show-completion", 2, "--show-completion"),
         ("train no.yaml", 2, "cannot read no.yaml"),
@@ -95,7 +95,7 @@ def test_version_and_schema_are_one_document() -> None:
 
 
 def test_a_bug_is_one_document_and_its_traceback_a_file(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hivetune.cli.runs.known_runs", lambda *_: 1 / 0)
+    monkeypatch.setattr("hivetune.cli.look.known_runs", lambda *_: 1 / 0)
     code, document, err = ask("runs")
     (kept,) = (own_home / "bugs").iterdir()
     assert code == 1 and is_error(document) and "ZeroDivisionError" in document["error"]["message"]
@@ -115,7 +115,7 @@ def test_a_command_or_a_question_that_is_broken_off_is_a_stop(
     def broken_off(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("hivetune.cli.runs.known_runs", broken_off)
+    monkeypatch.setattr("hivetune.cli.look.known_runs", broken_off)
     code, document, err = ask("runs")
     assert (code, document["error"]["type"]) == (130, "Stopped") and "Aborted" not in err
 
@@ -146,13 +146,8 @@ main()
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "number", "kept"),
-    [("check", signal.SIGINT, "nothing was written"), ("export", signal.SIGTERM, "earlier export is kept")],
-)
-def test_a_command_that_is_stopped_says_what_it_leaves_behind(
-    tmp_path: Path, name: str, number: int, kept: str
-) -> None:
+def test_a_command_that_is_stopped_says_what_it_leaves_behind(tmp_path: Path) -> None:
+    name, number, kept = "export", signal.SIGTERM, "earlier export is kept"
     module, function, _ = COMMANDS[name]
     line = [sys.executable, "-c", WAITING.format(name=name, module=module, function=function)]
     environment = {**os.environ, "HIVETUNE_HOME": str(tmp_path)}
@@ -167,9 +162,8 @@ def test_a_command_that_is_stopped_says_what_it_leaves_behind(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["serve --port 0", "dashboard --port 0"])
-def test_a_server_that_is_stopped_has_printed_one_document(command: str, tmp_path: Path) -> None:
-    line = [sys.executable, "-m", "hivetune", *command.split(), "--json"]
+def test_a_server_that_is_stopped_has_printed_one_document(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "hivetune", "dashboard", "--port", "0", "--json"]
     environment = {**os.environ, "HIVETUNE_HOME": str(tmp_path / "home")}
     pipe = subprocess.PIPE
     with subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=tmp_path) as process:

@@ -14,7 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hivetune.cli import output
-from hivetune.cli.output import MODE, Note, Table, answer, clean, emit, present, progress, say, show, write
+from hivetune.cli.output import (
+    MODE,
+    Note,
+    Table,
+    answer,
+    clean,
+    emit,
+    facts,
+    present,
+    progress,
+    say,
+    show,
+    value_text,
+    write,
+)
 from hivetune.errors import DataRefused
 
 CLIPBOARD = "\x1b]52;c;ZWNobyBoZWxsbw==\x07"
@@ -35,7 +49,7 @@ def test_ordinary_text_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("evil", EVIL, ids=ascii)
-@pytest.mark.parametrize("speak", [say, show, lambda text: present(Table("a, b", [(text, 1)], text)), "progress"])
+@pytest.mark.parametrize("speak", [say, show, lambda text: present(Table("a b", [(text, 1)], text)), "progress"])
 def test_every_way_to_speak_is_cleaned(
     evil: str, speak: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,7 +113,7 @@ def test_a_long_line_is_one_line_without_a_terminal(capsys: pytest.CaptureFixtur
 
 
 def test_a_table_in_a_pipe_is_divided_by_tabs(capsys: pytest.CaptureFixture[str]) -> None:
-    present(Table("agent, rows", [("coder\tof\nmine", 3), ("\x1b[31mtester", 41)], "two agents"))
+    present(Table("agent rows", [("coder\tof\nmine", 3), ("\x1b[31mtester", 41)], "two agents"))
     told = capsys.readouterr()
     assert told.out == "agent\trows\ncoder of mine\t3\n\\x1b[31mtester\t41\n"
     assert told.err == "two agents\n"
@@ -112,7 +126,7 @@ def test_a_table_holds_on_a_narrow_terminal(columns: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setenv("COLUMNS", columns)
     why = "the answer repeats itself without end, so it is rejected and counted"
-    present(Table("what, reason, rows, why", [("rejected", "repeated-loop", 12345, why)]))
+    present(Table("what reason rows why", [("rejected", "repeated-loop", 12345, why)]))
     lines = re.sub("\x1b\\[[0-9;]*m", "", stream.getvalue()).splitlines()
     assert max(map(len, lines)) <= int(columns)
     text = "".join(line.split("│")[-2].strip() + " " for line in lines if "│" in line)
@@ -153,17 +167,44 @@ def test_no_encoding_of_a_terminal_is_a_fault(settings: dict[str, str], shown: b
 def test_an_answer_is_its_document_or_its_lines_and_tables(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Columns name a key or an attribute of each item, and how it is shown; notes go to stderr."""
-    items = [{"name": "coder", "loss": 2.0, "memory": 10**9}, {"name": "tester", "loss": None, "memory": 5}]
-    blocks = ("2 agents", Table("agent=name, loss|2, memory|size", items), Note("see: hivetune runs"))
+    """Columns name a key or an attribute of each item, and the key how it is shown; notes go to stderr."""
+    items = [{"name": "coder", "loss": 2.0, "memory_bytes": 10**9}, {"name": "tester", "loss": None, "memory_bytes": 5}]
+    blocks = ("2 agents", Table("agent=name loss memory_bytes", items), Note("see: hivetune runs"))
     answer({"agents": items}, *blocks)
     told = capsys.readouterr()
-    assert told.out == "2 agents\nagent\tloss\tmemory\ncoder\t2.00\t1.0 GB\ntester\t-\t5 B\n"
+    assert told.out == "2 agents\nagent\tloss\tmemory\ncoder\t2.000\t1.0 GB\ntester\t-\t5 B\n"
     assert told.err == "see: hivetune runs\n"
     monkeypatch.setattr(MODE, "json", True)
-    answer({"agents": items}, *blocks)
-    assert json.loads(capsys.readouterr().out) == {"schema": 1, "agents": items}
     with pytest.raises(typer.Exit) as ended:
-        answer({"agents": items}, error=DataRefused("too few rows", hint="add some"))
-    document = json.loads(capsys.readouterr().out)
-    assert (ended.value.exit_code, document["agents"], document["error"]["type"]) == (3, items, "DataRefused")
+        answer({"agents": items}, *blocks, error=DataRefused("too few"))
+    told = capsys.readouterr()
+    document = json.loads(told.out)
+    assert (ended.value.exit_code, document["agents"], document["error"]["message"]) == (3, items, "too few")
+    assert told.err == "see: hivetune runs\nhivetune: too few\n"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("left_s", 150.0, "2 min"),
+        ("latency_p50_s", 0.5321, "0.53 s"),
+        ("disk_bytes", {"adapter": 10**6, "export": 0}, "adapter 1 MB, export 0 B"),
+        ("tokens_per_second", 1234.4, "1234"),
+        ("loss", 2.0, "2.000"),
+        ("base_success", 0.25, "25%"),
+        ("rows", 12345, "12,345"),
+        ("pid", 12345, "12345"),
+        ("fits", False, "no"),
+        ("aliases", ("champion", "previous"), "champion, previous"),
+        ("withdrawn", None, "-"),
+        ("rejected", {}, "-"),
+    ],
+)
+def test_the_key_decides_the_unit(key: str, value: object, text: str) -> None:
+    assert value_text(key, value) == text
+
+
+def test_facts_are_aligned_and_leave_out_what_is_not_there() -> None:
+    document = {"state": "done", "loss_first": 2.0, "problem": "", "memory_bytes": 10**9}
+    assert facts(document) == "state:      done\nloss first: 2.000\nmemory:     1.0 GB"
+    assert facts(document, "state problem") == "state: done"

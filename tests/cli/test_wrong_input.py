@@ -16,7 +16,7 @@ from small_disk import fill
 from test_damage import make_home, raise_it
 
 from hivetune.base.database import open_database
-from hivetune.run.status import known_runs, shortest_name
+from hivetune.run.status import shortest_name
 
 Call = Callable[..., tuple[int, str]]
 
@@ -98,6 +98,10 @@ WRONG = [
     ("check odd.csv --columns prompt=color,completion=weight", 3, "no column 'color'; did you mean 'colour'?"),
     ("check odd.csv --columns prompt=x,completion=weight", 3, "no column 'x'; it has colour, weight"),
     ("collect rowz.jsonl", 2, "rowz.jsonl does not exist"),
+    # what is elsewhere
+    ("check https://example.org/rows.jsonl", 2, "curl -LO https://example.org/rows.jsonl"),
+    ("check someone/their-rows", 2, "hf download someone/their-rows --repo-type dataset"),
+    ("init -", 2, "can be read once"),
     # a path of a user who does not exist
     ("init ~nobody-here.jsonl", 2, "~nobody-here.jsonl does not exist"),
     ("check rows.jsonl --model ~nobody-here/model", 2, "~nobody-here/model"),
@@ -224,17 +228,3 @@ def test_a_name_that_is_nearly_a_runs_name(tmp_path: Path, call: Call, monkeypat
     assert "did you mean last?" in call("show", "lasst")[1]
     assert shortest_name(run.with_name("helpdesk-2f3a")) == "helpdesk-2f3a"
     assert shortest_name(tmp_path / "FAQ (final)-2f3a") == f"'{tmp_path / 'FAQ (final)-2f3a'}'"
-
-
-def test_the_last_run_is_the_last_one_when_it_is_damaged_too(
-    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a damaged run.json does not say any more is in the database: another run must not be taken for it."""
-    monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "home"))
-    run = make_home(tmp_path / "home")
-    (run / "run.json").write_text("{")
-    with open_database() as database:
-        database.execute("UPDATE runs SET created = 1.7e9")
-    database.close()
-    assert [status.created for status in known_runs()] == [1.7e9]
-    assert "2023-11-" in call("status")[1]

@@ -19,7 +19,7 @@ from starlette.routing import Mount, Route
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, write_json
 from hivetune.base.journal import Journal
-from hivetune.dashboard.access import cookie_name, dashboard_token, form_token, make_ticket
+from hivetune.dashboard.access import cookie_name, dashboard_token, form_token
 from hivetune.dashboard.acts import FORMS
 from hivetune.dashboard.app import MAX_FORM_BYTES, guarded_dashboard
 from hivetune.dashboard.pages import PAGES
@@ -238,14 +238,6 @@ def test_who_signs_in_to_one_home_stays_signed_in_to_another(
         name, value = cookie_name(), ask(guarded, f"/dashboard/login?token={dashboard_token()}").cookies[cookie_name()]
         cookies.set(name, value)
     assert len(cookies) == 2
-
-
-def test_a_ticket_is_taken_once(guarded: tuple[Guard, str]) -> None:
-    """It stands in the command of the browser that `--open` starts, which all users of the machine can read."""
-    ticket = make_ticket()
-    for status in (303, 401):
-        assert ask(guarded, f"/dashboard/login?token={ticket}").status_code == status
-    assert ask(guarded, "/dashboard/", headers={"Authorization": f"Bearer {make_ticket()}"}).status_code == 303
 
 
 def test_a_form_that_cannot_be_read_is_refused_in_words(guarded: tuple[Guard, str]) -> None:

@@ -1,4 +1,4 @@
-"""Arguments that several commands share, their completion, and the settings that they lead to."""
+"""The vocabulary of arguments and options, each declared once, with its completion; and the settings they lead to."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,13 +48,19 @@ def complete_release() -> list[str]:
     return [*dict.fromkeys(release.name for release in all_releases), *(release.label for release in all_releases)]
 
 
+_COLUMNS_HELP = (
+    "Map your columns: prompt=question,completion=reply. Join several with +: prompt=title+body. "
+    f"Fields: {', '.join(FIELDS)}."
+)
+_MODEL_HELP = "Train this model; CONFIG is then a file of rows."
+_RELEASE_HELP = "A release: NAME, NAME@3 or NAME@candidate."
+
 RunArgument = Annotated[
     str, Argument(metavar="RUN", help="Name or folder of a run, or 'last'.", autocompletion=complete_run)
 ]
 ConfigArgument = Annotated[
     str, Argument(metavar="CONFIG", help="YAML config, or a file of rows together with --model.")
 ]
-_MODEL_HELP = "Train this model; CONFIG is then a file of rows."
 ModelOption = Annotated[
     str | None, Option("--model", "-m", metavar="M", help=_MODEL_HELP, autocompletion=complete_model)
 ]
@@ -62,16 +68,13 @@ SetOption = Annotated[
     list[str] | None,
     Option("--set", metavar="A.B=C", help="Override a setting of the config.", autocompletion=complete_setting),
 ]
-_COLUMNS_HELP = (
-    "Map your columns: prompt=question,completion=reply. Join several with +: prompt=title+body. "
-    f"Fields: {', '.join(FIELDS)}."
-)
 ColumnsOption = Annotated[str | None, Option("--columns", metavar="FIELD=COLUMN,...", help=_COLUMNS_HELP)]
 IgnoreOption = Annotated[
     str | None, Option("--ignore", metavar="A,B,...", help="Columns that are not read on purpose.")
 ]
-_RELEASE_HELP = "A release: NAME, NAME@3 or NAME@candidate."
 ReleaseArgument = Annotated[str, Argument(metavar="NAME@VERSION", help=_RELEASE_HELP, autocompletion=complete_release)]
+ReasonOption = Annotated[str, Option("--reason", help="Reason, kept in the history.")]
+CaptureOption = Annotated[bool, Option("--capture", help="Save prompts and answers in the store.")]
 ThreadsOption = Annotated[int | None, Option(min=1, help="Number of CPU threads.")]
 
 
@@ -97,23 +100,22 @@ def read_settings(
 
     Raises UsageError.
     """
-    path = Path(config)
+    path, changes = Path(config), overrides or ()
     is_yaml = path.suffix.lower() in (".yaml", ".yml")
     if path.is_dir() and is_yaml:
         raise UsageError(f"{config} is a folder", hint="give a YAML file, or a file of rows with --model")
     if model is None and not names_rows(config):
-        return with_columns(load_config(path, overrides or ()), columns, ignore), path.stem
+        return with_columns(load_config(path, changes), columns, ignore), path.stem
     if is_yaml:
         hint = f"to change its model: --set model={model}"
         raise UsageError(f"--model {model} is for rows, but {config} is a config", hint=hint)
     if model is None:  # given as --set model=...
-        model = next((text.removeprefix("model=") for text in overrides or () if text.startswith("model=")), None)
+        model = next((text.removeprefix("model=") for text in changes if text.startswith("model=")), None)
     if model is None:
         hint = f"add --model smollm2-135m, or write a config: hivetune init {quoted(config)}"
         raise UsageError(f"{config} holds rows, and no model is given", hint=hint)
     check_storable(config)
-    tree = {"model": model, "data": {"path": config}}
-    settings = override_config(parse_config(tree, "command line"), overrides or ())
+    settings = override_config(parse_config({"model": model, "data": {"path": config}}, "command line"), changes)
     say(
         f"settings: {settings.epochs:g} epochs, batch_size {settings.batch_size}, "
         f"learning_rate {settings.learning_rate:g}, lora.r {settings.lora.r}, max_length {settings.max_length}; "

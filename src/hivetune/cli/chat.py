@@ -10,25 +10,24 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from hivetune.cli.arguments import ThreadsOption
-from hivetune.cli.output import MODE, answer, parts, progress, say, write
+from hivetune.cli.arguments import CaptureOption, ThreadsOption
+from hivetune.cli.output import MODE, answer, parts, progress, say, short, write
 from hivetune.errors import UsageError
 from hivetune.llama.backend import Backend, unused_program
 from hivetune.llama.prompts import check_prompts
 from hivetune.release.export import DEFAULT_QUANT
 from hivetune.serve.capture import Capture
-from hivetune.serve.chat import HELP, Chat, Talk, Voice, find_pair, find_voice, open_voices, trained_prompt
+from hivetune.serve.chat import HELP, Chat, Talk, find_pair, find_voice, open_voices, trained_prompt
 from hivetune.train.open import load_run
 
 BLOCK = '"""'
-SHOWN_CHARS = 100
 NAME_HELP = "A run (name, folder or 'last'), a release or a GGUF file."
 
 
 def chat(
     name: Annotated[str, Argument(metavar="NAME", help=NAME_HELP)],
     beside: Annotated[str | None, Option(metavar="NAME", help="Show answers of this model too, or of 'base'.")] = None,
-    capture: Annotated[bool, Option("--capture", help="Save answers and feedback in the store.")] = False,
+    capture: CaptureOption = False,
     prompt: Annotated[str | None, Option(help="Ask this, print the answer and exit.")] = None,
     system: Annotated[str | None, Option(help="System prompt; default: the one of most training rows.")] = None,
     quant: Annotated[str, Option(help="Quantization of the exported model.")] = DEFAULT_QUANT,
@@ -42,16 +41,13 @@ def chat(
     if capture and prompt is not None:
         raise UsageError("--capture is for a conversation, not for --prompt", hint="leave out one of them")
     with progress("exporting", "tensors") as report:
-        voices: tuple[Voice, ...]
         if beside is None:
-            voice, run = find_voice(name, quant, report)
-            voices = (voice,)
+            *voices, run = find_voice(name, quant, report)
         else:
-            first, second, run = find_pair(name, beside, quant, report)
-            voices = (first, second)
-    system = _system_prompt(name, run, None if system is None else _as_text(system))
+            *voices, run = find_pair(name, beside, quant, report)
     if unused := unused_program():
         say(unused)
+    system = _system_prompt(name, run, system)
     with open_voices(voices, threads) as opened:
         if run is not None and beside is None:
             try:
@@ -74,10 +70,10 @@ def chat(
             Talk(sides, _next_input, write, captured).run()
 
 
-def _system_prompt(name: str, run: Path | None, system: str | None) -> str | None:
-    """Return the system prompt: the given one, else the one of the training rows, which is announced."""
-    if system is not None:
-        return system or None
+def _system_prompt(name: str, run: Path | None, given: str | None) -> str | None:
+    """Return the system prompt: the given one, else the one of most training rows, which is announced."""
+    if given is not None:
+        return _as_text(given) or None
     try:
         trained = trained_prompt(name, run)
     except UsageError as error:
@@ -88,10 +84,7 @@ def _system_prompt(name: str, run: Path | None, system: str | None) -> str | Non
     if trained.looked_at and trained.rows * 2 <= trained.looked_at:
         say("the training rows have several system prompts, so none is used; choose one: --system TEXT")
         return None
-    counts = f"{trained.rows:,} of {trained.looked_at:,}" if trained.looked_at else "most"
-    shown = " ".join(trained.text.split())
-    say(f"system prompt of {counts} training rows: {shown[:SHOWN_CHARS]}{'...' if len(shown) > SHOWN_CHARS else ''}")
-    say('use another: --system TEXT; use none: --system ""')
+    say(f'system prompt of most training rows: {short(trained.text)}\nuse another: --system TEXT; none: --system ""')
     return trained.text
 
 
@@ -116,13 +109,10 @@ def _capturing(captures: bool) -> Iterator[Capture | None]:
     if not captures:
         yield None
         return
-    store = Capture()
-    try:
+    with contextlib.closing(Capture()) as store:
         yield store
-    finally:
-        store.close()
-        lost = f"; {store.left_out} could not be saved: {store.problem}" if store.left_out else ""
-        say(f"{store.captured} answers saved in the store{lost}")
+    lost = f"; {store.left_out} could not be saved: {store.problem}" if store.left_out else ""
+    say(f"{store.captured} answers saved in the store{lost}")
 
 
 def _next_input() -> str | None:

@@ -33,6 +33,8 @@ def explain(error: Exception) -> HivetuneError:
         return DoesNotFit("out of memory", hint="free some memory, then run the same command again")
     if not isinstance(error, OSError) or error.errno is None:
         return _bug(error)
+    if error.errno == errno.ENOENT and error.filename is None:  # of os.getcwd
+        return UsageError("the working directory was deleted", hint="change to a folder that exists")
     message = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
     if error.errno in FULL_DISK:
         return DoesNotFit(f"the disk is full: {message}", hint="free some space, then run the same command again")
@@ -40,10 +42,8 @@ def explain(error: Exception) -> HivetuneError:
         hint = "use another disk (FAT32 ends at 4 GB), or raise the limit: ulimit -f unlimited"
         return DoesNotFit("a file became larger than its disk or ulimit -f allows", hint=hint)
     if error.errno in OF_THE_PATH:
-        help = (
-            ", or set HIVETUNE_HOME to a folder that you own" if error.errno in _READ_ONLY and _is_ours(error) else ""
-        )
-        return UsageError(message, hint=path_hint(error) + help)
+        ours = error.errno in _READ_ONLY and _is_ours(error)
+        return UsageError(message, hint=path_hint(error) + ", or set HIVETUNE_HOME to a folder that you own" * ours)
     if error.errno == errno.EIO:
         return MachineNotFit(message, hint="the disk may be failing: see dmesg")
     return HivetuneError(message)
@@ -55,18 +55,17 @@ def _is_ours(error: OSError) -> bool:
 
 
 def _database(error: sqlite3.DatabaseError) -> HivetuneError:
-    text = str(error)
+    text, again = str(error), "free some space, then run the same command again"
+    # SQLite says "disk I/O error" too if its shared memory file finds no space.
+    is_full = "full" in text or ("disk I/O error" in text and disk_free_bytes(home()) < _ROOM_BYTES)
+    if is_full:
+        return DoesNotFit(f"the disk of {home()} is full: {text}", hint=again)
     if "locked" in text:
         return Busy(f"the store is in use: {text}", hint="try again when the other command has ended")
-    if "full" in text:
-        return DoesNotFit(f"the disk is full: {text}", hint="free some space, then run the same command again")
     if "readonly" in text or "unable to open" in text:
-        return UsageError(
-            f"cannot write to the store: {text}", hint="set HIVETUNE_HOME to a folder that you can write to"
-        )
-    if "disk I/O error" in text:  # SQLite says this too if its shared memory file finds no space
-        if disk_free_bytes(home()) < _ROOM_BYTES:
-            return DoesNotFit(f"the disk of {home()} is full", hint="free some space, then run the same command again")
+        hint = "set HIVETUNE_HOME to a folder that you can write to"
+        return UsageError(f"cannot write to the store: {text}", hint=hint)
+    if "disk I/O error" in text:
         return MachineNotFit(f"the disk of {home()} is failing: {text}", hint="see dmesg")
     return UsageError(f"a database is damaged: {text}", hint="restore hive.db, or the snapshot, from a backup")
 

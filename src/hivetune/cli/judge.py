@@ -3,7 +3,6 @@ models on the same rows)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument, Exit, Option
@@ -12,7 +11,7 @@ from hivetune import walk
 from hivetune.base.disk import write_json
 from hivetune.base.paths import quoted
 from hivetune.cli.arguments import RunArgument, SetOption
-from hivetune.cli.output import Note, Table, answer, progress, say, short
+from hivetune.cli.output import Note, Table, answer, facts, progress, say, short
 from hivetune.config import DataConfig, EvalConfig, GateConfig, RunConfig, override_config
 from hivetune.errors import NotDeployed, UsageError
 from hivetune.judge.advice import more_evidence
@@ -24,11 +23,8 @@ from hivetune.machine.inventory import read_cards
 from hivetune.machine.look import look
 from hivetune.models.sides import BASELINE, parse_side
 from hivetune.records import Verdict
-from hivetune.release.gguf import SERVED_QUANT
 from hivetune.run.figures import report
 from hivetune.run.folder import EVALUATION
-from hivetune.run.status import find_run
-from hivetune.train.open import load_run
 
 MAX_PROBLEMS = 5  # shown one by one
 SHOWN_ANSWERS = 3
@@ -39,15 +35,7 @@ NEXT = {
 }
 UNCHECKED = "give held-out rows a checker (in the row, or eval.checker), then evaluate again"
 QUIET = "evaluate again when the machine is quiet: hivetune eval RUN"
-THRESHOLDS = {
-    "loss": "gain > {:g}",
-    "success": "gain > {:.1%}",
-    "min_success": "at least {:.1%}",
-    "max_seconds": "at most {:g} s",
-    "max_gb": "at most {:g} GB",
-    "kept": "at least {:.0%}",
-    **dict.fromkeys(RATIOS, "at most {:g} x"),
-}
+PART = "rows loss_base=base_loss loss_tuned=tuned_loss answers success_base=base_success success_tuned=tuned_success"
 
 
 def evaluate(run: RunArgument, overrides: SetOption = None) -> None:
@@ -56,11 +44,8 @@ def evaluate(run: RunArgument, overrides: SetOption = None) -> None:
     The verdict is deploy, iterate, abort or not-enough-evidence, and the exit code 6 unless it is deploy. Writes
     eval.json into the folder of the run. With --set gate.x=.. alone, an existing eval.json is judged again.
     """
-    opened = load_run(find_run(run))
-    changes = overrides or []
-    for override in changes:  # others belong to its training
-        if not override.startswith(("eval.", "gate.")):
-            raise UsageError(f"--set {override}: this command can only change eval.* and gate.*")
+    opened, changes = walk.open_trained(run), overrides or []
+    _refuse_others(changes, "eval.", "gate.")
     opened = replace(opened, config=override_config(opened.config, changes))
     measures = not changes or not all(override.startswith("gate.") for override in changes)
     if measures:
@@ -88,15 +73,21 @@ def evaluate(run: RunArgument, overrides: SetOption = None) -> None:
         raise Exit(NotDeployed.exit_code)  # no error: the document above is the answer
 
 
+def _refuse_others(overrides: Sequence[str], *sections: str) -> None:
+    """Raise UsageError for settings that belong to a training."""
+    for override in overrides:
+        if not override.startswith(sections):
+            only = " and ".join(f"{section}*" for section in sections)
+            raise UsageError(f"--set {override}: this command can only change {only}")
+
+
 def measured_text(evaluation: dict[str, Any]) -> Iterator[str | Table]:
     """Yield loss and success by agent and category, some answers, and problems with single rows."""
     yield Note(f"answers come from {evaluation['answered_by']}")
     for part in ("agent", "category"):
         lines = by_part(evaluation, part)
         if part == "agent" or len(lines) > 1:
-            losses = "loss base=base_loss|3, loss tuned=tuned_loss|3"
-            successes = "success base=base_success|percent, success tuned=tuned_success|percent"
-            yield Table(f"{part}, rows, {losses}, answers, {successes}", lines)
+            yield Table(f"{part} {PART}", lines)
     yield from _problem_text(evaluation["problems"], EVALUATION)
     answers = evaluation["answers"]  # first those where only one of the two succeeded
     for row in sorted(answers, key=lambda row: row["base"]["success"] == row["tuned"]["success"])[:SHOWN_ANSWERS]:
@@ -156,14 +147,22 @@ def metrics_table(metrics: Sequence[Mapping[str, Any]], first: str, second: str)
             interval += "" if metric["level"] == DEFAULT_LEVEL else f" ({level_text(metric['level'])})"
         values = (value_text(name, metric["base"]), value_text(name, metric["tuned"]))
         gain = value_text(name, metric["gain"], gain=True)
-        required = None if metric["threshold"] is None else THRESHOLDS[name].format(metric["threshold"])
         passed = passed_text(metric).replace("no", "NO")
-        cells.append((metric_name(name), *values, gain, interval, metric["n"], required, passed))
-    return Table(f"metric, {first}, {second}, gain, interval (95 %), n, required, passed", cells)
+        cells.append((metric_name(name), *values, gain, interval, metric["n"], _required(metric), passed))
+    return Table(f"metric {first} {second} gain interval_(95_%)=interval n required passed", cells)
+
+
+def _required(metric: Mapping[str, Any]) -> str | None:
+    name, threshold = metric["name"], metric["threshold"]
+    if threshold is None:
+        return None
+    bound = "gain >" if name in ("loss", "success") else "at least" if name in ("min_success", "kept") else "at most"
+    return f"{bound} {f'{threshold:g} x' if name in RATIOS else value_text(name, threshold)}"
 
 
 SIDE_HELP = "A model: base, NAME@VERSION, a run, a .gguf file or http://HOST:PORT/v1#MODEL."
 COMPARISON = "compare.json"
+COSTS = "side answers latency_p50_s latency_p95_s first_token_p50_s first_token_p95_s cold_start_s peak_memory_bytes"
 
 
 def compare_sides(
@@ -173,10 +172,7 @@ def compare_sides(
     run: Annotated[
         str | None, Option(metavar="RUN", help="Answer the held-out rows of this run; 'base' is its base model.")
     ] = None,
-    prompts: Annotated[int | None, Option(min=1, help="Number of rows to answer.")] = None,
-    tokens: Annotated[int | None, Option(min=1, help="Maximum tokens of an answer.")] = None,
     overrides: SetOption = None,
-    quant: Annotated[str, Option(help="Quantization of the base model that adapters run on.")] = SERVED_QUANT,
 ) -> None:
     """Compare two models on the same rows: success, answer times, memory, and loss where both have one.
 
@@ -189,39 +185,29 @@ def compare_sides(
     if not rows and named is None:
         hint = "give --rows FILE or --run RUN"
         raise UsageError("neither A nor B is a run, so there are no rows to answer", hint=hint)
-    opened = load_run(find_run(named)) if named else None
-    for override in overrides or ():
-        if not override.startswith("eval."):
-            raise UsageError(f"--set {override}: this command can only change eval.*")
-    given = {"eval.prompts": prompts, "eval.tokens": tokens}
-    changes = [f"{key}={value}" for key, value in given.items() if value is not None]
+    opened = walk.open_trained(named) if named else None
+    _refuse_others(overrides or (), "eval.")
     # Without a run only the section `eval` of this config is read.
     rows_alone = RunConfig(model=BASELINE, data=DataConfig(path="-"), eval=EvalConfig())
     config = rows_alone if rows or opened is None else opened.config
-    settings = override_config(config, [*changes, *(overrides or ())]).eval
+    settings = override_config(config, overrides or ()).eval
     with progress("answering", "answers") as tell:
-        compared = compare_pair(first, second, settings, run=opened, rows=rows or (), quant=quant, progress=tell)
+        compared = compare_pair(first, second, settings, run=opened, rows=rows or (), progress=tell)
     # The measurements and their metrics stay in the folder of the comparison.
     verdict = judge(compared.document, GateConfig(loss_gain=None), beside_base=False)
     document = {**compared.document, "metrics": verdict_document(verdict)["metrics"]}
     write_json(compared.folder / COMPARISON, document)
     page = write_comparison_page(compared.folder, document, opened.folder if opened else None)
     document |= {"folder": str(compared.folder), "page": str(page)}
-    answer(document, *comparison_text(document))
-
-
-COSTS = "side, answers, time p50=latency_p50_s|3, p95=latency_p95_s|3, first token p50=first_token_p50_s|3, "
-COSTS += "first token p95=first_token_p95_s|3, cold start=cold_start_s|2, memory=peak_memory_bytes|size"
-COST_KEYS = ("latency_p50_s", "latency_p95_s", "first_token_p50_s", "first_token_p95_s", "cold_start_s")
+    files = facts({"side by side": page, "all of it": compared.folder / COMPARISON})
+    answer(document, *comparison_text(document), files)
 
 
 def comparison_text(document: dict[str, Any]) -> Iterator[str | Table]:
-    """Yield the metrics, what the answers cost, and the first that only one side got right, else that differ."""
-    for side, key in (("A", "base"), ("B", "tuned")):
-        yield f"{side}: {document[key]['label']}"
+    """Yield the metrics, what the answers cost, and those of a few rows that changed."""
+    sides = [{**document[key], "side": side} for side, key in (("A", "base"), ("B", "tuned"))]
+    yield from (f"{side['side']}: {side['label']}" for side in sides)
     yield metrics_table(document["metrics"], "A", "B")
-    nothing = dict.fromkeys((*COST_KEYS, "peak_memory_bytes"))
-    sides = [{**nothing, **document[key], "side": side} for side, key in (("A", "base"), ("B", "tuned"))]
     yield Table(COSTS, sides)
     for metric, reason in document["not_compared"].items():
         yield Note(f"{metric} not compared: {reason}")
@@ -229,11 +215,11 @@ def comparison_text(document: dict[str, Any]) -> Iterator[str | Table]:
         reasons = ", ".join(f"{reason} {count}" for reason, count in refused.items())
         yield Note(f"{sum(refused.values())} rows cannot be answered: {reasons}")
     yield from _problem_text(document["problems"], COMPARISON)
-    answers = document["answers"]
-    changed = [each for each in answers if each["base"]["success"] != each["tuned"]["success"]]
-    changed = changed or [each for each in answers if each["base"]["answer"] != each["tuned"]["answer"]]
+    # First those that only one side got right.
+    answers = sorted(document["answers"], key=lambda one: one["base"]["success"] == one["tuned"]["success"])
+    changed = [one for one in answers if one["base"]["answer"] != one["tuned"]["answer"]]
     if changed:
-        cells = [(short(each["prompt"]), _marked(each["base"]), _marked(each["tuned"])) for each in changed]
-        title = f"{len(changed)} of {len(answers)} answers changed, the first:"
-        yield Table("prompt, A, B", cells[: 2 * SHOWN_ANSWERS], title)
-    yield f"side by side: {document['page']}\nall of it: {Path(document['folder']) / COMPARISON}"
+        cells = [(short(one["prompt"]), _marked(one["base"]), _marked(one["tuned"])) for one in changed]
+        yield Table(
+            "prompt A B", cells[:SHOWN_ANSWERS], f"{len(changed)} of {len(answers)} answers changed, the first:"
+        )

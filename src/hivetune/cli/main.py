@@ -22,53 +22,47 @@ from hivetune.cli.output import MODE, as_document, emit, error_document, errors_
 from hivetune.errors import HivetuneError, Stopped, UsageError
 from hivetune.process.stop import take_stops
 
-# name: (module below hivetune.cli, function, one line), in the sections and the order of the help.
-SECTIONS: Mapping[str, Mapping[str, tuple[str, str, str]]] = {
-    "Start": {
-        "init": ("init", "init", "Look at rows and machine, and write a commented config."),
-        "demo": ("demo", "demo", "Run every step once on a small real model, in minutes."),
-        "doctor": ("doctor", "doctor", "Test this machine, and explain errors."),
-        "fetch": ("init", "fetch", "Download and prepare a model."),
-        "config": ("init", "config", "List the settings, or print their JSON Schema."),
-    },
-    "Rows": {
-        "collect": ("rows", "collect", "Copy interactions into the store."),
-        "check": ("rows", "check", "Report what is wrong with rows, and where."),
-        "synth": ("rows", "synth", "Make training rows from documentation."),
-        "forget": ("rows", "forget", "Delete a user, session, source or row from the store."),
-    },
-    "Train": {
-        "plan": ("plan", "plan", "Predict memory, time and disk of a run."),
-        "train": ("train", "train", "Train an adapter, or continue its run."),
-        "stop": ("runs", "stop", "Stop a run after saving a checkpoint."),
-        "bench": ("train", "bench", "Measure time, memory and losses of a config, over a grid."),
-    },
-    "Judge": {
-        "eval": ("judge", "evaluate", "Measure a run on held-out rows, and decide whether it is better."),
-        "compare": ("judge", "compare_sides", "Compare two models on the same rows."),
-    },
-    "Release": {
-        "export": ("release", "export", "Write an adapter, a merged model or a GGUF file."),
-        "register": ("release", "register", "Add a run to the registry as a new release."),
-        "releases": ("release", "releases", "List releases, or explain where one comes from."),
-        "promote": ("release", "promote", "Make a release the champion of its name."),
-        "rollback": ("release", "rollback", "Return to the previous champion."),
-    },
-    "Serve": {
-        "serve": ("serve", "serve", "Serve the champions over the OpenAI API."),
-        "clients": ("serve", "show_clients", "List clients of the gateway; create or revoke tokens."),
-        "chat": ("chat", "chat", "Talk to one model, or to two side by side."),
-        "cycle": ("cycle", "cycle", "Train, judge and promote whenever new rows arrive."),
-    },
-    "Look": {
-        "status": ("status", "status", "Show what runs, what is served and what comes next."),
-        "dashboard": ("status", "dashboard_command", "Show runs, releases and rows in a browser."),
-        "runs": ("runs", "runs", "List runs, newest first."),
-        "show": ("runs", "show_run", "Show one run: state, losses, faults, or its log; follow it."),
-        "rm": ("runs", "rm", "Delete runs, or files that nothing needs."),
-    },
+# The sections of the help, and of each command the module below hivetune.cli, its function and one line.
+SECTIONS = {
+    "Start": "init demo doctor fetch config",
+    "Rows": "collect check synth forget",
+    "Train": "plan train stop bench",
+    "Judge": "eval compare",
+    "Release": "export register releases promote rollback",
+    "Serve": "serve clients chat cycle",
+    "Look": "status dashboard runs show rm",
 }
-COMMANDS = {name: command for commands in SECTIONS.values() for name, command in commands.items()}
+COMMANDS: Mapping[str, tuple[str, str, str]] = {
+    "init": ("machine", "init", "Look at rows and machine, and write a commented config."),
+    "demo": ("machine", "demo", "Run every step once on a small real model, in minutes."),
+    "doctor": ("machine", "doctor", "Test this machine, and explain errors."),
+    "fetch": ("machine", "fetch", "Download and prepare a model."),
+    "config": ("look", "config", "List the settings, or print their JSON Schema."),
+    "collect": ("rows", "collect", "Copy interactions into the store."),
+    "check": ("rows", "check", "Report what is wrong with rows, and where."),
+    "synth": ("rows", "synth", "Make training rows from documentation."),
+    "forget": ("rows", "forget", "Delete a user, session, source or row from the store."),
+    "plan": ("train", "plan", "Predict memory, time and disk of a run."),
+    "train": ("train", "train", "Train an adapter, or continue its run."),
+    "stop": ("train", "stop", "Stop a run after saving a checkpoint."),
+    "bench": ("train", "bench", "Measure time, memory and losses of a config, over a grid."),
+    "eval": ("judge", "evaluate", "Measure a run on held-out rows, and decide whether it is better."),
+    "compare": ("judge", "compare_sides", "Compare two models on the same rows."),
+    "export": ("release", "export", "Write an adapter, a merged model or a GGUF file."),
+    "register": ("release", "register", "Add a run to the registry as a new release."),
+    "releases": ("release", "releases", "List releases, or explain where one comes from."),
+    "promote": ("release", "promote", "Make a release the champion of its name."),
+    "rollback": ("release", "rollback", "Return to the previous champion."),
+    "serve": ("serve", "serve", "Serve the champions over the OpenAI API."),
+    "clients": ("serve", "show_clients", "List clients of the gateway; create or revoke tokens."),
+    "chat": ("chat", "chat", "Talk to one model, or to two side by side."),
+    "cycle": ("cycle", "cycle", "Train, judge and promote whenever new rows arrive."),
+    "status": ("look", "status", "Show what runs, what is served and what comes next."),
+    "dashboard": ("look", "dashboard_command", "Show runs, releases and rows in a browser."),
+    "runs": ("look", "runs", "List runs, newest first."),
+    "show": ("look", "show_run", "Show one run: state, losses, faults, or its log; follow it."),
+    "rm": ("look", "rm", "Delete runs, or files that nothing needs."),
+}
 # What a stopped command leaves, where the command does not print that itself.
 LEFT_BEHIND = {
     **dict.fromkeys(("demo", "train", "cycle"), "finished steps are kept; the same command continues"),
@@ -93,18 +87,18 @@ def main() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != "--json"]
     MODE.json = len(arguments) < len(sys.argv) - 1
     settle_encodings()
-    if "_HIVETUNE_COMPLETE" in os.environ:  # a shell completes; bash and the others use different variables
+    completes = "_HIVETUNE_COMPLETE" in os.environ
+    if completes:  # a shell completes; bash and the others use different variables
         line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
         arguments = line.split()[1:]
     arguments = arguments or ["status"]
     name = arguments[0] if arguments[0] in COMMANDS else ""
     try:
-        _check_working_directory()
+        os.getcwd()  # raises if it was deleted: no relative path resolves then, and no child process can start
         take_stops(_stop, (signal.SIGTERM, signal.SIGHUP))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))  # start.py waits
-        # Under --json typer's own errors are handled here; otherwise typer prints them with the usage.
         try:
-            sys.exit(_app(name)(args=arguments, prog_name="hivetune", standalone_mode=not MODE.json))
+            sys.exit(_app(name)(args=arguments, prog_name="hivetune", standalone_mode=completes))
         finally:
             _flush()
     except _Signalled as signalled:
@@ -135,14 +129,6 @@ def _fail(error: HivetuneError, name: str) -> NoReturn:
         if unwritten.errno != errno.EPIPE:
             say(f"hivetune: {unwritten.filename}: {unwritten.strerror}", style="red")
     sys.exit(error.exit_code)
-
-
-def _check_working_directory() -> None:
-    """Raise UsageError if it was deleted: no relative path resolves then, and no child process can start."""
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        raise UsageError("the working directory was deleted", hint="change to a folder that exists") from None
 
 
 def _flush() -> None:
@@ -180,9 +166,9 @@ class _Root(TyperGroup):
         return _help(super().get_help(ctx))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        for title, commands in SECTIONS.items():
+        for title, names in SECTIONS.items():
             with formatter.section(title):
-                formatter.write_dl([(name, text) for name, (_, _, text) in commands.items()])
+                formatter.write_dl([(name, COMMANDS[name][2]) for name in names.split()])
 
 
 def _help(text: str) -> str:
@@ -193,7 +179,6 @@ def _app(current: str) -> typer.Typer:
     """Return the commands as typer knows them; only the module of `current` is imported."""
     app = typer.Typer(
         cls=_Root,
-        no_args_is_help=not MODE.json,
         add_completion=not MODE.json,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
@@ -228,7 +213,7 @@ def _load(module: str, function: str) -> Callable[..., None]:
     def body(*arguments: Any, **options: Any) -> None:
         try:
             loaded(*arguments, **options)
-        except (KeyboardInterrupt, typer.Abort):  # at a question; click would print "Aborted!" and no document
+        except (KeyboardInterrupt, typer.Abort):  # typer would end the process without a word
             raise Stopped("stopped", signal_number=signal.SIGINT) from None
 
     return body

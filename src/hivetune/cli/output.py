@@ -1,8 +1,8 @@
 """The output of the command line: data on stdout, messages on stderr, one JSON document under `--json`.
 
-A command hands its result to `answer` once, with the lines and tables that people read. A terminal gets tables and
-progress bars, anything else plain lines. All text passes `clean`, since names of files, messages and answers come from
-outside.
+A command hands its result to `answer` once. Text and JSON come from the same document: `facts` prints entries as
+`key: value` lines and `Table` a list of objects, and the key decides the unit (`value_text`). All text passes `clean`,
+since names of files, messages and answers come from outside.
 """
 
 import codecs
@@ -15,25 +15,24 @@ import re
 import sys
 import textwrap
 import time
-import webbrowser
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
+from hivetune.base.paths import spelled
 from hivetune.base.typed import to_plain
 from hivetune.base.units import duration as duration
 from hivetune.base.units import number as number
 from hivetune.base.units import size as size
+from hivetune.base.units import step_time
 from hivetune.errors import HivetuneError
 
 if TYPE_CHECKING:  # `hivetune --help` waits for no rich
     from rich.console import Console
 
 PLAIN_LINE_EVERY_S = 10.0
-AFTER_ROWS = "all read, looking for duplicates"
 PLAIN_WIDTH = 120  # columns of a table where there is no terminal
 
 # Characters that a terminal acts on: C0 but tab and newline, DEL, C1, and marks that change the direction of text
@@ -74,7 +73,11 @@ def settle_encodings() -> None:
             )
 
 
-# Texts of values.
+# From a document to text.
+
+TIMES = frozenset({"created", "revoked", "opened", "closed", "time", "begun", "again_at"})
+PLAIN_NUMBERS = frozenset({"pid", "seed", "version"})
+SUFFIXES = ("_bytes", "_seconds", "_s")  # units, which stand behind the value
 
 
 def short(text: str, chars: int = 160) -> str:
@@ -92,22 +95,55 @@ def parts(value: object, names: str) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names.split()}
 
 
-FORMATS: Mapping[str, Callable[[Any], str]] = {
-    "time": moment,
-    "size": size,
-    "duration": duration,
-    "count": "{:,}".format,
-    "percent": "{:.0%}".format,
-    **{str(digits): partial(number, digits=digits) for digits in range(4)},
-}
+def unit_of(key: str) -> str:
+    """Return the unit at the end of a key; empty if it has none."""
+    return next((suffix for suffix in SUFFIXES if key.endswith(suffix)), "")
+
+
+def title_of(key: str) -> str:
+    """Return a key as people read it: without its unit, words separated by blanks."""
+    return key.removesuffix(unit_of(key)).replace("_", " ")
+
+
+def value_text(key: str, value: Any) -> str:
+    """Return the value of a key in the unit that the key names; "-" for nothing."""
+    if value is None or value in ("", (), [], {}):
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        unit = unit_of(key)  # that of all values
+        return ", ".join(f"{title_of(name)} {value_text(name + unit, each)}" for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(value_text(key, each) for each in value)
+    if not isinstance(value, int | float):
+        return spelled(value) if isinstance(value, os.PathLike) else str(value)
+    if key in TIMES:
+        return moment(value)
+    if key.endswith("_bytes"):
+        return size(value)
+    if key.endswith(SUFFIXES):
+        return step_time(value) if value < 90 else duration(value)
+    if key.endswith(("_success", "_share")):
+        return f"{value:.0%}"
+    if isinstance(value, int):
+        return str(value) if key in PLAIN_NUMBERS else f"{value:,}"
+    return number(value, 0 if abs(value) >= 100 else 3)
+
+
+def facts(document: Mapping[str, Any], names: str = "") -> str:
+    """Return the entries `names` as aligned `key: value` lines; by default all. Those without a value are left out."""
+    kept = [(title_of(name), value_text(name, document[name])) for name in names.split() or document]
+    kept = [(title, text) for title, text in kept if text != "-"]
+    width = max((len(title) for title, _ in kept), default=0) + 1
+    return "\n".join(f"{title + ':':{width}} {text}" for title, text in kept)
 
 
 @dataclass(frozen=True)
 class Table:
-    """`items` below `columns`, such as "run=run.name, state, loss|3".
+    """`items` below `columns`, which are keys or attributes of an item, separated by blanks.
 
-    A column has a title, the field that it shows (else that of its title) and one of FORMATS. A field is a key or an
-    attribute of the item; the cells of a tuple are taken in order. What is not there is shown as "-".
+    `title=key` gives a column another title. Where an item is a tuple, its cells are taken in order.
     """
 
     columns: str
@@ -116,29 +152,17 @@ class Table:
 
     def lines(self) -> list[list[str]]:
         """Return the titles, and below them the cells of each item."""
-        columns = [re.split("[|=]", column.strip())[0] for column in self.columns.split(",")]
-        specs = [column.partition("|") for column in self.columns.split(",")]
-        fields = [named.strip().rpartition("=")[2].replace(" ", "_") for named, _, _ in specs]
-        forms = [form for _, _, form in specs]
-        rows = []
+        named = [column.rpartition("=") for column in self.columns.split()]
+        keys = [key for _, _, key in named]
+        rows = [[title.replace("_", " ") or title_of(key) for title, _, key in named]]
         for item in self.items:
-            values = item if isinstance(item, tuple) else [_field(item, field) for field in fields]
-            rows.append([_cell(value, form) for value, form in zip(values, forms, strict=True)])
-        return [columns, *rows]
+            values = item if isinstance(item, tuple) else [_field(item, key) for key in keys]
+            rows.append([value_text(key, value) for key, value in zip(keys, values, strict=True)])
+        return rows
 
 
-def _field(item: Any, path: str) -> Any:
-    for name in path.split("."):
-        item = item[name] if isinstance(item, Mapping) else getattr(item, name)
-    return item
-
-
-def _cell(value: Any, form: str) -> str:
-    if value is None or value == () or value == []:
-        return "-"
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
-    return FORMATS[form](value) if form else str(value)
+def _field(item: Any, key: str) -> Any:
+    return item.get(key) if isinstance(item, Mapping) else getattr(item, key)
 
 
 class Note(str):
@@ -218,11 +242,11 @@ def say(text: str = "", style: str = "") -> None:
             raise
 
 
-def show(text: str, style: str = "") -> None:
-    """Print a line of the answer on stdout, in a style of rich; under `--json` the document holds it instead."""
+def show(text: str) -> None:
+    """Print a line of the answer on stdout; under `--json` the document holds it instead."""
     if not MODE.json:
         with errors_of_stdout():
-            console().print(clean(text), markup=False, style=style)
+            console().print(clean(text), markup=False)
 
 
 def write(text: str) -> None:
@@ -268,18 +292,6 @@ def _print_table(table: Table) -> None:
     screen.print(grid)
 
 
-def open_in_browser(address: str) -> bool:
-    """Return whether a browser was started. Without a screen `webbrowser` would start a program in the terminal."""
-    screen = sys.platform != "linux" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
-    return screen and webbrowser.open(address)
-
-
-def show_unit(text: str, name: str, **more: Any) -> None:
-    """Show a systemd user unit, and how to install it under a name."""
-    install = f"save it as ~/.config/systemd/user/{name}.service, then: systemctl --user enable --now {name}"
-    answer({**more, "unit": text}, text, Note(install))
-
-
 class Report(Protocol):
     """A progress callback; `note`, such as the loss, is shown after the bar."""
 
@@ -287,41 +299,27 @@ class Report(Protocol):
 
 
 @contextlib.contextmanager
-def progress(label: str, unit: str = "", after: str = "") -> Iterator[Report]:
-    """Show progress: a bar on a terminal, otherwise a line about every ten seconds.
+def progress(label: str, unit: str = "") -> Iterator[Report]:
+    """Show progress: a bar on a terminal, otherwise a line about every ten seconds. Without `unit` nothing is counted.
 
-    Without `unit` nothing is counted. `after` names the work that follows the last item.
+    A total that is None is unknown; one that becomes None means that all is read and something slower follows.
     """
     screen = console(stderr=True)
     if not screen.is_terminal:
-        yield plain_progress(label, unit, after)
+        yield plain_progress(label, unit)
         return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress as rich
 
-    counted = (MofNCompleteColumn(), TextColumn(unit)) if unit else ()
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), *counted, TimeElapsedColumn())
-    noted = TextColumn("{task.fields[note]}", markup=False)
-    with Progress(*columns, TimeRemainingColumn(), noted, console=screen, transient=True) as bar:
-        task, counting = bar.add_task(clean(label), total=None, note=""), True
-
-        def report(done: int, total: int | None, note: str = "") -> None:
-            nonlocal task, counting
-            if counting and after and done and total is None:  # rich cannot remove a total, so another bar starts
-                bar.remove_task(task)
-                task, counting = bar.add_task(clean(f"{label}: {after}"), total=None, note=""), False
-            bar.update(task, completed=done, total=total, note=note)
-
-        yield report
+    counted = (rich.MofNCompleteColumn(), rich.TextColumn(unit)) if unit else ()
+    columns = (rich.TextColumn("{task.description}", markup=False), rich.BarColumn(), *counted)
+    times = (rich.TimeElapsedColumn(), rich.TimeRemainingColumn())
+    noted = rich.TextColumn("{task.fields[note]}", markup=False)
+    with rich.Progress(*columns, *times, noted, console=screen, transient=True) as bar:
+        task = bar.add_task(clean(label), total=None, note="")
+        yield lambda done, total, note="": bar.update(task, completed=done, total=total, note=note)
 
 
-def plain_progress(label: str, unit: str, after: str = "") -> Report:
+def plain_progress(label: str, unit: str) -> Report:
     """Return a callback that prints a line about every ten seconds.
 
     The time left is counted from the first item, since models are loaded before it.
@@ -334,8 +332,7 @@ def plain_progress(label: str, unit: str, after: str = "") -> Report:
         now = time.monotonic()
         if done and total and total != first[2]:
             first = (now, done, total)
-        is_after = bool(after and done and total is None)
-        is_due = now - last >= PLAIN_LINE_EVERY_S or done == total or is_after
+        is_due = now - last >= PLAIN_LINE_EVERY_S or done == total
         if not is_due or now - started < PLAIN_LINE_EVERY_S / 2:
             return
         last = now
@@ -343,7 +340,6 @@ def plain_progress(label: str, unit: str, after: str = "") -> Report:
         new = done - first[1]
         if total and 0 < new < total - first[1]:
             told.append(f"{duration((now - first[0]) / new * (total - done))} left")
-        told += [note or after] if note or is_after else []
-        say(f"{label}: {', '.join(told)}")
+        say(f"{label}: {', '.join([*told, *filter(None, [note])])}")
 
     return report

@@ -9,8 +9,8 @@ from typer import Argument, Option
 
 from hivetune.base.database import open_database
 from hivetune.base.paths import quoted
-from hivetune.cli.arguments import ReleaseArgument, RunArgument, complete_release
-from hivetune.cli.output import Note, Table, answer, moment, parts, progress, say, show, size
+from hivetune.cli.arguments import ReasonOption, ReleaseArgument, RunArgument, complete_release
+from hivetune.cli.output import Note, Table, answer, facts, moment, parts, progress, say, show, size
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.frozen import freeze_wins
 from hivetune.llama.backend import find_engine
@@ -24,6 +24,13 @@ from hivetune.serve.register import explain_release, register_run, who
 
 QUANT_HELP = f"Quantization of a GGUF file: {', '.join(QUANTS)}; default: {DEFAULT_QUANT}."
 CHECK_HELP = "Check that the exported file computes what was trained."
+# What to do with each kind of export.
+NEXT = {
+    "gguf": "hivetune chat {path}",
+    "gguf-adapter": "llama-server --model BASE.gguf --lora {path}",
+    "adapter": "PeftModel.from_pretrained(base, {path})",
+    "merged": "vllm serve {path}",
+}
 
 
 def export(
@@ -51,21 +58,11 @@ def export(
                 proof = prove_export(folder, exported, report)
         except MachineNotFit as error:  # without llama.cpp the file is there all the same
             say(f"not checked: {error.message}; {error.hint}")
-    path = quoted(exported.path)
-    following = {
-        "gguf": f"hivetune chat {path}",
-        "gguf-adapter": f"llama-server --model BASE.gguf --lora {path}",
-        "adapter": f"PeftModel.from_pretrained(base, {str(exported.path)!r})",
-        "merged": f"vllm serve {path}",
-    }
     answer(
         {**parts(exported, "to path folder size_bytes made"), "proof": proof},
         Note(f"checked: {describe_proof(proof)}") if proof else "",
-        f"next: {following[exported.to]}",
+        f"next: {NEXT[exported.to].format(path=quoted(exported.path))}",
     )
-
-
-ReasonOption = Annotated[str, Option("--reason", help="Reason, kept in the history.")]
 
 
 def register(
@@ -80,12 +77,8 @@ def register(
     with closing(open_database()) as database:
         document = {**_document(database, release), "new": new}
         judgement = explain_release(database, release.label).get("judgement")
-    done = "registered" if new else "already registered"
-    answer(
-        document,
-        f"{release.label}: {done}, {release.verdict or 'not judged'}",
-        *_after_register(release, run, judgement),
-    )
+    said = f"{release.label}: {'' if new else 'already '}registered, {release.verdict or 'not judged'}"
+    answer(document, said, *_after_register(release, run, judgement))
 
 
 def _after_register(release: Release, run: str, judgement: dict[str, Any] | None) -> Iterator[str]:
@@ -125,17 +118,21 @@ def releases(
             answer(document, *_lineage_text(document))
         else:
             documents = [_document(database, each) for each in registry.releases(database)]
-            cells = [(each["release"], each["aliases"], each["verdict"] or "not judged", each["model"],
-                      each["created"], _note(each)) for each in documents]  # fmt: skip
-            table = Table("release, aliases, verdict, model, created|time, note", cells)
+            noted = [{**each, "note": _notes(each)} for each in documents]
+            table = Table("release aliases verdict model created note", noted)
             nothing = "no releases yet; register one: hivetune register RUN --as NAME"
-            answer({"releases": documents}, table if cells else nothing)
+            answer({"releases": documents}, table if documents else nothing)
 
 
-def _note(document: dict[str, Any]) -> list[str]:
-    named = (("rolled back", "withdrawn"), ("pruned", "pruned"), ("damaged", "damaged"))
-    forgotten = document["forgotten_rows"]
-    return [note for note, key in named if document[key]] + ([f"{forgotten} forgotten rows"] if forgotten else [])
+def _notes(document: dict[str, Any]) -> list[str]:
+    """Return what is wrong with a release."""
+    named = {
+        "rolled back": "withdrawn",
+        "pruned": "pruned",
+        "damaged": "damaged",
+        "has forgotten rows": "forgotten_rows",
+    }
+    return [note for note, key in named.items() if document[key]]
 
 
 def _retire(database: sqlite3.Connection, label: str, reason: str) -> dict[str, Any]:
@@ -148,19 +145,12 @@ def _retire(database: sqlite3.Connection, label: str, reason: str) -> dict[str, 
 
 
 def _lineage_text(document: dict[str, Any]) -> Iterator[str]:
-    yield f"{document['release']}: {', '.join(document['aliases']) or 'no alias'}"
-    yield f"  adapter {document['adapter_sha256'][:16]} of {document['model']}, run {document['run']}"
-    if document["withdrawn"]:
-        yield f"  rolled back: {document['withdrawn']}"
-    if document["forgotten_rows"]:
-        yield f"  trained on {document['forgotten_rows']} or more rows that were forgotten since; train again"
+    """Yield where a release comes from; a pruned one has only its history."""
+    yield facts(document, "release aliases model run adapter_sha256 verdict withdrawn forgotten_rows pruned")
     if not document["pruned"]:
-        data = document["data"]
-        unreached = f", {data['not_reached']} not reached" if data["not_reached"] else ""
-        yield f"  rows: {data['trained']} trained, {data['held_out']} held out{unreached}; snapshot {data['path']}"
-        yield f"  verdict: {document['verdict'] or 'never judged'}"
-        yield from (f"    {reason}" for reason in (document["judgement"] or {}).get("reasons", ()))
-        yield from (f"  export {kind}: {', '.join(paths)}" for kind, paths in document["exports"].items())
+        yield facts({"rows": document["data"]})
+        yield from (f"  {reason}" for reason in (document["judgement"] or {}).get("reasons", ()))
+        yield facts({f"export {kind}": paths for kind, paths in document["exports"].items()})
     for move in document["history"]:
         by = f"{move['by']}{', forced' if move['forced'] else ''}"
         yield f"  {moment(move['time'])} {move['action']} by {by}{': ' * bool(move['reason'])}{move['reason']}"

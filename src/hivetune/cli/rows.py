@@ -5,7 +5,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import FrameType
@@ -17,7 +17,20 @@ from hivetune.base.database import database_path, open_database
 from hivetune.base.disk import files_to_write
 from hivetune.base.paths import expanded, spelled
 from hivetune.cli.arguments import ColumnsOption, IgnoreOption, SetOption, model_folder, with_columns
-from hivetune.cli.output import AFTER_ROWS, MODE, PLAIN_LINE_EVERY_S, Note, Table, answer, emit, parts, progress, say
+from hivetune.cli.output import (
+    MODE,
+    PLAIN_LINE_EVERY_S,
+    Note,
+    Table,
+    answer,
+    emit,
+    facts,
+    parts,
+    progress,
+    say,
+    title_of,
+    value_text,
+)
 from hivetune.config import load_config, override_config, parse_config
 from hivetune.data.files.find import find_sources
 from hivetune.data.forget import ForgetKind, set_aside
@@ -37,7 +50,6 @@ from hivetune.process.stop import take_stops
 SHOWN_PROBLEMS = 10
 SHOWN_PAIRS = 3
 SHOWN_REFUSED = 5
-SHOWN_SAMPLES = 3
 MANY_ALIKE = 3  # rows with the same reason and hint
 NO_MODEL = "none"
 COUNTS = "delivered stored duplicates refused forgotten reasons"
@@ -56,8 +68,7 @@ def collect(
     sqlite:PATH?table=T[&map=prompt:question,...][&cursor=COLUMN]; redis://[:PASSWORD@]HOST:PORT/DB?stream=S;
     rediss:// for TLS; redis+cluster://HOST:PORT?prefix=P&partitions=N for the streams P:{0}:events, P:{1}:events, ...
     """
-    readers = parse_sources(sources)
-    started = time.time()
+    readers, started = parse_sources(sources), time.time()
     stop, heard = threading.Event(), []
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
@@ -65,61 +76,54 @@ def collect(
         stop.set()
 
     take_stops(on_signal)
-    collected = run_collect(readers, follow=follow, stop=stop, tick=_Ticker(follow))
+    collected = run_collect(readers, follow=follow, stop=stop, tick=_teller(follow))
     with closing(open_database()) as database:
         rows = database.execute("SELECT count(*) FROM interactions").fetchone()[0]
-        refused = [dict(zip(("source", "reason", "hint"), row, strict=True))
-                   for row in iter_refused(database, since=started, limit=SHOWN_REFUSED)]  # fmt: skip
+        refused = [
+            dict(zip(("source", "reason", "hint"), row, strict=True))
+            for row in iter_refused(database, since=started, limit=SHOWN_REFUSED)
+        ]
     total = parts(collected.total(), COUNTS)
     read = [
-        {"source": reader.name, **parts(collected.tallies[reader.name], COUNTS)}
-        | {"waiting": tuple(reader.waiting), "notes": tuple(reader.notes)}
+        {"source": reader.name, **parts(collected.tallies[reader.name], COUNTS), **parts(reader, "waiting notes")}
         for reader in collected.readers
     ]
-    notes = [
-        f"{spelled(path)}: the last line is incomplete; it is read once it is finished"
-        for source in read
-        for path in source["waiting"]
-    ]
+    incomplete = [path for source in read for path in source["waiting"]]
+    notes = [f"{spelled(path)}: the last line is incomplete; it is read once it is finished" for path in incomplete]
     notes += [f"{spelled(row['source'])}: {row['reason']}: {row['hint']}" for row in refused]
     if total["refused"] > len(refused):
         notes.append(f"... and {total['refused'] - len(refused)} more in the table `refused`")
-    store = str(database_path())
+    document = {"event": "done", "store": database_path(), "interactions": rows, **total, "sources": read}
     answer(
-        {"event": "done", "store": store, "interactions": rows, **total, "sources": read, "refused_rows": refused},
-        Table("source, delivered, stored, duplicates|count, refused, forgotten", read),
-        *map(Note, [*notes, f"{rows:,} interactions in {store}"]),
+        {**document, "refused_rows": refused},
+        Table("source delivered stored duplicates refused forgotten", read),
+        *map(Note, notes),
+        Note(f"{rows:,} interactions in {database_path()}"),
     )
     if heard:
         raise Stopped("stopped; every acknowledged row is in the store", signal_number=heard[0])
 
 
-class _Ticker:
-    """A callback that prints new notes, and the counts every ten seconds; JSON Lines when following."""
+def _teller(follow: bool) -> Callable[[Collected], None]:
+    """Return a callback that prints new notes, and the counts every ten seconds; JSON Lines when following."""
+    told: set[str] = set()
+    last, counted = time.monotonic(), 0
 
-    def __init__(self, follow: bool):
-        self._follow = follow
-        self._reported: set[str] = set()
-        self._last, self._last_count = time.monotonic(), 0
+    def tell(collected: Collected) -> None:
+        nonlocal last, counted
+        for note in [note for reader in list(collected.readers) for note in list(reader.notes) if note not in told]:
+            told.add(note)
+            say(f"note: {note}")
+        total = parts(collected.total(), COUNTS)
+        due_s = 1.0 if MODE.json and follow else PLAIN_LINE_EVERY_S
+        if time.monotonic() - last < due_s or total["delivered"] == counted:
+            return
+        last, counted = time.monotonic(), total["delivered"]
+        if follow:
+            emit({"event": "progress", **total})
+        say(value_text("", total))
 
-    def __call__(self, collected: Collected) -> None:
-        for note in [note for reader in list(collected.readers) for note in list(reader.notes)]:
-            if note not in self._reported:
-                self._reported.add(note)
-                say(f"note: {note}")
-        if time.monotonic() - self._last < (1.0 if MODE.json and self._follow else PLAIN_LINE_EVERY_S):
-            return
-        self._last = time.monotonic()
-        total = collected.total()
-        if total.delivered == self._last_count:
-            return
-        self._last_count = total.delivered
-        if self._follow:
-            emit({"event": "progress", **parts(total, COUNTS)})
-        say(
-            f"{total.delivered:,} delivered = {total.stored:,} new + {total.duplicates:,} known"
-            f" + {total.refused:,} refused + {total.forgotten:,} forgotten"
-        )
+    return tell
 
 
 def check(
@@ -132,25 +136,23 @@ def check(
     config: Annotated[Path | None, Option("--config", "-c", help="Read settings of model and data from here.")] = None,
     columns: ColumnsOption = None,
     ignore: IgnoreOption = None,
-    max_length: Annotated[int | None, Option("--max-length", help="Maximum tokens of a row.")] = None,
     overrides: SetOption = None,
     clean: Annotated[Path | None, Option(help="Write rows that passed to this file, the others next to it.")] = None,
     html: Annotated[Path | None, Option(help="Write the report as an HTML page.")] = None,
 ) -> None:
     """Report problems of rows with their places. Exits with 3 if too many are rejected or none is usable."""
-    given = {"model": NO_MODEL, "data": {"path": sources or []}}
-    tree = given if config is None else load_config(config).model_dump(mode="json")
-    tree["data"]["path"] = sources or tree["data"]["path"]  # type: ignore[index]
-    if not tree["data"]["path"]:  # type: ignore[index]
+    tree: dict[str, Any] = {"model": NO_MODEL, "data": {"path": []}}
+    tree = tree if config is None else load_config(config).model_dump(mode="json")
+    tree["data"]["path"] = sources or tree["data"]["path"]
+    tree["model"] = model or tree["model"]
+    if not tree["data"]["path"]:
         raise UsageError("no rows to read", hint="give files, folders, globs, '-' or 'store', or --config CONFIG")
-    tree |= {} if model is None else {"model": model}
-    tree |= {} if max_length is None else {"max_length": max_length}
     settings = with_columns(parse_config(tree, "command line"), columns, ignore)
     settings = override_config(settings, overrides or ())
     left, copies = (beside(clean, kind) if clean else None for kind in ("quarantine", "duplicates"))
     files_to_write([path for path in (clean, left, copies, html) if path], find_sources(settings.data.path))
     folder = _tokenizer_folder(settings.model, settings.template) if settings.model != NO_MODEL else None
-    with progress("checking", "rows", AFTER_ROWS) as report:
+    with progress("checking", "rows") as report:
         checked = check_rows(
             settings.data,
             model_folder=folder,
@@ -160,19 +162,15 @@ def check(
             learn=settings.learn,
             progress=report,
         )
-    written = []
-    if clean is not None and left is not None and copies is not None:
-        written.append(f"passed: {spelled(clean)}   rejected, to fix and read again: {spelled(left)}")
-        if checked.document["duplicates"]:
-            written.append(f"duplicates, each with the row that is kept: {spelled(copies)}")
-    if html is not None:
-        written.append(f"report: {spelled(html)}")
     refusal: DataRefused | None = None
     try:
         checked.refuse(settings.data.max_rejected)
     except DataRefused as error:
         refusal = error
-    answer(checked.document, *report_text(checked.document), *written, error=refusal)
+    files = {"passed": clean, "rejected, to fix and read again": left, "report": html}
+    if checked.document["duplicates"]:
+        files["duplicates, each with the row that is kept"] = copies
+    answer(checked.document, *report_text(checked.document), facts(files), error=refusal)
 
 
 def _tokenizer_folder(name: str, template: TemplateArguments) -> Path:
@@ -188,9 +186,8 @@ def report_text(document: dict[str, Any]) -> Iterator[str | Table]:
     counts += [(split, count, "usable") for split, count in document["splits"].items()]
     counts.append(("duplicates", document["duplicates"], duplicate_kinds(document)))
     for key in ("rejected", "set_aside"):
-        label = key.replace("_", " ")
-        counts += [(f"{label}: {name}", count, REASONS[name].meaning) for name, count in document[key].items()]
-    yield Table("rows, count|count, ", counts)
+        counts += [(f"{title_of(key)}: {name}", n, REASONS[name].meaning) for name, n in document[key].items()]
+    yield Table("rows count meaning", counts)
     yield from _layout_text(document)
     for reason, count in document["changed"].items():
         yield f"changed: {count:,} {'row' if count == 1 else 'rows'}, {reason}: {REASONS[reason].meaning}"
@@ -198,27 +195,12 @@ def report_text(document: dict[str, Any]) -> Iterator[str | Table]:
     for pair in [pair for pair in document["duplicate_examples"] if pair["kind"] == "near"][:SHOWN_PAIRS]:
         removed, stays = spelled(pair["source"]), spelled(pair["same_as"])
         yield f"near duplicate: {removed} is left out, {stays} is kept (Jaccard similarity {pair['share']:.0%})"
-    yield from _groups_text(document)
-    yield learning_text(document["learn"])
-    yield from _lengths_text(document)
-    if document["not_run"]:
-        yield f"not checked without --model: {', '.join(document['not_run'])}"
+    yield facts(figures(document))
     lines, shown = problem_text(document["problems"])
     yield from lines
     unshown = sum(document["rejected"].values()) + sum(document["set_aside"].values()) - shown
     if unshown > 0:
         yield Note(f"... and {unshown:,} more; list all: --clean OUT or --html PAGE")
-
-
-def learning_text(learned: dict[str, Any]) -> str:
-    """Return the report's `learn` as one line; empty if there are only good rows."""
-    kinds = ("corrections", "pairs", "retries", "failures")
-    lessons = [f"{kind}: {learned[kind]:,}" for kind in kinds if learned[kind]]
-    lessons += [
-        f"{count:,} {kind} not used, since learn.use does not name them" for kind, count in learned["not_used"].items()
-    ]
-    lessons += [f"{count:,} worse answers left out: {reason}" for reason, count in learned["worse_left_out"].items()]
-    return f"lessons besides good rows: {', '.join(lessons)}" if lessons else ""
 
 
 def problem_text(problems: Sequence[Mapping[str, str]]) -> tuple[list[Note], int]:
@@ -253,15 +235,7 @@ def _layout_text(document: dict[str, Any]) -> Iterator[str]:
     for name, kinds in document["understood"].items():
         for kind in kinds:
             at = f", rows at {kind['rows_at']}" if kind["rows_at"] else ""
-            lines = [f"read as {kind['layout']}{at}: {', '.join(kind['read'])}"]
-            for column in kind["not_read"]:
-                values = f"{column['distinct']:,} different values" if column["distinct"] > 1 else "one value"
-                ignored, hint = (
-                    ", ignored" if column["ignored"] else "",
-                    f"; {column['hint']}" if column["hint"] else "",
-                )
-                example = f"{values}, such as {column['example']!r}"
-                lines.append(f"  not read{ignored}: {column['column']} ({example}){hint}")
+            lines = [f"read as {kind['layout']}{at}: {', '.join(kind['read'])}", *map(_column_text, kind["not_read"])]
             alike.setdefault("\n".join(lines), []).append(name)
     for reading, names in alike.items():
         more = f" and {len(names) - 1:,} more files" if len(names) > 1 else ""
@@ -273,39 +247,39 @@ def _layout_text(document: dict[str, Any]) -> Iterator[str]:
         yield f"{spelled(name)} was read as {encoding.upper()}"
 
 
-def _groups_text(document: dict[str, Any]) -> Iterator[str]:
-    """Yield synthetic rows, and groups too large to be held out or kept in one split."""
-    synthetic, groups = document["synthetic"], document["groups"]
-    if synthetic["rows"]:
-        share = synthetic["rows"] / (synthetic["rows"] + synthetic["others"])
-        yield f"synthetic: {synthetic['rows']:,} of the usable rows ({share:.0%}) were made by hivetune synth"
-    if groups["broken_up"]:
-        yield f"splits: {groups['broken_up']:,} rows belong to a session or question too large to be held out"
-    if groups["too_large"]:
-        yield f"splits: {groups['too_large']:,} rows are trained, since their group is too large to be held out"
-    for missed in groups["missed"]:
-        yield f"splits: {missed}: groups (a question, a session, near copies) are not divided"
+def _column_text(column: Mapping[str, Any]) -> str:
+    values = f"{column['distinct']:,} different values" if column["distinct"] > 1 else "one value"
+    ignored, hint = ", ignored" * column["ignored"], f"; {column['hint']}" if column["hint"] else ""
+    return f"  not read{ignored}: {column['column']} ({values}, such as {column['example']!r}){hint}"
 
 
-def _lengths_text(document: dict[str, Any]) -> Iterator[str]:
-    """Yield the most frequent answers, the shortest and longest rows, and the distribution of lengths."""
-    answers, lengths = document["answers"], document["lengths"]
-    if answers:
-        most = ", ".join(f"{json.dumps(one['answer'][:40], ensure_ascii=False)} {one['rows']:,}" for one in answers)
-        yield f"most frequent answers: {most}"
+def figures(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what else people want to know of their rows, for `facts`."""
+    synthetic, groups, lengths = document["synthetic"], document["groups"], document["lengths"]
+    learned = {kind: count for kind, count in document["learn"].items() if count}
+    tokens, trained = document["tokens"], document["trained_tokens"]
+    found = {
+        "made by hivetune synth": synthetic["rows"] and f"{synthetic['rows']:,}, other rows: {synthetic['others']:,}",
+        "lessons besides good rows": learned,
+        "not held out, since session or question is too large": groups["too_large"] or None,
+        "divided, since session or question is too large": groups["broken_up"] or None,
+        "splits, whose groups are not divided": groups["missed"],
+        "most frequent answers": {
+            json.dumps(one["answer"][:40], ensure_ascii=False): one["rows"] for one in document["answers"]
+        },
+    }
     for kind in ("shortest", "longest"):
-        if lengths[kind]:
-            places = ", ".join(f"{spelled(one['source'])} ({one['length']:,})" for one in lengths[kind])
-            yield f"{kind} rows in {lengths['unit']}: {places}"
-    if lengths["above_max_length"]:
-        yield f"{lengths['above_max_length']:.1%} of the rows are longer than max_length"
-    yield (
-        f"length in {lengths['unit']}: median {lengths['median']:,}, 90 % up to {lengths['p90']:,}, "
-        f"99 % up to {lengths['keeps_99_percent']:,}, longest {lengths['longest_seen']:,}"
-    )
-    if document["trained_tokens"] is not None:
-        share = document["trained_tokens"] / max(1, document["tokens"])
-        yield f"tokens: {document['tokens']:,}, trained {document['trained_tokens']:,} ({share:.0%})"
+        found[f"{kind} rows"] = {spelled(one["source"]): one["length"] for one in lengths[kind]}
+    found[f"length in {lengths['unit']}"] = {
+        "median": lengths["median"],
+        "90 % up to": lengths["p90"],
+        "99 % up to": lengths["keeps_99_percent"],
+        "longest": lengths["longest_seen"],
+    }
+    found["longer than max_length"] = lengths["above_max_length"] and f"{lengths['above_max_length']:.1%}"
+    found["tokens"] = trained and f"{tokens:,}, trained {trained:,} ({trained / max(1, tokens):.0%})"
+    found["not checked without --model"] = document["not_run"]
+    return {key: value for key, value in found.items() if value}
 
 
 WHAT_HELP = "Categories, packs (TOML), folders of documents, or folders with usr/share; default: all categories."
@@ -331,48 +305,27 @@ def synth(
 
     packs, places = find_packs(what or [], run_help or [])
     if out is None:
-        listed = [
-            {"category": pack.category, "title": pack.title, "install": pack.install}
-            | {"pages": len(places.sources_of(pack))}
-            for pack in packs
-        ]
-        columns = "category, pages here=pages|count, topic=title, install for more=install"
-        answer({"categories": listed}, Table(columns, listed), "to make rows: hivetune synth --out rows.jsonl")
+        listed = [{**parts(pack, "category title install"), "pages": len(places.sources_of(pack))} for pack in packs]
+        table = Table("category pages_here=pages topic=title install_for_more=install", listed)
+        answer({"categories": listed}, table, "to make rows: hivetune synth --out rows.jsonl")
         return
     files_to_write([out], what or ())
     with contextlib.ExitStack() as stack:
         maker, rephrase = (TEMPLATES, str) if ask is None else stack.enter_context(rephrasing(ask))
         report = stack.enter_context(progress("reading documentation", "rows"))
-        document = make_rows(
-            packs,
-            places,
-            out,
-            rows=rows,
-            seed=seed,
-            maker=maker,
-            rephrase=rephrase,
-            progress=report,
-        )
+        document = make_rows(packs, places, out, rows=rows, seed=seed, maker=maker, rephrase=rephrase, progress=report)
     kept = [each for each in document["categories"] if each["kept"]]
-    rejected = [[f"{reason} {count:,}" for reason, count in each["rejected"].items()] for each in kept]
-    cells = [
-        (each["category"], each["asked"], each["kept"], reasons) for each, reasons in zip(kept, rejected, strict=True)
-    ]
+    empty = [each for each in document["categories"] if not each["kept"]]
     notes = [
         f"{each['category']}: no rows, {each['sources']} pages here; install: {each['install'] or '-'}"
-        for each in document["categories"]
-        if not each["kept"]
+        for each in empty
     ]
-    for row in document["samples"][:SHOWN_SAMPLES]:
-        pages = ", ".join(source["page"] for source in row["synth"]["sources"])
-        said = [f"{message['role']}: {message['content']}" for message in row["messages"]]
-        notes.append("\n".join([f"\n[{row['category']}, {row['synth']['kind']}, {pages}]", *said]))
     ends = [f"rejected as {reason}: {DRAFT_REASONS[reason]}" for reason in document["rejected"]]
     if document["rows"] < document["asked"]:
         ends.append(f"{document['asked']:,} rows were asked for, but this documentation yields no more")
     answer(
         document,
-        Table("category, asked|count, kept|count, rejected", cells),
+        Table("category asked kept rejected", kept),
         *map(Note, notes),
         f"\n{document['rows']:,} rows, all synthetic: {document['out']}",
         *map(Note, ends),
@@ -396,30 +349,29 @@ def forget(
     if len(chosen) != 1:
         named = "several things to forget are named" if chosen else "no row to forget is named"
         raise UsageError(named, hint="give one of --user, --session, --source, --row")
+    ((kind, value),) = chosen
     if aside:
         from hivetune.serve.register import who  # it brings llama.cpp's client, which `check` does not need
 
         with closing(open_database()) as database:
-            kept = set_aside(database, *chosen[0], by=who())
+            kept = set_aside(database, kind, value, by=who())
         said = f"{kept:,} rows are set aside; the dashboard's page Review takes them back"
-        answer({"kind": chosen[0][0], "value": chosen[0][1], "set_aside": kept}, said)
+        answer({"kind": kind, "value": value, "set_aside": kept}, said)
         return
     with closing(open_database()) as database:
-        found = run_forget(database, *chosen[0])
+        found = run_forget(database, kind, value)
     tainted = [{"hash": t.snapshot, **parts(t, "path rows runs releases")} for t in found.taints]
-    cells = [(t.path or t.snapshot, t.rows, t.runs, t.releases) for t in found.taints]
-    wins = f"{found.past_wins} past wins made from them were deleted" if found.past_wins else ""
+    document = {
+        **parts(found, "kind value interactions refused past_wins unchecked"),
+        "snapshots": tainted,
+        "runs": sorted({run for taint in found.taints for run in taint.runs}),
+        "releases": sorted({release for taint in found.taints for release in taint.releases}),
+    }
     answer(
-        {
-            **parts(found, "kind value interactions refused past_wins unchecked"),
-            "snapshots": tainted,
-            "runs": sorted({run for taint in found.taints for run in taint.runs}),
-            "releases": sorted({release for taint in found.taints for release in taint.releases}),
-        },
-        Note(f"{found.kind} {found.value}: {found.interactions:,} interactions deleted, and skipped from now on"),
-        wins and Note(wins),
-        Table("snapshot, rows, runs, releases", cells, "Tainted")
-        if cells
+        document,
+        Note(f"{kind} {value}: {found.interactions:,} interactions deleted, and skipped from now on"),
+        Note(facts(document, "past_wins unchecked")),
+        Table("snapshot=hash rows runs releases path", tainted, "Tainted")
+        if tainted
         else Note("no snapshot here holds any of it"),
-        *(Note(f"{path}: the snapshot is missing, so its rows could not be checked") for path in found.unchecked),
     )

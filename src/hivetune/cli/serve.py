@@ -1,7 +1,6 @@
 """The commands `serve` (the OpenAI API of the champions) and `clients` (who may use it)."""
 
 import re
-import sys
 from contextlib import closing
 from sqlite3 import Connection
 from typing import Annotated
@@ -10,14 +9,12 @@ from urllib.parse import urlsplit
 from typer import Argument, Option
 
 from hivetune.base.database import open_database
-from hivetune.cli.arguments import ThreadsOption
-from hivetune.cli.output import Note, Table, answer, emit_until_stopped, say, show, show_unit
+from hivetune.cli.arguments import CaptureOption, ThreadsOption
+from hivetune.cli.output import Note, Table, answer, emit_until_stopped, say, show
 from hivetune.dashboard.access import BELOW, dashboard_token
 from hivetune.dashboard.app import dashboard_addition
 from hivetune.errors import UsageError
 from hivetune.llama.backend import unused_program
-from hivetune.process.detach import serve_unit
-from hivetune.release.gguf import SERVED_QUANT
 from hivetune.release.registry import desired
 from hivetune.serve.clients import Client, clients, make_client, revoke_client
 from hivetune.serve.run import GatewaySettings, is_loopback, refuse_open, run_gateway
@@ -31,14 +28,12 @@ def serve(
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8642,
     allow_host: Annotated[list[str] | None, Option(help="Accept this Host header too, such as box:8642.")] = None,
-    capture: Annotated[bool, Option("--capture", help="Save prompts and answers in the store.")] = False,
+    capture: CaptureOption = False,
     canary: Annotated[float, Option(min=0, max=1, help="Share of sessions answered by the candidate, 0 to 1.")] = 0.0,
-    quant: Annotated[str, Option(help="Quantization of the base model.")] = SERVED_QUANT,
     slots: Annotated[int, Option(min=1, max=64, help="Number of answers at the same time.")] = 4,
     context: Annotated[int, Option(min=256, help="Context of each answer in tokens.")] = 4096,
     threads: ThreadsOption = None,
     private_cache: Annotated[bool, Option("--private-cache", help="Share no cached prompts between clients.")] = False,
-    unit: Annotated[bool, Option("--unit", help="Print a systemd user unit with these options.")] = False,
     card: Annotated[str, Option(metavar="cuda:N", help=CARD_HELP)] = "",
 ) -> None:
     """Serve champions, other releases and their base model over the OpenAI API, with a token per client.
@@ -47,10 +42,6 @@ def serve(
     """
     if card and not re.fullmatch(r"cuda(:\d+)?", card):
         raise UsageError(f"--card {card}: not a card", hint="give cuda:0 or cuda:1; list all: hivetune doctor")
-    if unit:
-        words = [word for word in sys.argv[1:] if word not in ("--unit", "--json")]  # `serve` first
-        show_unit(serve_unit(words[1:]), "hivetune-serve")
-        return
     settings = GatewaySettings(
         names=tuple(names or ()),
         host=host,
@@ -58,7 +49,6 @@ def serve(
         allow_hosts=tuple(allow_host or ()),
         capture=capture,
         canary=canary,
-        quant=quant,
         slots=slots,
         context_tokens=context,
         threads=threads,
@@ -111,5 +101,5 @@ def show_clients(
         Note(f"the token of {revoke} is revoked") if revoke else "",
         token or "",
         Note(f"this is the token of {new}; it is not shown again") if new else "",
-        Table("client=name, created|time, revoked|time", found) if not new and not revoke else "",
+        Table("client=name created revoked", found) if not new and not revoke else "",
     )

@@ -1,38 +1,47 @@
-"""The commands `train` (one run under the supervisor) and `bench` (runs of a config, repeated and over a grid)."""
+"""The commands around a training: `plan`, `train`, `stop`, and `bench` (runs of a config, repeated and over a grid)."""
 
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Option
 
-from hivetune.base.disk import home, scratch_folder, write_json
-from hivetune.base.paths import spelled
+from hivetune.base.disk import home, scratch_folder
+from hivetune.base.typed import to_plain
+from hivetune.base.units import step_time
 from hivetune.cli.arguments import (
     ColumnsOption,
     ConfigArgument,
     IgnoreOption,
     ModelOption,
+    RunArgument,
     SetOption,
+    complete_model,
     complete_setting,
     model_folder,
     read_settings,
 )
-from hivetune.cli.output import AFTER_ROWS, Note, Table, answer, duration, number, progress, say, show_unit, size
+from hivetune.cli.output import Note, Table, answer, duration, number, progress, say, size, value_text
 from hivetune.config import RunConfig, override_config
 from hivetune.data.files.find import find_sources, names_rows
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, RecoveryExhausted, UsageError
-from hivetune.process.detach import start_detached, systemd_unit
+from hivetune.machine.findings import answers_elsewhere
+from hivetune.machine.inventory import disk_free_bytes, read_cards
+from hivetune.machine.look import look
+from hivetune.process.detach import start_detached
+from hivetune.process.launch import supervision
 from hivetune.release.prove import ensure_base_served
 from hivetune.run.checkpoints import steps
 from hivetune.run.figures import missing_tools
 from hivetune.run.folder import RECORD, read_resolved
-from hivetune.run.status import find_run, newest_losses, shortest_name
-from hivetune.train.open import Run, load_run
+from hivetune.run.status import find_run, newest_losses, run_status, shortest_name, stop_run
+from hivetune.train.open import Run, check_disk, load_run
+from hivetune.train.plan.memory import disk_bytes, explain_memory
+from hivetune.train.plan.run import Planned, plan_document, plan_run
 from hivetune.train.start import open_run, train_run
 from hivetune.train.supervise.attempt import Terms
 from hivetune.train.supervise.ladder import ArithmeticChange
@@ -40,6 +49,93 @@ from hivetune.train.supervise.ladder import ArithmeticChange
 # What an existing run may change: where and how carefully it works.
 CHANGEABLE = ("report_to=", "memory_share=", "allow=")
 WAIT_S = 2.0
+
+ROWS_HELP = "Number of training rows; default: counted in the files."
+TOKENS_HELP = "Mean tokens of a row; default: estimated from the files."
+MODELS_HELP = "Plan for this model; several give a row each."
+MEMORY_HELP = "Memory in GB of a --card that comes in several sizes."
+
+
+def plan(
+    config: ConfigArgument,
+    model: Annotated[
+        list[str] | None, Option("--model", "-m", metavar="M", help=MODELS_HELP, autocompletion=complete_model)
+    ] = None,
+    columns: ColumnsOption = None,
+    ignore: IgnoreOption = None,
+    overrides: SetOption = None,
+    card: Annotated[str | None, Option(help="Plan for another card or CPU, such as R9700, H200, zen4 or avx2.")] = None,
+    cores: Annotated[int | None, Option(min=1, help="Number of cores; only with --card of a CPU.")] = None,
+    memory: Annotated[float | None, Option(min=0.1, help=MEMORY_HELP)] = None,
+    rows: Annotated[int | None, Option(min=1, help=ROWS_HELP)] = None,
+    tokens: Annotated[int | None, Option(min=1, help=TOKENS_HELP)] = None,
+) -> None:
+    """Predict memory, time and disk of a run, and what would fit instead. Needs no torch."""
+    if card is None and (cores is not None or memory is not None):
+        hint = "for example --card zen4"
+        raise UsageError("--cores and --memory describe another machine: give --card too", hint=hint)
+    plans = []
+    for name in model or ("",):
+        named = [*(overrides or ()), *([f"model={name}"] if name else [])]
+        loaded, _ = read_settings(config, None, named, columns, ignore)
+        plans.append(plan_run(loaded, card=card, cores=cores, memory_gb=memory, rows=rows, tokens=tokens))
+    documents = [plan_document(each) for each in plans]
+    if len(plans) > 1:
+        answer({"plans": documents}, Table("model fits peak_bytes hours disk_bytes", list(map(_of_several, documents))))
+        return
+    (planned,), (document,) = plans, documents
+    error: HivetuneError | None = planned.refusal
+    if error is None and card is None:
+        try:
+            check_disk(_folder_of(planned), planned.setup)
+        except DoesNotFit as full:
+            error, document = full, {**document, "fits": False, "refusal": full.message}
+    elsewhere = answers_elsewhere(look()) if card is None and read_cards() else ""
+    answer(document, *plan_text(planned), Note(elsewhere) if elsewhere else "", error=error)
+
+
+def _of_several(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the line of one of several models."""
+    peak_bytes = document.get("memory", {}).get("peak_bytes")
+    return {**document, "peak_bytes": peak_bytes, "disk_bytes": sum(document["disk_bytes"].values())}
+
+
+def _folder_of(planned: Planned) -> Path:
+    return Path(planned.config.output) if planned.config.output else home()
+
+
+def plan_text(planned: Planned) -> Iterator[str | Table]:
+    """Yield the choice, what memory is used for, time and disk."""
+    device, work, setup, choice = planned.device, planned.work, planned.setup, planned.choice
+    yield f"{planned.config.model} on {device.name}" + (f"; {device.note}" if device.note else "")
+    yield f"data: {planned.rows_known}"
+    tokens = sum(work.lengths)
+    yield (
+        f"training: {work.rows:,} rows of {tokens / len(work.lengths):.0f} tokens, "
+        f"{work.steps:,} steps of {work.batch_size}"
+    )
+    if choice is None:
+        yield f"DOES NOT FIT: {planned.refusal.message if planned.refusal else ''}"
+    else:
+        form = ", all layers recomputed" if setup.recompute else ""
+        if setup.streamed:
+            form += f" and streamed from {'the disk' if choice.stream_from == 'disk' else 'host memory'}"
+        packs = "one micro-batch" if choice.micro_batches == 1 else f"{choice.micro_batches:.3g} micro-batches"
+        yield f"step: {packs} of at most {choice.budget_tokens:,} tokens in {setup.precision}{form}"
+        peak = f"peak {size(choice.peak.bytes)} +- {100 * choice.peak.error:.0f} %"
+        memory = explain_memory(setup, choice.peak, choice.budget_tokens)
+        yield Table("memory size_bytes why", memory, f"{peak}, of {size(choice.limit_bytes)} usable")
+    if choice is not None and choice.step_s is not None:
+        low, high = (duration(choice.step_s * work.steps * (1 + sign * choice.error)) for sign in (-1, 1))
+        yield (
+            f"time: between {low} and {high} ({planned.time_known}), {step_time(choice.step_s)} a step, "
+            f"{tokens / choice.step_s:,.0f} tokens/s; without validation and loading"
+        )
+    elif choice is not None:
+        yield "time: unknown for this device; the first steps will show it"
+    disk = disk_bytes(setup)
+    listed = ", ".join(f"{name} {size(value)}" for name, value in disk.items())
+    yield f"disk: {size(sum(disk.values()))} ({listed}); {size(disk_free_bytes(_folder_of(planned)))} free here"
 
 
 def train(
@@ -49,7 +145,6 @@ def train(
     ignore: IgnoreOption = None,
     overrides: SetOption = None,
     detach: Annotated[bool, Option("--detach", help="Train in the background.")] = False,
-    unit: Annotated[bool, Option("--unit", help="Only print a systemd user unit that continues this run.")] = False,
 ) -> None:
     """Train an adapter. Run the same command again to continue a run that stopped; a finished run stays as it is.
 
@@ -57,24 +152,22 @@ def train(
     """
     changes = overrides or []
     folder = find_run(config, " or config") if model is None and _names_run(config) else None
-    if folder is not None and (wrong := [change for change in changes if not change.startswith(CHANGEABLE)]):
-        names = ", ".join(name.rstrip("=") for name in CHANGEABLE)
-        raise UsageError(f"--set {wrong[0]}: an existing run can only change {names}")
-    if unit:
-        if folder is None:
-            raise UsageError("--unit is for a run that was started", hint="hivetune train RUN --unit")
-        show_unit(systemd_unit(folder, changes), f"hivetune-{folder.name}", run=folder)
-        return
     if folder is None:
-        loaded, name = read_settings(config, model, changes, columns, ignore)
-    run = open_configured(loaded, name) if folder is None else _continued(folder, changes)
+        run = open_configured(*read_settings(config, model, changes, columns, ignore))
+    else:
+        if wrong := [change for change in changes if not change.startswith(CHANGEABLE)]:
+            names = ", ".join(name.rstrip("=") for name in CHANGEABLE)
+            raise UsageError(f"--set {wrong[0]}: an existing run can only change {names}")
+        run = load_run(folder)
+        run = replace(run, config=override_config(run.config, changes))
+    name = shortest_name(run.folder)
     if detach and not run.is_finished:
         start_detached(run.folder, changes if folder is not None else ())
-        follow = f"training in the background\nfollow it: hivetune show {shortest_name(run.folder)} --follow"
+        follow = f"training in the background\nfollow it: hivetune show {name} --follow"
         answer({"run": run.folder, "status": "started"}, Note(follow))
         return
     summary = train_shown(run)
-    answer(summary, *training_text(summary), f"next: hivetune eval {shortest_name(run.folder)}")
+    answer(summary, *training_text(summary), f"next: hivetune eval {name}")
 
 
 def _names_run(word: str) -> bool:
@@ -88,22 +181,15 @@ def open_configured(config: RunConfig, name: str) -> Run:
     """Return the run of a config, showing progress while its model and rows are prepared."""
     find_sources(config.data.path)  # report a missing file before preparing a model
     model_folder(config.model)
-    reported = False
+    waited = itertools.count()
 
     def wait(busy: Busy) -> None:
-        nonlocal reported
-        if not reported:
+        if next(waited) == 0:
             say(f"{busy.message}: waiting for it to prepare the rows")
-            reported = True
         time.sleep(WAIT_S)
 
-    with progress("preparing the rows", "rows", AFTER_ROWS) as report:
+    with progress("preparing the rows", "rows") as report:
         return open_run(config, name, report, wait)
-
-
-def _continued(folder: Path, overrides: Sequence[str]) -> Run:
-    run = load_run(folder)
-    return replace(run, config=override_config(run.config, overrides))
 
 
 def train_shown(run: Run) -> dict[str, Any]:
@@ -112,7 +198,6 @@ def train_shown(run: Run) -> dict[str, Any]:
         return run.summary
     for problem in missing_tools(run.config.report_to):
         say(problem)
-
     warn_if_not_served(run)
 
     def losses() -> str:
@@ -138,8 +223,8 @@ def warn_if_not_served(run: Run) -> None:
         say(f"without answers from llama.cpp the run is judged by its loss alone: {error.message}; {error.hint}")
 
 
-TRAINED = "steps, loss first|3, loss last|3, best at step=adapter_step, tokens/s=tokens_per_second|0, "
-TRAINED += "peak memory=peak_memory_bytes|size, restarts, time=train_seconds|duration"
+TRAINED = "steps loss_first loss_last best_at_step=adapter_step tokens/s=tokens_per_second peak_memory_bytes restarts "
+TRAINED += "time=train_seconds"
 
 
 def training_text(summary: dict[str, Any]) -> Iterator[str | Table]:
@@ -150,7 +235,7 @@ def training_text(summary: dict[str, Any]) -> Iterator[str | Table]:
     by = f", {summary['kernels']} kernels" if summary["kernels"] and summary["path"] == "fast" else ""
     yield Note(f"computed in {summary['dtype']} on {summary['device']}, {summary['path']} path{by}")
     counts = {k: sum(v.values()) if isinstance(v, dict) else v for k, v in summary["rows"].items()}
-    yield Note("rows: " + ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.items()))
+    yield Note(f"rows: {value_text('', counts)}")
     if summary["storage_problem"]:
         yield Note(f"disk: {summary['storage_problem']}")
     yield from (Note(f"quarantined: {row}") for row in summary["quarantined"])
@@ -159,12 +244,19 @@ def training_text(summary: dict[str, Any]) -> Iterator[str | Table]:
         yield from (Note(f"  {ArithmeticChange(**change).words}") for change in changes)
 
 
-# bench
+def stop(run: RunArgument) -> None:
+    """Stop a run after it has saved a checkpoint, and wait until it has ended."""
+    folder, limits = find_run(run), supervision()
+    stopped = stop_run(folder, limits.save_timeout_s + limits.hang_floor_s)
+    status = run_status(folder)
+    said = f"{status.state} at step {status.step} of {status.steps}" if stopped else "is not running"
+    following = f"\ncontinue it: hivetune train {shortest_name(folder)}" if stopped else ""
+    answer({**to_plain(status), "stopped": stopped}, Note(f"{folder} {said}{following}"))
 
-FIGURES = ("train_seconds", "samples_per_second", "tokens_per_second", "loss_first", "loss_last", "validation_loss",
-           "peak_memory_bytes")  # fmt: skip
-FACTS = ("steps", "trained_tokens", "device", "dtype", "path", "restarts")
-BENCHED = "settings, time, samples/s, tokens/s, last loss, validation loss, peak memory"
+
+# What `bench` reports of each run, with mean and standard deviation over the repetitions.
+FIGURES = "train_seconds samples_per_second tokens_per_second loss_last validation_loss peak_memory_bytes"
+FACTS = "steps trained_tokens device dtype path restarts loss_first"
 
 
 def bench(
@@ -178,7 +270,6 @@ def bench(
         Option(metavar="KEY=A,B", help="Run once per value of this setting.", autocompletion=complete_setting),
     ] = None,
     repeat: Annotated[int, Option(min=1, help="Runs of each combination, each with a seed of its own.")] = 1,
-    out: Annotated[Path | None, Option(help="Write the figures to this JSON file too.")] = None,
 ) -> None:
     """Measure time, memory, throughput and losses of a config: repeated, and over every combination of settings.
 
@@ -197,10 +288,7 @@ def bench(
                 runs.append(_measured(changed.model_copy(update=update), name))
             lines.append({"settings": settings, "runs": runs, "figures": summary(runs)})
     document = {"config": config, "repeat": repeat, "combinations": lines}
-    if out is not None:
-        write_json(out, document)
-    written = "" if out is None else f"written: {spelled(out)}"
-    answer(document, Table(BENCHED, [_bench_cells(line) for line in lines]), written)
+    answer(document, Table(f"settings {FIGURES}", list(map(_with_deviations, lines))))
 
 
 def combinations(over: Sequence[str]) -> list[list[str]]:
@@ -222,34 +310,24 @@ def _measured(config: RunConfig, name: str) -> dict[str, Any]:
         say(f"no figures: {error.message}")
         return {"seed": config.seed, "error": error.message}
     found["validation_loss"] = (found["best"] or {}).get("loss")
-    return {"seed": config.seed, **{key: found[key] for key in (*FACTS, *FIGURES)}}
+    return {"seed": config.seed, **{key: found[key] for key in f"{FACTS} {FIGURES}".split()}}
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
     """Return mean and standard deviation of each figure; None where no run has it, or only one."""
     figures = {}
-    for key in FIGURES:
+    for key in FIGURES.split():
         values = [run[key] for run in runs if run.get(key) is not None]
         mean = statistics.fmean(values) if values else None
         figures[key] = {"mean": mean, "sd": statistics.stdev(values) if len(values) > 1 else None}
     return figures
 
 
-def _bench_cells(line: Mapping[str, Any]) -> tuple[str | None, ...]:
-    figures = line["figures"]
+def _with_deviations(line: Mapping[str, Any]) -> dict[str, str]:
+    """Return a line of the table: each figure as `mean ± standard deviation`."""
     failed = sum("error" in run for run in line["runs"])
-
-    def cell(key: str, shown: Callable[[float], str]) -> str | None:
-        mean, sd = figures[key]["mean"], figures[key]["sd"]
-        return None if mean is None else shown(mean) + ("" if sd is None else f" ± {shown(sd)}")
-
-    named = " ".join(line["settings"]) or "as given"
-    return (
-        f"{named} ({failed} failed)" if failed else named,
-        cell("train_seconds", duration),
-        cell("samples_per_second", "{:.2f}".format),
-        cell("tokens_per_second", "{:.0f}".format),
-        cell("loss_last", number),
-        cell("validation_loss", number),
-        cell("peak_memory_bytes", size),
-    )
+    cells = {"settings": (" ".join(line["settings"]) or "as given") + (f" ({failed} failed)" if failed else "")}
+    for key, figure in line["figures"].items():
+        deviation = "" if figure["sd"] is None else f" ± {value_text(key, figure['sd'])}"
+        cells[key] = value_text(key, figure["mean"]) + deviation
+    return cells

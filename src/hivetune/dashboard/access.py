@@ -15,7 +15,6 @@ from hivetune.serve.guard import Door, cookie_of_home
 BELOW = "/dashboard"
 LOGIN = f"{BELOW}/login"
 STATIC = ("dashboard.css", "dashboard.js", "page.css", "report.css")
-_tickets: set[str] = set()
 
 
 def dashboard_token(*, new: bool = False) -> str:
@@ -41,17 +40,8 @@ def form_token(path: str) -> str:
     return _derived(f"form {path}")
 
 
-def make_ticket() -> str:
-    """Return a one-time ticket, which the login of this process takes in place of the token."""
-    _tickets.add(ticket := secrets.token_urlsafe(32))
-    return ticket
-
-
 def opens(value: str) -> bool:
-    """Return whether the value is the token, or a ticket, which is then used up."""
-    if value in _tickets:
-        _tickets.remove(value)
-        return True
+    """Return whether the value is the token."""
     return is_equal(value, _read())
 
 

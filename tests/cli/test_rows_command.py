@@ -1,4 +1,4 @@
-"""The command `check` as scripts see them: one document, exit codes, files."""
+"""The commands on rows as scripts and people see them: one document, exit codes, files."""
 
 import json
 import os
@@ -14,9 +14,7 @@ from data.conftest import chat
 
 from hivetune.cli.rows import problem_text
 
-
-def data(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
-    return hivetune(*arguments)
+PAGES = Path(__file__).parent.parent / "synth" / "pages"
 
 
 @pytest.fixture
@@ -26,25 +24,17 @@ def mixed(write_rows: Callable[..., Path]) -> Path:
 
 
 def test_check_prints_one_document_in_the_form_of_the_contract(mixed: Path) -> None:
-    finished = data("check", mixed, "--json")
+    finished = hivetune("check", mixed, "--json")
     assert finished.returncode == 0, finished.stderr
     document = json.loads(finished.stdout)
-    assert document["schema"] == 1
-    assert (document["rows_in"], document["usable"], document["duplicates"]) == (10, 9, 0)
-    assert document["rejected"] == {"bad-json": 1}
-    assert document["set_aside"] == {}
+    assert (document["schema"], document["rows_in"], document["usable"], document["duplicates"]) == (1, 10, 9, 0)
+    assert (document["rejected"], document["set_aside"]) == ({"bad-json": 1}, {})
     [problem] = document["problems"]
-    assert (problem["source"], problem["reason"]) == (f"{mixed}:10", "bad-json")
-    assert problem["hint"]
+    assert (problem["source"], problem["reason"]) == (f"{mixed}:10", "bad-json") and problem["hint"]
     assert "template" in document["not_run"]
-
-
-def test_too_many_rejected_rows_exit_with_3_and_still_one_document(mixed: Path) -> None:
-    finished = data("check", mixed, "--set", "data.max_rejected=0.05", "--json")
-    assert finished.returncode == 3
-    assert json.loads(finished.stdout)["usable"] == 9
-    assert "max_rejected" in finished.stderr
-    assert "Traceback" not in finished.stderr
+    refused = hivetune("check", mixed, "--set", "data.max_rejected=0.05", "--json")
+    assert (refused.returncode, json.loads(refused.stdout)["usable"]) == (3, 9)
+    assert "max_rejected" in refused.stderr
 
 
 @pytest.mark.parametrize("name", ["two\nlines", "a\x1b[31mred", "tab\tbed", "back\rwards"])
@@ -52,51 +42,30 @@ def test_a_file_name_is_one_line_of_what_can_be_seen(name: str, tmp_path: Path) 
     spelled = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
     (tmp_path / f"{name}.jsonl").write_text(json.dumps(chat("What is it?", "A bee.")) + "\nno json\n")
     for path in (tmp_path / f"{name}.jsonl", tmp_path / f"{name}-missing.jsonl"):
-        finished = data("check", path)
+        finished = hivetune("check", path)
         said = finished.stdout + finished.stderr
         assert name not in said and str(tmp_path / spelled) in said
         assert all(c.isprintable() or c in "\n\t" for c in said)
 
 
-@pytest.mark.slow
-def test_empty_and_missing_input(tmp_path: Path, write_rows: Callable[..., Path]) -> None:
-    empty = data("check", write_rows([]))
-    assert empty.returncode == 3
-    assert "no rows" in empty.stderr
-    missing = data("check", tmp_path / "no.jsonl", "--json")
-    assert missing.returncode == 2
-    assert json.loads(missing.stdout)["error"]["type"] == "UsageError"
-    nothing = data("check")
-    assert nothing.returncode == 2
-
-
-@pytest.mark.slow
 def test_check_with_everything(write_rows: Callable[..., Path], chatml: Path, tmp_path: Path) -> None:
+    """What is written is for its user alone, whatever the umask."""
     rows = [{"q": f"What is {i}?", "a": f"The number after {i - 1}."} for i in range(20)]
     clean, page = tmp_path / "out" / "clean.jsonl", tmp_path / "out" / "report.html"
-    finished = data(
-        "check", write_rows([*rows, {"q": "x"}]), "--model", chatml, "--columns", "prompt=q,completion=a",
-        "--max-length", "40", "--clean", clean, "--html", page,
-    )  # fmt: skip
+    before = os.umask(0)
+    try:
+        finished = hivetune(
+            "check", write_rows([*rows, {"q": "x"}]), "--model", chatml, "--columns", "prompt=q,completion=a",
+            "--set", "max_length=40", "--clean", clean, "--html", page,
+        )  # fmt: skip
+    finally:
+        os.umask(before)
     assert finished.returncode == 0, finished.stderr
     assert "unknown-layout" in finished.stdout
     assert len(clean.read_text().splitlines()) == 20
     assert len((tmp_path / "out" / "clean.quarantine.jsonl").read_text().splitlines()) == 1
     assert page.read_text().startswith("<!doctype html>")
-
-
-def test_what_is_written_is_for_its_user_alone_whatever_the_umask(mixed: Path, tmp_path: Path, own_home: Path) -> None:
-    out = tmp_path / "out"
-    before = os.umask(0)
-    try:
-        finished = data("check", mixed, "--clean", out / "clean.jsonl", "--html", out / "page" / "report.html")
-    finally:
-        os.umask(before)
-    assert finished.returncode == 0, finished.stderr
-    written = [out, *out.rglob("*"), *own_home.rglob("*")]
-    assert len(written) >= 5
-    open_to_others = {str(path): oct(path.stat().st_mode) for path in written if path.stat().st_mode & 0o077}
-    assert open_to_others == {}
+    assert not [path for path in (clean.parent, *clean.parent.rglob("*")) if path.stat().st_mode & 0o077]
 
 
 def test_places_with_the_same_words_take_one_line_and_secrets_never_do() -> None:
@@ -123,3 +92,22 @@ def test_collecting_with_nohup_goes_on_when_the_terminal_closes(tmp_path: Path) 
         collecting.terminate()
         collecting.communicate(timeout=60)
     assert collecting.returncode == 143
+
+
+def test_synth_writes_rows_that_are_checked_and_says_what_it_lacks(tmp_path: Path) -> None:
+    pack, out = tmp_path / "bees.toml", tmp_path / "rows.jsonl"
+    pack.write_text('category = "bees"\npages = ["combcopy(1)", "hivectl(1)"]\n')
+    words = ["synth", str(pack), str(PAGES), "--out", str(out), "--rows", "30"]
+    document = json.loads(hivetune(*words, "--json").stdout)
+    assert (document["schema"], document["rows"], document["maker"]) == (1, 30, "templates")
+    told = hivetune(*words).stdout
+    assert "bees\t30" in told and "30 rows, all synthetic" in told
+    checked = json.loads(hivetune("check", out, "--json").stdout)
+    assert checked["rejected"] == {} and checked["rows_in"] == 30 and checked["categories"]["bees"]
+    found = {one["category"]: one for one in json.loads(hivetune("synth", "--json").stdout)["categories"]}
+    assert len(found) == 24 and found["python"]["pages"] > 50 and "policycoreutils" in found["selinux"]["install"]
+    refused = hivetune("synth", "sytemd", "--out", out)
+    assert refused.returncode == 2 and "did you mean 'systemd'?" in refused.stderr
+    pack.write_text('category = "bees"\npages = ["nothing(1)"]\ninstall = "hives"')
+    refused = hivetune("synth", pack, "--out", out)
+    assert refused.returncode == 3 and "install documentation: hives" in refused.stderr

@@ -1,4 +1,9 @@
-"""eval, gate, export and chat as commands, on a run of a tiny model: documents, exit codes, and words for mistakes."""
+"""eval, export, register, chat and compare as commands, on one run of a tiny model: documents, exit codes, words for
+mistakes; and the contract, which is what scripts rely on.
+
+`contract/contract.json` holds the commands, the keys of each one's `--json`, its exit code, and the files of a home. To
+accept a wanted change, run this file with HIVETUNE_WRITE_CONTRACT=1 and say in CHANGELOG.md what users have to change.
+"""
 
 import json
 import os
@@ -7,8 +12,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from command import hivetune
@@ -16,6 +23,9 @@ from gguf_families import write_model
 from serve.fake_server import fake_server, stream
 
 from hivetune.base.disk import sha256_bytes, sha256_file, write_manifest
+from hivetune.base.journal import Journal
+from hivetune.cli.main import COMMANDS
+from hivetune.cycle.record import JOURNAL, loop_folder
 from hivetune.errors import UsageError
 from hivetune.judge import evaluate
 from hivetune.judge.evaluate import evaluate_run, judge_run
@@ -27,14 +37,15 @@ from hivetune.train.open import load_run
 pytestmark = pytest.mark.slow
 
 CONFIG = """
-model: {model}
-data: {{path: {rows}, near_duplicates: 0, system_prompts: {{a: You add., b: You count.}}}}
-lora: {{r: 4, alpha: 8}}
+model: MODEL
+data: {path: rows.jsonl, near_duplicates: 0, system_prompts: {a: You add., b: You count.}}
+lora: {r: 4, alpha: 8}
 batch_size: 4
 max_steps: 4
 learning_rate: 1e-3
-eval: {{prompts: 6, tokens: 6}}
-output: {out}
+eval: {prompts: 6, tokens: 6}
+cycle: {name: demo, after_rows: 500}
+output: out
 """
 
 
@@ -46,7 +57,7 @@ class Workplace:
         self.run = folder / "out"
 
     def call(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
-        done = hivetune(*arguments, stdin=stdin, HIVETUNE_HOME=str(self.folder / "home"))
+        done = hivetune(*arguments, stdin=stdin, cwd=self.folder)
         return done.returncode, done.stdout, done.stderr
 
     def document(self, *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -56,7 +67,7 @@ class Workplace:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     folder = tmp_path_factory.mktemp("walk")
     write_model(folder / "model", "llama")
     rows = [
@@ -64,30 +75,49 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
             "agent": "ab"[i % 2],
             "task": f"What is {i} plus {i + 1}?",
             "output": f"It is {2 * i + 1}.",
+            "user_id": f"u{i % 7}",
             "checker": {"name": "number_close", "value": 2 * i + 1},
         }
         for i in range(100)
     ]
-    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    (folder / "run.yaml").write_text(CONFIG.replace("MODEL", str(folder / "model")))
     found = Workplace(folder)
-    text = CONFIG.format(model=folder / "model", rows=folder / "rows.jsonl", out=found.run)
-    (folder / "run.yaml").write_text(text)
-    code, _, err = found.call("train", str(folder / "run.yaml"))
+    with mock.patch.dict(os.environ, HIVETUNE_HOME=str(folder / "home")):
+        code, _, err = found.call("train", "run.yaml")
     assert code == 0, err
     return found
 
 
-def test_an_interrupted_eval_ends_its_servers_at_once(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def place(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> Workplace:
+    monkeypatch.setenv("HIVETUNE_HOME", str(workplace.folder / "home"))
+    return workplace
+
+
+@pytest.fixture
+def evaluation(place: Workplace) -> Iterator[dict[str, Any]]:
+    """The evaluation of the run, as it stays after each test."""
+    path = place.run / EVALUATION
+    if not path.exists():
+        code, found = place.document("eval", str(place.run))
+        assert code == (0 if found["verdict"] == "deploy" else 6)
+        for row in found["answers"]:  # so that the times of a busy machine decide nothing below
+            row["tuned"]["seconds"] = row["base"]["seconds"]
+        path.write_text(json.dumps(found))
+    kept = path.read_bytes()
+    yield json.loads(kept)
+    path.write_bytes(kept)
+
+
+def test_an_interrupted_eval_ends_its_servers_at_once(place: Workplace) -> None:
     """In the middle of answering: nothing is judged by a half, and what was answered is kept."""
-    monkeypatch.setenv("HIVETUNE_HOME", str(place.folder / "home"))
     with pytest.raises(UsageError) as refused:
         judge_run(load_run(place.run))
     assert "hivetune eval" in refused.value.hint, "what was not evaluated has no verdict"
     answers = place.folder / "home" / "answers"
-    environment = {**os.environ, "HIVETUNE_HOME": str(place.folder / "home")}
     command = [sys.executable, "-m", "hivetune", "eval", str(place.run), "--set", "eval.tokens=100", "--json"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         while not list(answers.glob("*/answers.jsonl")):  # a border of two processes: there is only the file to wait on
             assert process.poll() is None
             time.sleep(0.02)
@@ -99,30 +129,27 @@ def test_an_interrupted_eval_ends_its_servers_at_once(place: Workplace, monkeypa
     assert not (place.run / EVALUATION).exists()
 
 
-def test_the_walk_from_eval_to_chat(place: Workplace) -> None:
-    run = str(place.run)
-    code, evaluation = place.document("eval", run)
-    assert code == (0 if evaluation["verdict"] == "deploy" else 6) and evaluation["problems"] == []
+def test_a_verdict_is_judged_again_without_measuring(place: Workplace, evaluation: dict[str, Any]) -> None:
+    assert evaluation["problems"] == [] and len(evaluation["answers"]) == 6
     assert all(isinstance(row[side], float) for row in evaluation["rows"] for side in ("base", "tuned"))
-    assert len(evaluation["answers"]) == 6 and evaluation["answered_by"].endswith(", q8_0")
+    assert evaluation["answered_by"].endswith(", q8_0")
     assert all(evaluation[side]["cold_start_s"] and evaluation[side]["first_token_p95_s"] for side in ("base", "tuned"))
-
-    for row in evaluation["answers"]:  # so that the times of a busy machine decide nothing below
-        row["tuned"]["seconds"] = row["base"]["seconds"]
-    (place.run / EVALUATION).write_text(json.dumps(evaluation))
-    code, harder = place.document("eval", run, "--set", "gate.loss_gain=50")  # judged again, and not measured
+    code, harder = place.document("eval", str(place.run), "--set", "gate.loss_gain=50")
     assert (code, harder["verdict"], harder["gate"]["loss_gain"]) == (6, "iterate", 50)
     assert harder["answers"] == evaluation["answers"] and harder["rows"] == evaluation["rows"]
     (earlier,) = harder["earlier"]
     assert (earlier["verdict"], earlier["gate"]["loss_gain"]) == (evaluation["verdict"], 0)
     assert json.loads((place.run / EVALUATION).read_text())["verdict"] == "iterate"
 
-    code, exported = place.document("export", run, "--to", "gguf", "--quant", "f32")
+
+def test_from_export_to_chat(place: Workplace) -> None:
+    export = ("export", str(place.run), "--to", "gguf", "--quant", "f32")
+    code, exported = place.document(*export)
     assert code == 0 and exported["made"]
     proof = exported["proof"]
     assert proof["holds"] and proof["conversations"] == 50 and proof["ended"] == proof["passages"] == 8
     assert proof["typical"] < 0.02 and proof["effect"] == pytest.approx(1, abs=0.1)
-    code, again = place.document("export", run, "--to", "gguf", "--quant", "f32")
+    code, again = place.document(*export)
     assert code == 0 and not again["made"] and again["proof"] == proof and again["size_bytes"] == exported["size_bytes"]
 
     code, answer = place.document("chat", exported["path"], "--prompt", "What is 1 plus 2?", "--max-tokens", "4")
@@ -136,46 +163,10 @@ def test_the_walk_from_eval_to_chat(place: Workplace) -> None:
     code, _, err = place.call(*asked, "--system", "")
     assert code == 0 and "system prompt" not in err
 
-
-def test_every_kind_of_export_is_proven(place: Workplace) -> None:
-    for to, quant in (("gguf-adapter", "f16"), ("merged", "f16"), ("adapter", "f16")):
-        code, exported = place.document("export", str(place.run), "--to", to, "--quant", quant)
-        assert code == 0 and exported["proof"]["holds"], exported
-        # Four steps change little beside the rounding of 8 bits: the proof's own bound allows for that.
-        assert to == "adapter" or exported["proof"]["effect"] > 0.5
-
-
-def test_an_export_without_its_adapter_is_refused_and_not_registered(
-    place: Workplace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The base in the place of the merged model, with a manifest that fits: only the numbers tell."""
-    monkeypatch.setenv("HIVETUNE_HOME", str(place.folder / "home"))
-    code, exported = place.document("export", str(place.run), "--to", "gguf", "--quant", "f16", "--no-check")
-    assert code == 0 and exported["proof"] is None
-    opened = load_run(place.run)
-    base = base_gguf(opened.config.model, sha256_file(opened.model / "manifest.json"), "f16")
-    folder = Path(exported["folder"])
-    try:
-        shutil.copyfile(base, exported["path"])
-        known = json.loads((folder / "manifest.json").read_text())
-        write_manifest(folder, {key: value for key, value in known.items() if key not in ("schema", "files")})
-        code, refused = place.document("export", str(place.run), "--to", "gguf", "--quant", "f16")
-        assert code == 1 and "times the adapter's effect arrived" in refused["error"]["message"], refused
-        code, refused = place.document("register", str(place.run), "--as", "other")
-        assert code == 1 and "differs from the trained model" in refused["error"]["message"]
-    finally:
-        shutil.rmtree(folder)
-
-
-def test_nobody_talks_to_a_file_that_is_asked_otherwise_than_it_was_trained(place: Workplace) -> None:
-    """The export's template changed after the export: its prompts have other token ids."""
-    code, exported = place.document("export", str(place.run), "--to", "gguf", "--quant", "f32", "--no-check")
-    assert code == 0
+    # Nobody talks to a file whose template was changed after the export: its prompts have other token ids.
     file = Path(exported["path"])
-    good = file.read_bytes()
+    good, manifest = file.read_bytes(), file.parent / "manifest.json"
     changed = good.replace(b"<|im_start|>assistant", b"<|im_start|>assistent")
-    assert changed != good
-    manifest = file.parent / "manifest.json"
     known = manifest.read_text()
     file.write_bytes(changed)  # as somebody would who replaces file and manifest: the hashes are right
     manifest.write_text(known.replace(sha256_bytes(good), sha256_bytes(changed)))
@@ -187,7 +178,31 @@ def test_nobody_talks_to_a_file_that_is_asked_otherwise_than_it_was_trained(plac
     assert code == 1 and "prompts that differ from training" in refused["error"]["message"]
 
 
-def test_the_walk_from_verdict_to_champion(place: Workplace) -> None:
+def test_every_kind_of_export_is_proven_and_one_without_its_adapter_refused(place: Workplace) -> None:
+    for to in ("gguf-adapter", "merged", "adapter"):
+        code, exported = place.document("export", str(place.run), "--to", to)
+        assert code == 0 and exported["proof"]["holds"], exported
+        # Four steps change little beside the rounding of 8 bits: the proof's own bound allows for that.
+        assert to == "adapter" or exported["proof"]["effect"] > 0.5
+    # The base in the place of the merged model, with a manifest that fits: only the numbers tell.
+    code, exported = place.document("export", str(place.run), "--to", "gguf", "--quant", "f16", "--no-check")
+    assert code == 0 and exported["proof"] is None
+    opened, folder = load_run(place.run), Path(exported["folder"])
+    try:
+        shutil.copyfile(
+            base_gguf(opened.config.model, sha256_file(opened.model / "manifest.json"), "f16"), exported["path"]
+        )
+        known = json.loads((folder / "manifest.json").read_text())
+        write_manifest(folder, {key: value for key, value in known.items() if key not in ("schema", "files")})
+        code, refused = place.document("export", str(place.run), "--to", "gguf", "--quant", "f16")
+        assert code == 1 and "times the adapter's effect arrived" in refused["error"]["message"], refused
+        code, refused = place.document("register", str(place.run), "--as", "other")
+        assert code == 1 and "differs from the trained model" in refused["error"]["message"]
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_the_walk_from_verdict_to_champion(place: Workplace, evaluation: dict[str, Any]) -> None:
     """Registered with what was judged and exported, promoted only with a reason, rolled back, explained."""
     run = str(place.run)
     _, verdict = place.document("eval", run, "--set", "gate.loss_gain=-9")
@@ -205,52 +220,39 @@ def test_the_walk_from_verdict_to_champion(place: Workplace) -> None:
     assert [each for each in place.document("rm", "--unused")[1]["unused"] if each["what"] == "release"] == []
     code, text, _ = place.call("releases")
     assert code == 0 and "adder@1" in text and "champion" in text
+    code, text, _ = place.call("releases", "adder")
+    assert code == 0 and "promoted by" in text and ": a test" in text and "model:" in text
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("line", "words"),
     [
-        (("eval", "OUT", "--set", "lora.r=1"), 2, "this command can only change eval.* and gate.*"),
-        (("export", "OUT", "--to", "ggfu"), 2, "choose one of adapter"),
-        (("register", "OUT", "--as", "No Name"), 2, "can't be the name of a release"),
-        (("chat", "OUT", "--json"), 2, "--json needs --prompt"),
+        ("eval out --set lora.r=1", "this command can only change eval.* and gate.*"),
+        ("export out --to ggfu", "choose one of adapter"),
+        ("register out --as NoName", "can't be the name of a release"),
+        ("chat out --json", "--json needs --prompt"),
     ],
 )
-def test_mistakes_are_told_in_words(place: Workplace, arguments: tuple[str, ...], code: int, words: str) -> None:
-    found, _, err = place.call(*(str(place.run) if part == "OUT" else part for part in arguments))
-    assert found == code, err
-    assert words in err and "Traceback" not in err
+def test_mistakes_are_told_in_words(place: Workplace, line: str, words: str) -> None:
+    found, _, err = place.call(*line.split())
+    assert found == 2 and words in err and "Traceback" not in err
 
 
 def test_a_model_that_cant_be_served_is_judged_by_its_loss_and_the_verdict_says_so(
-    place: Workplace, monkeypatch: pytest.MonkeyPatch
+    place: Workplace, evaluation: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same losses as beside answers, and the reason; bars end at their totals."""
-    monkeypatch.setenv("HIVETUNE_HOME", str(place.folder / "home"))
-    run = load_run(place.run)
-    told: list[tuple[int, int | None]] = []
-    kept = (place.run / EVALUATION).read_bytes() if (place.run / EVALUATION).exists() else None
-    served = evaluate_run(run, lambda done, total: told.append((done, total)))
-    assert told[-1][0] == told[-1][1], "the bar ends at its total"
-    assert {total for _, total in told} == {told[-1][1]} and told == sorted(told), "losses and answers are one bar"
-
     def refuse(*_: object) -> None:
         raise UsageError("the converter does not know this architecture")
 
     monkeypatch.setattr(evaluate, "find_artefact", refuse)
-    found = evaluate_run(run)
-    assert found["rows"] == served["rows"] and found["answers"] == []
+    found = evaluate_run(load_run(place.run))
+    assert found["rows"] == evaluation["rows"] and found["answers"] == []
     assert "nothing: llama.cpp can't serve this model here: the converter does not" in found["answered_by"]
     assert any(reason.startswith("not compared: success") for reason in found["reasons"])
-    if kept is not None:
-        (place.run / EVALUATION).write_bytes(kept)
 
 
-def test_sides_of_every_kind_are_compared(place: Workplace) -> None:
-    run, path = str(place.run), place.run / "eval.json"
-    if not path.exists():
-        place.document("eval", run)
-    kept, evaluation = path.read_bytes(), json.loads(path.read_bytes())
+def test_sides_of_every_kind_are_compared(place: Workplace, evaluation: dict[str, Any]) -> None:
+    run = str(place.run)
     code, compared = place.document("compare", "base", run)
     assert code == 0, compared
     for side in ("base", "tuned"):
@@ -266,4 +268,72 @@ def test_sides_of_every_kind_are_compared(place: Workplace) -> None:
             found = {metric["name"]: metric["passed"] for metric in against["metrics"]}
             assert found["max_seconds"] and found["max_gb"]
             assert (found["peak_memory_bytes"] is None) == (side != exported)
-    path.write_bytes(kept)  # as the other tests expect it
+
+
+# The contract.
+
+CONTRACT = Path(__file__).parents[1] / "contract" / "contract.json"
+LINES = (
+    "collect rows.jsonl",
+    "status",
+    "runs",
+    "show last",
+    "show last --log",
+    "check rows.jsonl",
+    "plan run.yaml",
+    "train last",
+    "eval last --set gate.loss_gain=99",
+    "clients --new anna",
+    "cycle run.yaml --dry-run",
+    "cycle status",
+    "rm --unused",
+    "config",
+    "doctor killed",
+    "export last --to gguf-adapter",
+    "register last --as again",
+    "promote again@1 --force --reason contract",
+    "releases",
+    "releases again@1",
+    "rollback again",
+    "releases --retire again",
+    "chat last --prompt hi --max-tokens 2",
+    "forget --user u3",
+    "train missing.yaml",
+    "show nothing-of-this-name",
+)
+# Keys below these are data: reasons, names of measures, settings, and what happened in a run (how long it took decides
+# whether it has samples of the machine).
+DATA = {"events[]", "rejected", "set_aside", "quarantined", "settings", "defaults", "properties", "$defs", "by"}
+DATA |= {"layouts", "understood", "unused"}
+
+
+def shape(value: Any, path: str = "") -> set[str]:
+    """Dotted keys of a document; `[]` for the entries of a list."""
+    if isinstance(value, dict) and path.rpartition(".")[2] not in DATA:
+        return {path, *(key for name, one in value.items() for key in shape(one, f"{path}.{name}".lstrip(".")))} - {""}
+    if isinstance(value, list):
+        return {path, *(key for one in value for key in shape(one, f"{path}[]"))}
+    return {path}
+
+
+def files_of(folder: Path) -> list[str]:
+    """Names of the files below a folder; hashes and numbers of steps stand as `*`."""
+    found = set()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            parts = path.relative_to(folder).parts
+            found.add("/".join("*" if len(part) >= 12 and part.isalnum() else part for part in parts))
+    return sorted(found)
+
+
+def test_commands_answer_as_they_did(place: Workplace, evaluation: dict[str, Any]) -> None:
+    Journal(loop_folder("demo") / JOURNAL).close()
+    seen: dict[str, Any] = {"commands": sorted(COMMANDS)}
+    for line in LINES:
+        code, document = place.document(*line.split())
+        seen[line] = {"exit": code, "keys": sorted(shape(document))}
+    seen["files of a release"] = files_of(place.folder / "home" / "releases" / "again" / "1")
+    seen["files of the home"] = sorted({name.partition("/")[0] for name in files_of(place.folder / "home")})
+    if os.environ.get("HIVETUNE_WRITE_CONTRACT") == "1":
+        CONTRACT.write_text(json.dumps(seen, indent=1) + "\n", encoding="utf-8")
+    assert seen == json.loads(CONTRACT.read_text(encoding="utf-8"))

@@ -1,0 +1,287 @@
+"""The commands that look: `status` (also `hivetune` alone), `dashboard`, `runs`, `show`, `rm`, `config`."""
+
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from hivetune.base.database import open_database
+from hivetune.base.disk import size_of
+from hivetune.base.journal import read_journal
+from hivetune.base.paths import quoted
+from hivetune.base.private import open_plain
+from hivetune.base.typed import to_plain
+from hivetune.cli.arguments import RunArgument
+from hivetune.cli.output import (
+    MODE,
+    Note,
+    Table,
+    answer,
+    emit,
+    emit_until_stopped,
+    facts,
+    moment,
+    present,
+    say,
+    show,
+    size,
+    value_text,
+)
+from hivetune.config import RunConfig, known_settings
+from hivetune.dashboard.overview import overview
+from hivetune.dashboard.watched import WatchedRun
+from hivetune.errors import UsageError
+from hivetune.release.prune import delete, find_unused, remove_run
+from hivetune.run.folder import EVENTS, SUPERVISOR_LOG, WORKER_LOG, read_resolved
+from hivetune.run.status import (
+    RunStatus,
+    event_text,
+    find_run,
+    hold_run,
+    known_runs,
+    loss_curve,
+    run_folders,
+    run_status,
+    shortest_name,
+)
+
+WATCH_S = 1.0
+LOG_LINES = 50
+SPARK_WIDTH, BARS = 60, "▁▂▃▄▅▆▇█"
+# What is known of the machine when a run measures itself.
+SAMPLE = ("available_bytes", "resident_bytes", "disk_free_bytes", "cards")
+STATE = "state step steps pid loss validation_loss tokens_per_second left_s restarts quarantined last_fault "
+STATE += "damaged_lines storage_problem problem"
+
+
+def status() -> None:
+    """Show what runs, what is served, what comes next and what needs your attention."""
+    state = overview()
+    by = "" if state.gateway_pid is None else f" by process {state.gateway_pid}"
+    champions = [f"{r.label}, {'' if r.label in state.served else 'not '}served{by}" for r in state.champions]
+    lines = [f"champions: {'; '.join(champions) or 'none'}"]
+    for loop in state.loops:
+        doing = "paused" if loop.paused else "not running" if loop.pid is None else f"running in process {loop.pid}"
+        lines.append(f"cycle {loop.name}: {doing}{f'; {loop.last}' if loop.last else ''}")
+    lines.append(f"interactions in the store: {state.interactions:,}")
+    running = Table("running=name step steps loss validation_loss tokens/s=tokens_per_second left_s", state.running)
+    recent = Table("run=name state step steps loss validation_loss begun=created", state.recent)
+    problems = [(run.run.name, run.storage_problem) for run in (*state.running, *state.recent) if run.storage_problem]
+    answer(
+        state.document(),
+        running if state.running else "nothing is running",
+        *lines,
+        recent if state.recent else "",
+        *(f"{name}: {problem}" for name, problem in problems),
+        *(f"needs you: {step.why}: {step.command}" for step in state.needs),
+        *(f"next: {step.why}: {step.command}" for step in state.next),
+    )
+
+
+def dashboard_command(
+    port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8643,
+    new_token: Annotated[bool, Option("--new-token", help="Make a new token, which signs everybody out.")] = False,
+) -> None:
+    """Show runs, cycles, releases, rows and this machine in a browser, kept up to date.
+
+    The server listens on this machine only. Each action on a page asks for confirmation. A running gateway shows the
+    same pages at /dashboard.
+    """
+    # `status` is called often, and should not wait a second for the pages to be imported.
+    from hivetune.dashboard.access import dashboard_token
+    from hivetune.dashboard.app import run_dashboard
+
+    token = dashboard_token(new=new_token)
+
+    def tell(url: str) -> None:
+        show(f"open {url}login?token={token}")
+        say("the address holds the token of this dashboard; keep it private. Stop the server with Ctrl-C")
+        emit_until_stopped({"url": url, "token": token})
+
+    run_dashboard(port, tell)
+
+
+def runs() -> None:
+    """List all runs, newest first."""
+    statuses = list(known_runs())[::-1]
+    problems = [(s.run.name, problem) for s in statuses for problem in (s.problem, s.storage_problem) if problem]
+    nothing = "" if MODE.json else Note("no runs yet; start one: hivetune train CONFIG")
+    lines = [{**to_plain(status), "name": status.run.name} for status in statuses]
+    table = Table("run=name state step steps loss validation_loss restarts folder=run", lines)
+    answer({"runs": statuses}, table if lines else nothing, *(f"{name}: {problem}" for name, problem in problems))
+
+
+def show_run(
+    run: RunArgument,
+    follow: Annotated[bool, Option("--follow", "-f", help="Follow the run until it ends.")] = False,
+    log: Annotated[bool, Option("--log", help="Print the end of its logs.")] = False,
+) -> None:
+    """Show one run: state, losses, speed, and each fault with its remedy; or follow it, or print its log.
+
+    Ctrl-C ends --follow, not the run. With --json each change that it sees is one line of JSON.
+    """
+    if follow and log:
+        raise UsageError("--follow and --log exclude each other", hint="run them one after the other")
+    folder = find_run(run)
+    if log:
+        _show_log(folder)
+    elif follow:
+        try:
+            _follow(folder)
+        except KeyboardInterrupt:
+            say("the run continues" if run_status(folder).state == "running" else "")
+    else:
+        _show_state(folder)
+
+
+def _show_state(folder: Path) -> None:
+    """Show the state of a run. A damaged config is reported, not fatal."""
+    status, choices = run_status(folder), None
+    try:
+        config, chosen = read_resolved(folder)
+        choices = chosen.made()
+        auto = " (dtype: auto)" if config.dtype == "auto" else ""
+        computed = f"in {chosen.dtype}{auto} on {chosen.device}" if chosen.dtype else "nothing yet"
+        computed += f", {chosen.path} path" if chosen.path else ""
+    except UsageError as error:
+        computed = f"cannot read its choices: {error.message}"
+    events, sample, lines = list(read_journal(folder / EVENTS)), dict[str, Any](), []
+    for entry in events:
+        if text := event_text(entry):
+            lines.append(f"{moment(entry['time'])}  {text}")
+        if entry["event"] == "failure" and sample:  # what the machine had left hints at the cause
+            lines.append(f"{'':18}{max(0, entry['time'] - sample['time']):.0f} s before: {_machine_text(sample)}")
+        sample = entry if entry["event"] == "sample" else sample
+    document = to_plain(status)
+    curve = sparkline([loss for _, loss, kind in loss_curve(folder) if kind == "step"])
+    known = {"run": status.run.name, **{key: document[key] for key in STATE.split()}, "computed": computed}
+    told = facts({**known, "loss of each step": curve})
+    interrupted = status.state == "interrupted"
+    following = f"continue it: hivetune train {shortest_name(status.run)}" if interrupted else ""
+    answer({**document, "choices": choices, "events": events}, told, *lines, following)
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Return a curve on one line: at most SPARK_WIDTH bars, each the mean of neighbouring values."""
+    width = min(SPARK_WIDTH, len(values))
+    cuts = [len(values) * place // width for place in range(width + 1)] if width else []
+    means = [statistics.fmean(values[low:high]) for low, high in itertools.pairwise(cuts)]
+    low, high = min(means, default=0.0), max(means, default=0.0)
+    return "".join(BARS[round((mean - low) / ((high - low) or 1) * (len(BARS) - 1))] for mean in means)
+
+
+def _machine_text(sample: Mapping[str, Any]) -> str:
+    """Return the figures of machine and cards in one sample; those that a driver does not report are left out."""
+    return value_text("", {key: sample[key] for key in SAMPLE if sample.get(key)})
+
+
+def _show_log(folder: Path) -> None:
+    """Show the last lines of a run's worker (child.log) and of its supervisor (supervisor.log)."""
+    logs = {}
+    for path in (folder / SUPERVISOR_LOG, folder / WORKER_LOG):
+        if path.exists():
+            with open(open_plain(path), encoding="utf-8", errors="replace") as file:
+                logs[path.name] = file.read().splitlines()[-LOG_LINES:]
+    shown = ["\n  ".join([f"{folder / name}:", *tail]) for name, tail in logs.items() if tail]
+    answer({"run": folder, "logs": logs}, *(shown or [Note("the log is empty")]))
+
+
+def _follow(folder: Path) -> None:
+    """Print a line for each event and each new step until the run has ended. Only new lines are read."""
+    run, last = WatchedRun(folder), ("", 0)
+    run.status()
+    seen = run.read.num_events
+    while True:
+        status = run.status()
+        new, seen = run.read.num_events - seen, run.read.num_events
+        present(*(text for _, text in list(run.read.events)[-new:] if new))
+        if (status.state, status.step) != last:
+            show("; ".join(filter(None, [_short_state(status), _machine_text(run.read.sample)])))
+            emit(status)
+        last = (status.state, status.step)
+        if status.state != "running":
+            return
+        time.sleep(WATCH_S)
+
+
+def _short_state(status: RunStatus) -> str:
+    figures = {"loss": status.loss, "validation": status.validation_loss, "left_s": status.left_s}
+    known = {key: value for key, value in figures.items() if value is not None}
+    told = f"{status.state}, step {status.step} of {status.steps}"
+    return f"{told}, {value_text('', known)}" if known else told
+
+
+def rm(
+    runs: Annotated[list[str] | None, Argument(metavar="RUN", help="Names or folders of runs, or 'last'.")] = None,
+    unused: Annotated[bool, Option("--unused", help="Delete what nothing needs and what can be made again.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+) -> None:
+    """Delete runs with their checkpoints and adapters; releases registered from them are kept.
+
+    With --unused delete files that nothing needs instead. What would be deleted is listed first, and you are asked.
+    """
+    if bool(runs) == unused:
+        raise UsageError("nothing to delete is named", hint="give runs, or --unused alone")
+    if unused:
+        _remove_unused(yes=yes)
+    else:
+        _remove_runs(runs or [], yes=yes)
+
+
+def _remove_runs(names: list[str], *, yes: bool) -> None:
+    folders = sorted({find_run(name) for name in names}, key=lambda run: -len(run.parts))  # the inner ones first
+    for folder in folders:
+        if inner := [str(run) for run in run_folders() if folder in run.parents and run not in folders]:
+            hint = f"delete them too: hivetune rm {' '.join(map(quoted, [folder, *inner]))}"
+            raise UsageError(f"{folder} holds other runs: {', '.join(inner)}", hint=hint)
+    for folder in folders:
+        with hold_run(folder):  # one that is in use is refused before another is deleted
+            show(f"{folder}: {size(size_of(folder))}")
+    _ask(f"delete {'this run' if len(folders) == 1 else f'these {len(folders)} runs'}", yes=yes)
+    with closing(open_database()) as database:
+        freed = sum(remove_run(database, folder) for folder in folders)
+    answer({"deleted": folders, "size_bytes": freed}, f"{size(freed)} freed")
+
+
+def _remove_unused(*, yes: bool) -> None:
+    with closing(open_database()) as database:
+        unused = find_unused(database)
+        total = sum(entry.size_bytes for entry in unused)
+        document = {"pruned": yes, "size_bytes": total, "unused": unused}
+        if not unused or (MODE.json and not yes):
+            answer(document, "nothing to delete")
+            return
+        present(Table("what where=path size_bytes why", unused), f"{size(total)} can be freed")
+        _ask("delete all of them", yes=yes)
+        for entry in unused:
+            delete(database, entry)
+    answer(document, f"{size(total)} freed")
+
+
+def _ask(question: str, *, yes: bool) -> None:
+    """Raise UsageError if there is no terminal to ask on, and end the command if the answer is no."""
+    if yes:
+        return
+    if MODE.json or not sys.stdin.isatty():
+        raise UsageError("nothing was deleted: no terminal to confirm on", hint="give --yes")
+    if not typer.confirm(f"{question}?", err=True):
+        say("nothing was deleted")
+        raise typer.Exit
+
+
+def config(schema: Annotated[bool, Option("--schema", help="Print the JSON Schema.")] = False) -> None:
+    """List the settings of the YAML config with their defaults, or print their JSON Schema for an editor."""
+    document, settings = RunConfig.model_json_schema(), known_settings()
+    cells = [(setting.key, setting.default.strip('"') or "required", setting.meaning) for setting in settings]
+    answer(
+        {"json_schema": document, "keys": [setting.key for setting in settings], "settings": settings},
+        json.dumps(document, indent=1) if schema else Table("setting default meaning", cells),
+    )

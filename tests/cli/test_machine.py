@@ -1,0 +1,124 @@
+"""`init` writes a config whose rows are where it says; `doctor TEXT` explains; `demo` says first what it lacks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from command import hivetune
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hivetune.cli import machine
+from hivetune.cli.machine import LOG_BYTES, _relative_paths, _release_name, likeliest_columns
+from hivetune.cli.output import MODE
+from hivetune.config import DataConfig, RunConfig, parse_config
+from hivetune.errors import DataRefused, UsageError
+from hivetune.machine.findings import Judgement, MachineFinding
+from hivetune.release.registry import check_release_name
+from hivetune.train.plan.propose import propose
+
+ROW = json.dumps({"prompt": "Where is it?", "completion": "Here."}) + "\n"
+ILLEGAL = "RuntimeError: HIP error: an illegal memory access was encountered"
+
+
+def test_a_config_in_a_linked_folder_finds_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "real/deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real/deep")
+    (tmp_path / "rows.jsonl").write_text(ROW)
+    monkeypatch.chdir(tmp_path)
+    assert (Path("link") / str(_relative_paths(Path("link"), "rows.jsonl"))).exists()
+
+
+@pytest.mark.parametrize("stem", ["base", "x" * 200, "a" * 63 + " b", "日本", "Größe & co", "-x-"])
+def test_the_release_of_a_config_can_be_registered(stem: str) -> None:
+    assert check_release_name(_release_name(stem))
+
+
+def test_no_config_is_written_for_rows_that_are_all_held_out(tmp_path: Path) -> None:
+    """`train` refused what `init` called ready to train."""
+    (tmp_path / "rows.jsonl").write_text(ROW)
+    data = {"path": str(tmp_path / "rows.jsonl"), "test": 0.999, "validation": 0}
+    with pytest.raises(DataRefused, match="is left to train on"):
+        propose(parse_config({"model": "m", "data": data}), None)
+
+
+def test_a_split_that_misses_its_share_is_said_in_the_config(tmp_path: Path) -> None:
+    rows = [{"prompt": f"question {i}", "completion": f"answer {i}", "session": f"s{i % 5}"} for i in range(100)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    proposal = propose(parse_config({"model": "m", "data": {"path": str(tmp_path / "rows.jsonl")}}), None)
+    missed = proposal.report["groups"]["missed"]
+    text = machine._config_text(proposal, "rows.jsonl", "hivetune train c.yaml", tmp_path / "c.yaml", None)
+    assert missed and all(f"# {sentence}: rows with one question" in text for sentence in missed)
+
+
+def test_the_likeliest_mapping_is_proposed_unless_other_files_need_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mapping holds for all files: one for a stray file rejected all rows of the others."""
+    topics = ("parcel", "letter", "crate", "barrel")
+    rows = [{"wish": f"Where is the {t}?", "told": f"In Bonn, {t}.", "more": f"The {t} is ours."} for t in topics]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = RunConfig(model="m", data=DataConfig(path=str(tmp_path)))
+    assert likeliest_columns(config) == {"prompt": "wish", "completion": "told"}
+    told = capsys.readouterr()
+    assert "prompt=wish,completion=told   left out: more" in told.out and "--columns MAPPING" in told.err
+    mapped = config.model_copy(update={"data": DataConfig(path=str(tmp_path), columns={"prompt": "wish"})})
+    assert likeliest_columns(mapped) is None
+    (tmp_path / "good.jsonl").write_text(ROW)
+    assert likeliest_columns(config) is None and "good.jsonl needs none" in capsys.readouterr().err
+
+
+def explained(text: str) -> dict[str, Any]:
+    done = hivetune("doctor", "-", "--json", stdin=text)
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def test_a_pasted_error_is_explained_as_its_file_and_its_run_are(tmp_path: Path) -> None:
+    document = explained(ILLEGAL)
+    assert document["known"] and document["fault"] == "device-memory-fault" and document["retry"]
+    assert [remedy["name"] for remedy in document["remedies"][:2]] == ["blas", "isolate"]
+    assert all(remedy["says"] for remedy in document["remedies"]) and document["quote"] == ILLEGAL
+    (tmp_path / "child.log").write_text(f"step 1\n{ILLEGAL}\n")
+    for named in (ILLEGAL, tmp_path / "child.log", tmp_path):
+        assert json.loads(hivetune("doctor", named, "--json").stdout) == document
+    told = hivetune("doctor", ILLEGAL).stdout
+    assert document["advice"] in told and f"  isolate: {document['remedies'][1]['says']}" in told
+    (tmp_path / "long.log").write_bytes(b"CUDA out of memory\n" + b"\xff\x00 noise\n" * LOG_BYTES + ILLEGAL.encode())
+    long = json.loads(hivetune("doctor", tmp_path / "long.log", "--json").stdout)
+    assert long["fault"] == "device-memory-fault", "of a long log the end counts"
+    unknown = explained("the printer is on fire")
+    assert not unknown["known"] and "hivetune doctor" in unknown["advice"]
+    names = explained(f"OSError: [Errno 28] No space left on device: '{Path.home()}/runs/x'")
+    assert names["fault"] == "disk-full" and "~/runs/x" in names["quote"], "the account is not named"
+
+
+@given(st.text(max_size=400).filter(lambda text: text != "-"))
+@settings(max_examples=40, deadline=None)
+def test_any_text_has_an_answer(text: str) -> None:
+    try:
+        assert machine._read(text) == text
+    except UsageError as error:
+        assert "no such file" in error.message or "is a config" in error.message or text in error.message
+
+
+def test_a_machine_that_cannot_train_is_one_document(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fatal = MachineFinding("no-torch", "fatal", "torch is missing", "", "pip install torch")
+    monkeypatch.setattr(machine, "judge_machine", lambda facts, dtype: Judgement((fatal,)))
+    monkeypatch.setattr(MODE, "json", True)
+    with pytest.raises(typer.Exit) as raised:
+        machine.doctor()
+    document = json.loads(capsys.readouterr().out)
+    assert raised.value.exit_code == 4 and not document["fit"]
+    assert document["error"]["message"] == "cannot train here: torch is missing"
+
+
+def test_a_demo_without_the_converter_ends_before_it_trains(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIVETUNE_CONVERTERS", str(own_home / "none"))
+    refused = hivetune("demo")
+    assert refused.returncode == 4 and "hint: run hivetune fetch llama.cpp" in refused.stderr
+    assert not (own_home / "demo").exists()
