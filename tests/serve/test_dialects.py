@@ -2,7 +2,7 @@
 refused by its name, and what the official clients read of an answer. The model server is a function here."""
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import anthropic
@@ -16,7 +16,9 @@ from serve.stage import PORT, Stage, said
 
 from hivetune.config import DataConfig
 from hivetune.data.prepare.prepare import check
+from hivetune.serve.api import DIALECTS
 from hivetune.serve.capture import Capture
+from hivetune.serve.fields import FieldRefused
 
 MESSAGES, RESPONSES, CHAT, GENERATE = "/v1/messages", "/v1/responses", "/api/chat", "/api/generate"
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
@@ -248,6 +250,27 @@ def test_what_can_not_be_honoured_is_refused_by_its_name() -> None:
         assert stage.asked == []
 
     Stage().play(scene)
+
+
+def spoiled(value: Any) -> Iterator[Any]:
+    """Yield a document with each of its values, one at a time, replaced by one of another kind, or left out."""
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            for other in (5, "x", [5], {"x": 5}, True, None, *spoiled(item)):
+                yield {**value, key: other} if isinstance(value, dict) else [*value[:key], other, *value[key + 1 :]]
+
+
+@pytest.mark.parametrize(("path", "body"), [(MESSAGES, CLAUDE_CODE), (RESPONSES, CODEX), (CHAT, OLLAMA)])
+def test_any_document_is_answered_or_refused_by_name(path: str, body: dict[str, Any]) -> None:
+    dialect = next(dialect for dialect in DIALECTS if dialect.path == path)
+    refused = 0
+    for document in spoiled(body):
+        try:
+            dialect.read(document, lambda answer: [])
+        except FieldRefused as problem:
+            assert problem.field, document
+            refused += 1
+    assert refused > 100
 
 
 BEARER = {"Authorization": "Bearer token-a"}

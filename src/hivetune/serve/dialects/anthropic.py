@@ -1,22 +1,19 @@
 """Anthropic's Messages, which Claude Code speaks. Thoughts, texts, calls and results are blocks of one turn there."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hivetune.serve.dialects import base
 from hivetune.serve.dialects.base import Block, Blocks, Given, Named, Read, Recall, Stage
 
 MESSAGES = "/v1/messages"
-_SAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")
 _NAMES = {
-    "stop": "stop_sequences",
-    "user": "metadata.user_id",
-    "reasoning_effort": "output_config.effort",
-    "enable_thinking": "thinking",
-    "response_format": "output_config.format",
+    **{name: name for name in ("model", "max_tokens", "stream", "temperature", "top_p", "top_k")},
+    **{"stop": "stop_sequences", "user": "metadata.user_id", "reasoning_effort": "output_config.effort"},
 }
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 _DELTAS = {"text": ("text_delta", "text"), "thought": ("thinking_delta", "thinking")}
+_PLACES = {"enable_thinking": "thinking", "response_format": "output_config.format"}
 # Claude Code's first system text numbers its requests, so each would begin with other tokens than the one before.
 _BILL = "x-anthropic-billing-header:"
 
@@ -24,15 +21,9 @@ _BILL = "x-anthropic-billing-header:"
 def read(document: Mapping[str, Any], recall: Recall) -> Read:
     """Return a request to answer, or to count the tokens of."""
     given = Given(document)
-    chat = {name: given.take(name) for name in _SAME}
-    chat |= {"stop": given.take("stop_sequences") or None, "user": given.inner("metadata").take("user_id")}
-    tools = given.each("tools")
-    for tool in tools:
-        tool.one_of("type", "custom")
-        tool.one_of("defer_loading", False)
-        tool.hints("cache_control", "eager_input_streaming")
-    chat["tools"] = [tool.function("input_schema") for tool in tools] or None
-    choice, thinking, output = (given.inner(name) for name in ("tool_choice", "thinking", "output_config"))
+    chat = given.fields(_NAMES) | {"tools": given.tools("custom", "input_schema")}
+    chat["stop"] = chat["stop"] or None
+    choice, thinking = given.inner("tool_choice"), given.inner("thinking")
     kind = choice.one_of("type", "auto", "any", "tool", "none")
     named = {"type": "function", "function": {"name": choice.take("name")}}
     chat["tool_choice"] = {"any": "required", "tool": named}.get(kind, kind)
@@ -40,8 +31,7 @@ def read(document: Mapping[str, Any], recall: Recall) -> Read:
     kind = thinking.one_of("type", "enabled", "disabled", "adaptive")
     chat["enable_thinking"] = {"enabled": True, "disabled": False}.get(kind)
     thinking.hints("budget_tokens", "display")
-    chat["reasoning_effort"] = output.take("effort")
-    form = output.inner("format")
+    form = given.inner("output_config").inner("format")
     if form.one_of("type", "json_schema"):
         chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.take("schema")}}
     given.hints("cache_control", "context_management", "service_tier")
@@ -50,33 +40,27 @@ def read(document: Mapping[str, Any], recall: Recall) -> Read:
         _, _, system = system.partition("\n")
         given.ignored["system[0]"] = None
     turns = [{"role": "system", "content": system}] if system else []
-    turns += (turn for message in given.each("messages") for turn in _turns(message))
-    return base.chat_read(given, chat, turns, _NAMES)
+    return base.chat_read(given, chat, [*turns, *_turns(given.each("messages"))], _NAMES | _PLACES)
 
 
-def _turns(message: Given) -> Iterator[dict[str, Any]]:
-    """Yield a message as chat turns: tools' results first, since what a user says with them comes after them."""
-    said: dict[str, Any] = {"role": message.one_of("role", "user", "assistant", "system")}
-    texts, thoughts, calls = [], [], []
-    is_text = isinstance(message.peek("content"), str)
-    for block in () if is_text else message.each("content"):
-        kind = block.one_of("type", "text", "thinking", "tool_use", "tool_result")
-        block.hints("cache_control")
-        if kind == "tool_result":
-            block.hints("is_error")  # the text says it too
-            yield {"role": "tool", "tool_call_id": block.take("tool_use_id"), "content": block.text("content")}
-        elif kind == "tool_use":
-            calls.append(base.call_of(block.take("name"), block.take("input", dict), block.take("id")))
-        elif kind == "thinking":
-            block.hints("signature")
-            thoughts.append(block.take("thinking", str) or "")
-        else:
-            texts.append(block.part())
-    said |= {"content": message.text("content")} if is_text else {"content": "\n".join(texts)} if texts else {}
-    said |= {"tool_calls": calls} if calls else {}
-    said |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
-    if len(said) > 1:
-        yield said
+def _turns(messages: Iterable[Given]) -> Iterator[dict[str, Any]]:
+    """Yield each block as a chat turn; neighbours of one role become one."""
+    for message in messages:
+        role = message.one_of("role", "user", "assistant", "system")
+        if not isinstance(message.peek("content"), list):
+            yield {"role": role, "content": message.text("content")}
+        for block in message.each("content"):
+            kind = block.one_of("type", "text", "thinking", "tool_use", "tool_result")
+            block.hints("cache_control", "signature", "is_error")  # an error's text says it too
+            if kind == "tool_result":
+                yield {"role": "tool", "tool_call_id": block.take("tool_use_id"), "content": block.text("content")}
+            elif kind == "tool_use":
+                call = base.call_of(block.take("name"), block.take("input", dict), block.take("id"))
+                yield {"role": "assistant", "tool_calls": [call]}
+            elif kind == "thinking":
+                yield {"role": "assistant", "reasoning_content": block.take("thinking", str)}
+            else:
+                yield {"role": role, "content": block.part()}
 
 
 def _block(block: Block, text: str) -> dict[str, Any]:
@@ -133,4 +117,6 @@ class _Writer(base.BlockWriter):
         return base.error_body(502, message, path=MESSAGES)
 
 
-ANTHROPIC = base.Dialect(MESSAGES, base.CHAT, "messages", read, _whole, _Writer, names=_NAMES)
+ANTHROPIC = base.Dialect(
+    MESSAGES, base.CHAT, "messages", read, _whole, _Writer, names=_NAMES | {"enable_thinking": "thinking"}
+)

@@ -97,9 +97,9 @@ class Given:
             raise FieldRefused(path, "an object is expected")
         self._left = {key: item for key, item in value.items() if item is not None}
         self._path, self._root = path, self if root is None else root
-        self._inside: list[Given] = []
+        self._objects: dict[str, Given] = {}
         self.ignored: dict[str, None] = {}
-        self._root._inside.append(self)
+        self._root._objects[path] = self
 
     def peek(self, key: str) -> Any:
         return self._left.get(key)
@@ -124,7 +124,13 @@ class Given:
         self._root.ignored |= {key: None for key in keys if self._left.pop(key, None) is not None}
 
     def inner(self, key: str) -> "Given":
-        return Given(self.take(key) or {}, self.at(key), self._root)
+        known = self._root._objects.get(self.at(key))
+        return known or Given(self.take(key) or {}, self.at(key), self._root)
+
+    def fields(self, names: Mapping[str, str]) -> dict[str, Any]:
+        """Take chat fields. `names`: what each is called here, `options.stop` inside of an object."""
+        places = {name: own.rpartition(".") for name, own in names.items()}
+        return {name: (self.inner(at) if at else self).take(key) for name, (at, _, key) in places.items()}
 
     def each(self, key: str) -> list["Given"]:
         items = enumerate(self.take(key, list) or ())
@@ -145,15 +151,21 @@ class Given:
             raise FieldRefused(self.at("text"), "a part has a text")
         return str(self.take("text", str))
 
-    def function(self, schema: str) -> dict[str, Any]:
-        """Take a function's name, description and schema, as chat completions have them."""
-        function = {key: self.take(key) for key in ("name", "description", "strict")} | {
-            "parameters": self.take(schema)
-        }
-        return {"type": "function", "function": {key: item for key, item in function.items() if item is not None}}
+    def tools(self, kind: str, schema: str, inner: str = "") -> list[dict[str, Any]] | None:
+        """Take the functions among `tools` as chat completions have them; all tools are of one kind."""
+        functions = []
+        for tool in self.each("tools"):
+            tool.one_of("type", kind)
+            tool.one_of("defer_loading", False)
+            tool.hints("cache_control", "eager_input_streaming")
+            names = {name: name for name in ("name", "description", "strict")} | {"parameters": schema}
+            taken = (tool.inner(inner) if inner else tool).fields(names)
+            function = {name: value for name, value in taken.items() if value is not None}
+            functions.append({"type": "function", "function": function})
+        return functions or None
 
     def done(self) -> None:
-        for inside in self._inside:
+        for inside in self._objects.values():
             for key in inside._left:
                 raise FieldRefused(inside.at(key), "no field of this API")
 
@@ -179,11 +191,11 @@ def _in_order(turns: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     role but tools' results. A later system prompt becomes the user's."""
     ordered: list[dict[str, Any]] = []
     for turn in turns:
-        if turn["role"] in ("system", "developer"):
-            is_first = all(before["role"] == "system" for before in ordered)
-            turn = {**turn, "role": "system" if is_first else "user"}
-        if not ordered or turn["role"] == "tool" or turn["role"] != ordered[-1]["role"]:
-            ordered.append(dict(turn))
+        role = turn.get("role")
+        if role in ("system", "developer"):
+            role = "system" if all(before["role"] == "system" for before in ordered) else "user"
+        if not ordered or role == "tool" or role != ordered[-1]["role"]:
+            ordered.append({**turn, "role": role})
             continue
         last = ordered[-1]
         for key in ("reasoning_content", "content"):
@@ -243,8 +255,7 @@ class Blocks:
                 if text:
                     same = bool(self.blocks) and self.blocks[-1].kind == kind
                     yield self._add(self.blocks[-1] if same else self._new(kind), text)
-            calls = (call for call in said.get("tool_calls") or () if isinstance(call, dict))
-            for number, call in enumerate(calls):
+            for number, call in enumerate(said.get("tool_calls") or ()):
                 function, key = call.get("function") or {}, call.get("index", number)
                 if key not in self._calls:
                     self._calls[key] = self._new("call", str(call.get("id")), str(function.get("name")))

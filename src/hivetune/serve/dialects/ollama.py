@@ -10,47 +10,41 @@ from hivetune.serve.dialects.base import Block, Blocks, Given, Named, Read, Reca
 
 VERSION = "0.13.0"  # of the API that is spoken here: clients ask for it, and some refuse older ones
 GENERATE = "/api/generate"
-_SAME = (
-    *("temperature", "top_p", "top_k", "min_p", "seed", "repeat_penalty"),
-    *("presence_penalty", "frequency_penalty"),
+_OPTIONS = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "repeat_penalty", "presence_penalty", "frequency_penalty"),
+    "stop",
 )
+_NAMES = {name: f"options.{name}" for name in _OPTIONS} | {"max_tokens": "options.num_predict", "stream": "stream"}
+_THINK = {"enable_thinking": "think", "reasoning_effort": "think", "response_format": "format"}
 # Settings of Ollama's own runner; what is served here is loaded already.
 _RUNNER = (
     *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "numa", "low_vram", "f16_kv"),
     *("use_mmap", "use_mlock"),
 )
-_NAMES = {"max_tokens": "options.num_predict", "response_format": "format"}
-_NAMES |= {"enable_thinking": "think", "reasoning_effort": "think"}
-_NAMES |= {name: f"options.{name}" for name in (*_SAME, "stop")}
 
 
 def _read(document: Mapping[str, Any], recall: Recall) -> Read:
     given = Given(document)
-    options = given.inner("options")
-    chat = {name: options.take(name) for name in _SAME}
-    options.hints(*_RUNNER)
-    length, stop, form = options.take("num_predict"), options.take("stop"), given.take("format")
-    chat |= {"max_tokens": None if length == -1 else length, "stop": stop or None}
-    chat |= {"model": (given.take("model", str) or "").removesuffix(":latest"), "stream": given.take("stream")}
+    chat, form, think = given.fields(_NAMES), given.take("format"), given.take("think")
+    given.inner("options").hints(*_RUNNER)
+    given.hints("keep_alive")
+    chat["model"] = (given.take("model", str) or "").removesuffix(":latest")
     chat["stream"] = True if chat["stream"] is None else chat["stream"]
+    chat["stop"] = chat["stop"] or None
+    chat["max_tokens"] = None if chat["max_tokens"] == -1 else chat["max_tokens"]  # no limit
     if form:
         schema = {"type": "json_schema", "json_schema": {"schema": form}}
         chat["response_format"] = {"type": "json_object"} if form == "json" else schema
-    think = given.take("think")
     chat["enable_thinking" if isinstance(think, bool) else "reasoning_effort"] = think
-    given.hints("keep_alive")
     if given.peek("messages") is not None:
-        tools = given.each("tools")
-        for tool in tools:
-            tool.one_of("type", "function")
-        chat["tools"] = [tool.inner("function").function("parameters") for tool in tools] or None
-        return base.chat_read(given, chat, _turns(given.each("messages")), _NAMES)
+        chat["tools"] = given.tools("function", "parameters", "function")
+        return base.chat_read(given, chat, _turns(given.each("messages")), _NAMES | _THINK)
     given.one_of("raw", False)
-    for empty in ("suffix", "template"):
-        given.one_of(empty, "")
-    given.one_of("images", [])
-    said = (("system", given.take("system")), ("user", given.take("prompt")))
-    return base.chat_read(given, chat, [{"role": role, "content": text} for role, text in said if text], _NAMES)
+    for empty in ("suffix", "template", "images"):
+        given.one_of(empty, "", [])
+    said = (("system", given.take("system", str)), ("user", given.take("prompt", str)))
+    turns = [{"role": role, "content": text} for role, text in said if text]
+    return base.chat_read(given, chat, turns, _NAMES | _THINK | {"messages": "prompt"})
 
 
 def _turns(messages: Iterable[Given]) -> Iterator[dict[str, Any]]:
@@ -58,7 +52,8 @@ def _turns(messages: Iterable[Given]) -> Iterator[dict[str, Any]]:
     num_calls = num_results = 0
     for message in messages:
         message.one_of("images", [])
-        turn = {key: message.take(key) for key in ("role", "content")} | {"reasoning_content": message.take("thinking")}
+        turn = {"role": message.take("role"), "content": message.take("content", str)}
+        turn["reasoning_content"] = message.take("thinking", str)
         if turn["role"] == "tool":
             turn |= {"name": message.take("tool_name"), "tool_call_id": f"call{num_results:05}"}
             num_results += 1
@@ -144,6 +139,6 @@ def show(template: str, context_tokens: int, *, takes_tools: bool) -> dict[str, 
 
 
 OLLAMA = tuple(
-    base.Dialect(path, base.CHAT, field, _read, _whole, _Writer, "application/x-ndjson", _NAMES)
+    base.Dialect(path, base.CHAT, field, _read, _whole, _Writer, "application/x-ndjson", _THINK)
     for path, field in (("/api/chat", "messages"), (GENERATE, "prompt"))
 )

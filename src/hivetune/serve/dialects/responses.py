@@ -1,48 +1,36 @@
 """OpenAI's Responses, which Codex speaks. Thoughts, messages, calls and results are items of one list there."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hivetune.serve.dialects import base
 from hivetune.serve.dialects.base import Block, Blocks, Given, Named, Read, Recall, Stage
 
-_SAME = ("model", "stream", "temperature", "top_p", "parallel_tool_calls", "metadata", "user")
+_NAMES = {
+    **{name: name for name in ("model", "stream", "temperature", "top_p", "parallel_tool_calls", "metadata", "user")},
+    **{"tool_choice": "tool_choice", "max_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort"},
+}
+_PLACES = {"messages": "input", "response_format": "text.format"}
 _HINTS = (
     *("store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
     *("client_metadata", "stream_options"),
 )
-_NAMES = {
-    "messages": "input",
-    "max_tokens": "max_output_tokens",
-    "reasoning_effort": "reasoning.effort",
-    "response_format": "text.format",
-}
 # What an answer repeats of its request, and what it says where the request does not.
 _REPEATED = {
     **dict.fromkeys(("instructions", "max_output_tokens", "previous_response_id", "temperature", "top_p", "user")),
     **{"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "metadata": {}, "truncation": "disabled"},
 }
-_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 
 
 def _read(document: Mapping[str, Any], recall: Recall) -> Read:
     given = Given(document)
-    chat = {name: given.take(name) for name in _SAME}
-    chat["max_tokens"] = given.take("max_output_tokens")
-    chat["tool_choice"] = given.take("tool_choice")
+    chat = given.fields(_NAMES) | {"tools": given.tools("function", "parameters")}
     if isinstance(named := chat["tool_choice"], dict):
         chat["tool_choice"] = {"type": named.get("type"), "function": {"name": named.get("name")}}
-    tools = given.each("tools")
-    for tool in tools:
-        tool.one_of("type", "function")
-        tool.one_of("defer_loading", False)
-    chat["tools"] = [tool.function("parameters") for tool in tools] or None
-    reasoning, text = given.inner("reasoning"), given.inner("text")
-    chat["reasoning_effort"] = reasoning.take("effort")
-    reasoning.hints("summary", "generate_summary")
-    text.hints("verbosity")
-    form = text.inner("format")
+    given.inner("reasoning").hints("summary", "generate_summary")
+    given.inner("text").hints("verbosity")
+    form = given.inner("text").inner("format")
     kind = form.take("type")
     schema = {key: form.take(key) for key in ("name", "description", "schema", "strict")}
     chat["response_format"] = kind and {"type": kind, **({"json_schema": schema} if kind == "json_schema" else {})}
@@ -56,30 +44,26 @@ def _read(document: Mapping[str, Any], recall: Recall) -> Read:
     earlier = recall(previous) if previous else []
     if instructions:
         earlier = [{"role": "system", "content": instructions}, *(t for t in earlier if t["role"] != "system")]
-    asked = given.peek("input")
-    said = [{"role": "user", "content": given.take("input")}] if isinstance(asked, str) else _turns(given.each("input"))
-    return base.chat_read(given, chat, [*earlier, *said], _NAMES)
+    text = given.take("input") if isinstance(given.peek("input"), str) else None
+    said = _turns(given.each("input")) if text is None else [{"role": "user", "content": text}]
+    return base.chat_read(given, chat, [*earlier, *said], _NAMES | _PLACES)
 
 
-def _turns(items: Iterable[Given]) -> list[dict[str, Any]]:
-    """Return items as chat turns. Neighbours of one role become one: thoughts, what was said, and calls."""
-    turns: list[dict[str, Any]] = []
+def _turns(items: Iterable[Given]) -> Iterator[dict[str, Any]]:
+    """Yield items as chat turns; neighbours of one role become one: thoughts, what was said, and calls."""
     for item in items:
-        kind = item.one_of("type", *_ITEMS) or "message"
+        kind = item.one_of("type", "message", "function_call", "function_call_output", "reasoning")
         item.take("id")
-        item.hints("status", "phase")
-        if kind == "message":
-            turns.append({"role": item.take("role"), "content": item.text("content")})
-        elif kind == "function_call":
+        item.hints("status", "phase", "encrypted_content")
+        if kind == "function_call":
             call = base.call_of(item.take("name"), item.take("arguments"), item.take("call_id"))
-            turns.append({"role": "assistant", "tool_calls": [call]})
+            yield {"role": "assistant", "tool_calls": [call]}
         elif kind == "function_call_output":
-            turns.append({"role": "tool", "tool_call_id": item.take("call_id"), "content": item.text("output")})
+            yield {"role": "tool", "tool_call_id": item.take("call_id"), "content": item.text("output")}
+        elif kind == "reasoning":
+            yield {"role": "assistant", "reasoning_content": item.text("content") or item.text("summary")}
         else:
-            item.hints("encrypted_content")
-            thought = item.text("content") or item.text("summary")
-            turns.append({"role": "assistant", "reasoning_content": thought} if thought else {"role": "assistant"})
-    return turns
+            yield {"role": item.take("role"), "content": item.text("content")}
 
 
 def _item(named: Named, block: Block, *, done: bool = True) -> dict[str, Any]:
