@@ -22,11 +22,17 @@ from hivetune.errors import UsageError
 from hivetune.serve.capture import CapturedAnswer, Feedback, Rating, store_entries
 
 
-def captured(number: int, rating: Rating | None = None, answer: str = "four") -> str:
+def captured(number: int, rating: Rating | None = None, answer: str = "four", logprob: float | None = None) -> str:
     identity = f"hive-{number:024}"
     asked = [{"role": "user", "content": f"What is {number} + 2? Ask ann.miller@posteo.de"}]
     entry = CapturedAnswer(
-        identity, "demo@1", asked, {"role": "assistant", "content": answer}, client="c", time=1000.0 + number
+        identity,
+        "demo@1",
+        asked,
+        {"role": "assistant", "content": answer},
+        client="c",
+        time=1000.0 + number,
+        logprob=logprob,
     )
     with closing(open_database()) as database:
         store_entries(database, [entry, *([Feedback(identity, "c", rating)] if rating else [])])
@@ -60,11 +66,8 @@ def test_the_worst_rated_come_first_then_the_newest(own_home: Path) -> None:
 
 def test_of_equally_rated_rows_the_least_certain_comes_first(own_home: Path) -> None:
     """`logprob`: the mean log-probability of the answer's tokens, which the gateway stores; unknown ones come last."""
-    unknown, sure, unsure, bad = captured(9), captured(1), captured(2), captured(3, "down")
-    with closing(open_database()) as database:
-        for identity, logprob in ((sure, -0.01), (unsure, -1.5), (bad, -0.2)):
-            change = "UPDATE interactions SET row = json_set(row, '$.logprob', ?) WHERE id = ?"
-            database.execute(change, (logprob, identity))
+    unknown, sure = captured(9), captured(1, logprob=-0.01)
+    unsure, bad = captured(2, logprob=-1.5), captured(3, "down", logprob=-0.2)
     found = shown()
     assert [row.id for row in found] == [bad, unsure, sure, unknown]
     assert [row.certainty and round(row.certainty, 2) for row in found] == [0.82, 0.22, 0.99, None]
