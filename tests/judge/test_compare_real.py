@@ -34,7 +34,7 @@ def rows(tmp_path: Path) -> str:
 
 def test_any_against_any(own_home: Path, tmp_path: Path, rows: str) -> None:
     labels = [add_release(tmp_path, "helper", seed) for seed in (1, 2)]
-    options = ("--rows", rows, "--tokens", "6")
+    options = ("--rows", rows, "--set", "eval.tokens=6")
     code, document = compare(*labels, *options)
     assert code == 0, document
     assert document["problems"] == [] and len(document["answers"]) == 8

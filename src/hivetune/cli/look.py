@@ -1,4 +1,4 @@
-"""The commands that look: `status` (also `hivetune` alone), `dashboard`, `runs`, `show`, `rm`, `config`."""
+"""The commands on runs: `runs`, `show`, `rm`; and `config`."""
 
 import itertools
 import json
@@ -26,7 +26,6 @@ from hivetune.cli.output import (
     Table,
     answer,
     emit,
-    emit_until_stopped,
     facts,
     moment,
     present,
@@ -36,7 +35,6 @@ from hivetune.cli.output import (
     value_text,
 )
 from hivetune.config import RunConfig, known_settings
-from hivetune.dashboard.overview import overview
 from hivetune.dashboard.watched import WatchedRun
 from hivetune.errors import UsageError
 from hivetune.release.prune import delete, find_unused, remove_run
@@ -60,53 +58,6 @@ SPARK_WIDTH, BARS = 60, "▁▂▃▄▅▆▇█"
 SAMPLE = ("available_bytes", "resident_bytes", "disk_free_bytes", "cards")
 STATE = "state step steps pid loss validation_loss tokens_per_second left_s restarts quarantined last_fault "
 STATE += "damaged_lines storage_problem problem"
-
-
-def status() -> None:
-    """Show what runs, what is served, what comes next and what needs your attention."""
-    state = overview()
-    by = "" if state.gateway_pid is None else f" by process {state.gateway_pid}"
-    champions = [f"{r.label}, {'' if r.label in state.served else 'not '}served{by}" for r in state.champions]
-    lines = [f"champions: {'; '.join(champions) or 'none'}"]
-    for loop in state.loops:
-        doing = "paused" if loop.paused else "not running" if loop.pid is None else f"running in process {loop.pid}"
-        lines.append(f"cycle {loop.name}: {doing}{f'; {loop.last}' if loop.last else ''}")
-    lines.append(f"interactions in the store: {state.interactions:,}")
-    running = Table("running=name step steps loss validation_loss tokens/s=tokens_per_second left_s", state.running)
-    recent = Table("run=name state step steps loss validation_loss begun=created", state.recent)
-    problems = [(run.run.name, run.storage_problem) for run in (*state.running, *state.recent) if run.storage_problem]
-    answer(
-        state.document(),
-        running if state.running else "nothing is running",
-        *lines,
-        recent if state.recent else "",
-        *(f"{name}: {problem}" for name, problem in problems),
-        *(f"needs you: {step.why}: {step.command}" for step in state.needs),
-        *(f"next: {step.why}: {step.command}" for step in state.next),
-    )
-
-
-def dashboard_command(
-    port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8643,
-    new_token: Annotated[bool, Option("--new-token", help="Make a new token, which signs everybody out.")] = False,
-) -> None:
-    """Show runs, cycles, releases, rows and this machine in a browser, kept up to date.
-
-    The server listens on this machine only. Each action on a page asks for confirmation. A running gateway shows the
-    same pages at /dashboard.
-    """
-    # `status` is called often, and should not wait a second for the pages to be imported.
-    from hivetune.dashboard.access import dashboard_token
-    from hivetune.dashboard.app import run_dashboard
-
-    token = dashboard_token(new=new_token)
-
-    def tell(url: str) -> None:
-        show(f"open {url}login?token={token}")
-        say("the address holds the token of this dashboard; keep it private. Stop the server with Ctrl-C")
-        emit_until_stopped({"url": url, "token": token})
-
-    run_dashboard(port, tell)
 
 
 def runs() -> None:

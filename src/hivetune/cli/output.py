@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
-from hivetune.base.paths import spelled
 from hivetune.base.typed import to_plain
 from hivetune.base.units import duration as duration
 from hivetune.base.units import number as number
@@ -116,8 +115,12 @@ def value_text(key: str, value: Any) -> str:
         return ", ".join(f"{title_of(name)} {value_text(name + unit, each)}" for name, each in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(value_text(key, each) for each in value)
+    if isinstance(value, os.PathLike):
+        from hivetune.base.paths import spelled  # only now: `--help` does not wait for the names of packages
+
+        return spelled(value)
     if not isinstance(value, int | float):
-        return spelled(value) if isinstance(value, os.PathLike) else str(value)
+        return str(value)
     if key in TIMES:
         return moment(value)
     if key.endswith("_bytes"):
