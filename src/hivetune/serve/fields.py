@@ -8,7 +8,7 @@ form of a request inside the gateway; another API's request is mapped to them an
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -59,53 +59,43 @@ _MAPS = frozenset(("properties", "$defs", "definitions"))  # whose keys are name
 _VALUES = frozenset(("enum", "const", "default", "examples"))  # which hold no schemas
 
 
-def _parts(schema: Any) -> Iterator[tuple[str, int, Any, bool]]:
-    """Yield each value inside a schema: its place, its depth, and whether it stands where a schema does."""
-    waiting = [("", 0, schema, True)]
-    for place, depth, value, is_schema in waiting:  # grows while it is read
+def _check_schema(schema: Any, *, strict: bool = False) -> None:
+    """Raise ValueError for a JSON schema whose grammar would be large, or that refers to another document; with
+    `strict` also for a keyword that would not hold, with its place."""
+    waiting = [("", 0, schema, True)]  # place, depth, value, whether it stands where a schema does
+    for place, depth, part, is_schema in waiting:  # grows while it is read
         if depth > SCHEMA_DEPTH or len(waiting) > SCHEMA_VALUES:
             raise ValueError(f"a schema has at most {SCHEMA_DEPTH} levels and {SCHEMA_VALUES:,} values")
-        yield place, depth, value, is_schema
-        if isinstance(value, dict):
-            for key, item in value.items():
-                if is_schema and key in _MAPS and isinstance(item, dict):
-                    waiting += ((f"{place}/{key}/{name}", depth + 2, each, True) for name, each in item.items())
-                else:
-                    waiting.append((f"{place}/{key}", depth + 1, item, is_schema and key not in _VALUES))
-        elif isinstance(value, list):
-            waiting += ((f"{place}/{number}", depth + 1, item, is_schema) for number, item in enumerate(value))
+        if isinstance(part, list):
+            waiting += ((f"{place}/{number}", depth + 1, item, is_schema) for number, item in enumerate(part))
+        for key, value in part.items() if isinstance(part, dict) else ():
+            if is_schema and key in _MAPS and isinstance(value, dict):
+                waiting += ((f"{place}/{key}/{name}", depth + 2, each, True) for name, each in value.items())
+            else:
+                waiting.append((f"{place}/{key}", depth + 1, value, is_schema and key not in _VALUES))
+            if key in _REPEATS and isinstance(value, int | float) and value > SCHEMA_REPEATS:
+                raise ValueError(f"{key} is at most {SCHEMA_REPEATS:,}")
+            if key == "pattern" and isinstance(value, str) and len(value) > SCHEMA_PATTERN_CHARS:
+                raise ValueError(f"a pattern has at most {SCHEMA_PATTERN_CHARS} characters")
+            if key == "$ref" and isinstance(value, str) and not value.startswith("#"):
+                raise ValueError("a $ref stays inside the schema")
+            if strict and is_schema and not _is_enforced(key, value, part):
+                shown = f" {value!r}" if isinstance(value, str) else ""
+                raise ValueError(f"strict: {key}{shown} at {place or '/'} is not enforced here; leave it or strict out")
+
+
+def _is_enforced(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
+    """Return whether an answer always keeps a keyword of its schema."""
+    if key == "pattern" and isinstance(value, str):
+        return value.startswith("^") and value.endswith("$") and re.search(r"\\[dDwWsSbB]", value) is None
+    if key in _RANGES:
+        return bool(schema.get("type") == "integer")
+    return key not in _NOT_ENFORCED and (key != "format" or value in _FORMATS)
 
 
 def _bounded(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON schema. Raises ValueError if its grammar would be large, or if it refers to another document."""
-    for _, _, part, _ in _parts(schema):
-        if not isinstance(part, dict):
-            continue
-        for key in _REPEATS:
-            if isinstance(part.get(key), int | float) and part[key] > SCHEMA_REPEATS:
-                raise ValueError(f"{key} is at most {SCHEMA_REPEATS:,}")
-        if isinstance(part.get("pattern"), str) and len(part["pattern"]) > SCHEMA_PATTERN_CHARS:
-            raise ValueError(f"a pattern has at most {SCHEMA_PATTERN_CHARS} characters")
-        if isinstance(part.get("$ref"), str) and not part["$ref"].startswith("#"):
-            raise ValueError("a $ref stays inside the schema")
+    _check_schema(schema)
     return schema
-
-
-def _refuse_not_enforced(schema: Any) -> None:
-    """Raise ValueError for a keyword of a strict schema that would not hold, with its place."""
-    for place, _, part, is_schema in _parts(schema):
-        for key, value in part.items() if is_schema and isinstance(part, dict) else ():
-            pattern = value if key == "pattern" and isinstance(value, str) else "^$"
-            refused = (
-                key in _NOT_ENFORCED
-                or (key in _RANGES and part.get("type") != "integer")
-                or (key == "format" and value not in _FORMATS)
-                or not (pattern.startswith("^") and pattern.endswith("$"))
-                or re.search(r"\\[dDwWsSbB]", pattern) is not None
-            )
-            if refused:
-                shown = f" {value!r}" if isinstance(value, str) else ""
-                raise ValueError(f"strict: {key}{shown} at {place or '/'} is not enforced here; leave it or strict out")
 
 
 def _joined(content: "str | list[TextPart] | None") -> str | None:
@@ -193,7 +183,7 @@ class _Schema(Fields):
     @model_validator(mode="after")
     def _enforced(self) -> Self:
         if self.strict:
-            _refuse_not_enforced(getattr(self, "schema_" if isinstance(self, _NamedSchema) else "parameters"))
+            _check_schema(getattr(self, "schema_" if isinstance(self, _NamedSchema) else "parameters"), strict=True)
         return self
 
 

@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import sqlite3
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +76,14 @@ class Wanted:
     """
 
     deployments: tuple[Deployment, ...] = ()
-    champions: Mapping[str, str] = field(default_factory=dict)
-    candidates: Mapping[str, str] = field(default_factory=dict)
-    canaries: frozenset[str] = frozenset()
-    domains: Mapping[str, tuple[Domain, ...]] = field(default_factory=dict)
-    generation: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    withdrawn: Mapping[str, str] = field(default_factory=dict)
-    problems: tuple[str, ...] = ()
-    unserved: Mapping[str, str] = field(default_factory=dict)
+    champions: dict[str, str] = field(default_factory=dict)
+    candidates: dict[str, str] = field(default_factory=dict)
+    canaries: set[str] = field(default_factory=set)
+    domains: dict[str, tuple[Domain, ...]] = field(default_factory=dict)
+    generation: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    withdrawn: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    unserved: dict[str, str] = field(default_factory=dict)
     taken: str = ""
 
     @property
@@ -103,64 +103,47 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = ()) -> Wanted:
             hint = f"serve {bare}, and ask for the model {name}"
             raise UsageError(f"{name}: the gateway serves names with all their versions", hint=hint)
         find(database, name)
+    found = Wanted()
     served: dict[tuple[str, str], list[ServedRelease]] = {}
-    champions: dict[str, str] = {}
-    candidates: dict[str, str] = {}
-    generation: dict[str, Mapping[str, Any]] = {}
-    withdrawn: dict[str, str] = {}
-    unserved: dict[str, str] = {}
-    problems: list[str] = []
-    canaries: set[str] = set()
-    domains: dict[str, tuple[Domain, ...]] = {}
     for name, version in desired(database).items():
         all_releases = releases(database, name)
         of, domain = _domain_of(next(release for release in all_releases if release.version == version))
         if names and name not in names and of not in names:
             continue
-        withdrawn |= {release.label: release.withdrawn for release in all_releases if release.withdrawn}
         usable: dict[str, Release] = {}  # by alias
         for release in all_releases:
-            aliases = {*release.aliases, *(("champion",) if release.version == version else ())}
-            if not aliases & {"champion", "previous", "candidate"} or release.pruned or release.withdrawn:
+            if release.withdrawn:
+                found.withdrawn[release.label] = release.withdrawn
+            if not set(release.aliases) & {"champion", "previous", "candidate"} or release.pruned or release.withdrawn:
                 continue
             try:
                 loadable = load_release(release)
             except HivetuneError as error:
-                problems.append(error.message)
-                unserved |= {release.label: error.message}
-                unserved |= {name: error.message} if release.version == version else {}
+                found.problems.append(error.message)
+                found.unserved[release.label] = error.message
+                if release.version == version:
+                    found.unserved[name] = error.message
                 continue
-            usable |= dict.fromkeys(aliases, release)
-            generation[release.label] = release.proof.get("generation", GREEDY)
+            usable |= dict.fromkeys(release.aliases, release)
+            found.generation[release.label] = release.proof.get("generation", GREEDY)
             served.setdefault((release.model, release.model_sha256), []).append(loadable)
-        champion = usable.get("champion") or usable.get("previous")
+        champion, candidate = usable.get("champion") or usable.get("previous"), usable.get("candidate")
         if champion is not None:
-            champions[name] = champion.label
-            unserved.pop(name, None)
+            found.champions[name] = champion.label
+            found.unserved.pop(name, None)
             if domain is not None:
-                domains[of] = (*domains.get(of, ()), domain)
-        if "candidate" in usable:
-            candidates[name] = usable["candidate"].label
-            canaries |= {candidates[name]} if usable["candidate"].verdict == "deploy" else set()
-    required = {*champions.values(), *candidates.values()}
-    return Wanted(
-        deployments=tuple(
-            Deployment(
-                *base,
-                tuple(sorted(loaded, key=lambda release: release.label)),
-                frozenset(required & {release.label for release in loaded}),
-            )
-            for base, loaded in sorted(served.items())
-        ),
-        champions=champions,
-        candidates=candidates,
-        canaries=frozenset(canaries),
-        domains=domains,
-        generation=generation,
-        withdrawn=withdrawn,
-        problems=tuple(problems),
-        unserved=unserved,
-    )
+                found.domains[of] = (*found.domains.get(of, ()), domain)
+        if candidate is not None:
+            found.candidates[name] = candidate.label
+            if candidate.verdict == "deploy":
+                found.canaries.add(candidate.label)
+    required = {*found.champions.values(), *found.candidates.values()}
+    deployments = []
+    for base, loaded in sorted(served.items()):
+        labels = frozenset(release.label for release in loaded)
+        in_order = tuple(sorted(loaded, key=lambda release: release.label))
+        deployments.append(Deployment(*base, in_order, labels & required))
+    return replace(found, deployments=tuple(deployments))
 
 
 def _domain_of(release: Release) -> tuple[str, Domain | None]:
