@@ -1,6 +1,8 @@
 """The gateway behind its guard as one ASGI application, with a model server that is a function: no process, no port."""
 
 import asyncio
+import functools
+import inspect
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,6 +25,34 @@ QUESTION = {"messages": [{"role": "user", "content": "hello"}]}
 CHAT = "/v1/chat/completions"
 
 Answer = Callable[[str, dict[str, Any]], httpx2.Response | Awaitable[httpx2.Response]]
+
+
+def played(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an asynchronous test in an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(**given: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(**given), 60))
+
+    return run
+
+
+def on_stage(**settings: Any) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """Run an asynchronous test, whose first argument is a `Stage` with these settings."""
+
+    def made(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def run(**given: Any) -> None:
+            stage = Stage(**settings)
+            stage = replace(stage, capture=Capture()) if stage.captures else stage
+            stage.play(lambda stage: test(stage, **given))
+
+        signature = inspect.signature(test)
+        others = [each for name, each in signature.parameters.items() if name != "stage"]
+        run.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
+        return run
+
+    return made
 
 
 class FakeProcess:
@@ -67,6 +97,7 @@ class Stage:
     answer: Answer = lambda path, body: said()
     capture: Capture | None = None
     labels: tuple[str, ...] = ("helpdesk@1", "helpdesk@2")
+    captures: bool = False
     slots: int = 2
     hosts: frozenset[str] = own_hosts(("127.0.0.1", "localhost"), PORT)
     live_settings: Mapping[str, Any] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 from serve.hive import stored
-from serve.stage import CHAT, QUESTION, Stage, events, said
+from serve.stage import CHAT, QUESTION, Stage, events, on_stage, said
 
 from hivetune.base.database import open_database, transaction
 from hivetune.data.forget import forget
@@ -169,35 +169,32 @@ def test_tokens_are_scored_only_where_an_answer_is_captured_and_llama_cpp_can() 
     assert all("logprob" not in row for row in rows())
 
 
-def test_an_answer_is_durable_before_its_last_byte_leaves_unless_its_client_wishes_none() -> None:
+@on_stage(captures=True)
+async def test_an_answer_is_durable_before_its_last_byte_leaves_unless_its_client_wishes_none(stage: Stage) -> None:
     """Around a kill of the gateway, 26 of 442 answers were given and never captured."""
-
-    async def scene(stage: Stage) -> None:
-        assert (await stage.ask()).headers["x-hivetune-captured"] == "yes"
-        assert len(rows()) == 1
-        stage.answer = lambda path, body: events("one", "two")
-        streamed = await stage.ask(stream=True)
-        assert streamed.text.endswith("data: [DONE]\n\n") and len(rows()) == 2
-        for wish in ("no", "No", "never", "false", "0", "off", " OFF "):
-            answer = await stage.post(QUESTION, x_hivetune_capture=wish)
-            assert "x-hivetune-captured" not in answer.headers
-        assert len(rows()) == 2
-        told = await stage.post({"id": answer.json().get("id", "x"), "rating": "down", **BETTER}, FEEDBACK)
-        assert told.status_code == 404 and stage.watch.tallies["helpdesk@1"].complaints == 0
-
-    Stage(capture=Capture()).play(scene)
+    assert (await stage.ask()).headers["x-hivetune-captured"] == "yes"
+    assert len(rows()) == 1
+    stage.answer = lambda path, body: events("one", "two")
+    streamed = await stage.ask(stream=True)
+    assert streamed.text.endswith("data: [DONE]\n\n") and len(rows()) == 2
+    for wish in ("no", "No", "never", "false", "0", "off", " OFF "):
+        answer = await stage.post(QUESTION, x_hivetune_capture=wish)
+        assert "x-hivetune-captured" not in answer.headers
+    assert len(rows()) == 2
+    told = await stage.post({"id": answer.json().get("id", "x"), "rating": "down", **BETTER}, FEEDBACK)
+    assert told.status_code == 404 and stage.watch.tallies["helpdesk@1"].complaints == 0
 
 
-def test_what_can_not_be_written_now_is_told(monkeypatch: pytest.MonkeyPatch, own_home: Path) -> None:
-    async def scene(stage: Stage) -> None:
-        stage.capture.problem = "the disk is full"  # type: ignore[union-attr]
-        monkeypatch.setattr(capture, "open_database", lambda: (_ for _ in ()).throw(OSError("full")))
-        assert (await stage.ask()).headers["x-hivetune-captured"] == "later"
-        assert (await stage.post({"id": "hive-1", "rating": "up"}, FEEDBACK)).status_code == 503
-        stage.answer = lambda path, body: events("one")
-        assert ": hivetune-captured: later" in (await stage.ask(stream=True)).text
-
-    Stage(capture=Capture()).play(scene)
+@on_stage(captures=True)
+async def test_what_can_not_be_written_now_is_told(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, own_home: Path
+) -> None:
+    stage.capture.problem = "the disk is full"  # type: ignore[union-attr]
+    monkeypatch.setattr(capture, "open_database", lambda: (_ for _ in ()).throw(OSError("full")))
+    assert (await stage.ask()).headers["x-hivetune-captured"] == "later"
+    assert (await stage.post({"id": "hive-1", "rating": "up"}, FEEDBACK)).status_code == 503
+    stage.answer = lambda path, body: events("one")
+    assert ": hivetune-captured: later" in (await stage.ask(stream=True)).text
 
 
 def test_an_answer_is_rated_and_corrected_by_its_own_client_alone() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from serve.stage import CHAT, QUESTION, Stage
+from serve.stage import CHAT, QUESTION, Stage, on_stage
 
 from hivetune.serve.fields import ChatFields, TextFields
 
@@ -54,23 +54,22 @@ async def refused(stage: Stage, field: str, **fields: Any) -> None:
     assert field in error["message"] and error["type"] == "invalid_request_error"
 
 
-def test_what_is_not_documented_or_out_of_range_is_refused_by_its_field() -> None:
-    async def scene(stage: Stage) -> None:
-        for field in NEVER:
-            await refused(stage, field, **{field: 1})
-        for field, values in OUT_OF_RANGE.items():
-            for value in values:
-                answer = await stage.ask(**{field: value})
-                assert answer.status_code == 400, (field, value, answer.text)
-                assert answer.json()["error"]["param"].startswith(field), answer.text
-        for field, messages in ODD_MESSAGES:
-            await refused(stage, field, messages=messages)
-        assert stage.asked == []
-
-    Stage().play(scene)
+@on_stage()
+async def test_what_is_not_documented_or_out_of_range_is_refused_by_its_field(stage: Stage) -> None:
+    for field in NEVER:
+        await refused(stage, field, **{field: 1})
+    for field, values in OUT_OF_RANGE.items():
+        for value in values:
+            answer = await stage.ask(**{field: value})
+            assert answer.status_code == 400, (field, value, answer.text)
+            assert answer.json()["error"]["param"].startswith(field), answer.text
+    for field, messages in ODD_MESSAGES:
+        await refused(stage, field, messages=messages)
+    assert stage.asked == []
 
 
-def test_what_is_documented_arrives_as_it_was_sent() -> None:
+@on_stage(live_settings={"takes_tools": True})
+async def test_what_is_documented_arrives_as_it_was_sent(stage: Stage) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": "{}"}}
     tool = {"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}
     sent: dict[str, Any] = {
@@ -99,48 +98,40 @@ def test_what_is_documented_arrives_as_it_was_sent() -> None:
         "response_format": {"type": "json_object"},
     }
 
-    async def scene(stage: Stage) -> None:
-        said = {"n": 1, "reasoning_effort": None, "user": "ann", "metadata": {"agent": "x"}, "model": "helpdesk"}
-        answer = await stage.post({**sent, **said})
-        assert answer.status_code == 200, answer.text
-        _, arrived = stage.asked[0]
-        expected = {**sent, "max_tokens": 7}
-        del expected["max_completion_tokens"]
-        joined = {"role": "user", "content": "find it\nnow"}  # as llama.cpp joins parts, and as is stored
-        expected["messages"][1] = joined
-        expected["messages"][2] = {"role": "assistant", "tool_calls": [call]}
-        assert {key: arrived[key] for key in expected} == expected
-        own = {"lora", "id_slot", "cache_prompt", "reasoning_format", "stream"}
-        assert arrived.keys() - expected.keys() <= own, arrived
-
-    Stage(live_settings={"takes_tools": True}).play(scene)
+    said = {"n": 1, "reasoning_effort": None, "user": "ann", "metadata": {"agent": "x"}, "model": "helpdesk"}
+    answer = await stage.post({**sent, **said})
+    assert answer.status_code == 200, answer.text
+    _, arrived = stage.asked[0]
+    expected = {**sent, "max_tokens": 7}
+    del expected["max_completion_tokens"]
+    joined = {"role": "user", "content": "find it\nnow"}  # as llama.cpp joins parts, and as is stored
+    expected["messages"][1] = joined
+    expected["messages"][2] = {"role": "assistant", "tool_calls": [call]}
+    assert {key: arrived[key] for key in expected} == expected
+    own = {"lora", "id_slot", "cache_prompt", "reasoning_format", "stream"}
+    assert arrived.keys() - expected.keys() <= own, arrived
 
 
-def test_tools_without_a_template_for_them_are_refused() -> None:
+@on_stage(live_settings={"takes_tools": False})
+async def test_tools_without_a_template_for_them_are_refused(stage: Stage) -> None:
     tool = {"type": "function", "function": {"name": "find"}}
 
-    async def scene(stage: Stage) -> None:
-        await refused(stage, "tools", tools=[tool])
-        await refused(stage, "tools", tools=[tool], tool_choice="required")
-        await refused(stage, "tool_choice", tool_choice="required")
-        assert (await stage.ask(tools=[], tool_choice="none")).status_code == 200
-        called = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "find"}}]}
-        asked = [*QUESTION["messages"], called, {"role": "tool", "content": "found"}]
-        await refused(stage, "messages[1].tool_calls", messages=asked)  # llama.cpp left them out without a word
-
-    Stage(live_settings={"takes_tools": False}).play(scene)
+    await refused(stage, "tools", tools=[tool])
+    await refused(stage, "tools", tools=[tool], tool_choice="required")
+    await refused(stage, "tool_choice", tool_choice="required")
+    assert (await stage.ask(tools=[], tool_choice="none")).status_code == 200
+    called = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "find"}}]}
+    asked = [*QUESTION["messages"], called, {"role": "tool", "content": "found"}]
+    await refused(stage, "messages[1].tool_calls", messages=asked)  # llama.cpp left them out without a word
 
 
-def test_a_key_with_two_values_is_refused() -> None:
+@on_stage()
+async def test_a_key_with_two_values_is_refused(stage: Stage) -> None:
     """Python takes the last one; a proxy that checks the model may take the first."""
-
-    async def scene(stage: Stage) -> None:
-        for twice, status in (('"model": "helpdesk", "model": "base"', 400), ('"model": "base", "model": "base"', 200)):
-            raw = json.dumps(QUESTION)[:-1] + f", {twice}}}"
-            answer = await stage.client.post(CHAT, content=raw, headers={"Authorization": "Bearer token-a"})
-            assert answer.status_code == status and ("'model' has two values" in answer.text) == (status == 400)
-
-    Stage().play(scene)
+    for twice, status in (('"model": "helpdesk", "model": "base"', 400), ('"model": "base", "model": "base"', 200)):
+        raw = json.dumps(QUESTION)[:-1] + f", {twice}}}"
+        answer = await stage.client.post(CHAT, content=raw, headers={"Authorization": "Bearer token-a"})
+        assert answer.status_code == status and ("'model' has two values" in answer.text) == (status == 400)
 
 
 @pytest.mark.parametrize(("path", "asked"), [(CHAT, QUESTION), ("/v1/completions", {"prompt": "hello"})])
@@ -159,39 +150,36 @@ def test_a_prompt_that_is_too_long_has_the_code_that_clients_know(path: str, ask
     Stage(lambda path, body: httpx2.Response(400, json={"error": error})).play(scene)
 
 
-def test_a_tool_that_is_chosen_is_the_only_one() -> None:
+@on_stage(live_settings={"takes_tools": True})
+async def test_a_tool_that_is_chosen_is_the_only_one(stage: Stage) -> None:
     """llama.cpp takes the choice of a function for "auto", so the model was free to call none."""
     tools = [{"type": "function", "function": {"name": name}} for name in ("find", "other")]
 
-    async def scene(stage: Stage) -> None:
-        chosen = {"type": "function", "function": {"name": "find"}}
-        assert (await stage.ask(tools=tools, tool_choice=chosen)).status_code == 200
-        _, arrived = stage.asked[-1]
-        assert (arrived["tools"], arrived["tool_choice"]) == (tools[:1], "required")
-        chosen = {"type": "function", "function": {"name": "unknown"}}
-        await refused(stage, "tool_choice", tools=tools, tool_choice=chosen)
-        await refused(stage, "tool_choice", tool_choice="required")
-
-    Stage(live_settings={"takes_tools": True}).play(scene)
+    chosen = {"type": "function", "function": {"name": "find"}}
+    assert (await stage.ask(tools=tools, tool_choice=chosen)).status_code == 200
+    _, arrived = stage.asked[-1]
+    assert (arrived["tools"], arrived["tool_choice"]) == (tools[:1], "required")
+    chosen = {"type": "function", "function": {"name": "unknown"}}
+    await refused(stage, "tool_choice", tools=tools, tool_choice=chosen)
+    await refused(stage, "tool_choice", tool_choice="required")
 
 
-def test_arguments_that_are_no_object_are_the_clients_mistake() -> None:
+@on_stage(live_settings={"takes_tools": True})
+async def test_arguments_that_are_no_object_are_the_clients_mistake(stage: Stage) -> None:
     """llama.cpp answered 500, which counted as a failure of the release."""
 
-    async def scene(stage: Stage) -> None:
-        def called(arguments: str) -> list[dict[str, Any]]:
-            call = {"id": "1", "type": "function", "function": {"name": "find", "arguments": arguments}}
-            return [*QUESTION["messages"], {"role": "assistant", "content": None, "tool_calls": [call]}]
+    def called(arguments: str) -> list[dict[str, Any]]:
+        call = {"id": "1", "type": "function", "function": {"name": "find", "arguments": arguments}}
+        return [*QUESTION["messages"], {"role": "assistant", "content": None, "tool_calls": [call]}]
 
-        for arguments in ("{", "[]", "5", "[" * 5000):
-            await refused(stage, "messages[1].tool_calls[0].function.arguments", messages=called(arguments))
-        assert (await stage.ask(messages=called(""))).status_code == 200
-        assert stage.asked[-1][1]["messages"][1]["tool_calls"][0]["function"]["arguments"] == "{}"
-
-    Stage(live_settings={"takes_tools": True}).play(scene)
+    for arguments in ("{", "[]", "5", "[" * 5000):
+        await refused(stage, "messages[1].tool_calls[0].function.arguments", messages=called(arguments))
+    assert (await stage.ask(messages=called(""))).status_code == 200
+    assert stage.asked[-1][1]["messages"][1]["tool_calls"][0]["function"]["arguments"] == "{}"
 
 
-def test_schemas_are_bounded() -> None:
+@on_stage(live_settings={"takes_tools": True})
+async def test_schemas_are_bounded(stage: Stage) -> None:
     """llama.cpp makes a grammar of a schema, and its size grows with every repetition (ggml-org/llama.cpp#22234)."""
 
     def nested(depth: int) -> dict[str, Any]:
@@ -209,18 +197,15 @@ def test_schemas_are_bounded() -> None:
         {"$ref": "https://example.com/schema.json"},
     ]
 
-    async def scene(stage: Stage) -> None:
-        for schema in hostile:
-            form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-            answer = await stage.ask(response_format=form)
-            assert answer.status_code == 400 and "response_format" in answer.text, schema
-            answer = await stage.ask(tools=[{"type": "function", "function": {"name": "x", "parameters": schema}}])
-            assert answer.status_code == 400 and "tools[0]" in answer.text, schema
-        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": nested(5)}}
-        assert (await stage.ask(response_format=form)).status_code == 200
-        assert stage.asked[0][1]["response_format"] == form
-
-    Stage(live_settings={"takes_tools": True}).play(scene)
+    for schema in hostile:
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        answer = await stage.ask(response_format=form)
+        assert answer.status_code == 400 and "response_format" in answer.text, schema
+        answer = await stage.ask(tools=[{"type": "function", "function": {"name": "x", "parameters": schema}}])
+        assert answer.status_code == 400 and "tools[0]" in answer.text, schema
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": nested(5)}}
+    assert (await stage.ask(response_format=form)).status_code == 200
+    assert stage.asked[0][1]["response_format"] == form
 
 
 @pytest.mark.parametrize("extra", [{"logprobs": 5}, {"n": 2}, {"echo": True}, {"suffix": "x"}, {"best_of": 3}])
@@ -246,48 +231,44 @@ def test_every_field_stands_in_the_documentation() -> None:
     assert (set(ChatFields.model_fields) | set(TextFields.model_fields)) - table == set()
 
 
-def test_lone_surrogates_and_numbers_that_are_none_end_no_check() -> None:
-    async def scene(stage: Stage) -> None:
-        raw = json.dumps({**QUESTION, "messages": [{"role": "user", "content": "\ud800 x"}]})
-        headers = {"Authorization": "Bearer token-a"}
+@on_stage()
+async def test_lone_surrogates_and_numbers_that_are_none_end_no_check(stage: Stage) -> None:
+    raw = json.dumps({**QUESTION, "messages": [{"role": "user", "content": "\ud800 x"}]})
+    headers = {"Authorization": "Bearer token-a"}
+    answer = await stage.client.post("/v1/chat/completions", content=raw, headers=headers)
+    assert answer.status_code == 200
+    for number in ("NaN", "Infinity", "-Infinity", "1e999"):
+        raw = json.dumps(QUESTION)[:-1] + f', "temperature": {number}}}'
         answer = await stage.client.post("/v1/chat/completions", content=raw, headers=headers)
-        assert answer.status_code == 200
-        for number in ("NaN", "Infinity", "-Infinity", "1e999"):
-            raw = json.dumps(QUESTION)[:-1] + f', "temperature": {number}}}'
-            answer = await stage.client.post("/v1/chat/completions", content=raw, headers=headers)
-            assert answer.status_code == 400, number
-
-    Stage().play(scene)
+        assert answer.status_code == 400, number
 
 
-def test_hints_to_other_servers_are_accepted_and_named() -> None:
+@on_stage()
+async def test_hints_to_other_servers_are_accepted_and_named(stage: Stage) -> None:
     hints: dict[str, Any] = dict.fromkeys(("prompt_cache_key", "safety_identifier", "service_tier", "verbosity"), "low")
     hints |= {"store": True, "metadata": {"ticket": "7"}, "reasoning_effort": "low"}
 
-    async def scene(stage: Stage) -> None:
-        answer = await stage.ask(**hints)
-        assert answer.status_code == 200, answer.text
-        assert set(answer.headers["X-Hivetune-Ignored"].split(", ")) == hints.keys()
-        assert not hints.keys() & stage.asked[-1][1].keys()
-        plain = await stage.ask(store=False, service_tier="auto", metadata={"agent": "a"})
-        assert "X-Hivetune-Ignored" not in plain.headers
-
-    Stage().play(scene)
+    answer = await stage.ask(**hints)
+    assert answer.status_code == 200, answer.text
+    assert set(answer.headers["X-Hivetune-Ignored"].split(", ")) == hints.keys()
+    assert not hints.keys() & stage.asked[-1][1].keys()
+    plain = await stage.ask(store=False, service_tier="auto", metadata={"agent": "a"})
+    assert "X-Hivetune-Ignored" not in plain.headers
 
 
-def test_reasoning_effort_goes_to_a_template_that_knows_it_and_reasoning_of_a_history_is_kept() -> None:
-    async def scene(stage: Stage) -> None:
-        turns = [
-            {"role": "user", "content": "hi"},
-            {"role": "assistant", "content": "ho", "reasoning_content": "a greeting"},
-            {"role": "user", "content": "and?"},
-        ]
-        answer = await stage.ask(messages=turns, reasoning_effort="low")
-        assert "X-Hivetune-Ignored" not in answer.headers
-        sent = stage.asked[-1][1]
-        assert sent["chat_template_kwargs"] == {"reasoning_effort": "low"} and sent["messages"] == turns
-
-    Stage(live_settings={"template": "{{ reasoning_effort }}"}).play(scene)
+@on_stage(live_settings={"template": "{{ reasoning_effort }}"})
+async def test_reasoning_effort_goes_to_a_template_that_knows_it_and_reasoning_of_a_history_is_kept(
+    stage: Stage,
+) -> None:
+    turns = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "ho", "reasoning_content": "a greeting"},
+        {"role": "user", "content": "and?"},
+    ]
+    answer = await stage.ask(messages=turns, reasoning_effort="low")
+    assert "X-Hivetune-Ignored" not in answer.headers
+    sent = stage.asked[-1][1]
+    assert sent["chat_template_kwargs"] == {"reasoning_effort": "low"} and sent["messages"] == turns
 
 
 NOT_ENFORCED = [
@@ -303,21 +284,22 @@ NOT_ENFORCED = [
 
 
 @pytest.mark.parametrize(("keyword", "part"), NOT_ENFORCED)
-def test_a_strict_schema_that_would_not_hold_is_refused_with_its_keyword(keyword: str, part: dict[str, Any]) -> None:
+@on_stage()
+async def test_a_strict_schema_that_would_not_hold_is_refused_with_its_keyword(
+    stage: Stage, keyword: str, part: dict[str, Any]
+) -> None:
     schema = {"type": "object", "properties": {"not": part}, "required": ["not"]}
 
-    async def scene(stage: Stage) -> None:
-        named = {"name": "x", "strict": True, "schema": schema}
-        answer = await stage.ask(response_format={"type": "json_schema", "json_schema": named})
-        assert answer.status_code == 400 and f"strict: {keyword}" in answer.text, answer.text
-        assert "/properties/not" in answer.text
-        loose = {**named, "strict": False}
-        assert (await stage.ask(response_format={"type": "json_schema", "json_schema": loose})).status_code == 200
-
-    Stage().play(scene)
+    named = {"name": "x", "strict": True, "schema": schema}
+    answer = await stage.ask(response_format={"type": "json_schema", "json_schema": named})
+    assert answer.status_code == 400 and f"strict: {keyword}" in answer.text, answer.text
+    assert "/properties/not" in answer.text
+    loose = {**named, "strict": False}
+    assert (await stage.ask(response_format={"type": "json_schema", "json_schema": loose})).status_code == 200
 
 
-def test_a_strict_schema_that_holds_is_taken() -> None:
+@on_stage()
+async def test_a_strict_schema_that_holds_is_taken(stage: Stage) -> None:
     properties = {
         "allOf": {"type": "integer", "minimum": 1, "maximum": 9},
         "day": {"type": "string", "format": "date"},
@@ -327,9 +309,6 @@ def test_a_strict_schema_that_holds_is_taken() -> None:
     }
     schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
-    async def scene(stage: Stage) -> None:
-        form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
-        answer = await stage.ask(response_format=form)
-        assert answer.status_code == 200, answer.text
-
-    Stage().play(scene)
+    form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+    answer = await stage.ask(response_format=form)
+    assert answer.status_code == 200, answer.text

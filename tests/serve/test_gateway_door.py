@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from serve.stage import TOKENS, Stage, said
+from serve.stage import TOKENS, Stage, on_stage, played, said
 from serve.test_keeper import Stage as Loop
-from serve.test_keeper import play, wants
+from serve.test_keeper import wants
 
 from hivetune.errors import HivetuneError, MachineNotFit
 from hivetune.serve.api import page_routes
@@ -24,22 +24,18 @@ def test_on_the_usual_port_clients_leave_it_out() -> None:
     assert own_hosts(("box",), 8642) == {"box:8642"}
 
 
-def test_a_refused_host_is_told_how_to_allow_it() -> None:
-    async def scene(stage: Stage) -> None:
-        answer = await stage.client.get("/health", headers={**HEADERS, "Host": "box.lan:8642"})
-        assert answer.status_code == 421 and "--allow-host box.lan:8642" in answer.json()["error"]["message"]
-
-    Stage().play(scene)
+@on_stage()
+async def test_a_refused_host_is_told_how_to_allow_it(stage: Stage) -> None:
+    answer = await stage.client.get("/health", headers={**HEADERS, "Host": "box.lan:8642"})
+    assert answer.status_code == 421 and "--allow-host box.lan:8642" in answer.json()["error"]["message"]
 
 
-def test_a_pinned_version_that_was_rolled_back_is_gone_with_its_reason() -> None:
-    async def scene(stage: Stage) -> None:
-        stage.wants(withdrawn={"a@2": "12 of 20 answers failed"})
-        answer = await stage.ask(model="a@2")
-        assert answer.status_code == 410 and "12 of 20 answers failed" in answer.json()["error"]["message"]
-        assert (await stage.ask(model="a")).json()["model"] == "a@1"
-
-    Stage(labels=("a@1", "a@2")).play(scene)
+@on_stage(labels=("a@1", "a@2"))
+async def test_a_pinned_version_that_was_rolled_back_is_gone_with_its_reason(stage: Stage) -> None:
+    stage.wants(withdrawn={"a@2": "12 of 20 answers failed"})
+    answer = await stage.ask(model="a@2")
+    assert answer.status_code == 410 and "12 of 20 answers failed" in answer.json()["error"]["message"]
+    assert (await stage.ask(model="a")).json()["model"] == "a@1"
 
 
 def test_the_chat_pages_of_two_homes_sign_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,121 +58,102 @@ def test_the_chat_pages_of_two_homes_sign_nobody_out(tmp_path: Path, monkeypatch
     assert len(cookies) == 2 and set(cookies.values()) == {"token-a"}
 
 
-def test_a_base_may_have_any_name() -> None:
+@on_stage()
+async def test_a_base_may_have_any_name(stage: Stage) -> None:
     """A header holds no such letters: the answer was an unexpected error."""
-
-    async def scene(stage: Stage) -> None:
-        stage.keeper.lives["模型"] = stage.live
-        stage.keeper.routes = replace(stage.keeper.routes, bases=("m", "模型"))
-        answer = await stage.ask(model="模型")
-        assert (answer.status_code, answer.json()["model"]) == (200, "模型")
-        assert answer.headers["x-hivetune-release"] == ascii("模型")[1:-1]
-
-    Stage().play(scene)
+    stage.keeper.lives["模型"] = stage.live
+    stage.keeper.routes = replace(stage.keeper.routes, bases=("m", "模型"))
+    answer = await stage.ask(model="模型")
+    assert (answer.status_code, answer.json()["model"]) == (200, "模型")
+    assert answer.headers["x-hivetune-release"] == ascii("模型")[1:-1]
 
 
-def test_a_champion_that_is_damaged_is_not_unknown() -> None:
+@on_stage()
+async def test_a_champion_that_is_damaged_is_not_unknown(stage: Stage) -> None:
     """Clients were told that the model is not served, as of a misspelled name, and did not try again."""
-
-    async def scene(stage: Stage) -> None:
-        stage.wants(unserved={"sales": "sales@1 is damaged", "sales@1": "it is"})
-        for model in ("sales", "sales@champion", "sales@1"):
-            answer = await stage.ask(model=model)
-            assert answer.status_code == 503 and f"{model} can't be served: " in answer.json()["error"]["message"]
-        assert (await stage.ask(model="sale")).status_code == 404
-
-    Stage().play(scene)
+    stage.wants(unserved={"sales": "sales@1 is damaged", "sales@1": "it is"})
+    for model in ("sales", "sales@champion", "sales@1"):
+        answer = await stage.ask(model=model)
+        assert answer.status_code == 503 and f"{model} can't be served: " in answer.json()["error"]["message"]
+    assert (await stage.ask(model="sale")).status_code == 404
 
 
-def test_a_start_that_can_be_tried_again_in_a_second_is_waited_for() -> None:
+@played
+async def test_a_start_that_can_be_tried_again_in_a_second_is_waited_for() -> None:
     """A child that died while starting used to give everybody an instant 503."""
-
-    async def scene() -> None:
-        stage = Loop()
-        keeper = stage.keeper
-        stage.now = wants(1, 1)
-        await stage.until(lambda: keeper.ready)
-        stage.failing = HivetuneError("it died while loading")
-        keeper.lives["m"].backend.kill()
-        await stage.until(lambda: bool(keeper._retries))
-        assert keeper.routes.champions == {"a": "a@1"}
-        waiting = asyncio.create_task(keeper.live(Route("m", "a@1")))
-        stage.failing = None
+    stage = Loop()
+    keeper = stage.keeper
+    stage.now = wants(1, 1)
+    await stage.until(lambda: keeper.ready)
+    stage.failing = HivetuneError("it died while loading")
+    keeper.lives["m"].backend.kill()
+    await stage.until(lambda: bool(keeper._retries))
+    assert keeper.routes.champions == {"a": "a@1"}
+    waiting = asyncio.create_task(keeper.live(Route("m", "a@1")))
+    stage.failing = None
+    for retry in keeper._retries.values():
+        retry.at_s = 0.0  # the second is over
+    await stage.until(lambda: keeper.ready)
+    assert (await waiting) is keeper.lives["m"]
+    stage.failing = HivetuneError("it dies each time")
+    keeper.lives["m"].backend.kill()
+    for _ in range(4):
+        known = len(stage.started)
+        await stage.until(lambda known=known: len(stage.started) > known and not keeper._starting)  # type: ignore[misc]
         for retry in keeper._retries.values():
-            retry.at_s = 0.0  # the second is over
-        await stage.until(lambda: keeper.ready)
-        assert (await waiting) is keeper.lives["m"]
-        stage.failing = HivetuneError("it dies each time")
-        keeper.lives["m"].backend.kill()
-        for _ in range(4):
-            known = len(stage.started)
-            await stage.until(lambda known=known: len(stage.started) > known and not keeper._starting)  # type: ignore[misc]
-            for retry in keeper._retries.values():
-                retry.at_s = 0.0
-        with pytest.raises(MachineNotFit, match="it dies each time"):
-            await keeper.live(Route("m", "a@1"))
-
-    play(scene())
+            retry.at_s = 0.0
+    with pytest.raises(MachineNotFit, match="it dies each time"):
+        await keeper.live(Route("m", "a@1"))
 
 
-def test_the_databases_own_errors_end_no_request() -> None:
-    async def scene(stage: Stage) -> None:
-        def broken(token: str) -> str:
-            raise sqlite3.OperationalError("database is locked")
+@on_stage()
+async def test_the_databases_own_errors_end_no_request(stage: Stage) -> None:
+    def broken(token: str) -> str:
+        raise sqlite3.OperationalError("database is locked")
 
-        stage.guard.doors = [Door(broken)]
-        answer = await stage.ask()
-        assert (answer.status_code, answer.json()["error"]["type"]) == (503, "service_unavailable")
-
-    Stage().play(scene)
+    stage.guard.doors = [Door(broken)]
+    answer = await stage.ask()
+    assert (answer.status_code, answer.json()["error"]["type"]) == (503, "service_unavailable")
 
 
-def test_a_session_is_its_clients() -> None:
+@on_stage()
+async def test_a_session_is_its_clients(stage: Stage) -> None:
     """Another client's session of the same name neither gets its slot early nor keeps its release."""
-
-    async def scene(stage: Stage) -> None:
-        for token in ("token-a", "token-b", "token-a", "token-b"):
-            assert (await stage.ask_as(token, X_Session_Id="s")).status_code == 200
-        slots = [body["id_slot"] for _, body in stage.asked]
-        assert slots[0] == slots[2] != slots[1] == slots[3]
-
-    Stage().play(scene)
+    for token in ("token-a", "token-b", "token-a", "token-b"):
+        assert (await stage.ask_as(token, X_Session_Id="s")).status_code == 200
+    slots = [body["id_slot"] for _, body in stage.asked]
+    assert slots[0] == slots[2] != slots[1] == slots[3]
 
 
-def test_defaults_are_those_that_the_release_was_judged_with() -> None:
-    async def scene(stage: Stage) -> None:
-        stage.wants(generation={"helpdesk@1": {"temperature": 0.0, "top_p": 0.5, "system": "Be brief."}})
-        await stage.ask()
-        await stage.ask(temperature=0.7, seed=1)
-        first, second = (body for _, body in stage.asked)
-        assert (first["temperature"], first["top_p"], second["temperature"]) == (0.0, 0.5, 0.7)
-        assert "system" not in first and len(first["messages"]) == 1
-        assert (first["cache_prompt"], second["cache_prompt"]) == (True, False)  # a seed asks for the same again
-        headers = {"Authorization": "Bearer token-a"}
-        models = (await stage.client.get("/v1/models", headers=headers)).json()["data"]
-        assert models[0]["defaults"]["system"] == "Be brief."
-        await stage.ask(model="base")
-        assert stage.asked[-1][1]["temperature"] == 0.0
-
-    Stage().play(scene)
+@on_stage()
+async def test_defaults_are_those_that_the_release_was_judged_with(stage: Stage) -> None:
+    stage.wants(generation={"helpdesk@1": {"temperature": 0.0, "top_p": 0.5, "system": "Be brief."}})
+    await stage.ask()
+    await stage.ask(temperature=0.7, seed=1)
+    first, second = (body for _, body in stage.asked)
+    assert (first["temperature"], first["top_p"], second["temperature"]) == (0.0, 0.5, 0.7)
+    assert "system" not in first and len(first["messages"]) == 1
+    assert (first["cache_prompt"], second["cache_prompt"]) == (True, False)  # a seed asks for the same again
+    headers = {"Authorization": "Bearer token-a"}
+    models = (await stage.client.get("/v1/models", headers=headers)).json()["data"]
+    assert models[0]["defaults"]["system"] == "Be brief."
+    await stage.ask(model="base")
+    assert stage.asked[-1][1]["temperature"] == 0.0
 
 
-def test_a_release_that_fails_before_its_first_byte_is_rolled_back() -> None:
+@on_stage()
+async def test_a_release_that_fails_before_its_first_byte_is_rolled_back(stage: Stage) -> None:
     """The watch used to see only answers that had begun."""
-
-    async def scene(stage: Stage) -> None:
-        for _ in range(60):
-            await stage.ask()
-        stage.watch.keep({"helpdesk@2": "helpdesk@1"})
-        stage.keeper.routes.champions["helpdesk"] = "helpdesk@2"  # type: ignore[index]
-        stage.answer = lambda path, body: said().__class__(500, json={"error": {"message": "out of luck"}})
-        for _ in range(30):
-            assert (await stage.ask()).status_code == 502
-        for _ in range(100):
-            if stage.rolled_back:
-                break
-            await asyncio.sleep(0.01)
-        ((label, reason),) = stage.rolled_back
-        assert label == "helpdesk@2" and "failed" in reason
-
-    Stage().play(scene)
+    for _ in range(60):
+        await stage.ask()
+    stage.watch.keep({"helpdesk@2": "helpdesk@1"})
+    stage.keeper.routes.champions["helpdesk"] = "helpdesk@2"  # type: ignore[index]
+    stage.answer = lambda path, body: said().__class__(500, json={"error": {"message": "out of luck"}})
+    for _ in range(30):
+        assert (await stage.ask()).status_code == 502
+    for _ in range(100):
+        if stage.rolled_back:
+            break
+        await asyncio.sleep(0.01)
+    ((label, reason),) = stage.rolled_back
+    assert label == "helpdesk@2" and "failed" in reason

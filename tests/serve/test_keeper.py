@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from serve.stage import FakeBackend
+from serve.stage import FakeBackend, played
 
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.serve.route import Deployment, Route, ServedRelease, Wanted
@@ -64,187 +64,165 @@ def play(scene: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(scene, 20))
 
 
-def test_a_return_during_a_slow_start_takes_effect_at_once() -> None:
-    async def scene() -> None:
-        stage = Stage()
-        keeper = stage.keeper
-        stage.now = wants(1, 1, 2)
-        await stage.until(lambda: keeper.ready)
-        stage.gate.clear()
-        stage.now = wants(3, 1, 2, 3)
-        await stage.until(lambda: len(stage.started) == 2)
-        assert keeper.routes.champions == {"a": "a@1"}  # answered for by the one before
-        stage.now = wants(2, 1, 2)
+@played
+async def test_a_return_during_a_slow_start_takes_effect_at_once() -> None:
+    stage = Stage()
+    keeper = stage.keeper
+    stage.now = wants(1, 1, 2)
+    await stage.until(lambda: keeper.ready)
+    stage.gate.clear()
+    stage.now = wants(3, 1, 2, 3)
+    await stage.until(lambda: len(stage.started) == 2)
+    assert keeper.routes.champions == {"a": "a@1"}  # answered for by the one before
+    stage.now = wants(2, 1, 2)
+    await keeper.look()
+    assert keeper.routes.champions == {"a": "a@2"}
+    stage.gate.set()  # what was started is not wanted any more: it takes no request
+    for _ in range(20):
         await keeper.look()
-        assert keeper.routes.champions == {"a": "a@2"}
-        stage.gate.set()  # what was started is not wanted any more: it takes no request
-        for _ in range(20):
-            await keeper.look()
-            await asyncio.sleep(0.002)
-        assert keeper.lives["m"].deployment == deployment(1, 2) and keeper.swaps == 0
-
-    play(scene())
+        await asyncio.sleep(0.002)
+    assert keeper.lives["m"].deployment == deployment(1, 2) and keeper.swaps == 0
 
 
-def test_a_rollback_restarts_nothing() -> None:
+@played
+async def test_a_rollback_restarts_nothing() -> None:
     """The one before the champion is loaded; the one before that is wanted then, and is no reason to restart."""
-
-    async def scene() -> None:
-        stage = Stage()
-        keeper = stage.keeper
-        stage.now = wants(3, 2, 3, before=2)
-        await stage.until(lambda: keeper.ready)
-        stage.now = wants(2, 1, 2, before=1)
+    stage = Stage()
+    keeper = stage.keeper
+    stage.now = wants(3, 2, 3, before=2)
+    await stage.until(lambda: keeper.ready)
+    stage.now = wants(2, 1, 2, before=1)
+    await keeper.look()
+    assert keeper.routes.champions == {"a": "a@2"}
+    for _ in range(20):
         await keeper.look()
-        assert keeper.routes.champions == {"a": "a@2"}
-        for _ in range(20):
-            await keeper.look()
-        assert len(stage.started) == 1 and keeper.swaps == 0
-        assert set(keeper.routes.labels) == {"a@2"}, "what is not wanted is not served, loaded or not"
-
-    play(scene())
+    assert len(stage.started) == 1 and keeper.swaps == 0
+    assert set(keeper.routes.labels) == {"a@2"}, "what is not wanted is not served, loaded or not"
 
 
-def test_an_answer_of_some_minutes_is_not_cut_by_a_promotion() -> None:
+@played
+async def test_an_answer_of_some_minutes_is_not_cut_by_a_promotion() -> None:
     """With little memory its server was ended after a minute, which counted as a failure of its release."""
-
-    async def scene() -> None:
-        stage = Stage()
-        keeper = stage.keeper
-        stage.now = wants(1, 1)
-        await stage.until(lambda: keeper.ready)
-        async with keeper.lives["m"].turn("a@1", "s"):
-            stage.now = wants(2, 1, 2)
-            await stage.until(lambda: keeper.swaps == 1)
-            await asyncio.sleep(0.3)  # it is looked at, and not cut before ten minutes
-            assert stage.ended == []
-        await stage.until(lambda: stage.ended == [deployment(1)])
-
-    play(scene())
+    stage = Stage()
+    keeper = stage.keeper
+    stage.now = wants(1, 1)
+    await stage.until(lambda: keeper.ready)
+    async with keeper.lives["m"].turn("a@1", "s"):
+        stage.now = wants(2, 1, 2)
+        await stage.until(lambda: keeper.swaps == 1)
+        await asyncio.sleep(0.3)  # it is looked at, and not cut before ten minutes
+        assert stage.ended == []
+    await stage.until(lambda: stage.ended == [deployment(1)])
 
 
-def test_a_registry_that_cannot_be_read_changes_nothing_and_is_told() -> None:
-    async def scene() -> None:
-        stage = Stage()
-        stage.now = wants(1, 1)
-        await stage.until(lambda: stage.keeper.ready)
-        stage.now = sqlite3.OperationalError("disk I/O error")
-        await stage.keeper.look()
-        assert stage.keeper.ready and stage.keeper.problems == ["the registry can't be read: disk I/O error"]
-        stage.now = wants(1, 1)
-        await stage.keeper.look()
-        assert stage.keeper.problems == []
-
-    play(scene())
+@played
+async def test_a_registry_that_cannot_be_read_changes_nothing_and_is_told() -> None:
+    stage = Stage()
+    stage.now = wants(1, 1)
+    await stage.until(lambda: stage.keeper.ready)
+    stage.now = sqlite3.OperationalError("disk I/O error")
+    await stage.keeper.look()
+    assert stage.keeper.ready and stage.keeper.problems == ["the registry can't be read: disk I/O error"]
+    stage.now = wants(1, 1)
+    await stage.keeper.look()
+    assert stage.keeper.problems == []
 
 
 @pytest.mark.parametrize("failing", [HivetuneError("no tensors"), sqlite3.OperationalError("no tensors")])
-def test_what_does_not_start_is_told_and_tried_again_later(failing: Exception) -> None:
-    async def scene() -> None:
-        stage = Stage()
-        stage.now, stage.failing = wants(1, 1), failing
-        await stage.until(lambda: stage.keeper.problems == ["no tensors"])
-        for _ in range(20):
-            await stage.keeper.look()
-        assert len(stage.started) == 1 and not stage.keeper.ready
-        with pytest.raises(MachineNotFit, match="not loaded"):
-            await stage.keeper.live(Route("m", "a@1"))  # at once, not after two minutes
-        with pytest.raises(UsageError, match="b@1 is not served") as caught:
-            await stage.keeper.live(Route("no such model", "b@1"))
-        assert "later" not in caught.value.hint
-
-    play(scene())
+@played
+async def test_what_does_not_start_is_told_and_tried_again_later(failing: Exception) -> None:
+    stage = Stage()
+    stage.now, stage.failing = wants(1, 1), failing
+    await stage.until(lambda: stage.keeper.problems == ["no tensors"])
+    for _ in range(20):
+        await stage.keeper.look()
+    assert len(stage.started) == 1 and not stage.keeper.ready
+    with pytest.raises(MachineNotFit, match="not loaded"):
+        await stage.keeper.live(Route("m", "a@1"))  # at once, not after two minutes
+    with pytest.raises(UsageError, match="b@1 is not served") as caught:
+        await stage.keeper.live(Route("no such model", "b@1"))
+    assert "later" not in caught.value.hint
 
 
-def test_a_dead_backend_is_replaced_and_a_silent_one_is_killed() -> None:
-    async def scene() -> None:
-        stage = Stage(hung_s=0.05)
-        keeper = stage.keeper
-        stage.now = wants(1, 1)
-        await stage.until(lambda: keeper.ready)
-        first = keeper.lives["m"]
-        stage.gate.clear()
+@played
+async def test_a_dead_backend_is_replaced_and_a_silent_one_is_killed() -> None:
+    stage = Stage(hung_s=0.05)
+    keeper = stage.keeper
+    stage.now = wants(1, 1)
+    await stage.until(lambda: keeper.ready)
+    first = keeper.lives["m"]
+    stage.gate.clear()
 
-        async def silent(request: httpx2.Request) -> httpx2.Response:
-            raise httpx2.ReadTimeout("silent")
+    async def silent(request: httpx2.Request) -> httpx2.Response:
+        raise httpx2.ReadTimeout("silent")
 
-        first.client = httpx2.AsyncClient(transport=httpx2.MockTransport(silent), base_url="http://localhost")
-        await stage.until(lambda: keeper.restarts == 1)
-        assert keeper.routes.champions == {"a": "a@1"}  # requests wait for the next one
-        waiting = asyncio.create_task(keeper.live(Route("m", "a@1")))
-        stage.gate.set()
-        await stage.until(lambda: keeper.ready)
-        assert await waiting is keeper.lives["m"] is not first
-
-    play(scene())
+    first.client = httpx2.AsyncClient(transport=httpx2.MockTransport(silent), base_url="http://localhost")
+    await stage.until(lambda: keeper.restarts == 1)
+    assert keeper.routes.champions == {"a": "a@1"}  # requests wait for the next one
+    waiting = asyncio.create_task(keeper.live(Route("m", "a@1")))
+    stage.gate.set()
+    await stage.until(lambda: keeper.ready)
+    assert await waiting is keeper.lives["m"] is not first
 
 
-def test_a_start_that_nobody_waits_for_any_more_is_ended() -> None:
-    async def scene() -> None:
-        stage = Stage()
-        stage.gate.clear()
-        stage.now = wants(1, 1)
-        running = asyncio.create_task(stage.keeper.run())
-        while not stage.started:
-            await asyncio.sleep(0.002)
-        running.cancel()
-        await asyncio.wait({running})
-        stage.gate.set()
-        while not stage.ended:
-            await asyncio.sleep(0.002)
-        assert stage.ended == stage.started == [deployment(1)]
-
-    play(scene())
+@played
+async def test_a_start_that_nobody_waits_for_any_more_is_ended() -> None:
+    stage = Stage()
+    stage.gate.clear()
+    stage.now = wants(1, 1)
+    running = asyncio.create_task(stage.keeper.run())
+    while not stage.started:
+        await asyncio.sleep(0.002)
+    running.cancel()
+    await asyncio.wait({running})
+    stage.gate.set()
+    while not stage.ended:
+        await asyncio.sleep(0.002)
+    assert stage.ended == stage.started == [deployment(1)]
 
 
-def test_a_start_that_failed_and_is_not_wanted_any_more_is_no_problem() -> None:
-    async def scene() -> None:
-        stage = Stage()
-        stage.failing = MachineNotFit("the tensors are missing")
-        stage.now = wants(1, 1)
-        await stage.until(lambda: stage.keeper.problems == ["the tensors are missing"])
-        stage.now = Wanted()  # it was retired
-        await stage.until(lambda: stage.keeper.problems == [])
-        assert not stage.keeper.lives and not stage.ended
-
-    play(scene())
+@played
+async def test_a_start_that_failed_and_is_not_wanted_any_more_is_no_problem() -> None:
+    stage = Stage()
+    stage.failing = MachineNotFit("the tensors are missing")
+    stage.now = wants(1, 1)
+    await stage.until(lambda: stage.keeper.problems == ["the tensors are missing"])
+    stage.now = Wanted()  # it was retired
+    await stage.until(lambda: stage.keeper.problems == [])
+    assert not stage.keeper.lives and not stage.ended
 
 
-def test_a_bug_ends_it_and_every_backend_with_it() -> None:
-    async def scene() -> None:
-        stage = Stage()
-        stage.now = wants(1, 1)
-        running = asyncio.create_task(stage.keeper.run())
-        while not stage.keeper.ready:
-            await asyncio.sleep(0.002)
-        stage.now = RuntimeError("a bug")
-        await asyncio.wait({running})
-        with pytest.raises(RuntimeError, match="a bug"):
-            running.result()
-        assert len(stage.ended) == 1
-
-    play(scene())
+@played
+async def test_a_bug_ends_it_and_every_backend_with_it() -> None:
+    stage = Stage()
+    stage.now = wants(1, 1)
+    running = asyncio.create_task(stage.keeper.run())
+    while not stage.keeper.ready:
+        await asyncio.sleep(0.002)
+    stage.now = RuntimeError("a bug")
+    await asyncio.wait({running})
+    with pytest.raises(RuntimeError, match="a bug"):
+        running.result()
+    assert len(stage.ended) == 1
 
 
-def test_a_card_that_is_trained_on_is_given_back_after_the_last_answer_and_the_cpu_answers() -> None:
-    async def scene() -> None:
-        stage = Stage()
-        keeper = stage.keeper
+@played
+async def test_a_card_that_is_trained_on_is_given_back_after_the_last_answer_and_the_cpu_answers() -> None:
+    stage = Stage()
+    keeper = stage.keeper
 
-        def on(device: str, taken: str = "") -> Wanted:
-            deployments = (replace(deployment(1), device=device),)
-            return Wanted(deployments, {"a": "a@1"}, taken=taken)
+    def on(device: str, taken: str = "") -> Wanted:
+        deployments = (replace(deployment(1), device=device),)
+        return Wanted(deployments, {"a": "a@1"}, taken=taken)
 
-        stage.now = on("cuda:7")
-        await stage.until(lambda: keeper.ready)
-        card = keeper.lives["m"]
-        async with card.turn("a@1", "s"):
-            stage.now = on("cpu", taken="cuda:7")
-            await stage.until(lambda: keeper.lives.get("m", card) is not card)
-            assert keeper.lives["m"].deployment.device == "cpu" and card.retired and stage.ended == []
-        await stage.until(lambda: len(stage.ended) == 1)  # at once, not after ten minutes
-        assert stage.ended[0].device == "cuda:7" and keeper.restarts == 0
-        stage.now = on("cuda:7")
-        await stage.until(lambda: keeper.lives["m"].deployment.device == "cuda:7")
-
-    play(scene())
+    stage.now = on("cuda:7")
+    await stage.until(lambda: keeper.ready)
+    card = keeper.lives["m"]
+    async with card.turn("a@1", "s"):
+        stage.now = on("cpu", taken="cuda:7")
+        await stage.until(lambda: keeper.lives.get("m", card) is not card)
+        assert keeper.lives["m"].deployment.device == "cpu" and card.retired and stage.ended == []
+    await stage.until(lambda: len(stage.ended) == 1)  # at once, not after ten minutes
+    assert stage.ended[0].device == "cuda:7" and keeper.restarts == 0
+    stage.now = on("cuda:7")
+    await stage.until(lambda: keeper.lives["m"].deployment.device == "cuda:7")
