@@ -14,6 +14,7 @@ Columns = Sequence[Sequence[float]]
 
 ALPHA = 0.05
 MIN_UNITS = 5  # below, an interval would be an invention
+POWER_Z = NormalDist().inv_cdf(0.8)
 # Edgeworth's first term for skewness is taken this many times, since a sample of 40 shows a third of a log-normal's
 # skewness. Chosen by simulation, as is what follows (decision 0150).
 SKEW_FACTOR = 6.0
@@ -27,7 +28,7 @@ class Estimate:
     """A statistic, its interval at level 1 - alpha, and the independent units (rows or groups) it rests on.
 
     `unit_sd`: standard error of `value` times sqrt(units), which `rows_needed` scales. `least_units`: the units below
-    which a rule for small samples keeps the interval wide, whatever the spread.
+    which a rule for small samples keeps the interval wide, whatever the spread. `skewness`: that of single units.
     """
 
     value: float
@@ -35,6 +36,7 @@ class Estimate:
     units: int
     unit_sd: float
     least_units: int = MIN_UNITS
+    skewness: float = 0.0
 
     def scaled(self, factor: float, offset: float = 0.0) -> "Estimate":
         """Return the estimate of `factor * value + offset`. Zero stays 0, not -0."""
@@ -44,16 +46,6 @@ class Estimate:
             interval = low, high
         value = 0.0 + factor * self.value + offset
         return replace(self, value=value, interval=interval, unit_sd=abs(factor) * self.unit_sd)
-
-
-@dataclass(frozen=True)
-class _Spread:
-    """A statistic of n units, its standard error, and the skewness of single units."""
-
-    value: float
-    error: float
-    skewness: float
-    logarithmic: bool
 
 
 def by_group(columns: Columns, groups: Sequence[Hashable]) -> list[list[float]]:
@@ -68,23 +60,6 @@ def by_group(columns: Columns, groups: Sequence[Hashable]) -> list[list[float]]:
     return sums
 
 
-def merge_groups(groups: Sequence[str], keys: Sequence[Hashable]) -> list[str]:
-    """Return the group of each row, where rows with an equal key share the first one's group."""
-    first: dict[Hashable, str] = {}
-    leads: dict[str, str] = {}
-
-    def lead(group: str) -> str:
-        while (next_group := leads.get(group, group)) != group:
-            group = next_group
-        return group
-
-    for group, key in zip(groups, keys, strict=True):
-        leader, mine = lead(first.setdefault(key, group)), lead(group)
-        if mine != leader:
-            leads[mine] = leader
-    return [lead(group) for group in groups]
-
-
 def jackknife(
     columns: Columns, statistic: Callable[[Sequence[float]], float], *, positive: bool = False, alpha: float = ALPHA
 ) -> Estimate:
@@ -96,41 +71,29 @@ def jackknife(
     factor, the interval is made on the logarithm. With fewer than MIN_UNITS units, or if the statistic depends on one
     unit, the interval is None.
     """
-    n, spread = len(columns[0]), _spread(columns, statistic, positive)
-    if spread is None:
-        return Estimate(statistic([math.fsum(column) for column in columns]), None, n, math.nan)
-    return _student(spread, n, alpha)
-
-
-def _student(spread: _Spread, n: int, alpha: float) -> Estimate:
-    value, half = spread.value, t_quantile(1 - alpha / 2, n - 2) * spread.error
-    scale = spread.error * math.sqrt(n)
-    if spread.logarithmic:
-        return Estimate(value, (value * math.exp(-half), value * math.exp(half)), n, value * scale)
-    return Estimate(value, (value - half, value + half), n, scale)
-
-
-def _spread(columns: Columns, statistic: Callable[[Sequence[float]], float], positive: bool = False) -> _Spread | None:
-    """Leave out one unit at a time; return None for too few units, or where the statistic rests on one of them."""
-    n = len(columns[0])
-    if n < MIN_UNITS:
-        return None
-    sums = [math.fsum(column) for column in columns]
+    n, sums = len(columns[0]), [math.fsum(column) for column in columns]
     value = statistic(sums)
+    unknown = Estimate(value, None, n, math.nan)
+    if n < MIN_UNITS:
+        return unknown
     units = zip(*columns, strict=True)
     try:
         without = [statistic([total - part for total, part in zip(sums, unit, strict=True)]) for unit in units]
     except ZeroDivisionError:
-        return None
+        return unknown
     logarithmic = positive and min(value, *without) > 0
     figures = [math.log(figure) for figure in without] if logarithmic else without
     if not all(map(math.isfinite, figures)):
-        return None
+        return unknown
     mean = math.fsum(figures) / n
     away = [mean - figure for figure in figures]  # large where the unit that was left out is
     total = math.fsum(figure * figure for figure in away)
     skewness = math.fsum(figure**3 for figure in away) / n / (total / n) ** 1.5 if total else 0.0
-    return _Spread(value, math.sqrt((n - 1) / n * total), skewness, logarithmic)
+    error = math.sqrt((n - 1) / n * total)
+    half = t_quantile(1 - alpha / 2, n - 2) * error
+    interval = (value * math.exp(-half), value * math.exp(half)) if logarithmic else (value - half, value + half)
+    unit_sd = error * math.sqrt(n) * (value if logarithmic else 1.0)
+    return Estimate(value, interval, n, unit_sd, skewness=skewness)
 
 
 def loss_difference(sums: Sequence[float]) -> float:
@@ -146,12 +109,11 @@ def loss_estimate(columns: Columns, *, alpha: float = ALPHA) -> Estimate:
     of all rows is of a kind that was not drawn and loses UNSEEN_NATS: 20 rows that gain a little say little about one
     row in twenty. Harm in fewer than one row in twenty is not excluded.
     """
-    n, spread = len(columns[0]), _spread(columns, loss_difference)
-    if spread is None:
-        return jackknife(columns, loss_difference, alpha=alpha)
-    estimate, z = _student(spread, n, alpha), NormalDist().inv_cdf(1 - alpha / 2)
-    skew = SKEW_FACTOR * spread.skewness * (2 * z * z + 1) / (6 * math.sqrt(n)) * spread.error
-    low, high = estimate.interval or (estimate.value, estimate.value)
+    estimate, z = jackknife(columns, loss_difference, alpha=alpha), NormalDist().inv_cdf(1 - alpha / 2)
+    if estimate.interval is None:
+        return estimate
+    n, (low, high) = estimate.units, estimate.interval
+    skew = SKEW_FACTOR * estimate.skewness * (2 * z * z + 1) / 6 * estimate.unit_sd / n
     low, high = low + min(0.0, skew), high + max(0.0, skew)
     if n >= SEEN_UNITS:
         return replace(estimate, interval=(low, high))
@@ -196,9 +158,7 @@ def paired_proportions(
 
 def proportion(values: Sequence[bool], groups: Sequence[Hashable] | None = None) -> Estimate:
     """Return a share with Wilson's interval (1927), which does not collapse at 0 and 1. `groups`: as for pairs."""
-    if not values:
-        return Estimate(math.nan, None, 0, math.nan)
-    share = sum(values) / len(values)
+    share = sum(values) / len(values) if values else math.nan
     units, rows, z = _effective([float(value) for value in values], groups, ALPHA)
     if units < MIN_UNITS:
         return Estimate(share, None, units, math.nan)
@@ -247,7 +207,7 @@ def rows_needed(estimate: Estimate, effect: float, alpha: float = ALPHA) -> int:
     a measured spread."""
     if effect <= 0 or not math.isfinite(estimate.unit_sd):
         return estimate.least_units
-    z = NormalDist().inv_cdf(1 - alpha / 2) + NormalDist().inv_cdf(0.8)
+    z = NormalDist().inv_cdf(1 - alpha / 2) + POWER_Z
     return max(estimate.least_units, math.ceil((z * estimate.unit_sd / effect) ** 2))
 
 
