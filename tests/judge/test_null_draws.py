@@ -53,7 +53,7 @@ WORLDS = [*NULL, SESSIONS]
 
 
 def columns_of(gains: list[float], rng: random.Random, groups: list[int] | None = None) -> list[list[float]]:
-    """Return nll of base and tuned, and tokens, of rows on which the tuned model is better by `gains` nats per token."""
+    """Return nll of base and tuned, and tokens, of rows on which tuned is better by `gains` nats per token."""
     tokens = [float(rng.randint(10, 40)) for _ in gains]
     base = [count * (2 + rng.gauss(0, 0.3)) for count in tokens]
     tuned = [nll - count * gain for nll, count, gain in zip(base, tokens, gains, strict=True)]
