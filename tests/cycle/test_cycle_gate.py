@@ -53,7 +53,7 @@ def test_a_better_candidate_takes_its_place() -> None:
     assert found.passed and found.fresh_rows == 40
     assert set(found.parts) == {"base", "champion", "fresh rows", "earlier rows"}
     assert {part.verdict for part in found.parts.values()} == {"deploy"}
-    assert any(reason.startswith("against the champion: loss: gain") for reason in found.reasons)
+    assert any(reason.startswith("against the champion: loss (nats per token): ") for reason in found.reasons)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_frozen_questions_that_were_lost_keep_the_champion() -> None:
     ]
     found = judge_cycle(changed(situation(0.5), "base", frozen=frozen), LOSS_ONLY)
     assert found.verdict == "iterate"
-    assert any("frozen questions kept: 10 of 20" in reason for reason in found.reasons)
+    assert any("frozen questions kept: 50.0 %, 10 of 20" in reason for reason in found.reasons)
 
 
 def test_success_is_not_to_be_won_again_from_every_champion() -> None:

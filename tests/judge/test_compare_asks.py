@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +17,15 @@ from hivetune.judge.answers import (
     ANSWERS,
     StoredAnswers,
     ask_all,
+    minutes_text,
+    note_rate,
     stored_answers,
     stored_side,
     time_in_turns,
 )
 from hivetune.judge.artefacts import BESIDE_FILE_BYTES, Artefact, check_memory
-from hivetune.judge.rows import Prompt, prompts_of_rows, spread
+from hivetune.judge.evaluate import TIMED_PROMPTS, timed_prompts
+from hivetune.judge.rows import Prompt, prompts_of_rows
 from hivetune.llama.ask import Endpoint, TimedAnswer, Unanswered
 
 
@@ -145,8 +149,19 @@ def test_prompts_come_from_any_rows(tmp_path: Path) -> None:
 
 
 def test_what_is_timed_is_spread_over_all_prompts() -> None:
-    assert [prompt.row for prompt in spread(prompts(10), 3)] == [0, 3, 6]
-    assert len(spread(prompts(3), 50)) == 3
+    asked = [*prompts(3 * TIMED_PROMPTS), replace(prompts(1)[0], origin="win")]
+    assert [prompt.row for prompt in timed_prompts(asked)] == list(range(0, 3 * TIMED_PROMPTS, 3))
+    assert len(timed_prompts(asked[:3])) == 3 and timed_prompts([]) == []
+
+
+def test_the_minutes_of_answers_follow_from_the_last_rate_here(own_home: Path) -> None:
+    settings = EvalConfig(prompts=60, tokens=100)
+    assert minutes_text("model", settings) == ""
+    note_rate("model", 2000, 10.0)
+    assert minutes_text("model", settings) == "; an evaluation's answers take up to 1 min here"
+    note_rate("model", 0, 10.0)  # everything was there before: no rate
+    note_rate("other", 100, 10.0)
+    assert "up to 20 min" in minutes_text("other", settings) and "1 min" in minutes_text("model", settings)
 
 
 def test_a_base_that_both_sides_have_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

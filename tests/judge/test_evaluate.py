@@ -85,14 +85,10 @@ def test_fewer_rows_than_prompts() -> None:
 
 def test_missing_and_infinite_losses_stay_visible() -> None:
     snapshot = held_out(a=8, b=8)
-    lines: dict[tuple[str, int], dict[str, Any]] = {
-        (side, row): {"nll": nll + row, "tokens": 10}
-        for side, nll in (("base", 20.0), ("tuned", 10.0))
-        for row in range(16)
-    }
-    lines["base", 0]["nll"] = math.nan
-    del lines["tuned", 3]
-    rows = loss_rows(snapshot, lines)
+    base, tuned = ({row: {"nll": nll + row, "tokens": 10} for row in range(16)} for nll in (20.0, 10.0))
+    base[0]["nll"] = math.nan
+    del tuned[3]
+    rows = loss_rows(snapshot, [base, tuned])
     assert [row["row"] for row in rows] == list(range(16))
     assert rows[0]["base"] == "not finite" and rows[3]["tuned"] is None
     parts = by_part({"rows": rows, "answers": []}, "agent")

@@ -58,11 +58,11 @@ def alone(rate: float = 1.0, seconds: float = 10.0, memory: float | None = 8e9, 
 
 
 SITUATIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
-    "better": (evaluation(), {}, "deploy", "loss: gain"),
-    "better, success required and shown": (evaluation(), {"success_gain": 0.1}, "deploy", "success: gain"),
+    "better": (evaluation(), {}, "deploy", "loss (nats per token): "),
+    "better, success required and shown": (evaluation(), {"success_gain": 0.1}, "deploy", "success: "),
     "worse": (evaluation(shift=0.3), LOSS_ONLY, "abort", "worse by more than the tolerance"),
     "slightly and surely worse": (evaluation(n=200, shift=0.01, noise=0.01), LOSS_ONLY, "iterate", "missed"),
-    "identical adapter": (evaluation(shift=0.0, noise=0.0), LOSS_ONLY, "iterate", "enough to see 0.02"),
+    "identical adapter": (evaluation(shift=0.0, noise=0.0), LOSS_ONLY, "iterate", "enough to see the tolerance 0.02"),
     "too few rows to tell": (evaluation(n=12, shift=-0.05, noise=0.4), LOSS_ONLY, "not-enough-evidence", "needed"),
     "too few rows for an interval": (evaluation(n=3), LOSS_ONLY, "not-enough-evidence", "too few"),
     "no held-out rows": (evaluation(n=0), LOSS_ONLY, "not-enough-evidence", "no held-out rows"),
@@ -73,12 +73,12 @@ SITUATIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         "not shown, although",
     ),
     "better, less than asked": (evaluation(), {"loss_gain": 0.6}, "iterate", "missed"),
-    "better loss, worse answers": (evaluation(rates=(0.8, 0.3)), {"success_gain": 0.0}, "abort", "success: gain"),
+    "better loss, worse answers": (evaluation(rates=(0.8, 0.3)), {"success_gain": 0.0}, "abort", "success: "),
     "better loss, success unknown": (
         evaluation(answers=10, rates=(0.5, 0.55)),
         {"success_gain": 0.05},
         "not-enough-evidence",
-        "success: gain",
+        "success: ",
     ),
     "success required, no checker": (
         evaluation(answers=0),
@@ -86,15 +86,25 @@ SITUATIONS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
         "not-enough-evidence",
         "no held-out row has a checker",
     ),
-    "much slower": (evaluation(seconds=(1.0, 4.0)), {}, "abort", "at most 1.5 times allowed: worse"),
-    "slower by a hair": (evaluation(seconds=(1.0, 1.55)), {"tolerance": 0.1}, "iterate", "allowed: missed"),
+    "much slower": (evaluation(seconds=(1.0, 4.0)), {}, "abort", "at most 50 % more than the base: worse"),
+    "slower by a hair": (evaluation(seconds=(1.0, 1.55)), {"tolerance": 0.1}, "iterate", "than the base: missed"),
     "latency not measured": (evaluation(answers=0), {}, "not-enough-evidence", "seconds per answer"),
-    "too much memory": (evaluation(memory=(1e9, 2e9)), {}, "iterate", "peak memory: 2 times"),
+    "too much memory": (
+        evaluation(memory=(1e9, 2e9)),
+        {},
+        "iterate",
+        "gain -100.0 %; required: at most 50 % more",
+    ),
     "memory not measured": (evaluation(memory=(1e9, None)), {}, "not-enough-evidence", "peak memory: it was not"),
     "nothing required": (evaluation(), {"loss_gain": None}, "iterate", "requires no metric"),
-    "success shown": (alone(), {"min_success": 0.98}, "deploy", "at least 98.0% required"),
+    "success shown": (alone(), {"min_success": 0.98}, "deploy", "required: at least 98 %: passed"),
     "success missed": (alone(rate=0.9), {"min_success": 0.98}, "iterate", "missed"),
-    "success open": (alone(n=60), {"min_success": 0.98}, "not-enough-evidence", "60 rows, about 573 rows needed"),
+    "success open": (
+        alone(n=60),
+        {"min_success": 0.98},
+        "not-enough-evidence",
+        "60 rows measured, about 573",
+    ),
     "too few answers": (alone(n=3), {"min_success": 0.98}, "not-enough-evidence", "too few for an interval"),
     "fast enough": (alone(), {"max_seconds": 12}, "deploy", "at most 12 s"),
     "too slow": (alone(seconds=15), {"max_seconds": 12}, "iterate", "missed"),
@@ -159,7 +169,7 @@ def test_sixty_gained_in_five_sessions_are_not_enough() -> None:
         answer["group"] = f"session{number % 5}"
     verdict = said(document, loss_gain=None, success_gain=0.0, beside_base=False)
     assert verdict.verdict == "not-enough-evidence"
-    assert "5 sessions, about 72 rows needed" in verdict.reasons[0]
+    assert "5 sessions measured, about 72 rows needed" in verdict.reasons[0]
 
 
 def test_times_never_decide_against_a_model_by_their_noise() -> None:
@@ -178,7 +188,7 @@ def test_sessions_are_the_units_of_latency() -> None:
         answer["group"] = f"session{number % 3}"
     verdict = said(document)
     assert verdict.verdict == "not-enough-evidence"
-    assert "seconds per answer: 3 sessions are too few for an interval" in " ".join(verdict.reasons)
+    assert "open, since 3 sessions are too few for an interval" in " ".join(verdict.reasons)
 
 
 def test_a_deploy_without_a_checked_answer_says_so() -> None:
@@ -230,7 +240,7 @@ def test_rows_of_one_session_are_one_piece_of_evidence() -> None:
         row["group"] = f"session-{number % 2}"
     verdict = said(document)
     assert verdict.verdict == "not-enough-evidence"
-    assert verdict.reasons[0].startswith("loss: 2 sessions are too few for an interval")
+    assert "open, since 2 sessions are too few for an interval" in verdict.reasons[0]
 
 
 def frozen(number: int, base: bool | None, tuned: bool | None, origin: str = "win") -> dict[str, Any]:
@@ -245,7 +255,7 @@ def with_frozen(rows: list[dict[str, Any]]) -> Verdict:
 def test_frozen_questions_that_are_lost_are_named_by_their_words() -> None:
     verdict = with_frozen([frozen(number, number == 9, number >= 3) for number in range(20)])
     assert verdict.verdict == "iterate"
-    assert "17 of 20 that were answered rightly" in verdict.reasons[0]
+    assert "frozen questions kept: 85.0 %, 17 of 20 that were answered rightly" in verdict.reasons[0]
     assert 'lost: "What is 0?", "What is 1?", "What is 2?"' in verdict.reasons[0]
     assert with_frozen([frozen(number, True, number >= 2) for number in range(20)]).verdict == "deploy"  # 90 %
 

@@ -9,20 +9,22 @@ from typer import Argument, Exit, Option
 
 from hivetune import walk
 from hivetune.base.disk import write_json
+from hivetune.base.documents import read_document
 from hivetune.base.paths import quoted
+from hivetune.base.typed import from_plain
 from hivetune.cli.arguments import RunArgument, SetOption
 from hivetune.cli.output import Note, Table, answer, facts, progress, say, short
 from hivetune.config import DataConfig, EvalConfig, GateConfig, RunConfig, override_config
 from hivetune.errors import NotDeployed, UsageError
-from hivetune.judge.advice import more_evidence
-from hivetune.judge.evaluate import compare_pair, read_evaluation, verdict_document, verdict_of
-from hivetune.judge.page import DEFAULT_LEVEL, value_text, write_comparison_page
-from hivetune.judge.verdict import RATIOS, by_part, judge, level_text, metric_name, passed_text
+from hivetune.judge.answers import minutes_text
+from hivetune.judge.evaluate import compare_pair, verdict_document, verdict_of
+from hivetune.judge.page import metric_cells, write_comparison_page
+from hivetune.judge.verdict import by_part, judge
 from hivetune.machine.findings import answers_elsewhere
 from hivetune.machine.inventory import read_cards
 from hivetune.machine.look import look
 from hivetune.models.sides import BASELINE, parse_side
-from hivetune.records import Verdict
+from hivetune.records import Metric, Verdict
 from hivetune.run.figures import report
 from hivetune.run.folder import EVALUATION
 
@@ -33,6 +35,7 @@ NEXT = {
     "abort": "look at the rows, and at the answers in eval.json, before you train longer",
     "not-enough-evidence": "hold out more rows (data.test), or answer more of them (eval.prompts)",
 }
+MORE_ROWS, MORE_ANSWERS = "hold out more rows (data.test)", "answer more held-out rows (eval.prompts, data.test)"
 UNCHECKED = "give held-out rows a checker (in the row, or eval.checker), then evaluate again"
 QUIET = "evaluate again when the machine is quiet: hivetune eval RUN"
 PART = "rows loss_base=base_loss loss_tuned=tuned_loss answers success_base=base_success success_tuned=tuned_success"
@@ -50,17 +53,17 @@ def evaluate(run: RunArgument, overrides: SetOption = None) -> None:
     measures = not changes or not all(override.startswith("gate.") for override in changes)
     if measures:
         if read_cards() and (words := answers_elsewhere(look())):
-            say(words)  # before the minutes that it costs
+            say(words + minutes_text(opened.config.model, opened.config.eval))  # before the minutes that it costs
         with progress("scoring and answering", "items") as tell:
             walk.evaluate(opened, progress=tell)
     else:
         walk.gate(opened)
-    evaluation = read_evaluation(opened.folder / EVALUATION)
+    evaluation = read_document(opened.folder / EVALUATION)
     verdict = verdict_of(evaluation)
     following = ""
     if verdict.verdict == "deploy":
         following = f"next: hivetune export {quoted(run)} --to gguf"
-    elif not verdict.advice:
+    else:
         following = f"next: {next_step(verdict.verdict, verdict_document(verdict)['metrics'])}"
     answer(
         evaluation,
@@ -110,7 +113,7 @@ def _marked(side: Mapping[str, Any]) -> str:
 
 def verdict_text(verdict: Verdict) -> Iterator[str | Table]:
     """Yield the metrics, the verdict, its reasons and what to change."""
-    yield metrics_table(verdict_document(verdict)["metrics"], "base", "tuned")
+    yield metrics_table(verdict.metrics, "base", "tuned")
     yield f"verdict: {verdict.verdict}"
     yield from (f"  {reason}" for reason in verdict.reasons)
     if verdict.advice:
@@ -131,33 +134,16 @@ def next_step(verdict: str, metrics: Sequence[Mapping[str, Any]]) -> str:
     steps = []
     for metric in metrics:
         if metric["passed"] is False and metric.get("needed") is not None:
-            steps.append(more_evidence(metric["name"]))
+            steps.append(MORE_ROWS if metric["name"] == "loss" else MORE_ANSWERS)
         elif metric["passed"] is False and metric["name"] in ("latency_s", "max_seconds") and metric["n"]:
             steps.append(QUIET)
     return "; ".join(dict.fromkeys(steps)) or NEXT[verdict]
 
 
-def metrics_table(metrics: Sequence[Mapping[str, Any]], first: str, second: str) -> Table:
+def metrics_table(metrics: Sequence[Metric], first: str, second: str) -> Table:
     """Return the metrics of an evaluation, each once, gains positive where the second side is better."""
-    cells = []
-    for metric in metrics:
-        name, interval = metric["name"], None
-        if metric["interval"] is not None:
-            interval = " to ".join(value_text(name, end, gain=metric["gain"] is not None) for end in metric["interval"])
-            interval += "" if metric["level"] == DEFAULT_LEVEL else f" ({level_text(metric['level'])})"
-        values = (value_text(name, metric["base"]), value_text(name, metric["tuned"]))
-        gain = value_text(name, metric["gain"], gain=True)
-        passed = passed_text(metric).replace("no", "NO")
-        cells.append((metric_name(name), *values, gain, interval, metric["n"], _required(metric), passed))
+    cells = [(*row[:-1], row[-1].replace("no", "NO")) for row in map(metric_cells, metrics)]
     return Table(f"metric {first} {second} gain interval_(95_%)=interval n required passed", cells)
-
-
-def _required(metric: Mapping[str, Any]) -> str | None:
-    name, threshold = metric["name"], metric["threshold"]
-    if threshold is None:
-        return None
-    bound = "gain >" if name in ("loss", "success") else "at least" if name in ("min_success", "kept") else "at most"
-    return f"{bound} {f'{threshold:g} x' if name in RATIOS else value_text(name, threshold)}"
 
 
 SIDE_HELP = "A model: base, NAME@VERSION, a run, a .gguf file or http://HOST:PORT/v1#MODEL."
@@ -207,7 +193,7 @@ def comparison_text(document: dict[str, Any]) -> Iterator[str | Table]:
     """Yield the metrics, what the answers cost, and those of a few rows that changed."""
     sides = [{**document[key], "side": side} for side, key in (("A", "base"), ("B", "tuned"))]
     yield from (f"{side['side']}: {side['label']}" for side in sides)
-    yield metrics_table(document["metrics"], "A", "B")
+    yield metrics_table([from_plain(Metric, metric) for metric in document["metrics"]], "A", "B")
     yield Table(COSTS, sides)
     for metric, reason in document["not_compared"].items():
         yield Note(f"{metric} not compared: {reason}")

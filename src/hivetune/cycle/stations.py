@@ -16,6 +16,7 @@ from typing import Any
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, sha256_file, write_json
+from hivetune.base.documents import read_document
 from hivetune.base.journal import read_journal
 from hivetune.config import RunConfig, parse_config
 from hivetune.cycle.domains import domain_of
@@ -45,7 +46,7 @@ from hivetune.cycle.rows import (
 from hivetune.cycle.window import Permission
 from hivetune.data.leave_out import write_leave_out
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, MachineNotFit, Stopped
-from hivetune.judge.evaluate import compare_pair, evaluate_run, read_evaluation, verdict_document
+from hivetune.judge.evaluate import compare_pair, evaluate_run, verdict_document
 from hivetune.models.prepared import folder_for
 from hivetune.process.launch import when_idle
 from hivetune.records import Progress, silent
@@ -297,8 +298,8 @@ def _judged(cycle: CycleRow, run: Run, rival: Release | None) -> dict[str, Any]:
         known = rows_behind(database, rival)
         earlier = [other for other in cycles_of(database, cycle.name) if other.closed and other.id != cycle.id]
     contests = Comparisons(
-        base=read_evaluation(run.folder / EVALUATION),
-        champion=None if rival is None else read_evaluation(cycle.folder / AGAINST_CHAMPION),
+        base=read_document(run.folder / EVALUATION),
+        champion=None if rival is None else read_document(cycle.folder / AGAINST_CHAMPION),
         known=known,
         look=1 + sum(gate_of(other).get("rival", "") == label for other in earlier),
         shares=1 if domain is None else domain.shares,

@@ -10,14 +10,15 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.disk import home, lock
+from hivetune.base.disk import home, lock, read_json, write_json
 from hivetune.base.journal import Journal, read_journal
+from hivetune.config import EvalConfig
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.artefacts import Answerer, Artefact
 from hivetune.judge.rows import Prompt
@@ -25,6 +26,13 @@ from hivetune.llama.ask import TimedAnswer, Unanswered
 from hivetune.llama.backend import find_engine
 from hivetune.records import Progress
 from hivetune.release.gguf import server_name
+
+_ANSWERED = "answers"  # below the home
+ANSWERS = "answers.jsonl"
+_TRIES = 3
+FIRST_PAUSE_S = 2.0  # doubled: a server that restarts or limits requests is often back within seconds
+OnAnswer = Callable[[], None]
+Times = dict[str, tuple[float, float | None]]  # by prompt key: seconds, seconds until the first token
 
 
 @dataclass(frozen=True)
@@ -38,54 +46,32 @@ class PromptAnswer:
     first_token_s: float | None = None
 
 
-_ANSWERED = "answers"  # below the home
-ANSWERS = "answers.jsonl"
-_TRIES = 3
-FIRST_PAUSE_S = 2.0  # doubled: a server that restarts or limits requests is often back within seconds
-OnAnswer = Callable[[], None]
-Times = dict[str, tuple[float, float | None]]  # by prompt key: seconds, seconds until the first token
-
-
 @dataclass
 class StoredAnswers:
-    """The answers of one side so far, and its journal, which an endpoint has none of. `served`: cold start and
-    memory."""
+    """The answers of one side so far, and its journal, which an endpoint has none of."""
 
     label: str
     journal: Journal | None = None
     answers: dict[str, PromptAnswer] = field(default_factory=dict)
-    served: dict[str, float] = field(default_factory=dict)
     guard: threading.Lock = field(default_factory=threading.Lock)
 
     def keep(self, prompt: Prompt, answer: TimedAnswer) -> None:
         """Store an answer unless its prompt already has one."""
         with self.guard:
             if prompt.key not in self.answers:
-                fields: dict[str, Any] = {"text": answer.text, "ended": answer.ended, "new_tokens": answer.new_tokens}
+                kept = PromptAnswer(answer.text, answer.ended, answer.new_tokens)
                 if self.journal is not None:
-                    self.journal.append("answer", prompt=prompt.key, **fields)
-                self.answers[prompt.key] = PromptAnswer(**fields)
-
-    def note_served(self, **figures: float | None) -> None:
-        """Record the cost of a start of the server; the newest figures count."""
-        measured = {name: value for name, value in figures.items() if value is not None}
-        if self.journal is not None:
-            self.journal.append("served", **measured)
-        self.served |= measured
+                    self.journal.append("answer", prompt=prompt.key, **asdict(kept))
+                self.answers[prompt.key] = kept
 
 
 @contextlib.contextmanager
 def stored_answers(folder: Path, label: str) -> Iterator[StoredAnswers]:
     """Open the earlier answers of a side, to read and append. Damaged lines are asked again."""
-    entries = list(read_journal(folder / ANSWERS))
+    entries = [entry for entry in read_journal(folder / ANSWERS) if entry["event"] == "answer"]
+    answers = {entry["prompt"]: PromptAnswer(entry["text"], entry["ended"], entry["new_tokens"]) for entry in entries}
     with Journal(folder / ANSWERS) as journal:
-        stored = StoredAnswers(label, journal)
-        for entry in entries:
-            if entry["event"] == "answer":
-                stored.answers[entry["prompt"]] = PromptAnswer(entry["text"], entry["ended"], entry["new_tokens"])
-            elif entry["event"] == "served":
-                stored.served |= {name: entry[name] for name in ("cold_start_s", "peak_memory_bytes") if name in entry}
-        yield stored
+        yield StoredAnswers(label, journal, answers)
 
 
 @contextlib.contextmanager
@@ -106,6 +92,27 @@ def build_name() -> str:
         return server_name(find_engine("auto"))
     except MachineNotFit:
         return ""
+
+
+def _rate_file(model: str) -> Path:
+    key = hashlib.sha256(json.dumps([build_name(), model]).encode()).hexdigest()[:16]
+    return home() / _ANSWERED / f"rate-{key}.json"
+
+
+def note_rate(model: str, new_tokens: int, seconds: float) -> None:
+    """Record how fast both sides of this model answered here, for the next `minutes_text`."""
+    if new_tokens:
+        write_json(_rate_file(model), {"tokens_per_second": new_tokens / seconds})
+
+
+def minutes_text(model: str, settings: EvalConfig) -> str:
+    """Return in words, as the end of a sentence, how long the longest answers of both sides would take here at the rate
+    of the last evaluation of this model; empty where this build of llama.cpp never answered for it."""
+    path = _rate_file(model)
+    if not path.is_file():
+        return ""
+    minutes = 2 * settings.prompts * settings.tokens / float(read_json(path)["tokens_per_second"]) / 60
+    return f"; an evaluation's answers take up to {max(1, round(minutes))} min here"
 
 
 def continued(progress: Progress, before: int = 0, after: int = 0) -> Progress:
@@ -136,41 +143,31 @@ def ask_all(
     on_answer: OnAnswer,
 ) -> None:
     """Ask for the missing answers, `slots` at a time. Raises HivetuneError, UsageError; what came before is kept."""
-    missing = [prompt for prompt in prompts if prompt.key not in side.answers]
-    if not missing:
-        return
     # A slot reuses the prefix shared with its previous prompt.
+    missing = [prompt for prompt in prompts if prompt.key not in side.answers]
     missing.sort(key=lambda prompt: json.dumps([prompt.tools, prompt.messages]))
     stopped = threading.Event()
 
     def answer(prompt: Prompt) -> None:
         if stopped.is_set():
             return
-        try:
-            timed = ask_prompt(answerer, side.label, prompt, new_tokens, stopped.wait)
-        except HivetuneError:
-            stopped.set()
-            raise
-        side.keep(prompt, timed)
+        side.keep(prompt, ask_prompt(answerer, side.label, prompt, new_tokens, stopped.wait))
         on_answer()
 
-    try:
-        with ThreadPoolExecutor(slots) as pool:
-            futures = [pool.submit(answer, prompt) for prompt in missing]
-            try:
-                for future in futures:
-                    future.result()
-            except BaseException:  # a stop by the user too: only what is under way is waited for
-                stopped.set()
-                raise
-    except HivetuneError as error:
-        raise _unfinished(side, prompts, error) from None
+    with _progress_in_hint(side, prompts), ThreadPoolExecutor(slots) as pool:
+        futures = [pool.submit(answer, prompt) for prompt in missing]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:  # a stop by the user too: only what is under way is waited for
+            stopped.set()
+            raise
 
 
 def ask_prompt(
     answerer: Answerer, label: str, prompt: Prompt, new_tokens: int, pause: Callable[[float], object] = time.sleep
 ) -> TimedAnswer:
-    """Return one answer, with a few retries. Raises HivetuneError if all failed, UsageError for a refused request."""
+    """Return one answer, with a few retries. Raises MachineNotFit if all failed, UsageError for a refused request."""
     for attempt in range(_TRIES):
         try:
             return answerer.timed(prompt.messages, max_tokens=new_tokens, tools=prompt.tools)
@@ -198,9 +195,8 @@ def time_in_turns(
     both. Times that an earlier call wrote to `times` are taken from there. An answer to a prompt that had none yet is
     kept.
     """
-    times_of: dict[str, list[Any]] = {
-        entry["prompt"]: entry["times"] for entry in read_journal(times) if entry["event"] == "timed"
-    }
+    entries = [entry for entry in read_journal(times) if entry["event"] == "timed"]
+    times_of: dict[str, list[Any]] = {entry["prompt"]: entry["times"] for entry in entries}
     if any(prompt.key not in times_of for prompt in prompts):
         for answerer, stored in sides:  # the first answer of a server pays for what the later ones find ready
             ask_prompt(answerer, stored.label, prompts[0], 1)
@@ -210,26 +206,25 @@ def time_in_turns(
                 measured: list[list[float | None]] = [[] for _ in sides]
                 for side in range(len(sides)) if number % 2 == 0 else reversed(range(len(sides))):
                     answerer, stored = sides[side]
-                    try:
+                    with _progress_in_hint(stored, prompts):
                         answer = ask_prompt(answerer, stored.label, prompt, new_tokens)
-                    except HivetuneError as error:
-                        raise _unfinished(stored, prompts, error) from None
                     stored.keep(prompt, answer)
                     measured[side] = [round(answer.seconds, 6), answer.first_token_s]
                 journal.append("timed", prompt=prompt.key, times=measured)
                 times_of[prompt.key] = measured
             on_answer()
-    return [
-        {prompt.key: (times_of[prompt.key][side][0], times_of[prompt.key][side][1]) for prompt in prompts}
-        for side in range(len(sides))
-    ]
+    of_sides = range(len(sides))
+    return [{p.key: (times_of[p.key][side][0], times_of[p.key][side][1]) for p in prompts} for side in of_sides]
 
 
-def _unfinished(side: StoredAnswers, prompts: Iterable[Prompt], error: HivetuneError) -> HivetuneError:
-    """Return the same error with the side's progress as its hint."""
-    if side.journal is None:
-        return error
-    keys = {prompt.key for prompt in prompts}
-    count = len(keys & side.answers.keys())
-    hint = f"{count} of {len(keys)} answers are kept; the same command continues"
-    return type(error)(error.message, hint=f"{error.hint}; {hint}" if error.hint else hint)
+@contextlib.contextmanager
+def _progress_in_hint(side: StoredAnswers, prompts: Sequence[Prompt]) -> Iterator[None]:
+    """Add to the hint of an error how many of the answers are kept."""
+    try:
+        yield
+    except HivetuneError as error:
+        if side.journal is None:
+            raise
+        keys = {prompt.key for prompt in prompts}
+        hint = f"{len(keys & side.answers.keys())} of {len(keys)} answers are kept; the same command continues"
+        raise type(error)(error.message, hint=f"{error.hint}; {hint}" if error.hint else hint) from None

@@ -13,25 +13,27 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import home, lock, write_json
 from hivetune.base.documents import read_document
+from hivetune.base.journal import read_journal
 from hivetune.base.typed import from_plain, to_plain
 from hivetune.checkers.find import Checking
 from hivetune.config import EvalConfig
 from hivetune.errors import Busy, DataRefused, HivetuneError, MachineNotFit, UsageError
 from hivetune.judge import statistics as stats
-from hivetune.judge.advice import advise, contradictory_rows, curve_document, read_curve
 from hivetune.judge.answers import (
     PromptAnswer,
+    StoredAnswers,
     Times,
     ask_all,
     build_name,
     continued,
     counter,
+    note_rate,
     stored_side,
     time_in_turns,
 )
@@ -39,27 +41,24 @@ from hivetune.judge.artefacts import Artefact, check_memory, find_artefact, open
 from hivetune.judge.frozen import frozen_prompts
 from hivetune.judge.losses import compared_losses, scored
 from hivetune.judge.page import write_evaluation_page
-from hivetune.judge.rows import Prompt, prompts_of_rows, prompts_of_run, spread
-from hivetune.judge.verdict import MAX_COST_RATIO, judge, refuse_not_finite
+from hivetune.judge.rows import Prompt, prompts_of_rows, prompts_of_run
+from hivetune.judge.verdict import MAX_COST_RATIO, Curve, advise, judge
 from hivetune.llama.backend import CONTEXT_TOKENS, Backend, ServerSettings
 from hivetune.models.sides import BASELINE, SIDES
 from hivetune.records import Progress, Verdict, silent
 from hivetune.release.gguf import SERVED_QUANT
 from hivetune.release.prove import base_problem
-from hivetune.run.folder import EVALUATION, adapter_hash, require_adapter
+from hivetune.run.folder import EVALUATION, METRICS, adapter_hash, require_adapter
 from hivetune.run.status import refuse_older_adapter, shortest_name
 from hivetune.train.open import Run
 
 COMPARISONS = "comparisons"
 ANOTHER_SIDE = "name another run, release, GGUF file or endpoint"
-COSTS = ("peak_memory_bytes", "cold_start_s")
 SLOTS = 8  # answers at the same time: on 2 cores 8 slots make 2.5 times the tokens of one
 TIMED_PROMPTS = 50  # asked alone: enough to see a tenth of the time at the usual jitter
 # Times that straddle their limit are taken again a little later, for a load that has gone by then.
 MAX_TIMINGS, AGAIN_AFTER_S = 3, 20.0
-EMPTY_ANSWER: Mapping[str, Any] = dict.fromkeys(
-    ("answer", "ended", "new_tokens", "seconds", "first_token_s", "success")
-)
+EMPTY_ANSWER = dict.fromkeys(("answer", "ended", "new_tokens", "seconds", "first_token_s", "success"))
 # What only answers can say.
 _OF_ANSWERS = ("success", "min_success", "ended", "latency_s", "max_seconds", "peak_memory_bytes", "max_gb")
 VERDICT_FIELDS = ("verdict", "reasons", "decisive", "metrics", "advice")
@@ -67,12 +66,13 @@ VERDICT_FIELDS = ("verdict", "reasons", "decisive", "metrics", "advice")
 
 @dataclass(frozen=True)
 class SideAnswers:
-    """One side of a comparison: its answers by the key of the prompt, and its costs."""
+    """One side of a comparison: its answers by the key of the prompt, and its costs: `cold_start_s` and
+    `peak_memory_bytes`, None where it was not started here."""
 
     label: str
     kind: str
-    answers: Mapping[str, PromptAnswer]
-    costs: Mapping[str, float | None]
+    answers: Mapping[str, PromptAnswer] = field(default_factory=dict)
+    costs: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,13 @@ def compare_pair(
     run: Run | None = None,
     rows: Sequence[str] = (),
     quant: str = SERVED_QUANT,
+    max_timings: int = 1,
     progress: Progress = silent,
 ) -> Comparison:
     """Compare both sides on `rows`, else on the held-out rows of `run`. The first is `base`, the second `tuned`.
 
-    The base model and the adapter files that a side may name are those of `run`.
+    The base model and the adapter files that a side may name are those of `run`. `max_timings`: how often times may be
+    taken that straddle their limit, where they decide.
 
     Raises UsageError for sides that are not there, damaged or the same; HivetuneError when one fails half-way: its
     answers are kept and not asked again.
@@ -112,10 +114,8 @@ def compare_pair(
     asked = [prompt.key for prompt in prompts]
     key = _hash([identities, build_name(), asked, settings.model_dump(mode="json")])
     folder = home() / COMPARISONS / key[:16]
-    # A slot holds the longest row and the longest answer.
-    context_tokens = max(CONTEXT_TOKENS, run.config.max_length + settings.tokens if run else 0)
     with lock(folder):
-        answered = _answer(sides, prompts, settings, context_tokens, folder, progress)
+        answered = _answer(sides, prompts, settings, run, folder, max_timings, progress)
     facts = {
         "snapshot": None if rows or run is None else run.snapshot.hash,
         "rows_from": ", ".join(rows) if rows or run is None else str(run.folder),
@@ -130,52 +130,65 @@ def compare_pair(
 
 def num_answers(prompts: Sequence[Prompt]) -> int:
     """Return how many answers are counted; a prompt that is timed counts once for both sides."""
-    timed = len(_timed(prompts))
-    return timed + 2 * (len({prompt.key for prompt in prompts}) - timed)
+    return 2 * len({prompt.key for prompt in prompts}) - len(timed_prompts(prompts))
 
 
-def _timed(prompts: Sequence[Prompt]) -> list[Prompt]:
-    return spread([prompt for prompt in prompts if not prompt.origin], TIMED_PROMPTS)
+def timed_prompts(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return TIMED_PROMPTS held-out rows, spread over all of them: neighbours are often of one file or agent."""
+    held_out = [prompt for prompt in prompts if not prompt.origin]
+    count = min(TIMED_PROMPTS, len(held_out))
+    return [held_out[number * len(held_out) // count] for number in range(count)]
 
 
 def _answer(
     sides: Sequence[Artefact],
     prompts: Sequence[Prompt],
     settings: EvalConfig,
-    context_tokens: int,
+    run: Run | None,
     folder: Path,
+    max_timings: int,
     progress: Progress,
 ) -> list[SideAnswers]:
     """Time single answers, both sides in turns; these count too. Then ask each side for the rest, many at once."""
     check_memory(sides)
-    timed = _timed(prompts)
+    timed, tokens = timed_prompts(prompts), settings.tokens
+    # A slot holds the longest row and the longest answer.
+    context_tokens = max(CONTEXT_TOKENS, run.config.max_length + tokens if run else 0)
     server = ServerSettings(slots=SLOTS, context_tokens=context_tokens)
     unique = list({prompt.key: prompt for prompt in prompts}.values())  # a past win may be a held-out row too
+    groups = {prompt.key: prompt.group for prompt in timed}
     with ExitStack() as stack:
-        stores = [stack.enter_context(stored_side(side, settings.tokens, SLOTS)) for side in sides]
-        timed_keys = {prompt.key for prompt in timed}
-        num_stored = sum(prompt.key in s.answers and prompt.key not in timed_keys for s in stores for prompt in unique)
+        stores = [stack.enter_context(stored_side(side, tokens, SLOTS)) for side in sides]
+        num_stored = sum(prompt.key in s.answers and prompt.key not in groups for s in stores for prompt in unique)
         on_answer = counter(progress, num_answers(prompts), num_stored)
         opened = [stack.enter_context(open_artefact(side, server)) for side in sides]
         pairs = list(zip((answerer for answerer, _ in opened), stores, strict=True))
-        groups = {prompt.key: prompt.group for prompt in timed}
-        for attempt in range(MAX_TIMINGS):
+        before, started = sum(map(_num_tokens, stores)), time.monotonic()
+        times: list[Times] = []
+        for attempt in range(max_timings):
             if attempt:
                 time.sleep(AGAIN_AFTER_S)
             file = folder / f"times-{attempt + 1}.jsonl"
-            times = time_in_turns(pairs, timed, file, new_tokens=settings.tokens, on_answer=on_answer)
+            times = time_in_turns(pairs, timed, file, new_tokens=tokens, on_answer=on_answer)
             if times_decide(times, groups):
                 break
+        for answerer, store in pairs:
+            ask_all(answerer, store, unique, slots=SLOTS, new_tokens=tokens, on_answer=on_answer)
+        if run is not None:
+            note_rate(run.config.model, sum(map(_num_tokens, stores)) - before, time.monotonic() - started)
         answered = []
         for side, (answerer, cold_start_s), store, of_side in zip(sides, opened, stores, times, strict=True):
-            ask_all(answerer, store, unique, slots=SLOTS, new_tokens=settings.tokens, on_answer=on_answer)
             memory = answerer.peak_memory_bytes() if isinstance(answerer, Backend) else None
-            store.note_served(cold_start_s=cold_start_s, peak_memory_bytes=memory)
             answers = dict(store.answers)
             for key, (seconds, first_token_s) in of_side.items():
                 answers[key] = replace(answers[key], seconds=seconds, first_token_s=first_token_s)
-            answered.append(SideAnswers(side.label, side.kind, answers, store.served))
+            costs = {"cold_start_s": cold_start_s, "peak_memory_bytes": memory}
+            answered.append(SideAnswers(side.label, side.kind, answers, costs))
         return answered
+
+
+def _num_tokens(store: StoredAnswers) -> int:
+    return sum(answer.new_tokens or 0 for answer in store.answers.values())
 
 
 def times_decide(times: Sequence[Times], groups: Mapping[str, str]) -> bool:
@@ -249,7 +262,8 @@ def _answer_row(
 
 
 def _summary(side: SideAnswers, name: str, answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    summary: dict[str, Any] = {"label": side.label, "kind": side.kind, **{key: side.costs.get(key) for key in COSTS}}
+    summary: dict[str, Any] = {"label": side.label, "kind": side.kind}
+    summary |= {key: side.costs.get(key) for key in ("peak_memory_bytes", "cold_start_s")}
     for key, short in (("seconds", "latency"), ("first_token_s", "first_token")):
         times = sorted(answer[name][key] for answer in answers if answer[name][key] is not None)
         for share in (50, 95):
@@ -275,32 +289,26 @@ def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
     require_adapter(run.folder)
     refuse_older_adapter(run.folder)
     tempfile.TemporaryFile(dir=run.folder).close()  # raised now on a read-only disk, and not after hours of answers
+    settings, sides = run.config.eval, (run.config.eval.baseline, str(run.folder))
+    reasons: list[str] = []
+    if settings.baseline == BASELINE:
+        # Losses first: the files for llama.cpp are one core's work, and so is the import of torch.
+        prompts = prompts_of_run(run, settings) + frozen_prompts(settings, sides, run.config.cycle.name)
+        part = continued(progress, after=num_answers(prompts))
+        scored(run, run.folder, part, lambda: reasons.append(_unserved(run, sides)))
+        if not reasons:  # every loss was there before
+            reasons.append(_unserved(run, sides))
+        progress = continued(progress, before=2 * len(run.snapshot.rows("test")))  # the losses of base and adapter
+    if any(reasons):
+        evaluation = loss_alone(run, reasons[0])
+    else:
+        evaluation = compare_pair(*sides, settings, run=run, max_timings=MAX_TIMINGS, progress=progress).document
     facts = {
         "run": str(run.folder),
         "model": run.config.model,
         "adapter_sha256": adapter_hash(run.folder),
         "nearest": run.snapshot.manifest.get("nearest"),  # how near test rows are to training rows
     }
-    settings, sides = run.config.eval, (run.config.eval.baseline, str(run.folder))
-    reason = ""
-    if settings.baseline == BASELINE:
-        # Losses first: the files for llama.cpp are one core's work, and so is the import of torch.
-        prompts = prompts_of_run(run, settings) + frozen_prompts(settings, sides, run.config.cycle.name)
-
-        reasons: list[str] = []
-
-        def make_files() -> None:
-            reasons.append(_unserved(run, sides))
-
-        scored(run, run.folder, continued(progress, after=num_answers(prompts)), make_files)
-        if not reasons:  # every loss was there before
-            make_files()
-        reason = reasons[0]
-        progress = continued(progress, before=2 * len(run.snapshot.rows("test")))  # the losses of base and adapter
-    if reason:
-        evaluation = loss_alone(run, reason)
-    else:
-        evaluation = compare_pair(*sides, settings, run=run, progress=progress).document
     write_json(run.folder / EVALUATION, {**evaluation, **facts})
     judge_run(run)
     return read_document(run.folder / EVALUATION)
@@ -331,7 +339,7 @@ def loss_alone(run: Run, reason: str) -> dict[str, Any]:
         Artefact(run.folder.name, "run", trained=(run.model, run.folder)),
     ]
     losses = compared_losses(run, sides, silent)
-    empty = [SideAnswers(side.label, side.kind, {}, {}) for side in sides]
+    empty = [SideAnswers(side.label, side.kind) for side in sides]
     facts = {
         "snapshot": run.snapshot.hash,
         "rows_from": str(run.folder),
@@ -349,18 +357,27 @@ def judge_run(run: Run) -> Verdict:
     A verdict by other thresholds stays in `earlier`. Raises UsageError without an evaluation of the present adapter.
     """
     evaluation = _evaluation_of(run)
-    curve = read_curve(run)
     verdict = judge(evaluation, run.config.gate)
-    advice = advise(curve, evaluation, contradictory_rows(run.snapshot), verdict.metrics)
-    judged = {**verdict_document(replace(verdict, advice=advice)), "gate": run.config.gate.model_dump(mode="json")}
+    verdict = replace(verdict, advice=advise(read_curve(run), evaluation))
+    judged = {**verdict_document(verdict), "gate": run.config.gate.model_dump(mode="json")}
     earlier = list(evaluation.get("earlier") or ())
     if "verdict" in evaluation and evaluation["gate"] != judged["gate"]:
         earlier.append({key: evaluation[key] for key in ("verdict", "gate", "judged_by", "judged_at")})
     stamp = {"judged_by": _user(), "judged_at": round(time.time(), 3), "earlier": earlier}
-    document = {**evaluation, **judged, **stamp, "curve": curve_document(curve)}
+    document = {**evaluation, **judged, **stamp}
     write_json(run.folder / EVALUATION, document)
     write_evaluation_page(run.folder, document)
-    return replace(verdict, advice=advice)
+    return verdict
+
+
+def read_curve(run: Run) -> Curve:
+    """Return the losses of the steps and validations in `metrics.jsonl`."""
+    losses: dict[str, list[tuple[int, float]]] = {"step": [], "validation": []}
+    for entry in read_journal(run.folder / METRICS):
+        if entry["event"] in losses and entry["loss"] is not None:
+            losses[entry["event"]].append((int(entry["step"]), float(entry["loss"])))
+    per_epoch = max(1.0, len(run.snapshot.rows("train")) / run.config.batch_size)
+    return Curve(losses["step"], losses["validation"], per_epoch)
 
 
 def stored_verdict(run: Run) -> dict[str, Any] | None:
@@ -375,22 +392,10 @@ def stored_verdict(run: Run) -> dict[str, Any] | None:
 
 def _evaluation_of(run: Run) -> dict[str, Any]:
     path = run.folder / EVALUATION
-    evaluation = read_evaluation(path) if path.exists() else None
+    evaluation = read_document(path) if path.exists() else None
     if evaluation is None or evaluation.get("adapter_sha256") != adapter_hash(run.folder):
         name = shortest_name(run.folder)
         raise UsageError(f"the adapter of {name} was not evaluated", hint=f"evaluate it: hivetune eval {name}")
-    return evaluation
-
-
-def read_evaluation(path: Path) -> dict[str, Any]:
-    """Read an eval.json or a comparison of its form. Raises UsageError for a file that is missing or damaged,
-    HivetuneError naming file and field for a number that is not finite.
-    """
-    evaluation = read_document(path)
-    try:
-        refuse_not_finite(evaluation)
-    except HivetuneError as error:
-        raise HivetuneError(f"{path}: {error.message}", hint=error.hint) from None
     return evaluation
 
 

@@ -1,7 +1,7 @@
 """Which rows are answered, which of them are one piece of evidence, and how a row is asked.
 
 All test rows count for the loss; a stratified choice of them is answered by both models. Both get the same rows, so
-every comparison is paired.
+every comparison is paired. Frozen questions are asked beside them (frozen.py).
 """
 
 import hashlib
@@ -21,9 +21,8 @@ from hivetune.data.reasons import RowRefused
 from hivetune.data.render.dialect import request_hash, template_message
 from hivetune.data.snapshot import RowInfo
 from hivetune.errors import DataRefused
-from hivetune.judge.statistics import merge_groups
 from hivetune.llama.prompts import prompt_of
-from hivetune.records import Example, Message
+from hivetune.records import Message
 from hivetune.train.open import Run, check_eval
 
 SAME_ROW = 0.85  # likeness from which two held-out rows are one piece of evidence, as data.near_duplicates has it
@@ -75,15 +74,20 @@ def prompts_of_rows(paths: Sequence[str], config: EvalConfig) -> tuple[list[Prom
     """
     check_eval(config)
     rows: list[RowInfo] = []
-    refused: dict[str, int] = {}
+    refused: dict[str, int] = defaultdict(int)
+    names = ("source", "agent", "category", "session", "time", "messages", "tools", "checker")
     for raw in rows_of_files(paths):
         try:
-            rows.append(_info(len(rows), example_of(raw)))
+            example = example_of(raw)
         except RowRefused as error:
-            refused[error.reason] = refused.get(error.reason, 0) + 1
+            refused[error.reason] += 1
+            continue
+        identity = content_id(example.messages, example.tools)
+        fields: dict[str, Any] = {name: getattr(example, name) for name in names}
+        rows.append(RowInfo(row=len(rows), id=identity, interaction_id=None, split="test", **fields))
     if not rows:
         raise DataRefused(f"{', '.join(paths)} has no questions", hint=f"see why: hivetune check {quoted(paths[0])}")
-    return _chosen(rows, config), refused
+    return _chosen(rows, config), dict(refused)
 
 
 def _chosen(infos: Sequence[RowInfo], config: EvalConfig) -> list[Prompt]:
@@ -116,32 +120,27 @@ def evidence_groups(rows: Sequence[RowInfo]) -> dict[int, str]:
 
     A group has the name of the session, or else of the row, that comes first.
     """
+    first = list(range(len(rows)))  # of each row an earlier one of its group, or itself
+
+    def lead(place: int) -> int:
+        while first[place] != place:
+            place = first[place]
+        return place
+
     lessons = [lesson_of(row.messages) for row in rows]
     sketches = memoryview(b"".join(sketch(row.messages) for row in rows))
-    same = list(range(len(rows)))
-    near = near_copies(sketches, SAME_ROW, lessons.__getitem__, same).copies if rows else ()
-    for copy, original, _ in near:
-        same[copy] = same[original]
-    groups = merge_groups([row.session or row.id for row in rows], same)
-    return {row.row: group for row, group in zip(rows, groups, strict=True)}
-
-
-def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """Return `count` of the prompts, spread over all of them: neighbours are often of one file or agent."""
-    if count >= len(prompts):
-        return list(prompts)
-    return [prompts[number * len(prompts) // count] for number in range(count)]
+    near = near_copies(sketches, SAME_ROW, lessons.__getitem__, range(len(rows))).copies if rows else ()
+    sessions: dict[str, int] = {}
+    same = [(place, sessions.setdefault(row.session or row.id, place)) for place, row in enumerate(rows)]
+    for one, other in (*same, *((copy, original) for copy, original, _ in near)):
+        leads = lead(one), lead(other)
+        first[max(leads)] = min(leads)
+    leaders = [rows[lead(place)] for place in range(len(rows))]
+    return {row.row: leader.session or leader.id for row, leader in zip(rows, leaders, strict=True)}
 
 
 def last_question(messages: Sequence[Message]) -> str:
     return next((message.content for message in reversed(messages) if message.role == "user"), "")
-
-
-def _info(row: int, example: Example) -> RowInfo:
-    names = ("source", "agent", "category", "session", "time", "messages", "tools", "checker")
-    fields: dict[str, Any] = {name: getattr(example, name) for name in names}
-    identity = content_id(example.messages, example.tools)
-    return RowInfo(row=row, id=identity, interaction_id=None, split="test", **fields)
 
 
 def _prompt(info: RowInfo, group: str, checker: Mapping[str, Any] | None) -> Prompt:

@@ -11,17 +11,17 @@ passes, below zero it misses, and else it is open, with the rows that would deci
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any, Literal
 
 from hivetune.config import GateConfig
-from hivetune.errors import HivetuneError
 from hivetune.judge import statistics as stats
 from hivetune.judge.statistics import Estimate, Interval
 from hivetune.models.sides import SIDES
-from hivetune.records import Metric, Verdict, VerdictName
+from hivetune.records import Advice, Metric, Verdict, VerdictName
 
 Evaluation = Mapping[str, Any]
 Outcome = Literal["passed", "worse", "missed", "open", "reported"]
@@ -30,6 +30,7 @@ MAX_COST_RATIO = 1.5  # of an answer's time and of peak memory, beside the base:
 MIN_KEPT = 0.9  # of the frozen questions that must be kept: two of 20 may be lost to a better wording
 RESOLUTION = 1e-6  # a loss is a sum in float32 and no finer than that
 SHOWN_LOST = 3  # questions that are named
+DEFAULT_LEVEL = 1 - stats.ALPHA
 # How people read a metric; "alone": of the tuned model, whatever it is compared with.
 METRIC_NAMES: Mapping[str, str] = {
     "loss": "loss (nats per token)",
@@ -41,11 +42,10 @@ METRIC_NAMES: Mapping[str, str] = {
     "max_gb": "peak memory alone",
     "kept": "frozen questions kept",
 }
-SHARES_OF_ANSWERS = ("success", "ended", "min_success", "kept")
-RATIOS = ("latency_s", "peak_memory_bytes")  # their gain is the share of the base's cost that is saved
+_PERCENT = ("success", "ended", "min_success", "kept")
+_RATIOS = ("latency_s", "peak_memory_bytes")  # their gain is the share of the base's cost that is saved
 # What a user sets explicitly stays required where it can't be compared.
 _SET_BY_USER = ("success", "min_success", "max_seconds", "max_gb")
-_SET = ("loss", *_SET_BY_USER)  # a gate without any of them requires nothing
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,15 @@ class Measure:
     """One metric as measured.
 
     gain: positive where the tuned model is better, at the level that decides. threshold: the gain that is asked for, or
-    None for a metric that is only reported. missing: why it was not measured. asks: the threshold in words. beside:
-    the gain is one over the base, so that a loss beyond tolerance aborts. timing: of a busy machine, which never
-    decides against a model. exact: the share of a fixed list, of which the threshold itself is enough.
+    None for a metric that is only reported. missing: why it was not measured. beside: the gain is one over the base, so
+    that a loss beyond tolerance aborts. timing: of a busy machine, which never decides against a model by its noise.
+    exact: the share of a fixed list, or one number, of which the threshold itself is enough.
     """
 
     metric: Metric
     gain: Estimate | None
     threshold: float | None
-    fact: str = ""
-    asks: str = ""
+    more: str = ""
     missing: str = ""
     not_finite: bool = False
     beside: bool = True
@@ -80,22 +79,16 @@ class Finding:
 
 
 def judge(
-    evaluation: Evaluation,
-    config: GateConfig,
-    *,
-    look: int | None = None,
-    shares: int = 1,
-    beside_base: bool = True,
+    evaluation: Evaluation, config: GateConfig, *, look: int | None = None, shares: int = 1, beside_base: bool = True
 ) -> Verdict:
     """Return the verdict on an evaluation (docs/formats.md, eval.json).
 
     `look`: the number of this candidate among those that were judged against one champion, from 1: gains are then
     decided at the level of that look, divided by `shares`. `beside_base` False leaves time, memory and frozen questions
-    out, which are required beside the base alone. Raises HivetuneError for a number that is not finite.
+    out, which are required beside the base alone.
     """
-    refuse_not_finite(evaluation)
     not_compared: Mapping[str, str] = evaluation.get("not_compared") or {}
-    findings, notes = [], []
+    findings: list[Finding] = []
     for measure in _measures(evaluation, config, stats.alpha_of_look(look) / shares, beside_base):
         name = measure.metric.name
         why = not_compared.get(name)
@@ -104,25 +97,24 @@ def judge(
             findings.append(Finding(metric, "reported", ""))
         else:
             findings.append(_decide(replace(measure, missing=why) if why else measure, config.tolerance))
-    by_reason: dict[str, list[str]] = defaultdict(list)
-    for name, why in not_compared.items():
-        by_reason[why].append(titled(name))
-    notes += [f"not compared: {', '.join(names)}: {why}" for why, names in by_reason.items()]
-    required = any(finding.metric.required and finding.metric.name in _SET for finding in findings)
-    verdict, deciding = _verdict_of(findings, required)
+    required = any(each.metric.required and each.metric.name in ("loss", *_SET_BY_USER) for each in findings)
+    verdict, deciding = _verdict_of({finding.outcome for finding in findings}, required)
     reasons = [finding.reason for outcome in deciding for finding in findings if finding.outcome == outcome]
     if not required:
         setting = "gate.success_gain" if "loss" in not_compared else "gate.loss_gain"
         reasons.append(f"the gate requires no metric: set at least {setting}")
     decisive = len(reasons)
+    by_reason: dict[str, list[str]] = defaultdict(list)
+    for name, why in not_compared.items():
+        by_reason[why].append(titled(name))
+    reasons += [f"not compared: {', '.join(names)}: {why}" for why, names in by_reason.items()]
     if verdict == "deploy":
-        notes += _gaps(evaluation)
-    return Verdict(verdict, (*reasons, *notes), tuple(finding.metric for finding in findings), decisive=decisive)
+        reasons += _gaps(evaluation)
+    return Verdict(verdict, tuple(reasons), tuple(finding.metric for finding in findings), decisive=decisive)
 
 
-def _verdict_of(findings: Sequence[Finding], required: bool) -> tuple[VerdictName, tuple[Outcome, ...]]:
+def _verdict_of(outcomes: set[Outcome], required: bool) -> tuple[VerdictName, tuple[Outcome, ...]]:
     """Return the verdict, and the outcomes of the findings that made it."""
-    outcomes = {finding.outcome for finding in findings}
     if "worse" in outcomes:
         return "abort", ("worse", "missed")
     if "missed" in outcomes or not required:
@@ -134,55 +126,67 @@ def _verdict_of(findings: Sequence[Finding], required: bool) -> tuple[VerdictNam
 
 def _decide(measure: Measure, tolerance: float) -> Finding:
     """Judge one metric by its margin."""
-    metric, gain, threshold = measure.metric, measure.gain, measure.threshold
-    title = titled(metric.name)
+    gain, threshold, n = measure.gain, measure.threshold, measure.metric.n
     required = threshold is not None
-    metric = replace(metric, required=required, passed=False if required else None)
+    metric = replace(measure.metric, required=required, passed=False if required else None)
     if gain is None:
         outcome: Outcome = "worse" if measure.not_finite else "open" if required else "reported"
-        return Finding(metric, outcome, f"{title}: {measure.missing}")
-    units = f"{gain.units} {'rows' if gain.units == metric.n else 'sessions'}"
+        return Finding(metric, outcome, f"{titled(metric.name)}: {measure.missing}")
+    units = f"{gain.units} {'rows' if gain.units == n else 'sessions'}"
+    allowed = f"the tolerance {_share(tolerance) if metric.name in (*_PERCENT, *_RATIOS) else f'{tolerance:g}'}"
+    fact = f"{fact_text(metric)}{measure.more}"
+    if threshold is not None:
+        fact += f"; required: {required_text(metric)}"
     if gain.interval is None:
-        needed = math.ceil(stats.MIN_UNITS * metric.n / max(1, gain.units))
-        reason = f"{title}: {units} are too few for an interval, about {needed} rows needed"
-        return Finding(replace(metric, needed=needed), "open", reason) if required else Finding(metric, "reported", "")
+        if threshold is None:
+            return Finding(metric, "reported", "")
+        needed = math.ceil(stats.MIN_UNITS * n / max(1, gain.units))
+        reason = f"{fact}: open, since {units} are too few for an interval; about {needed} rows needed"
+        return Finding(replace(metric, needed=needed), "open", reason)
     low, high = gain.interval
     if threshold is None:
         if measure.beside and not measure.timing and high < 0 and low < -tolerance:
-            reason = f"{measure.fact}: significantly worse, and not shown to be within the tolerance {tolerance:g}"
+            reason = f"{fact}: significantly worse, and not shown to be within {allowed}"
             return Finding(replace(metric, passed=False), "missed", reason)
         return Finding(metric, "reported", "")
-    fact = f"{measure.fact}; {measure.asks}"
     if low - threshold > RESOLUTION or (measure.exact and low >= threshold):
-        return Finding(replace(metric, passed=True), "passed", fact)
+        return Finding(replace(metric, passed=True), "passed", f"{fact}: passed")
     if measure.beside and high < min(threshold, 0.0) - tolerance:
-        return Finding(metric, "worse", f"{fact}: worse by more than the tolerance {tolerance:g}")
+        return Finding(metric, "worse", f"{fact}: worse by more than {allowed}")
     if high < threshold:
         return Finding(metric, "missed", f"{fact}: missed")
-    effect = max(tolerance, abs(gain.value - threshold))
-    needed_units = stats.rows_needed(gain, effect, 1 - metric.level)
+    needed_units = stats.rows_needed(gain, max(tolerance, abs(gain.value - threshold)), 1 - metric.level)
     if gain.units < needed_units:
-        needed = math.ceil(needed_units * metric.n / gain.units)
-        reason = f"{fact}: open; {units}, about {needed} rows needed to decide"
-        return Finding(replace(metric, needed=needed), "open", reason)
+        needed = math.ceil(needed_units * n / gain.units)
+        return Finding(
+            replace(metric, needed=needed), "open", f"{fact}: open, {units} measured, about {needed} rows needed"
+        )
     if measure.timing:
         return Finding(metric, "open", f"{fact}: open; times vary too much here, so evaluate again on a quiet machine")
-    return Finding(metric, "missed", f"{fact}: not shown, although {units} are enough to see {tolerance:g}")
+    return Finding(metric, "missed", f"{fact}: not shown, although {units} are enough to see {allowed}")
 
 
-def _measures(evaluation: Evaluation, config: GateConfig, alpha: float, beside_base: bool) -> Iterable[Measure]:
-    ratio = MAX_COST_RATIO if beside_base else None
+def _measures(evaluation: Evaluation, config: GateConfig, alpha: float, beside_base: bool) -> Iterator[Measure]:
+    answers, ratio = evaluation["answers"], MAX_COST_RATIO if beside_base else None
     yield _loss(evaluation, config.loss_gain, alpha)
-    yield _paired("success", evaluation["answers"], config.success_gain, alpha)
+    yield _paired("success", answers, config.success_gain, alpha)
     if config.min_success is not None:
-        yield _min_success(evaluation, config.min_success)
-    yield _paired("ended", evaluation["answers"], None, alpha)
-    yield _latency(evaluation, ratio)
+        values, groups = _of_tuned(answers, "success")
+        yield _alone("min_success", stats.proportion(values, groups), len(values), config.min_success, 1.0)
+    yield _paired("ended", answers, None, alpha)
+    yield _latency(answers, ratio)
     if config.max_seconds is not None:
-        yield _max_seconds(evaluation, config.max_seconds)
+        values, groups = _of_tuned(answers, "seconds")
+        mean = Estimate(math.nan, None, 0, math.nan)
+        if values:
+            columns = stats.by_group([values, [1.0] * len(values)], groups)
+            mean = stats.jackknife(columns, lambda sums: sums[0] / sums[1], positive=True)
+        yield _alone("max_seconds", mean, len(values), config.max_seconds, -1.0 / config.max_seconds, timing=True)
     yield _memory(evaluation, ratio)
     if config.max_gb is not None:
-        yield _max_gb(evaluation, config.max_gb)
+        memory = evaluation["tuned"].get("peak_memory_bytes")
+        known = _certain(memory / 1e9 if memory else math.nan)
+        yield _alone("max_gb", known, int(bool(memory)), config.max_gb, -1.0 / config.max_gb, exact=True)
     yield from _frozen(evaluation, MIN_KEPT if beside_base else None)
 
 
@@ -192,11 +196,10 @@ def _loss(evaluation: Evaluation, threshold: float | None, alpha: float) -> Meas
     if isinstance(columns, str):
         return _missing("loss", columns, n, threshold, not_finite="not finite" in columns)
     base_sum, tuned_sum, tokens = (math.fsum(column) for column in columns)
-    gain = stats.loss_estimate(columns, alpha=alpha).scaled(-1.0)
-    shown = stats.loss_estimate(columns).interval
-    metric = _metric("loss", base_sum / tokens, tuned_sum / tokens, n, shown, gain, alpha, threshold)
-    fact = f"loss: gain {gain.value:.4g} nats per token{_interval_text(gain.interval, alpha)}"
-    return Measure(metric, gain, threshold, fact, f"more than {threshold or 0:g} required")
+    gain, plain = (stats.loss_estimate(columns, alpha=level) for level in (alpha, stats.ALPHA))
+    return _beside(
+        "loss", (base_sum / tokens, tuned_sum / tokens), n, gain.scaled(-1.0), plain.interval, threshold, alpha
+    )
 
 
 def _paired(name: str, answers: Sequence[Mapping[str, Any]], threshold: float | None, alpha: float) -> Measure:
@@ -205,137 +208,92 @@ def _paired(name: str, answers: Sequence[Mapping[str, Any]], threshold: float | 
     if not pairs:
         missing = "no held-out row has a checker and both answers" if name == "success" else "no answers"
         return _missing(name, missing, 0, threshold)
-    base, tuned = [bool(b) for b, _, _ in pairs], [bool(t) for _, t, _ in pairs]
-    groups, n = [group for _, _, group in pairs], len(pairs)
-    gain = stats.paired_proportions(base, tuned, groups, alpha=alpha)
-    shown = stats.paired_proportions(base, tuned, groups).interval
-    metric = _metric(name, sum(base) / n, sum(tuned) / n, n, shown, gain, alpha, threshold)
+    base, tuned, groups = [bool(b) for b, _, _ in pairs], [bool(t) for _, t, _ in pairs], [g for _, _, g in pairs]
+    gain, plain = (stats.paired_proportions(base, tuned, groups, alpha=level) for level in (alpha, stats.ALPHA))
     gained, lost = stats.discordant(base, tuned)
-    fact = f"{titled(name)}: gain {gain.value:+.1%}{_interval_text(gain.interval, alpha, share=True)}"
-    fact += f", {gained} rows gained and {lost} lost"
-    return Measure(metric, gain, threshold, fact, f"more than {threshold or 0:+.1%} required")
+    shares = sum(base) / len(pairs), sum(tuned) / len(pairs)
+    measure = _beside(name, shares, len(pairs), gain, plain.interval, threshold, alpha)
+    return replace(measure, more=f"; of {len(pairs)} rows {gained} gained and {lost} lost")
 
 
-def _min_success(evaluation: Evaluation, limit: float) -> Measure:
-    values = [(bool(a["tuned"]["success"]), a["group"]) for a in evaluation["answers"] if _has(a, "success")]
-    if not values:
-        return _missing("min_success", "no held-out row has a checker and an answer", 0, limit)
-    share = stats.proportion([value for value, _ in values], [group for _, group in values])
-    metric = _alone("min_success", share, len(values), limit)
-    fact = f"success alone: {share.value:.1%}{_interval_text(share.interval, stats.ALPHA, share=True)}"
-    return Measure(metric, share.scaled(1.0, -limit), 0.0, fact, f"at least {limit:.1%} required", beside=False)
-
-
-def _latency(evaluation: Evaluation, limit: float | None) -> Measure:
+def _latency(answers: Sequence[Mapping[str, Any]], limit: float | None) -> Measure:
     """Measure the time of an answer, tuned / base, on prompts that both answered one right after the other."""
-    timed = [a for a in evaluation["answers"] if a["base"]["seconds"] and a["tuned"]["seconds"]]
+    timed = [(b, t, group) for b, t, group in _pairs(answers, "seconds") if b and t]
     if not timed:
         return _missing("latency_s", "it was not measured", 0, limit)
-    columns = stats.by_group(
-        [
-            [float(a["base"]["seconds"]) for a in timed],
-            [float(a["tuned"]["seconds"]) for a in timed],
-            [1.0] * len(timed),
-        ],
-        [a["group"] for a in timed],
-    )
-    base, tuned = (math.fsum(column) / len(timed) for column in columns[:2])
-    ratio = stats.jackknife(columns, lambda sums: sums[1] / sums[0], positive=True)
-    shown = stats.jackknife(columns, stats.loss_difference).interval
-    gain, threshold = ratio.scaled(-1.0, 1.0), None if limit is None else 1.0 - limit
-    metric = _metric("latency_s", base, tuned, len(timed), shown, gain, stats.ALPHA, limit)
-    fact = f"seconds per answer: {ratio.value:.3g} times the base{_interval_text(ratio.interval, stats.ALPHA)}"
-    return Measure(metric, gain, threshold, fact, f"at most {limit or 0:g} times allowed", timing=True)
-
-
-def _max_seconds(evaluation: Evaluation, limit: float) -> Measure:
-    values = [(float(a["tuned"]["seconds"]), a["group"]) for a in evaluation["answers"] if _has(a, "seconds")]
-    if not values:
-        return _missing("max_seconds", "it was not measured", 0, limit)
-    seconds = [value for value, _ in values]
-    columns = stats.by_group([seconds, [1.0] * len(values)], [group for _, group in values])
-    mean = stats.jackknife(columns, lambda sums: sums[0] / sums[1], positive=True)
-    metric = _alone("max_seconds", mean, len(values), limit)
-    fact = f"seconds per answer alone: {mean.value:.3g} s{_interval_text(mean.interval, stats.ALPHA)}"
-    gain = mean.scaled(-1.0 / limit, 1.0)
-    return Measure(metric, gain, 0.0, fact, f"at most {limit:g} s allowed", beside=False, timing=True)
+    columns = [[float(row[side]) for row in timed] for side in (0, 1)]
+    columns = stats.by_group([*columns, [1.0] * len(timed)], [group for _, _, group in timed])
+    means = math.fsum(columns[0]) / len(timed), math.fsum(columns[1]) / len(timed)
+    gain = stats.jackknife(columns, lambda sums: sums[1] / sums[0], positive=True).scaled(-1.0, 1.0)
+    plain = stats.jackknife(columns, stats.loss_difference)
+    return replace(_beside("latency_s", means, len(timed), gain, plain.interval, limit, stats.ALPHA), timing=True)
 
 
 def _memory(evaluation: Evaluation, limit: float | None) -> Measure:
     base, tuned = (evaluation[side].get("peak_memory_bytes") for side in SIDES)
     if not base or not tuned:
         return _missing("peak_memory_bytes", "it was not measured", 0, limit)
-    gain, threshold = _certain(1.0 - tuned / base), None if limit is None else 1.0 - limit
-    metric = _metric("peak_memory_bytes", base, tuned, 1, None, gain, stats.ALPHA, limit)
-    fact = f"peak memory: {tuned / base:.3g} times the base"
-    return Measure(metric, gain, threshold, fact, f"at most {limit or 0:g} times allowed", beside=False, exact=True)
+    gain = _certain(1.0 - tuned / base)
+    measure = _beside("peak_memory_bytes", (base, tuned), 1, gain, None, limit, stats.ALPHA)
+    return replace(measure, beside=False, exact=True)
 
 
-def _max_gb(evaluation: Evaluation, limit: float) -> Measure:
-    memory = evaluation["tuned"].get("peak_memory_bytes")
-    if not memory:
-        return _missing("max_gb", "it was not measured", 0, limit)
-    metric = Metric("max_gb", None, memory / 1e9, None, None, 1, limit, None)
-    fact = f"peak memory alone: {memory / 1e9:.3g} GB"
-    gain = _certain(1.0 - memory / 1e9 / limit)
-    return Measure(metric, gain, 0.0, fact, f"at most {limit:g} GB allowed", beside=False, exact=True)
-
-
-def _frozen(evaluation: Evaluation, limit: float | None) -> Iterable[Measure]:
+def _frozen(evaluation: Evaluation, limit: float | None) -> Iterator[Measure]:
     """Measure `kept`, of past wins and the user's own questions, where there are any.
 
     A past win must be kept whatever the baseline answers today; of the user's own, what the baseline answers rightly.
     The questions are a fixed list and the answers greedy, so nothing is sampled and the share is exact.
     """
     rows: Sequence[Mapping[str, Any]] = evaluation.get("frozen") or ()
-    asked = [row for row in rows if row["origin"] == "win" or (row["origin"] == "own" and row["base"]["success"])]
+    asked = [row for row in rows if row["origin"] == "win" or row["base"]["success"]]
+    if not asked:
+        return
     answered = [row for row in asked if row["tuned"]["success"] is not None]
-    if asked:
-        lost = [row for row in answered if not row["tuned"]["success"]]
-        share = 1 - len(lost) / len(answered) if answered else None
-        fact = f"frozen questions kept: {len(answered) - len(lost)} of {len(answered)} that were answered rightly"
+    lost = [row for row in answered if not row["tuned"]["success"]]
+    share = 1 - len(lost) / len(answered) if answered else None
+    metric = Metric("kept", None, share, None, None, len(answered), limit, None)
+    if limit is None or len(asked) < stats.MIN_UNITS:
+        yield Measure(replace(metric, threshold=None), None, None)
+    elif share is None or (len(answered) < len(asked) and share >= limit):
+        unchecked = f"{len(asked) - len(answered)} of {len(asked)} questions could not be checked"
+        yield Measure(metric, None, limit, missing=unchecked)
+    else:
+        more = f", {len(answered) - len(lost)} of {len(answered)} that were answered rightly"
         if lost:
             shown = ", ".join(f'"{" ".join(row["prompt"].split())[:60]}"' for row in lost[:SHOWN_LOST])
-            fact += f"; lost: {shown}{' ...' * (len(lost) > SHOWN_LOST)}"
-        metric = Metric("kept", None, share, None, None, len(answered), limit, None)
-        if limit is None or len(asked) < stats.MIN_UNITS:
-            yield Measure(replace(metric, threshold=None), None, None, fact)
-        elif share is None or (len(answered) < len(asked) and share >= limit):
-            missing = f"{len(asked) - len(answered)} of {len(asked)} questions could not be checked"
-            yield Measure(metric, None, limit, missing=missing)
-        else:
-            gain = _certain(share - limit)
-            yield Measure(metric, gain, 0.0, fact, f"at least {limit:.0%} required", beside=False, exact=True)
+            more += f", lost: {shown}{' ...' * (len(lost) > SHOWN_LOST)}"
+        yield Measure(metric, _certain(share - limit), 0.0, more, beside=False, exact=True)
 
 
-def _metric(
+def _beside(
     name: str,
-    base: float,
-    tuned: float,
+    sides: tuple[float, float],
     n: int,
-    ci95: Interval | None,
     gain: Estimate,
+    ci95: Interval | None,
+    limit: float | None,
     alpha: float,
-    threshold: float | None,
-) -> Metric:
-    return Metric(
-        name,
-        base,
-        tuned,
-        tuned - base,
-        ci95,
-        n,
-        threshold,
-        None,
-        gain=gain.value,
-        interval=gain.interval,
-        level=1 - alpha,
-    )
+) -> Measure:
+    """Return the measure of a metric of both sides. `ci95`: of the difference, at 95 % whatever decides."""
+    base, tuned = sides
+    interval = None if gain.interval is None or gain.interval[0] == gain.interval[1] else gain.interval
+    metric = Metric(name, base, tuned, tuned - base, ci95, n, limit, None)
+    metric = replace(metric, gain=gain.value, interval=interval, level=1 - alpha)
+    threshold = None if limit is None else 1.0 - limit if name in _RATIOS else limit
+    return Measure(metric, gain, threshold)
 
 
-def _alone(name: str, estimate: Estimate, n: int, limit: float) -> Metric:
-    """Return a value of the tuned model alone; its interval is that of the value itself."""
-    return Metric(name, None, estimate.value, None, estimate.interval, n, limit, None, interval=estimate.interval)
+def _alone(
+    name: str, value: Estimate, n: int, limit: float, factor: float, *, timing: bool = False, exact: bool = False
+) -> Measure:
+    """Return the measure of a value of the tuned model alone; its interval is that of the value itself. The gain is
+    `factor` times what it is above the limit."""
+    if not n:
+        return _missing(name, "no held-out row has a checker and an answer" if factor > 0 else "not measured", 0, limit)
+    interval = None if exact else value.interval
+    metric = Metric(name, None, value.value, None, interval, n, limit, None, interval=interval)
+    gain = value.scaled(factor, -factor * limit)
+    return Measure(metric, gain, 0.0, beside=False, timing=timing, exact=exact)
 
 
 def _missing(name: str, why: str, n: int, threshold: float | None, *, not_finite: bool = False) -> Measure:
@@ -349,16 +307,7 @@ def _certain(value: float) -> Estimate:
     return Estimate(value, (value, value), 1, 0.0, least_units=1)
 
 
-def _interval_text(interval: Interval | None, alpha: float, *, share: bool = False) -> str:
-    if interval is None or interval[0] == interval[1]:
-        return ""
-    low, high = (f"{end:.1%}" if share else f"{end:.4g}" for end in interval)
-    return f", {level_text(1 - alpha)} {low} to {high}"
-
-
-def level_text(level: float) -> str:
-    """Return the name of an interval of this level: 95 % interval."""
-    return f"{100 * level:.4g} % interval"
+# What people read: each number in its unit, in reasons, tables and pages alike.
 
 
 def metric_name(name: str) -> str:
@@ -367,52 +316,83 @@ def metric_name(name: str) -> str:
 
 
 def titled(name: str) -> str:
-    """Return the metric's name at the start of a reason, without its unit."""
+    """Return the metric's name without its unit."""
     return metric_name(name).partition(" (")[0]
 
 
-def passed_text(metric: Mapping[str, Any]) -> str:
-    """Return `passed` of a metric in a word. One that more rows would decide is open, and not failed."""
-    if metric["passed"] is None:
+def value_text(name: str, value: float | None, *, gain: bool = False) -> str:
+    """Return a metric in its unit: shares as percent. `gain`: a gain has a sign, and that of a cost is the share of the
+    base's that is saved."""
+    if value is None:
+        return "-"
+    sign = "+" if gain and value > 0 else ""
+    if name in _PERCENT or (gain and name in _RATIOS):
+        return f"{sign}{100 * value:.1f} %"
+    if name in ("peak_memory_bytes", "max_gb"):
+        return f"{value / (1e9 if name == 'peak_memory_bytes' else 1):.2f} GB"
+    return f"{sign}{value:.4f}" if abs(value) < 0.1 else f"{sign}{value:.3f}" if abs(value) < 100 else f"{value:,.0f}"
+
+
+def interval_text(metric: Metric) -> str:
+    """Return both ends of the interval, empty where there is none."""
+    if metric.interval is None:
+        return ""
+    return " to ".join(value_text(metric.name, end, gain=metric.gain is not None) for end in metric.interval)
+
+
+def level_text(level: float) -> str:
+    """Return the name of an interval of this level: 95 % interval."""
+    return f"{100 * level:.4g} % interval"
+
+
+def fact_text(metric: Metric) -> str:
+    """Return what was measured."""
+    name, interval = metric.name, interval_text(metric)
+    text = value_text(name, metric.tuned)
+    if metric.gain is not None:
+        text = f"{value_text(name, metric.base)} -> {text}, gain {value_text(name, metric.gain, gain=True)}"
+    return f"{metric_name(name)}: {text}" + (f" ({level_text(metric.level)} {interval})" if interval else "")
+
+
+def required_text(metric: Metric) -> str:
+    """Return what the gate asks of a metric; empty for one that is only reported."""
+    limit, name = metric.threshold, metric.name
+    if limit is None:
+        return ""
+    if name in _RATIOS:
+        return f"at most {100 * (limit - 1):.0f} % more than the base"
+    if name in ("min_success", "kept"):
+        return f"at least {_share(limit)}"
+    if name in ("max_seconds", "max_gb"):
+        return f"at most {limit:g} {'s' if name == 'max_seconds' else 'GB'}"
+    return f"a gain above {_share(limit) if name in _PERCENT else f'{limit:g}'}"
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.4g} %"
+
+
+def passed_text(metric: Metric) -> str:
+    """Return `passed` in a word. A required metric that more rows or a quiet machine would decide is open."""
+    if metric.passed is None:
         return "reported"
-    return "yes" if metric["passed"] else "no" if metric.get("needed") is None else "open"
+    return "yes" if metric.passed else "no" if metric.needed is None else "open"
 
 
-def _gaps(evaluation: Evaluation) -> list[str]:
-    """Return the gaps in the evidence for `deploy`: no answer was checked, or test rows were nearly trained."""
-    gaps: list[str] = []
+def _gaps(evaluation: Evaluation) -> Iterator[str]:
+    """Yield the gaps in the evidence for `deploy`: no answer was checked, or test rows were nearly trained."""
     if not _pairs(evaluation["answers"], "success"):
-        gaps.append("no answer was checked: neither the held-out rows nor eval.checker name a checker")
+        yield "no answer was checked: neither the held-out rows nor eval.checker name a checker"
     nearest = evaluation.get("nearest") or {}
     if nearest.get("above"):
         share = nearest["above"] / nearest["test_rows"]
-        gaps.append(
+        yield (
             f"{share:.0%} of the test rows ({nearest['above']:,} of {nearest['test_rows']:,}) have at least "
             f"{nearest['bound']:.0%} of their words in common with a training row"
         )
-    return gaps
 
 
-def refuse_not_finite(evaluation: Evaluation) -> None:
-    """Raise HivetuneError for a NaN or an infinity among the judged numbers, naming its field.
-
-    A loss that was not finite is written as "not finite", so such a number was never measured.
-    """
-    for key in ("rows", "answers", "frozen", "base", "tuned"):
-        if field := _not_finite_field(evaluation.get(key), key):
-            raise HivetuneError(f"{field} is not a finite number", hint="measure again: hivetune eval")
-
-
-def _not_finite_field(value: Any, field: str) -> str:
-    """Return where the first number below `value` is that is not finite; empty when all are finite."""
-    if isinstance(value, float):
-        return "" if math.isfinite(value) else field
-    inner: Iterable[tuple[str, Any]] = ()
-    if isinstance(value, Mapping):
-        inner = ((f"{field}.{key}", item) for key, item in value.items())
-    elif isinstance(value, list | tuple):
-        inner = ((f"{field}[{index}]", item) for index, item in enumerate(value))
-    return next((path for name, item in inner if (path := _not_finite_field(item, name))), "")
+# What is read from an evaluation.
 
 
 def loss_columns(evaluation: Evaluation) -> list[list[float]] | str:
@@ -431,39 +411,93 @@ def loss_columns(evaluation: Evaluation) -> list[list[float]] | str:
 
 def _pairs(answers: Sequence[Mapping[str, Any]], key: str) -> list[tuple[Any, Any, str]]:
     """Return (base, tuned, group) of each row for which both models have `key`."""
-    return [
-        (answer["base"][key], answer["tuned"][key], answer["group"])
-        for answer in answers
-        if answer["base"][key] is not None and answer["tuned"][key] is not None
-    ]
+    found = [(answer["base"][key], answer["tuned"][key], answer["group"]) for answer in answers]
+    return [(base, tuned, group) for base, tuned, group in found if base is not None and tuned is not None]
 
 
-def _has(answer: Mapping[str, Any], key: str) -> bool:
-    return answer["tuned"].get(key) is not None
+def _of_tuned(answers: Sequence[Mapping[str, Any]], key: str) -> tuple[list[Any], list[str]]:
+    """Return the values of the tuned model that are there, and their groups."""
+    found = [answer for answer in answers if answer["tuned"].get(key) is not None]
+    return [answer["tuned"][key] for answer in found], [answer["group"] for answer in found]
 
 
 def by_part(evaluation: Evaluation, part: str) -> list[dict[str, Any]]:
-    """Return loss and success of each agent, category or session: [{"agent", "rows", "answers", "base_loss", ...}].
+    """Return loss and success of each agent or category (`part`): [{"agent", "rows", "answers", "base_loss", ...}].
 
-    For people; it decides nothing. `part`: agent, category or group; a group of one row, which has no session, is left
-    out.
+    For people; it decides nothing.
     """
-    rows: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    answers: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for rows_of_kind, key in ((rows, "rows"), (answers, "answers")):
-        for row in evaluation[key]:
-            rows_of_kind[row[part] or ""].append(row)
-    names = sorted(name for name in rows.keys() | answers.keys() if part != "group" or len(rows[name]) > 1)
-    return [{part: name or None, **_part_summary(rows[name], answers[name])} for name in names]
+    lines = []
+    for name in sorted({row[part] or "" for key in ("rows", "answers") for row in evaluation[key]}):
+        rows = [row for row in evaluation["rows"] if (row[part] or "") == name]
+        checked = [a for a in evaluation["answers"] if (a[part] or "") == name and _pairs([a], "success")]
+        tokens = sum(row["tokens"] or 0 for row in rows)
+        line: dict[str, Any] = {part: name or None, "rows": len(rows), "answers": len(checked)}
+        for side in SIDES:
+            usable = tokens > 0 and all(isinstance(row[side], float) for row in rows)
+            line[f"{side}_loss"] = math.fsum(row[side] for row in rows) / tokens if usable else None
+            line[f"{side}_success"] = sum(a[side]["success"] for a in checked) / len(checked) if checked else None
+        lines.append(line)
+    return lines
 
 
-def _part_summary(rows: Sequence[Mapping[str, Any]], answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    tokens = sum(row["tokens"] or 0 for row in rows)
-    checked = [answer for answer in answers if all(answer[side]["success"] is not None for side in SIDES)]
-    summary: dict[str, Any] = {"rows": len(rows), "answers": len(checked)}
-    for side in SIDES:
-        values = [row[side] for row in rows]
-        usable = tokens > 0 and all(isinstance(value, float) for value in values)
-        summary[f"{side}_loss"] = math.fsum(values) / tokens if usable else None
-        summary[f"{side}_success"] = sum(a[side]["success"] for a in checked) / len(checked) if checked else None
-    return summary
+# What to change before the next run. Nothing is said without the measurement that says it.
+
+MIN_VALIDATIONS = 3
+ROSE = 0.01  # of the validation loss: repeated validations of one run differ by less
+STILL_FALLING = 0.02  # of the loss, in the last third of the steps
+WORSE_SHARE, SHOWN_ROWS = 0.1, 5
+
+
+@dataclass(frozen=True)
+class Curve:
+    """(step, loss) of a run's steps and validations, and the steps of one epoch."""
+
+    steps: Sequence[tuple[int, float]]
+    validations: Sequence[tuple[int, float]]
+    per_epoch: float
+
+
+def advise(curve: Curve, evaluation: Evaluation) -> tuple[Advice, ...]:
+    """Return advice, what helps most first."""
+    return tuple(advice for advice in (_trained_enough(curve), _worse(evaluation)) if advice is not None)
+
+
+def _trained_enough(curve: Curve) -> Advice | None:
+    """Train against validation: too long, or not long enough."""
+    if len(curve.validations) < MIN_VALIDATIONS:
+        return None
+    best_step, best = min(curve.validations, key=lambda validation: validation[1])
+    last_step, last = curve.validations[-1]
+    if last > (1 + ROSE) * best and best_step >= curve.per_epoch:
+        before = [loss for step, loss in curve.steps if best_step - curve.per_epoch <= step <= best_step]
+        after = [loss for step, loss in curve.steps if step > best_step]
+        if before and after and median(after) < median(before):
+            return Advice(
+                "epochs",
+                f"over-trained: validation was lowest at step {best_step} of {last_step} ({best:.3f}) and rose to "
+                f"{last:.3f} while the training loss fell from {median(before):.3f} to {median(after):.3f}; epochs: "
+                f"{max(1.0, best_step / curve.per_epoch):.2g} is enough, more rows would be better",
+            )
+    earlier = [loss for step, loss in curve.validations if step <= last_step * 2 / 3]
+    if last == best and earlier and earlier[-1] - last > STILL_FALLING * last:
+        return Advice(
+            "epochs",
+            f"under-trained: validation still fell from {earlier[-1]:.3f} to {last:.3f} in the last third of the steps"
+            f"; train about twice as long (now {last_step / curve.per_epoch:.2g} epochs)",
+        )
+    return None
+
+
+def _worse(evaluation: Evaluation) -> Advice | None:
+    """Name the held-out rows whose loss got worse, the largest rise first, and their most frequent agent."""
+    rows = [row for row in evaluation["rows"] if row["tokens"] and all(isinstance(row[side], float) for side in SIDES)]
+    rises = [((row["tuned"] - row["base"]) / row["tokens"], row) for row in rows if row["tuned"] > row["base"]]
+    if not rows or len(rises) < WORSE_SHARE * len(rows):
+        return None
+    rises.sort(key=lambda rise: -rise[0])
+    fact = f"{len(rises)} of {len(rows)} held-out rows got worse"
+    agent, count = Counter(row["agent"] for _, row in rises).most_common(1)[0]
+    if agent and count > len(rises) / 2 and sum(row["agent"] == agent for row in rows) < len(rows) / 2:
+        fact += f", {count} of them of agent {agent!r}: it has few rows, or rows that say otherwise"
+    shown = tuple(f"{row['source']}: +{rise:.3f} nats a token" for rise, row in rises[:SHOWN_ROWS])
+    return Advice("rows", f"{fact}; look at those that lost most", shown)

@@ -1,14 +1,14 @@
 """The loss of base and tuned model on the same rows: that of the adapter beside the base, as trained."""
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hivetune.base.journal import DAMAGED, Journal, read_journal
+from hivetune.base.journal import Journal
 from hivetune.config import LoraConfig
 from hivetune.data.snapshot import open_snapshot
+from hivetune.judge.losses import losses_of, side_name
 from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat, Score
 from hivetune.run.choices import Choices
@@ -30,30 +30,25 @@ def main(task: Score, heartbeat: Heartbeat) -> dict[str, Any]:
     """
     heartbeat.beat(Beat.PREPARING)
     choices = complete(task.device, task.dtype, choices_of(task.adapter))
-    sides = ("base",) if task.adapter is None else ("base", "tuned")
-    missing = missing_rows(task.scores, task.rows, sides)
+    adapters = dict.fromkeys((None, task.adapter))
+    names = {adapter: side_name(adapter) for adapter in adapters}
+    done = {adapter: losses_of(task.scores, name) for adapter, name in names.items()}
+    missing = {adapter: [row for row in task.rows if row not in done[adapter]] for adapter in adapters}
     path = None
     if any(missing.values()):
         model = _load(task, choices)
         path = model.path
         snapshot = open_snapshot(task.snapshot)
         with Journal(task.scores) as lines:
-            for name, rows in missing.items():
+            for adapter, rows in missing.items():
                 for start in range(0, len(rows), ROWS_TOGETHER):
                     documents = read_documents(snapshot, rows[start : start + ROWS_TOGETHER])
-                    sums = model.nll(documents, adapter=name == "tuned").tolist()
+                    sums = model.nll(documents, adapter=adapter is not None).tolist()
                     for document, nll in zip(documents, sums, strict=True):
                         tokens, finite = int(document.trained_L.sum()), nll if math.isfinite(nll) else None
-                        lines.append("loss", model=name, row=document.row, nll=finite, tokens=tokens)
+                        lines.append("loss", model=names[adapter], row=document.row, nll=finite, tokens=tokens)
                         heartbeat.beat(Beat.ITEM)
     return {"path": path, "choices": choices.made()}
-
-
-def missing_rows(scores: Path, rows: Sequence[int], sides: Sequence[str]) -> Mapping[str, list[int]]:
-    """Return for each model the rows without a loss; damaged lines are computed again."""
-    lines = [line for line in read_journal(scores) if line["event"] not in (DAMAGED,)] if scores.exists() else []
-    scored = {(line["model"], line["row"]) for line in lines if line["event"] == "loss"}
-    return {side: [row for row in rows if (side, row) not in scored] for side in sides}
 
 
 def _load(task: Score, choices: Choices) -> LoraModel:
