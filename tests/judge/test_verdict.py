@@ -255,7 +255,7 @@ def with_frozen(rows: list[dict[str, Any]]) -> Verdict:
 def test_frozen_questions_that_are_lost_are_named_by_their_words() -> None:
     verdict = with_frozen([frozen(number, number == 9, number >= 3) for number in range(20)])
     assert verdict.verdict == "iterate"
-    assert "frozen questions kept: 85.0 %, 17 of 20 that were answered rightly" in verdict.reasons[0]
+    assert "frozen questions kept: 85.0 %, 17 of 20 questions that were answered rightly" in verdict.reasons[0]
     assert 'lost: "What is 0?", "What is 1?", "What is 2?"' in verdict.reasons[0]
     assert with_frozen([frozen(number, True, number >= 2) for number in range(20)]).verdict == "deploy"  # 90 %
 

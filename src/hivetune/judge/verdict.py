@@ -131,7 +131,8 @@ def _decide(measure: Measure, tolerance: float) -> Finding:
     metric = replace(measure.metric, required=required, passed=False if required else None)
     if gain is None:
         outcome: Outcome = "worse" if measure.not_finite else "open" if required else "reported"
-        return Finding(metric, outcome, f"{titled(metric.name)}: {measure.missing}")
+        asked = f"; required: {required_text(metric)}: open" if outcome == "open" else ""
+        return Finding(metric, outcome, f"{titled(metric.name)}: {measure.missing}{asked}")
     units = f"{gain.units} {'rows' if gain.units == n else 'sessions'}"
     allowed = f"the tolerance {_share(tolerance) if metric.name in (*_PERCENT, *_RATIOS) else f'{tolerance:g}'}"
     fact = f"{fact_text(metric)}{measure.more}"
@@ -258,7 +259,7 @@ def _frozen(evaluation: Evaluation, limit: float | None) -> Iterator[Measure]:
         unchecked = f"{len(asked) - len(answered)} of {len(asked)} questions could not be checked"
         yield Measure(metric, None, limit, missing=unchecked)
     else:
-        more = f", {len(answered) - len(lost)} of {len(answered)} that were answered rightly"
+        more = f", {len(answered) - len(lost)} of {len(answered)} questions that were answered rightly before"
         if lost:
             shown = ", ".join(f'"{" ".join(row["prompt"].split())[:60]}"' for row in lost[:SHOWN_LOST])
             more += f", lost: {shown}{' ...' * (len(lost) > SHOWN_LOST)}"
