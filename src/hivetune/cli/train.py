@@ -29,7 +29,6 @@ from hivetune.cli.output import Note, Table, answer, duration, number, progress,
 from hivetune.config import RunConfig, override_config
 from hivetune.data.files.find import find_sources, names_rows
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, RecoveryExhausted, UsageError
-from hivetune.judge.answers import minutes_text
 from hivetune.machine.findings import answers_elsewhere
 from hivetune.machine.inventory import disk_free_bytes, read_cards
 from hivetune.machine.look import look
@@ -92,7 +91,10 @@ def plan(
         except DoesNotFit as full:
             error, document = full, {**document, "fits": False, "refusal": full.message}
     elsewhere = answers_elsewhere(look()) if card is None and read_cards() else ""
-    elsewhere += minutes_text(planned.config.model, planned.config.eval) if elsewhere else ""
+    if elsewhere:
+        from hivetune.judge.answers import minutes_text  # 0.2 s, which every training would pay
+
+        elsewhere += minutes_text(planned.config.model, planned.config.eval)
     answer(document, *plan_text(planned), Note(elsewhere) if elsewhere else "", error=error)
 
 
