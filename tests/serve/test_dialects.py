@@ -461,7 +461,7 @@ def test_one_client_has_nothing_of_another() -> None:
 
     async def scene(stage: Stage) -> None:
         for path in (MESSAGES, RESPONSES, CHAT, GENERATE):
-            told = await stage.post(question(path), path)
+            told = await stage.post(question(path), path, x_hivetune_agent="Guard", x_session_id=path)
             id = told.json()["id"]
             assert told.headers["x-hivetune-captured"] == "yes"
             for token, status in (("token-b", 404), ("token-a", 200)):
@@ -479,4 +479,6 @@ def test_one_client_has_nothing_of_another() -> None:
     Stage(capture=Capture()).play(scene)
     rows = [json.loads(row) for _, _, row in stored()]
     assert {row["client"] for row in rows} == {"a", "b"}
+    named = {row.get("session_id") for row in rows if row.get("agent") == "guard"}
+    assert named == {MESSAGES, RESPONSES, CHAT, GENERATE}
     assert [len(row["messages"]) for row in rows if row["client"] == "b"] == [2]

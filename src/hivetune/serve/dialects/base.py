@@ -186,6 +186,9 @@ def chat_read(given: Given, chat: Mapping[str, Any], turns: Iterable[dict[str, A
         raise FieldRefused(own, error.message.removeprefix(f"{error.field}: ")) from None
 
 
+_JOINED = ("reasoning_content", "content")
+
+
 def _in_order(turns: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return turns in an order that templates know: one system prompt, which is the first, and no neighbours of one
     role but tools' results. A later system prompt becomes the user's."""
@@ -195,14 +198,16 @@ def _in_order(turns: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         if role in ("system", "developer"):
             role = "system" if all(before["role"] == "system" for before in ordered) else "user"
         if not ordered or role == "tool" or role != ordered[-1]["role"]:
-            ordered.append({**turn, "role": role})
+            ordered.append({**turn, "role": role, **{key: [turn[key]] for key in _JOINED if turn.get(key)}})
             continue
         last = ordered[-1]
-        for key in ("reasoning_content", "content"):
-            if texts := [text for text in (last.get(key), turn.get(key)) if text]:
-                last[key] = "\n".join(texts)
-        if calls := [*last.get("tool_calls", ()), *turn.get("tool_calls", ())]:
-            last["tool_calls"] = calls
+        for key in (key for key in _JOINED if turn.get(key)):
+            last[key] = last.get(key) or []
+            last[key].append(turn[key])
+        if calls := turn.get("tool_calls"):
+            last["tool_calls"] = [*last.get("tool_calls", ()), *calls]
+    for turn in ordered:
+        turn |= {key: "\n".join(turn[key]) for key in _JOINED if turn.get(key)}
     return ordered
 
 
