@@ -281,7 +281,6 @@ LINES = (
     "check rows.jsonl",
     "plan run.yaml",
     "train last",
-    "eval last --set gate.loss_gain=99",
     "clients --new anna",
     "cycle run.yaml --dry-run",
     "cycle status",
