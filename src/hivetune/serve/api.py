@@ -304,7 +304,7 @@ class _Exchange:
     async def whole(self, document: dict[str, Any]) -> dict[str, Any]:
         """Return the answer's document, counted and captured."""
         await self.keep()
-        return self.dialect.whole(document, self.named)
+        return self.dialect.writer(self.named).whole(document)
 
     async def stream(self, upstream: Upstream) -> AsyncGenerator[bytes]:
         """Yield server-sent events. An answer that breaks off ends with an error event, never silently."""

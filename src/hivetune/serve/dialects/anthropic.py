@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hivetune.serve.dialects import base
-from hivetune.serve.dialects.base import Block, Blocks, Given, Named, Read, Recall, Stage
+from hivetune.serve.dialects.base import Block, Given, Read, Recall, Stage
 
 MESSAGES = "/v1/messages"
 _NAMES = {
@@ -71,37 +71,31 @@ def _block(block: Block, text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def _message(named: Named, blocks: Blocks) -> dict[str, Any]:
-    cached = blocks.count("cached_tokens")
-    return {
-        "id": named.id,
-        "type": "message",
-        "role": "assistant",
-        "model": named.label,
-        "content": [_block(block, block.text) for block in blocks.blocks],
-        "stop_reason": _REASONS.get(blocks.finish, "end_turn") if blocks.finish else None,
-        "stop_sequence": None,
-        "usage": {
-            "input_tokens": blocks.count("prompt_tokens") - cached,
-            "cache_read_input_tokens": cached,
-            "cache_creation_input_tokens": 0,
-            "output_tokens": blocks.count("completion_tokens"),
-        },
-    }
-
-
-def _whole(document: Mapping[str, Any], named: Named) -> dict[str, Any]:
-    blocks = Blocks(document)
-    last = named.fields["messages"][-1]
-    if last["role"] == "assistant" and blocks.blocks:  # which the client has, and llama.cpp repeats
-        blocks.blocks[0].text = blocks.blocks[0].text.removeprefix(last.get("content", ""))
-    return _message(named, blocks)
-
-
 class _Writer(base.BlockWriter):
+    def answer(self) -> dict[str, Any]:
+        cached = self.count("cached_tokens")
+        last = self.named.fields["messages"][-1]
+        if last["role"] == "assistant" and self.blocks:  # which the client has, and llama.cpp repeats
+            self.blocks[0].text = self.blocks[0].text.removeprefix(last.get("content", ""))
+        return {
+            "id": self.named.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.named.label,
+            "content": [_block(block, block.text) for block in self.blocks],
+            "stop_reason": _REASONS.get(self.finish, "end_turn") if self.finish else None,
+            "stop_sequence": None,
+            "usage": {
+                "input_tokens": self.count("prompt_tokens") - cached,
+                "cache_read_input_tokens": cached,
+                "cache_creation_input_tokens": 0,
+                "output_tokens": self.count("completion_tokens"),
+            },
+        }
+
     def tell(self, stage: Stage, block: Block, text: str) -> list[dict[str, Any]]:
         if stage == "begin":
-            return [{"type": "message_start", "message": _message(self.named, Blocks())}]
+            return [{"type": "message_start", "message": self.answer()}]
         if stage == "open":
             return [{"type": "content_block_start", "index": block.number, "content_block": _block(block, "")}]
         if stage == "grow":
@@ -109,7 +103,7 @@ class _Writer(base.BlockWriter):
             return [{"type": "content_block_delta", "index": block.number, "delta": {"type": kind, key: text}}]
         if stage == "close":
             return [{"type": "content_block_stop", "index": block.number}]
-        message = _message(self.named, self.blocks)
+        message = self.answer()
         ending = {key: message[key] for key in ("stop_reason", "stop_sequence")}
         return [{"type": "message_delta", "delta": ending, "usage": message["usage"]}, {"type": "message_stop"}]
 
@@ -117,6 +111,4 @@ class _Writer(base.BlockWriter):
         return base.error_body(502, message, path=MESSAGES)
 
 
-ANTHROPIC = base.Dialect(
-    MESSAGES, base.CHAT, "messages", read, _whole, _Writer, names=_NAMES | {"enable_thinking": "thinking"}
-)
+ANTHROPIC = base.Dialect(MESSAGES, base.CHAT, "messages", read, _Writer, names=_NAMES | {"enable_thinking": "thinking"})

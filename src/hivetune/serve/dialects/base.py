@@ -1,7 +1,7 @@
 """What an API has to say to be served: how its request is read, and how an answer, a stream and an error look.
 
 Other APIs than OpenAI's are read key by key (`Given`) into checked chat fields, and their answers are written from the
-blocks (`Blocks`) that the pieces of a chat completion add up to.
+blocks that the pieces of a chat completion add up to.
 """
 
 import json
@@ -37,7 +37,9 @@ class Named:
 
 
 class Writer(Protocol):
-    """Writes a stream: pieces as chat completions have them become events of the API."""
+    """Writes an answer: a chat completion becomes a document of the API, and each piece of one the API's events."""
+
+    def whole(self, document: Mapping[str, Any]) -> dict[str, Any]: ...
 
     def event(self, piece: Mapping[str, Any]) -> bytes: ...
 
@@ -49,14 +51,13 @@ class Writer(Protocol):
 @dataclass(frozen=True)
 class Dialect:
     """An API. `path`: here. `upstream`: the model server's API that it is mapped to. `main_field`: the field that holds
-    what is asked. `read`: raises FieldRefused. `whole`: the answer's document. `media_type`: of a stream. `names`: the
+    what is asked. `read`: raises FieldRefused. `media_type`: of a stream. `names`: the
     API's own names of checked fields. `thoughts`: whether an answer's thoughts stand apart from its text."""
 
     path: str
     upstream: str
     main_field: str
     read: Callable[[Mapping[str, Any], Recall], Read]
-    whole: Callable[[Mapping[str, Any], Named], dict[str, Any]]
     writer: Callable[[Named], Writer]
     media_type: str = "text/event-stream"
     names: Mapping[str, str] = field(default_factory=dict)
@@ -237,19 +238,59 @@ class Block:
         return arguments if isinstance(arguments, dict) else {}
 
 
-class Blocks:
-    """The blocks of an answer, as they grow. `finish`: why it ended. `totals`: its usage and timings. A whole answer is
-    one piece."""
+Stage = Literal["begin", "open", "grow", "close", "end"]
 
-    def __init__(self, *pieces: Mapping[str, Any]) -> None:
+
+class BlockWriter(ABC):
+    """Writes an answer from its blocks. A stream begins, opens, grows and closes them, and ends. `finish`: why the
+    answer ended. `totals`: its usage and timings. `num_told`: events so far."""
+
+    def __init__(self, named: Named):
+        self.named = named
         self.blocks: list[Block] = []
         self.finish = ""
         self.totals: dict[str, Any] = {}
+        self.num_told = 0
         self._calls: dict[Any, Block] = {}
-        for piece in pieces:
-            list(self.grow(piece))
+        self._open: Block | None = None
 
-    def grow(self, piece: Mapping[str, Any]) -> Iterator[tuple[Block, str]]:
+    @abstractmethod
+    def tell(self, stage: Stage, block: Block, text: str) -> list[dict[str, Any]]:
+        """Return the events of a stage. Those that begin and end the answer have an empty block."""
+
+    @abstractmethod
+    def answer(self) -> dict[str, Any]:
+        """Return the document of the blocks so far."""
+
+    @abstractmethod
+    def failed(self, message: str) -> dict[str, Any]:
+        """Return the last event of an answer that broke off."""
+
+    def whole(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        list(self._grow(document))
+        return self.answer()
+
+    def event(self, piece: Mapping[str, Any]) -> bytes:
+        told = [] if self.num_told else self._tell("begin")
+        for block, text in self._grow(piece):
+            if block is not self._open:
+                told += self._close()
+                self._open = block
+                told += self._tell("open", block)
+            told += self._tell("grow", block, text) if text else []
+        return self.written(told)
+
+    def end(self) -> bytes:
+        return self.written([*self._close(), *self._tell("end")])
+
+    def error(self, message: str) -> bytes:
+        self.num_told += 1
+        return self.written([self.failed(message)])
+
+    def written(self, told: list[dict[str, Any]]) -> bytes:
+        return b"".join(data(event, event["type"]) for event in told)
+
+    def _grow(self, piece: Mapping[str, Any]) -> Iterator[tuple[Block, str]]:
         """Yield each block that a piece begins or continues, and the text that it adds."""
         for name in ("usage", "timings"):
             self.totals |= piece.get(name) or {}
@@ -277,46 +318,6 @@ class Blocks:
     def _add(self, block: Block, text: str) -> tuple[Block, str]:
         block.text += text
         return block, text
-
-
-Stage = Literal["begin", "open", "grow", "close", "end"]
-
-
-class BlockWriter(ABC):
-    """Writes a stream that begins, opens, grows and closes blocks, and ends. `num_told`: events so far."""
-
-    def __init__(self, named: Named):
-        self.named, self.blocks = named, Blocks()
-        self.num_told = 0
-        self._open: Block | None = None
-
-    @abstractmethod
-    def tell(self, stage: Stage, block: Block, text: str) -> list[dict[str, Any]]:
-        """Return the events of a stage. Those that begin and end the answer have an empty block."""
-
-    @abstractmethod
-    def failed(self, message: str) -> dict[str, Any]:
-        """Return the last event of an answer that broke off."""
-
-    def event(self, piece: Mapping[str, Any]) -> bytes:
-        told = [] if self.num_told else self._tell("begin")
-        for block, text in self.blocks.grow(piece):
-            if block is not self._open:
-                told += self._close()
-                self._open = block
-                told += self._tell("open", block)
-            told += self._tell("grow", block, text) if text else []
-        return self.written(told)
-
-    def end(self) -> bytes:
-        return self.written([*self._close(), *self._tell("end")])
-
-    def error(self, message: str) -> bytes:
-        self.num_told += 1
-        return self.written([self.failed(message)])
-
-    def written(self, told: list[dict[str, Any]]) -> bytes:
-        return b"".join(data(event, event["type"]) for event in told)
 
     def _close(self) -> list[dict[str, Any]]:
         return [] if self._open is None else self._tell("close", self._open)

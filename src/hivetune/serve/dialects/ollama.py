@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from hivetune.serve.dialects import base
-from hivetune.serve.dialects.base import Block, Blocks, Given, Named, Read, Recall, Stage
+from hivetune.serve.dialects.base import Block, Given, Read, Recall, Stage
 
 VERSION = "0.13.0"  # of the API that is spoken here: clients ask for it, and some refuse older ones
 GENERATE = "/api/generate"
@@ -16,6 +16,7 @@ _OPTIONS = (
 )
 _NAMES = {name: f"options.{name}" for name in _OPTIONS} | {"max_tokens": "options.num_predict", "stream": "stream"}
 _THINK = {"enable_thinking": "think", "reasoning_effort": "think", "response_format": "format"}
+_TEXTS = {"text": "content", "thought": "thinking"}
 # Settings of Ollama's own runner; what is served here is loaded already.
 _RUNNER = (
     *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "numa", "low_vram", "f16_kv"),
@@ -68,58 +69,55 @@ def _turns(messages: Iterable[Given]) -> Iterator[dict[str, Any]]:
         yield {key: value for key, value in turn.items() if value is not None}
 
 
-def _said(named: Named, kind: str, text: Any) -> dict[str, Any]:
-    """Return one piece of an answer. `kind`: content, thinking or tool_calls."""
-    head = {"id": named.id, "model": named.label, "created_at": datetime.now(UTC).isoformat(), "done": False}
-    if "messages" in named.document:
-        return {**head, "message": {"role": "assistant", "content": "", kind: text}}
-    return {**head, "response": "", "response" if kind == "content" else kind: text}
-
-
-def _ending(blocks: Blocks) -> dict[str, Any]:
-    spent = {f"{name}_ms": int(1e6 * (blocks.totals.get(f"{name}_ms") or 0)) for name in ("prompt", "predicted")}
-    return {
-        "done": True,
-        "done_reason": "length" if blocks.finish == "length" else "stop",
-        "total_duration": sum(spent.values()),
-        "load_duration": 0,
-        "prompt_eval_count": blocks.count("prompt_tokens"),
-        "prompt_eval_duration": spent["prompt_ms"],
-        "eval_count": blocks.count("completion_tokens"),
-        "eval_duration": spent["predicted_ms"],
-    }
-
-
-def _called(blocks: Blocks) -> list[dict[str, Any]]:
-    calls = [block for block in blocks.blocks if block.kind == "call"]
-    return [{"function": {"name": call.name, "arguments": call.arguments}} for call in calls]
-
-
 class _Writer(base.BlockWriter):
+    def line(self, **said: Any) -> dict[str, Any]:
+        """Return one piece of an answer, which says `content`, `thinking` or `tool_calls`."""
+        head = {"id": self.named.id, "model": self.named.label, "created_at": datetime.now(UTC).isoformat()}
+        if "messages" in self.named.document:
+            return {**head, "done": False, "message": {"role": "assistant", "content": "", **said}}
+        return {**head, "done": False, "response": said.pop("content", ""), **said}
+
+    def said(self) -> dict[str, Any]:
+        """Return what the blocks say, by Ollama's names. A call has no id."""
+        found: dict[str, Any] = {}
+        for block in self.blocks:
+            if block.kind == "call":
+                call = {"function": {"name": block.name, "arguments": block.arguments}}
+                found["tool_calls"] = [*found.get("tool_calls", ()), call]
+            else:
+                name = _TEXTS[block.kind]
+                found[name] = found.get(name, "") + block.text
+        return found
+
+    def answer(self) -> dict[str, Any]:
+        return self.ending(**self.said())
+
+    def ending(self, **said: Any) -> dict[str, Any]:
+        asked_ns, told_ns = (int(1e6 * self.totals.get(name, 0)) for name in ("prompt_ms", "predicted_ms"))
+        return {
+            **self.line(**said),
+            "done": True,
+            "done_reason": "length" if self.finish == "length" else "stop",
+            "total_duration": asked_ns + told_ns,
+            "load_duration": 0,
+            "prompt_eval_count": self.count("prompt_tokens"),
+            "prompt_eval_duration": asked_ns,
+            "eval_count": self.count("completion_tokens"),
+            "eval_duration": told_ns,
+        }
+
     def tell(self, stage: Stage, block: Block, text: str) -> list[dict[str, Any]]:
         if stage == "grow" and block.kind != "call":
-            return [_said(self.named, "thinking" if block.kind == "thought" else "content", text)]
-        if stage != "end":
-            return []
-        calls = _called(self.blocks)
-        called = [_said(self.named, "tool_calls", calls)] if calls else []
-        return [*called, {**_said(self.named, "content", ""), **_ending(self.blocks)}]
+            return [self.line(**{_TEXTS[block.kind]: text})]
+        calls = self.said().get("tool_calls") if stage == "end" else None
+        called = [self.line(tool_calls=calls)] if calls else []
+        return [*called, self.ending()] if stage == "end" else []
 
     def written(self, told: list[dict[str, Any]]) -> bytes:
         return b"".join(json.dumps(line).encode() + b"\n" for line in told)
 
     def failed(self, message: str) -> dict[str, Any]:
         return base.error_body(502, message, path=GENERATE)
-
-
-def _whole(document: Mapping[str, Any], named: Named) -> dict[str, Any]:
-    blocks = Blocks(document)
-    texts = {kind: "".join(block.text for block in blocks.blocks if block.kind == kind) for kind in ("thought", "text")}
-    answer = {**_said(named, "content", texts["text"]), **_ending(blocks)}
-    said = answer.get("message", answer)
-    said |= {"thinking": texts["thought"]} if texts["thought"] else {}
-    said |= {"tool_calls": calls} if (calls := _called(blocks)) else {}
-    return answer
 
 
 _DETAILS = {"format": "gguf", "family": "", "families": [], "parameter_size": "", "quantization_level": ""}
@@ -139,6 +137,6 @@ def show(template: str, context_tokens: int, *, takes_tools: bool) -> dict[str, 
 
 
 OLLAMA = tuple(
-    base.Dialect(path, base.CHAT, field, _read, _whole, _Writer, "application/x-ndjson", _THINK)
+    base.Dialect(path, base.CHAT, field, _read, _Writer, "application/x-ndjson", _THINK)
     for path, field in (("/api/chat", "messages"), (GENERATE, "prompt"))
 )

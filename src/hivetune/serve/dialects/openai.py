@@ -8,16 +8,15 @@ from hivetune.serve.dialects.base import CHAT, Dialect, Named, Read, Recall, dat
 from hivetune.serve.fields import ChatFields, EmbeddingFields, TextFields, checked_fields
 
 
-def _whole(document: Mapping[str, Any], named: Named) -> dict[str, Any]:
-    return {**document, "id": named.id, "model": named.label, "system_fingerprint": named.label}
-
-
 class _Writer:
     def __init__(self, named: Named):
-        self._named = named
+        self._names = {"id": named.id, "model": named.label, "system_fingerprint": named.label}
+
+    def whole(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        return {**document, **self._names}
 
     def event(self, piece: Mapping[str, Any]) -> bytes:
-        return data(_whole(piece, self._named))
+        return data(self.whole(piece))
 
     def end(self) -> bytes:
         return b"data: [DONE]\n\n"
@@ -30,7 +29,7 @@ def _dialect(path: str, main_field: str, fields: type[ChatFields | TextFields | 
     def read(document: Mapping[str, Any], recall: Recall) -> Read:
         return Read(checked_fields(fields, document))
 
-    return Dialect(path, path, main_field, read, _whole, _Writer, thoughts=False)
+    return Dialect(path, path, main_field, read, _Writer, thoughts=False)
 
 
 TEXT = "/v1/completions"

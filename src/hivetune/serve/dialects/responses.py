@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hivetune.serve.dialects import base
-from hivetune.serve.dialects.base import Block, Blocks, Given, Named, Read, Recall, Stage
+from hivetune.serve.dialects.base import Block, Given, Named, Read, Recall, Stage
 
 _NAMES = {
     **{name: name for name in ("model", "stream", "temperature", "top_p", "parallel_tool_calls", "metadata", "user")},
@@ -84,35 +84,6 @@ def _part(block: Block, text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _response(named: Named, blocks: Blocks, status: str = "") -> dict[str, Any]:
-    status = status or ("incomplete" if blocks.finish == "length" else "completed")
-    asked, told = blocks.count("prompt_tokens"), blocks.count("completion_tokens")
-    sent = {name: value for name, value in named.document.items() if name in _REPEATED and value is not None}
-    return {
-        **_REPEATED,
-        **sent,
-        "id": named.id,
-        "object": "response",
-        "created_at": int(time.time()),
-        "model": named.label,
-        "status": status,
-        "error": None,
-        "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-        "output": [_item(named, block) for block in blocks.blocks],
-        "usage": {
-            "input_tokens": asked,
-            "input_tokens_details": {"cached_tokens": blocks.count("cached_tokens")},
-            "output_tokens": told,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": asked + told,
-        },
-    }
-
-
-def _whole(document: Mapping[str, Any], named: Named) -> dict[str, Any]:
-    return _response(named, Blocks(document))
-
-
 # Of each kind of block: what its text is called in events, what its part, and the part's number.
 _EVENTS = {
     "text": ("output_text", "content_part", "content_index"),
@@ -122,12 +93,35 @@ _EVENTS = {
 
 
 class _Writer(base.BlockWriter):
+    def answer(self, status: str = "") -> dict[str, Any]:
+        sent = self.named.document
+        status = status or ("incomplete" if self.finish == "length" else "completed")
+        asked, told = self.count("prompt_tokens"), self.count("completion_tokens")
+        return {
+            **_REPEATED,
+            **{name: sent[name] for name in _REPEATED if sent.get(name) is not None},
+            "id": self.named.id,
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": self.named.label,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "output": [_item(self.named, block) for block in self.blocks],
+            "usage": {
+                "input_tokens": asked,
+                "input_tokens_details": {"cached_tokens": self.count("cached_tokens")},
+                "output_tokens": told,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": asked + told,
+            },
+        }
+
     def tell(self, stage: Stage, block: Block, text: str) -> list[dict[str, Any]]:
         if stage == "begin":
-            response = _response(self.named, self.blocks, "in_progress")
-            return [_event(kind, response=response) for kind in ("created", "in_progress")]
+            return [_event(kind, response=self.answer("in_progress")) for kind in ("created", "in_progress")]
         if stage == "end":
-            response = _response(self.named, self.blocks)
+            response = self.answer()
             return [_event(response["status"], response=response)]
         name, part, number = _EVENTS[block.kind]
         place = {"item_id": f"{self.named.id}-{block.number}", "output_index": block.number}
@@ -135,26 +129,23 @@ class _Writer(base.BlockWriter):
         if stage == "grow":
             return [_event(f"{name}.delta", **place, delta=text)]
         done = stage == "close"
-        item = {"output_index": block.number, "item": _item(self.named, block, done=done)}
-        said = _part(block, block.text if done else "")
-        if not done:
-            parts = [_event(f"{part}.added", **place, part=said)] if part else []
-            return [_event("output_item.added", **item), *parts]
-        parts = [_event(f"{part}.done", **place, part=said)] if part else []
+        step = "done" if done else "added"
+        item = _event(f"output_item.{step}", output_index=block.number, item=_item(self.named, block, done=done))
+        parts = [_event(f"{part}.{step}", **place, part=_part(block, block.text if done else ""))] if part else []
         whole = {"text" if part else "arguments": block.text}
-        return [_event(f"{name}.done", **place, **whole), *parts, _event("output_item.done", **item)]
+        return [_event(f"{name}.done", **place, **whole), *parts, item] if done else [item, *parts]
 
     def written(self, told: list[dict[str, Any]]) -> bytes:
         first = self.num_told - len(told)
         return super().written([{**event, "sequence_number": number} for number, event in enumerate(told, first)])
 
     def failed(self, message: str) -> dict[str, Any]:
-        response = _response(self.named, self.blocks, "failed")
-        return _event("failed", response={**response, "error": {"code": "server_error", "message": message}})
+        error = {"code": "server_error", "message": message}
+        return _event("failed", response={**self.answer("failed"), "error": error})
 
 
 def _event(kind: str, **fields: Any) -> dict[str, Any]:
     return {"type": f"response.{kind}", **fields}
 
 
-RESPONSES = base.Dialect("/v1/responses", base.CHAT, "input", _read, _whole, _Writer, names=_NAMES)
+RESPONSES = base.Dialect("/v1/responses", base.CHAT, "input", _read, _Writer, names=_NAMES)
