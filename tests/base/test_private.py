@@ -87,7 +87,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", WRITERS, ids=lambda name: name.replace(str(os.getpid()), "PID"))
 def test_no_link_is_followed_by_a_write(name: str, tmp_path: Path) -> None:
     victim, run = tmp_path / "victim", tmp_path / "run"
     victim.write_text("precious\n")
