@@ -51,12 +51,12 @@ def test_a_file_name_is_one_line_of_what_can_be_seen(name: str, tmp_path: Path) 
 def test_check_with_everything(write_rows: Callable[..., Path], chatml: Path, tmp_path: Path) -> None:
     """What is written is for its user alone, whatever the umask."""
     rows = [{"q": f"What is {i}?", "a": f"The number after {i - 1}."} for i in range(20)]
-    clean, page = tmp_path / "out" / "clean.jsonl", tmp_path / "out" / "report.html"
+    clean = tmp_path / "out" / "clean.jsonl"
     before = os.umask(0)
     try:
         finished = hivetune(
             "check", write_rows([*rows, {"q": "x"}]), "--model", chatml, "--columns", "prompt=q,completion=a",
-            "--set", "max_length=40", "--clean", clean, "--html", page,
+            "--set", "max_length=40", "--clean", clean,
         )  # fmt: skip
     finally:
         os.umask(before)
@@ -64,7 +64,6 @@ def test_check_with_everything(write_rows: Callable[..., Path], chatml: Path, tm
     assert "unknown-layout" in finished.stdout
     assert len(clean.read_text().splitlines()) == 20
     assert len((tmp_path / "out" / "clean.quarantine.jsonl").read_text().splitlines()) == 1
-    assert page.read_text().startswith("<!doctype html>")
     assert not [path for path in (clean.parent, *clean.parent.rglob("*")) if path.stat().st_mode & 0o077]
 
 

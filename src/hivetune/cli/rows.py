@@ -39,9 +39,9 @@ from hivetune.data.intake.collect import Collected
 from hivetune.data.intake.collect import collect as run_collect
 from hivetune.data.intake.interactions import iter_refused
 from hivetune.data.intake.sources.parse import parse_sources
-from hivetune.data.prepare.clean import beside
 from hivetune.data.prepare.prepare import check as check_rows
 from hivetune.data.prepare.report import duplicate_kinds, secrets_first
+from hivetune.data.prepare.write import beside
 from hivetune.data.reasons import REASONS
 from hivetune.errors import DataRefused, Stopped, UsageError
 from hivetune.models.prepared import TemplateArguments
@@ -138,7 +138,6 @@ def check(
     ignore: IgnoreOption = None,
     overrides: SetOption = None,
     clean: Annotated[Path | None, Option(help="Write rows that passed to this file, the others next to it.")] = None,
-    html: Annotated[Path | None, Option(help="Write the report as an HTML page.")] = None,
 ) -> None:
     """Report problems of rows with their places. Exits with 3 if too many are rejected or none is usable."""
     tree: dict[str, Any] = {"model": NO_MODEL, "data": {"path": []}}
@@ -150,7 +149,7 @@ def check(
     settings = with_columns(parse_config(tree, "command line"), columns, ignore)
     settings = override_config(settings, overrides or ())
     left, copies = (beside(clean, kind) if clean else None for kind in ("quarantine", "duplicates"))
-    files_to_write([path for path in (clean, left, copies, html) if path], find_sources(settings.data.path))
+    files_to_write([path for path in (clean, left, copies) if path], find_sources(settings.data.path))
     folder = _tokenizer_folder(settings.model, settings.template) if settings.model != NO_MODEL else None
     with progress("checking", "rows") as report:
         checked = check_rows(
@@ -158,7 +157,6 @@ def check(
             model_folder=folder,
             max_length=settings.max_length,
             clean=clean,
-            page=html,
             learn=settings.learn,
             progress=report,
         )
@@ -167,7 +165,7 @@ def check(
         checked.refuse(settings.data.max_rejected)
     except DataRefused as error:
         refusal = error
-    files = {"passed": clean, "rejected, to fix and read again": left, "report": html}
+    files = {"passed": clean, "rejected, to fix and read again": left}
     if checked.document["duplicates"]:
         files["duplicates, each with the row that is kept"] = copies
     answer(checked.document, *report_text(checked.document), facts(files), error=refusal)
@@ -200,7 +198,7 @@ def report_text(document: dict[str, Any]) -> Iterator[str | Table]:
     yield from lines
     unshown = sum(document["rejected"].values()) + sum(document["set_aside"].values()) - shown
     if unshown > 0:
-        yield Note(f"... and {unshown:,} more; list all: --clean OUT or --html PAGE")
+        yield Note(f"... and {unshown:,} more; list all: --clean OUT")
 
 
 def problem_text(problems: Sequence[Mapping[str, str]]) -> tuple[list[Note], int]:

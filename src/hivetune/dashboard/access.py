@@ -14,7 +14,7 @@ from hivetune.serve.guard import Door, cookie_of_home
 
 BELOW = "/dashboard"
 LOGIN = f"{BELOW}/login"
-STATIC = ("dashboard.css", "dashboard.js", "page.css", "report.css")
+STATIC = ("dashboard.css", "dashboard.js", "page.css")
 
 
 def dashboard_token(*, new: bool = False) -> str:

@@ -51,7 +51,6 @@ _FILES = {
     "dashboard.css": DASHBOARD_FOLDER / "static" / "dashboard.css",
     "dashboard.js": DASHBOARD_FOLDER / "static" / "dashboard.js",
     "page.css": _PACKAGE / "judge" / "page.css",
-    "report.css": _PACKAGE / "data" / "prepare" / "page.css",
 }
 assert _FILES.keys() == set(STATIC)
 # Errors that are pages in plain words; any other is a bug.

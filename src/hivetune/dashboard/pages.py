@@ -20,9 +20,10 @@ from hivetune.base.private import open_plain
 from hivetune.base.units import size
 from hivetune.cycle.record import JOURNAL, CycleRow, cycles_of, gate_of, loop_folder
 from hivetune.dashboard.overview import overview
-from hivetune.dashboard.page import MakePage, Page, PageRequest, of_this_version
+from hivetune.dashboard.page import MakePage, Page, PageRequest, fragment, of_this_version
 from hivetune.dashboard.watched import Series, WatchedRun, Watcher, run_id, short_path
-from hivetune.data.prepare.page import report_body, report_title
+from hivetune.data.prepare.report import duplicate_kinds, places_by_reason
+from hivetune.data.reasons import REASONS
 from hivetune.data.snapshot import REPORT, ROWS_FILE, SPLITS, RowInfo, select_rows
 from hivetune.errors import HivetuneError, NotThere, UsageError
 from hivetune.judge.page import comparison_body
@@ -204,7 +205,7 @@ def evaluation_page(watcher: Watcher, request: PageRequest) -> Page:
     if not (run.path / EVALUATION).exists():
         raise NotThere(f"{run.path.name} is not evaluated yet", hint=f"run hivetune eval {quoted(run.path.name)}")
     body = _compared(run.path / EVALUATION, short_path(run.path))
-    return Page("body.html", f"Evaluation of {short_path(run.path)}", {"body": body, "style": "page.css"})
+    return Page("body.html", f"Evaluation of {short_path(run.path)}", {"body": body})
 
 
 def _compared(path: Path, label: str) -> Markup:
@@ -330,8 +331,14 @@ def report_page(watcher: Watcher, request: PageRequest) -> Page:
         raise NotThere("no snapshot has this id", hint="it may have been deleted; see the page Data")
     with of_this_version(folder / REPORT):
         document = read_document(folder / REPORT)
-        values = {"body": Markup(report_body(document, ())), "style": "report.css"}
-        return Page("body.html", report_title(document), values)
+        values = {
+            "d": document,
+            "duplicates": duplicate_kinds(document),
+            "meanings": {name: reason.meaning for name, reason in REASONS.items()},
+            "places": places_by_reason(document),
+        }
+        title = f"{document['usable']:,} of {document['rows_in']:,} rows can be learned from"
+        return Page("body.html", title, {"body": Markup(fragment("report.html", values))})
 
 
 PAGES: Mapping[str, MakePage] = {

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from hivetune.base.disk import home, write_json
 from hivetune.base.documents import read_document
 from hivetune.base.private import make_folder
-from hivetune.data.prepare.keys import group_hash, question, read_hash
+from hivetune.data.checks.lessons import group_hash, question, read_hash
 from hivetune.data.prepare.understand import example_of, rows_of_files
 from hivetune.data.reasons import RowRefused
 from hivetune.data.render.dialect import request_hash, template_message

@@ -5,7 +5,7 @@
     offsets.u64    row i is tokens[offsets[i]:offsets[i + 1]]
     rows.sqlite    the messages of each row, its source and split
     duplicates.jsonl  rows that were left out as duplicates, each with the row that stays
-    metadata.json  the distribution; report.json and report.html: what was changed
+    report.json    the distribution, and what was left out or changed
     manifest.json  names, sizes and hashes, written last
 
 Standard library only. The hash covers tokens, masks, ids and splits, but not the sources.
@@ -26,7 +26,7 @@ from hivetune.base.disk import MANIFEST, read_json
 from hivetune.errors import UsageError
 from hivetune.records import LessonKind, Message, Split
 
-ROWS_FILE, REPORT, REPORT_PAGE = "rows.sqlite", "report.json", "report.html"
+ROWS_FILE, REPORT = "rows.sqlite", "report.json"
 ROWS_SCHEMA = """
 CREATE TABLE rows (
   row INTEGER PRIMARY KEY,        -- number in tokens.u32

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import write_whole
+from hivetune.data.checks.lessons import group_hash, question
 from hivetune.data.frozen import frozen_hashes
-from hivetune.data.prepare.keys import group_hash, question
 from hivetune.errors import DataRefused, DoesNotFit, MachineNotFit
 from hivetune.records import Message, Progress, silent
 from hivetune.synth.packs import DocSource, Library, Pack, read_source

@@ -23,10 +23,10 @@ from hivetune.config import DataConfig, RunConfig, parse_config
 from hivetune.data.intake.interactions import tombstone
 from hivetune.data.pieces.fields import extract
 from hivetune.data.prepare import prepare as module
-from hivetune.data.prepare.clean import beside
 from hivetune.data.prepare.prepare import check, prepare
+from hivetune.data.prepare.write import beside
 from hivetune.data.render.folder import load_renderer
-from hivetune.data.snapshot import open_snapshot
+from hivetune.data.snapshot import REPORT, open_snapshot
 from hivetune.errors import DataRefused, DoesNotFit, UsageError
 from hivetune.records import Example
 
@@ -60,9 +60,9 @@ def test_a_snapshot_holds_what_was_rendered(write_rows: Callable[..., Path], cha
     assert sorted(snapshot.rows("train") + snapshot.rows("validation") + snapshot.rows("test")) == list(range(50))
     with pytest.raises(IndexError):
         snapshot.info(50)
-    metadata = read_json(snapshot.folder / "metadata.json")
-    assert sum(metadata["splits"].values()) == 50
-    assert set(metadata["agents"]) == {"a0", "a1", "a2"}
+    report = read_json(snapshot.folder / REPORT)
+    assert sum(report["splits"].values()) == 50
+    assert set(report["agents"]) == {"a0", "a1", "a2"}
     known = open_database().execute("SELECT hash, path FROM snapshots").fetchall()
     assert known == [(snapshot.hash, f"snapshots/{snapshot.folder.name}")]
 
@@ -321,32 +321,6 @@ def test_clean_and_quarantine_go_round(tmp_path: Path, chatml: Path) -> None:
     quarantine.write_text("\n".join(json.dumps(e) for e in mended))
     mended_report = check(DataConfig(path=str(quarantine)), model_folder=chatml)
     assert (mended_report.usable, mended_report.document["unclear"]) == (45, {}), "its wrappers are no layout"
-
-
-def test_the_page_is_one_file_and_shows_no_row_as_markup(
-    write_rows: Callable[..., Path], chatml: Path, tmp_path: Path
-) -> None:
-    attack = "<script>alert(1)</script><img src=x onerror=alert(1)>"
-    found = [chat(attack, attack + " said", agent=attack), chat(attack, "", session=attack), *rows(10)]
-    found += [chat("What is it?", f"{attack} twice")] * 2
-    page = tmp_path / "report.html"
-    check(DataConfig(path=str(write_rows(found))), model_folder=chatml, page=page)
-    text = page.read_text()
-    assert "<script" not in text
-    assert "<img" not in text
-    assert "http" not in text.replace(attack, "")
-    assert "&lt;script&gt;" in text
-    for wanted in (
-        "Where every row went",
-        "Reasons",
-        "How long the rows are",
-        "Rows as the model sees them",
-        "Duplicates",
-    ):
-        assert wanted in text
-    without = tmp_path / "plain.html"
-    check(DataConfig(path=str(write_rows(found))), page=without)
-    assert "Rows as the model sees them" in without.read_text()
 
 
 def test_rows_sqlite_is_as_documented(write_rows: Callable[..., Path], chatml: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hivetune.config import DataConfig, parse_config
-from hivetune.data.prepare.keys import group_hash, question
+from hivetune.data.checks.lessons import group_hash, question
 from hivetune.data.prepare.prepare import check, prepare
 from hivetune.data.prepare.split import split_of
 from hivetune.records import Message, Split

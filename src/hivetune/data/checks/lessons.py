@@ -1,4 +1,4 @@
-"""The lesson of a row, what it asks and what it teaches: as words, to compare rows, and as one hash per answer.
+"""The lesson of a row, what it asks and what it teaches: as words to compare rows, and as hashes that tie rows.
 
 Two rows teach the same only if both their answers with calls and their questions are similar.
 """
@@ -20,6 +20,7 @@ _NUMBER = re.compile(r"\d+")
 MAX_EDIT_TRIPLES = 5
 AT_END = 1  # what a run at the beginning or the end counts more, since a word there is in fewer triples
 Triple = tuple[str, ...]
+SALT = b"hivetune split 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,3 +147,25 @@ def _longest_edit(a: Sequence[Triple], b: Sequence[Triple]) -> int:
             longest = max(longest, run)
         longest = max(longest, run + AT_END if run else 0)
     return longest
+
+
+def question(messages: Sequence[Message]) -> str:
+    """Return all text before the first answer without system prompts; of plain text its beginning."""
+    texts = []
+    for message in messages:
+        if message.role == "assistant":
+            break
+        if message.role != "system":
+            texts.append(" ".join(message.content.split()).casefold())
+    return "\n".join(texts) if texts else messages[0].content[:200]
+
+
+def read_hash(messages: Sequence[Message]) -> int:
+    """Return a 64-bit hash of all text except answers."""
+    read = [f"{m.role} {m.content}" for m in messages if m.role != "assistant"]
+    return group_hash("read:" + "\n".join(read or [messages[0].content]))
+
+
+def group_hash(key: str) -> int:
+    """Return a uniform 64-bit hash of `key`."""
+    return int.from_bytes(blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8, key=SALT).digest(), "little")

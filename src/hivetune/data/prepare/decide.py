@@ -7,13 +7,14 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from hivetune.config import DataConfig, LearnConfig
 from hivetune.data.checks.lessons import Lesson, lesson_of
 from hivetune.data.judged.lessons import Lessons, judge_rows
 from hivetune.data.leave_out import read_leave_out
 from hivetune.data.prepare.near import near_copies
-from hivetune.data.prepare.split import Groups, split_rows
+from hivetune.data.prepare.split import split_rows
 from hivetune.data.prepare.work import USABLE, Work
 from hivetune.data.snapshot import messages_from
 
@@ -26,7 +27,7 @@ CACHED_LESSONS, CACHED_ROW_CHARS = 500, 20_000  # a lesson takes ten times its t
 class Decisions:
     """What the report says of the decisions; the fates themselves are in the file of rows."""
 
-    groups: Groups
+    groups: dict[str, Any]
     synthetic: dict[str, int]  # usable rows that a maker made (`rows`), and the others
     lessons: Lessons
 

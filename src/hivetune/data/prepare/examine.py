@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hivetune.data.checks.lessons import lesson_hashes
+from hivetune.data.checks.lessons import group_hash, lesson_hashes, question, read_hash
 from hivetune.data.checks.redact.apply import Policy, apply_policy
 from hivetune.data.checks.rules import CHECKS, check_messages, control_token_check, has_mojibake
 from hivetune.data.intake.interactions import is_forgotten, is_forgotten_raw, row_hash, storable
 from hivetune.data.judged.answers import is_small_edit, with_worse
-from hivetune.data.prepare.keys import group_hash, question, read_hash
 from hivetune.data.prepare.near import sketch
 from hivetune.data.raw import RawRow
 from hivetune.data.read import ExaminedRow, Note, content_id, judged_hash, parse_row, read_example

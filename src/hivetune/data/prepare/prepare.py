@@ -38,15 +38,13 @@ from hivetune.data.intake.interactions import load_forgotten, load_set_aside
 from hivetune.data.judged.lessons import learnable
 from hivetune.data.leave_out import read_leave_out
 from hivetune.data.mapping import check_columns
-from hivetune.data.prepare.clean import write_clean
 from hivetune.data.prepare.decide import decide_rows
 from hivetune.data.prepare.examine import RowSettings
-from hivetune.data.prepare.page import write_page
 from hivetune.data.prepare.pool import examined, num_workers
 from hivetune.data.prepare.report import Report, make_report, unmatched
 from hivetune.data.prepare.understand import Understood, understand
 from hivetune.data.prepare.work import Work, fill, work_in
-from hivetune.data.prepare.write import publish
+from hivetune.data.prepare.write import publish, write_clean
 from hivetune.data.render.folder import RENDER_FILES
 from hivetune.data.snapshot import DAMAGED_SNAPSHOT, Snapshot, open_snapshot
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, UsageError
@@ -66,15 +64,13 @@ def check(
     model_folder: Path | None = None,
     max_length: int = 2048,
     clean: Path | None = None,
-    page: Path | None = None,
     learn: LearnConfig = LEARN,
     progress: Progress = silent,
 ) -> Report:
     """Return the report of the rows of `data.path`. Only the files that are asked for are kept.
 
-    `clean` is a file for the usable rows, with a quarantine file beside it; `page` is a file for the HTML report.
-    `progress` counts lines; when all are read, its total is None. Raise UsageError for missing sources, but not for bad
-    rows: call `Report.refuse` for that.
+    `clean` is a file for the usable rows, with a quarantine file beside it. `progress` counts lines; when all are read,
+    its total is None. Raise UsageError for missing sources, but not for bad rows: call `Report.refuse` for that.
     """
     hint = "set TMPDIR to a folder with more room"
     with contextlib.ExitStack() as stack:
@@ -88,8 +84,6 @@ def check(
         report = task.run(work, progress, keep_raw=clean is not None)
         if clean is not None:
             write_clean(work, data, clean)
-        if page is not None:
-            write_page(page, report, work, model_folder)
         return report
 
 
@@ -122,7 +116,7 @@ def prepare(config: RunConfig, model_folder: Path, out: Path | None = None, prog
                     report = task.run(work, progress, keep_raw=False)
                     report.refuse(config.data.max_rejected)
                     with report_full_disk(folder.parent, "make room, or give another folder"):
-                        publish(folder, key, work, report, model_folder)
+                        publish(folder, key, work, report.document)
             finally:
                 shutil.rmtree(work_folder)
     snapshot = open_snapshot(folder)

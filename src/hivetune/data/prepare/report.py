@@ -1,6 +1,6 @@
 """The report of a preparation: every input row in exactly one place, with the reason.
 
-`Report.document` is the content of `--json` and report.json (docs/formats.md). page.py makes the HTML page from it.
+`Report.document` is the content of `--json` and report.json (docs/formats.md). The dashboard shows it.
 """
 
 import json
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from hivetune.base.paths import spelled
 from hivetune.config import DataConfig
@@ -16,17 +16,17 @@ from hivetune.data.columns import SYSTEM
 from hivetune.data.mapping import near_column
 from hivetune.data.pieces.said import Row
 from hivetune.data.prepare.decide import Decisions
-from hivetune.data.prepare.work import DUPLICATES, NO_VALUE, USABLE, Work
+from hivetune.data.prepare.work import DUPLICATES, NO_VALUE, USABLE, Work, iter_dropped
 from hivetune.data.reasons import REASONS
 from hivetune.data.snapshot import SPLITS
 from hivetune.errors import DataRefused
 
 SHOWN_DUPLICATES = 5  # of each kind, in the report
 SHOWN_EXTREMES, FREQUENT_ANSWERS, ANSWER_CHARS = 3, 10, 200
+SHOWN_PLACES = 3  # of each reason, on a page
 MAX_PROBLEMS = 20_000  # in the JSON; the quarantine file has all of them
 NOT_RUN_WITHOUT_MODEL = ("template", "mask", "tokens", "control-token")
 FITTING_SHARE = 0.99
-BINS = 40
 MAX_NAMED = 8  # agents in a message
 
 
@@ -53,10 +53,7 @@ class Report:
         if self.rows_in == 0:
             raise DataRefused("the files contain no rows", hint="give files with one row per line")
         rejected, problems = self.document["rejected"], self.document["problems"]
-        for reason in (
-            "unread-column",
-            "unread-outcome",
-        ):  # the file is refused: its other rows may mean something else
+        for reason in ("unread-column", "unread-outcome"):  # the file's other rows may mean something else
             if count := rejected.get(reason):
                 hint = next(problem["hint"] for problem in problems if problem["reason"] == reason)
                 raise DataRefused(f"{count:,} rows are refused ({reason}): {REASONS[reason].meaning}", hint=hint)
@@ -89,10 +86,7 @@ def make_report(work: Work, decisions: Decisions, *, model: Path | None, max_len
     assert work.num_rows == usable + duplicates + num_refused
     problems = list(_problems(work, [*rejected, *set_aside]))
     changes, changed = _changes(work)
-    shown = ("kind", "source", "same_as", "share", "messages", "same_as_messages")
-    examples = [pair for kind in DUPLICATES for pair in iter_dropped(work, kind, limit=SHOWN_DUPLICATES)]
     files: dict[str, dict[str, int]] = {}
-    groups = decisions.groups
     layouts = "SELECT file_of(source), coalesce(layout, ?), count(*) FROM rows GROUP BY 1, 2 ORDER BY min(n)"
     for name, layout, count in work.all(layouts, NO_VALUE):
         files.setdefault(name, {})[layout] = count
@@ -107,13 +101,7 @@ def make_report(work: Work, decisions: Decisions, *, model: Path | None, max_len
             "exact_duplicates": fates.get("duplicate", 0),
             "beginnings": fates.get("beginning", 0),
             "near_duplicates": fates.get("near-duplicate", 0),
-            "groups": {
-                "groups": groups.groups,
-                "largest": groups.largest,
-                "broken_up": groups.broken_up,
-                "too_large": groups.too_large,
-                "missed": list(groups.missed),
-            },
+            "groups": decisions.groups,
             "problems": problems,
             "problems_left_out": num_refused - len(problems),
             "changed": changed,
@@ -124,7 +112,11 @@ def make_report(work: Work, decisions: Decisions, *, model: Path | None, max_len
             "max_length": max_length if model else None,
             "synthetic": decisions.synthetic,
             "not_run": [] if model else list(NOT_RUN_WITHOUT_MODEL),
-            "duplicate_examples": [{name: pair[name] for name in shown} for pair in examples],
+            "duplicate_examples": [
+                {name: pair[name] for name in ("kind", "source", "same_as", "share")}
+                for kind in DUPLICATES
+                for pair in iter_dropped(work, kind, limit=SHOWN_DUPLICATES)
+            ],
             "answers": _frequent_answers(work),
             **_distribution(work, max_length if model else None),
         }
@@ -154,42 +146,6 @@ def unmatched(work: Work, data: DataConfig, row: Row) -> list[dict[str, str]]:
         problem = f"no row has the {data.balance} for data.balance: {data.balance}"
         found.append((problem, f"map it: --columns {data.balance}=COLUMN"))
     return [{"problem": problem, "hint": hint} for problem, hint in found]
-
-
-def iter_dropped(work: Work, *kinds: str, limit: int = -1) -> Iterator[dict[str, Any]]:
-    """Yield each dropped row in input order: kind, places, owner, similarity, texts.
-
-    `share` is the lower similarity of question and answer, None for equal rows.
-    """
-    query = (
-        "SELECT fate, share, stays, source, session, user, interaction_id, messages FROM rows JOIN bodies USING (n)"
-        f" WHERE fate IN ({', '.join('?' * len(kinds))}) ORDER BY n LIMIT {limit}"
-    )
-    for fate, share, stays, source, session, user, identity, text in work.all(query, *kinds):
-        while (further := work.one("SELECT stays FROM rows WHERE n = ? AND fate = ?", stays, fate)) is not None:
-            stays = further
-        [(original, original_text)] = work.all(
-            "SELECT source, messages FROM rows JOIN bodies USING (n) WHERE n = ?", stays
-        )
-        yield {
-            "kind": DUPLICATES[fate],
-            "source": source,
-            "same_as": original,
-            "share": None if share is None else round(share, 3),
-            "session": session,
-            "user": user,
-            "interaction_id": identity,
-            "messages": json.loads(text),
-            "same_as_messages": json.loads(original_text),
-        }
-
-
-def write_dropped(work: Work, file: IO[bytes]) -> None:
-    """Write all duplicates as JSON Lines; of exact copies only the places, since the kept row has their text."""
-    for pair in iter_dropped(work, *DUPLICATES):
-        if pair["kind"] == DUPLICATES["duplicate"]:
-            del pair["messages"], pair["same_as_messages"]
-        file.write(json.dumps(pair, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
 
 
 def _problems(work: Work, refused: Sequence[str]) -> Iterator[dict[str, str]]:
@@ -262,7 +218,6 @@ def _distribution(work: Work, max_length: int | None) -> dict[str, Any]:
             "shortest": _extremes(work, "length"),
             "longest": _extremes(work, "-length"),
             "keeps_99_percent": _quantile(seen, FITTING_SHARE),
-            "histogram": _histogram(seen),
         },
     }
 
@@ -281,6 +236,16 @@ def secrets_first(changes: Sequence[Mapping[str, str]]) -> list[Mapping[str, str
     )
 
 
+def places_by_reason(document: Mapping[str, Any]) -> dict[str, list[Mapping[str, str]]]:
+    """Return the first SHOWN_PLACES rows of each reason, for pages."""
+    places: dict[str, list[Mapping[str, str]]] = {}
+    for problem in (*document["problems"], *document["changes"]):
+        of_reason = places.setdefault(problem["reason"], [])
+        if len(of_reason) < SHOWN_PLACES:
+            of_reason.append(problem)
+    return places
+
+
 def duplicate_kinds(document: Mapping[str, Any]) -> str:
     """Return the numbers of duplicates by kind, in words."""
     return (
@@ -297,17 +262,3 @@ def _quantile(counts: Counter[int], share: float) -> int:
         if num_rows >= needed:
             return length
     return 0
-
-
-def _histogram(counts: Counter[int]) -> list[list[int]]:
-    """Return [[from, to, rows], ...] in equal steps between the 0.5th and 99.5th percentile, with the rest outside."""
-    if not counts:
-        return []
-    low, top = _quantile(counts, 0.005), _quantile(counts, 0.995)
-    width = max(1, -(-(top - low + 1) // BINS))
-    rows = [0] * ((top - low) // width + 1)
-    for length, count in counts.items():
-        rows[min(max(length - low, 0) // width, len(rows) - 1)] += count
-    edges = [low + i * width for i in range(len(rows))]
-    ends = [*(edge - 1 for edge in edges[1:]), max(counts)]
-    return [[min(counts) if i == 0 else edges[i], ends[i], n] for i, n in enumerate(rows)]

@@ -8,7 +8,7 @@ each split has its share.
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hivetune.data.snapshot import SPLITS
 from hivetune.records import Split
@@ -30,22 +30,13 @@ def split_of(hash64: int, validation: float, test: float) -> Split:
     return "validation" if position < test + validation else "train"
 
 
-class Groups(NamedTuple):
-    """What the split did: how many groups there are, the size of the largest, the rows whose ties were not all kept
-    because the group would be larger than all that may be held out, and the rows that are trained because theirs is.
+def split_rows(work: "Work", alike: Iterable[tuple[int, int]], data: "DataConfig") -> dict[str, Any]:
+    """Give each row with the fate train its group and its split. `alike` are pairs of rows that ask nearly the same.
 
-    `missed`: a sentence for each split that misses its share of the rows by more than SHARE_FACTOR.
+    Return for the report the number of `groups`, the size of the `largest`, the rows whose ties were not all kept since
+    the group would be larger than all that may be held out (`broken_up`), those that are trained because theirs is
+    (`too_large`), and a sentence for each split that misses its share by more than SHARE_FACTOR (`missed`).
     """
-
-    groups: int
-    largest: int
-    broken_up: int
-    too_large: int
-    missed: tuple[str, ...]
-
-
-def split_rows(work: "Work", alike: Iterable[tuple[int, int]], data: "DataConfig") -> Groups:
-    """Give each row with the fate train its group and its split. `alike` are pairs of rows that ask nearly the same."""
     num_rows = work.num_rows
     usable = bytearray(num_rows)
     for (row,) in work.all("SELECT n FROM rows WHERE fate = 'train'"):
@@ -72,7 +63,13 @@ def split_rows(work: "Work", alike: Iterable[tuple[int, int]], data: "DataConfig
     work.database.execute("COMMIT")
     too_large = sum(sizes[group] for group in groups if sizes[group] > limit)
     largest = max((sizes[group] for group in groups), default=0)
-    return Groups(len(groups), largest, len(ties.broken), too_large, missed)
+    return {
+        "groups": len(groups),
+        "largest": largest,
+        "broken_up": len(ties.broken),
+        "too_large": too_large,
+        "missed": list(missed),
+    }
 
 
 def _equal(work: "Work", column: str, most: int, broken: set[int]) -> Iterator[tuple[int, int]]:

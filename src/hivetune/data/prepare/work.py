@@ -1,5 +1,6 @@
 """The rows of one preparation, in one SQLite file: what was found in each, and where it goes."""
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -113,6 +114,34 @@ def _insert(work: Work, table: str) -> tuple[str, list[str]]:
     """Return the statement that inserts a row of this table, and its columns behind the number."""
     columns = [name for (name,) in work.all("SELECT name FROM pragma_table_info(?)", table)]
     return f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})", columns[1:]
+
+
+def iter_dropped(work: Work, *kinds: str, limit: int = -1) -> Iterator[dict[str, Any]]:
+    """Yield each dropped row in input order: kind, places, owner, similarity, texts.
+
+    `share` is the lower similarity of question and answer, None for equal rows.
+    """
+    query = (
+        "SELECT fate, share, stays, source, session, user, interaction_id, messages FROM rows JOIN bodies USING (n)"
+        f" WHERE fate IN ({', '.join('?' * len(kinds))}) ORDER BY n LIMIT {limit}"
+    )
+    for fate, share, stays, source, session, user, identity, text in work.all(query, *kinds):
+        while (further := work.one("SELECT stays FROM rows WHERE n = ? AND fate = ?", stays, fate)) is not None:
+            stays = further
+        [(original, original_text)] = work.all(
+            "SELECT source, messages FROM rows JOIN bodies USING (n) WHERE n = ?", stays
+        )
+        yield {
+            "kind": DUPLICATES[fate],
+            "source": source,
+            "same_as": original,
+            "share": None if share is None else round(share, 3),
+            "session": session,
+            "user": user,
+            "interaction_id": identity,
+            "messages": json.loads(text),
+            "same_as_messages": json.loads(original_text),
+        }
 
 
 def file_of(source: str) -> str:
