@@ -17,7 +17,7 @@ from hivetune.config import parse_config
 from hivetune.run.choices import Choices
 from hivetune.run.figures import figures_of, missing_tools, point_of, report
 from hivetune.run.folder import write_resolved
-from hivetune.train.worker.tensorboard import EventFiles
+from hivetune.train.worker.session import EventFiles
 
 # What each tool needs, as pyproject.toml's extras name it. Installed for the proof alone: together 90 packages.
 NEEDS = {"mlflow": ["mlflow-skinny", "sqlalchemy", "alembic"], "trackio": ["trackio"], "wandb": ["wandb"]}

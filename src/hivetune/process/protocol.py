@@ -176,8 +176,8 @@ class WriteGguf:
 ENTRIES: Mapping[type, str] = {
     PrepareModel: "hivetune.models.worker.prepare_model",
     Train: "hivetune.train.worker.loop",
-    Replay: "hivetune.train.worker.replay",
-    Salvage: "hivetune.train.worker.salvage",
+    Replay: "hivetune.train.worker.recover",
+    Salvage: "hivetune.train.worker.checkpoint",
     Score: "hivetune.judge.worker.score",
     ScorePassages: "hivetune.release.worker.score_passages",
     Merge: "hivetune.release.worker.merge",

@@ -17,13 +17,11 @@ class Choices:
     `pack_tokens`: what a micro-batch aims at where workers compute them (config: workers), whatever their number.
     `recompute`: layers whose activations are computed again in the backward pass. `path_why`: why the general path.
     `kernels`: our own in C++ ("native") or "torch"; `kernels_why`: why not our own, on a processor.
-    `products`: what multiplies on a CPU, a library or our own kernel (train/worker/model/products.py). `attention`: as
-    transformers names it.
-    `rank_multiple`, `token_multiple`: the sizes of products are padded to them.
-    `streamed`: so many layers, from the first on, whose frozen weights do not stay on the device, and where they come
-    from (`stream_from`); the bits are the same.
+    `products`: what multiplies on a CPU, a library or our own kernel (train/worker/model/fast/backend.py).
+    `attention`: as transformers names it. `streamed`: the number of first layers whose frozen weights do not stay on
+    the device; the bits are the same.
     `share_prefixes`: compute a prefix that rows have in common once. `agreement`: the evidence that the fast path is
-    right (measure/agreement.py).
+    right (check.py).
     `peak_bytes`: the predicted peak of memory. `environment`: variables of the worker over
     the inherited ones, null for one that is taken away (machine/findings.py).
     """
@@ -41,10 +39,7 @@ class Choices:
     products: Literal["torch", "onednn", "native"] | None = None
     attention: str | None = None
     halvings: int | None = None
-    rank_multiple: int | None = None
-    token_multiple: int | None = None
     streamed: int | None = None
-    stream_from: Literal["memory", "disk"] | None = None
     share_prefixes: bool | None = None
     agreement: Mapping[str, Any] | None = None
     peak_bytes: int | None = None

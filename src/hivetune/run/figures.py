@@ -1,6 +1,6 @@
 """The figures of a run for the tools of `report_to`: settings, points, verdict; each written by the tool's own client.
 
-TensorBoard's points are written by the worker while it trains (train/worker/tensorboard.py). The other tools get a run
+TensorBoard's points are written by the worker while it trains (train/worker/session.py). The other tools get a run
 when it has ended, and again when it has a verdict, each in a child of its own: `python -m hivetune.run.figures RUN
 TOOL`. A tool that fails is told, and costs the run nothing.
 """

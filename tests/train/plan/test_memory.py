@@ -15,7 +15,6 @@ from train.worker.models import write_model
 from hivetune.config import LoraConfig
 from hivetune.machine.cards import known_model
 from hivetune.models.architecture import parse_architecture, read_architecture
-from hivetune.run.choices import Choices
 from hivetune.train.plan.memory import (
     TrainingSetup,
     disk_bytes,
@@ -44,7 +43,7 @@ def test_a_layer_keeps_what_the_engine_saves(family: str, dtype: str, tmp_path: 
     """Residuals were counted in the run's precision: the count was 13 to 20 % low."""
     folder = write_model(tmp_path, family)
     lora = LoraConfig(r=4)
-    model = FastModel(folder, lora, dtype=DTYPES[dtype], device=torch.device("cpu"), choices=Choices(token_multiple=1))
+    model = FastModel(folder, lora, dtype=DTYPES[dtype], device=torch.device("cpu"))
     taken: dict[str, int] = {}
     take = model._workspace.take
 

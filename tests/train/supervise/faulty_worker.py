@@ -14,8 +14,7 @@ from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Train
 from hivetune.train.worker import loop as train
 from hivetune.train.worker import session
-from hivetune.train.worker.measure import canary
-from hivetune.train.worker.measure.canary import CanaryFailed, check_model
+from hivetune.train.worker.check import CanaryFailed, check_products
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document, LoraModel
 from hivetune.train.worker.optimizer import AdamW
@@ -64,10 +63,10 @@ def main(task: Train, heartbeat: Heartbeat) -> dict[str, Any]:
         if calls == 2:
             fault.unlink()
             raise CanaryFailed("canary product m 8 n 412 k 896 in float32 on cpu: 3 of 8 rows are wrong")
-        return check_model(model)
+        return check_products(model)
 
     if kind == "canary":
-        canary.check_model = fail_the_second  # type: ignore[attr-defined]
+        session.check_products = fail_the_second  # type: ignore[attr-defined]
     if kind == "diverge":
         Diverging.fault = fault
         session.AdamW = Diverging  # type: ignore[attr-defined, misc]

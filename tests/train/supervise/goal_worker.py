@@ -14,7 +14,7 @@ from hivetune.base.disk import read_json
 from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Replay, Train
 from hivetune.train.worker import loop as train
-from hivetune.train.worker import replay, session
+from hivetune.train.worker import recover, session
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document, LoraModel
 
@@ -49,5 +49,5 @@ def main(task: Train | Replay, heartbeat: Heartbeat) -> dict[str, Any]:
     def scripted(*given: Any, **named: Any) -> Any:
         return Scripted(load_model(*given, **named), task.run)
 
-    session.load_model = replay.load_model = scripted  # type: ignore[attr-defined]
-    return replay.main(task, heartbeat) if isinstance(task, Replay) else train.main(task, heartbeat)
+    session.load_model = recover.load_model = scripted  # type: ignore[attr-defined]
+    return recover.main(task, heartbeat) if isinstance(task, Replay) else train.main(task, heartbeat)

@@ -9,7 +9,7 @@ import torch
 from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Replay, Train
 from hivetune.train.worker import loop as train
-from hivetune.train.worker import replay, session
+from hivetune.train.worker import recover, session
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document, LoraModel
 
@@ -41,5 +41,5 @@ def poisoned_model(*arguments: Any, **named: Any) -> Any:
 
 
 def main(task: Train | Replay, heartbeat: Heartbeat) -> dict[str, Any]:
-    session.load_model = replay.load_model = poisoned_model  # type: ignore[attr-defined]
-    return replay.main(task, heartbeat) if isinstance(task, Replay) else train.main(task, heartbeat)
+    session.load_model = recover.load_model = poisoned_model  # type: ignore[attr-defined]
+    return recover.main(task, heartbeat) if isinstance(task, Replay) else train.main(task, heartbeat)

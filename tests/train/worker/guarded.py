@@ -22,6 +22,7 @@ from train.worker.over_read import LEFT
 
 from hivetune.config import LoraConfig
 from hivetune.run.choices import Choices
+from hivetune.train.plan.layout import multiples_of
 from hivetune.train.worker.model import memory
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.memory import TILE
@@ -101,8 +102,9 @@ def step(folder: Path, *, slack: bool) -> int:
         method="lora",
         dtype=torch.float32,
         device=torch.device("cpu"),
-        choices=Choices(kernels="torch", products="torch", token_multiple=TILE),
+        choices=Choices(kernels="torch", products="torch"),
     )
+    model._pad = multiples_of(TILE)  # type: ignore[attr-defined]
     for view in model.adapter.values():
         view.fill_(0.01)
     tokens = torch.arange(3, 53)

@@ -15,7 +15,7 @@ from hivetune.train.worker import session
 from hivetune.train.worker.model.adapter import fill, read_adapter
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import read_documents
-from hivetune.train.worker.validation import Scored, score_rows
+from hivetune.train.worker.watch import Scored, score_rows
 
 
 def test_a_sample_has_its_share_of_each_kind() -> None:

@@ -12,18 +12,8 @@ from hypothesis import strategies as st
 
 from hivetune.base.typed import from_plain, to_plain
 from hivetune.train.worker.model.protocol import Document
-from hivetune.train.worker.watch import (
-    BadRows,
-    LossDiverged,
-    LossHistory,
-    Spike,
-    check_rollbacks,
-    find_bad_rows,
-    padded,
-    robust_z,
-    split_out,
-    step_problem,
-)
+from hivetune.train.worker.recover import BadRows, find_bad_rows, padded, split_out
+from hivetune.train.worker.watch import LossDiverged, LossHistory, Spike, check_rollbacks, robust_z, step_problem
 
 
 def test_a_step_is_fit_only_with_two_finite_numbers() -> None:

@@ -16,13 +16,12 @@ from hivetune.train.plan.device import Device
 from hivetune.train.plan.layout import TrimmedDocument
 from hivetune.train.plan.memory import (
     Peak,
-    StreamSource,
     TrainingSetup,
     can_stream,
+    host_holds,
     layer_bytes,
     predict_peak,
     setup_of,
-    source_of,
 )
 from hivetune.train.plan.speed import Rate, StepShape, micro_batch_shapes, shape_of, step_flops
 from hivetune.train.plan.steps import count_steps
@@ -82,7 +81,6 @@ class Choice:
     limit_bytes: int
     step_s: float | None = None
     error: float = 0.0
-    stream_from: StreamSource | None = None
 
     def to_choices(self) -> Choices:
         """Return the fields that the engine reads."""
@@ -90,7 +88,6 @@ class Choice:
             budget_tokens=self.budget_tokens,
             recompute=self.setup.recompute,
             streamed=self.setup.streamed or None,
-            stream_from=self.stream_from,
         )
 
 
@@ -117,13 +114,14 @@ def choose_dtype(setting: str, device: Device) -> str:
     return setting
 
 
-def forms(setup: TrainingSetup) -> Iterator[TrainingSetup]:
+def forms(setup: TrainingSetup, device: Device) -> Iterator[TrainingSetup]:
     """Yield the forms that a run may have, the fastest first: whole, recomputed, recomputed and streamed."""
     layers = setup.architecture.layers
     yield setup
     yield replace(setup, recompute=layers)
-    if can_stream(setup):
-        yield replace(setup, recompute=layers, streamed=layers)
+    streamed = replace(setup, recompute=layers, streamed=layers)
+    if can_stream(setup) and host_holds(streamed, device):
+        yield streamed
 
 
 def first_that_fits(
@@ -140,12 +138,12 @@ def first_that_fits(
     budgets = sorted({least, most, *(budget for budget in BUDGETS if least < budget < most)}, reverse=True)
     good = min(most, max(least, GOOD_BUDGET[device.kind]))
     for enough in (good, least):
-        for form in forms(setup):
+        for form in forms(setup, device):
             for budget in budgets:
                 peak = predict_peak(form, budget, work.longest)
                 if budget >= enough and peak.bytes <= limit:
                     return _choice(form, device, work, budget, peak, limit, rate)
-    smallest = predict_peak(list(forms(setup))[-1], least, work.longest)
+    smallest = predict_peak(list(forms(setup, device))[-1], least, work.longest)
     raise DoesNotFit(
         f"at least {size_text(smallest.bytes)} are needed, {size_text(limit)} may be used on {device.name} "
         f"({100 * memory_share:.0f} % of {size_text(device.memory_bytes)}, memory_share)"
@@ -156,15 +154,14 @@ def _choice(
     setup: TrainingSetup, device: Device, work: Workload, budget: int, peak: Peak, limit: int, rate: Rate | None
 ) -> Choice:
     steps = work.micro_batches(setup, budget)
-    source = source_of(setup, device) if setup.streamed else None
-    choice = Choice(setup, device, budget, statistics.mean(map(len, steps)), peak, limit, stream_from=source)
+    choice = Choice(setup, device, budget, statistics.mean(map(len, steps)), peak, limit)
     if rate is None:
         return choice
     computed_s = statistics.mean(sum(step_flops(setup, shape) for shape in shapes) for shapes in steps)
     computed_s /= rate.flops_per_s
     # Each micro-batch reads the streamed layers twice, beside the computing.
     read_bytes = 2 * choice.micro_batches * setup.streamed * layer_bytes(setup)
-    read_s = read_bytes / (device.disk_bytes_per_s if source == "disk" else device.link_bytes_per_s)
+    read_s = read_bytes / (device.disk_bytes_per_s if device.kind == "cpu" else device.link_bytes_per_s)
     return replace(choice, step_s=max(computed_s, read_s), error=rate.error)
 
 

@@ -41,13 +41,12 @@ COUNTED_FACTOR = 1.3
 RANK_COLUMNS = 16
 # Half-widths of the error bar; the second for a family that was counted module by module or guessed from its config.
 FORMULA_ERROR, UNKNOWN_ERROR = 0.15, 0.5
-# Buffers for streamed layers: one in use, one ready, one being read (train/worker/model/fast/stream.py).
+# Buffers for streamed layers: one in use, one ready, one being read (train/worker/model/fast/weights.py).
 STREAM_BUFFERS = 3
 # Share of the host's memory that pinned layers may take.
 PINNED_SHARE = 0.8
 
 Path = Literal["fast", "general"]
-StreamSource = Literal["memory", "disk"]
 
 
 @dataclass(frozen=True)
@@ -268,12 +267,10 @@ def can_stream(setup: TrainingSetup) -> bool:
     return setup.path == "fast" and setup.architecture.is_fast and not setup.architecture.modules
 
 
-def source_of(setup: TrainingSetup, device: Device) -> StreamSource:
-    """Return where streamed layers come from: a card's from host memory, where that holds them."""
-    if device.kind == "cpu":
-        return "disk"
+def host_holds(setup: TrainingSetup, device: Device) -> bool:
+    """Return whether streamed layers have a source: a card's come from host memory, a processor's from the files."""
     host = device.host_memory_bytes
-    return "memory" if host is None or setup.streamed * layer_bytes(setup) <= PINNED_SHARE * host else "disk"
+    return device.kind == "cpu" or host is None or setup.streamed * layer_bytes(setup) <= PINNED_SHARE * host
 
 
 def _wide_bytes(setup: TrainingSetup) -> int:

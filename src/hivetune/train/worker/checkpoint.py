@@ -1,13 +1,14 @@
-"""The training state: what its two files hold, and when it is saved.
+"""The training state: what its two files hold, when it is saved, and the adapter that a run keeps of it.
 
 The files are safetensors by PEFT parameter name, and JSON; never a pickle. run/checkpoints.py gets folders onto the
-disk whole. Here is what they hold, and that nothing non-finite is ever saved.
+disk whole. Here is what they hold, and that nothing non-finite is ever saved. `main` salvages the adapter of a run that
+can't continue.
 """
 
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,13 @@ from torch import Tensor
 from hivetune.base.disk import parse_json
 from hivetune.base.journal import read_journal
 from hivetune.base.typed import from_plain, to_plain
+from hivetune.errors import HivetuneError
+from hivetune.process.child import Heartbeat
+from hivetune.process.protocol import Salvage
 from hivetune.run import checkpoints
 from hivetune.run.checkpoints import CHECKPOINT_EVERY_S, STATE, TENSORS
-from hivetune.run.folder import METRICS
+from hivetune.run.folder import METRICS, read_resolved
+from hivetune.train.worker.model.adapter import base_name, write_adapter
 
 _KINDS = ("param", "exp_avg", "exp_avg_sq")
 
@@ -76,63 +81,34 @@ def to_files(state: TrainState) -> dict[str, bytes]:
     return {TENSORS: safetensors.torch.save(tensors), STATE: text.encode()}
 
 
-def from_files(files: Mapping[str, bytes]) -> TrainState:
-    """Return the state that `to_files` wrote.
+def load(folder: Path, kinds: Sequence[str] = _KINDS) -> TrainState:
+    """Return the state in one checkpoint folder; of other tensors than `kinds` nothing is read.
 
-    Raises ValueError for anything else, such as a tensor that is not finite or not fp32, or another JSON object.
+    The optimizer's would take 24 bytes a parameter beside the model. Raises ValueError (with the problem) or OSError.
     """
+    if problems := checkpoints.problems_of(folder):
+        raise ValueError(f"{folder}: {'; '.join(problems)}")
+    tensors: dict[str, Any] = {kind: {} for kind in _KINDS}
     try:
-        plain = parse_json(files[STATE], finite=True)
+        plain = parse_json((folder / STATE).read_bytes(), finite=True)
         schema = plain.pop("schema", None) if isinstance(plain, dict) else None
         if schema != 1:
             raise ValueError(f"schema {schema}, this Hivetune reads 1")
-        state = from_plain(TrainState, {**plain, **{kind: {} for kind in _KINDS}})
-    except ValueError as error:
-        raise ValueError(f"{STATE}: {error}") from None
-    try:
-        tensors = safetensors.torch.load(files[TENSORS])
-    except SafetensorError as error:
-        raise ValueError(f"{TENSORS}: {error}") from error
-    by_kind: dict[str, Any] = {kind: {} for kind in _KINDS}
-    for key, tensor in tensors.items():
-        kind, _, name = key.partition("/")
-        if kind not in by_kind:
-            raise ValueError(f"{TENSORS}: {key} is unknown")
-        if tensor.dtype != torch.float32:
-            raise ValueError(f"{TENSORS}: {key} is {str(tensor.dtype).removeprefix('torch.')}, not float32")
-        if not is_finite(tensor):
-            raise ValueError(f"{TENSORS}: {key} is not finite")
-        by_kind[kind][name] = tensor
-    if not by_kind["param"].keys() == by_kind["exp_avg"].keys() == by_kind["exp_avg_sq"].keys():
-        raise ValueError(f"{TENSORS}: parameters and optimizer state name different tensors")
-    return replace(state, **by_kind)
-
-
-def load(folder: Path) -> TrainState:
-    """Return the state in one checkpoint folder. Raises ValueError (with the problem) or OSError."""
-    problems = checkpoints.problems_of(folder)
-    if problems:
-        raise ValueError(f"{folder}: {'; '.join(problems)}")
-    state = from_files({name: (folder / name).read_bytes() for name in (TENSORS, STATE)})
+        state = from_plain(TrainState, {**plain, **tensors})
+        with safetensors.safe_open(folder / TENSORS, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118 (it is no mapping)
+                kind, _, name = key.partition("/")
+                if kind not in tensors:
+                    raise ValueError(f"{key} is unknown")
+                if kind in kinds:
+                    tensor = tensors[kind][name] = file.get_tensor(key)
+                    if tensor.dtype != torch.float32 or not is_finite(tensor):
+                        raise ValueError(f"{key} is not finite, or not float32")
+    except (ValueError, SafetensorError) as error:
+        raise ValueError(f"{folder}: {error}") from None
     if f"{state.step:06d}" != folder.name:
         raise ValueError(f"{folder}: holds step {state.step}")
-    return state
-
-
-def load_parameters(folder: Path) -> dict[str, Tensor]:
-    """Return the adapter in one checkpoint folder, without the optimizer's state. Raises as `load`."""
-    if problems := checkpoints.problems_of(folder):
-        raise ValueError(f"{folder}: {'; '.join(problems)}")
-    prefix = "param/"
-    try:
-        with safetensors.safe_open(folder / TENSORS, framework="pt") as file:
-            names = [key for key in file.keys() if key.startswith(prefix)]  # noqa: SIM118 (it is no mapping)
-            tensors = {name.removeprefix(prefix): file.get_tensor(name) for name in names}
-    except SafetensorError as error:
-        raise ValueError(f"{folder / TENSORS}: {error}") from error
-    if bad := [name for name, tensor in tensors.items() if tensor.dtype != torch.float32 or not is_finite(tensor)]:
-        raise ValueError(f"{folder / TENSORS}: {bad[0]} is not finite, or not float32")
-    return tensors
+    return replace(state, **tensors)
 
 
 def kept_adapter(
@@ -144,18 +120,16 @@ def kept_adapter(
     """
     if best is not None and best["step"] != step:
         try:
-            return load_parameters(checkpoints.folder_of(run, best["step"])), best["step"], ""
+            return load(checkpoints.folder_of(run, best["step"]), ("param",)).param, best["step"], ""
         except (OSError, ValueError) as error:
             return last, step, f"the best step can't be read, the last is kept: {error}"
     return last, step, ""
 
 
-def load_newest_good(
-    run: Path, *, check: Callable[[TrainState], object] = lambda state: None
-) -> tuple[TrainState | None, list[str]]:
+def load_newest_good(run: Path) -> tuple[TrainState | None, list[str]]:
     """Return the newest state that can be read whole (None: start at step 0), and in words what was passed over.
 
-    A damaged checkpoint is passed over, and the one before it is used. So is one that `check` refuses with ValueError.
+    A damaged checkpoint is passed over, and the one before it is used.
     """
     problems: list[str] = []
     newest_step, at_most, state = 0, None, None
@@ -166,9 +140,7 @@ def load_newest_good(
         if newest.folder is None:
             break
         try:
-            loaded = load(newest.folder)
-            check(loaded)
-            state = loaded
+            state = load(newest.folder)
         except ValueError as error:  # the hashes are right and the content is not: written so, or of another format
             problems.append(f"checkpoint {newest.step} is passed over: {error}")
             at_most = newest.step - 1
@@ -198,9 +170,8 @@ def is_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
-# After a save that failed (full disk), the next try; doubled each time.
-_RETRY_S = 30.0
-LONGEST_RETRY_S = 600.0
+# After a save that failed (full disk), the next try.
+RETRY_S = 30.0
 
 
 class Saver:
@@ -210,16 +181,9 @@ class Saver:
     after the last one ended.
     """
 
-    def __init__(
-        self,
-        run: Path,
-        *,
-        every_s: float = CHECKPOINT_EVERY_S,
-        clock: Callable[[], float] = time.monotonic,
-    ):
+    def __init__(self, run: Path, *, every_s: float = CHECKPOINT_EVERY_S, clock: Callable[[], float] = time.monotonic):
         self._run, self._every_s, self._clock = run, every_s, clock
         self._next_at = -math.inf
-        self._retry_s = 0.0
 
     @property
     def due(self) -> bool:
@@ -229,11 +193,24 @@ class Saver:
     def save(self, state: TrainState) -> None:
         """Save before this returns. Raises OSError, after which the next save is due sooner; NotFinite."""
         files = to_files(state)
-        try:
-            checkpoints.commit_within(self._run, state.step, files)
-        except OSError:
-            self._retry_s = min(max(_RETRY_S, 2 * self._retry_s), LONGEST_RETRY_S)
-            self._next_at = self._clock() + self._retry_s
-            raise
-        self._retry_s = 0.0
+        self._next_at = self._clock() + RETRY_S
+        checkpoints.commit_within(self._run, state.step, files)
         self._next_at = self._clock() + self._every_s
+
+
+def main(task: Salvage, heartbeat: Heartbeat) -> dict[str, Any]:
+    """Write the adapter of a run that can't continue: the best by validation, else the last.
+
+    It works without the base model's weights and without a device. Raises HivetuneError without a good checkpoint.
+    """
+    run = task.run
+    config, _ = read_resolved(run)
+    state, problems = load_newest_good(run)
+    if state is None:
+        raise HivetuneError(
+            f"{run} has no good checkpoint: {'; '.join(problems) or 'none was committed'}",
+            hint="train it again in another folder: --set output=FOLDER",
+        )
+    adapter, step, problem = kept_adapter(run, state.param, state.step, state.best)
+    write_adapter(run, adapter, config.lora, *base_name(task.model))
+    return {"adapter_step": step, "problems": [*problems, *filter(None, [problem])]}

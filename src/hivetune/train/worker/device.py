@@ -15,8 +15,8 @@ from hivetune.machine.inventory import WORKERS_PER_MACHINE, Machine, read_machin
 from hivetune.process.lease import train_on
 from hivetune.run.choices import Choices
 from hivetune.train.plan.device import computes_bfloat16
+from hivetune.train.worker.model.fast.backend import KERNEL_SUFFIXES
 from hivetune.train.worker.model.fast.kernels.build import missing_kernels_reason
-from hivetune.train.worker.model.fast.kernels.calls import KERNEL_SUFFIXES
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 

@@ -14,9 +14,17 @@ KTO's estimate of a divergence, which depends on the rows that share a batch; po
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hivetune.train.worker.model.protocol import Document
+from hivetune.base.disk import read_json, write_json
+from hivetune.process.protocol import Beat
+from hivetune.run.folder import REFERENCE
+from hivetune.train.plan.steps import Amendment, append_amendment
+from hivetune.train.worker.model.adapter import fill
+from hivetune.train.worker.model.protocol import Document, read_documents
+from hivetune.train.worker.optimizer import learning_rate
+from hivetune.train.worker.session import Session, journal, keep_best, save, score_held_out
+from hivetune.train.worker.watch import EARLY, VALIDATION_DOCUMENTS
 
 # Lambda, and beta: an answer that became 4 / beta nats less likely has no gradient any more.
 MOST_WEIGHT, BETA = 0.5, 5.0
@@ -81,3 +89,87 @@ def weigh(
 def _sigmoid(x: float) -> float:
     """Return 1 / (1 + e^-x), without overflow."""
     return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
+
+
+def begin_lessons(session: Session) -> None:
+    """Begin to learn from bad answers, where that is due: from the best adapter so far, with its losses as the
+    reference; or read what a process before this one began with."""
+    state, lessons_from = session.state, session.plan.lessons_from
+    if lessons_from is None or state.step < lessons_from:
+        return
+    if state.start_loss is not None:
+        if session.reference is None:
+            _read_reference(session)
+        return
+    if session.ranks.is_first:
+        fill(session.model.adapter, dict(keep_best(session)[0]), "the adapter that the lessons begin with")
+    session.ranks.agree(True, bool, [session.model.master_N])
+    _measure_reference(session)
+    _read_reference(session)
+    loss = score_held_out(session, session.sample_rows).loss
+    session.state = replace(state, start_loss=loss, best={"step": state.step, "loss": loss})
+    save(session)
+
+
+def _measure_reference(session: Session) -> None:
+    """Write the losses with which the lessons begin; null for one that is not finite."""
+    better = better_of(session)
+    planned = set(session.plan.entry_rows) & better.keys()
+    rows = sorted({row for bad in planned for row in (bad, better[bad]) if row is not None})
+    losses: dict[str, float | None] = {}
+    for start in range(0, len(rows), VALIDATION_DOCUMENTS):
+        session.heartbeat.beat(Beat.VALIDATING)
+        part = rows[start:][:VALIDATION_DOCUMENTS]
+        scores = session.exchange.nll(read_documents(session.snapshot, part))
+        losses |= {str(row): nll if math.isfinite(nll) else None for row, nll in zip(part, scores, strict=True)}
+    write_json(session.folder / REFERENCE, {"schema": 1, "nll": losses})
+
+
+def _read_reference(session: Session) -> None:
+    known = read_json(session.folder / REFERENCE)["nll"] if session.ranks.is_first else {}
+    known = session.ranks.agree(known, dict)
+    session.reference = {int(row): nll for row, nll in known.items() if nll is not None}
+
+
+def better_of(session: Session) -> dict[int, int | None]:
+    """Return bad row -> the row that it is compared with, None for a bad answer alone."""
+    return {answer.row: answer.better for answer in session.snapshot.bad_rows()}
+
+
+def rate_and_weights(session: Session, documents: list[Document]) -> tuple[float, Weighed]:
+    """Return the learning rate of the next step and its documents, weighed where the lessons have begun."""
+    step, lessons_from = session.state.step, session.plan.lessons_from
+    if lessons_from is None or step < lessons_from:
+        return learning_rate(session.config, step, lessons_from or session.num_steps), Weighed(documents, 0.0)
+    assert session.reference is not None
+    rate = RATE * learning_rate(session.config, step - lessons_from, session.num_steps - lessons_from)
+    return rate, weigh(documents, better_of(session), session.reference, session.exchange.nll)
+
+
+def skip_to_lessons(session: Session) -> bool:
+    """Go on with the lessons where training before them gains nothing any more. Return whether there are any."""
+    step, lessons_from = session.state.step, session.plan.lessons_from
+    if lessons_from is None or step >= lessons_from:
+        return False
+    rows = sorted({row for number in range(step, lessons_from) for row in session.plan.steps[number].rows})
+    amendment = Amendment(step, tuple(rows), EARLY, lessons_from)
+    append_amendment(session.folder, amendment)
+    session.plan = session.plan.amended(amendment)
+    session.state = replace(session.state, step=lessons_from, without_gain=0)
+    return True
+
+
+def check_lessons(session: Session, loss: float) -> None:
+    """End the lessons when the validation rows have lost more than MAX_LOSS_RISE since they began.
+
+    Until then the newest step is the best one, so the adapter is that of the last step within the bound.
+    """
+    state = session.state
+    assert state.start_loss is not None
+    if loss > state.start_loss + MAX_LOSS_RISE:
+        reason = f"the loss of good rows rose from {state.start_loss:.4f} to {loss:.4f}"
+        journal(session, "stopped_early", step=state.step, reason=reason)
+        session.state = replace(state, stopped_early=True)
+        return
+    session.state = replace(state, best={"step": state.step, "loss": loss})
+    save(session)

@@ -1,10 +1,10 @@
-"""An open run: its folder, plan, snapshot and model, and how it is restored, saved and finished.
+"""An open run: its folder, plan, snapshot and model, and how it is restored, journaled, saved and finished.
 
 The loop is in loop.py.
 """
 
-import contextlib
 import functools
+import importlib.util
 import math
 import os
 import time
@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hivetune.base.disk import read_json, write_json
 from hivetune.base.journal import Journal, read_journal
 from hivetune.base.typed import from_plain
 from hivetune.config import RunConfig
@@ -28,30 +27,31 @@ from hivetune.process.launch import supervision
 from hivetune.process.protocol import Beat, Train
 from hivetune.run import checkpoints
 from hivetune.run.choices import Choices
-from hivetune.run.folder import METRICS, REFERENCE, ROW_LOSSES, read_resolved
+from hivetune.run.figures import TENSORBOARD, point_of
+from hivetune.run.folder import METRICS, ROW_LOSSES, read_resolved
 from hivetune.train.plan.layout import trim_rows
 from hivetune.train.plan.memory import setup_of_run
 from hivetune.train.plan.speed import micro_batch_shapes, rate_key, step_flops
 from hivetune.train.plan.steps import Plan, read_plan
+from hivetune.train.worker.check import check_products
 from hivetune.train.worker.checkpoint import Saver, TrainState, kept_adapter, load_newest_good
 from hivetune.train.worker.device import default_threads, peak_memory_bytes, start_with, with_changes, with_threads
 from hivetune.train.worker.exchange.exchange import Exchange, open_exchange, open_ranks, with_packs
 from hivetune.train.worker.exchange.grid import FIRST_EXPONENT
 from hivetune.train.worker.exchange.ranks import Ranks
-from hivetune.train.worker.measure import canary
 from hivetune.train.worker.model.adapter import base_name, begin, fill, is_as_begun, same_views, write_adapter
 from hivetune.train.worker.model.load import load_model
-from hivetune.train.worker.model.protocol import LoraModel, read_documents
+from hivetune.train.worker.model.protocol import LoraModel
 from hivetune.train.worker.optimizer import AdamW
 from hivetune.train.worker.settle import refuse_full_memory, settle
-from hivetune.train.worker.tensorboard import EventFiles
-from hivetune.train.worker.validation import VALIDATION_DOCUMENTS, Scored, choose_sample, score_rows
-from hivetune.train.worker.watch import LossHistory
+from hivetune.train.worker.watch import LossHistory, Scored, choose_sample, score_rows
 
 VALIDATIONS = 10
+VALIDATION_ROWS = 48  # the most of a validation during training
 # The steps from which a run's rate is taken.
 STEPS_RATED = 50
-VALIDATION_ROWS = 48  # the most of a validation during training
+# Between two tests of the device's products: all since the last one is doubtful when they fail.
+CANARY_EVERY_S = 600.0
 
 
 class StepNotFinite(HivetuneError):
@@ -80,13 +80,9 @@ class LoopState:
     grid: int = FIRST_EXPONENT
 
 
-# Fields that every checkpoint holds; the others may be missing, which means "as at the start".
-_IN_EVERY_LOOP = frozenset({"updates", "without_gain", "stopped_early", "history"})
-
-
 @dataclass
 class Session:
-    """A run as its worker has it open. Only `plan` is ever replaced, by its amended self."""
+    """A run as its worker has it open. `plan` is replaced by its amended self, `state` by that of the newest step."""
 
     folder: Path
     model_folder: Path
@@ -97,7 +93,7 @@ class Session:
     optimizer: AdamW
     saver: Saver
     metrics: Journal
-    event_files: EventFiles
+    event_files: "EventFiles"
     row_losses: Journal
     ranks: Ranks
     """This process among the run's ranks. Those above 0 have a folder of their own, without checkpoints."""
@@ -106,9 +102,11 @@ class Session:
     validation_rows: Sequence[int]
     sample_rows: Sequence[int]
     """The validation rows that are scored during the run."""
+    state: LoopState = field(default_factory=LoopState)
     reference: Mapping[int, float] | None = None
     """Row -> nll of bad answers and of those that they are compared with, when the lessons began."""
-    numbers_tested: float = -math.inf
+    products_tested: float = -math.inf
+    """When the device's products were tested last, on time.monotonic's clock."""
 
     @property
     def num_steps(self) -> int:
@@ -142,14 +140,7 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
     choices = with_changes(config, ranks.agree(choices, Choices), task.changes)
     device, dtype = start_with(choices, config.memory_share)
     refuse_full_memory(choices)
-    model = load_model(
-        task.model,
-        config.lora,
-        method=config.method,
-        dtype=dtype,
-        device=device,
-        choices=choices,
-    )
+    model = load_model(task.model, config.lora, method=config.method, dtype=dtype, device=device, choices=choices)
     validation_rows = snapshot.rows("validation")
     return Session(
         folder=folder,
@@ -171,88 +162,57 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
     )
 
 
-def restore(session: Session) -> LoopState:
+def restore(session: Session) -> None:
     """Restore weights, optimizer and state of the newest good checkpoint, or of the start; drop later metrics.
 
     Rank 0 reads them and sends them to the others.
     """
-    progress = _read_checkpoint(session) if session.ranks.is_first else LoopState()
-    progress = session.ranks.agree(progress, LoopState, _flat_state(session).values())
+    state = _read_checkpoint(session) if session.ranks.is_first else LoopState()
+    session.state = session.ranks.agree(state, LoopState, _flat_state(session).values())
     # The supervisor reads here which step a worker died in, and which path it took.
-    journal(session, "started", step=progress.step, path=session.model.path, pid=os.getpid(), ranks=session.ranks.size)
+    step, path = session.state.step, session.model.path
+    journal(session, "started", step=step, path=path, pid=os.getpid(), ranks=session.ranks.size)
     if session.ranks.note:
-        journal(session, "problem", step=progress.step, text=session.ranks.note)
-    return progress
+        journal(session, "problem", step=step, text=session.ranks.note)
 
 
 def _read_checkpoint(session: Session) -> LoopState:
     begin(session.model.adapter, session.config.lora, session.config.seed, session.model_folder)
     session.optimizer.exp_avg_N.zero_()
     session.optimizer.exp_avg_sq_N.zero_()
-    state, problems = load_newest_good(session.folder, check=_progress_of)
-    progress = LoopState()
-    if state is not None:
-        if (state.plan_sha256, state.settings_hash) != (session.plan.sha256, session.plan.settings_hash):
+    saved, problems = load_newest_good(session.folder)
+    state = LoopState()
+    if saved is not None:
+        if (saved.plan_sha256, saved.settings_hash) != (session.plan.sha256, session.plan.settings_hash):
             raise UsageError(
                 f"the checkpoints of {session.folder} belong to another plan", hint="train into another folder"
             )
+        where = checkpoints.folder_of(session.folder, saved.step)
         for kind, flat_N in _flat_state(session).items():
-            for name, view in same_views(flat_N, session.model.adapter).items():
-                tensor = getattr(state, kind).get(name)
-                if tensor is None or tensor.shape != view.shape:  # copy_ would broadcast [1, R] into [O, R] in silence
-                    shape = "missing" if tensor is None else list(tensor.shape)
-                    where = checkpoints.folder_of(session.folder, state.step)
-                    raise UsageError(
-                        f"{where}: {kind}/{name} is {shape}, the model needs {list(view.shape)}",
-                        hint="restore the checkpoint from a copy, or delete its folder to use the previous one",
-                    )
-                view.copy_(tensor)
-        progress = _progress_of(state)
-    _take_back(session.metrics, session.folder / METRICS, progress.step)
-    _take_back(session.row_losses, session.folder / ROW_LOSSES, progress.step)
-    session.event_files.begin(progress.step)
+            fill(same_views(flat_N, session.model.adapter), getattr(saved, kind), f"{where}: {kind}")
+        state = from_plain(LoopState, {**saved.loop, "step": saved.step, "best": saved.best})
+    _take_back(session.metrics, session.folder / METRICS, state.step)
+    _take_back(session.row_losses, session.folder / ROW_LOSSES, state.step)
+    session.event_files.begin(state.step)
     for problem in problems:
-        journal(session, "problem", step=progress.step, text=problem)
-    return progress
+        journal(session, "problem", step=state.step, text=problem)
+    return state
 
 
-def _progress_of(state: TrainState) -> LoopState:
-    """Return what the loop knew. Raises ValueError where the checkpoint does not hold it."""
-    missing = _IN_EVERY_LOOP - state.loop.keys()
-    if missing:
-        raise ValueError(f"{checkpoints.STATE}: its loop has no {min(missing)!r}")
-    return from_plain(LoopState, {**state.loop, "step": state.step, "best": state.best})
+def _take_back(journal: Journal, path: Path, step: int) -> None:
+    """Remove the measurements after `step`: these steps are repeated. Other processes use the same journal."""
+    entries = list(read_journal(path))
+    remaining = [entry for entry in entries if entry.get("step", 0) <= step]
+    if len(remaining) < len(entries):
+        journal.replace(remaining)
 
 
-def better_of(session: Session) -> dict[int, int | None]:
-    """Return bad row -> the row that it is compared with, None for a bad answer alone."""
-    return {answer.row: answer.better for answer in session.snapshot.bad_rows()}
-
-
-def read_reference(session: Session, step: int, *, anew: bool) -> None:
-    """Read the losses with which the lessons began, measured first if they begin now (`anew`)."""
-    path = session.folder / REFERENCE
-    if anew:
-        better = better_of(session)
-        planned = set(session.plan.entry_rows) & better.keys()
-        rows = sorted({row for bad in planned for row in (bad, better[bad]) if row is not None})
-        losses: dict[str, float | None] = {}
-        for start in range(0, len(rows), VALIDATION_DOCUMENTS):
-            session.heartbeat.beat(Beat.VALIDATING)
-            part = rows[start:][:VALIDATION_DOCUMENTS]
-            scores = session.exchange.nll(read_documents(session.snapshot, part))
-            losses |= {str(row): nll if math.isfinite(nll) else None for row, nll in zip(part, scores, strict=True)}
-        write_json(path, {"schema": 1, "nll": losses})
-    known = session.ranks.agree(read_json(path)["nll"] if session.ranks.is_first else {}, dict)
-    session.reference = {int(row): nll for row, nll in known.items() if nll is not None}
-
-
-def score_held_out(session: Session, step: int, rows: Sequence[int], event: str = "validation") -> Scored:
-    """Score validation rows with the model's current adapter and journal it.
+def score_held_out(session: Session, rows: Sequence[int], event: str = "validation", step: int | None = None) -> Scored:
+    """Score validation rows with the model's current adapter and journal it; `step`: the adapter's, if not the newest.
 
     Raises StepNotFinite when no loss is finite.
     """
-    started, of = time.perf_counter(), len(session.validation_rows)
+    started, of, step = time.perf_counter(), len(session.validation_rows), session.state.step if step is None else step
     beat = functools.partial(session.heartbeat.beat, Beat.VALIDATING)
     scored, nll = score_rows(session.exchange.nll, session.snapshot, rows, of, beat)
     if scored is None:
@@ -262,39 +222,61 @@ def score_held_out(session: Session, step: int, rows: Sequence[int], event: str 
     return scored
 
 
-def compare_products(session: Session, step: int, *, every_s: float = canary.EVERY_S) -> None:
+def run_canary(session: Session, *, every_s: float = CANARY_EVERY_S) -> None:
     """Test products at the run's own shapes, if the last test was `every_s` ago. Raises CanaryFailed.
 
     The supervisor reads in the journal at which step they last passed: when they fail, checkpoints after it are
     doubtful.
     """
-    if time.monotonic() - session.numbers_tested < every_s:
+    if time.monotonic() - session.products_tested < every_s:
         return
     started = time.perf_counter()
-    products = canary.check_model(session.model)
-    session.numbers_tested = time.monotonic()
-    journal(session, "canary", step=step, passed=True, products=products, started=started)
+    products = check_products(session.model)
+    session.products_tested = time.monotonic()
+    journal(session, "canary", step=session.state.step, passed=True, products=products, started=started)
 
 
-def save_when_due(session: Session, progress: LoopState) -> None:
-    """Save if it is due. A disk that fails does not stop training: it is journaled, and tried again later."""
-    if session.ranks.is_first and session.saver.due:
-        with contextlib.suppress(OSError):
-            save_now(session, progress)
+def save(session: Session, *, only_when_due: bool = False) -> None:
+    """Save and journal it. Raises OSError: what must not be lost can't be kept.
 
-
-def save_now(session: Session, progress: LoopState) -> None:
-    """Save and journal it. Raises OSError: what must not be lost can't be kept."""
+    `only_when_due`: a disk that fails does not stop training: it is journaled, and tried again later.
+    """
+    if only_when_due and not (session.ranks.is_first and session.saver.due):
+        return
     session.heartbeat.beat(Beat.SAVING)
     if not session.ranks.is_first:
         return
-    started = time.perf_counter()
+    started, step = time.perf_counter(), session.state.step
     try:
-        session.saver.save(_state(session, progress))
+        session.saver.save(_state_to_save(session))
     except OSError as error:
-        journal(session, "save_failed", step=progress.step, started=started, error=str(error))
+        journal(session, "save_failed", step=step, started=started, error=str(error))
+        if only_when_due:
+            return
         raise
-    journal(session, "saved", step=progress.step, started=started)
+    journal(session, "saved", step=step, started=started)
+
+
+def _state_to_save(session: Session) -> TrainState:
+    """Return the state for a checkpoint.
+
+    It holds nothing that differs between two runs of one plan: no clock, host or speed.
+    """
+    loop = asdict(session.state)
+    flat = _flat_state(session)
+    return TrainState(
+        step=loop.pop("step"),
+        **{kind: same_views(flat_N, session.model.adapter) for kind, flat_N in flat.items()},
+        best=loop.pop("best"),
+        plan_sha256=session.plan.sha256,
+        settings_hash=session.plan.settings_hash,
+        loop=loop,
+    )
+
+
+def _flat_state(session: Session) -> dict[str, Tensor]:
+    optimizer = session.optimizer
+    return {"param": session.model.master_N, "exp_avg": optimizer.exp_avg_N, "exp_avg_sq": optimizer.exp_avg_sq_N}
 
 
 def journal(session: Session, event: str, *, started: float | None = None, **fields: Any) -> None:
@@ -305,58 +287,109 @@ def journal(session: Session, event: str, *, started: float | None = None, **fie
     session.event_files.write(event, time.time(), fields)
 
 
-def finish(session: Session, progress: LoopState) -> dict[str, Any]:
+class EventFiles:
+    """The figures of a run as TensorBoard's own event files below the run (`report_to: [tensorboard]`).
+
+    A resumed run continues them: readers drop the steps that are made again. Nothing is written where `tensorboard` is
+    not among the targets or its package is not installed, and nothing more after an error: a full disk stops the
+    figures, never the run.
+    """
+
+    def __init__(self, run: Path, targets: list[Any]):
+        self._folder = run / TENSORBOARD
+        self._wanted = "tensorboard" in targets and importlib.util.find_spec("tensorboard") is not None
+        self._writer: Any = None
+
+    def begin(self, step: int) -> None:
+        """Begin a file after `step` finished steps."""
+        if not self._wanted:
+            return
+        from torch.utils.tensorboard import SummaryWriter  # takes a second
+
+        self.close()
+        try:
+            self._writer = SummaryWriter(str(self._folder), purge_step=step + 1)
+        except OSError:
+            self._wanted = False
+
+    def write(self, event: str, time_s: float, fields: Mapping[str, Any]) -> None:
+        """Write the values of one line of metrics.jsonl."""
+        point = point_of({**fields, "event": event, "time": time_s}) if self._writer is not None else None
+        if point is None:
+            return
+        try:
+            for name, value in point.values.items():
+                self._writer.add_scalar(name, value, point.step, point.time_s)
+        except OSError:
+            self._writer, self._wanted = None, False
+
+    def close(self) -> None:
+        """Write the rest."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            try:
+                writer.close()
+            except OSError:
+                self._wanted = False
+
+
+def keep_best(session: Session) -> tuple[Mapping[str, Tensor], int]:
+    """Return the adapter that the run would keep now, and its step; journal where the best can't be read."""
+    state = session.state
+    adapter, step, problem = kept_adapter(session.folder, session.model.adapter, state.step, state.best)
+    if problem:
+        journal(session, "problem", step=state.step, text=problem)
+    return adapter, step
+
+
+def finish(session: Session) -> dict[str, Any]:
     """Save, write the adapter (the best by validation, else the last), and return the run's result.
 
     Raises StepNotFinite for an adapter that is still what it was at the start after updates were made, and DataRefused
     when the plan ended and none of its rows could be trained: neither is a success.
     """
-    compare_products(session, progress.step, every_s=0)
-    save_now(session, progress)
-    is_done = progress.stopped_early or progress.step == session.num_steps
-    if is_done and not progress.updates:
+    run_canary(session, every_s=0)
+    save(session)
+    state, model, is_first = session.state, session.model, session.ranks.is_first
+    is_done = state.stopped_early or state.step == session.num_steps
+    if is_done and not state.updates:
         raise DataRefused(
             f"{session.folder}: nothing was trained, every row was quarantined", hint="see amendments.jsonl"
         )
-    adapter_step = progress.step
-    if progress.updates and session.ranks.is_first:
-        if is_as_begun(session.model.adapter, session.config.lora):
-            raise StepNotFinite(f"after {progress.updates} updates the adapter is what it was at the start")
-        adapter, adapter_step, problem = kept_adapter(
-            session.folder, session.model.adapter, progress.step, progress.best
-        )
-        if problem:
-            journal(session, "problem", step=progress.step, text=problem)
+    adapter_step = state.step
+    if state.updates and is_first:
+        if is_as_begun(model.adapter, session.config.lora):
+            raise StepNotFinite(f"after {state.updates} updates the adapter is what it was at the start")
+        adapter, adapter_step = keep_best(session)
         write_adapter(session.folder, adapter, session.config.lora, *base_name(session.model_folder))
     whole = None
     if is_done and len(session.sample_rows) < len(session.validation_rows):
-        if session.ranks.is_first:
-            fill(session.model.adapter, dict(adapter), "the adapter that is kept")
-        adapter_step = session.ranks.agree(adapter_step, int, [session.model.master_N])
-        whole = score_held_out(session, adapter_step, session.validation_rows, "held_out")
-    session.row_losses.close()
-    session.metrics.close()
-    session.event_files.close()
-    if not session.ranks.is_first:
-        return {"steps": progress.step}
+        if is_first:
+            fill(model.adapter, dict(adapter), "the adapter that is kept")
+        adapter_step = session.ranks.agree(adapter_step, int, [model.master_N])
+        whole = score_held_out(session, session.validation_rows, "held_out", adapter_step)
+    for written in (session.row_losses, session.metrics, session.event_files):
+        written.close()
+    if not is_first:
+        return {"steps": state.step}
     metrics = list(read_journal(session.folder / METRICS))
     return {
         "status": "done" if is_done else "stopped",
-        "steps": progress.step,
+        "steps": state.step,
         "steps_planned": session.num_steps,
-        "stopped_early": progress.stopped_early,
-        "best": progress.best,
+        "stopped_early": state.stopped_early,
+        "best": state.best,
         "held_out": None if whole is None else {"loss": whole.loss, "rows": whole.rows},
-        "adapter_step": adapter_step if progress.updates else None,
-        "adapter_weights": session.model.master_N.numel(),
+        "adapter_step": adapter_step if state.updates else None,
+        "adapter_weights": model.master_N.numel(),
         **_totals(metrics),
-        "peak_memory_bytes": peak_memory_bytes(session.model.device),
+        "peak_memory_bytes": peak_memory_bytes(model.device),
         "rate": _rate(session, metrics),
-        "path": session.model.path,
-        "why": session.model.why,
-        "kernels": session.model.kernels,
-        "device": str(session.model.device),
-        "dtype": str(session.model.dtype).removeprefix("torch."),
+        "path": model.path,
+        "why": model.why,
+        "kernels": model.kernels,
+        "device": str(model.device),
+        "dtype": str(model.dtype).removeprefix("torch."),
     }
 
 
@@ -381,38 +414,6 @@ def _rate(session: Session, metrics: Sequence[Mapping[str, Any]]) -> dict[str, A
         )
     )
     return {"key": rate_key(setup), "flops_per_s": flops / sum(entry["seconds"] for entry in steps)}
-
-
-def _state(session: Session, progress: LoopState) -> TrainState:
-    """Return the state for a checkpoint.
-
-    It holds nothing that differs between two runs of one plan: no clock, host or speed.
-    """
-    flat = _flat_state(session)
-    loop = asdict(progress)
-    for key in ("step", "best"):
-        del loop[key]
-    return TrainState(
-        step=progress.step,
-        **{kind: same_views(flat_N, session.model.adapter) for kind, flat_N in flat.items()},
-        best=progress.best,
-        plan_sha256=session.plan.sha256,
-        settings_hash=session.plan.settings_hash,
-        loop=loop,
-    )
-
-
-def _flat_state(session: Session) -> dict[str, Tensor]:
-    optimizer = session.optimizer
-    return {"param": session.model.master_N, "exp_avg": optimizer.exp_avg_N, "exp_avg_sq": optimizer.exp_avg_sq_N}
-
-
-def _take_back(journal: Journal, path: Path, step: int) -> None:
-    """Remove the measurements after `step`: these steps are repeated. Other processes use the same journal."""
-    entries = list(read_journal(path))
-    remaining = [entry for entry in entries if entry.get("step", 0) <= step]
-    if len(remaining) < len(entries):
-        journal.replace(remaining)
 
 
 def _totals(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -28,13 +28,8 @@ from hivetune.train.plan.layout import trim_rows
 from hivetune.train.plan.memory import STREAM_BUFFERS, TrainingSetup, predict_peak, setup_of_run
 from hivetune.train.plan.steps import Plan
 from hivetune.train.worker import model as engine
-from hivetune.train.worker.device import (
-    complete,
-    free_memory_bytes,
-    start_with,
-    with_threads,
-)
-from hivetune.train.worker.measure.agreement import MAX_LAYERS_COMPARED, TOKENS, check_documents, right_choices
+from hivetune.train.worker.check import MAX_LAYERS_COMPARED, TOKENS, check_documents, right_choices
+from hivetune.train.worker.device import complete, free_memory_bytes, start_with, with_threads
 from hivetune.train.worker.model.load import is_known, load_model
 from hivetune.train.worker.model.protocol import LoraModel
 
@@ -142,9 +137,8 @@ def unstreamed(config: RunConfig, settled: Choices, model: Path, plan: Plan, sna
     """
     if not settled.streamed:
         return settled
-    whole = replace(settled, streamed=None, stream_from=None)
     try:
-        return _with_form(config, whole, model, plan, snapshot)
+        return _with_form(config, replace(settled, streamed=None), model, plan, snapshot)
     except DoesNotFit as error:
         why = f"only the fast path streams layers, and {settled.path_why}: {error.message}"
         raise DoesNotFit(why, hint=error.hint) from None

@@ -1,20 +1,19 @@
-"""The watch over a step's numbers: what makes its loss and gradient norm unfit for an update, and which rows caused it.
+"""The watch over a run's numbers: a step's loss and gradient norm before its update, and the loss on held-out rows.
 
-First pure functions on plain numbers, which the loop journals; then the search for the rows of a batch that are not
-finite, by replay inside the worker. A missing number is a failure, never 0.
-
-Shapes: L positions of a document.
+Functions on plain numbers, which the loop journals. A missing number is a failure, never 0. Held-out rows are scored on
+a sample during a run, and all of them for the adapter that is kept.
 """
 
 import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 
-from hivetune.train.worker.model.protocol import Document, LoraModel
+from hivetune.data.snapshot import Snapshot
+from hivetune.train.plan.steps import spread_sample
+from hivetune.train.worker.model.protocol import Document, read_documents
 
 WINDOW = 64
 # Fewer losses than this do not show what is usual.
@@ -28,9 +27,12 @@ LASTING_Z, LASTING_STEPS = 6.0, 3
 MAX_ROLLBACKS = 2
 # Steps before the first high loss that are suspected too: the update that did the damage came earlier.
 STEPS_BEFORE = 1
-PADDING = 64
-
-T = TypeVar("T")
+# The reason of the amendment that skips steps before the lessons (lessons.py); no rollback.
+EARLY = "validation stopped improving"
+# So many documents are scored together: their prefixes are shared. Then the supervisor gets a heartbeat.
+VALIDATION_DOCUMENTS = 64
+# The first tokens of a row stand for its kind: rows of one agent have its system prompt in common.
+KIND_TOKENS = 32
 
 
 class LossDiverged(ArithmeticError):
@@ -104,64 +106,61 @@ def _spike(step: int, num_high: int, reason: str) -> Spike:
 
 
 @dataclass(frozen=True)
-class BadRows:
-    """The rows that a replay found.
+class Scored:
+    """The loss of scored rows. loss: nats per trained token.
 
-    `rows`: not finite each time and at any length, so it is the row. `kernel`: finite at another length, so it is the
-    arithmetic of this shape. `flaky`: finite when computed again, so it is the machine.
+    error: one standard error of the loss, as an estimate of the loss of `of` rows; 0 where all of them were scored.
+    not_finite: rows that are left out of it.
     """
 
-    rows: tuple[int, ...] = ()
-    kernel: tuple[int, ...] = ()
-    flaky: tuple[int, ...] = ()
+    loss: float
+    error: float
+    tokens: int
+    rows: int
+    of: int
+    not_finite: tuple[int, ...]
 
 
-def split_out(items: Sequence[T], is_bad: Callable[[Sequence[T]], bool]) -> list[T]:
-    """Return the items that are bad alone, in order, by halving the bad parts: about k * log2(n) calls for k of n.
+def choose_sample(snapshot: Snapshot, rows: Sequence[int], most: int) -> list[int]:
+    """Return a sample of `rows`, sorted by their beginnings, then by their number of trained tokens."""
+    return spread_sample(
+        rows, most, lambda row: (snapshot.tokens(row)[:KIND_TOKENS].tobytes(), snapshot.num_trained(row))
+    )
 
-    What is bad only together is not found: the list is empty then.
+
+def score_rows(
+    score: Callable[[list[Document]], list[float]],
+    snapshot: Snapshot,
+    rows: Sequence[int],
+    of: int,
+    beat: Callable[[], None],
+) -> tuple[Scored | None, dict[int, float]]:
+    """Score `rows`. Return the result, None where no loss is finite, and the nll of each row that has one.
+
+    `score` returns the nll of each document. `of`: how many rows these stand for. `beat` is called before each part.
+    The error is that of a ratio of two sums over a simple sample (Cochran, chapter 6), without replacement. The sample
+    is spread over kinds, which makes the true error smaller.
     """
-    if not items or not is_bad(items):
-        return []
-    if len(items) == 1:
-        return [items[0]]
-    half = len(items) // 2
-    return split_out(items[:half], is_bad) + split_out(items[half:], is_bad)
-
-
-def find_bad_rows(model: LoraModel, documents: Sequence[Document]) -> BadRows:
-    """Return which documents of a step are not finite, and whether the rows or the arithmetic cause it.
-
-    Leaves `grad_N` zero and torch's generators as they were; the weights are only read.
-    """
-    rows: list[int] = []
-    kernel: list[int] = []
-    flaky: list[int] = []
-    with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
-        for document in split_out(documents, lambda some: not is_finite_step(model, some)):
-            if is_finite_step(model, [document]):
-                flaky.append(document.row)
-            elif is_finite_step(model, [padded(document)]):
-                kernel.append(document.row)
+    sums = torch.zeros(6, dtype=torch.float64)
+    left_out: list[int] = []
+    losses: dict[int, float] = {}
+    ordered = sorted(
+        rows, key=lambda row: snapshot.tokens(row).tobytes()
+    )  # rows that share a prefix are scored together
+    for start in range(0, len(ordered), VALIDATION_DOCUMENTS):
+        beat()
+        documents = read_documents(snapshot, ordered[start:][:VALIDATION_DOCUMENTS])
+        for document, nll in zip(documents, score(documents), strict=True):
+            tokens = float(document.trained_L.sum())
+            if math.isfinite(nll):
+                losses[document.row] = nll
+                sums += torch.tensor([1, nll, tokens, nll * nll, nll * tokens, tokens * tokens], dtype=torch.float64)
             else:
-                rows.append(document.row)
-    return BadRows(tuple(rows), tuple(kernel), tuple(flaky))
-
-
-def is_finite_step(model: LoraModel, documents: Sequence[Document]) -> bool:
-    """Return whether loss and gradient of these documents alone are finite. `grad_N` is zero afterwards."""
-    model.grad_N.zero_()
-    finite = bool(torch.isfinite(model.backward(documents, 1.0))) and bool(torch.isfinite(model.grad_N).all())
-    model.grad_N.zero_()
-    return finite
-
-
-def padded(document: Document) -> Document:
-    """Return the document with untrained tokens behind it, up to the next but one multiple of 64.
-
-    Its shapes differ; in a causal model its loss and gradient do not.
-    """
-    extra = 2 * PADDING - document.tokens_L.numel() % PADDING
-    tokens_L = torch.cat([document.tokens_L, document.tokens_L[-1:].expand(extra)])
-    trained_L = torch.cat([document.trained_L, torch.zeros(extra, dtype=torch.bool, device=tokens_L.device)])
-    return document._replace(tokens_L=tokens_L, trained_L=trained_L)
+                left_out.append(document.row)
+    count, nll_sum, tokens_sum, squares, crossed, tokens_squares = sums.tolist()
+    if tokens_sum == 0:
+        return None, losses
+    loss = nll_sum / tokens_sum
+    spread = max(0.0, squares - 2 * loss * crossed + loss * loss * tokens_squares) / max(1.0, count - 1)
+    error = math.sqrt(max(0.0, 1 - count / max(of, 1)) * spread / count) * count / tokens_sum
+    return Scored(loss, error, int(tokens_sum), int(count), of, tuple(left_out)), losses

@@ -11,7 +11,7 @@ from train.worker.models import documents, random_adapter, write_model
 from hivetune.config import LoraConfig
 from hivetune.run.choices import Choices
 from hivetune.train.plan.layout import make_layout, trim_document
-from hivetune.train.worker.model.fast.kernels.native import NativeOps
+from hivetune.train.worker.model.fast.backend import NativeOps
 from hivetune.train.worker.model.fast.model import FastModel, drop_keys
 from hivetune.train.worker.model.fast.ops import Drop, TorchOps
 from hivetune.train.worker.model.memory import Workspace
@@ -44,9 +44,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return write_model(tmp_path_factory.mktemp("model"), request.param)
 
 
-@pytest.mark.parametrize(
-    "choices", [{"share_prefixes": False}, {"budget_tokens": 40}, {"recompute": 2}, {"token_multiple": 16}], ids=str
-)
+@pytest.mark.parametrize("choices", [{"share_prefixes": False}, {"budget_tokens": 40}, {"recompute": 2}], ids=str)
 def test_how_a_step_is_cut_changes_no_mask(folder: Path, choices: dict[str, Any]) -> None:
     docs = documents()
     assert difference(step(load(folder, **choices), docs), step(load(folder), docs)) < SAME

@@ -49,8 +49,6 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
         {"budget_tokens": 40},
         {"budget_tokens": 60, "share_prefixes": False},
         *({"recompute": layers} for layers in (1, 2, 3)),
-        {"token_multiple": 16},
-        {"token_multiple": 256},
     ],
     ids=str,
 )
@@ -66,13 +64,15 @@ def test_how_logits_are_cut_changes_nothing(folder: Path, rows: int, monkeypatch
     assert difference(step(folder, documents()), whole) < SAME
 
 
-@pytest.mark.parametrize("multiple", [16, 64])
-def test_filling_up_changes_nothing_where_each_row_predicts_one_token(folder: Path, multiple: int) -> None:
-    """Then entries are taken for rows in order; documents that share nothing, as most are."""
-    docs = [Document(row, torch.arange(row, row + 11 + row), torch.arange(11 + row) >= 5) for row in range(20, 24)]
-    assert difference(step(folder, docs, token_multiple=multiple), step(folder, docs)) < SAME
-    plain, filled = load(folder).nll(docs), load(folder, token_multiple=multiple).nll(docs)
-    assert difference(filled, plain) < SAME
+@pytest.mark.parametrize("multiple", [16, 64, 256])
+@pytest.mark.parametrize("alike", [False, True])
+def test_filling_up_changes_nothing(folder: Path, multiple: int, alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each row predicts one token, entries are taken for rows in order; such documents share nothing."""
+    apart = [Document(row, torch.arange(row, row + 11 + row), torch.arange(11 + row) >= 5) for row in range(20, 24)]
+    docs = documents() if alike else apart
+    plain, whole = load(folder).nll(docs), step(folder, docs)
+    monkeypatch.setattr(passes, "token_multiple", lambda *_: multiple)
+    assert difference(step(folder, docs), whole) < SAME and difference(load(folder).nll(docs), plain) < SAME
 
 
 def test_order_of_documents_changes_nothing(folder: Path) -> None:

@@ -15,13 +15,17 @@ from hivetune.config import LoraConfig
 from hivetune.errors import MachineNotFit
 from hivetune.run.choices import Choices
 from hivetune.train.plan.layout import TrimmedDocument, make_layout
-from hivetune.train.worker.model.fast.attention import TorchAttention, segment_tables
-from hivetune.train.worker.model.fast.computing import by_onednn
+from hivetune.train.worker.model.fast.backend import (
+    PIECE_KEYS,
+    NativeAttention,
+    NativeOps,
+    by_native,
+    by_onednn,
+    kernels_for,
+)
 from hivetune.train.worker.model.fast.kernels import build
-from hivetune.train.worker.model.fast.kernels.calls import kernels_for
-from hivetune.train.worker.model.fast.kernels.native import PIECE_KEYS, NativeAttention, NativeOps, by_native
 from hivetune.train.worker.model.fast.model import FastModel
-from hivetune.train.worker.model.fast.ops import TorchOps
+from hivetune.train.worker.model.fast.ops import TorchAttention, TorchOps, segment_tables
 from hivetune.train.worker.model.fast.weights import Group, Member
 from hivetune.train.worker.model.memory import Workspace, mm, wide_of
 

@@ -13,11 +13,9 @@ from train.worker.models import documents, each_family, random_adapter, write_mo
 from hivetune.config import LoraConfig
 from hivetune.errors import UsageError
 from hivetune.run.choices import Choices
-from hivetune.train.worker.measure.agreement import answer, difference
-from hivetune.train.worker.model.fast import files
-from hivetune.train.worker.model.fast import weights as read
+from hivetune.train.worker.check import answer, difference
 from hivetune.train.worker.model.fast.model import FastModel
-from hivetune.train.worker.model.fast.stream import LayerStream
+from hivetune.train.worker.model.fast.weights import LayerStream
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import LoraModel
 
@@ -57,12 +55,9 @@ def assert_same_bits(found: list[torch.Tensor], expected: list[torch.Tensor]) ->
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("way", ["files", "memory", "disk"])
-@pytest.mark.parametrize("streamed", [1, 3, 4, 6, LAYERS])
-def test_the_same_bits(folder: Path, streamed: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A card's ways too, with the processor as the device that copies go to."""
+@pytest.mark.parametrize("streamed", [1, 3, 4, LAYERS])
+def test_the_same_bits(folder: Path, streamed: int) -> None:
     whole = step(load(folder, recompute=2, budget_tokens=60))
-    monkeypatch.setattr(read, "source_for", lambda *_: way)
     model = load(folder, recompute=2, budget_tokens=60, streamed=streamed)
     assert model.weights.num_replaced == streamed
     assert_same_bits(step(model), whole)
@@ -105,20 +100,16 @@ def test_what_the_forward_pass_left_is_not_read_again(folder: Path, monkeypatch:
     assert counts == [9, 6]
     few = load(folder, streamed=3)
     few.backward(documents(), 1.0)
-    monkeypatch.setattr(files, "read_at", lambda *_: pytest.fail("a layer that is there was read"))
+    monkeypatch.setattr(os, "preadv", lambda *_: pytest.fail("a layer that is there was read"))
     few.backward(documents(), 1.0)
 
 
-@pytest.mark.parametrize("way", ["files", "disk"])
-def test_a_file_that_changes_is_refused(
-    folder: Path, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(read, "source_for", lambda *_: way)
+def test_a_file_that_becomes_shorter_is_refused(folder: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(folder, tmp_path / "model")
     model, weights = load(copy, streamed=6), copy / "model.safetensors"
     model.backward(documents(), 1.0)
     os.truncate(weights, weights.stat().st_size // 2)
-    with pytest.raises(UsageError, match=r"model\.safetensors was changed while a run read weights") as refused:
+    with pytest.raises(UsageError, match=r"model\.safetensors became shorter while a run read weights") as refused:
         model.backward(documents(), 1.0)
     assert "hivetune train" in refused.value.hint
 
@@ -137,7 +128,7 @@ def test_a_disk_that_fails_is_named(folder: Path, monkeypatch: pytest.MonkeyPatc
     def fail(*_: object) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(files, "read_at", fail)
+    monkeypatch.setattr(os, "preadv", fail)
     with pytest.raises(OSError, match=r"\[Errno 5\] Input/output error, while weights were read: .*model.safetensors"):
         model.backward(documents(), 1.0)
 

@@ -1,4 +1,4 @@
-"""The general path: low-rank adapters on any causal model of transformers. It is correct first, and names no model.
+"""The general path: low-rank adapters on any causal model of transformers. Correctness first; no per-model code.
 
 Documents are padded on the right to micro-batches. A causal model's outputs never depend on what comes later, so no
 mask is needed. Logits are computed at trained positions only, in chunks that are recomputed in the backward pass.
@@ -10,7 +10,6 @@ outputs.
 import contextlib
 import functools
 import importlib.util
-import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -33,7 +32,7 @@ from hivetune.models.worker.linears import find_linears
 from hivetune.models.worker.strict import refuse_invented
 from hivetune.run.choices import NO_CHOICES, Choices
 from hivetune.train.worker.model.adapter import allocate, same_views, scaling
-from hivetune.train.worker.model.memory import PADDED_DEVICES, TILE, wide_of
+from hivetune.train.worker.model.memory import PADDED_DEVICES, TILE, mm, wide_of
 from hivetune.train.worker.model.protocol import Document, halved
 
 # A chunk of logits in fp32 takes at most 128 MiB: 680 positions at SmolLM2's 49k tokens, 220 at Qwen's 152k.
@@ -50,11 +49,11 @@ CAPPED = "hivetune_capped"
 class Switch:
     """The state that all adapters of a model share: whether they apply, and whether dropout does.
 
-    Ranks are padded with zeros to a multiple of `rank_multiple` inside the product.
+    Ranks are padded with zeros to a multiple of `rank_multiple`: no factor may be narrower than a card's tile.
     """
 
-    def __init__(self, scale: float, dropout: float, rank_multiple: int):
-        self.scale, self.dropout, self.rank_multiple = scale, dropout, rank_multiple
+    def __init__(self, lora: LoraConfig, rank_multiple: int):
+        self.scale, self.dropout, self.rank_multiple = scaling(lora), lora.dropout, rank_multiple
         self.on, self.training = True, False
 
     @contextlib.contextmanager
@@ -97,13 +96,13 @@ class LoraLinear(nn.Module):
 class GeneralModel:
     """A `LoraModel` (protocol.py) around a transformers module. `module` runs with the adapters in place.
 
-    Choices it reads: budget_tokens, pack_tokens, halvings, recompute, token_multiple, rank_multiple as in
-    fast/model.py; attention is read where the module is loaded.
+    Choices it reads: budget_tokens, pack_tokens, halvings, recompute as in fast/model.py; attention is read where the
+    module is loaded.
     """
 
     path: Literal["fast", "general"] = "general"
     kernels = "transformers"
-    product = staticmethod(torch.mm)
+    multiply = staticmethod(mm)
 
     def __init__(self, module: nn.Module, lora: LoraConfig, choices: Choices, why: str):
         self.module, self.why = module, why
@@ -112,13 +111,11 @@ class GeneralModel:
         self.budget_tokens = choices.budget_tokens or GENERAL_BUDGET_TOKENS
         if choices.pack_tokens is not None:
             self.budget_tokens = min(self.budget_tokens, choices.pack_tokens)
-        self.halvings, self.multiple = choices.halvings or 0, choices.token_multiple or 1
-        self._most_positions = getattr(module.config, "max_position_embeddings", None) or sys.maxsize
+        self.halvings = choices.halvings or 0
         self.adapted = find_linears(module, lora)
         self.master_N, self.adapter = allocate(self.adapted, lora.r, dtype=wide_of(self.dtype), device=self.device)
         self.grad_N = torch.zeros_like(self.master_N)
-        tile = TILE if self.device.type in PADDED_DEVICES else 1  # no factor may be narrower than a kernel's tile
-        self.switch = Switch(scaling(lora), lora.dropout, math.lcm(choices.rank_multiple or 1, tile))
+        self.switch = Switch(lora, TILE if self.device.type in PADDED_DEVICES else 1)
         self._place_adapters()
         _recompute_layers(module, choices.recompute or 0)
         self._chunked = _head_is_plain(module)
@@ -156,7 +153,7 @@ class GeneralModel:
 
     def _nll(self, documents: Sequence[Document]) -> tuple[Tensor, Tensor]:
         """Return nll [M] of every trained token of one padded micro-batch, and which document [M] it belongs to."""
-        length = self._padded(max(len(document.tokens_L) for document in documents))
+        length = max(len(document.tokens_L) for document in documents)
         tokens_BL = torch.stack([F.pad(d.tokens_L, (0, length - len(d.tokens_L))) for d in documents])
         trained_BL = torch.stack([F.pad(d.trained_L, (0, length - len(d.trained_L))) for d in documents])
         owner_M, position_M = trained_BL[:, 1:].nonzero(as_tuple=True)  # position i predicts token i + 1
@@ -177,26 +174,20 @@ class GeneralModel:
         def chunk_nll(hidden_mD: Tensor, target_m: Tensor) -> Tensor:
             return _cross_entropy(head(hidden_mD), target_m)
 
-        trained, missing = len(hidden_MD), -len(hidden_MD) % self.multiple
-        hidden_MD, target_M = F.pad(hidden_MD, (0, 0, 0, missing)), F.pad(target_M, (0, missing))
-        size = max(1, RECOMPUTED_CHUNK_LOGITS // head.weight.shape[0] // self.multiple) * self.multiple
+        size = max(1, RECOMPUTED_CHUNK_LOGITS // head.weight.shape[0])
         chunks = zip(hidden_MD.split(size), target_M.split(size), strict=True)
         if len(hidden_MD) <= size or not torch.is_grad_enabled():
             nll = [chunk_nll(hidden, target) for hidden, target in chunks]
         else:
             nll = [checkpoint(chunk_nll, hidden, target, use_reentrant=False) for hidden, target in chunks]
-        return torch.cat(nll)[:trained]
-
-    def _padded(self, length: int) -> int:
-        """Return the padded length of a micro-batch: its inputs are a multiple, within the model's positions."""
-        return 1 + max(length - 1, min(-(-(length - 1) // self.multiple) * self.multiple, self._most_positions))
+        return torch.cat(nll)
 
     def micro_batches(self, documents: Sequence[Document]) -> list[list[int]]:
         """Return document numbers, longest first, as many as fit the budget when padded. A longer one is alone."""
         lengths = [len(document.tokens_L) for document in documents]
         batches: list[list[int]] = []
         for number in sorted(range(len(documents)), key=lambda number: (-lengths[number], number)):
-            if batches and (len(batches[-1]) + 1) * self._padded(lengths[batches[-1][0]]) <= self.budget_tokens:
+            if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= self.budget_tokens:
                 batches[-1].append(number)
             else:
                 batches.append([number])
@@ -215,18 +206,10 @@ class GeneralModel:
 
 
 def load_general(
-    folder: Path,
-    lora: LoraConfig,
-    *,
-    method: str,
-    dtype: torch.dtype,
-    device: torch.device,
-    choices: Choices = NO_CHOICES,
-    why: str,
-    first_layers: int | None = None,
+    folder: Path, lora: LoraConfig, *, why: str, choices: Choices = NO_CHOICES, **loaded: Any
 ) -> GeneralModel:
-    """Load the model of a prepared folder with adapters of zeros; `method` qlora keeps linear weights as NF4."""
-    module = load_module(folder, dtype=dtype, device=device, choices=choices, method=method, first_layers=first_layers)
+    """Load the model of a prepared folder with adapters of zeros. `loaded`: arguments of `load_module`."""
+    module = load_module(folder, choices=choices, **loaded)
     _check_causal(module)
     return GeneralModel(module, lora, choices, why)
 
@@ -240,7 +223,10 @@ def load_module(
     method: str = "lora",
     first_layers: int | None = None,
 ) -> nn.Module:
-    """Load the bare model, frozen, each tensor read straight into `dtype` on `device`; the first layers if given."""
+    """Load the bare model, frozen, each tensor read straight into `dtype` on `device`; the first layers if given.
+
+    `method` qlora keeps linear weights as NF4.
+    """
     quantization = None
     if method == "qlora":
         require_bitsandbytes()

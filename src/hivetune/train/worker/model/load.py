@@ -35,19 +35,13 @@ def load_model(
     `choices`: of the run; path "general" forces the general path. `first_layers`: without the others, to compare paths.
     Raises UsageError for target modules that the model does not have, MachineNotFit when qlora lacks its package.
     """
-    cause = (choices.path_why or "the choices ask for it") if choices.path == "general" else ""
-    quantized = method == "qlora"
-    cause = cause or ("the base is quantized" if quantized else "")
-    if not cause:
+    if choices.path == "general":
+        cause = choices.path_why or "the choices ask for it"
+    elif method == "qlora":
+        cause = "the base is quantized"
+    else:
         try:
-            return FastModel(
-                folder,
-                lora,
-                dtype=dtype,
-                device=device,
-                choices=choices,
-                first_layers=first_layers,
-            )
+            return FastModel(folder, lora, dtype=dtype, device=device, choices=choices, first_layers=first_layers)
         except NotFast as error:
             cause = str(error)
     # transformers costs 3.5 s of processor time at each start of a worker; the fast path does without.

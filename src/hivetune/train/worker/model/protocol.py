@@ -7,7 +7,7 @@ never means: the caller divides.
 Shapes: L positions of a document, N adapter weights.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -28,10 +28,6 @@ class Document(NamedTuple):
     """What its loss is multiplied by in `backward`; below 0 for a bad answer."""
 
 
-Product = Callable[[Tensor, Tensor], Tensor]
-"""A product of two matrices in torch.mm's form."""
-
-
 class LoraModel(Protocol):
     """A frozen base with low-rank adapters. Everything below is on `device`."""
 
@@ -40,8 +36,6 @@ class LoraModel(Protocol):
     """Why the general path runs; empty on the fast path."""
     kernels: str
     """The kernels that compute: their roundings differ."""
-    product: Product
-    """The product of its large matrices, in torch.mm's form, for the canary."""
     device: torch.device
     dtype: torch.dtype
     master_N: Tensor
@@ -53,6 +47,10 @@ class LoraModel(Protocol):
 
         A name is such as `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`.
         """
+        ...
+
+    def multiply(self, a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
+        """Compute out = a b as its large matrices are multiplied."""
         ...
 
     def backward(self, documents: Sequence[Document], scale: float) -> Tensor:

@@ -3,12 +3,12 @@
 Read it in this order:
 
     spec.py        what a model is made of, by its config.json
-    weights.py     its matrices, merged; their adapters; files.py reads them, stream.py those that do not stay
+    weights.py     its matrices, read, merged and streamed; their adapters
     tables.py      what the host prepares of a micro-batch
     model.py       the whole: documents in, through all layers, the loss and back, gradients out
     layer.py       forward and backward of a layer, by hand
-    ops.py         the work between the products in plain torch; kernels/ in C++
-    attention.py   attention in plain torch
+    ops.py         the work between the products, and attention, in plain torch
+    backend.py     the same by kernels/ in C++, and which of both computes
 
 docs/engine.md explains why it is built so.
 """

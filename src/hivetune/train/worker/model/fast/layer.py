@@ -16,7 +16,7 @@ A name's suffix gives its shape, one letter a dimension:
        last layer the R rows that predict something    H  query heads
     R  as a first letter those rows, as a last letter  W  outputs of a merged matrix, then its rank columns:
        the rank columns of a merged matrix                [q | k | v | ranks], [gate | up | ranks], [D | ranks]
-    E  as a first letter loss entries (passes.py)        N  width of attention's output, H times head size
+    E  as a first letter loss entries (model.py)         N  width of attention's output, H times head size
     n  rows of an inner norm: one per head and token (q, k) or per token; E as its last letter: its columns
 
 Gradients are named d + what they are the gradient of. Buffers live in the Workspace under these names; a slot is the
@@ -33,35 +33,24 @@ layer's number, "again" for layers that are recomputed (they share one set), "on
     h, normed                           act(gate) * up; an inner norm's output   the next use; h recomputed in backward
     x_rows, out_rows                    rows selected in the last layer          the end of that layer's forward;
                                                                                  out_rows again in its backward
-    dx (passes.py), dx_all                gradient of the stream, wide; each       the end of the backward pass
+    dx (model.py), dx_all                 gradient of the stream, wide; each       the end of the backward pass
                                         layer adds to it in place
     dqkv, do, ddown, dgate_up, dout,    gradients inside a layer                 the next layer's backward
     dout_all, dh, dy, dnormed, dnormed_wide
-    logits, entries, dentries (passes.py) one chunk of logits, then its gradient   the next chunk
-    final, final_rstd, nll (passes.py)    the last norm's input; loss of entries   the next micro-batch
+    logits, entries, dentries (model.py)   one chunk of logits, then its gradient   the next chunk
+    final, final_rstd, nll (model.py)      the last norm's input; loss of entries   the next micro-batch
 """
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from hivetune.train.worker.model.fast.ops import Drop, TorchOps, down_gradient, input_gradient, project
+from hivetune.train.worker.model.fast.ops import Attention, Drop, TorchOps, down_gradient, input_gradient, project
 from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.tables import BatchTables
 from hivetune.train.worker.model.fast.weights import Group, Weights
 from hivetune.train.worker.model.memory import Workspace, wide_of
-
-
-class Attention(Protocol):
-    """Attention of one layout; see attention.TorchAttention for what the buffers hold."""
-
-    def forward(self, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, window: int | None) -> None: ...
-
-    def backward(
-        self, dout_TN: Tensor, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, dqkv_TW: Tensor, window: int | None
-    ) -> None: ...
 
 
 @dataclass

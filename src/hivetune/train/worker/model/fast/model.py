@@ -27,7 +27,7 @@ from hivetune.train.plan.layout import (
     trim_document,
 )
 from hivetune.train.worker.model.adapter import scaling
-from hivetune.train.worker.model.fast.computing import backend_of
+from hivetune.train.worker.model.fast.backend import backend_of
 from hivetune.train.worker.model.fast.layer import Saved, Walk, backward_layer, forward_layer
 from hivetune.train.worker.model.fast.ops import Drop
 from hivetune.train.worker.model.fast.spec import ModelSpec, read_spec
@@ -184,11 +184,9 @@ class Passes:
 class FastModel:
     """A `LoraModel` (worker/model/protocol.py) computed by hand.
 
-    Choices it reads: streamed (layers whose weights do not stay), stream_from, budget_tokens (of a micro-batch),
-    pack_tokens (its aim where there are workers), halvings (of each), recompute (layers whose inner state is recomputed
-    in the backward pass), share_prefixes, token_multiple, products (of float32 on a CPU), kernels (native or torch),
-    attention (eager: no fused kernel), rank_multiple (the plain kernels' thin products are padded with zeros to it; the
-    native ones call no library for them).
+    Choices it reads: streamed (layers whose weights do not stay), budget_tokens (of a micro-batch), pack_tokens (its
+    aim where there are workers), halvings (of each), recompute (layers whose inner state is recomputed in the backward
+    pass), products, kernels (native or torch), attention (eager: no fused kernel).
 
     The attribute `kernels` says which run, and why if they are the plain ones. Raises NotFast for a model that the fast
     path does not compute exactly.
@@ -212,12 +210,10 @@ class FastModel:
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self.spec: ModelSpec = read_spec(folder, first_layers)
-        self._backend = backend_of(choices, device, dtype)
-        self._ops, self.kernels, self.product = self._backend.ops, self._backend.kernels, self._backend.product
-        rank_multiple = choices.rank_multiple or 1 if self._ops.name == "torch" else 1
-        columns = -(-lora.r // rank_multiple) * rank_multiple
-        self.weights = read_weights(folder, self.spec, lora, dtype, device, columns=columns, choices=choices)
-        self.master_N, self.grad_N, self.adapter = bind_adapter(self.weights, lora, device, columns=columns)
+        self._ops = backend_of(choices, device, dtype)
+        self.kernels, self.multiply = self._ops.name, self._ops.multiply
+        self.weights = read_weights(folder, self.spec, lora, dtype, device, streamed=choices.streamed or 0)
+        self.master_N, self.grad_N, self.adapter = bind_adapter(self.weights, lora, device)
         self.budget_tokens = choices.budget_tokens or FAST_BUDGET_TOKENS
         self.pack_tokens = choices.pack_tokens
         self.halvings = choices.halvings or 0
@@ -226,7 +222,7 @@ class FastModel:
         self._passes = Passes(self.spec, self.weights, scaling=self._scaling, recompute=recompute)
         self._workspace = Workspace(device)
         precision = str(dtype).removeprefix("torch.")
-        self._pad = multiples_of(choices.token_multiple or token_multiple(device.type, precision, choices.products))
+        self._pad = multiples_of(token_multiple(device.type, precision, choices.products))
         self._share = choices.share_prefixes is not False
 
     def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
@@ -306,7 +302,7 @@ class FastModel:
             self._workspace,
             self.dtype,
             batch,
-            self._backend.attention(batch.layout, batch.attention, self.spec, self._workspace),
+            self._ops.attention(batch.layout, batch.attention, self.spec, self._workspace),
             adapter=adapter,
             drop=None if batch.key_T is None else Drop(batch.key_T, self._lora.dropout, self._workspace),
             scale=scale,
@@ -319,7 +315,7 @@ class FastModel:
 
         `draw`: what dropout's masks follow from besides the rows; None without dropout.
         """
-        attention = self._backend.attention_tables(layout)
+        attention = self._ops.attention_tables(layout)
         keys = None if draw is None else drop_keys(layout, draw)
         tables = lay_tables(layout, self.spec, self.dtype, attention, pad=self._pad, keys=keys)
         return tables if self.device.type == "cpu" else tables.changed(Tensor.pin_memory)  # a card reads it by itself

@@ -1,18 +1,23 @@
-"""The work between matrix products, in plain torch: correct on any device and dtype. native.py must equal it.
+"""The back end in plain torch, correct on any device and dtype: the work between matrix products, and attention.
 
-Every result goes to a buffer of the caller. "Wide" is the dtype of the residual stream, of norms and of every
-reduction: fp32, or fp64 when computing in fp64. Matrices may be columns of a wider buffer (strided rows).
+backend.py computes the same in C++, and must equal it. Every result goes to a buffer of the caller. "Wide" is the dtype
+of the residual stream, of norms and of every reduction: fp32, or fp64 when computing in fp64. Matrices may be columns
+of a wider buffer (strided rows).
 
 Shapes: T tokens, D hidden, N outputs of a merged matrix, R its rank columns, W = N + R, K its inputs, F MLP width, H
-rotated pairs of a head, C rows of logits, V tokens of the vocabulary.
+rotated pairs of a head, C rows of logits, V tokens of the vocabulary. Attention has its own, below.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hivetune.train.plan.layout import Layout
+from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.weights import Group, Member
 from hivetune.train.worker.model.memory import Multiply, Workspace, left_factor, mm, wide_of
 
@@ -35,17 +40,35 @@ class Drop:
         return replace(self, key_T=self.key_T[rows])
 
 
+class Attention(Protocol):
+    """Attention of one layout; see `TorchAttention` for what the buffers hold."""
+
+    def forward(self, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, window: int | None) -> None: ...
+
+    def backward(
+        self, dout_TN: Tensor, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, dqkv_TW: Tensor, window: int | None
+    ) -> None: ...
+
+
 class TorchOps:
     """The operations in plain torch.
 
     `wide_products`: half-precision products can give wide results here; no gradient is rounded on its way then.
-    `multiply`: the large products.
+    `multiply`: the large products. `eager`: attention by two plain products and a softmax, without a fused kernel.
     """
 
     name = "torch"
 
-    def __init__(self, *, wide_products: bool = False, multiply: Multiply = mm):
-        self._wide_products, self._multiply = wide_products, multiply
+    def __init__(self, *, wide_products: bool = False, multiply: Multiply = mm, eager: bool = False):
+        self._wide_products, self._multiply, self._eager = wide_products, multiply, eager
+
+    def attention_tables(self, layout: Layout) -> tuple[Tensor, ...]:
+        """Return the tables of a layout that `attention` reads, on the host."""
+        return segment_tables(layout)
+
+    def attention(self, layout: Layout, tables: Sequence[Tensor], spec: ModelSpec, workspace: Workspace) -> Attention:
+        """Return attention of one layout, its tables on the device."""
+        return TorchAttention(tables, spec, eager=self._eager)
 
     def multiply(self, a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
         self._multiply(a_MK, b_KN, out_MN)
@@ -138,17 +161,12 @@ class TorchOps:
         for member in group.adapted:
             d_up_NR = member.d_up_NR
             s = s_TR[:, member.rank_at : member.rank_at + len(member.scaled_up_RN)]
-            product_NR = self._wide_product(dy_TW[:, member.start : member.stop].t(), s)
-            d_up_NR.add_(product_NR[:, : d_up_NR.shape[1]], alpha=scale)
+            d_up_NR.add_(self._wide_product(dy_TW[:, member.start : member.stop].t(), s), alpha=scale)
 
     def down_gradient(self, ds_TR: Tensor, x_TK: Tensor, group: Group, scale: float) -> None:
         """Add scale * dS^T X to dA of all members at once."""
         if group.adapted:
-            product_RK = self._wide_product(ds_TR[:, : group.ranks].t(), x_TK)
-            d_downs_mRK, product_mRK = (
-                t.unflatten(0, (len(group.adapted), -1)) for t in (group.d_downs_RK, product_RK)
-            )
-            d_downs_mRK.add_(product_mRK[:, : d_downs_mRK.shape[1]], alpha=scale)
+            group.d_downs_RK.add_(self._wide_product(ds_TR[:, : group.ranks].t(), x_TK), alpha=scale)
 
     def drop(self, x_TK: Tensor, drop: Drop, salt: int, out_TK: Tensor) -> None:
         """Write x / (1 - rate) where the mask of (row's key, salt, column) keeps it, else 0.
@@ -262,7 +280,7 @@ def down_gradient(ops: TorchOps, group: Group, dy_TW: Tensor, x_TK: Tensor, scal
         ds_TR = dy_TW[:, _ranks(group, member)]
         d_down_RK = drop.workspace.take("d_down", ds_TR.shape[1], x_TK.shape[1], dtype=x_TK.dtype)
         mm(ds_TR.t(), _dropped(ops, x_TK, drop, member), d_down_RK)
-        member.d_down_RK.add_(d_down_RK[: len(member.d_down_RK)], alpha=scale)
+        member.d_down_RK.add_(d_down_RK, alpha=scale)
 
 
 def _dropped(ops: TorchOps, x_TK: Tensor, drop: Drop, member: Member) -> Tensor:
@@ -279,3 +297,146 @@ def _ranks(group: Group, member: Member) -> slice:
 
 def _down(group: Group, member: Member) -> Tensor:
     return group.weight_NRK[_ranks(group, member)]
+
+
+# Attention: each query sees its parents' keys and its own segment's before it. Segments of similar size form a batch
+# for torch's SDPA. Their keys are gathered along their paths, so nothing crosses documents. Backward recomputes the
+# scores.
+#
+# Shapes: T tokens, H query heads, E channels of a head, S segments of a batch, Q queries and K keys of each, padded.
+
+
+@dataclass(frozen=True)
+class SegmentBatch:
+    """Segments of similar size. query_SQ, key_SK: flat token numbers; padding repeats token 0.
+
+    place_N: where the real queries stand among the S * Q; row_N: which flat row each of them is.
+    """
+
+    query_SQ: Tensor
+    key_SK: Tensor
+    ago_SQK: Tensor
+    """How many positions a key lies before a query; negative for keys that it must not see."""
+    place_N: Tensor
+    row_N: Tensor
+
+
+TABLES = len(fields(SegmentBatch))
+
+
+class TorchAttention:
+    """Attention of one layout by its `segment_tables`, on the device.
+
+    The qkv buffer holds [q | k | v | ...] in each row, rotary already applied.
+    """
+
+    def __init__(self, tables: Sequence[Tensor], spec: ModelSpec, *, eager: bool = False):
+        self._spec, self._eager = spec, eager
+        self._biases: dict[tuple[int, int | None], Tensor] = {}
+        self._batches = [SegmentBatch(*tables[at : at + TABLES]) for at in range(0, len(tables), TABLES)]
+
+    def forward(self, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, window: int | None) -> None:
+        """Write attention's output [T, heads * head_dim] into `out_TN`.
+
+        Other kernels keep `lse_TH`; here it is unused.
+        """
+        for number, batch in enumerate(self._batches):
+            bias_S1QK = self._bias(number, window, qkv_TW.dtype)
+            out_SHQE = _attend(*self._gather(qkv_TW, batch), bias_S1QK, self._spec, self._eager)
+            out_TN[batch.row_N] = out_SHQE.transpose(1, 2).flatten(0, 1).flatten(1)[batch.place_N]
+
+    def backward(
+        self, dout_TN: Tensor, qkv_TW: Tensor, out_TN: Tensor, lse_TH: Tensor, dqkv_TW: Tensor, window: int | None
+    ) -> None:
+        """Write the gradients of q, k and v into the first columns of `dqkv_TW`, by torch's autograd.
+
+        Keys of a shared prefix get gradients from every segment after it, so they are summed, in the wide dtype.
+        """
+        spec = self._spec
+        k_at, v_at = spec.q_width, spec.q_width + spec.kv_width
+        total_TW = torch.zeros(len(qkv_TW), spec.qkv_width, dtype=lse_TH.dtype, device=qkv_TW.device)
+        for number, batch in enumerate(self._batches):
+            bias_S1QK = self._bias(number, window, qkv_TW.dtype)
+            q, k, v = (part.requires_grad_() for part in self._gather(qkv_TW, batch))
+            dout_nN = torch.zeros(batch.query_SQ.numel(), spec.q_width, dtype=dout_TN.dtype, device=dout_TN.device)
+            dout_nN[batch.place_N] = dout_TN[batch.row_N]
+            with torch.enable_grad():
+                out_SHQE = _attend(q, k, v, bias_S1QK, spec, self._eager)
+            dq, dk, dv = torch.autograd.grad(out_SHQE, (q, k, v), self._heads(dout_nN.view(*batch.query_SQ.shape, -1)))
+            total_TW[batch.row_N, :k_at] = dq.transpose(1, 2).flatten(0, 1).flatten(1)[batch.place_N].to(total_TW.dtype)
+            for start, grad_SHKE in ((k_at, dk), (v_at, dv)):
+                grad_SGKE = grad_SHKE.to(total_TW.dtype).unflatten(1, (spec.kv_heads, -1)).sum(2)
+                columns_TN = total_TW[:, start : start + spec.kv_width]
+                columns_TN.index_add_(0, batch.key_SK.flatten(), grad_SGKE.transpose(1, 2).flatten(0, 1).flatten(1))
+        dqkv_TW[:, : spec.qkv_width].copy_(total_TW)
+
+    def _bias(self, number: int, window: int | None, dtype: torch.dtype) -> Tensor:
+        """Return 0 where a query sees a key, -inf elsewhere; made once for all layers with this window."""
+        key = (number, window)
+        if key not in self._biases:
+            ago_SQK = self._batches[number].ago_SQK
+            mask_SQK = ago_SQK >= 0 if window is None else (ago_SQK >= 0) & (ago_SQK < window)
+            self._biases[key] = torch.zeros_like(mask_SQK, dtype=dtype).masked_fill_(~mask_SQK, float("-inf"))[:, None]
+        return self._biases[key]
+
+    def _gather(self, qkv_TW: Tensor, batch: SegmentBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q [S, H, Q, E], k and v [S, H, K, E]: key-value heads repeated for the queries that share them."""
+        spec, share = self._spec, self._spec.heads // self._spec.kv_heads
+        k_at, v_at = spec.q_width, spec.q_width + spec.kv_width
+        q_SHQE = self._heads(qkv_TW[:, :k_at][batch.query_SQ])
+        k_SGKE = self._heads(qkv_TW[:, k_at:v_at][batch.key_SK])
+        v_SGKE = self._heads(qkv_TW[:, v_at : v_at + spec.kv_width][batch.key_SK])
+        return q_SHQE, k_SGKE.repeat_interleave(share, 1), v_SGKE.repeat_interleave(share, 1)
+
+    def _heads(self, x_SQN: Tensor) -> Tensor:
+        return x_SQN.unflatten(2, (-1, self._spec.head_dim)).transpose(1, 2)
+
+
+def _attend(q_SHQE: Tensor, k_SHKE: Tensor, v_SHKE: Tensor, bias_S1QK: Tensor, spec: ModelSpec, eager: bool) -> Tensor:
+    """Attend by torch's SDPA where that can express it; `eager`: by two products and a softmax, without a fused kernel.
+
+    Gemma 2 caps its scores (cap * tanh(score / cap)), which SDPA has no argument for.
+    """
+    cap = spec.attention_softcap
+    if cap is None and not eager:
+        return F.scaled_dot_product_attention(q_SHQE, k_SHKE, v_SHKE, attn_mask=bias_S1QK, scale=spec.attention_scale)
+    wide = wide_of(q_SHQE.dtype)
+    score_SHQK = (q_SHQE.to(wide) @ k_SHKE.to(wide).transpose(2, 3)) * spec.attention_scale
+    if cap is not None:
+        score_SHQK = cap * torch.tanh(score_SHQK / cap)
+    return (torch.softmax(score_SHQK + bias_S1QK, 3) @ v_SHKE.to(wide)).to(q_SHQE.dtype)
+
+
+# Segments are batched by sizes rounded up to this, for little padding. Fused kernels want lengths that are multiples of
+# 8 at least; their own blocks are 64 or 128.
+SIZE_STEP = 64
+
+
+def segment_tables(layout: Layout) -> tuple[Tensor, ...]:
+    """Return the index tables of a layout, on the host: a SegmentBatch's for each class of similar segments."""
+    classes: dict[tuple[int, int], list[int]] = {}
+    for number, segment in enumerate(layout.segments):
+        sizes = segment.size, segment.depth + segment.size
+        queries, keys = (-(-size // SIZE_STEP) * SIZE_STEP for size in sizes)
+        classes.setdefault((queries, keys), []).append(number)
+    return tuple(table for like in sorted(classes) for table in _class_tables(layout, classes[like], *like))
+
+
+def _class_tables(layout: Layout, numbers: Sequence[int], queries: int, keys: int) -> tuple[Tensor, ...]:
+    """Return the tables of segments that are computed with so many queries and keys each."""
+    query_SQ = torch.zeros(len(numbers), queries, dtype=torch.int64)
+    key_SK = torch.zeros(len(numbers), keys, dtype=torch.int64)
+    ago_SQK = torch.full((len(numbers), queries, keys), -1, dtype=torch.int32)
+    place, row = [], []
+    for at, number in enumerate(numbers):
+        segment = layout.segments[number]
+        path = [layout.segments[parent] for parent in (*segment.parents, number)]
+        length = segment.depth + segment.size
+        key_SK[at, :length] = torch.cat([torch.arange(part.start, part.start + part.size) for part in path])
+        query_SQ[at, : segment.size] = torch.arange(segment.start, segment.start + segment.size)
+        position_Q = torch.arange(segment.depth, length, dtype=torch.int32)
+        ago_SQK[at, : segment.size, :length] = position_Q[:, None] - torch.arange(length, dtype=torch.int32)
+        ago_SQK[at, segment.size :, 0] = 0  # padding looks at one key, so that no softmax is over nothing
+        place.append(torch.arange(segment.size) + at * queries)
+        row.append(query_SQ[at, : segment.size])
+    return query_SQ, key_SK, ago_SQK, torch.cat(place), torch.cat(row)

@@ -1,11 +1,18 @@
 """The frozen matrices of a model, read and merged, with room for the adapters' rows below, and the adapters' places.
 
+From the files up: `Checkpoint` reads tensors, a `LayerImage` is a layer's matrices as one block of bytes, a
+`LayerStream` brings those that do not stay on the device, `Weights` is what the passes read.
+
 Shapes: N outputs and K inputs of a merged matrix, R rank columns of its members together (padded), W = N + R, D hidden
 size.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+import math
+import os
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,14 +20,214 @@ import torch
 from torch import Tensor
 
 from hivetune.config import LoraConfig
+from hivetune.errors import UsageError
 from hivetune.models.architecture import OUTPUT_EMBEDDING, Linear, match_targets, parameter_names
 from hivetune.models.families import Width
-from hivetune.run.choices import Choices
+from hivetune.models.worker.weights import Stored, open_weights
 from hivetune.train.plan.memory import STREAM_BUFFERS
-from hivetune.train.worker.model.fast.files import Checkpoint, LayerImage
 from hivetune.train.worker.model.fast.spec import ModelSpec
-from hivetune.train.worker.model.fast.stream import LayerStream, source_for
 from hivetune.train.worker.model.memory import memory_for, padded_zeros, slack_values, wide_of
+
+_DTYPES: Mapping[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+}
+# Values of another precision are converted in pieces of so many. Below 2^15, torch's copy stays on the thread that
+# calls it: the thread that reads streamed layers must not take those that compute.
+CONVERTED_VALUES = 1 << 14
+
+
+class Checkpoint:
+    """Tensors by name from a folder's safetensors files, which stay open: one that is deleted is still read.
+
+    Reads, not a mapping: mapped pages of a model count as the process's own memory, and a mapped file that becomes
+    shorter ends the process with SIGBUS where a read gives an error. Names are those of a text model
+    (`layers.0.mlp.up_proj.weight`); multimodal checkpoints carry a prefix.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._stored = open_weights(folder)
+        self._numbers: dict[Path, int] = {}
+        """The number of each open file."""
+        prefixes = ("model.", "language_model.model.", "")
+        self._prefix = next((p for p in prefixes if f"{p}embed_tokens.weight" in self._stored), "model.")
+
+    def has(self, name: str) -> bool:
+        return self._full(name) in self._stored
+
+    def read(self, name: str) -> Tensor:
+        """Return the whole tensor, as it is stored."""
+        stored, dtype = self._find(name)
+        tensor = torch.empty(stored.shape, dtype=dtype)
+        self.read_into(name, tensor.view(-1))
+        return tensor
+
+    def read_into(self, name: str, values_n: Tensor) -> None:
+        """Read the tensor's values in the precision of `values_n` (contiguous, on the CPU).
+
+        Raises UsageError for a file that became shorter, OSError with its path for one that can't be read.
+        """
+        stored, dtype = self._find(name)
+        path, at = stored.file.path, stored.start
+        if len(values_n) * dtype.itemsize > stored.size_bytes:
+            raise UsageError(
+                f"{path}: {name} is {list(stored.shape)}, which does not match config.json",
+                hint="prepare the model again: hivetune fetch",
+            )
+        if path not in self._numbers:
+            self._numbers[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._numbers[path])
+        number = self._numbers[path]
+        if dtype == values_n.dtype:
+            _read_whole(path, number, values_n, at)
+            return
+        read_n = torch.empty(min(CONVERTED_VALUES, len(values_n)), dtype=dtype)
+        for part_n in values_n.split(CONVERTED_VALUES):
+            _read_whole(path, number, read_n[: len(part_n)], at)
+            part_n.copy_(read_n[: len(part_n)])
+            at += len(part_n) * dtype.itemsize
+
+    def _find(self, name: str) -> tuple[Stored, torch.dtype]:
+        full = self._full(name)
+        if full not in self._stored:
+            raise UsageError(f"{self._folder}: the weights lack {full}", hint="prepare the model again: hivetune fetch")
+        stored = self._stored[full]
+        if stored.kind not in _DTYPES:
+            raise UsageError(f"{stored.file.path}: weights of type {stored.kind} are unsupported")
+        return stored, _DTYPES[stored.kind]
+
+    def _full(self, name: str) -> str:
+        return name if name.startswith("lm_head") else self._prefix + name
+
+
+def _read_whole(path: Path, number: int, values_n: Tensor, at: int) -> None:
+    unread = memoryview(values_n.view(torch.uint8).numpy())
+    while unread:
+        try:
+            count = os.preadv(number, [unread], at)
+        except OSError as error:
+            raise OSError(error.errno, f"{error.strerror}, while weights were read", str(path)) from None
+        if not count:
+            raise UsageError(
+                f"{path} became shorter while a run read weights from it",
+                hint="prepare the model again (hivetune fetch), then hivetune train RUN",
+            )
+        unread, at = unread[count:], at + count
+
+
+# Matrices begin at multiples of this: vector instructions and a card's products want it. It is the same for every
+# layer, because some products round differently at another alignment.
+ALIGN_BYTES = 256
+
+
+class LayerImage:
+    """The merged matrices of a layer one after another in a block of bytes, read, streamed and replaced as a whole."""
+
+    def __init__(self, dtype: torch.dtype):
+        self.dtype, self.size_bytes = dtype, 0
+        self._parts: list[tuple[str, int, int]] = []
+        """Tensors of the files, how many of its values are read, and the byte of the image where they begin."""
+        self._offsets: dict[str, tuple[int, tuple[int, int]]] = {}
+
+    def add_matrix(self, name: str, rows: int, columns: int, tensors: Mapping[str, int]) -> None:
+        """Place a matrix behind the last one: its first rows are those of `tensors` (name -> rows), others are kept."""
+        at, row_bytes = self.size_bytes, columns * self.dtype.itemsize
+        self._offsets[name] = at, (rows, columns)
+        self.size_bytes += -(-rows * row_bytes // ALIGN_BYTES) * ALIGN_BYTES
+        for tensor, count in tensors.items():
+            self._parts.append((tensor, count * columns, at))
+            at += count * row_bytes
+
+    def matrices(self, image_n: Tensor) -> dict[str, Tensor]:
+        """Return the matrices by name as views of the image."""
+        return {
+            name: self._values(image_n, at, math.prod(shape)).view(shape) for name, (at, shape) in self._offsets.items()
+        }
+
+    def read(self, checkpoint: Checkpoint, image_n: Tensor) -> None:
+        """Read the base rows of all matrices into `image_n` (on the CPU); rank rows are left as they are."""
+        for tensor, values, at in self._parts:
+            checkpoint.read_into(tensor, self._values(image_n, at, values))
+
+    def _values(self, image_n: Tensor, at: int, values: int) -> Tensor:
+        return image_n[at : at + values * self.dtype.itemsize].view(self.dtype)
+
+
+class LayerStream:
+    """The frozen weights of a model's first layers, brought ahead of the computing to `places` that take turns.
+
+    Layer i always comes to place i mod 3, so addresses are fixed and a layer's matrices are views that never change.
+    While layer i is computed the next two are there or on their way, forward and backward. What the forward pass read
+    last is what the backward pass needs first, and is not read again.
+
+    On a processor a thread reads layers from the files. To a card it copies them from pinned host memory, which holds
+    all of them: the host only says with events what comes after what, and waits for neither copies nor computing.
+    """
+
+    def __init__(
+        self, device: torch.device, images: Sequence[LayerImage], places: Sequence[Tensor], checkpoint: Checkpoint
+    ):
+        self._images, self._places, self._checkpoint = images, places, checkpoint
+        self._coming: dict[int, tuple[int, Future[torch.cuda.Event | None]]] = {}
+        """Place -> the layer that is there or on its way, and the event of its arrival."""
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
+        self._copies: torch.cuda.Stream | None = None
+        self._held: list[Tensor] = []
+        """The layers in host memory, for a card."""
+        if device.type == "cuda":
+            self._copies = torch.cuda.Stream(device)
+            for place_n in places:
+                place_n.record_stream(self._copies)  # when it is freed, the allocator waits for the copies too
+            for image in images:
+                self._held.append(self._pinned(image.size_bytes))
+                image.read(checkpoint, self._held[-1])
+
+    def need(self, layer: int, following: Iterable[int]) -> None:
+        """Make the matrices of `layer` ready for the work queued from here on, and start to bring `following`.
+
+        Layers that stay on the device may be named too. Raises what reading them raised.
+        """
+        used = set()
+        for number in (layer, *following):
+            place = number % len(self._places) if 0 <= number < len(self._images) else -1
+            if place < 0 or place in used:
+                continue
+            used.add(place)
+            if place not in self._coming or self._coming[place][0] != number:
+                # All that read this place was given to the device before: `need` is called in the order of computing.
+                self._coming[place] = number, self._thread.submit(self._bring, number, place, self._now())
+            if number == layer and (arrived := self._coming[place][1].result()) is not None:
+                torch.cuda.current_stream().wait_event(arrived)
+
+    def _bring(self, layer: int, place: int, free: torch.cuda.Event | None) -> torch.cuda.Event | None:
+        """Bring the layer's bytes to the place, which is free after `free`. Return the event of their arrival.
+
+        It runs on a thread of its own, for one layer after the other.
+        """
+        place_n = self._places[place][: self._images[layer].size_bytes]
+        if self._copies is None or free is None:
+            self._images[layer].read(self._checkpoint, place_n)
+            return None
+        self._copies.wait_event(free)
+        with torch.cuda.stream(self._copies):
+            place_n.copy_(self._held[layer], non_blocking=True)
+        return self._copies.record_event()
+
+    def _now(self) -> torch.cuda.Event | None:
+        """Return an event after all work queued on the card so far; None on a processor, where nothing is queued."""
+        return None if self._copies is None else torch.cuda.current_stream(self._copies.device).record_event()
+
+    def _pinned(self, size_bytes: int) -> Tensor:
+        """Return pinned host memory: registered, because torch rounds what it pins to powers of two."""
+        memory_n = torch.zeros(size_bytes, dtype=torch.uint8)
+        runtime = torch.cuda.cudart()
+        torch.cuda.check_error(int(runtime.cudaHostRegister(memory_n.data_ptr(), size_bytes, 0)))
+        weakref.finalize(self, runtime.cudaHostUnregister, memory_n.data_ptr())
+        return memory_n
+
 
 # The rank columns of a merged matrix are padded to a multiple of this: rows stay aligned to 32 bytes in bf16, and
 # matrix products see few widths (rare skinny shapes are behind the best-known crashes of ROCm's libraries).
@@ -35,8 +242,8 @@ class Member:
     """One linear module inside a merged matrix, and its adapter if it has one.
 
     down_RK and up_NR are the fp32 views into the flat master, d_... those into the flat gradient. rank_at: its first
-    column among the group's rank columns. scaled_up_RN: B^T times the scale, in the dtype of the products; it may have
-    more rows than the adapter's rank, zeros behind. salt: what its dropout differs from others by.
+    column among the group's rank columns. scaled_up_RN: B^T times the scale, in the dtype of the products. salt: what
+    its dropout differs from others by.
     """
 
     name: str
@@ -91,12 +298,12 @@ class Group:
     def refresh_ups(self, scaling: float) -> None:
         """Copy scale * B^T of the masters to the buffers of the thin products."""
         for member in self.adapted:
-            torch.mul(member.up_NR.t(), scaling, out=member.scaled_up_RN[: member.up_NR.shape[1]])
+            torch.mul(member.up_NR.t(), scaling, out=member.scaled_up_RN)
 
     @property
     def ranks(self) -> int:
         """Return how many rank columns are in use; the rest up to `width` is padding and stays zero."""
-        return sum(len(member.scaled_up_RN) for member in self.adapted)
+        return len(self.d_downs_RK)
 
 
 @dataclass
@@ -154,19 +361,17 @@ def read_weights(
     dtype: torch.dtype,
     device: torch.device,
     *,
-    columns: int,
-    choices: Choices,
+    streamed: int = 0,
 ) -> Weights:
     """Read all matrices in `dtype` to `device`, merged, with zero rows for the adapters.
 
-    `columns`: rows for each adapter, its rank or more. Norms are fp32 (fp64 for fp64). The matrices of streamed layers
-    come when they are needed. Raises UsageError when a tensor is missing, and as `match_targets`.
+    Norms are fp32 (fp64 for fp64). The matrices of the first `streamed` layers come when they are needed. Raises
+    UsageError when a tensor is missing, and as `match_targets`.
     """
     checkpoint, cpu = Checkpoint(folder), torch.device("cpu")
     merged, targets = merged_linears(spec), find_adapted(spec, lora)
     # Behind the matrices of a layer lies as much memory as is read past the last rows of any.
     slack_bytes = slack_values((1, max(spec.hidden, spec.q_width, spec.ffn)), device) * dtype.itemsize
-    streamed = choices.streamed or 0
 
     def norm(name: str) -> Tensor:
         offset = 1.0 if spec.family.norm_plus_one else 0.0
@@ -179,7 +384,7 @@ def read_weights(
             start += linear.outputs
         adapted = tuple(member for member in members if member.name in targets)
         for position, member in enumerate(adapted):
-            member.rank_at = position * columns
+            member.rank_at = position * lora.r
         return adapted
 
     def bias(layer: str, linears: Sequence[Linear]) -> Tensor | None:
@@ -201,7 +406,7 @@ def read_weights(
         images.append(LayerImage(dtype))
         for name, linears in merged.items():
             outputs = sum(linear.outputs for linear in linears)
-            ranks = len(members_of(f"layers.{index}", linears)) * columns
+            ranks = len(members_of(f"layers.{index}", linears)) * lora.r
             rows = outputs + -(-ranks // RANK_COLUMNS_MULTIPLE) * RANK_COLUMNS_MULTIPLE
             tensors = {f"layers.{index}.{linear.name}.weight": linear.outputs for linear in linears}
             images[-1].add_matrix(name, rows, linears[0].inputs, tensors)
@@ -227,50 +432,35 @@ def read_weights(
         norms_D = {purpose: norm(f"{layer}.{name}") for purpose, name in spec.family.norms.items()}
         weights.layers.append(Layer(qkv, o, gate_up, down, norms_D))
     if streamed:
-        source = source_for(device, choices.stream_from)
-        weights.enter = LayerStream(source, device, images[:streamed], places, checkpoint).need
+        weights.enter = LayerStream(device, images[:streamed], places, checkpoint).need
     return weights
 
 
-class _Flat:
-    """One flat buffer in the dtype of masters and another for their gradient, handed out from the front."""
-
-    def __init__(self, total: int, dtype: torch.dtype, device: torch.device):
-        self.master_N = torch.zeros(total, dtype=dtype, device=device)
-        self.grad_N = torch.zeros(total, dtype=dtype, device=device)
-        self.at = 0
-
-    def take(self, *shape: int) -> tuple[Tensor, Tensor]:
-        start, self.at = self.at, self.at + shape[0] * shape[1]
-        return self.master_N[start : self.at].view(shape), self.grad_N[start : self.at].view(shape)
-
-
-def bind_adapter(
-    weights: Weights, lora: LoraConfig, device: torch.device, *, columns: int
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def bind_adapter(weights: Weights, lora: LoraConfig, device: torch.device) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Make one flat fp32 master and gradient of zeros, and give each adapted member its views.
 
-    The order is layer, matrix, A's, B's. `columns` as in `read_weights`. Returns master_N, grad_N and the views of the
-    master by PEFT parameter name.
+    The order is layer, matrix, A's, B's. Returns master_N, grad_N and the views of the master by PEFT parameter name.
     """
-    groups = [group for layer in weights.layers for group in layer.matrices]
+    groups = [group for layer in weights.layers for group in layer.matrices if group.adapted]
     total = sum(lora.r * (group.inputs + member.size) for group in groups for member in group.adapted)
-    flat = _Flat(total, wide_of(weights.embedding_VD.dtype), device)
+    master_N, grad_N = (torch.zeros(total, dtype=wide_of(weights.embedding_VD.dtype), device=device) for _ in range(2))
     adapter: dict[str, Tensor] = {}
+    at = 0
+
+    def take(rows: int, columns: int) -> tuple[Tensor, Tensor]:
+        nonlocal at
+        start, at = at, at + rows * columns
+        return master_N[start:at].view(rows, columns), grad_N[start:at].view(rows, columns)
+
     for group in groups:
-        if group.adapted:
-            _bind_group(group, flat, adapter, lora.r, columns)
-    return flat.master_N, flat.grad_N, adapter
-
-
-def _bind_group(group: Group, flat: _Flat, adapter: dict[str, Tensor], rank: int, columns: int) -> None:
-    downs_RK, group.d_downs_RK = flat.take(rank * len(group.adapted), group.inputs)
-    parts = zip(downs_RK.split(rank), group.d_downs_RK.split(rank), strict=True)
-    for member, (down_RK, d_down_RK) in zip(group.adapted, parts, strict=True):
-        member.down_RK, member.d_down_RK = down_RK, d_down_RK
-        adapter[parameter_names(member.name)[0]] = down_RK
-    for member in group.adapted:
-        member.up_NR, member.d_up_NR = flat.take(member.size, rank)
-        adapter[parameter_names(member.name)[1]] = member.up_NR
-        weight = group.weight_NRK
-        member.scaled_up_RN = padded_zeros(columns, member.size, dtype=weight.dtype, device=weight.device)
+        downs_RK, group.d_downs_RK = take(lora.r * len(group.adapted), group.inputs)
+        parts = downs_RK.split(lora.r), group.d_downs_RK.split(lora.r)
+        for member, down_RK, d_down_RK in zip(group.adapted, *parts, strict=True):
+            member.down_RK, member.d_down_RK = down_RK, d_down_RK
+            adapter[parameter_names(member.name)[0]] = down_RK
+        for member in group.adapted:
+            member.up_NR, member.d_up_NR = take(member.size, lora.r)
+            adapter[parameter_names(member.name)[1]] = member.up_NR
+            dtype = group.weight_NRK.dtype
+            member.scaled_up_RN = padded_zeros(lora.r, member.size, dtype=dtype, device=device)
+    return master_N, grad_N, adapter

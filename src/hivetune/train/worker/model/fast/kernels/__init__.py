@@ -1,1 +1,1 @@
-"""The C++ kernels: their sources, how they are compiled (build.py), called (calls.py) and used (native.py)."""
+"""The C++ kernels: their sources, how they are compiled (build.py); backend.py calls them."""

@@ -1,4 +1,4 @@
-// Causal attention over segments (attention.py says what they are), forward; attention.h says how both ways are cut.
+// Causal attention over segments (ops.py says what they are), forward; attention.h says how both ways are cut.
 // 32 queries pass over 128 keys at a time and their softmax runs along (the maximum so far, and what was summed under
 // it), as in FlashAttention (arXiv 2205.14135): scores never leave L1. A task is some queries of a segment, for the
 // heads that share keys and values.

@@ -11,26 +11,26 @@ from train.worker.models import write_model
 
 from hivetune.config import LoraConfig
 from hivetune.run.choices import Choices
-from hivetune.train.worker.measure import canary
-from hivetune.train.worker.measure.canary import CanaryFailed, Shape, check_model, fault_of, shapes_of
-from hivetune.train.worker.model.fast.computing import by_native_anew
+from hivetune.train.worker.check import EXACT, CanaryFailed, Shape, check_products, fault_of, shapes_of
+from hivetune.train.worker.model.fast.backend import by_native
 from hivetune.train.worker.model.load import load_model
+from hivetune.train.worker.model.memory import mm
 
 CPU = torch.device("cpu")
 # A base product, the two thin ones of a rank, a wide and an odd one.
 SHAPES = [Shape(64, 96, 128), Shape(64, 4, 128), Shape(4, 128, 64), Shape(3, 2000, 700), Shape(1, 1, 1)]
 
 
-@pytest.mark.parametrize("dtype", list(canary.EXACT))
+@pytest.mark.parametrize("dtype", list(EXACT))
 def test_right_arithmetic_is_exact(dtype: torch.dtype) -> None:
-    assert not any(fault_of(shape, dtype, CPU, torch.mm) for shape in SHAPES)
+    assert not any(fault_of(shape, dtype, CPU, mm) for shape in SHAPES)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_our_own_product_is_exact(dtype: torch.dtype) -> None:
     """Also rows and columns that fill no tile, and an inner size of several parts of a panel."""
     for shape in (*SHAPES, Shape(37, 75, 4100), Shape(8, 16, 31)):
-        assert fault_of(shape, dtype, CPU, by_native_anew) == ""
+        assert fault_of(shape, dtype, CPU, by_native) == ""
 
 
 def zeros_above(c_MN: Tensor) -> None:
@@ -59,10 +59,9 @@ def low_precision(c_MN: Tensor) -> None:
 @pytest.mark.parametrize("spoil", [zeros_above, one_off, two_swapped, not_a_number, low_precision])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_each_way_of_being_wrong_is_caught(spoil: Callable[[Tensor], None], dtype: torch.dtype) -> None:
-    def wrong(a_MK: Tensor, b_KN: Tensor) -> Tensor:
-        c_MN = a_MK @ b_KN
-        spoil(c_MN)
-        return c_MN
+    def wrong(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
+        mm(a_MK, b_KN, out_MN)
+        spoil(out_MN)
 
     before = torch.get_rng_state()
     assert fault_of(Shape(64, 96, 128), dtype, CPU, wrong)
@@ -80,8 +79,7 @@ def test_a_model_is_tested_at_its_own_shapes_with_its_own_product(tmp_path: Path
     )
     expected = [(412, 64, 48), (412, 48, 64), (412, 8, 48), (412, 64, 8), (8, 48, 412), (64, 8, 412)]
     assert shapes_of(model.adapter, 412) == sorted(Shape(*sizes) for sizes in expected)
-    assert model.product is by_native_anew
-    assert check_model(model) == 6
-    model.product = lambda a_MK, b_KN: a_MK @ b_KN.flip(0)
+    assert check_products(model) == 6
+    model.multiply = lambda a_MK, b_KN, out_MN: mm(a_MK, b_KN.flip(0), out_MN)  # type: ignore[method-assign]
     with pytest.raises(CanaryFailed, match=r"canary product m 8 n 48 k 512 in bfloat16 on cpu: \d+ of 8 rows"):
-        check_model(model)
+        check_products(model)

@@ -12,8 +12,8 @@ from train.worker.runs import write_snapshot
 from hivetune.config import LoraConfig
 from hivetune.data.snapshot import open_snapshot
 from hivetune.run.choices import Choices
+from hivetune.train.worker.check import ROWS, TOKENS, check_documents, right_choices
 from hivetune.train.worker.device import DTYPES
-from hivetune.train.worker.measure.agreement import ROWS, TOKENS, check_documents, right_choices
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import LoraModel
 

@@ -1,0 +1,187 @@
+"""Two checks that this machine computes right numbers, because a wrong gradient is otherwise unnoticed.
+
+Before step 0, the fast path is compared with transformers: a few rows of the run and adapters that are not zero go
+through both. The loss of each row and the whole gradient must agree as far as the precision goes. A config that the
+fast path misreads, a kernel that this compiler got wrong, a shape that a card computes wrongly: each shows here, and
+the run takes a path that is right.
+
+Then, every ten minutes, test products run at the run's own shapes. Their factors are whole numbers, so small that every
+sum is exact in the precision under test, so the answer is known to the bit, whatever the order of summation. It is
+checked with a random vector (Freivalds, MFCS 1979) in float64, which costs less than the product and uses none of the
+routines under test. A silent fault of this kind: ROCm/rocm-libraries#5706.
+
+Shapes: B documents, N adapter weights; a product is [M, K] x [K, N].
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hivetune.data.snapshot import Snapshot
+from hivetune.errors import HivetuneError
+from hivetune.run.choices import Choices
+from hivetune.train.worker.model.adapter import initialise, same_views
+from hivetune.train.worker.model.memory import Multiply, unwritten
+from hivetune.train.worker.model.protocol import Document, LoraModel, read_documents
+
+ROWS, TOKENS = 4, 1024
+# Of a model that is streamed: a whole turn of every family's pattern of windows (six layers in Gemma 3).
+MAX_LAYERS_COMPARED = 6
+# Nats a token, and relative to the gradient's length. Two right computations of SmolLM2 differ by 1e-6 and 4e-6 in
+# float32, by 0.03 and 0.05 in bfloat16; a layout with its loss out of order was 10 nats off (docs/log.md).
+LOSS = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.12, "float16": 0.06}
+GRADIENT = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.15, "float16": 0.08}
+
+
+def right_choices(load: Callable[[Choices], LoraModel], documents: Sequence[Document], truth_dtype: str) -> Choices:
+    """Return choices under which the model computes what transformers does, with the evidence as `agreement`.
+
+    `load` makes a model without dropout under these choices over the run's; no two are alive at the same time.
+    `truth_dtype`: what transformers computes in, as wide as has room: in bfloat16 it was further from float64 than the
+    fast path for a mixture of experts, and no truth.
+    """
+    truth = answer(load(Choices(path="general", dtype=truth_dtype)), documents)
+    wrong = ""
+    for changes in (Choices(), Choices(kernels="torch")):
+        off = difference(answer(load(changes), documents), truth)
+        if off.is_rounding:
+            return replace(changes, agreement={**asdict(off), "truth": truth_dtype, "instead_of": wrong})
+        wrong = wrong or f"the fast path was {off.loss:.2g} nats a token and {off.gradient:.0%} of the gradient off"
+    return Choices(path="general", path_why=wrong)
+
+
+def check_documents(snapshot: Snapshot, rows: Sequence[int]) -> list[Document]:
+    """Return the shortest of `rows`: at least one, as many as are cheap."""
+    chosen: list[int] = []
+    for row in sorted(rows, key=lambda row: (snapshot.length(row), row))[:ROWS]:
+        if not chosen or sum(map(snapshot.length, [*chosen, row])) <= TOKENS:
+            chosen.append(row)
+    return read_documents(snapshot, chosen)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The result of a model: mean nll of each row, and the whole gradient by PEFT name; float64 on the CPU."""
+
+    nll_B: Tensor
+    grad_N: Tensor
+    dtype: str
+
+
+def answer(model: LoraModel, documents: Sequence[Document]) -> Computed:
+    """Compute loss and gradient with adapters that depend on their names alone and are not zero."""
+    initialise(model.adapter, 0)
+    for name, view in model.adapter.items():
+        if ".lora_B." in name:
+            initialise({name.replace(".lora_B.", ".lora_A."): view}, 1)
+            view.mul_(0.1)
+    trained_B = torch.tensor([int(document.trained_L.sum()) for document in documents], dtype=torch.float64)
+    nll_B = model.nll(documents).to("cpu", torch.float64) / trained_B
+    model.backward(documents, 1.0 / float(trained_B.sum()))
+    gradients = same_views(model.grad_N, model.adapter)
+    grad_N = torch.cat([gradients[name].flatten().to("cpu", torch.float64) for name in sorted(gradients)])
+    return Computed(nll_B, grad_N, str(model.dtype).removeprefix("torch."))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The largest difference of a row's loss, in nats a token, and that of the gradient relative to its length."""
+
+    loss: float
+    gradient: float
+    dtype: str
+
+    @property
+    def is_rounding(self) -> bool:
+        """Return whether rounding in `dtype` explains the difference; NaN is never rounding."""
+        return self.loss <= LOSS[self.dtype] and self.gradient <= GRADIENT[self.dtype]
+
+
+def difference(fast: Computed, plain: Computed) -> Difference:
+    """Return how far two results are apart."""
+    loss = float((fast.nll_B - plain.nll_B).abs().max())
+    return Difference(loss, float((fast.grad_N - plain.grad_N).norm() / plain.grad_N.norm()), fast.dtype)
+
+
+# Whole numbers up to here are exact: 8, 11 and 24 bits of significand.
+EXACT = {torch.bfloat16: 1 << 8, torch.float16: 1 << 11, torch.float32: 1 << 24, torch.float64: 1 << 53}
+# A weight of 16 M values takes 0.15 s to make and check; a larger one is cut in its outputs.
+MAX_CANARY_VALUES = 1 << 24
+# As in a micro-batch, but no more than takes half a second on two cores.
+CANARY_TOKENS = 512
+
+
+class CanaryFailed(HivetuneError):
+    """Raised when the device computes wrong numbers at a shape of this run; all since the last test is doubtful."""
+
+
+class Shape(NamedTuple):
+    """The sizes of a product [m, k] x [k, n]."""
+
+    m: int
+    n: int
+    k: int
+
+
+def shapes_of(adapter: Mapping[str, Tensor], tokens: int) -> list[Shape]:
+    """Return the products of a step of `tokens` tokens: forward and backward of each adapted layer and of its factors.
+
+    `adapter` is by PEFT name: `X.lora_A.weight` [r, in] and `X.lora_B.weight` [out, r].
+    """
+    shapes = set()
+    for name, a_RI in adapter.items():
+        if not name.endswith(".lora_A.weight"):
+            continue
+        rank, inputs = a_RI.shape
+        outputs = adapter[name.replace(".lora_A.", ".lora_B.")].shape[0]
+        shapes |= {
+            Shape(tokens, min(outputs, max(1, MAX_CANARY_VALUES // inputs)), inputs),  # x W
+            Shape(tokens, min(inputs, max(1, MAX_CANARY_VALUES // outputs)), outputs),  # dy W'
+            Shape(tokens, rank, inputs),  # x A
+            Shape(tokens, outputs, rank),  # (x A) B
+            Shape(rank, inputs, tokens),  # dA
+            Shape(outputs, rank, tokens),  # dB
+        }
+    return sorted(shapes)
+
+
+def check_products(model: LoraModel) -> int:
+    """Test products at the model's own shapes and return how many. Raises CanaryFailed with the first wrong one."""
+    shapes = shapes_of(model.adapter, CANARY_TOKENS)
+    for shape in shapes:
+        if fault := fault_of(shape, model.dtype, model.device, model.multiply):
+            m, n, k = shape
+            raise CanaryFailed(
+                f"canary product m {m} n {n} k {k} in {str(model.dtype).removeprefix('torch.')} on {model.device}: "
+                f"{fault}",
+                hint="if it happens again, the card, its driver or a library is broken; device: cpu avoids it",
+            )
+    return len(shapes)
+
+
+def fault_of(shape: Shape, dtype: torch.dtype, device: torch.device, multiply: Multiply) -> str:
+    """Return what is wrong with one product; empty if it is right. torch's own generators are not touched.
+
+    The factors are of -1, 0 and 1, with so few nonzeros in a row of the left one that sums are exact. The values of the
+    vector that checks are far enough below 2^53 / (K N) that its sums are exact too.
+    """
+    m, n, k = shape
+    generator = torch.Generator().manual_seed((m << 40) ^ (n << 20) ^ k)
+    a_MK = torch.randint(-1, 2, (m, k), generator=generator, dtype=torch.int8)
+    stride = -(-k // EXACT[dtype])
+    if stride > 1:
+        offset_M1 = torch.randint(0, stride, (m, 1), generator=generator)
+        a_MK *= (torch.arange(k) + offset_M1) % stride == 0
+    b_KN = torch.randint(-1, 2, (k, n), generator=generator, dtype=torch.int8)
+    v_N = torch.randint(1, 1 << 20, (n,), generator=generator, dtype=torch.int64).to(torch.float64)
+    out_MN = unwritten(m, n, dtype=dtype, device=device)
+    multiply(a_MK.to(device, dtype), b_KN.to(device, dtype), out_MN)
+    c_MN = out_MN.to("cpu", torch.float64)
+    broken = int((~torch.isfinite(c_MN)).sum())
+    if broken:
+        return f"{broken} of {c_MN.numel()} values are not finite"
+    off_M = (c_MN @ v_N) != a_MK.to(torch.float64) @ (b_KN.to(torch.float64) @ v_N)
+    return f"{int(off_M.sum())} of {m} rows are wrong" if bool(off_M.any()) else ""

@@ -1,1 +1,0 @@
-"""What is measured before a run: rates, correct backends, agreement with transformers."""

@@ -1,0 +1,182 @@
+"""Recovery inside the worker: rows that are not finite leave the plan, and a spike of the loss is rolled back.
+
+Which rows fail is found by replay. `main` is the throw-away child of an isolation (supervise/isolate.py), which replays
+rows in order, so that its death names one. The rest of recovery is the supervisor's.
+
+Shapes: L positions of a document.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from hivetune.base.journal import Journal
+from hivetune.data.snapshot import open_snapshot
+from hivetune.process.child import Heartbeat
+from hivetune.process.protocol import Beat, Replay
+from hivetune.run import checkpoints
+from hivetune.run.folder import read_resolved
+from hivetune.train.plan.steps import Amendment, append_amendment, max_quarantined
+from hivetune.train.worker.checkpoint import load_newest_good
+from hivetune.train.worker.device import complete, start_with, with_changes
+from hivetune.train.worker.model.adapter import begin, fill
+from hivetune.train.worker.model.load import load_model
+from hivetune.train.worker.model.protocol import Document, LoraModel, read_documents
+from hivetune.train.worker.session import BaseNotFinite, Session, StepNotFinite, journal, restore
+from hivetune.train.worker.watch import EARLY, Spike, check_rollbacks
+
+PADDING = 64
+
+T = TypeVar("T")
+
+
+def quarantine(session: Session, documents: Sequence[Document], problem: str) -> None:
+    """Take the rows that are not finite out of the plan; the step is then made again without them.
+
+    Raises StepNotFinite where single rows are not the cause: the supervisor decides what to change. Raises
+    BaseNotFinite where nothing was trained yet, which no setting of the training can repair.
+    """
+    step, plan = session.state.step, session.plan
+    # One rank searches: a fault that comes and goes must not take different rows out of the ranks' plans.
+    bad = find_bad_rows(session.model, documents) if session.ranks.is_first else BadRows()
+    bad = session.ranks.agree(bad, BadRows)
+    named = ", ".join(f"{row} ({session.snapshot.info(row).source})" for row in bad.rows or bad.kernel or bad.flaky)
+    removed = {row for amendment in plan.amendments if amendment.until_step is None for row in amendment.rows}
+    count, most = len(removed) + len(bad.rows), max_quarantined(plan.num_rows, session.config.data.max_rejected)
+    if not session.state.updates and bad.rows and (count > most or len(bad.rows) == len(documents) > 1):
+        raise BaseNotFinite(
+            f"step {step}: {problem} before anything was trained: the base model fails on rows {named}",
+            hint="set dtype: float32, or prepare the model again from another copy",
+        )
+    if count > most:
+        raise StepNotFinite(
+            f"step {step}: {problem}. {count} of {plan.num_rows} rows have failed so far, more than the "
+            f"{most} that data.max_rejected allows: the arithmetic is wrong, not the rows",
+            hint="set dtype: float32; raise data.max_rejected only if so many rows are really broken",
+        )
+    if bad.rows and len(bad.rows) < max(2, len(documents)):
+        amendment = Amendment(step, bad.rows, f"{problem} at step {step}, and again with this row alone")
+        append_amendment(session.folder, amendment)
+        session.plan = plan.amended(amendment)
+        journal(session, "quarantined", step=step, rows=list(bad.rows), reason=amendment.reason)
+        return
+    if bad.rows:
+        reason = f"every row of the step fails, also alone: rows {named}"
+    elif bad.kernel:
+        reason = f"rows {named} fail, but not padded to another length: a kernel is wrong at this shape"
+    elif bad.flaky:
+        reason = f"rows {named} failed once and not again: the machine computes unreliably"
+    else:
+        rows = ", ".join(str(document.row) for document in documents)
+        reason = f"rows {rows} fail together, and none of them alone"
+    raise StepNotFinite(f"step {step}: {problem}; {reason}", hint="the supervisor tries one safe change at a time")
+
+
+def roll_back(session: Session, spike: Spike) -> None:
+    """Return to a checkpoint before the spike and leave its rows out of those steps. Raises LossDiverged."""
+    before = [a for a in session.plan.amendments if a.until_step is not None and a.reason != EARLY]
+    check_rollbacks(spike, len(before))
+    rows = sorted({row for step in range(spike.first, spike.last + 1) for row in session.plan.steps[step].rows})
+    amendment = Amendment(spike.first, tuple(rows), spike.reason, spike.last + 1)
+    checkpoints.distrust_after(session.folder, spike.first)
+    append_amendment(session.folder, amendment)  # last: killed before it, the run meets the same spike again
+    session.plan = session.plan.amended(amendment)
+    restore(session)
+    journal(session, "rolled_back", step=session.state.step, rows=rows, reason=spike.reason)
+
+
+@dataclass(frozen=True)
+class BadRows:
+    """The rows that a replay found.
+
+    `rows`: not finite each time and at any length, so it is the row. `kernel`: finite at another length, so it is the
+    arithmetic of this shape. `flaky`: finite when computed again, so it is the machine.
+    """
+
+    rows: tuple[int, ...] = ()
+    kernel: tuple[int, ...] = ()
+    flaky: tuple[int, ...] = ()
+
+
+def split_out(items: Sequence[T], is_bad: Callable[[Sequence[T]], bool]) -> list[T]:
+    """Return the items that are bad alone, in order, by halving the bad parts: about k * log2(n) calls for k of n.
+
+    What is bad only together is not found: the list is empty then.
+    """
+    if not items or not is_bad(items):
+        return []
+    if len(items) == 1:
+        return [items[0]]
+    half = len(items) // 2
+    return split_out(items[:half], is_bad) + split_out(items[half:], is_bad)
+
+
+def find_bad_rows(model: LoraModel, documents: Sequence[Document]) -> BadRows:
+    """Return which documents of a step are not finite, and whether the rows or the arithmetic cause it.
+
+    Leaves `grad_N` zero and torch's generators as they were; the weights are only read.
+    """
+    rows: list[int] = []
+    kernel: list[int] = []
+    flaky: list[int] = []
+    with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+        for document in split_out(documents, lambda some: not is_finite_step(model, some)):
+            if is_finite_step(model, [document]):
+                flaky.append(document.row)
+            elif is_finite_step(model, [padded(document)]):
+                kernel.append(document.row)
+            else:
+                rows.append(document.row)
+    return BadRows(tuple(rows), tuple(kernel), tuple(flaky))
+
+
+def is_finite_step(model: LoraModel, documents: Sequence[Document]) -> bool:
+    """Return whether loss and gradient of these documents alone are finite. `grad_N` is zero afterwards."""
+    model.grad_N.zero_()
+    finite = bool(torch.isfinite(model.backward(documents, 1.0))) and bool(torch.isfinite(model.grad_N).all())
+    model.grad_N.zero_()
+    return finite
+
+
+def padded(document: Document) -> Document:
+    """Return the document with untrained tokens behind it, up to the next but one multiple of 64.
+
+    Its shapes differ; in a causal model its loss and gradient do not.
+    """
+    extra = 2 * PADDING - document.tokens_L.numel() % PADDING
+    tokens_L = torch.cat([document.tokens_L, document.tokens_L[-1:].expand(extra)])
+    trained_L = torch.cat([document.trained_L, torch.zeros(extra, dtype=torch.bool, device=tokens_L.device)])
+    return document._replace(tokens_L=tokens_L, trained_L=trained_L)
+
+
+def main(task: Replay, heartbeat: Heartbeat) -> dict[str, Any]:
+    """Replay the items of `task` on the run's model: compute loss and gradient of each item alone.
+
+    Wait for the device after each item, so that a fault belongs to one item.
+    """
+    heartbeat.beat(Beat.PREPARING)
+    model, snapshot = load_as_saved(task), open_snapshot(task.snapshot)
+    with Journal(task.journal) as journal:
+        journal.append("ready")
+        for item in task.items:
+            documents = read_documents(snapshot, item.rows)
+            if item.padded:
+                documents = [padded(document) for document in documents]
+            journal.append("item", finite=is_finite_step(model, documents))
+            heartbeat.beat(Beat.ITEM)
+    return {"items": len(task.items)}
+
+
+def load_as_saved(task: Replay) -> LoraModel:
+    """Return the run's model with the weights of its newest good checkpoint, or those of the start."""
+    config, choices = read_resolved(task.run)
+    choices = with_changes(config, complete(config.device, config.dtype, choices), task.changes)
+    device, dtype = start_with(choices, config.memory_share)
+    model = load_model(task.model, config.lora, method=config.method, dtype=dtype, device=device, choices=choices)
+    begin(model.adapter, config.lora, config.seed, task.model)
+    state, _ = load_newest_good(task.run)
+    if state is not None:
+        fill(model.adapter, state.param, f"checkpoint {state.step}")
+    return model
