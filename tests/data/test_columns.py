@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hivetune.config import DataConfig
-from hivetune.data.conversation import read_conversation
-from hivetune.data.pieces.fields import extract
+from hivetune.data.columns import extract
+from hivetune.data.formats import read_conversation
 from hivetune.data.prepare.prepare import check
 from hivetune.data.reasons import RowRefused
 

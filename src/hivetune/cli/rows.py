@@ -239,7 +239,7 @@ def _layout_text(document: dict[str, Any]) -> Iterator[str]:
         more = f" and {len(names) - 1:,} more files" if len(names) > 1 else ""
         yield f"{spelled(names[0])}{more}: {reading}"
     for name, suggestions in document["unclear"].items():
-        yield f"{spelled(name)}: unknown layout; possible mappings, to be confirmed with --columns:"
+        yield f"{spelled(name)}: unknown layout; a possible mapping, to be confirmed with --columns:"
         yield from map(suggestion_text, suggestions)
     for name, encoding in document["encodings"].items():
         yield f"{spelled(name)} was read as {encoding.upper()}"

@@ -16,28 +16,36 @@ import difflib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-import jmespath
-from jmespath.exceptions import JMESPathError
-
-from hivetune.data.columns import ANSWERS, FIELDS, QUESTIONS, REASONING, SYSTEM, TOOLS
-from hivetune.data.pieces.fields import FACTS, as_number, as_time, plain_name
-from hivetune.data.pieces.format import Lines, Log
-from hivetune.data.pieces.logs import PlacedRow, Threads, conversation, events
-from hivetune.data.pieces.said import Row, is_json_text, parsed
-from hivetune.data.pieces.session import ASSISTANT as SPEAKER
+from hivetune.data.columns import (
+    ANSWERS,
+    FACTS,
+    FIELDS,
+    QUESTIONS,
+    REASONING,
+    SYSTEM,
+    TOOLS,
+    as_number,
+    as_time,
+    plain_name,
+)
+from hivetune.data.pieces.format import Log
+from hivetune.data.pieces.sessions import ASSISTANT as SPEAKER
+from hivetune.data.pieces.sessions import SESSION, TableTurn, table_rows
 from hivetune.data.pieces.turns import ROLE_KEYS, ROLES
+from hivetune.data.pieces.values import Path, Row, compile_path, parsed
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import UsageError
 
 ROWS, WHERE, ASSISTANT = "rows", "where", "assistant"
 CONTENT = ("prompt", "completion", "messages", "text", "chosen", "rejected")  # of which one makes the others ours too
 _OF_TURN_OBJECTS = ("content", "messages", "parts")  # an object with one of these is a turn, others are a question
-# The name of a fact that goes before all others of its meaning (pieces/fields.py).
+# The name of a fact that goes before all others of its meaning (columns.py).
 _FIRST_NAMES = {"session": "session_id", "user": "user_id", "time": "timestamp"}
+_SHARED = ("agent", "category", "system", "success", "feedback", "user", "time")  # what the turns of a session share
 _OF_TURNS = ("role", "text", ASSISTANT)
 _OF_TURN = (*ROLE_KEYS, "tool_calls", "tool_call_id", "weight")  # what is read of a turn whose text is mapped
 _JOINED = ("prompt", "completion", "text")  # that may be made of several columns
@@ -47,7 +55,6 @@ OF_ANSWERS = frozenset(("chosen", "rejected", "correction", "rejected_answer"))
 OWN = frozenset(("answered_by", "client", "latency_s", "logprob", "synth", "untrusted", "origin", "checker", "weight"))
 _MAX_NAMED = 8  # columns in a message
 _PLAIN_STEP = re.compile(r"[A-Za-z_]\w*(?:\[[^\]]*\])*|\[[^\]]*\]|\*", re.ASCII)
-_HEAD = re.compile(r'\s*"?([^".\[]+)')
 _NAME = r'"(?:[^"\\]|\\.)*"'  # as JSON writes it
 _PIECE = re.compile(rf"(?:[^,'\[\"]|'(?:[^'\\]|\\.)*'|{_NAME}|\[[^\]]*\])+")
 _WHERE = re.compile(r"(?P<column>.+?)(?P<how>\s*!=\s*|\s*=\s*|\s+in\s+)(?P<wanted>.*)", re.S)
@@ -55,9 +62,8 @@ _WHERE = re.compile(r"(?P<column>.+?)(?P<how>\s*!=\s*|\s*=\s*|\s+in\s+)(?P<wante
 
 def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
     """Return `row` with our field names for the user's columns. Raise RowRefused: filtered."""
-    if WHERE in columns:
-        _filter(row, columns[WHERE])
-    sides = {field: column for field, column in columns.items() if is_side(field, columns)}
+    _filter(row, columns)
+    sides = sides_of(columns)
     used = {part for field, column in sides.items() for part in named_in(row, field, column)}
     mapped: dict[str, Any] = {}
     for field, column in sides.items():
@@ -69,11 +75,15 @@ def map_columns(row: Row, columns: Mapping[str, str]) -> Row:
         if name not in used:
             mapped.setdefault(name, row[name])
     if "weight" in sides:
-        _check_weight(mapped.get("weight", 1))
+        weight = _plain(mapped.get("weight", 1))
+        if weight in ("0", "0.0", "false"):
+            raise RowRefused("no-trained-token", "its weight is 0")
+        if weight not in ("1", "1.0", "true"):
+            raise RowRefused("wrong-type", "a weight is 0 or 1: learn from it, or only read it")
     if "messages" in sides and isinstance(turns := parsed(mapped.get("messages")), list):
         mapped["messages"] = [_turn(turn, columns) for turn in turns]
         if "role" in columns or ASSISTANT in columns:
-            mapped |= {"hivetune_session": "messages", SPEAKER: columns.get(ASSISTANT)}
+            mapped |= {SESSION: "messages", SPEAKER: columns.get(ASSISTANT)}
     return mapped
 
 
@@ -83,72 +93,50 @@ def is_turn_table(columns: Mapping[str, str]) -> bool:
 
 
 def turn_table(columns: Mapping[str, str]) -> Log:
-    """Return the format of a table of turns, as the user maps its columns."""
-    return Log("turns", lambda head: False, lambda lines: _threads(lines, columns))
+    """Return the format of a table of turns, as the user maps its columns. A row without a session is refused."""
 
-
-def _threads(lines: Lines, columns: Mapping[str, str]) -> Iterator[PlacedRow]:
-    """Yield one row for each session of a table of turns; a row without a session is refused.
-
-    Raise UsageError for a condition on a column that no row has.
-    """
-    threads = Threads()
-    last: Row = {}
-    has_column = False
-    for number, event, text in events(lines):
-        if event is None:
-            yield number, text
-            continue
+    def read(event: Row) -> TableTurn | RowRefused:
         session = value_of(event, columns["session"])
         if not isinstance(session, str | int):
-            yield number, missing_column(event, columns) or RowRefused("unknown-layout", "the session is no name")
-            continue
-        last = event
-        has_column = has_column or lacks_where([event], columns) is None
+            return missing_column(event, columns) or RowRefused("unknown-layout", "the session is no name")
         try:
-            if WHERE in columns:
-                _filter(event, columns[WHERE])
+            _filter(event, columns)
         except RowRefused as refused:
-            yield number, refused
-            continue
-        facts = {name: value_of(event, columns[name]) for name in _SHARED if name in columns}
-        time = value_of(event, columns["time"]) if "time" in columns else None
+            return refused
+        facts = {_FIRST_NAMES.get(name, name): value_of(event, columns[name]) for name in _SHARED if name in columns}
+        time = facts.get("timestamp")
         position = as_time(time) if as_number(time) is None else as_number(time)
-        threads.add(str(session), number, {**_turn(event, columns), "facts": facts}, position)
-    if not has_column and (error := lacks_where([last] if last else [], columns)) is not None:
-        raise error
-    for name, begin, turns in threads.conversations():
-        shared = {_FIRST_NAMES.get(key, key): fact for turn in turns[::-1] for key, fact in turn.pop("facts").items()}
-        yield begin, conversation("turns", turns, session_id=name, **shared)
+        return TableTurn(str(session), _turn(event, columns), position, facts)
 
-
-_SHARED = ("agent", "category", "system", "success", "feedback", "user", "time")  # what the turns of a session share
+    return Log("turns", lambda head: False, lambda lines: table_rows("turns", lines, read))
 
 
 @lru_cache(512)
 def _kept(names: tuple[str, ...], fields: tuple[str, ...]) -> tuple[str, ...]:
     """Return the columns that are read beside those of mapped fields."""
-    kept = kept_beside(dict.fromkeys(fields, ""))
+    kept = kept_beside(fields)
     return tuple(name for name in names if plain_name(name) in kept)
 
 
-def kept_beside(columns: Mapping[str, str]) -> frozenset[str]:
-    """Return the names that are read beside mapped ones: facts, and the side of a pair that was not mapped."""
+def kept_beside(fields: Sequence[str] | Mapping[str, str]) -> frozenset[str]:
+    """Return the names that are read beside mapped fields: facts, and the side of a pair that was not mapped."""
     kept = {*FACTS, *OWN, *SYSTEM, *TOOLS, *REASONING}
-    if "messages" not in columns and "text" not in columns:
-        kept |= set() if "prompt" in columns else {*QUESTIONS, "history"}
-        kept |= set() if "completion" in columns else {*ANSWERS}
+    if "messages" not in fields and "text" not in fields:
+        kept |= set() if "prompt" in fields else {*QUESTIONS, "history"}
+        kept |= set() if "completion" in fields else {*ANSWERS}
         kept |= OF_ANSWERS
     return frozenset(kept)
 
 
-def _filter(row: Row, condition: str) -> None:
-    """Raise RowRefused: filtered, for a row that does not fulfil the condition."""
-    column, how, wanted = where_of(condition)
+def _filter(row: Row, columns: Mapping[str, str]) -> None:
+    """Raise RowRefused: filtered, for a row that does not fulfil the condition of a mapping."""
+    if WHERE not in columns:
+        return
+    column, how, wanted = where_of(columns[WHERE])
     value = _plain(value_of(row, column))
     fits = value in map(_plain, wanted.split("|")) if how == "in" else value == _plain(wanted)
     if fits == (how == "!="):
-        raise RowRefused("filtered", f"{column} is {value[:40]!r}: not read by where={condition}")
+        raise RowRefused("filtered", f"{column} is {value[:40]!r}: not read by where={columns[WHERE]}")
 
 
 @lru_cache(16)
@@ -161,18 +149,10 @@ def where_of(condition: str) -> tuple[str, str, str]:
     return match["column"].strip(), match["how"].strip(), match["wanted"].strip()
 
 
-def _check_weight(weight: Any) -> None:
-    """Raise RowRefused for a row of weight 0, which is not learned, and for a weight that is neither 0 nor 1."""
-    if _plain(weight) in ("0", "0.0", "false"):
-        raise RowRefused("no-trained-token", "its weight is 0")
-    if _plain(weight) not in ("1", "1.0", "true"):
-        raise RowRefused("wrong-type", "a weight is 0 or 1: learn from it, or only read it")
-
-
-def is_side(field: str, columns: Mapping[str, str]) -> bool:
-    """Return whether a field names a column of the row, not the place of rows, a condition or a part of a turn."""
-    of_turn = field == ASSISTANT or ("messages" in columns and field in _OF_TURNS)
-    return field not in (ROWS, WHERE) and not of_turn
+def sides_of(columns: Mapping[str, str]) -> dict[str, str]:
+    """Return the fields that name a column of the row, not the place of rows, a condition or a part of a turn."""
+    others = {ROWS, WHERE, ASSISTANT, *(_OF_TURNS if "messages" in columns else ())}
+    return {field: column for field, column in columns.items() if field not in others}
 
 
 def maps_content(columns: Mapping[str, str]) -> bool:
@@ -190,19 +170,16 @@ def _turn(turn: Any, columns: Mapping[str, str]) -> Any:
     """
     if not isinstance(turn, dict):
         return turn
-    beside = (
-        ("role", "from", "sender", "speaker", "tool_calls", "tool_call_id", "weight") if "text" in columns else turn
-    )
-    plain = {key: turn[key] for key in beside if key in turn}
+    plain = {key: turn[key] for key in (_OF_TURN if "text" in columns else turn) if key in turn}
     if "text" in columns:
         plain["content"] = value_of(turn, columns["text"])
-    names = [key for key in ROLE_KEYS if key in plain]
-    speaker = value_of(turn, columns["role"]) if "role" in columns else plain[names[0]] if names else None
     if "role" not in columns and ASSISTANT not in columns:
         return plain
-    rest = {key: value for key, value in plain.items() if key not in names}
+    names = [key for key in ROLE_KEYS if key in plain]
+    speaker = value_of(turn, columns["role"]) if "role" in columns else plain[names[0]] if names else None
     is_role = ASSISTANT not in columns and _plain(speaker) in ROLES
-    return {**rest, **({"role": _plain(speaker)} if is_role else {"speaker": str(speaker)})}
+    who = {"role": _plain(speaker)} if is_role else {"speaker": str(speaker)}
+    return {**{key: value for key, value in plain.items() if key not in names}, **who}
 
 
 def named_in(row: Row, field: str, column: str) -> tuple[str, ...]:
@@ -230,65 +207,53 @@ def side_of(row: Row, field: str, column: str) -> Any:
 
 
 def value_of(row: Row, column: str) -> Any:
-    """Return the value at a path of a row; lists and objects in JSON text are decoded. None if there is none."""
-    return row[column] if column in row else _compiled(column).search(_opened(row, column))
-
-
-def _opened(row: Row, column: str) -> Row:
-    """Return the row with the JSON texts along a path decoded."""
-    head = _HEAD.match(column)
-    name = head[1] if head else ""
-    value = row.get(name)
-    if isinstance(value, str) and is_json_text(value):
-        value = parsed(value)
-    rest = column[head.end() :].lstrip('".') if head else ""
-    if isinstance(value, dict) and rest:
-        value = _opened(value, rest)
-    return {**row, name: value} if name in row and value is not row[name] else row
+    """Return the value at a path of a row; a list or an object in JSON text is decoded. None if there is none."""
+    if column in row:
+        return row[column]
+    path = _path(column)
+    decoded = {name: parsed(row[name]) for name in path.heads if isinstance(row.get(name), str)}
+    return path.find({**row, **decoded} if decoded else row)
 
 
 @lru_cache(256)
-def _compiled(column: str) -> Any:
-    """Return the path as JMESPath. Raise UsageError for an invalid path."""
-    path = re.sub(r"\.(\d+)(?=\.|\[|\Z)", r"[\1]", column)
+def _path(column: str) -> Path:
+    """Return a column as a path; names with other characters need no quotation marks. Raise UsageError."""
+    indexed = re.sub(r"\.(\d+)(?=\.|\[|\Z)", r"[\1]", column)
     try:
-        return jmespath.compile(path)
-    except JMESPathError:
-        steps = (step if _PLAIN_STEP.fullmatch(step) else json.dumps(step) for step in path.split("."))
-        try:
-            return jmespath.compile(".".join(steps))
-        except JMESPathError as error:
-            raise UsageError(f"data.columns: {column!r} is not a path: {str(error).splitlines()[0]}") from None
+        return compile_path(indexed)
+    except ValueError:
+        steps = (step if _PLAIN_STEP.fullmatch(step) else json.dumps(step) for step in indexed.split("."))
+    try:
+        return compile_path(".".join(steps))
+    except ValueError as error:
+        raise UsageError(f"data.columns: {error}") from None
 
 
 def rows_at(record: Any, path: str) -> list[Any]:
     """Return the rows of a record, at `rows=PATH`; none where nothing is there."""
-    value = value_of(record, path) if isinstance(record, dict) else _compiled(path).search(record)
+    value = value_of(record, path) if isinstance(record, dict) else _path(path).find(record)
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def missing_column(row: Row, columns: Mapping[str, str]) -> RowRefused | None:
     """Return which of the user's columns a row does not have, or has without a value; None where it has them all."""
-    sides = [(field, name) for field, name in columns.items() if is_side(field, columns)]
-    missing = [(field, name) for field, name in sides if side_of(row, field, name) is None]
-    if not missing:
+    sides = sides_of(columns).items()
+    field, column = next(((field, name) for field, name in sides if side_of(row, field, name) is None), ("", ""))
+    if not field:
         return None
-    field, column = missing[0]
     parts = named_in(row, field, column)
     name = next((part for part in parts if not _has_column(row, part)), None)
-    if name is None:
-        reason = {"completion": "empty-turn", "prompt": "empty-turn"}.get(field, "unknown-layout")
-        which = f"the column {column!r} is" if len(parts) == 1 else f"the columns {', '.join(parts)} are"
-        return RowRefused(reason, f"{which} empty in this row")
-    return RowRefused("unknown-layout", f"the row has no column {name!r}; {near_column(row, name)}")
+    if name is not None:
+        return RowRefused("unknown-layout", f"the row has no column {name!r}; {near_column(row, name)}")
+    which = f"the column {column!r} is" if len(parts) == 1 else f"the columns {', '.join(parts)} are"
+    reason = "empty-turn" if field in ("completion", "prompt") else "unknown-layout"
+    return RowRefused(reason, f"{which} empty in this row")
 
 
 def missing_fields(row: Row, columns: Mapping[str, str]) -> tuple[str, ...]:
     """Return the fields whose column a row does not have, with or without a value."""
-    sides = ((field, column) for field, column in columns.items() if is_side(field, columns))
-    return tuple(
-        field for field, name in sides if not all(_has_column(row, part) for part in named_in(row, field, name))
-    )
+    sides = ((field, named_in(row, field, column)) for field, column in sides_of(columns).items())
+    return tuple(field for field, parts in sides if not all(_has_column(row, part) for part in parts))
 
 
 def lacks_where(rows: Sequence[Row], columns: Mapping[str, str]) -> UsageError | None:
@@ -359,7 +324,7 @@ def check_columns(columns: Mapping[str, str]) -> None:
         if name == WHERE:
             where_of(column)
         elif name != ASSISTANT and AND not in column:
-            _compiled(column)
+            _path(column)
     if "role" in columns and "messages" not in columns and not is_turn_table(columns):
         hint = "add messages=COLUMN for a list of turns, or session=COLUMN and text=COLUMN for one turn a row"
         raise UsageError("data.columns: role is of a turn, and messages is not mapped", hint=hint)

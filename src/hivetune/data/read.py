@@ -1,15 +1,14 @@
 """From a row as it came to an Example. Pure."""
 
 import json
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
-from hivetune.data.conversation import read_conversation
-from hivetune.data.formats import claude_code, codex, format_named
+from hivetune.data.columns import extract
+from hivetune.data.formats import claude_code, codex, format_named, read_conversation
 from hivetune.data.judged.answers import (
     TwoAnswers,
     only_last_answer,
@@ -18,10 +17,11 @@ from hivetune.data.judged.answers import (
 )
 from hivetune.data.mapping import is_turn_table, map_columns, maps_content, missing_column, missing_fields
 from hivetune.data.pieces.answers import refuse_cut_row, refuse_pieces
-from hivetune.data.pieces.fields import extract
-from hivetune.data.pieces.said import Conversation, Row, parsed
-from hivetune.data.pieces.session import ASSISTANT
+from hivetune.data.pieces.format import Conversation
+from hivetune.data.pieces.rendered import with_thoughts_apart
+from hivetune.data.pieces.sessions import ASSISTANT, SESSION
 from hivetune.data.pieces.turns import is_conversation, without_padding
+from hivetune.data.pieces.values import Row, parsed
 from hivetune.data.raw import RawRow
 from hivetune.data.reasons import RowRefused, not_utf8
 from hivetune.records import Example, Message, Rendered
@@ -154,7 +154,7 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     refuse_session_line(row)
     refuse_cut_row(row)
     missing: tuple[str, ...] = ()
-    if columns and "hivetune_session" in row and is_turn_table(columns):
+    if columns and SESSION in row and is_turn_table(columns):
         row = {**row, ASSISTANT: columns.get("assistant")}
     elif columns:
         missing = missing_fields(row, columns)
@@ -167,12 +167,16 @@ def read_example(raw: RawRow, columns: Mapping[str, str], *, pairs: bool = False
     except RowRefused as refused:
         if maps_content(columns) and refused.reason == "unknown-layout":
             raise missing_column(whole, columns) or refused from None
-        raise _with_advice(refused, raw.file.line if raw.file else "") from None
+        if refused.reason != "unknown-layout" or raw.file is None or not raw.file.line:
+            raise
+        hint = f"{refused.hint.partition('; map yours')[0]}: {raw.file.line}"  # the mapping that fits the whole file
+        raise RowRefused(refused.reason, hint) from None
     if raw.file is not None and raw.file.telling and is_table(conversation, columns):
         raise RowRefused("unread-column", raw.file.telling)
     if changed or NUL_ESCAPE in text:
         conversation = _clean(conversation)
-    conversation = with_thoughts_apart(without_padding(conversation))
+    conversation = without_padding(conversation)
+    conversation = conversation._replace(messages=tuple(map(with_thoughts_apart, conversation.messages)))
     stored = {name: value for name, value in (raw.stored or {}).items() if name not in columns}
     example = _example(raw.source, row, conversation, stored)
     if "success" in columns and example.success is None and row.get("success") not in (None, ""):
@@ -203,35 +207,6 @@ def _clean(conversation: Conversation) -> Conversation:
     return conversation._replace(messages=tuple(messages), changed=changed)
 
 
-_CLOSED = re.compile(r"\A(?P<thought>.*?)\n</think>[ \t]*\n\s*(?P<answer>.*)\Z", re.S)
-# As Open WebUI shows thoughts above an answer.
-_DETAILS = re.compile(
-    r"\A\s*<details type=\"reasoning\"[^>]*>\s*+(?:<summary>.*?</summary>)?+(?P<thought>.*?)</details>"
-    r"\s*(?P<answer>.*)\Z",
-    re.S,
-)
-
-
-def with_thoughts_apart(conversation: Conversation) -> Conversation:
-    """Return the conversation with the thoughts of an answer apart that begins with them: its prompt opened them and
-    `</think>` stands on a line of its own, or a page shows them folded.
-    """
-    marks = ("\n</think>", '<details type="reasoning"')
-    if not any(m.role == "assistant" and any(mark in m.content for mark in marks) for m in conversation.messages):
-        return conversation
-    messages = []
-    for message in conversation.messages:
-        text = message.content
-        if message.role == "assistant" and not message.reasoning and "<think>" not in text:
-            if match := _CLOSED.match(text):
-                message = replace(message, content=match["answer"], reasoning=match["thought"])
-            elif match := _DETAILS.match(text):
-                lines = [line.removeprefix(">").removeprefix(" ") for line in match["thought"].strip().split("\n")]
-                message = replace(message, content=match["answer"], reasoning="\n".join(lines).strip())
-        messages.append(message)
-    return conversation._replace(messages=tuple(messages))
-
-
 def _judged(example: Example, two: TwoAnswers | None) -> Example:
     """Return the row with its judgement on the last turn of the answer only. A rating of two answers belongs to the
     worse one.
@@ -245,13 +220,6 @@ def _judged(example: Example, two: TwoAnswers | None) -> Example:
     if example.answered_by is not None and example.feedback is not None:
         return replace(example, messages=only_last_answer(example.messages))
     return example
-
-
-def _with_advice(refused: RowRefused, line: str) -> RowRefused:
-    """Return the refusal of an unknown row with the suggested mapping of its file, if there is one."""
-    if refused.reason != "unknown-layout" or not line:
-        return refused
-    return RowRefused(refused.reason, f"{refused.hint.partition('; map yours')[0]}: {line}")
 
 
 def _example(source: str, row: Row, conversation: Conversation, stored: Mapping[str, Any]) -> Example:

@@ -21,10 +21,9 @@ import pytest
 
 from hivetune.data import formats
 from hivetune.data.columns import plain_row
-from hivetune.data.conversation import read_conversation
-from hivetune.data.formats import all_formats, formats_with
+from hivetune.data.formats import all_formats, formats_with, read_conversation
 from hivetune.data.pieces.format import Format, Store
-from hivetune.data.pieces.said import Row
+from hivetune.data.pieces.values import Row
 from hivetune.data.prepare.understand import rows_of_files
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hivetune.data.pieces.logs import conversation
+from hivetune.data.pieces.sessions import conversation
 from hivetune.data.raw import RawRow
 from hivetune.data.read import read_example
 from hivetune.data.reasons import RowRefused

@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import home
+from hivetune.data.columns import as_feedback, as_success, as_time, extract
 from hivetune.data.intake import collect as collect_module
 from hivetune.data.intake.interactions import Batch, Cursor, Delivery, Tally, commit_batch
 from hivetune.data.intake.sources import documents
 from hivetune.data.intake.sources.documents import DocumentReader
 from hivetune.data.intake.sources.parse import parse_map, parse_sources
-from hivetune.data.pieces.fields import as_feedback, as_success, as_time, extract
 from hivetune.errors import DoesNotFit, UsageError
 
 HIVETUNE = [sys.executable, "-m", "hivetune"]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from hivetune.data.pieces.answers import read_answer, refuse_pieces
-from hivetune.data.pieces.session import read_session, without_markup
+from hivetune.data.pieces.sessions import read_session, without_markup
 from hivetune.data.pieces.turns import read_messages, read_turn
 from hivetune.data.reasons import RowRefused
 

@@ -20,8 +20,8 @@ from faults import planted
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, manifest_problems, read_json
 from hivetune.config import DataConfig, RunConfig, parse_config
+from hivetune.data.columns import extract
 from hivetune.data.intake.interactions import tombstone
-from hivetune.data.pieces.fields import extract
 from hivetune.data.prepare import prepare as module
 from hivetune.data.prepare.prepare import check, prepare
 from hivetune.data.prepare.write import beside

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hivetune.data.formats import format_of_file
-from hivetune.data.pieces.format import Head, Log
-from hivetune.data.pieces.logs import PlacedRow
+from hivetune.data.pieces.format import Head, Log, PlacedRow
 
 NUM_SAMPLE = 20  # rows by which a table is told: all have to be of one format
 

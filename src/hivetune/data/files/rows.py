@@ -19,7 +19,7 @@ from hivetune.data.files.message_log import joined_rows
 from hivetune.data.files.unpack import package, read_blocks
 from hivetune.data.formats import joins_rows, may_hold_rows, rows_inside, rows_of_file, slack
 from hivetune.data.mapping import rows_at, turn_table
-from hivetune.data.pieces.logs import PlacedRow
+from hivetune.data.pieces.format import PlacedRow
 from hivetune.data.raw import MAX_ROW_BYTES, RawRow, Source
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import DataRefused

@@ -18,13 +18,16 @@ from typing import TypeVar
 from hivetune.base.database import open_to_read
 from hivetune.base.disk import home
 from hivetune.base.paths import spelled
+from hivetune.data.columns import plain_row
 from hivetune.data.formats.spec import format_of
-from hivetune.data.pieces.format import AnyFormat, Batch, Format, Head, Lines, Log, Store
-from hivetune.data.pieces.logs import PlacedRow
-from hivetune.data.pieces.said import Conversation, Row
+from hivetune.data.pieces.format import AnyFormat, Batch, Conversation, Format, Head, Lines, Log, PlacedRow, Store
+from hivetune.data.pieces.sessions import SESSION, read_session
+from hivetune.data.pieces.values import Row
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import DataRefused, UsageError
 
+_SPEAKERS, _SPOKEN = ("role", "sender", "speaker", "from"), ("content", "text", "message", "body", "value")
+_MAX_NAMED, _MAX_CHARS = 8, 30
 OWN_FILE = Path(__file__).with_name("formats.toml")
 
 
@@ -177,3 +180,34 @@ def formats_with(names: tuple[str, ...]) -> tuple[Format, ...]:
 def format_named(name: str) -> Format | None:
     """Return the format of records with this name; None for the conversations that a file's format joined."""
     return _of_kind(Format).get(name)
+
+
+def read_conversation(row: Row) -> Conversation:
+    """Return the conversation of `row`. Raise RowRefused: unknown-layout, or the problem with the row."""
+    named, row = row, plain_row(row)
+    if SESSION in row:
+        return read_session(row)
+    if row.get("chosen") not in (None, "", []) and row.get("rejected") not in (None, "", []):
+        hint = "learn: [sft, pairs] learns from both; --columns prompt=...,completion=chosen from the better one"
+        raise RowRefused("preference-row", hint)
+    for form in formats_with(tuple(row)):
+        if (conversation := form.read(row)) is not None:
+            return conversation
+    raise _unknown(row, named)
+
+
+def _unknown(row: Row, named: Row) -> RowRefused:
+    """Return the refusal of a row of no format, of one message, or of one half of a batch. `named`: with the names that
+    the file has.
+    """
+    if "custom_id" in row and (row.get("body") or row.get("params")):
+        return RowRefused("no-answer", "a question of a batch: give the file with its answers too")
+    if "custom_id" in row:
+        return RowRefused("earlier-turns-missing", "an answer of a batch: give the file with its questions too")
+    speaker = next((name for name in _SPEAKERS if isinstance(row.get(name), str)), None)
+    spoken = next((name for name in _SPOKEN if isinstance(row.get(name), str | list)), None)
+    if speaker and spoken:
+        return RowRefused("one-message", f"the columns {speaker} and {spoken}: one message of a conversation")
+    names = ", ".join(str(name)[:_MAX_CHARS] for name in list(named)[:_MAX_NAMED]) or "none"
+    fact = f"no prompt or answer column recognised among {names}"
+    return RowRefused("unknown-layout", f"{fact}; map yours: --columns prompt=...,completion=...")

@@ -1,19 +1,20 @@
-"""ChatGPT's export: a conversation is a tree, a `mapping` of nodes with a `current_node`. Two answers that the user
-compared stand apart (`model_comparisons.json`).
+"""ChatGPT's export: a conversation is a tree, a `mapping` of nodes with a `current_node`.
+
+Answers in which a tool of ChatGPT took part (a canvas, code, a connector) are read and not learned, except a search:
+the answer says what it found.
 
 https://help.openai.com/en/articles/7260999-how-do-i-export-my-chatgpt-history-and-data
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hivetune.data.pieces.fields import as_time
-from hivetune.data.pieces.format import Format
-from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, listed, one_of, parsed
-from hivetune.data.pieces.session import NotLearned, branch, chat
-from hivetune.data.pieces.turns import plain_call
+from hivetune.data.columns import as_time
+from hivetune.data.pieces.format import NOT_HELD, Conversation, Format
+from hivetune.data.pieces.sessions import NotLearned, branch, chat
+from hivetune.data.pieces.values import Row, listed, one_of, parsed
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 
@@ -21,7 +22,6 @@ _SPOKEN = "audio_transcription"  # what was said, beside the sound itself
 # Tools without a part in the answer: a search, of which the answer says what it found, and notes about the user.
 _SILENT_TOOLS = ("web", "browser", "bio")
 _THINKER = "a8km123"  # under whose name ChatGPT shows what a model thinks
-_CANVAS = "canmore.create_textdoc"  # writes a document beside the conversation: a part of the answer
 _ABOVE = ("user_editable_context", "system_content")  # what stood above the conversation
 _SYSTEM_FIELDS = ("model_identity_desc", "instructions", "user_profile", "user_instructions")
 _BROKEN_OFF = ("in_progress", "finished_partial_completion")  # states of a message
@@ -50,22 +50,18 @@ def read(row: Row) -> Conversation | None:
         leaves = [key for key, node in nodes.items() if not node.get("children")]
         times = {key: as_time(one_of(nodes[key].get("message"), "create_time")) or 0 for key in leaves}
         leaf = max(leaves, key=times.__getitem__, default="")
-    path = branch({key: parents.get(key) for key in nodes}, leaf)
-    others = sum(_role(nodes[key].get("message")) == "assistant" for key in nodes if key not in path)
-    return _chat("chatgpt", [nodes[key].get("message") for key in path], others)
-
-
-def _chat(name: str, turns: Iterable[Any], others: int) -> Conversation:
-    read = chat(name, turns, _turn, others)
-    messages = tuple(_without_marks(m) if m.role == "assistant" else m for m in read.messages)
-    changed = (*read.changed, "source-marks") if messages != read.messages else read.changed
-    return read._replace(messages=messages, changed=changed)
+    kept = branch(nodes, {key: parents.get(key) for key in nodes}, leaf)
+    answers = [sum(_role(node.get("message")) == "assistant" for node in some) for some in (nodes.values(), kept)]
+    found = chat("chatgpt", [node.get("message") for node in kept], _turn, answers[0] - answers[1])
+    messages = tuple(_without_marks(message) for message in found.messages)
+    changed = (*found.changed, "source-marks") if messages != found.messages else found.changed
+    return found._replace(messages=messages, changed=changed)
 
 
 def _without_marks(message: Message) -> Message:
-    text = _MARK.sub(_words_of_mark, message.content) if "\ue200" in message.content else message.content
-    text = _OLD_MARK.sub("", text) if "oaicite" in text or "\u2020" in text else text
-    return message if text == message.content else replace(message, content=text)
+    if message.role != "assistant":
+        return message
+    return replace(message, content=_OLD_MARK.sub("", _MARK.sub(_words_of_mark, message.content)))
 
 
 def _words_of_mark(mark: re.Match[str]) -> str:
@@ -81,8 +77,7 @@ def _role(message: Any) -> Any:
 
 
 def _turn(message: Any) -> list[Message]:
-    content = one_of(message, "content")
-    role = _role(message)
+    content, role = one_of(message, "content"), _role(message)
     kind = one_of(content, "content_type")
     if not isinstance(content, dict) or role is None or kind in _SILENT:
         return []
@@ -93,33 +88,18 @@ def _turn(message: Any) -> list[Message]:
         thoughts = [str(one_of(item, "content", "summary") or "") for item in listed(content.get("thoughts"))]
         return [Message("assistant", "", reasoning="\n".join(thoughts) or None)]
     if role == "tool" or (role == "assistant" and one_of(message, "recipient") not in (None, "all")):
-        return _of_tool(message, content)
+        tool = str(one_of(one_of(message, "author"), "name") or one_of(message, "recipient"))
+        if tool == _THINKER:
+            return [Message("assistant", "", reasoning=_text(content).strip() or None)]
+        if tool.partition(".")[0] in _SILENT_TOOLS and kind != "system_error":
+            return []
+        raise NotLearned(RowRefused(NOT_HELD, f"ChatGPT's own tool {tool[:40]} took part"))
     text = _text(content)
     messages = [Message(role, text)] if text.strip() else []
-    if role == "assistant" and _is_unfinished(message):
+    ended = one_of(one_of(one_of(message, "metadata"), "finish_details"), "type")
+    if role == "assistant" and (message.get("status") in _BROKEN_OFF or ended in ("max_tokens", "interrupted")):
         raise NotLearned(RowRefused("cut-off-answer", "an answer was stopped before its end"), *messages)
     return messages
-
-
-def _of_tool(message: Any, content: Mapping[str, Any]) -> list[Message]:
-    tool = str(one_of(one_of(message, "author"), "name") or one_of(message, "recipient"))
-    kind = content.get("content_type")
-    if kind == "execution_output":  # what code printed that the model wrote and that ran: the export holds both
-        return [Message("tool", _text(content), name=tool)]
-    if tool.partition(".")[0] in _SILENT_TOOLS and kind != "system_error":
-        return []
-    if tool == _THINKER:
-        return [Message("assistant", "", reasoning=_text(content).strip() or None)]
-    if kind == "code" and _role(message) == "assistant" and not _is_unfinished(message):
-        return [Message("assistant", "", tool_calls=(plain_call(tool, {"input": _text(content)}, None),))]
-    if tool == _CANVAS and not _is_unfinished(message):
-        written = parsed(_text(content))
-        text, (kind, _, language) = one_of(written, "content"), str(one_of(written, "type")).partition("/")
-        if isinstance(text, str) and "```" not in text:
-            return [Message("assistant", f"```{language}\n{text.rstrip()}\n```" if kind == "code" else text)]
-        if isinstance(written, str) and "Successfully created" in written:
-            return []
-    raise NotLearned(RowRefused(NOT_HELD, f"ChatGPT's own tool {tool[:40]} took part"))
 
 
 def _text(content: Mapping[str, Any]) -> str:
@@ -134,27 +114,4 @@ def _text(content: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _is_unfinished(message: Any) -> bool:
-    ended = one_of(one_of(one_of(message, "metadata"), "finish_details"), "type")
-    return one_of(message, "status") in _BROKEN_OFF or ended in ("max_tokens", "interrupted")
-
-
-def _preferred(row: Row) -> Conversation | None:
-    """Return the conversation with the preferred answer: the new one if both are rated equally (the user asked for it),
-    the first one without a comparison.
-    """
-    record = row.get("content", row)  # of newer exports
-    question = one_of(one_of(record, "input"), "prompt_convo")
-    compared = one_of(one_of(record, "output"), "feedback_step_2")
-    if question is None or compared is None:
-        return None
-    better = "original" if one_of(compared, "completion_comparison_rating") in ("original", "skip") else "new"
-    *answer, last = listed(one_of(compared, f"{better}_turn")) or [None]
-    if one_of(last, "end_turn") is False:  # nothing follows that could end it
-        last = {**last, "status": "in_progress"}
-    return _chat("chatgpt-comparison", [*listed(one_of(question, "messages")), *answer, last], 1)
-
-
-_COMPARED = frozenset(("input", "output", "content"))
 FORMAT = Format("chatgpt", read, needs=("mapping",), reads=frozenset(("mapping", "current_node")))
-COMPARISON_FORMAT = Format("chatgpt-comparison", _preferred, needs=("input|content",), reads=_COMPARED)

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hivetune.data.pieces.format import Lines, Log
-from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, path_to, session_rows, trees
-from hivetune.data.pieces.said import Row, listed, objects, one_of
+from hivetune.data.pieces.format import Log, PlacedRow
+from hivetune.data.pieces.sessions import PlacedEvent, conversation, path_to, session_rows
+from hivetune.data.pieces.values import Row, listed, objects, one_of
 
 _SPOKEN = ("user", "assistant")
 _OTHER_TYPES = ("summary", "file-history-snapshot", "queue-operation", "progress", "system", "attachment")
@@ -58,11 +58,6 @@ def is_line(row: Row) -> bool:
     if row.get("type") == "summary":
         return "leafUuid" in row
     return row.get("type") in _OTHER_TYPES and ("sessionId" in row or "snapshot" in row)
-
-
-def rows(lines: Lines) -> Iterator[PlacedRow]:
-    """Yield each tree of a file as one row; its lines may stand between those of others."""
-    return session_rows(lines, lambda event: False, _rows)
 
 
 def _lines_of(session: Sequence[PlacedEvent]) -> dict[str, _Line]:
@@ -136,10 +131,29 @@ def _rows(session: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
         aside = line.asks_subagent and above is not None and above.event.get("isSidechain") is not True
         if aside or (line.role == "user" and _text(line.message).lstrip().startswith(_CLEAR)):
             line.parent = None  # a conversation of its own begins
-    for tree in trees({name: line.parent for name, line in lines.items()}).values():
+    for tree in _trees({name: line.parent for name, line in lines.items()}).values():
         spoken = [name for name in tree if lines[name].role and not lines[name].noise]
         if spoken:
             yield _row(lines, tree, spoken)
+
+
+def _trees(parents: Mapping[str, str | None]) -> dict[str, list[str]]:
+    """Return the trees of a log by the names of their first events, each with the names of all its events in the order
+    of the log. A parent may stand below its child: programs write what happens at once as it comes.
+    """
+    root_of: dict[str, str] = {}
+    names_of: dict[str, list[str]] = {}
+    for name in parents:
+        path: dict[str, None] = {}
+        node = name
+        while node not in root_of and node not in path:
+            path[node] = None
+            above = parents[node]
+            node = above if above is not None and above in parents else node
+        root = root_of.get(node, node)
+        root_of |= dict.fromkeys(path, root)
+        names_of.setdefault(root, []).append(name)
+    return names_of
 
 
 def _command_arguments(line: _Line) -> str:
@@ -205,4 +219,5 @@ def _turns(lines: list[_Line]) -> list[dict[str, Any]]:
     return [turn for turn, is_mark in zip(turns, marks, strict=True) if not is_mark]
 
 
-FORMAT = Log("claude-code", lambda head: any(map(is_line, head.events)), rows)
+# The lines of a tree may stand between those of others.
+FORMAT = Log("claude-code", lambda head: any(map(is_line, head.events)), lambda lines: session_rows(lines, _rows))

@@ -3,15 +3,15 @@
 https://github.com/openai/codex/blob/main/codex-rs/protocol/src/protocol.rs (`RolloutItem`)
 """
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hivetune.data.pieces.answers import HIDDEN_CALLS, is_of_answer, unlearn_answer, unlearn_hidden_calls
-from hivetune.data.pieces.format import Head, Lines, Log
-from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, session_rows
-from hivetune.data.pieces.said import NOT_HELD, Row, objects, one_of, parsed
+from hivetune.data.pieces.format import NOT_HELD, Head, Lines, Log, PlacedRow
+from hivetune.data.pieces.sessions import PlacedEvent, conversation, session_rows
+from hivetune.data.pieces.values import Row, objects, one_of, parsed
 from hivetune.data.reasons import RowRefused
 
 _FIRST_LINE = re.compile(rb'\A\s*\{"timestamp":\s*"[^"]*",\s*"type":\s*"session_meta"')
@@ -47,7 +47,7 @@ def recognise(head: Head) -> bool:
 
 def rows(lines: Lines) -> Iterator[PlacedRow]:
     """Yield one row for each stretch of a session between compactions."""
-    return session_rows(lines, lambda event: event.get("type") == "session_meta", _rows)
+    return session_rows(lines, _rows, lambda event: event.get("type") == "session_meta")
 
 
 def _rows(events: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
@@ -87,7 +87,7 @@ def _apply(session: _Session, event: dict[str, Any]) -> None:
     """Apply an event of the program to the items. What events say that somebody said, items say too."""
     count = event.get("num_turns")
     if event.get("type") == "turn_aborted":
-        unlearn_answer(session.items, len(session.items))
+        _unlearn_answer(session.items)
     elif event.get("type") == "thread_rolled_back" and isinstance(count, int) and count > 0:
         # The user went back, and gave up the last turns: each begins with what they asked.
         asked = [i for i, item in enumerate(session.items) if item.get("role") == "user"]
@@ -101,8 +101,26 @@ def _is_summary(item: dict[str, Any]) -> bool:
     return item.get("type") in ("compaction", "compaction_summary")
 
 
+def _is_hidden(kind: str) -> bool:
+    """Return whether items of this type are calls of which a log does not hold what they found. A search of the web is
+    no such tool: its answer says what was found.
+    """
+    return kind.endswith("_call") and kind not in ("function_call", "custom_tool_call", "web_search_call")
+
+
 def _is_broken_call(item: dict[str, Any]) -> bool:
     return item.get("type") == "function_call" and not isinstance(parsed(item.get("arguments") or {}), dict)
+
+
+def _is_of_answer(item: dict[str, Any]) -> bool:
+    """Return whether the model wrote an item: its words, thoughts and calls."""
+    return item.get("role", "assistant") == "assistant" and not str(item.get("type")).endswith("_output")
+
+
+def _unlearn_answer(items: list[dict[str, Any]]) -> None:
+    """Give no weight to the answer at the end, nor to its thoughts and calls."""
+    for item in itertools.takewhile(_is_of_answer, reversed(items)):
+        item["weight"] = 0
 
 
 def _row(session: _Session) -> Iterator[PlacedRow]:
@@ -112,24 +130,24 @@ def _row(session: _Session) -> Iterator[PlacedRow]:
     while session.items and _is_broken_call(session.items[-1]):
         session.items.pop()
         session.left_out.add("trailing-turns")
-    items = session.items
-    for index, item in enumerate(items):
-        if _is_broken_call(item):
-            items[index] = {**item, "type": "custom_tool_call", "input": str(item.get("arguments"))}
-            unlearn_answer(items, index + 1)
-    hidden = next((item["type"] for item in items if item.get("type") in HIDDEN_CALLS), None)
-    items = unlearn_hidden_calls(items)
+    items: list[dict[str, Any]] = []
+    for item in session.items:
+        broken = _is_broken_call(item)
+        items.append({**item, "type": "custom_tool_call", "input": str(item.get("arguments"))} if broken else item)
+        if broken:
+            _unlearn_answer(items)
     if not any(item.get("role") == "user" for item in items):
         return
-    learned = [item for item in items if is_of_answer(item) and item.get("weight", 1)]
     if session.is_encrypted:
-        if learned:
+        if any(_is_of_answer(item) and item.get("weight", 1) for item in items):
             reason = "the session was compacted, and the summary of what came before is encrypted"
             yield session.place, RowRefused("earlier-turns-missing", reason)
         return
-    if hidden and not learned:
-        reason = f"no answer is left to learn: {hidden}, a tool that the provider ran itself; its result is not logged"
-        yield session.place, RowRefused(NOT_HELD, reason)
+    if hidden := next((kind for kind in (str(item.get("type")) for item in items) if _is_hidden(kind)), None):
+        yield (
+            session.place,
+            RowRefused(NOT_HELD, f"{hidden}: a tool that the provider ran itself; its result is not logged"),
+        )
         return
     system = [{"type": "message", "role": "system", "content": session.system}] if session.system else []
     facts = {"session_id": session.name, "timestamp": session.time}

@@ -7,9 +7,9 @@ https://cursor.com/docs/agent/overview
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hivetune.data.pieces.format import Lines, Log
-from hivetune.data.pieces.logs import PlacedEvent, PlacedRow, conversation, session_rows
-from hivetune.data.pieces.said import Row, listed, one_of
+from hivetune.data.pieces.format import Log, PlacedRow
+from hivetune.data.pieces.sessions import PlacedEvent, conversation, session_rows
+from hivetune.data.pieces.values import Row, listed, one_of
 
 _OPENS, _CLOSES = "<user_query>", "</user_query>"
 
@@ -19,10 +19,6 @@ def is_line(row: Row) -> bool:
     if row.get("type") == "turn_ended":
         return "status" in row
     return row.keys() == {"role", "message"} and isinstance(one_of(row["message"], "content"), list)
-
-
-def rows(lines: Lines) -> Iterator[PlacedRow]:
-    return session_rows(lines, lambda event: False, _row)
 
 
 def _row(session: Sequence[PlacedEvent]) -> Iterator[PlacedRow]:
@@ -48,4 +44,8 @@ def _plain(part: Any) -> Any:
     return part
 
 
-FORMAT = Log("cursor", lambda head: bool(head.events) and all(map(is_line, head.events)), rows)
+FORMAT = Log(
+    "cursor",
+    lambda head: bool(head.events) and all(map(is_line, head.events)),
+    lambda lines: session_rows(lines, _row),
+)

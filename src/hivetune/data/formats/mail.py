@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from email.message import EmailMessage
 from email.utils import parseaddr, parsedate_to_datetime
 
-from hivetune.data.pieces.format import Head, Lines, Log
-from hivetune.data.pieces.logs import MAX_ROW_CHARS, PlacedRow, Threads, conversation
-from hivetune.data.pieces.session import without_markup
+from hivetune.data.pieces.format import Head, Lines, Log, PlacedRow
+from hivetune.data.pieces.sessions import MAX_ROW_CHARS, TableTurn, Threads, without_markup
 from hivetune.data.reasons import RowRefused
 
 _BEGINS = re.compile(r"From \S+ .*\d{4}$")
@@ -52,9 +51,8 @@ def rows(lines: Lines) -> Iterator[PlacedRow]:
             thread = next((thread_of[name] for name in known if name in thread_of), named[0] if named else own)
             thread_of |= dict.fromkeys((own, subject), thread)
             turn = {"speaker": parseaddr(str(mail.get("From", "")))[1].lower(), "content": body}
-            threads.add(thread, number, turn, _time(mail))
-    for thread, begin, said in threads.conversations():
-        yield begin, conversation("mail", said, session_id=thread)
+            threads.add(number, TableTurn(thread, turn, _time(mail)))
+    yield from threads.rows("mail")
 
 
 def _time(mail: EmailMessage) -> float | None:

@@ -9,11 +9,10 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
-from hivetune.data.pieces.format import Format, Store
-from hivetune.data.pieces.logs import PlacedRow
-from hivetune.data.pieces.said import Conversation, Row, listed, objects, one_of, parsed
-from hivetune.data.pieces.session import is_lone_thought
+from hivetune.data.pieces.format import Conversation, Format, PlacedRow, Store
+from hivetune.data.pieces.sessions import is_lone_thought
 from hivetune.data.pieces.turns import conversation_of, read_turn
+from hivetune.data.pieces.values import Row, listed, objects, one_of, parsed
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message
 

@@ -13,12 +13,11 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-from hivetune.data.pieces.fields import as_number
-from hivetune.data.pieces.format import Head, Lines, Log
-from hivetune.data.pieces.logs import PlacedRow, Threads, conversation, events
-from hivetune.data.pieces.said import listed, one_of
+from hivetune.data.columns import as_number
+from hivetune.data.pieces.format import Head, Lines, Log, PlacedRow
+from hivetune.data.pieces.sessions import TableTurn, Threads, events
+from hivetune.data.pieces.values import listed, one_of
 
 USERS = "users.json"
 # Files of an export that hold no messages.
@@ -62,16 +61,11 @@ def rows(lines: Lines, names: Mapping[str, str] | None = None) -> Iterator[Place
             name = known.get(user) or one_of(event.get("user_profile"), "real_name", "display_name") or user
             known.setdefault(user, str(name))
             said = {"speaker": str(name), "content": plain_text(str(event["text"]), known)}
-            threads.add(_thread(event), number, said, as_number(event["ts"]))
-    for thread, begin, turns in threads.conversations():
-        yield begin, conversation("slack", turns, session_id=thread if "." in thread else None)
-
-
-def _thread(event: Mapping[str, Any]) -> str:
-    """Return the thread of a message; else its day, UTC, as that of the file that it stands in."""
-    time = as_number(event["ts"])
-    day = "" if time is None else datetime.fromtimestamp(time, UTC).date().isoformat()
-    return str(event.get("thread_ts") or day)
+            time, thread = as_number(event["ts"]), event.get("thread_ts")
+            # What stands in no thread is a conversation for each day (UTC, as that of the file), without a name.
+            day = "" if time is None else datetime.fromtimestamp(time, UTC).date().isoformat()
+            threads.add(number, TableTurn(str(thread or day), said, time, {} if thread else {"session_id": None}))
+    yield from threads.rows("slack")
 
 
 def plain_text(text: str, names: Mapping[str, str]) -> str:

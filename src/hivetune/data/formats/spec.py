@@ -28,27 +28,23 @@ A path is JMESPath, over a record whose names are in snake_case. Keys of an entr
 
 import difflib
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jmespath
-from jmespath.exceptions import JMESPathError
-
+from hivetune.data.columns import as_number, as_time, plain_row
 from hivetune.data.pieces.answers import call_of, is_response, read_answer
-from hivetune.data.pieces.fields import as_number, as_time, plain_name
-from hivetune.data.pieces.format import AnyFormat, Batch, Format, Head, Lines, Log
-from hivetune.data.pieces.logs import PlacedRow, Threads, conversation, events
+from hivetune.data.pieces.format import NOT_HELD, AnyFormat, Batch, Conversation, Format, Log
 from hivetune.data.pieces.rendered import has_marks, rendered_turns
-from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, all_texts, listed, objects, parsed, text_of
-from hivetune.data.pieces.session import (
+from hivetune.data.pieces.sessions import (
     ASSISTANT,
+    SESSION,
     NotLearned,
+    TableTurn,
     branch,
     chat,
     ordered_conversation,
     read_session,
+    table_rows,
     without_markup,
 )
 from hivetune.data.pieces.turns import (
@@ -61,11 +57,11 @@ from hivetune.data.pieces.turns import (
     read_tools,
     read_turn,
 )
+from hivetune.data.pieces.values import Path, Row, all_texts, compile_path, listed, objects, parsed, text_of
 from hivetune.data.reasons import REASONS, RowRefused
 from hivetune.errors import UsageError
 from hivetune.records import Message
 
-_PLAIN = re.compile(r"\w+(?:\s*\|\|\s*\w+)*")
 _OF_TURNS = ("role", "speaker", "weight", "skip", "not_held", "position", "thread")
 _PATHS = (
     *("when", "rows", "messages", "text", "reasoning", "asks", "answers", "answer", "completion", "calls"),
@@ -73,61 +69,9 @@ _PATHS = (
 )
 _NAMED_PATHS = ("refuse", "unlearned", "branch", "versions", "shared")  # tables of paths
 _WORDS = ("messages", "completion", "calls", "response", "text", "rows")  # one of which an entry must have
-_SPOKEN = frozenset(("content", "value", "parts", "tool_calls"))
 KEYS = frozenset((*_PATHS, *_NAMED_PATHS, "page", "needs", "roles", "markup", "prompt", "reads", "table"))
-
-
-class Path(NamedTuple):
-    """A path, compiled. `heads`: the columns at which it begins; `one_of`: those of which the first is read."""
-
-    text: str
-    find: Callable[[Any], Any]
-    heads: frozenset[str]
-    one_of: tuple[str, ...] = ()
-
-
-@lru_cache(1024)
-def compile_path(text: str) -> Path:
-    """Return a path. Raise ValueError for text that is none."""
-    if _PLAIN.fullmatch(text):
-        names = tuple(re.split(r"\s*\|\|\s*", text))
-        return Path(text, _first_of(names), frozenset(names), names)  # most paths; JMESPath takes ten times as long
-    try:
-        compiled = jmespath.compile(text)
-    except JMESPathError as error:
-        raise ValueError(f"{text!r} is not a path: {str(error).splitlines()[0]}") from None
-
-    def find(value: Any) -> Any:
-        try:
-            return compiled.search(value)
-        except JMESPathError:  # a function was given a value of another type
-            return None
-
-    return Path(text, find, frozenset(_heads(compiled.parsed)))
-
-
-def _first_of(names: tuple[str, ...]) -> Callable[[Any], Any]:
-    def find(value: Any) -> Any:
-        empty = None
-        for name in names if isinstance(value, dict) else ():
-            found = value.get(name)
-            if found not in (None, "", [], {}):
-                return found
-            empty = found if empty is None else empty
-        return empty
-
-    return find
-
-
-def _heads(node: Mapping[str, Any]) -> Iterator[str]:
-    if node["type"] == "field":
-        yield node["value"]
-    elif node["type"] in ("subexpression", "index_expression", "projection", "value_projection", "filter_projection",
-                          "flatten", "pipe"):  # fmt: skip
-        yield from _heads(node["children"][0])
-    else:
-        for child in node["children"]:
-            yield from _heads(child)
+_WHO, _SPOKEN = frozenset(("role", "from")), frozenset(("content", "value", "parts", "tool_calls"))
+_BESIDE = ("tool_calls", "tool_call_id", "name", "reasoning_content")  # what a turn in a table of turns may have
 
 
 class Spec(NamedTuple):
@@ -148,25 +92,29 @@ class Spec(NamedTuple):
     def of(self, table: str, key: str, value: Any) -> Any:
         return self.named[table][key].find(value)
 
-    def has_needs(self, names: Sequence[str]) -> bool:
-        return all(not set(need.split("|")).isdisjoint(names) for need in self.needs)
+    def first_true(self, table: str, value: Any) -> tuple[str, Path, Any] | None:
+        """Return the first (reason, path, what it found) of a table of reasons, None if no path finds anything."""
+        found = ((reason, path, path.find(value)) for reason, path in self.named.get(table, {}).items())
+        return next((one for one in found if one[2]), None)
+
+    def claims(self, row: Row) -> bool:
+        needed = all(not set(need.split("|")).isdisjoint(row) for need in self.needs)
+        return needed and ("when" not in self.paths or bool(self.get("when", row)))
 
 
 def format_of(name: str, entry: Mapping[str, Any], source: str) -> AnyFormat:
     """Return the format of an entry. `source`: the file, for errors. Raise UsageError for an invalid entry."""
-    unknown = next((key for key in entry if key not in KEYS), None)
-    if unknown is not None:
+    if unknown := next((key for key in entry if key not in KEYS), None):
         near = difflib.get_close_matches(unknown, KEYS, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(KEYS))}"
         raise UsageError(f"{source}: the format {name!r} has an unknown key {unknown!r}", hint=hint)
-    prompt = entry.get("prompt", [])
-    prompts = [prompt] if isinstance(prompt, str) else prompt
+    prompts = entry.get("prompt", [])
     try:
         paths = {key: compile_path(entry[key]) for key in _PATHS if key in entry}
         named = {
             key: {part: compile_path(path) for part, path in entry[key].items()} for key in _NAMED_PATHS if key in entry
         }
-        asked = tuple(map(compile_path, prompts))
+        asked = tuple(map(compile_path, [prompts] if isinstance(prompts, str) else prompts))
     except (ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"{source}: the format {name!r}: {error}", hint="https://jmespath.org has examples") from None
     needs = tuple(entry.get("needs", ()))
@@ -180,7 +128,11 @@ def format_of(name: str, entry: Mapping[str, Any], source: str) -> AnyFormat:
     if "rows" in paths:
         return Batch(name, lambda record: _rows(spec, record), needs)
     if "thread" in paths:
-        return Log(name, lambda head: _is_table(spec, head), lambda lines: _threads(spec, lines))
+        return Log(
+            name,
+            lambda head: len(head.events) > 1 and all(_table_turn(spec, event) for event in head.events),
+            lambda lines: table_rows(name, lines, lambda event: _table_turn(spec, event)),
+        )
     inner = {*_OF_TURNS, *(("text",) if "messages" in paths else ())}
     of_row = [path for key, path in paths.items() if key not in inner]
     of_row += [*spec.prompt, *named.get("refuse", {}).values()]
@@ -197,64 +149,37 @@ def _rows(spec: Spec, record: Row) -> Iterator[Row]:
         yield from ({**given, **row} for row in objects(spec.get("rows", record)) or ())
 
 
-def _is_turn_of_thread(spec: Spec, event: Mapping[str, Any]) -> bool:
-    row = {plain_name(str(name)): value for name, value in event.items()}
-    if not spec.has_needs(tuple(row)) or ("when" in spec.paths and not spec.get("when", row)):
-        return False
-    if not isinstance(spec.get("thread", row), str | int) or not isinstance(spec.get("text", row), str | list | None):
-        return False
-    return "role" not in spec.paths or str(spec.get("role", row)).lower() in ROLES
-
-
-def _is_table(spec: Spec, head: Head) -> bool:
-    return len(head.events) > 1 and all(_is_turn_of_thread(spec, event) for event in head.events)
-
-
-def _threads(spec: Spec, lines: Lines) -> Iterator[PlacedRow]:
-    """Yield one row for each conversation of a file with a turn a record; what is none stays a row."""
-    threads = Threads()
-    for number, event, text in events(lines):
-        if event is None or not _is_turn_of_thread(spec, event):
-            yield number, text
-            continue
-        row = {plain_name(str(name)): value for name, value in event.items()}
-        position = spec.get("position", row)
-        place = as_number(position)
-        place = as_time(position) if place is None else place
-        threads.add(str(spec.get("thread", row)), number, table_turn(spec, row), place)
-    for name, begin, turns in threads.conversations():
-        yield begin, conversation(spec.name, turns, session_id=name)
-
-
-def table_turn(spec: Spec, row: Row) -> Mapping[str, Any]:
-    """Return the turn that a record of a table of turns is."""
-    beside = {key: row[key] for key in ("tool_calls", "tool_call_id", "name", "reasoning_content") if row.get(key)}
-    who = {"speaker": str(spec.get("speaker", row))} if "speaker" in spec.paths else {}
-    role = {"role": str(spec.get("role", row)).lower()} if "role" in spec.paths else {}
-    return {**who, **role, "content": spec.get("text", row), **beside}
+def _table_turn(spec: Spec, event: Row) -> TableTurn | None:
+    """Return the turn that a record of a table of turns is; None for any other record."""
+    row = plain_row(event)
+    thread, words, role = spec.get("thread", row), spec.get("text", row), spec.get("role", row)
+    if not spec.claims(row) or not isinstance(thread, str | int) or not isinstance(words, str | list | None):
+        return None
+    if "role" in spec.paths and str(role).lower() not in ROLES:
+        return None
+    who = {"speaker": str(spec.get("speaker", row))} if "speaker" in spec.paths else {"role": str(role).lower()}
+    beside = {key: row[key] for key in _BESIDE if row.get(key)}
+    position = spec.get("position", row)
+    place = as_time(position) if as_number(position) is None else as_number(position)
+    return TableTurn(str(thread), {**who, "content": words, **beside}, place)
 
 
 def _read(spec: Spec, row: Row) -> Conversation | None:
     if "when" in spec.paths and not spec.get("when", row):
         return None
-    for reason, path in spec.named.get("refuse", {}).items():
-        if found := path.find(row):
-            raise RowRefused(reason, f"{spec.name}: {path.text} is {str(found)[:80]}")
+    if found := spec.first_true("refuse", row):
+        raise RowRefused(found[0], f"{spec.name}: {found[1].text} is {str(found[2])[:80]}")
     if "messages" in spec.paths:
         return _turns(spec, row)
     if "response" in spec.paths:
         messages, tools, changed = call_of(spec.get("request", row), spec.get("response", row))
-        return conversation_of(spec.name, messages, tools or _tools(spec, row), changed)
+        return conversation_of(spec.name, messages, tools or read_tools(spec.get("tools", row)), changed)
     return _pair(spec, row) if spec.prompt else _text(spec, row)
-
-
-def _tools(spec: Spec, row: Row) -> tuple[Mapping[str, Any], ...]:
-    return read_tools(spec.get("tools", row))
 
 
 def _turns(spec: Spec, row: Row) -> Conversation | None:
     turns = parsed(spec.get("messages", row))
-    if "branch" in spec.named or "versions" in spec.named or "unlearned" in spec.named:
+    if not spec.named.keys().isdisjoint(("branch", "versions", "unlearned")):
         return _chat(spec, row, turns)
     if not isinstance(turns, list):
         raise RowRefused("wrong-type", f"{spec.paths['messages'].text}: a list of turns")
@@ -265,7 +190,7 @@ def _turns(spec: Spec, row: Row) -> Conversation | None:
         said = ((str(spec.get("speaker", turn)), _words(spec, spec.get("text", turn))) for turn in kept)
         turns = [{"speaker": speaker, "content": text} for speaker, text in said if text]
         answers = row.get(ASSISTANT) or spec.get("answers", row) or None
-        return read_session({"hivetune_session": spec.name, "messages": turns, ASSISTANT: answers})
+        return read_session({SESSION: spec.name, "messages": turns, ASSISTANT: answers})
     if spec.paths.keys() & {"role", "speaker", "text"}:
         kept = [turn_read for turn in kept if (turn_read := _turn(spec, turn, asks)) is not None]
     system = spec.get("system", row)
@@ -274,7 +199,7 @@ def _turns(spec: Spec, row: Row) -> Conversation | None:
     if messages[-1].role in ("user", "tool") and answer not in (None, ""):
         more, left_out = read_answer(answer)
         messages, changed = [*messages, *more], (*notes, *left_out)
-    return ordered_conversation(spec.name, messages, _tools(spec, row), changed)
+    return ordered_conversation(spec.name, messages, read_tools(spec.get("tools", row)), changed)
 
 
 def _chat(spec: Spec, row: Row, turns: Any) -> Conversation | None:
@@ -283,9 +208,9 @@ def _chat(spec: Spec, row: Row, turns: Any) -> Conversation | None:
     if isinstance(turns, dict):
         nodes = {str(name): node for name, node in turns.items() if isinstance(node, dict)}
         parents = {name: spec.of("branch", "parent", node) for name, node in nodes.items()}
-        path = branch(parents, str(spec.of("branch", "leaf", row)))
-        others = sum(spec.get("role", node) == "assistant" for name, node in nodes.items() if name not in path)
-        turns = [nodes[name] for name in path]
+        turns = branch(nodes, parents, str(spec.of("branch", "leaf", row)))
+        answers = [sum(spec.get("role", node) == "assistant" for node in some) for some in (nodes.values(), turns)]
+        others = answers[0] - answers[1]
     chosen = []
     for turn in objects(turns) or []:
         versions = objects(spec.of("versions", "of", turn)) if "versions" in spec.named else [turn]
@@ -299,9 +224,8 @@ def _chat(spec: Spec, row: Row, turns: Any) -> Conversation | None:
         if spec.get("not_held", turn):
             raise RowRefused(NOT_HELD, "a message with files that the export does not hold")
         messages = read_turn(_turn(spec, turn, None))
-        for reason, path in spec.named.get("unlearned", {}).items():
-            if path.find(turn):
-                raise NotLearned(RowRefused(reason, f"{spec.name}: {path.text}"), *messages)
+        if found := spec.first_true("unlearned", turn):
+            raise NotLearned(RowRefused(found[0], f"{spec.name}: {found[1].text}"), *messages)
         return messages
 
     return chat(spec.name, chosen, read, others, spec.get("system", row))
@@ -378,19 +302,16 @@ def _pair(spec: Spec, row: Row) -> Conversation | None:
         thoughts = spec.get("reasoning", row)
         reasoning = thoughts if isinstance(thoughts, str) and thoughts.strip() else None
         after = [Message("assistant", text, tool_calls=written, reasoning=reasoning)]
-    conversation = conversation_of(spec.name, [*before, *after], _tools(spec, row), changed)
+    conversation = conversation_of(spec.name, [*before, *after], read_tools(spec.get("tools", row)), changed)
     return conversation._replace(untrusted=bool(spec.get("untrusted", row)))
 
 
 def _listed_turns(value: Any) -> list[dict[str, Any]] | None:
     """Return `value` if it is a list of turns, maybe as JSON text. Any other JSON is the text that somebody wrote."""
     turns = parsed(value)
-    turns = objects([turns] if isinstance(turns, dict) and "content" in turns else turns)
-    return turns if turns and all(map(_is_turn, turns)) else None
-
-
-def _is_turn(value: Mapping[str, Any]) -> bool:
-    return any(key in value for key in ("role", "from")) and not _SPOKEN.isdisjoint(value)
+    turns = objects([turns] if isinstance(turns, dict) and "content" in turns else turns) or []
+    said = all(not _WHO.isdisjoint(turn) and not _SPOKEN.isdisjoint(turn) for turn in turns)
+    return turns if turns and said else None
 
 
 def _history(value: Any) -> list[Message]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hivetune.base.database import transaction
-from hivetune.data.pieces.fields import Fields, extract
+from hivetune.data.columns import Fields, extract
 from hivetune.data.reasons import RowRefused
 
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.){1,1000}+"')

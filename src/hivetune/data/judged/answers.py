@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hivetune.data.columns import QUESTIONS, SYSTEM, TOOLS, plain_row
-from hivetune.data.conversation import read_conversation
-from hivetune.data.pieces.said import Conversation, Row, objects, parsed
+from hivetune.data.formats import read_conversation
+from hivetune.data.pieces.format import Conversation
 from hivetune.data.pieces.turns import read_messages
+from hivetune.data.pieces.values import Row, objects, parsed
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Example, LessonKind, Message
 

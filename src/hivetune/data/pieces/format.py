@@ -1,17 +1,35 @@
-"""What a format is: the shape of an entry of formats.toml, of `FORMAT` in a module, and of an entry point.
+"""What a format is: the shape of an entry of formats.toml, of `FORMAT` in a module, and of an entry point; and what it
+makes of a row.
 
 There are four kinds: `Format` of records that are rows, `Batch` of records that hold rows, `Log` of files whose rows
 have many lines, `Store` of SQLite files.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from hivetune.data.pieces.logs import PlacedRow
-from hivetune.data.pieces.said import Conversation, Row
+from hivetune.data.pieces.values import Row
+from hivetune.data.reasons import RowRefused
+from hivetune.records import Message
 
+Tools = tuple[Mapping[str, Any], ...]
 Lines = Iterator[tuple[int, str]]  # (line number, the line without its line break)
+# (place, a record, its JSON as text, or why there is none). The place is the line of the file where the row begins.
+PlacedRow = tuple[int, Row | str | RowRefused]
+NOT_HELD = "not-held"  # why a turn is refused whose image, file or tool a log does not hold
+
+
+class Conversation(NamedTuple):
+    """The conversation of a row. `untrusted`: a tool or a web page wrote the answer; `changed`: reasons of severity
+    warn.
+    """
+
+    layout: str
+    messages: tuple[Message, ...]
+    tools: Tools = ()
+    untrusted: bool = False
+    changed: tuple[str, ...] = ()
 
 
 class Format(NamedTuple):
@@ -19,8 +37,9 @@ class Format(NamedTuple):
     None if it is of another format. It raises RowRefused, with the reason, for a record that nobody should learn.
 
     `needs`: the columns that a record must have before it is read; `a|b` means one of the two. `reads`: the columns
-    that are read, or that the format gives a meaning; others are listed as not read. `table`: the format is no more
-    than names of columns, so that a column that is not read may hold a part of the question.
+    that are read, or that the format gives a meaning; others are listed as not read. `one_of`: columns of which the
+    first with a value is read. `table`: the format is no more than names of columns, so that a column that is not read
+    may hold a part of the question.
     """
 
     name: str

@@ -1,9 +1,13 @@
-"""A conversation that a chat template has written, back to its turns: exact ChatML and Llama 3.
+"""What a chat template or a chat page has written into a text, back to turns and thoughts: exact ChatML and Llama 3,
+and thoughts that stand before an answer.
 
 A text with the marks of any other template is refused, because learning it whole would teach the questions too.
 """
 
 import re
+from dataclasses import replace
+
+from hivetune.records import Message
 
 _CHATML = re.compile(r"<\|im_start\|>(system|user|assistant|tool)\n(.*?)(<\|im_end\|>\s*|\Z)", re.S)
 _LLAMA_3 = re.compile(
@@ -15,6 +19,13 @@ _MARK = re.compile(
     r"|<start_of_turn>|<end_of_turn>|\[/?INST\]|<<SYS>>|<\uff5c(?:User|Assistant)\uff5c>|<turn\|>|<\|turn>"
 )
 _DATES = re.compile(r"\ACutting Knowledge Date: [^\n]*\nToday Date: [^\n]*\n*")  # Llama 3.1's own words
+_CLOSED = re.compile(r"\A(?P<thought>.*?)\n</think>[ \t]*\n\s*(?P<answer>.*)\Z", re.S)
+# As Open WebUI shows thoughts above an answer.
+_DETAILS = re.compile(
+    r"\A\s*<details type=\"reasoning\"[^>]*>\s*+(?:<summary>.*?</summary>)?+(?P<thought>.*?)</details>"
+    r"\s*(?P<answer>.*)\Z",
+    re.S,
+)
 
 
 def rendered_turns(text: str, *, whole: bool) -> list[dict[str, str]] | None:
@@ -28,7 +39,7 @@ def rendered_turns(text: str, *, whole: bool) -> list[dict[str, str]] | None:
         matches = list(pattern.finditer(body))
         if not matches or "".join(match.group() for match in matches).strip() != body.strip():
             continue
-        turns = [{"role": match[1], "content": match[2].strip("\n")} for match in matches]
+        turns = [{"role": match[1].replace("ipython", "tool"), "content": match[2].strip("\n")} for match in matches]
         if not matches[-1][3] and turns[-1]["role"] == "assistant" and not (whole and turns[-1]["content"]):
             if turns[-1]["content"]:
                 return None  # a prompt that begins the answer
@@ -43,3 +54,18 @@ def rendered_turns(text: str, *, whole: bool) -> list[dict[str, str]] | None:
 def has_marks(text: str) -> bool:
     """Return whether a text holds marks that only a template writes."""
     return ("<" in text or "[" in text) and _MARK.search(text) is not None
+
+
+def with_thoughts_apart(message: Message) -> Message:
+    """Return an answer with the thoughts apart that it begins with: its prompt opened them and `</think>` stands on a
+    line of its own, or a page shows them folded. Any other message is returned as it is.
+    """
+    text = message.content
+    if message.role != "assistant" or message.reasoning or "<think>" in text:
+        return message
+    if "\n</think>" in text and (match := _CLOSED.match(text)):
+        return replace(message, content=match["answer"], reasoning=match["thought"])
+    if '<details type="reasoning"' in text and (match := _DETAILS.match(text)):
+        lines = [line.removeprefix(">").removeprefix(" ") for line in match["thought"].strip().split("\n")]
+        return replace(message, content=match["answer"], reasoning="\n".join(lines).strip())
+    return message

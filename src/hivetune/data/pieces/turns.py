@@ -9,17 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from hivetune.data.pieces.said import (
-    NOT_HELD,
-    Conversation,
-    Tools,
-    all_texts,
-    listed,
-    objects,
-    one_of,
-    parsed,
-    text_of,
-)
+from hivetune.data.columns import REASONING
+from hivetune.data.pieces.format import NOT_HELD, Conversation, Tools
+from hivetune.data.pieces.values import all_texts, listed, objects, one_of, parsed, text_of
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Message, Role
 
@@ -28,24 +20,20 @@ _NAMES_OF_ROLES: dict[Role, tuple[str, ...]] = {
     "system": ("system", "developer"),
     "user": ("user", "human"),
     "assistant": ("assistant", "ai", "gpt", "chatgpt", "model", "bot", "chatbot", *_CALL_ROLES),
-    "tool": ("tool", "function", "ipython", "observation", "tool_response", "function_response"),
+    "tool": ("tool", "function", "observation", "tool_response", "function_response"),
 }
 ROLES: dict[str, Role] = {name: role for role, names in _NAMES_OF_ROLES.items() for name in names}
 ROLE_KEYS = ("role", "from", "sender", "speaker")
 _CONTENT_KEYS = ("content", "value", "parts", "text")
-_THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 _WEIGHTS = ("weight", "train", "trainable", "loss_weight")  # OpenAI's name, and other programs'
 _MEDIA_KEYS = ("images", "image", "audio", "video", "videos", "files", "attachments")
-# Kinds of parts: OpenAI's, Anthropic's and Gemini's, those of OpenTelemetry's conventions and of the AI SDK.
+# Kinds of parts: OpenAI's (chat and Responses), Anthropic's, Gemini's, LM Studio's, and those of OpenTelemetry.
 _TEXTS = ("text", "input_text", "output_text", "refusal")
 _THOUGHTS = ("thinking", "reasoning", "thought")
-_CALLS = (
-    *("tool_use", "tool_call", "tool-call", "function", "function_call", "custom_tool_call", "functionCall"),
-    "toolCallRequest",  # LM Studio
-)
+_CALLS = ("tool_use", "tool_call", "function_call", "custom_tool_call", "functionCall", "toolCallRequest")
 _RESULTS = (
-    *("tool_result", "tool-result", "tool_call_response", "function_call_output", "custom_tool_call_output"),
-    *("functionResponse", "toolCallResult"),
+    *("tool_result", "tool_call_response", "function_call_output", "custom_tool_call_output", "functionResponse"),
+    "toolCallResult",
 )
 # Parts that say nothing to a model: hidden thoughts, and searches of the web, of which the answer says what they found.
 _SILENT = (
@@ -63,29 +51,21 @@ _HERMES_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.S)
 
 
 def read_call(call: Any) -> Mapping[str, Any]:
-    """Return a tool call with its arguments as an object: templates write them as JSON, and would quote a string twice.
-
-    Raise RowRefused("bad-tool-call").
+    """Return a tool call in OpenAI's form, with its arguments as an object: templates write them as JSON, and would
+    quote a string twice. Raise RowRefused("bad-tool-call").
     """
     custom = one_of(call, "custom")
     function = custom or one_of(call, "function", "functionCall", "function_call") or call
-    name = one_of(function, "name", "toolName")
+    name = one_of(function, "name")
     if not isinstance(function, dict) or not isinstance(name, str) or not name:
         raise RowRefused("bad-tool-call")
     arguments = parsed(one_of(function, "arguments", "args", "input", "parameters"))
     if custom or one_of(call, "type") == "custom_tool_call":  # a tool that takes plain text
         arguments = {"input": str(one_of(function, "input") or "")}
-    if arguments is None or arguments == "":
-        arguments = {}
+    arguments = {} if arguments in (None, "") else arguments
     if not isinstance(arguments, dict):
         raise RowRefused("bad-tool-call", f"the arguments of {name[:40]} are no JSON object")
-    return plain_call(
-        name, arguments, one_of(call, "call_id", "id", "toolCallId", "callId", "tool_call_id") or one_of(function, "id")
-    )
-
-
-def plain_call(name: str, arguments: Mapping[str, Any], call_id: Any) -> Mapping[str, Any]:
-    """Return a call in OpenAI's form."""
+    call_id = one_of(call, "call_id", "id", "callId", "tool_call_id") or one_of(function, "id")
     plain: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return {**plain, "id": str(call_id)} if isinstance(call_id, str | int) and call_id else plain
 
@@ -196,7 +176,7 @@ def _pieces_of_part(part: Any) -> Iterator[_Piece]:
         return
     kind = _kind(part)
     if kind in _TEXTS:
-        text = one_of(part, "text", "refusal", "content", "value")
+        text = one_of(part, "text", "refusal", "content")
         if not isinstance(text, str):
             raise RowRefused("unsupported-content", "a text part without text")
         yield _Piece("text", text)
@@ -208,10 +188,6 @@ def _pieces_of_part(part: Any) -> Iterator[_Piece]:
         yield _Piece("call", read_call(part))
     elif kind in _RESULTS:
         yield _Piece("result", _result(part))
-    elif kind == "document" and isinstance(text := one_of(one_of(part, "source"), "data", "text"), str):
-        if one_of(part["source"], "type") != "text":
-            raise RowRefused("unsupported-content", "a document that is no text")
-        yield _Piece("text", f"{text}\n\n")
     elif kind not in _SILENT:
         raise RowRefused("unsupported-content", f"a part of type {str(kind)[:40]!r}: keep the text parts only")
 
@@ -232,11 +208,7 @@ def _kind(part: Any) -> Any:
 
 def _thoughts(part: Mapping[str, Any]) -> Iterator[str]:
     """Yield thoughts as text, without encrypted ones: of these only the summary is meant to be seen."""
-    names = (
-        ("summary",)
-        if part.get("encrypted_content")
-        else (*("thinking", "reasoning", "text", "content", "value", "summary"),)
-    )
+    names = ("summary",) if part.get("encrypted_content") else ("thinking", "reasoning", "text", "content", "summary")
     value = next((part[name] for name in names if part.get(name)), None)
     for item in value if isinstance(value, list) else [value]:
         text = one_of(item, "text") if isinstance(item, dict) else item
@@ -246,16 +218,14 @@ def _thoughts(part: Mapping[str, Any]) -> Iterator[str]:
 
 def _result(part: Mapping[str, Any]) -> Message:
     inner = one_of(part, "functionResponse", "function_response") or part
-    call_id = one_of(inner, "tool_use_id", "tool_call_id", "toolCallId", "call_id", "callId", "id")
     if inner is not part and inner.get("parts"):
         raise RowRefused("unsupported-content", "a tool's result holds an image or a file")
     value = one_of(inner, "content", "output", "result", "response", "tool_result")
     value = parsed(value) if part.get("type") == "toolCallResult" else value
-    if isinstance(value, dict) and "value" in value and "type" in value:
-        value = value["value"]  # the AI SDK
     if isinstance(value, dict) and value.keys() == {"output"} and isinstance(value["output"], str):
         value = value["output"]  # Gemini's programs
-    return result_message(result_text(value), call_id, one_of(inner, "toolName", "name"))
+    call_id = one_of(inner, "tool_use_id", "tool_call_id", "callId", "call_id", "id")
+    return result_message(result_text(value), call_id, one_of(inner, "name"))
 
 
 def result_message(text: str, call_id: Any, name: Any) -> Message:
@@ -321,7 +291,6 @@ def read_turn(turn: Any) -> list[Message]:
         if turn["type"] not in _ITEMS:
             raise RowRefused(NOT_HELD, f"{turn['type']}: the provider ran it; its result is not logged")
         return _messages("assistant", [turn], {key: turn[key] for key in ("weight",) if key in turn})
-    turn = _unwrapped(turn)
     speaker = one_of(turn, *ROLE_KEYS)
     name = speaker.strip().lower() if isinstance(speaker, str) else ""
     if name not in ROLES:
@@ -344,26 +313,19 @@ def _is_result(part: Any) -> bool:
     return isinstance(part, dict) and _kind(part) in _RESULTS
 
 
-def _unwrapped(turn: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the fields of a turn that LangSmith holds as an object of LangChain."""
-    kind = turn.get("type")
-    if isinstance(turn.get("kwargs"), dict) and all_texts(turn.get("id")):
-        turn, kind = turn["kwargs"], turn["id"][-1].removesuffix("Chunk").removesuffix("Message").lower()
-    data = turn.get("data")
-    fields = data if isinstance(data, dict) else turn
-    return {**fields, "role": kind} if "role" not in turn and kind in ROLES else turn
-
-
 def _messages(role: Role, content: Any, turn: Mapping[str, Any]) -> list[Message]:
     """Return the messages of a turn. What an assistant says behind a result, it said when it knew the result: it is a
     message of its own. In other turns the results stand first.
     """
     pieces = list(_pieces(content))
-    pieces += [_Piece("thought", turn[key]) for key in _THOUGHT_KEYS if isinstance(turn.get(key), str)][:1]
+    pieces += [_Piece("thought", turn[key]) for key in REASONING if isinstance(turn.get(key), str)][:1]
     if isinstance(turn.get("refusal"), str) and not any(piece.value for piece in pieces):
         pieces.append(_Piece("text", turn["refusal"]))
     results: list[_Piece] = []
-    for call in _calls_of(turn):
+    calls = parsed(one_of(turn, "tool_calls", "toolCalls"))
+    if calls is None and isinstance(turn.get("function_call"), dict):  # OpenAI's older form
+        calls = [turn["function_call"]]
+    for call in (call for call in listed(calls) if call != {}):
         pieces.append(_Piece("call", read_call(call)))
         if (result := one_of(call, "result", "output")) is not None:  # Gemini CLI: parts, as of a turn
             parts = [part for part in listed(result) if _is_result(part)]
@@ -383,14 +345,6 @@ def _messages(role: Role, content: Any, turn: Mapping[str, Any]) -> list[Message
         step = list(group)
         messages += [piece.value for piece in step] if is_result else [_message(role, step, turn)]
     return messages or [_message(role, [], turn)]
-
-
-def _calls_of(turn: Mapping[str, Any]) -> list[Any]:
-    """Return the calls of a turn: OpenAI's and Ollama's `tool_calls`, or OpenAI's older `function_call`."""
-    calls = parsed(one_of(turn, "tool_calls", "toolCalls"))
-    if calls is None and isinstance(turn.get("function_call"), dict):
-        calls = [turn["function_call"]]
-    return [call for call in listed(calls) if call != {}]
 
 
 def _message(role: Role, pieces: Sequence[_Piece], turn: Mapping[str, Any]) -> Message:
@@ -473,24 +427,26 @@ def without_padding(conversation: Conversation) -> Conversation:
     """
     functions = [tool["function"] for tool in conversation.tools if isinstance(tool.get("function"), dict)]
     schemas = {function["name"]: function.get("parameters") for function in functions if "name" in function}
-    if not schemas or not any(message.tool_calls for message in conversation.messages):
+    if not schemas:
         return conversation
-    messages = [
-        replace(message, tool_calls=tuple(_unpadded(call, schemas) for call in message.tool_calls))
-        for message in conversation.messages
-    ]
-    return conversation._replace(messages=tuple(messages))
+
+    def given(call: Mapping[str, Any]) -> Mapping[str, Any]:
+        function = call["function"]
+        schema = schemas.get(function["name"], _ANYTHING)
+        return {**call, "function": {**function, "arguments": _given(function["arguments"], schema)}}
+
+    messages = conversation.messages
+    given_calls = (replace(m, tool_calls=tuple(map(given, m.tool_calls))) if m.tool_calls else m for m in messages)
+    return conversation._replace(messages=tuple(given_calls))
 
 
-def _unpadded(call: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:
-    function = call["function"]
-    if function["name"] not in schemas:
-        return call
-    return {**call, "function": {**function, "arguments": _given(function["arguments"], schemas[function["name"]])}}
+_ANYTHING = {"nullable": True}  # of a tool that is not listed
 
 
 def _given(value: Any, schema: Any) -> Any:
     """Return a value without the null fields that its schema does not allow."""
+    if schema is _ANYTHING:
+        return value
     if isinstance(value, list):
         return [_given(item, one_of(schema, "items")) for item in value]
     if not isinstance(value, dict):
@@ -503,12 +459,6 @@ def _given(value: Any, schema: Any) -> Any:
 def _is_nullable(schema: Any) -> bool:
     if not isinstance(schema, dict):
         return False
-    kinds = schema.get("type")
-    choices = [*listed(schema.get("anyOf")), *listed(schema.get("oneOf"))]
-    return (
-        schema.get("nullable") is True
-        or kinds == "null"
-        or "null" in listed(kinds)
-        or None in listed(schema.get("enum"))
-        or any(map(_is_nullable, choices))
-    )
+    kinds, choices = schema.get("type"), [*listed(schema.get("anyOf")), *listed(schema.get("oneOf"))]
+    allows = kinds == "null" or "null" in listed(kinds) or None in listed(schema.get("enum"))
+    return allows or schema.get("nullable") is True or any(map(_is_nullable, choices))

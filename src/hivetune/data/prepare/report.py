@@ -14,7 +14,7 @@ from hivetune.base.paths import spelled
 from hivetune.config import DataConfig
 from hivetune.data.columns import SYSTEM
 from hivetune.data.mapping import near_column
-from hivetune.data.pieces.said import Row
+from hivetune.data.pieces.values import Row
 from hivetune.data.prepare.decide import Decisions
 from hivetune.data.prepare.work import DUPLICATES, NO_VALUE, USABLE, Work, iter_dropped
 from hivetune.data.reasons import REASONS

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from hivetune.base.disk import scratch_folder
 from hivetune.data.checks.redact.apply import redact_everything
-from hivetune.data.columns import QUESTIONS, is_sentence, plain_row
+from hivetune.data.columns import FACTS, NESTED, QUESTIONS, as_success, plain_name, plain_row
 from hivetune.data.files.inputs import Inputs, plan_inputs
 from hivetune.data.files.rows import read_rows
 from hivetune.data.formats import format_named
@@ -28,8 +28,9 @@ from hivetune.data.mapping import (
     where_of,
     write_columns,
 )
-from hivetune.data.pieces.fields import FACTS, NESTED, as_success, plain_name
-from hivetune.data.pieces.said import Conversation, Row, texts_in
+from hivetune.data.pieces.format import Conversation
+from hivetune.data.pieces.sessions import SESSION
+from hivetune.data.pieces.values import Row, texts_in
 from hivetune.data.raw import RawRow, Source
 from hivetune.data.read import QUARANTINE_KEY, is_table, parse_row, read_example
 from hivetune.data.reasons import RowRefused
@@ -45,6 +46,8 @@ NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
 UNKNOWN_SHARE = 0.5  # of the sampled rows; above it a mapping is suggested
 DIFFERENT_SHARE = 0.1  # of the rows: equal prompts with different answers above it refuse a table
 EMPTY: tuple[Any, ...] = (None, "", [], {})
+_MIN_WORDS, _MIN_WIDE_CHARS = 4, 8  # of a sentence; Chinese and Japanese write without spaces
+_WIDE = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 _QUOTED = re.compile(r"[^\w.,=+\[\]-]")  # what a shell may read otherwise
 
 
@@ -86,19 +89,20 @@ def understand(
             source = replace(source, inside=columns.get(ROWS, ""), turns=turns)
             raws = list(_sample(source))
             records = [_record(raw) for raw in raws]
-            seen += [record for record in records if isinstance(record, dict)]
             rows, unknown = _read(raws, columns)
-            lines: Sequence[Suggestion] = ()
+            line: Suggestion | None = None
             if not maps_content(columns) and unknown > UNKNOWN_SHARE * sum(isinstance(one, dict) for one in records):
-                lines = suggest(records[:SUGGESTED_FROM_ROWS])
-            advice = f"if it is right, read it with {lines[0].option}" if lines else ""
+                line = suggest(records[:SUGGESTED_FROM_ROWS])
+            advice = f"if it is right, read it with {line.option}" if line else ""
             source = replace(source, line=advice, telling=_why_refused(rows, columns, ignore))
-            formats[source.name] = _formats(_of_turns(source, columns) if turns else rows, ignore, source.inside)
-            if lines:
-                unclear[source.name] = list(map(_suggestion, lines))
+            known = _of_turns(source, columns) if turns else rows
+            seen += [one.row for one in known] if turns else [record for record in records if isinstance(record, dict)]
+            formats[source.name] = _formats(known, ignore, source.inside)
+            if line:
+                unclear[source.name] = [_suggestion(line)]
         sources.append(source)
         progress(number, len(inputs.sources))
-    if WHERE in columns and not is_turn_table(columns) and (error := lacks_where(seen, columns)) is not None:
+    if (error := lacks_where(seen, columns)) is not None:
         raise error
     return Understood(replace(inputs, sources=tuple(sources)), formats, unclear, seen[0] if seen else {})
 
@@ -174,7 +178,7 @@ def _not_read(row: Row, layout: str, columns: Mapping[str, str]) -> list[str]:
     """Return the columns of a row that have a value, were not read and are no facts about it."""
     form = format_named(layout)
     read: set[str] = set()
-    if "hivetune_session" in row:
+    if SESSION in row:
         return []  # the row was made of a file's lines
     if maps_content(columns):
         sides = (named for field, column in columns.items() for named in named_in(row, field, column))
@@ -220,11 +224,17 @@ def _why_refused(rows: Sequence[_Sampled], columns: Mapping[str, str], ignore: S
     return _advice(sentences, tables[0].row, columns) if sentences else ""
 
 
+def _is_sentence(text: str) -> bool:
+    """Return whether a text has at least four words, or as many signs of a script without spaces."""
+    has_words = len(text.split(None, _MIN_WORDS)) >= _MIN_WORDS
+    return has_words or (not text.isascii() and len(_WIDE.findall(text)) >= _MIN_WIDE_CHARS)
+
+
 def _holds_sentences(values: Sequence[Any]) -> bool:
     """Return whether the values of a column are mostly different sentences."""
     texts = [text for value in values if (text := " ".join(texts_in(value)).strip())]
     many = len(texts) > 1 and 2 * len(set(texts)) >= len(texts)
-    return many and 2 * sum(map(is_sentence, texts)) > len(texts) and 2 * len(texts) > len(values)
+    return many and 2 * sum(map(_is_sentence, texts)) > len(texts) and 2 * len(texts) > len(values)
 
 
 def _advice(names: Sequence[str], row: Row, columns: Mapping[str, str]) -> str:

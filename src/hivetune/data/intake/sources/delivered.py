@@ -10,8 +10,8 @@ from typing import Any
 
 from hivetune.data.formats import may_hold_rows, rows_inside
 from hivetune.data.intake.interactions import Batch
-from hivetune.data.pieces.said import objects
 from hivetune.data.pieces.turns import is_conversation
+from hivetune.data.pieces.values import objects
 from hivetune.data.read import parse_row, refuse_constant, refuse_session_line, unique_keys
 from hivetune.data.reasons import RowRefused
 

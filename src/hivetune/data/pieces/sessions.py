@@ -1,4 +1,4 @@
-"""What makes a conversation of turns that a program logged, exported or keeps: lines of a session, chats, tickets.
+"""Conversations that a program logged, exported or keeps: many lines of a session, chats, tickets, tables of turns.
 
 What its program left out and what is missing is said. Of a tree of turns the branch that was kept is read; retries and
 edits that were given up are counted (`other-branches`). Help desks keep messages as HTML.
@@ -6,23 +6,166 @@ edits that were given up are counted (`other-branches`). Help desks keep message
 
 import html
 import itertools
+import json
 import re
+import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from hivetune.data.pieces.logs import path_to
-from hivetune.data.pieces.said import NOT_HELD, Conversation, Row, Tools, listed
+from hivetune.data.columns import plain_name
+from hivetune.data.pieces.format import NOT_HELD, Conversation, PlacedRow, Tools
 from hivetune.data.pieces.turns import conversation_of, read_messages, read_system, read_tools, read_turn
+from hivetune.data.pieces.values import Row, listed
 from hivetune.data.reasons import REASONS, RowRefused
 from hivetune.records import Message
 
-ASSISTANT = "hivetune_assistant"  # who answers, as the user says (`data.columns: {assistant: NAME}`)
+SESSION, ASSISTANT = "hivetune_session", "hivetune_assistant"  # the program, and who answers as the user says
+MAX_KEPT_CHARS = 64 << 20  # of one session, in memory
+MAX_ROW_CHARS = 16 << 20
+PlacedEvent = tuple[int, dict[str, Any]]  # (line, the object that it holds)
 _AGENTS = ("claude-code", "codex")  # programs that may hide what was thought
 _MAX_NAMED = 5
 _NO_TEXT = (NOT_HELD, "unsupported-content")  # why a conversation ends before a turn
-_Read = Callable[[Any], list[Message]]
+_TURNS = frozenset(("messages", "conversations", "conversation"))
+_ANSWERED = frozenset(("completion", "response", "output", "answer", "solution", "assistant"))
+_ASKED = frozenset(("prompt", "question", "instruction"))  # the other names are also those of a tool's input
+
+
+# From the lines of a file to records.
+
+
+def events(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, dict[str, Any] | None, str]]:
+    """Yield (line, event or None, the line) for each line that is not blank; None: it is not a JSON object."""
+    for number, line in lines:
+        text = line.strip()
+        if not text:
+            continue
+        try:
+            event = json.loads(text)
+        except (ValueError, RecursionError):
+            event = None
+        yield number, event if isinstance(event, dict) else None, text.replace("\t", " ")
+
+
+def is_row(event: Row) -> bool:
+    """Return whether a line of a log is a row of its own, as in files that were joined: it has an answer, a text or
+    turns; where it has a type, as the events of programs have, both a question and an answer, or turns.
+    """
+    names = {plain_name(name) for name in event}
+    if "type" not in event:
+        return not (_ANSWERED | _TURNS | {"text"}).isdisjoint(names)
+    return not (_TURNS.isdisjoint(names) and (_ASKED.isdisjoint(names) or _ANSWERED.isdisjoint(names)))
+
+
+def conversation(program: str, messages: Sequence[Any], left_out: Iterable[str] = (), **facts: Any) -> str | RowRefused:
+    """Return the record of one conversation, which `read_session` reads; `left_out`: reasons of severity warn."""
+    row = {SESSION: program, **{name: value for name, value in facts.items() if value}, "messages": list(messages)}
+    if reasons := sorted(set(left_out)):
+        row["left_out"] = reasons
+    text = json.dumps(row, ensure_ascii=True)
+    if len(text) > MAX_ROW_CHARS // 2:  # MAX_ROW_CHARS with its place, whatever the characters
+        return RowRefused("line-too-large", f"the session has {len(text):,} characters")
+    return text
+
+
+def session_rows(
+    lines: Iterable[tuple[int, str]],
+    read: Callable[[Sequence[PlacedEvent]], Iterator[PlacedRow]],
+    begins: Callable[[dict[str, Any]], bool] = lambda event: False,
+) -> Iterator[PlacedRow]:
+    """Yield what `read` makes of the events of each session; `begins`: whether an event begins one.
+
+    A session of more than MAX_KEPT_CHARS is read in pieces. A line that is not JSON is reported, and left out; a row of
+    its own is a row.
+    """
+    session: list[PlacedEvent] = []
+    size = 0
+    for number, event, text in events(lines):
+        if event is None or is_row(event):
+            yield number, text if event is not None else RowRefused("broken-line")
+            continue
+        if session and (begins(event) or size > MAX_KEPT_CHARS):
+            yield from read(session)
+            session, size = [], 0
+        session.append((number, event))
+        size += len(text)
+    if session:
+        yield from read(session)
+
+
+def path_to(leaf: str | None, parents: Mapping[str, Any]) -> list[str]:
+    """Return the names from the root of a tree to `leaf`. Empty where they go in a circle."""
+    path: dict[str, None] = {}
+    node = leaf
+    while isinstance(node, str) and node in parents:
+        if node in path:
+            return []
+        path[node] = None
+        node = parents[node]
+    return list(path)[::-1]
+
+
+class TableTurn(NamedTuple):
+    """One turn of a conversation whose turns stand apart: its place is the row where it begins. `position` orders the
+    turns where all have one, else they stand in the order of the file; `facts` belong to the whole conversation.
+    """
+
+    thread: str
+    turn: Mapping[str, Any]
+    position: float | None = None
+    facts: Mapping[str, Any] = {}
+
+
+class Threads:
+    """The turns of many conversations that stand mixed in a file.
+
+    They wait in a temporary file, because the threads of a mailbox or of a channel are as large as these.
+    """
+
+    def __init__(self) -> None:
+        self._database = sqlite3.connect("", isolation_level=None)
+        self._database.executescript(
+            "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;"
+            "CREATE TABLE turns (thread TEXT, place INTEGER, position REAL, turn TEXT, facts TEXT); BEGIN;"
+        )
+
+    def add(self, place: int, said: TableTurn) -> None:
+        values = (said.thread, place, said.position, json.dumps(said.turn), json.dumps(said.facts))
+        self._database.execute("INSERT INTO turns VALUES (?, ?, ?, ?, ?)", values)
+
+    def rows(self, name: str) -> Iterator[PlacedRow]:
+        """Yield the record of each conversation, in the order in which they begin. A thread without a name is none."""
+        query = (
+            "SELECT thread, place, position, turn, facts, min(place) OVER (PARTITION BY thread) AS begin FROM turns"
+            " ORDER BY begin, thread, place, rowid"
+        )
+        for thread, group in itertools.groupby(self._database.execute(query), key=lambda row: row[0]):
+            rows = list(group)
+            begin = rows[0][1]
+            if all(position is not None for _, _, position, *_ in rows):
+                rows.sort(key=lambda row: row[2])
+            facts = {key: fact for row in rows[::-1] for key, fact in json.loads(row[4]).items()}
+            yield begin, conversation(name, [json.loads(row[3]) for row in rows], **{"session_id": thread, **facts})
+        self._database.close()
+
+
+def table_rows(
+    name: str, lines: Iterable[tuple[int, str]], read: Callable[[dict[str, Any]], TableTurn | RowRefused | None]
+) -> Iterator[PlacedRow]:
+    """Yield one row for each conversation of a table of turns; a row of which `read` returns None stays a row."""
+    threads = Threads()
+    for number, event, text in events(lines):
+        said = None if event is None else read(event)
+        if isinstance(said, TableTurn):
+            threads.add(number, said)
+        else:
+            yield number, said or text
+    yield from threads.rows(name)
+
+
+# From a record to its conversation.
 
 
 def read_session(row: Row) -> Conversation:
@@ -38,7 +181,7 @@ def read_session(row: Row) -> Conversation:
             raise
         before, _, cut = _before_media(turns, read_turn)  # up to the first turn that holds an image or a file
         read = read_messages(turns[: len(before)], system)
-    name = str(row["hivetune_session"])
+    name = str(row[SESSION])
     answered = [message for message in read if not is_lone_thought(message, silent=name in _AGENTS)]
     first_question = next((i for i, message in enumerate(answered) if message.role == "user"), None)
     if first_question is None:
@@ -72,10 +215,7 @@ def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
     speakers = Counter(said)
     if assistant not in speakers:
         named = ", ".join(f"{name} ({count})" for name, count in speakers.most_common(_MAX_NAMED))
-        # Who begins asks; of the others the one who speaks most.
-        answers = Counter(name for name in said if name != said[0]).most_common(1)
-        likely = answers[0][0] if answers else said[0]
-        raise RowRefused("who-answers", f"{named}: say who answers, as in --columns assistant={likely}")
+        raise RowRefused("who-answers", f"{named}: say who answers, as in --columns assistant={likely_answers(said)}")
     with_role: list[Any] = []
     for turn in turns:
         if isinstance(turn, dict) and "speaker" in turn:
@@ -87,6 +227,12 @@ def _with_roles(turns: list[Any], assistant: Any) -> list[Any]:
     return with_role
 
 
+def likely_answers(speakers: Sequence[str]) -> str:
+    """Return who answers most likely: who begins asks, and of the others the one who speaks most answers."""
+    others = Counter(name for name in speakers if name != speakers[0]).most_common(1)
+    return others[0][0] if others else speakers[0]
+
+
 def is_lone_thought(message: Message, *, silent: bool) -> bool:
     """Return whether a turn holds a thought alone: the session ends there, or the user stopped it. `silent`: its
     program may hide what was thought, so that nothing is there.
@@ -96,7 +242,7 @@ def is_lone_thought(message: Message, *, silent: bool) -> bool:
 
 
 def ordered_conversation(
-    name: str, messages: Sequence[Message], tools: Tools = (), changed: tuple[str, ...] = ()
+    name: str, messages: Sequence[Message], tools: Tools = (), changed: Sequence[str] = ()
 ) -> Conversation:
     """Return the conversation of the format `name`; a system text between two questions is moved before them."""
     ordered: list[Message] = []
@@ -121,12 +267,7 @@ def without_markup(body: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
 
 
-def branch(parents: Mapping[str, Any], leaf: str) -> list[str]:
-    """Return the nodes from the root to `leaf`. Raise RowRefused when they go in a circle."""
-    path = path_to(leaf, parents)
-    if leaf in parents and not path:
-        raise RowRefused("wrong-type", "the messages' parents go in a circle")
-    return path
+# Exported chats.
 
 
 class NotLearned(Exception):
@@ -138,7 +279,17 @@ class NotLearned(Exception):
         self.messages = self.messages or [Message("assistant", "", 0)]
 
 
-def _before_media(turns: Iterable[Any], read: _Read) -> tuple[list[list[Message]], list[RowRefused], tuple[str, ...]]:
+def branch(nodes: Mapping[str, Any], parents: Mapping[str, Any], leaf: str) -> list[Any]:
+    """Return the nodes from the root to `leaf`. Raise RowRefused when they go in a circle."""
+    path = path_to(leaf, parents)
+    if leaf in parents and not path:
+        raise RowRefused("wrong-type", "the messages' parents go in a circle")
+    return [nodes[name] for name in path]
+
+
+def _before_media(
+    turns: Iterable[Any], read: Callable[[Any], list[Message]]
+) -> tuple[list[list[Message]], list[RowRefused], tuple[str, ...]]:
     """Return (messages of each turn up to the first that holds what is not a text, why some of them are not learned,
     reasons of severity warn): what follows rests on what nobody can read. Raise RowRefused where nothing is learned
     before it.
@@ -159,7 +310,9 @@ def _before_media(turns: Iterable[Any], read: _Read) -> tuple[list[list[Message]
     return messages, refusals, ()
 
 
-def chat(name: str, turns: Iterable[Any], read: _Read, others: int, system: Any = None) -> Conversation:
+def chat(
+    name: str, turns: Iterable[Any], read: Callable[[Any], list[Message]], others: int, system: Any = None
+) -> Conversation:
     """Return the conversation of an exported chat; `others` is the number of answers on branches that were given up.
 
     An answer is read and not learned if it is incomplete, or if it used a tool whose results the export lacks: `read`

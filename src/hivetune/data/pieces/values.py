@@ -1,45 +1,30 @@
-"""What a format makes of a row, and helpers for JSON values: text, JSON text, a list of objects."""
+"""JSON values: texts, JSON in texts, lists of objects, and paths (JMESPath) to what is inside of them."""
 
 import ast
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeGuard
 
+import jmespath
+from jmespath.exceptions import JMESPathError
+
 from hivetune.data.reasons import RowRefused
-from hivetune.records import Message
 
 Row = Mapping[str, Any]
-Tools = tuple[Mapping[str, Any], ...]
-NOT_HELD = "not-held"  # why a turn is refused whose image, file or tool a log does not hold
 MAX_PYTHON_CHARS = 1 << 20
 MAX_VALUES = 200  # looked at inside one list or object
 _PYTHON = re.compile(r"\s*(?:\[\s*)*(?:\{\s*)?'")
-
-
-class Conversation(NamedTuple):
-    """The conversation of a row. `untrusted`: a tool or a web page wrote the answer; `changed`: reasons of severity
-    warn.
-    """
-
-    layout: str
-    messages: tuple[Message, ...]
-    tools: Tools = ()
-    untrusted: bool = False
-    changed: tuple[str, ...] = ()
-
-
-def is_json_text(value: str) -> bool:
-    """Return whether a text begins as a list or an object does."""
-    return value[:1] in ("[", "{") or value.lstrip()[:1] in ("[", "{")
+_NAMES = re.compile(r"\w+(?:\s*\|\|\s*\w+)*")
 
 
 def parsed(value: Any) -> Any:
     """Return the list or object in a text of JSON or Python syntax, as in CSV, Parquet and logs; any other value
     unchanged.
     """
-    if not isinstance(value, str) or not is_json_text(value):
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
         return value
     try:
         return json.loads(value)
@@ -104,3 +89,58 @@ def texts_in(value: Any) -> Iterator[str]:
             stack += item.values()
         elif isinstance(item, list):
             stack += item
+
+
+class Path(NamedTuple):
+    """A path, compiled. `heads`: the columns at which it begins; `one_of`: those of which the first is read."""
+
+    text: str
+    find: Callable[[Any], Any]
+    heads: frozenset[str]
+    one_of: tuple[str, ...] = ()
+
+
+@lru_cache(1024)
+def compile_path(text: str) -> Path:
+    """Return a path. Raise ValueError for text that is none."""
+    if _NAMES.fullmatch(text):
+        names = tuple(re.split(r"\s*\|\|\s*", text))
+        return Path(text, _first_of(names), frozenset(names), names)  # most paths; JMESPath takes ten times as long
+    try:
+        compiled = jmespath.compile(text)
+    except JMESPathError as error:
+        raise ValueError(f"{text!r} is not a path: {str(error).splitlines()[0]}") from None
+
+    def find(value: Any) -> Any:
+        try:
+            return compiled.search(value)
+        except JMESPathError:  # a function was given a value of another type
+            return None
+
+    return Path(text, find, frozenset(_heads(compiled.parsed)))
+
+
+def _first_of(names: tuple[str, ...]) -> Callable[[Any], Any]:
+    def find(value: Any) -> Any:
+        empty = None
+        for name in names if isinstance(value, dict) else ():
+            found = value.get(name)
+            if found not in (None, "", [], {}):
+                return found
+            empty = found if empty is None else empty
+        return empty
+
+    return find
+
+
+_CHAINS = (  # of which only the first part begins at a column
+    *("subexpression", "index_expression", "projection", "value_projection", "filter_projection", "flatten"),
+    "pipe",
+)
+
+
+def _heads(node: Mapping[str, Any]) -> Iterator[str]:
+    if node["type"] == "field":
+        yield node["value"]
+    for child in node["children"][:1] if node["type"] in _CHAINS else node["children"]:
+        yield from _heads(child)
