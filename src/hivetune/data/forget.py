@@ -17,7 +17,7 @@ from typing import Literal
 
 from hivetune.base.database import open_to_read, transaction
 from hivetune.base.disk import stored_path
-from hivetune.data.checks.redact.apply import redacted_name
+from hivetune.data.checks.redact import redacted_name
 from hivetune.data.frozen import drop_win, names_with_wins, wins_of
 from hivetune.data.intake.interactions import load_forgotten, names_in, raw_hash, tombstone
 from hivetune.data.snapshot import DROPPED_FILE, ROWS_FILE

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hivetune.base.database import open_database, transaction
-from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value, redacted_name
+from hivetune.data.checks.redact import PERSONAL, SECRETS, redact_value, redacted_name
 from hivetune.data.intake.interactions import Batch, Delivery, change_row, commit_batch
 from hivetune.errors import HivetuneError, MachineNotFit, NotThere, UsageError
 

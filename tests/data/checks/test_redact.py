@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hivetune.data.checks.redact.apply import ADVICE, NOT_TEXT, PERSONAL, SECRETS, apply_policy, redact_value
+from hivetune.data.checks.redact import ADVICE, NOT_TEXT, PERSONAL, SECRETS, apply_policy, redact_value
 from hivetune.data.reasons import RowRefused
 from hivetune.records import Example, Message
 

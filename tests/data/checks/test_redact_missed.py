@@ -2,7 +2,7 @@
 
 import pytest
 
-from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, redact_value
+from hivetune.data.checks.redact import PERSONAL, SECRETS, redact_value
 
 RANDOM = "7Kq2Lm9Xz4Rt"
 STARTS = ["env", "get", "true", "null", "config", "vault", "false", "none", "settings", "fake", "dummy", "sample"]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from hivetune.data.checks.redact.apply import PERSONAL, SECRETS, apply_policy, redact_everything
+from hivetune.data.checks.redact import PERSONAL, SECRETS, apply_policy, redact_everything
 from hivetune.records import Example, Message
 
 FILE = Path(__file__).with_name("redaction.jsonl")

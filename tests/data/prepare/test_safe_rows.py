@@ -15,7 +15,7 @@ from data.conftest import chat
 
 from hivetune.config import DataConfig
 from hivetune.data import time_limit
-from hivetune.data.checks.redact.apply import apply_policy
+from hivetune.data.checks.redact import apply_policy
 from hivetune.data.prepare import examine
 from hivetune.data.prepare.prepare import check
 from hivetune.data.reasons import RowRefused

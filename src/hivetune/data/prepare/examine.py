@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hivetune.data.checks.lessons import group_hash, lesson_hashes, question, read_hash
-from hivetune.data.checks.redact.apply import Policy, apply_policy
+from hivetune.data.checks.redact import Policy, apply_policy
 from hivetune.data.checks.rules import CHECKS, check_messages, control_token_check, has_mojibake
 from hivetune.data.intake.interactions import is_forgotten, is_forgotten_raw, row_hash, storable
 from hivetune.data.judged.answers import is_small_edit, with_worse

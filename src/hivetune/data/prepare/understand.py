@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from hivetune.base.disk import scratch_folder
-from hivetune.data.checks.redact.apply import redact_everything
+from hivetune.data.checks.redact import redact_everything
 from hivetune.data.columns import FACTS, NESTED, QUESTIONS, as_success, plain_name, plain_row
 from hivetune.data.files.inputs import Inputs, plan_inputs
 from hivetune.data.files.rows import read_rows

@@ -13,7 +13,7 @@ from typing import IO, Any, NamedTuple
 
 from hivetune.base.disk import FULL_DISK, write_json, write_manifest, write_whole
 from hivetune.config import DataConfig
-from hivetune.data.checks.redact.apply import redact_everything, redacted_name
+from hivetune.data.checks.redact import redact_everything, redacted_name
 from hivetune.data.columns import columns_of
 from hivetune.data.prepare.work import DUPLICATES, Work, iter_dropped, severity_of
 from hivetune.data.read import QUARANTINE_KEY, row_text
