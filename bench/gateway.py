@@ -35,7 +35,7 @@ from serve.hive import Running, add_release, stub_on_path, wait_until  # noqa: E
 from hivetune.base.database import open_database  # noqa: E402
 from hivetune.base.disk import home  # noqa: E402
 from hivetune.release.registry import promote, rollback  # noqa: E402
-from hivetune.serve.clients import make_client  # noqa: E402
+from hivetune.serve.guard import make_client  # noqa: E402
 
 BODY = {"model": "helpdesk", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 WARM_UP = 50

@@ -158,7 +158,7 @@ def test_from_export_to_chat(place: Workplace) -> None:
     assert code == 0, err
     asked = ("chat", "last", "--quant", "f32", "--prompt", "hi", "--max-tokens", "2")
     code, _, err = place.call(*asked)
-    words = ("several system prompts", "system prompt of ")
+    words = ("no system prompt stands", "system prompt of ")
     assert code == 0 and any(word in err for word in words), err  # which of the two is the split's to say
     code, _, err = place.call(*asked, "--system", "")
     assert code == 0 and "system prompt" not in err

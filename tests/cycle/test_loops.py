@@ -14,7 +14,7 @@ from cycle.small import NAME, append_rows, make_config, make_rows
 from serve.hive import add_release
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import home, lock
+from hivetune.base.disk import lock
 from hivetune.base.journal import read_journal
 from hivetune.config import load_config
 from hivetune.cycle import loop as loops
@@ -30,7 +30,6 @@ from hivetune.cycle.record import (
     end_cycle,
     fail_station,
     loop_folder,
-    release_of,
     trained_rows,
 )
 from hivetune.cycle.rows import LookCache
@@ -258,19 +257,6 @@ def test_a_champion_that_is_damaged_is_told_once_and_the_loop_goes_on(
     assert looks == [60.0] * 3
     (said,) = notices(tmp_path)
     assert label in said and "can't continue" in said
-
-
-def test_a_home_behind_a_link_finds_its_releases(
-    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "link").symlink_to(own_home)
-    monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "link"))
-    assert home() == own_home.resolve()
-    with closing(open_database()) as database:
-        label = add_release(tmp_path, NAME, 1)
-        database.execute("UPDATE releases SET run = ?", (str(tmp_path / "link" / "cycles" / NAME / "a1" / "run"),))
-        found = release_of(database, CYCLE)
-    assert found is not None and found.label == label
 
 
 def test_the_same_cycle_is_opened_once_and_again_only_after_a_failure(own_home: Path) -> None:

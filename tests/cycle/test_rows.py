@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ import hivetune.cycle.rows
 from hivetune.base.database import open_database, transaction
 from hivetune.config import RunConfig, load_config, parse_config
 from hivetune.cycle.domains import Domain, domains_of
-from hivetune.cycle.rows import LookCache, affordable_tokens, by_source, choose_rows, cycle_id, pool_of, read_rows_now
+from hivetune.cycle.rows import LookCache, affordable_tokens, choose_rows, pool_of, read_rows_now
 from hivetune.data.leave_out import LEAVE_OUT
 from hivetune.data.snapshot import PoolRow
 from hivetune.errors import DataRefused, UsageError
@@ -54,11 +53,6 @@ def ids(found: list[PoolRow]) -> set[str]:
 def config_of(path: Path = Path("rows.jsonl"), **cycle: Any) -> RunConfig:
     tree = {"model": "smollm2-135m", "data": {"path": str(path)}, "cycle": {"name": "desk", **cycle}}
     return parse_config(tree, "a test")
-
-
-def test_all_rows_while_they_fit() -> None:
-    found = rows(40)
-    assert choose_rows(found, ids(found[:30]), 4000) == choose_rows(found, (), None) == {}
 
 
 def test_all_new_rows_and_a_random_part_of_the_old_ones() -> None:
@@ -106,12 +100,6 @@ def test_whatever_comes_every_row_is_accounted(found: list[PoolRow], known: floa
     trained = [one for one in found if one.id not in left_out and one.split == "train"]
     if budget is not None:
         assert sum(one.length for one in trained) <= budget
-
-
-def test_sources_are_counted_the_largest_first() -> None:
-    found = [*rows(2, source="b.jsonl:1"), *rows(3, source="a.jsonl:7"), *rows(1, source="store")]
-    assert by_source(found) == "3 of a.jsonl, 2 of b.jsonl, 1 of store"
-    assert by_source(row(number, source=f"{number % 7}.jsonl:1") for number in range(70)).endswith("2 more sources")
 
 
 @pytest.mark.parametrize(("error", "reads"), [(DataRefused("too few rows"), 2), (UsageError("no such model"), 4)])
@@ -170,14 +158,6 @@ def test_rows_of_a_champion_that_a_person_deployed_are_not_new(
         again = [{**one, "session_id": "s31"} for one in make_rows(31, 4)]  # a group counts once
         append_rows(tmp_path / "rows.jsonl", [*make_rows(30, 1), *again])
         assert read_rows_now(config, database, "demo", champion, known).groups == 2
-
-
-@pytest.mark.parametrize("changed", [{"eval": {"prompts": 3}}, {"gate": {"tolerance": 0.5}}, {"learning_rate": 0.5}])
-def test_other_settings_are_another_cycle(own_home: Path, changed: dict[str, Any]) -> None:
-    """One that failed by them is not begun again with those that were mended since."""
-    config, pool = config_of(), SimpleNamespace(hash="h")
-    other = RunConfig.model_validate(config.model_dump() | changed)
-    assert cycle_id(pool, config, None) == cycle_id(pool, config, None) != cycle_id(pool, other, None)  # type: ignore[arg-type]
 
 
 def of(agent: str | None, train: int, held_out: int, first: int) -> list[PoolRow]:

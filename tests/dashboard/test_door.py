@@ -3,7 +3,6 @@
 import asyncio
 import re
 import signal
-import socket
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import closing
@@ -201,12 +200,6 @@ def test_files_of_another_version_or_damaged_ones_are_said(guarded: tuple[Guard,
         assert answer.status_code in (400, 500) and "damaged" in answer.text, path
 
 
-def test_a_home_that_is_not_there_has_pages_too(guarded: tuple[Guard, str]) -> None:
-    for path in ("", "runs", "releases", "data", "review"):
-        assert ask(guarded, f"/dashboard/{path}", headers=owner()).status_code == 200, path
-    assert not (home() / "hive.db").exists()
-
-
 def test_the_token_is_traded_for_a_cookie_that_no_script_reads(guarded: tuple[Guard, str]) -> None:
     token = dashboard_token()
     for answer in (
@@ -226,18 +219,6 @@ def test_the_token_is_traded_for_a_cookie_that_no_script_reads(guarded: tuple[Gu
         assert ask(guarded, "/dashboard/runs", headers={"Cookie": cookie}).status_code == 303
     dashboard_token(new=True)  # everybody is signed out
     assert ask(guarded, "/dashboard/runs", headers={"Cookie": f"{cookie_name()}={value}"}).status_code == 303
-
-
-def test_who_signs_in_to_one_home_stays_signed_in_to_another(
-    guarded: tuple[Guard, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their dashboards have two ports of one host, which share their cookies."""
-    cookies = httpx2.Cookies()
-    for folder in (home(), tmp_path / "other"):
-        monkeypatch.setenv("HIVETUNE_HOME", str(folder))
-        name, value = cookie_name(), ask(guarded, f"/dashboard/login?token={dashboard_token()}").cookies[cookie_name()]
-        cookies.set(name, value)
-    assert len(cookies) == 2
 
 
 def test_a_form_that_cannot_be_read_is_refused_in_words(guarded: tuple[Guard, str]) -> None:
@@ -305,11 +286,3 @@ def test_actions_do_what_their_commands_do(guarded: tuple[Guard, str]) -> None:
         events.append("stop_requested", signal=15)
         assert "asked to stop already" in post(stop).text  # a second signal would cost the checkpoint
         assert training.poll() is None
-
-
-def test_a_port_that_is_taken_is_said(own_home: Path) -> None:
-    from hivetune.dashboard.app import run_dashboard
-    from hivetune.errors import Busy
-
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(Busy, match="in use"):
-        run_dashboard(taken.getsockname()[1], lambda url: None)

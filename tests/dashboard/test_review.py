@@ -141,19 +141,6 @@ def test_a_correction_is_a_row_to_train_and_keeps_the_answer_before(own_home: Pa
             act(identity, "correct", wrong)
 
 
-def test_an_earlier_act_is_undone_with_the_later_ones_on_its_row(own_home: Path) -> None:
-    first, second = captured(1), captured(2)
-    before = stored(first)
-    act(first, "down")
-    act(second, "up")
-    act(first, "correct", "Three.")
-    with closing(open_database()) as database:
-        oldest = newest_acts(database)[-1][0]
-        undo_newest(database, oldest)
-        assert [whose for _, whose, *_ in newest_acts(database)] == [second]
-    assert stored(first) == before and stored(second)["feedback"] == 1
-
-
 def test_what_is_set_aside_stays_so_by_its_content_until_it_is_taken_back(own_home: Path) -> None:
     identity = captured(1)
     act(identity, "aside")
@@ -217,17 +204,6 @@ def test_a_hundred_thousand_rows_page_in_less_than_200_ms(own_home: Path) -> Non
                 rows = review_rows(database, query, after)[1]
                 assert len(rows) == ROWS_A_PAGE or after
                 assert time.process_time() - began < 0.2, (query, after)
-
-
-def test_the_next_page_skips_nothing_when_the_rows_before_it_were_rated(own_home: Path) -> None:
-    made = [captured(number) for number in range(ROWS_A_PAGE + 5)]
-    first = shown(rating="unrated")
-    for row in first:
-        act(row.id, "up")
-    rest = shown(first[-1].place, rating="unrated")
-    assert sorted(row.id for row in (*first, *rest)) == made
-    with closing(open_database()) as database, pytest.raises(UsageError, match="no place"):
-        review_rows(database, {}, "x")
 
 
 def test_the_form_is_that_of_this_dashboard_and_a_script_gets_the_row(own_home: Path, guarded: Any) -> None:  # noqa: F811

@@ -129,22 +129,6 @@ def test_a_run_that_ends_while_it_is_looked_at_was_not_interrupted(
     assert run.status().state == "stopped"
 
 
-def test_runs_that_are_deleted_or_damaged_hold_nothing_up(own_home: Path) -> None:
-    import shutil
-
-    for name in ("gone", "torn", "linked", "fine"):
-        make_run(name, steps=10, done=2)
-    watcher = Watcher()
-    assert len(watcher.runs()) == 4
-    folders = {status.name: status.run for _, _, status in watcher.runs()}
-    shutil.rmtree(folders["gone"])
-    (folders["torn"] / "run.json").write_text("{")
-    (folders["linked"] / METRICS).unlink()
-    (folders["linked"] / METRICS).symlink_to("/etc/passwd")
-    states = {status.run.name: status.state for _, _, status in watcher.runs()}
-    assert states == {"torn": "damaged", "linked": "damaged", "fine": "new"}
-
-
 def filled(values: list[float]) -> Series:
     series = Series()
     for step, value in enumerate(values, 1):
@@ -162,22 +146,3 @@ def test_buckets_hold_every_point_once(values: list[float]) -> None:
     assert series.buckets[-1].step == len(values) and series.last == values[-1]
     # Sums in another order: at most the rounding of as many additions.
     assert sum(b.total for b in series.buckets) == pytest.approx(sum(values), abs=1e-9 * 1e6 * len(values))
-
-
-def test_one_spike_in_many_points_is_still_there() -> None:
-    values = [2.0] * 50_000
-    values[31_234] = 90.0
-    series = filled(values)
-    spiked = [bucket for bucket in series.buckets if bucket.high == 90.0]
-    assert len(spiked) == 1 and spiked[0].step >= 31_235 > spiked[0].step - spiked[0].count
-
-
-def test_the_smoothed_line_is_a_mean_at_first_and_follows_later() -> None:
-    assert filled([1.0, 3.0]).buckets[-1].smoothed == 2.0
-    assert filled([0.0] * 500 + [1.0] * 500).buckets[-1].smoothed > 0.99
-    assert filled([5.0] * 700).buckets[-1].smoothed == pytest.approx(5.0)
-
-
-def test_a_step_is_found_by_its_time() -> None:
-    series = filled([1.0] * 10)
-    assert [series.step_at(time) for time in (0.5, 1.0, 4.5, 99.0)] == [0, 1, 4, 10]

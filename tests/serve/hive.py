@@ -23,7 +23,7 @@ from hivetune.base.disk import MANIFEST, home, sha256_file, write_json, write_ma
 from hivetune.models.worker.weights import open_weights
 from hivetune.release.gguf import SERVED_QUANT, base_gguf, write_gguf
 from hivetune.release.registry import promote, register
-from hivetune.serve.clients import make_client
+from hivetune.serve.guard import make_client
 
 MODEL = "smollm2-135m"  # the name under which the tiny model is found, as a prepared one
 RANK = 4

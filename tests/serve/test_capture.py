@@ -17,7 +17,7 @@ from hivetune.data.forget import forget
 from hivetune.errors import NotThere, UsageError
 from hivetune.serve import capture
 from hivetune.serve.capture import Capture, CapturedAnswer, Feedback, label_of, store_entries
-from hivetune.serve.clients import client_of, make_client
+from hivetune.serve.guard import client_of, make_client
 
 BETTER = {"correction": "a better one"}
 ANSWER = {"role": "assistant", "content": "an answer"}

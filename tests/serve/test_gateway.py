@@ -3,60 +3,133 @@
 import json
 import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import APIStatusError, NotFoundError, OpenAI
-from serve.hive import add_release, gateway, stored, wait_until
+from serve.hive import Running, add_release, gateway, stored, wait_until
 from serve.storm import counts, storm, truth_of
 
 pytestmark = pytest.mark.slow
 
 
-def test_the_official_client_and_curl_get_labelled_answers(own_home: Path, tmp_path: Path) -> None:
-    first = add_release(tmp_path, "helpdesk", 1, champion=True)
-    second = add_release(tmp_path, "helpdesk", 2)
-    with gateway(tmp_path / "log") as running:
-        client = OpenAI(base_url=f"{running.url}/v1", api_key=running.token, max_retries=0)
-        assert [model.id for model in client.models.list()] == ["helpdesk", first, second, "base"]
-        messages: Any = [{"role": "user", "content": "hello"}]
-        texts = {}
-        for model, label in (("helpdesk", first), (first, first), (second, second), ("base", "base")):
-            answer = client.chat.completions.create(model=model, messages=messages, max_tokens=6, temperature=0)
-            assert answer.system_fingerprint == answer.model == label
-            texts[model] = answer.choices[0].message.content
-        assert texts["helpdesk"] == texts[first]
-        assert len({texts[first], texts[second], texts["base"]}) == 3
-        pieces = client.chat.completions.create(
-            model="helpdesk", messages=messages, max_tokens=6, temperature=0, stream=True
-        )
-        chunks = list(pieces)
-        streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-        # Up to bytes that are no character, or not yet: what random weights say has some.
-        whole, said = (text.partition("\ufffd")[0] for text in (texts["helpdesk"], streamed))
-        assert said == whole and whole
-        assert {chunk.system_fingerprint for chunk in chunks} == {first} and len({chunk.id for chunk in chunks}) == 1
-        assert client.completions.create(model="base", prompt="one two", max_tokens=2).choices[0].text is not None
-        with pytest.raises(NotFoundError, match="served are: helpdesk"):
-            client.chat.completions.create(model="nobody", messages=messages)
-        with pytest.raises(APIStatusError) as long:
-            client.chat.completions.create(model="base", messages=[{"role": "user", "content": "word " * 2000}])
-        assert long.value.status_code == 400 and "context" in str(long.value)
-        curl = ["curl", "-s", f"{running.url}/v1/chat/completions", "-H", f"Authorization: Bearer {running.token}"]
-        body = json.dumps({"model": "helpdesk", "messages": messages, "max_tokens": 2})
-        done = subprocess.run([*curl, "-d", body], capture_output=True, text=True, check=True)
-        assert json.loads(done.stdout)["model"] == first
-        assert running.metric("hivetune_answers_total") == 7
-        said = set()
-        for number in range(10):  # with another conversation between, which takes the slot's cache
-            again = client.chat.completions.create(
-                model="base", messages=messages, max_tokens=32, temperature=0, seed=1
-            )
-            said.add(again.choices[0].message.content)
-            running.chat(f"hello again, number {number}", "base")
-        assert len(said) == 1
-    assert "hello" not in (tmp_path / "log").read_text()  # no prompt in a log
+LABELS = ("helpdesk@1", "helpdesk@2")
+
+
+@pytest.fixture(scope="module")
+def whole_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    work = tmp_path_factory.mktemp("served")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HIVETUNE_HOME", str(work / "home"))
+        labels = [add_release(work, "helpdesk", seed, champion=seed == 1) for seed in (1, 2)]
+        assert labels == list(LABELS)
+        with gateway(work / "log", "--capture") as running:
+            yield running
+
+
+@pytest.fixture
+def served(whole_file: Running, monkeypatch: pytest.MonkeyPatch) -> Running:
+    """A gateway that captures, with a champion and another release, for several tests."""
+    monkeypatch.setenv("HIVETUNE_HOME", str(whole_file.log.parent / "home"))
+    return whole_file
+
+
+def test_the_official_client_and_curl_get_labelled_answers(served: Running) -> None:
+    first, second = LABELS
+    client = OpenAI(base_url=f"{served.url}/v1", api_key=served.token, max_retries=0)
+    assert [model.id for model in client.models.list()] == ["helpdesk", first, second, "base"]
+    messages: Any = [{"role": "user", "content": "hello"}]
+    texts = {}
+    for model, label in (("helpdesk", first), (first, first), (second, second), ("base", "base")):
+        answer = client.chat.completions.create(model=model, messages=messages, max_tokens=6, temperature=0)
+        assert answer.system_fingerprint == answer.model == label
+        texts[model] = answer.choices[0].message.content
+    assert texts["helpdesk"] == texts[first]
+    assert len({texts[first], texts[second], texts["base"]}) == 3
+    pieces = client.chat.completions.create(
+        model="helpdesk", messages=messages, max_tokens=6, temperature=0, stream=True
+    )
+    chunks = list(pieces)
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    # Up to bytes that are no character, or not yet: what random weights say has some.
+    whole, said = (text.partition("\ufffd")[0] for text in (texts["helpdesk"], streamed))
+    assert said == whole and whole
+    assert {chunk.system_fingerprint for chunk in chunks} == {first} and len({chunk.id for chunk in chunks}) == 1
+    assert client.completions.create(model="base", prompt="one two", max_tokens=2).choices[0].text is not None
+    with pytest.raises(NotFoundError, match="served are: helpdesk"):
+        client.chat.completions.create(model="nobody", messages=messages)
+    with pytest.raises(APIStatusError) as long:
+        client.chat.completions.create(model="base", messages=[{"role": "user", "content": "word " * 2000}])
+    assert long.value.status_code == 400 and "context" in str(long.value)
+    curl = ["curl", "-s", f"{served.url}/v1/chat/completions", "-H", f"Authorization: Bearer {served.token}"]
+    body = json.dumps({"model": "helpdesk", "messages": messages, "max_tokens": 2})
+    done = subprocess.run([*curl, "-d", body], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["model"] == first
+    said = set()
+    for number in range(4):  # with another conversation between, which takes the slot's cache
+        again = client.chat.completions.create(model="base", messages=messages, max_tokens=32, temperature=0, seed=1)
+        said.add(again.choices[0].message.content)
+        served.chat(f"hello again, number {number}", "base")
+    assert len(said) == 1
+    assert "hello" not in served.log.read_text()  # no prompt in a log
+
+
+def test_feedback_and_corrections_join_what_was_captured(served: Running) -> None:
+    label = LABELS[0]
+    with served.client() as client:
+        secret = "my key is sk-" + "proj-" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6"
+        liked = served.chat(secret, user="ann", metadata={"session_id": "s1"})
+        fixed = served.chat("two")
+        body = {"messages": [{"role": "user", "content": "off the record"}], "max_tokens": 2}
+        client.post("/v1/chat/completions", json=body, headers={"X-Hivetune-Capture": "no"})
+        assert client.post("/v1/feedback", json={"id": liked["id"], "rating": "up"}).status_code == 202
+        said = {"id": fixed["id"], "rating": "down", "correction": "a better answer", "reason": "wrong"}
+        assert client.post("/v1/feedback", json=said).json() == {"id": fixed["id"], "release": label}
+        unknown = client.post("/v1/feedback", json={"id": "hive-0", "rating": "up"})
+        assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")
+        assert client.post("/v1/feedback", json={"id": liked["id"], "rating": "so-so"}).status_code == 400
+    rows = {identity: json.loads(row) for identity, source, row in stored() if source == f"gateway:{label}"}
+    assert "off the record" not in json.dumps(list(rows.values()))
+    first, second = rows[liked["id"]], rows[fixed["id"]]
+    assert (first["feedback"], first["answered_by"], first["user_id"], first["session_id"]) == (1, label, "ann", "s1")
+    assert "sk-proj" not in json.dumps(first)
+    assert (
+        second["messages"][-1]["content"] == "a better answer" and second["rejected_answer"] and second["feedback"] == 1
+    )
+    assert "answered_by" not in second
+
+
+def test_what_is_refused_is_refused_in_the_form_of_the_api(served: Running) -> None:
+    with served.client() as client:
+        # The context is 256 tokens: what is longer than it can hold is not even parsed.
+        deep, long = b"[" * 20_000, b"[" * 100_000
+        for body, words in (
+            (b"{", "not JSON"),
+            (b"[]", "not a JSON object"),
+            (deep, "not JSON"),
+            (long, "100,000 bytes do not fit into the context of 256 tokens"),
+        ):
+            answer = client.post("/v1/chat/completions", content=body)
+            assert answer.status_code == 400 and words in answer.json()["error"]["message"]
+        assert client.post("/v1/chat/completions", json={"messages": "x"}).status_code == 400
+        get = client.get("/v1/chat/completions")
+        assert (get.status_code, get.headers["allow"]) == (405, "POST") and "use POST" in get.json()["error"]["message"]
+        large = client.post("/v1/chat/completions", content=(b"x" * 65536 for _ in range(200)))
+        assert large.status_code == 413
+        for path in ("/v1/images/generations", "/chat/completions", "/nothing"):
+            answer = client.post(path, json={"model": "helpdesk", "input": "hello"})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["type"]) == (404, "not_found_error"), path
+            for words in (f"{path} is not served", "POST /v1/chat/completions", "GET /v1/models"):
+                assert words in error["message"], error
+        assert "'nobody' is not served" in client.get("/v1/models/nobody").json()["error"]["message"]
+        port = int(served.url.rpartition(":")[2])
+        for raw in (b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00", b"POST /v1/chat/completions HTTP/1.1\r\n"):
+            with socket.create_connection(("127.0.0.1", port), 5) as stranger:
+                stranger.sendall(raw)
+        assert served.chat("still here")["model"] == "helpdesk@1"
 
 
 def weather(tmp_path: Path, *, requests: int, clients: int, swaps: int, kills: int) -> dict[str, int]:
@@ -89,32 +162,6 @@ def test_ten_thousand_requests(own_home: Path, tmp_path: Path, record_property: 
         record_property(name, count)
 
 
-def test_feedback_and_corrections_join_what_was_captured(own_home: Path, tmp_path: Path) -> None:
-    label = add_release(tmp_path, "helpdesk", 1, champion=True)
-    with gateway(tmp_path / "log", "--capture") as running, running.client() as client:
-        secret = "my key is sk-" + "proj-" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6"
-        liked = running.chat(secret, user="ann", metadata={"session_id": "s1"})
-        fixed = running.chat("two")
-        body = {"messages": [{"role": "user", "content": "off the record"}], "max_tokens": 2}
-        client.post("/v1/chat/completions", json=body, headers={"X-Hivetune-Capture": "no"})
-        assert client.post("/v1/feedback", json={"id": liked["id"], "rating": "up"}).status_code == 202
-        said = {"id": fixed["id"], "rating": "down", "correction": "a better answer", "reason": "wrong"}
-        assert client.post("/v1/feedback", json=said).json() == {"id": fixed["id"], "release": label}
-        unknown = client.post("/v1/feedback", json={"id": "hive-0", "rating": "up"})
-        assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")
-        assert client.post("/v1/feedback", json={"id": liked["id"], "rating": "so-so"}).status_code == 400
-        wait_until(lambda: running.metric("hivetune_captured_answers") == 2)
-    rows = {identity: json.loads(row) for identity, source, row in stored() if source == f"gateway:{label}"}
-    assert set(rows) == {liked["id"], fixed["id"]}
-    first, second = rows[liked["id"]], rows[fixed["id"]]
-    assert (first["feedback"], first["answered_by"], first["user_id"], first["session_id"]) == (1, label, "ann", "s1")
-    assert "sk-proj" not in json.dumps(first)
-    assert (
-        second["messages"][-1]["content"] == "a better answer" and second["rejected_answer"] and second["feedback"] == 1
-    )
-    assert "answered_by" not in second
-
-
 def test_a_restarted_gateway_finds_what_it_should_serve(own_home: Path, tmp_path: Path) -> None:
     label = add_release(tmp_path, "helpdesk", 1, champion=True)
     with gateway(tmp_path / "log") as running:
@@ -130,51 +177,3 @@ def alive(pid: int) -> bool:
     import psutil
 
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
-def test_what_is_refused_is_refused_in_the_form_of_the_api(own_home: Path, tmp_path: Path) -> None:
-    add_release(tmp_path, "helpdesk", 1, champion=True)
-    with gateway(tmp_path / "log") as running, running.client() as client:
-        paths = [
-            "/v1/chat/completions",
-            "/v1/models",
-            "/metrics",
-            "/v1/feedback",
-            "/",
-            "/health",
-            "/chat.js",
-            "/nothing",
-        ]
-        for path in paths:
-            assert client.get(path, headers={"Host": "evil.example"}).status_code == 421, path
-            assert client.get(path, headers={"Origin": "http://evil.example"}).status_code == 403, path
-            open_path = path in ("/", "/health", "/chat.js")
-            status = client.get(path, headers={"Authorization": "Bearer no"}).status_code
-            assert (status == 200) is open_path and (open_path or status == 401), path
-        # The context is 256 tokens: what is longer than it can hold is not even parsed.
-        deep, long = b"[" * 20_000, b"[" * 100_000
-        for body, words in (
-            (b"{", "not JSON"),
-            (b"[]", "not a JSON object"),
-            (deep, "not JSON"),
-            (long, "100,000 bytes do not fit into the context of 256 tokens"),
-        ):
-            answer = client.post("/v1/chat/completions", content=body)
-            assert answer.status_code == 400 and words in answer.json()["error"]["message"]
-        assert client.post("/v1/chat/completions", json={"messages": "x"}).status_code == 400
-        get = client.get("/v1/chat/completions")
-        assert (get.status_code, get.headers["allow"]) == (405, "POST") and "use POST" in get.json()["error"]["message"]
-        large = client.post("/v1/chat/completions", content=(b"x" * 65536 for _ in range(200)))
-        assert large.status_code == 413
-        for path in ("/v1/images/generations", "/chat/completions", "/nothing"):
-            answer = client.post(path, json={"model": "helpdesk", "input": "hello"})
-            error = answer.json()["error"]
-            assert (answer.status_code, error["type"]) == (404, "not_found_error"), path
-            for served in (f"{path} is not served", "POST /v1/chat/completions", "GET /v1/models", "of their own"):
-                assert served in error["message"], error
-        assert "'nobody' is not served" in client.get("/v1/models/nobody").json()["error"]["message"]
-        port = int(running.url.rpartition(":")[2])
-        for raw in (b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00", b"POST /v1/chat/completions HTTP/1.1\r\n"):
-            with socket.create_connection(("127.0.0.1", port), 5) as stranger:
-                stranger.sendall(raw)
-        assert running.chat("still here")["model"] == "helpdesk@1"

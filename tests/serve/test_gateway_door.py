@@ -87,21 +87,21 @@ async def test_a_start_that_can_be_tried_again_in_a_second_is_waited_for() -> No
     await stage.until(lambda: keeper.ready)
     stage.failing = HivetuneError("it died while loading")
     keeper.lives["m"].backend.kill()
-    await stage.until(lambda: bool(keeper._retries))
+    await stage.until(lambda: any(away.why for away in keeper.away.values()))
     assert keeper.routes.champions == {"a": "a@1"}
     waiting = asyncio.create_task(keeper.live(Route("m", "a@1")))
     stage.failing = None
-    for retry in keeper._retries.values():
-        retry.at_s = 0.0  # the second is over
+    for retry in keeper.away.values():
+        retry.again_s = 0.0  # the second is over
     await stage.until(lambda: keeper.ready)
     assert (await waiting) is keeper.lives["m"]
     stage.failing = HivetuneError("it dies each time")
     keeper.lives["m"].backend.kill()
     for _ in range(4):
         known = len(stage.started)
-        await stage.until(lambda known=known: len(stage.started) > known and not keeper._starting)  # type: ignore[misc]
-        for retry in keeper._retries.values():
-            retry.at_s = 0.0
+        await stage.until(lambda known=known: len(stage.started) > known and not keeper.starting)  # type: ignore[misc]
+        for retry in keeper.away.values():
+            retry.again_s = 0.0
     with pytest.raises(MachineNotFit, match="it dies each time"):
         await keeper.live(Route("m", "a@1"))
 
@@ -133,7 +133,8 @@ async def test_defaults_are_those_that_the_release_was_judged_with(stage: Stage)
     first, second = (body for _, body in stage.asked)
     assert (first["temperature"], first["top_p"], second["temperature"]) == (0.0, 0.5, 0.7)
     assert "system" not in first and len(first["messages"]) == 1
-    assert (first["cache_prompt"], second["cache_prompt"]) == (True, False)  # a seed asks for the same again
+    await stage.ask()
+    assert [body["cache_prompt"] for _, body in stage.asked] == [False, False, True]  # a seed asks for the same again
     headers = {"Authorization": "Bearer token-a"}
     models = (await stage.client.get("/v1/models", headers=headers)).json()["data"]
     assert models[0]["defaults"]["system"] == "Be brief."

@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,10 +58,6 @@ class Stage:
                 return
             await asyncio.sleep(0.002)
         raise AssertionError("it did not come about")
-
-
-def play(scene: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scene, 20))
 
 
 @played

@@ -12,7 +12,7 @@ from programs import require_program
 from serve.hive import Running, stored, stub_gateway, wait_until
 
 from hivetune.base.database import open_database
-from hivetune.serve.clients import make_client, revoke_client
+from hivetune.serve.guard import make_client, revoke_client
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,6 @@ from hivetune.serve.watch import (
     Watch,
     due_watches,
     is_raised,
-    usual_rate,
 )
 
 
@@ -84,14 +83,6 @@ def test_the_alarm_is_quiet_on_usual_rates_and_soon_raised_on_worse_ones() -> No
     assert sum(first_alarm(seed, 0.05, 0.15, 400) is not None for seed in range(100)) >= 95
     assert not any(is_raised(0.02, answers, answers) for answers in range(MIN_ANSWERS))
     assert is_raised(0.02, MIN_ANSWERS, MIN_ANSWERS)
-
-
-@pytest.mark.parametrize(
-    ("answers", "bad", "least", "most"),
-    [(0, 0, 0.5, 0.5), (100, 0, 0.02, 0.06), (100_000, 0, 0.02, 0.02), (10_000, 1000, 0.1, 0.11)],
-)
-def test_the_usual_rate_is_never_nothing(answers: int, bad: int, least: float, most: float) -> None:
-    assert least <= usual_rate(answers, bad) <= most
 
 
 def test_restarts_of_the_gateway_begin_no_alarm_anew(own_home: Path) -> None:

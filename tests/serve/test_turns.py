@@ -11,34 +11,6 @@ from hypothesis import strategies as st
 from hivetune.serve.turns import Ticket, Turns
 
 
-def test_an_adapter_fills_the_slots_and_another_waits() -> None:
-    turns = Turns(2, longest_wait_s=5)
-    tickets = [Ticket(key, number, number) for number, key in enumerate("aaba")]
-    for ticket in tickets:
-        turns.arrive(ticket)
-    assert turns.start(3) == tickets[:2] and {ticket.slot for ticket in tickets[:2]} == {0, 1}
-    turns.leave(tickets[0])
-    assert turns.start(4) == [tickets[3]]  # nobody is overdue yet
-    turns.leave(tickets[1])
-    turns.leave(tickets[3])
-    assert turns.start(5) == [tickets[2]]
-
-
-def test_an_overdue_request_ends_the_turn() -> None:
-    turns = Turns(2, longest_wait_s=5)
-    first, other, late = Ticket("a", 1, 0), Ticket("b", 2, 1), Ticket("a", 3, 2)
-    for ticket in (first, other, late):
-        turns.arrive(ticket)
-        turns.start(ticket.arrived_s)
-    assert late.slot is not None  # 1 s of waiting is not too long
-    later = Ticket("a", 4, 7)
-    turns.arrive(later)
-    turns.leave(first)
-    assert turns.start(7) == []  # b has waited 6 s: a admits no more
-    turns.leave(late)
-    assert turns.start(8) == [other]
-
-
 def test_a_session_gets_its_slot_again() -> None:
     turns = Turns(3, longest_wait_s=5)
     for _ in range(2):
@@ -52,17 +24,6 @@ def test_a_session_gets_its_slot_again() -> None:
     stranger = Ticket("b", "y", 1)
     turns.arrive(stranger)
     assert turns.start(1) == [stranger] and stranger.slot == 0  # the least recently used; y's tokens are of another key
-
-
-def test_who_leaves_while_waiting_is_forgotten() -> None:
-    turns = Turns(1, longest_wait_s=5)
-    first, gone, last = Ticket("a", 1, 0), Ticket("b", 2, 1), Ticket("a", 3, 2)
-    for ticket in (first, gone, last):
-        turns.arrive(ticket)
-    turns.start(2)
-    turns.leave(gone)
-    turns.leave(first)
-    assert turns.start(9) == [last] and turns.num_waiting == 0
 
 
 @dataclass

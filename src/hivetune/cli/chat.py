@@ -17,7 +17,7 @@ from hivetune.llama.backend import Backend, unused_program
 from hivetune.llama.prompts import check_prompts
 from hivetune.release.export import DEFAULT_QUANT
 from hivetune.serve.capture import Capture
-from hivetune.serve.chat import HELP, Chat, Talk, find_pair, find_voice, open_voices, trained_prompt
+from hivetune.serve.chat import HELP, Chat, Talk, find_beside, find_voice, open_voices, trained_prompt
 from hivetune.train.open import load_run
 
 BLOCK = '"""'
@@ -41,10 +41,10 @@ def chat(
     if capture and prompt is not None:
         raise UsageError("--capture is for a conversation, not for --prompt", hint="leave out one of them")
     with progress("exporting", "tensors") as report:
-        if beside is None:
-            *voices, run = find_voice(name, quant, report)
-        else:
-            *voices, run = find_pair(name, beside, quant, report)
+        first, run = find_voice(name, quant, report)
+        voices = [first]
+        if beside is not None:
+            voices.append(find_beside(beside, first, run, quant, report))
     if unused := unused_program():
         say(unused)
     system = _system_prompt(name, run, system)
@@ -79,13 +79,11 @@ def _system_prompt(name: str, run: Path | None, given: str | None) -> str | None
     except UsageError as error:
         say(f"cannot read the system prompt of the training rows: {error.message}")
         return None
-    if trained is None or trained.text is None:
-        return None
-    if trained.looked_at and trained.rows * 2 <= trained.looked_at:
-        say("the training rows have several system prompts, so none is used; choose one: --system TEXT")
-        return None
-    say(f'system prompt of most training rows: {short(trained.text)}\nuse another: --system TEXT; none: --system ""')
-    return trained.text
+    if trained is not None:
+        say(f'system prompt of most training rows: {short(trained)}\nuse another: --system TEXT; none: --system ""')
+    elif run is not None:
+        say("no system prompt stands in most training rows, so none is sent; choose one: --system TEXT")
+    return trained
 
 
 def _ask_once(sides: Sequence[Chat], opened: Sequence[tuple[Backend, int | None]], prompt: str) -> None:

@@ -16,7 +16,7 @@ from hivetune.dashboard.app import dashboard_addition
 from hivetune.errors import UsageError
 from hivetune.llama.backend import unused_program
 from hivetune.release.registry import desired
-from hivetune.serve.clients import Client, clients, make_client, revoke_client
+from hivetune.serve.guard import Client, clients, make_client, revoke_client
 from hivetune.serve.run import GatewaySettings, is_loopback, refuse_open, run_gateway
 
 DEFAULT_CLIENT = "default"
@@ -33,7 +33,6 @@ def serve(
     slots: Annotated[int, Option(min=1, max=64, help="Number of answers at the same time.")] = 4,
     context: Annotated[int, Option(min=256, help="Context of each answer in tokens.")] = 4096,
     threads: ThreadsOption = None,
-    private_cache: Annotated[bool, Option("--private-cache", help="Share no cached prompts between clients.")] = False,
     card: Annotated[str, Option(metavar="cuda:N", help=CARD_HELP)] = "",
 ) -> None:
     """Serve champions, other releases and their base model over the OpenAI API, with a token per client.
@@ -52,7 +51,6 @@ def serve(
         slots=slots,
         context_tokens=context,
         threads=threads,
-        private_cache=private_cache,
         card=card,
     )
     with closing(open_database()) as database:

@@ -12,11 +12,13 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import resources
 from typing import Any, TypeVar
 
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, Histogram, generate_latest
+from prometheus_client import Counter as Counted
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -26,16 +28,14 @@ from starlette.types import ExceptionHandler, Message, Receive, Scope, Send
 
 from hivetune.data.read import refuse_constant, unique_keys
 from hivetune.errors import HivetuneError, MachineNotFit, NotThere, UsageError
-from hivetune.serve import metrics
 from hivetune.serve.capture import Capture, CapturedAnswer, Feedback, messages_of
 from hivetune.serve.dialects import anthropic, ollama
 from hivetune.serve.dialects.base import Dialect, Named, Read, error_body
 from hivetune.serve.dialects.openai import OPENAI
 from hivetune.serve.dialects.responses import RESPONSES
-from hivetune.serve.fields import FeedbackFields, FieldRefused, checked_fields, ignored_fields
+from hivetune.serve.fields import FEEDBACK_FIELDS, FieldRefused, checked_fields, ignored_fields
 from hivetune.serve.forward import Asked, Refused, Upstream, forward, num_tokens, refuse_larger
 from hivetune.serve.guard import TooLarge, token_of
-from hivetune.serve.metrics import Metrics
 from hivetune.serve.route import GREEDY, Withdrawn
 from hivetune.serve.servers import Keeper
 from hivetune.serve.watch import Watch
@@ -50,6 +50,43 @@ _T = TypeVar("_T")
 
 class TooMany(HivetuneError):
     """Too many concurrent requests."""
+
+
+SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
+GAUGES = {
+    "waiting_requests": "Requests that wait for a slot",
+    "running_requests": "Requests that are answered now",
+    "swaps": "Backends that were replaced by others",
+    "backend_restarts": "Backends that died and were started again",
+    "captured_answers": "Answers in the store",
+    "capture_waiting": "Answers that wait to be stored",
+    "capture_left_out": "Answers that could not be stored",
+}
+
+
+class Metrics:
+    """The counters of one gateway for Prometheus. No label holds a prompt, a user or a session."""
+
+    def __init__(self) -> None:
+        self.registry = own = CollectorRegistry()
+        by, text = ("release",), "Answers by release and outcome"
+        self.answers = Counted("hivetune_answers", text, ("outcome", "release"), registry=own)
+        self.tokens = Counted("hivetune_tokens", "Tokens written by release", by, registry=own)
+        self.seconds = Histogram("hivetune_answer_seconds", "Seconds per answer", by, buckets=SECONDS, registry=own)
+        self._gauges = {name: Gauge(f"hivetune_{name}", text, registry=own) for name, text in GAUGES.items()}
+
+    def count(self, outcome: str, release: str) -> None:
+        """Count an answer: ok, error, broken_stream or client_gone."""
+        self.answers.labels(outcome, release or "none").inc()
+
+    def text(self, keeper: Keeper, capture: Capture | None) -> bytes:
+        turns = [live.turns for live in keeper.lives.values()]
+        values = [sum(each.num_waiting for each in turns), sum(each.num_running for each in turns)]
+        values += [keeper.swaps, keeper.restarts]
+        values += [] if capture is None else [capture.captured, capture.waiting, capture.left_out]
+        for gauge, value in zip(self._gauges.values(), values, strict=False):
+            gauge.set(value)
+        return bytes(generate_latest(self.registry))
 
 
 @dataclass
@@ -96,8 +133,7 @@ class Gateway:
             yield
         finally:
             keeping.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await keeping
+            await asyncio.wait({keeping})
             if self.capture is not None:
                 await asyncio.to_thread(self.capture.close)
             await asyncio.to_thread(self.watch.save)
@@ -110,17 +146,17 @@ class Gateway:
         self._open[client] += 1
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._open.subtract, (client,))
-            exchange = await self._read(dialect, request, client)
+            exchange = await self._exchange(dialect, request, client)
             try:
                 # A server sends nothing, no header either, before an answer is whole or the first piece of a stream is
                 # there; so here a disconnect is watched for.
                 beginning = stack.enter_async_context(forward(self.keeper, exchange.asked, exchange.routed))
                 upstream = await _unless_disconnected(request, beginning)
                 if upstream is None:
-                    self.metrics.vanished(exchange.label)
+                    self.metrics.count("client_gone", exchange.label)
                     return Response(status_code=499)  # nobody reads it
                 exchange.upstream = upstream
-                if exchange.fields.get("stream") is True:
+                if exchange.asked.fields.get("stream") is True:
                     return _Stream(exchange.stream(upstream), stack.pop_all(), exchange.headers, dialect.media_type)
                 told = await exchange.whole(await upstream.document())
                 return JSONResponse(told, headers=exchange.headers)
@@ -130,8 +166,8 @@ class Gateway:
                 exchange.failed()
                 raise
 
-    async def _read(self, dialect: Dialect, request: Request, client: str) -> "_Exchange":
-        """Read a request as its API says."""
+    async def _read(self, dialect: Dialect, request: Request, client: str) -> tuple[Read, dict[str, Any], int]:
+        """Return a request as its API says, the document that was sent, and its size in bytes."""
         raw = await _raw_body(request)
         contexts = [live.context_tokens for live in self.keeper.lives.values()]
         if contexts:  # before it is parsed
@@ -142,15 +178,33 @@ class Gateway:
             return messages_of(answer, client)
 
         if "previous_response_id" in document:  # it looks into hive.db
-            read = await asyncio.to_thread(dialect.read, document, recall)
-        else:
-            read = dialect.read(document, recall)
-        return _Exchange(self, dialect, read, document, client, request.headers, len(raw))
+            return await asyncio.to_thread(dialect.read, document, recall), document, len(raw)
+        return dialect.read(document, recall), document, len(raw)
+
+    async def _exchange(self, dialect: Dialect, request: Request, client: str) -> "_Exchange":
+        read, document, size_bytes = await self._read(dialect, request, client)
+        fields, identity = read.fields, f"hive-{secrets.token_hex(12)}"
+        session = _header(request, "x-session-id") or _metadata(fields, "session_id") or fields.get("user")
+        wish = request.headers.get("x-hivetune-capture", "").strip().lower()
+        is_captured = wish in ("", "yes", "true", "1", "on") and "messages" in fields
+        capture = self.capture if is_captured else None
+        asked = Asked(
+            dialect.upstream,
+            fields,
+            client,
+            session or identity,
+            dialect.main_field,
+            _declared(request, fields),
+            dialect.thoughts,
+            size_bytes,
+            scored=capture is not None,
+        )
+        return _Exchange(self, dialect, read, asked, session, capture, Named(identity, "", fields, document))
 
     async def count_tokens(self, request: Request) -> Response:
         """Return the number of tokens of a prompt, as Anthropic's clients ask before they send it."""
         client = request.scope["client_name"] or ""
-        fields = (await self._read(anthropic.ANTHROPIC, request, client)).fields
+        (fields, _), *_ = await self._read(anthropic.ANTHROPIC, request, client)
         live = await self.keeper.live(self.keeper.routes.find(fields.get("model", ""), client))
         return JSONResponse({"input_tokens": await num_tokens(live, fields)})
 
@@ -168,7 +222,7 @@ class Gateway:
 
     async def feedback(self, request: Request) -> Response:
         """Join `{"id", "rating": "up|down", "correction"?, "reason"?}` to a captured answer."""
-        fields = checked_fields(FeedbackFields, _document(await _raw_body(request)))
+        fields = checked_fields(FEEDBACK_FIELDS, _document(await _raw_body(request)))
         client = request.scope["client_name"] or ""
         if fields.keys() <= {"id", "reason"}:
             raise UsageError('feedback needs a "rating" or a "correction"')
@@ -197,7 +251,7 @@ class Gateway:
 
     async def show_metrics(self, request: Request) -> Response:
         text = await asyncio.to_thread(self.metrics.text, self.keeper, self.capture)  # it may look at the disk
-        return Response(text, media_type=metrics.CONTENT_TYPE)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     async def health(self, request: Request) -> Response:
         """Answer 200 when every wanted model can be asked, else 503. A client with a token also gets the problems."""
@@ -212,78 +266,27 @@ class Gateway:
 
 @dataclass
 class _Exchange:
-    """One request with its answer, as the counters, the capture and the watch need it. `label`: of its release."""
+    """One request with its answer, as the counters, the capture and the watch need it. `session`: as the client names
+    it. `named`: the names of its answer. `captured`: whether the answer is stored, yes or later."""
 
     gateway: Gateway
     dialect: Dialect
     read: Read
-    document: Mapping[str, Any]
-    client: str
-    request_headers: Mapping[str, str]
-    size_bytes: int
-    label: str = ""
-    id: str = field(default_factory=lambda: f"hive-{secrets.token_hex(12)}")
+    asked: Asked
+    session: str | None
+    capture: Capture | None
+    named: Named
     started: float = field(default_factory=time.monotonic)
     upstream: Upstream | None = None
     captured: str = ""
 
     @property
-    def fields(self) -> Mapping[str, Any]:
-        return self.read.fields
-
-    @property
-    def asked(self) -> Asked:
-        return Asked(
-            self.dialect.upstream,
-            self.fields,
-            self.client,
-            self.session or self.id,
-            self.dialect.main_field,
-            self.declared,
-            self.dialect.thoughts,
-            self.size_bytes,
-            scored=self.capture is not None,
-        )
-
-    @property
-    def capture(self) -> Capture | None:
-        """Return where the answer is captured: a chat, unless its client wishes that it is not."""
-        wish = self.request_headers.get("x-hivetune-capture", "").strip().lower()
-        is_wanted = wish in ("", "yes", "true", "1", "on") and "messages" in self.fields
-        return self.gateway.capture if is_wanted else None
+    def label(self) -> str:
+        return self.named.label
 
     def routed(self, label: str) -> None:
         """Note the release before its answer, so that an early failure counts against it too."""
-        self.label = label
-
-    @property
-    def session(self) -> str | None:
-        """Return the session that the client names: X-Session-Id, else metadata.session_id, else OpenAI's `user`."""
-        named = _header(self.request_headers, "x-session-id") or self._metadata("session_id")
-        return named or self.fields.get("user")
-
-    @property
-    def declared(self) -> dict[str, str]:
-        """Return the agent and the category that a request declares, by the header X-Hivetune-Agent or its metadata,
-        and its system prompt."""
-        agent = _header(self.request_headers, "x-hivetune-agent") or self._metadata("agent")
-        pairs = {"agent": agent, "category": self._metadata("category")}
-        declared = {kind: " ".join(value.split()).casefold() for kind, value in pairs.items() if value}
-        first = (self.fields.get("messages") or [{}])[0]
-        system = {"system": first.get("content") or ""} if first.get("role") in ("system", "developer") else {}
-        return {kind: value for kind, value in (declared | system).items() if value}
-
-    def _metadata(self, key: str) -> str | None:
-        value = (self.fields.get("metadata") or {}).get(key)
-        return value if isinstance(value, str) and value.strip() else None
-
-    @property
-    def begun(self) -> str | None:
-        """Return the beginning of the answer, which a client may send as its last message: the model continues it."""
-        last = (self.fields.get("messages") or [{}])[-1]
-        if last.get("role") != "assistant" or last.get("tool_calls"):
-            return None
-        return last.get("content") or ""
+        self.named = replace(self.named, label=label)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -292,14 +295,10 @@ class _Exchange:
         if self.captured:
             headers["X-Hivetune-Captured"] = self.captured
         template = "" if self.upstream is None else self.upstream.live.template
-        ignored = [self.dialect.names.get(name, name) for name in ignored_fields(self.fields, template)]
+        ignored = [self.dialect.names.get(name, name) for name in ignored_fields(self.asked.fields, template)]
         if ignored := [*self.read.ignored, *ignored]:
             headers["X-Hivetune-Ignored"] = ", ".join(ignored)
         return headers
-
-    @property
-    def named(self) -> Named:
-        return Named(self.id, self.label, self.fields, self.document)
 
     async def whole(self, document: dict[str, Any]) -> dict[str, Any]:
         """Return the answer's document, counted and captured."""
@@ -318,7 +317,7 @@ class _Exchange:
             yield writer.error(error.message)
             return
         except (asyncio.CancelledError, GeneratorExit):
-            self.gateway.metrics.vanished(self.label)
+            self.gateway.metrics.count("client_gone", self.label)
             raise
         await self.keep()  # before the client is told: whoever saw the end finds it captured
         if self.captured == "later" and self.dialect.media_type == "text/event-stream":
@@ -326,33 +325,39 @@ class _Exchange:
         yield writer.end()
 
     def failed(self, *, broken: bool = False) -> None:
-        self.gateway.metrics.failed(self.label, broken=broken)
+        self.gateway.metrics.count("broken_stream" if broken else "error", self.label)
         if self.label:
-            self.gateway.watch.answered(self.label, self.client, error=True)
+            self.gateway.watch.answered(self.label, self.asked.client, error=True)
 
     async def keep(self) -> None:
         """Count, watch and capture an answer that is whole."""
         assert self.upstream is not None
-        now, said = time.monotonic(), self.upstream.said
-        seconds = now - self.started
-        self.gateway.metrics.answered(self.label, seconds, now - self.upstream.sent_s, said.tokens)
-        self.gateway.watch.answered(self.label, self.client, error=False)
+        said, seconds = self.upstream.said, time.monotonic() - self.started
+        metrics = self.gateway.metrics
+        metrics.count("ok", self.label)
+        metrics.tokens.labels(self.label).inc(said.tokens)
+        metrics.seconds.labels(self.label).observe(seconds)
+        self.gateway.watch.answered(self.label, self.asked.client, error=False)
         if self.capture is None:
             return
-        message = said.message
-        if self.begun and not said.text.startswith(self.begun):  # llama.cpp repeats it in a whole answer alone
-            message["content"] = self.begun + said.text
+        fields, message = self.asked.fields, said.message
+        *before, last = fields["messages"]
+        if last["role"] != "assistant" or last.get("tool_calls"):
+            before.append(last)
+        elif not said.text.startswith(begun := last.get("content") or ""):
+            # The beginning of an answer, which the model continues. llama.cpp repeats it in a whole answer alone.
+            message["content"] = begun + said.text
         entry = CapturedAnswer(
-            id=self.id,
+            id=self.named.id,
             label=self.label,
-            messages=self.fields["messages"] if self.begun is None else self.fields["messages"][:-1],
+            messages=before,
             answer=message,
             finish=said.finish,
-            tools=self.fields.get("tools") or (),
+            tools=fields.get("tools") or (),
             session=self.session,
-            user=self.fields.get("user"),
-            client=self.client,
-            keys=self.declared,
+            user=fields.get("user"),
+            client=self.asked.client,
+            keys=self.asked.declared,
             logprob=said.logprob,
             seconds=seconds,
         )
@@ -404,17 +409,32 @@ async def _unless_disconnected(request: Request, answer: Coroutine[Any, Any, _T]
 MAX_NAME_BYTES = 512
 
 
-def _header(headers: Mapping[str, str], name: str) -> str | None:
+def _header(request: Request, name: str) -> str | None:
     """Return a header that names something. Names are sent as UTF-8, and read as Latin-1 by the server. Raises
     FieldRefused for one that is too long to remember."""
-    value = headers.get(name)
-    if value is None or not value.strip():
-        return None
+    value = request.headers.get(name, "")
     if len(value) > MAX_NAME_BYTES:
         raise FieldRefused(name, f"a header holds at most {MAX_NAME_BYTES} bytes")
     with contextlib.suppress(UnicodeDecodeError):
-        return value.encode("latin-1").decode()
-    return value
+        value = value.encode("latin-1").decode()
+    return value if value.strip() else None
+
+
+def _metadata(fields: Mapping[str, Any], key: str) -> str | None:
+    value = (fields.get("metadata") or {}).get(key)
+    return value if isinstance(value, str) and value.strip() else None
+
+
+def _declared(request: Request, fields: Mapping[str, Any]) -> dict[str, str]:
+    """Return the agent and the category that a request declares, by the header X-Hivetune-Agent or its metadata, and
+    its system prompt."""
+    pairs = {"agent": _header(request, "x-hivetune-agent") or _metadata(fields, "agent")}
+    pairs["category"] = _metadata(fields, "category")
+    declared = {kind: " ".join(value.split()).casefold() for kind, value in pairs.items() if value}
+    first = (fields.get("messages") or [{}])[0]
+    if first.get("role") in ("system", "developer") and first.get("content"):
+        declared["system"] = first["content"]
+    return declared
 
 
 async def _raw_body(request: Request) -> bytes:
@@ -440,48 +460,49 @@ def _document(raw: bytes) -> dict[str, Any]:
 
 
 # Errors say in plain words what to do.
+_STATUSES: Mapping[type[Exception], int] = {
+    TooLarge: 413,
+    TooMany: 429,
+    MachineNotFit: 503,
+    Withdrawn: 410,
+    NotThere: 404,
+    UsageError: 400,
+    HivetuneError: 502,
+}
 
 
-def _own_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HivetuneError)
-    if isinstance(error, Refused):
-        return _refusal(request, error.status, error.message)
-    message = f"{error.message}; {error.hint}" if error.hint else error.message
+def _refusal(
+    request: Request, status: int, message: str, headers: Mapping[str, str] | None = None, **more: str | None
+) -> Response:
+    return JSONResponse(error_body(status, message, **more, path=request.url.path), status, headers)
+
+
+def _failed(request: Request, error: Exception) -> Response:
     if isinstance(error, FieldRefused):
-        return JSONResponse(error_body(400, message, error.field, error.code, path=request.url.path), 400)
-    statuses = {TooMany: 429, MachineNotFit: 503, Withdrawn: 410, NotThere: 404, UsageError: 400}
-    status = next((status for kind, status in statuses.items() if isinstance(error, kind)), 502)
+        return _refusal(request, 400, f"{error.message}; {error.hint}", param=error.field, code=error.code)
+    status = next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 500)
+    status = error.status if isinstance(error, Refused) else status
+    if isinstance(error, HivetuneError):
+        message = f"{error.message}; {error.hint}" if error.hint else error.message
+    else:
+        message = "the request is too large" if status == 413 else "an unexpected error; see the log"
     return _refusal(request, status, message, {"Retry-After": str(RETRY_AFTER_S)} if status in (429, 503) else None)
 
 
 def _not_served(request: Request, error: Exception) -> Response:
     """Answer with the existing paths. A client may expect the whole OpenAI API here, or may have left out the /v1."""
-    routes = [path for path in request.app.routes if isinstance(path, Route) and path.path.startswith("/v1/")]
-    named = ", ".join(f"{min(path.methods or {''})} {path.path.replace(':path', '')}" for path in routes)
-    return _refusal(
-        request,
-        404,
-        f"{request.url.path} is not served; here are {named}. For text use /v1/chat/completions; images and speech need"
-        " a server of their own",
-    )
-
-
-def _wrong_method(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    use = (error.headers or {}).get("Allow", "")
-    return _refusal(request, 405, f"{request.method} is not allowed at {request.url.path}; use {use}", error.headers)
-
-
-def _refusal(request: Request, status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    return JSONResponse(error_body(status, message, path=request.url.path), status, headers)
+    path, allowed = request.url.path, (error.headers or {}).get("Allow")
+    if allowed is not None:
+        return _refusal(request, 405, f"{request.method} is not allowed at {path}; use {allowed}", error.headers)
+    routes = [each for each in request.app.routes if isinstance(each, Route) and each.path.startswith("/v1/")]
+    here = ", ".join(f"{min(each.methods or {''})} {each.path.replace(':path', '')}" for each in routes)
+    return _refusal(request, 404, f"{path} is not served; here are {here}. For text use /v1/chat/completions")
 
 
 HANDLERS: Mapping[int | type[Exception], ExceptionHandler] = {
-    HivetuneError: _own_error,
-    TooLarge: lambda request, error: _refusal(request, 413, "the request is too large"),
-    404: _not_served,
-    405: _wrong_method,
-    Exception: lambda request, error: _refusal(request, 500, "an unexpected error; see the log"),
+    **dict.fromkeys((HivetuneError, TooLarge, Exception), _failed),
+    **dict.fromkeys((404, 405), _not_served),
 }
 
 

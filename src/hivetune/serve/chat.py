@@ -13,7 +13,7 @@ from typing import Any
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, sha256_file
 from hivetune.base.paths import expanded
-from hivetune.data.snapshot import open_snapshot
+from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.errors import UsageError
 from hivetune.llama.backend import Backend, ServerSettings, open_backend
 from hivetune.records import Progress
@@ -64,33 +64,37 @@ class Chat:
     def say(self, text: str) -> Iterator[str]:
         """Yield the pieces of the answer to `text`. The beginning of an interrupted answer is kept."""
         self.messages.append({"role": "user", "content": text})
-        pieces: list[str] = []
-
-        def answer() -> Iterator[str]:
-            self.finish = yield from self.backend.stream(
-                self.messages, max_tokens=self.max_tokens, temperature=self.temperature, adapter=self.adapter
-            )
-
-        try:
-            for piece in answer():
-                pieces.append(piece)
-                yield piece
-        finally:
-            self.messages.append({"role": "assistant", "content": "".join(pieces)})
+        asked, answer = list(self.messages), {"role": "assistant", "content": ""}
+        self.messages.append(answer)
+        pieces = self.backend.stream(
+            asked, max_tokens=self.max_tokens, temperature=self.temperature, adapter=self.adapter
+        )
+        while True:
+            try:
+                piece = next(pieces)
+            except StopIteration as end:
+                self.finish = end.value
+                return
+            answer["content"] += piece
+            yield piece
 
 
 @contextlib.contextmanager
 def open_voices(voices: Sequence[Voice], threads: int | None = None) -> Iterator[list[tuple[Backend, int | None]]]:
-    """Start a model server for each voice, with the number of its adapter. Voices on the same model share one process.
-    All scales are 0: a request that names no adapter gets the base. Raises what `open_backend` raises."""
+    """Start a model server for each model, and yield for each voice its server and the number of its adapter there. All
+    scales are 0: a request that names no adapter gets the base. Raises what `open_backend` raises."""
+    adapters: dict[Path, list[Path]] = {}
+    for voice in voices:
+        mine = adapters.setdefault(voice.model, [])
+        if voice.adapter is not None and voice.adapter not in mine:
+            mine.append(voice.adapter)
     with contextlib.ExitStack() as stack:
-        backends: dict[Path, Backend] = {}
-        adapters: dict[Path, list[Path | None]] = {}
-        for model in {voice.model: None for voice in voices}:
-            mine = {voice.adapter: None for voice in voices if voice.model == model and voice.adapter is not None}
-            adapters[model] = list(mine)
-            settings = ServerSettings(adapters=tuple((file, 0.0) for file in mine), threads=threads)
-            backends[model] = stack.enter_context(open_backend(model, settings))
+        backends = {
+            model: stack.enter_context(
+                open_backend(model, ServerSettings(adapters=tuple((file, 0.0) for file in mine), threads=threads))
+            )
+            for model, mine in adapters.items()
+        }
         yield [
             (backends[voice.model], None if voice.adapter is None else adapters[voice.model].index(voice.adapter))
             for voice in voices
@@ -111,16 +115,13 @@ class Talk:
 
     def run(self) -> None:
         """Take turns until `ask` returns None or `/exit`. Ctrl-C ends the answer, not the chat."""
-        while (text := self.ask()) is not None:
-            command = text.strip()
-            if command == "/exit":
-                return
-            if command == "/new":
+        while (text := self.ask()) is not None and (command := text.strip()) != "/exit":
+            if command in _RATINGS:
+                self._rate(_RATINGS[command])
+            elif command == "/new":
                 self._stored = ""
                 for side in self.sides:
                     side.clear()
-            elif command in _RATINGS:
-                self._rate(_RATINGS[command])
             elif command.startswith("/"):
                 self.write(f"{HELP}\n")
             elif command:
@@ -128,7 +129,7 @@ class Talk:
 
     def _turn(self, text: str) -> None:
         self._stored = ""
-        before = [len(side.messages) for side in self.sides]
+        before = [list(side.messages) for side in self.sides]
         for side in self.sides:
             if len(self.sides) > 1:
                 self.write(f"[{side.label}]\n")
@@ -141,19 +142,16 @@ class Talk:
                 continue
             except UsageError as error:  # such as a conversation that is longer than the context
                 self.write(f"({error.message}; /new starts a new conversation)\n")
-                for earlier, length in zip(self.sides, before, strict=True):  # no side keeps a turn that another lacks
-                    del earlier.messages[length:]
+                for earlier, messages in zip(self.sides, before, strict=True):  # no side has a turn that another lacks
+                    earlier.messages = messages
                 self._stored = ""
                 return
             self.write("\n")
-            self._keep(side, time.monotonic() - started)
-
-    def _keep(self, side: Chat, seconds: float) -> None:
-        if self.capture is not None:
-            self._stored = f"hive-{secrets.token_hex(12)}"
-            *prompt, answer = [dict(message) for message in side.messages]
-            more: dict[str, Any] = {"session": self.session, "seconds": seconds}
-            self.capture.put(CapturedAnswer(self._stored, side.label, prompt, answer, side.finish, **more))
+            if self.capture is not None:
+                self._stored = f"hive-{secrets.token_hex(12)}"
+                *prompt, answer = [dict(message) for message in side.messages]
+                more: dict[str, Any] = {"session": self.session, "seconds": time.monotonic() - started}
+                self.capture.put(CapturedAnswer(self._stored, side.label, prompt, answer, side.finish, **more))
 
     def _rate(self, rating: Rating) -> None:
         if len(self.sides) > 1:
@@ -162,9 +160,6 @@ class Talk:
             self.write("(there is no stored answer to rate; answers are stored with --capture)\n")
         else:
             self.capture.put(Feedback(self._stored, "", rating))
-
-
-MAX_ROWS = 1000  # reading the info of one takes 50 us
 
 
 def find_voice(name: str, quant: str, progress: Progress) -> tuple[Voice, Path | None]:
@@ -182,66 +177,53 @@ def find_voice(name: str, quant: str, progress: Progress) -> tuple[Voice, Path |
     return Voice(run.name, export_run(run, "gguf", quant=quant, progress=progress).path), run
 
 
-def find_pair(name: str, beside: str, quant: str, progress: Progress) -> tuple[Voice, Voice, Path | None]:
-    """Return `name` and `beside` as two voices, and the run of `name`. `beside` may be `base`, the model without the
-    adapter.
-
-    Raises UsageError when both are the same, or when the base of a file is unknown.
-    """
-    first, run = find_voice(name, quant, progress)
-    if beside == BASE:
-        if run is not None:
-            opened = load_run(run)
-            model = base_gguf(opened.config.model, sha256_file(opened.model / MANIFEST), quant, progress)
-        elif first.adapter is not None:
-            model = first.model
-        else:
-            raise UsageError(
-                f"the base model of {first.model} is unknown", hint="name a run or a release, or a second GGUF file"
-            )
-        second = Voice(BASE, model)
+def find_beside(name: str, first: Voice, run: Path | None, quant: str, progress: Progress) -> Voice:
+    """Return the voice that answers beside `first`, the one of `run`. `name` may be `base`: the model without adapter.
+    Raises UsageError when both are the same, or when the base of a file is unknown."""
+    if name != BASE:
+        second, _ = find_voice(name, quant, progress)
+    elif run is not None:
+        opened = load_run(run)
+        second = Voice(BASE, base_gguf(opened.config.model, sha256_file(opened.model / MANIFEST), quant, progress))
+    elif first.adapter is not None:
+        second = Voice(BASE, first.model)
     else:
-        second, _ = find_voice(beside, quant, progress)
+        hint = "name a run or a release, or a second GGUF file"
+        raise UsageError(f"the base model of {first.model} is unknown", hint=hint)
     if (first.model, first.adapter) == (second.model, second.adapter):
-        raise UsageError(f"{name} and {beside} are the same", hint="name two different ones, such as NAME@1 and NAME@2")
-    if first.label == second.label:
-        second = Voice(f"{second.label} ({second.model.parent})", second.model, second.adapter)
-    return first, second, run
+        hint = "name two different ones, such as NAME@1 and NAME@2"
+        raise UsageError(f"{first.label} and {name} are the same", hint=hint)
+    label = f"{second.label} ({second.model.parent})" if first.label == second.label else second.label
+    return Voice(label, second.model, second.adapter)
 
 
-@dataclass(frozen=True)
-class TrainedPrompt:
-    """The system prompt of most rows, None if that is none; it stood in `rows` of `looked_at`. Both are 0 where the
-    rows are gone, and the release tells."""
-
-    text: str | None
-    rows: int
-    looked_at: int
-
-
-def trained_prompt(name: str, run: Path | None) -> TrainedPrompt | None:
-    """Return the system prompt that the rows of a run or a release were trained with. None where the rows are gone, or
-    `name` is a file."""
+def trained_prompt(name: str, run: Path | None) -> str | None:
+    """Return the system prompt of more than half of the rows that a run or a release was trained with, or None. A
+    release whose rows are gone tells it. Raises UsageError for a snapshot that can't be read."""
     if run is not None:
-        snapshot = load_run(run).snapshot
-    else:
-        release = None if expanded(name).exists() else _release(name)
-        if release is None:
-            return None
-        with closing(open_database()) as database:
-            folder = snapshot_folder(database, release.snapshot)
-        if folder is None:
-            recorded = release.proof.get("generation", {}).get("system")
-            return None if recorded is None else TrainedPrompt(recorded, 0, 0)
-        snapshot = open_snapshot(folder)
+        return most_prompt(load_run(run).snapshot)
+    release = None if expanded(name).exists() else _release(name)
+    if release is None:
+        return None
+    with closing(open_database()) as database:
+        folder = snapshot_folder(database, release.snapshot)
+    if folder is not None:
+        return most_prompt(open_snapshot(folder))
+    prompt: str | None = release.proof.get("generation", {}).get("system")
+    return prompt
+
+
+MAX_ROWS = 1000  # reading the info of one takes 50 us
+
+
+def most_prompt(snapshot: Snapshot) -> str | None:
+    """Return the system prompt of more than half of the first rows to train, or None."""
     infos = [snapshot.info(row) for row in snapshot.rows("train")[:MAX_ROWS]]
     prompts = Counter(next((m.content for m in info.messages if m.role == "system"), None) for info in infos)
     ((text, rows),) = prompts.most_common(1)
-    return TrainedPrompt(text, rows, len(infos))
+    return text if 2 * rows > len(infos) else None
 
 
 def _release(name: str) -> Release | None:
     with closing(open_database()) as database:
-        if "@" not in name and not releases(database, name):
-            return None
-        return find(database, name)
+        return find(database, name) if "@" in name or releases(database, name) else None

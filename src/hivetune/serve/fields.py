@@ -8,10 +8,11 @@ form of a request inside the gateway; another API's request is mapped to them an
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict  # pydantic reads typing's own only from Python 3.12 on
 
 from hivetune.errors import UsageError
 
@@ -98,10 +99,17 @@ def _bounded(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _joined(content: "str | list[TextPart] | None") -> str | None:
+def _enforced(named: dict[str, Any]) -> dict[str, Any]:
+    """Return what has a schema: a function, by `parameters`, or the form of an answer, by `schema`."""
+    if named.get("strict"):
+        _check_schema(named.get("parameters", named.get("schema")), strict=True)
+    return named
+
+
+def _joined(content: str | list[dict[str, str]]) -> str:
     """Return the text of a message. llama.cpp puts parts on lines of their own; read from a store, they would be
     joined without, and another prompt would be learned than was answered."""
-    return "\n".join(part.text for part in content) if isinstance(content, list) else content
+    return "\n".join(part["text"] for part in content) if isinstance(content, list) else content
 
 
 def _an_object(arguments: str) -> str:
@@ -117,200 +125,145 @@ def _an_object(arguments: str) -> str:
     return text
 
 
+def _whole(form: dict[str, Any]) -> dict[str, Any]:
+    if (form["type"] == "json_schema") != ("json_schema" in form):
+        raise ValueError("json_schema needs the type json_schema")
+    return form
+
+
 def _not_blank(text: str) -> str:
-    """Return the text. Raises ValueError for one without a character: it would take the place of an answer."""
-    if not text.strip():
+    if not text.strip():  # it would take the place of an answer
         raise ValueError("an empty text corrects nothing; leave it out")
     return text
 
 
-Schema = Annotated[dict[str, Any], AfterValidator(_bounded)]
-Stop = Annotated[str, Field(min_length=1, max_length=1024)]
-Name = Annotated[str, Field(max_length=256)]
-Text512 = Annotated[str, Field(max_length=512)]
-NewTokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-Bias = dict[Annotated[str, Field(pattern=r"^[0-9]{1,7}$")], Annotated[float, Field(ge=-100, le=100)]]
+def _not_null(fields: Any) -> Any:
+    """Return an object without null, which means that a field was not sent: clients' message objects have fields of
+    other servers."""
+    return {key: value for key, value in fields.items() if value is not None} if type(fields) is dict else fields
 
 
-class Fields(BaseModel):
-    """The base of all fields: types are strict, and null means that a field was not sent."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _sent(cls, fields: Any) -> Any:
-        """Return the fields without null: clients' message objects have fields of other servers, which are null."""
-        return {key: value for key, value in fields.items() if value is not None} if type(fields) is dict else fields
+def _object(needed: Mapping[str, Any], **other: Any) -> Any:
+    """Return the type of an object with these fields, no others. Types are strict."""
+    fields = {**needed, **{name: NotRequired[kind] for name, kind in other.items()}}
+    kind = with_config(strict=True, extra="forbid", allow_inf_nan=False)(TypedDict("object", fields))  # type: ignore
+    return Annotated[kind, BeforeValidator(_not_null)]
 
 
-class TextPart(Fields):
-    type: Literal["text"]
-    text: str
+def _checked(kind: Any, check: Callable[[Any], Any]) -> Any:
+    return Annotated[kind, AfterValidator(check)]
 
 
-class Called(Fields):
-    name: Name
-    arguments: Annotated[str, AfterValidator(_an_object)] = "{}"
+def _number(low: float, high: float) -> Any:
+    return Annotated[float, Field(ge=low, le=high)]
 
 
-class Call(Fields):
-    id: Name | None = None
-    type: Literal["function"] = "function"
-    index: int | None = None
-    function: Called
+def _integer(low: int, high: int) -> Any:
+    return Annotated[int, Field(ge=low, le=high)]
 
 
-class Turn(Fields):
-    """A message. `annotations` are those of the official client's own message objects, and empty."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | list[TextPart] | None, AfterValidator(_joined)] = None
-    name: Name | None = None
-    tool_calls: list[Call] | None = None
-    tool_call_id: Name | None = None
-    reasoning_content: str | None = None  # the template keeps or drops it
-    annotations: list[None] | None = Field(default=None, max_length=0)
+def _text(most: int, least: int = 0) -> Any:
+    return Annotated[str, Field(min_length=least, max_length=most)]
 
 
-class _Schema(Fields):
-    """What has a schema: a function, by `parameters`, or the form of an answer, by `schema`."""
-
-    description: str | None = None
-    strict: bool | None = None
-
-    @model_validator(mode="after")
-    def _enforced(self) -> Self:
-        if self.strict:
-            _check_schema(getattr(self, "schema_" if isinstance(self, _NamedSchema) else "parameters"), strict=True)
-        return self
+def _list(kind: Any, most: int | None = None, least: int = 0) -> Any:
+    return Annotated[list[kind], Field(min_length=least, max_length=most)]
 
 
-class Function(_Schema):
-    name: Name
-    parameters: Schema | None = None
+def _map(key: Any, value: Any, most: int) -> Any:
+    return Annotated[dict[key, value], Field(max_length=most)]
 
 
-class _NamedSchema(_Schema):
-    name: Name | None = None
-    schema_: Schema = Field(alias="schema")
+# The official client sends its own message objects back, with `annotations` that are empty.
+_NAME, _STOP = _text(256), _text(1024, 1)
+_SCHEMA = _checked(dict[str, Any], _bounded)
+_CALLED = _object({"name": _NAME}, arguments=_checked(str, _an_object))
+_CALL = _object({"function": _CALLED}, id=_NAME, type=Literal["function"], index=int)
+_PART = _object({"type": Literal["text"], "text": str})
+_TURN = _object(
+    {"role": Literal["system", "developer", "user", "assistant", "tool"]},
+    content=_checked(str | _list(_PART), _joined),
+    name=_NAME,
+    tool_calls=_list(_CALL),
+    tool_call_id=_NAME,
+    reasoning_content=str,  # the template keeps or drops it
+    annotations=_list(None, 0),
+)
+_FUNCTION = _object({"name": _NAME}, description=str, strict=bool, parameters=_SCHEMA)
+_TOOL = _object({"type": Literal["function"], "function": _checked(_FUNCTION, _enforced)})
+_CHOSEN_TOOL = _object({"type": Literal["function"], "function": _object({"name": _NAME})})
+_NAMED_SCHEMA = _object({"schema": _SCHEMA}, name=_NAME, description=str, strict=bool)
+_FORM = _object(
+    {"type": Literal["text", "json_object", "json_schema"]},
+    json_schema=_checked(_NAMED_SCHEMA, _enforced),
+)
 
-
-class Tool(Fields):
-    type: Literal["function"]
-    function: Function
-
-
-class _NamedFunction(Fields):
-    name: Name
-
-
-class NamedTool(Fields):
-    type: Literal["function"]
-    function: _NamedFunction
-
-
-class Form(Fields):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: _NamedSchema | None = None
-
-    @model_validator(mode="after")
-    def _whole(self) -> Self:
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("json_schema needs the type json_schema")
-        return self
-
-
-class _StreamOptions(Fields):
-    include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
-
-
-class _Common(Fields):
-    """The fields that chat and completions share. The last five are hints to OpenAI's own servers, which have no effect
-    here (`ignored_fields`)."""
-
-    model: Name | None = None
-    max_tokens: NewTokens | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=1 << 32)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repeat_penalty: Annotated[float, Field(ge=0.1, le=2)] | None = None
-    logit_bias: Annotated[Bias, Field(max_length=1024)] | None = None
-    stream: bool | None = None
-    stream_options: _StreamOptions | None = None
-    user: Text512 | None = None
-    metadata: Annotated[dict[Name, str | int | float | bool], Field(max_length=16)] | None = None  # 16 as OpenAI's API
-    n: Literal[1] | None = None
-    store: bool | None = None
-    service_tier: Name | None = None
-    prompt_cache_key: Text512 | None = None
-    safety_identifier: Text512 | None = None
-    verbosity: Name | None = None
-
-
-class ChatFields(_Common):
-    """The fields of /v1/chat/completions."""
-
-    messages: Annotated[list[Turn], Field(min_length=1)]
-    max_completion_tokens: NewTokens | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool | None = None
-    response_format: Form | None = None
-    modalities: list[Literal["text"]] | None = None
-    reasoning_effort: Name | None = None
-    enable_thinking: bool | None = None
-
-
-class TextFields(_Common):
-    """The fields of /v1/completions."""
-
-    prompt: Annotated[
-        str | Annotated[list[str], Field(min_length=1, max_length=1)],  # LangChain sends a list of one
-        AfterValidator(lambda prompt: prompt if isinstance(prompt, str) else prompt[0]),
-    ]
-    best_of: Literal[1] | None = None
-    echo: Literal[False] | None = None
-
-
-class EmbeddingFields(Fields):
-    """The fields of /v1/embeddings."""
-
-    model: Name | None = None
-    input: str | Annotated[list[str], Field(min_length=1, max_length=2048)]
-    encoding_format: Literal["float", "base64"] | None = None
-    user: Text512 | None = None
-
-
-class FeedbackFields(Fields):
-    """The fields of /v1/feedback."""
-
-    id: Name
-    rating: Literal["up", "down"] | None = None
-    correction: Annotated[str, AfterValidator(_not_blank)] | None = None
-    reason: Annotated[str, Field(max_length=10_000)] | None = None
-
-
-_HINTS = ("prompt_cache_key", "safety_identifier", "store", "service_tier", "verbosity")
-# What the gateway itself obeys, or what says only what is done anyway.
-_OF_TEMPLATE = ("reasoning_effort", "enable_thinking")  # its arguments, where it knows them
-_NOT_SENT = ("model", "user", "metadata", "n", "modalities", "best_of", "echo", *_OF_TEMPLATE, *_HINTS)
+# What becomes of a field: it is sent on, obeyed by the gateway itself, an argument of the template where that knows it,
+# or a hint to OpenAI's own servers, which has no effect here.
+FORWARDED = {
+    "max_tokens": _integer(1, MAX_TOKENS),
+    "temperature": _number(0, 2),
+    "top_p": _number(0, 1),
+    "top_k": _integer(0, 1 << 20),
+    "min_p": _number(0, 1),
+    "seed": _integer(0, (1 << 32) - 1),
+    "stop": _STOP | _list(_STOP, 16),
+    "presence_penalty": _number(-2, 2),
+    "frequency_penalty": _number(-2, 2),
+    "repeat_penalty": _number(0.1, 2),
+    "logit_bias": _map(Annotated[str, Field(pattern=r"^[0-9]{1,7}$")], _number(-100, 100), 1024),
+    "stream": bool,
+    "stream_options": _object({}, include_usage=bool, include_obfuscation=Literal[False]),
+}
+FORWARDED_OF_CHATS = {
+    "max_completion_tokens": _integer(1, MAX_TOKENS),
+    "logprobs": bool,
+    "top_logprobs": _integer(0, MAX_LOGPROBS),
+    "tools": _list(_TOOL, 128),
+    "tool_choice": Literal["none", "auto", "required"] | _CHOSEN_TOOL,
+    "parallel_tool_calls": bool,
+    "response_format": _checked(_FORM, _whole),
+}
+OBEYED = {
+    "model": _NAME,
+    "user": _text(512),
+    "metadata": _map(_NAME, str | int | float | bool, 16),  # 16 as OpenAI's API
+    "n": Literal[1],
+}
+TEMPLATE = {"reasoning_effort": _NAME, "enable_thinking": bool}
+HINTS = {
+    "prompt_cache_key": _text(512),
+    "safety_identifier": _text(512),
+    "store": bool,
+    "service_tier": _NAME,
+    "verbosity": _NAME,
+}
+_SENT_ON = {*FORWARDED, *FORWARDED_OF_CHATS, "messages", "prompt"}
 _USED_METADATA = frozenset(("agent", "category", "session_id"))
 
+Api = TypeAdapter[dict[str, Any]]
+_COMMON = {**FORWARDED, **OBEYED, **HINTS}
+CHAT_FIELDS: Api = TypeAdapter(
+    _object(
+        {"messages": _list(_TURN, least=1)},
+        **_COMMON,
+        **FORWARDED_OF_CHATS,
+        **TEMPLATE,
+        modalities=list[Literal["text"]],
+    )
+)
+# LangChain sends a list of one.
+_PROMPT = _checked(str | _list(str, 1, 1), lambda prompt: prompt if isinstance(prompt, str) else prompt[0])
+TEXT_FIELDS: Api = TypeAdapter(_object({"prompt": _PROMPT}, **_COMMON, best_of=Literal[1], echo=Literal[False]))
+FEEDBACK_FIELDS: Api = TypeAdapter(
+    _object({"id": _NAME}, rating=Literal["up", "down"], correction=_checked(str, _not_blank), reason=_text(10_000))
+)
 
-def checked_fields(fields: type[Fields], body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of `body` that were sent, as JSON types. Raises FieldRefused, naming the first wrong one."""
+
+def checked_fields(fields: Api, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `body` that were sent. Raises FieldRefused, naming the first wrong one."""
     try:
-        checked = fields.model_validate(body)
+        sent = fields.validate_python(body)
     except ValidationError as error:
         # Of the branches of a union the one that came farthest is what was meant.
         wrong = max(error.errors(include_url=False, include_input=False), key=lambda problem: len(problem["loc"]))
@@ -320,7 +273,6 @@ def checked_fields(fields: type[Fields], body: Mapping[str, Any]) -> dict[str, A
         parts = [part for part in wrong["loc"] if isinstance(part, int) or not _GENERIC.match(part)]
         path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
         raise FieldRefused(path.lstrip("."), reason) from None
-    sent = checked.model_dump(exclude_none=True, exclude_unset=True, by_alias=True)
     for number, turn in enumerate(sent.get("messages", ())):
         if "content" not in turn and not turn.get("tool_calls"):
             raise FieldRefused(f"messages[{number}].content", "a message has a content or tool_calls")
@@ -335,10 +287,10 @@ def checked_fields(fields: type[Fields], body: Mapping[str, Any]) -> dict[str, A
 
 def ignored_fields(sent: Mapping[str, Any], template: str) -> list[str]:
     """Return the fields that were sent and have no effect. `template`: the model's chat template."""
-    ignored = [key for key in _HINTS if sent.get(key) not in (None, False, "auto", "default")]
+    ignored = [key for key in HINTS if sent.get(key) not in (None, False, "auto", "default")]
     if "metadata" in sent and not sent["metadata"].keys() & _USED_METADATA:
         ignored.append("metadata")
-    return ignored + [name for name in _OF_TEMPLATE if name in sent and name not in template]
+    return ignored + [name for name in TEMPLATE if name in sent and name not in template]
 
 
 def upstream_fields(sent: Mapping[str, Any], *, takes_tools: bool, template: str = "") -> dict[str, Any]:
@@ -351,8 +303,8 @@ def upstream_fields(sent: Mapping[str, Any], *, takes_tools: bool, template: str
         used += [f"messages[{number}].tool_calls" for number, turn in turns if turn.get("tool_calls")]
         if used:
             raise FieldRefused(used[0], "the chat template of this model has no place for tools")
-    forwarded = {key: value for key, value in sent.items() if key not in _NOT_SENT}
+    forwarded = {key: value for key, value in sent.items() if key in _SENT_ON}
     if "max_completion_tokens" in forwarded:
         forwarded["max_tokens"] = forwarded.pop("max_completion_tokens")
-    known = {name: sent[name] for name in _OF_TEMPLATE if name in sent and name in template}
+    known = {name: sent[name] for name in TEMPLATE if name in sent and name in template}
     return {**forwarded, "chat_template_kwargs": known} if known else forwarded

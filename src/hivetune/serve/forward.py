@@ -8,7 +8,6 @@ client sees nothing of it. After the first byte of a stream there is no retry, o
 import asyncio
 import contextlib
 import json
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -124,12 +123,11 @@ class Said:
 
 @dataclass(frozen=True)
 class Upstream:
-    """An answer that has begun. `sent_s`: when its turn came, on the monotonic clock."""
+    """An answer that has begun."""
 
     response: httpx2.Response
     live: LiveBackend
     ticket: Ticket
-    sent_s: float
     asked: Asked
     said: Said = field(default_factory=Said)
 
@@ -211,7 +209,6 @@ async def forward(keeper: Keeper, asked: Asked, routed: Callable[[str], None]) -
             try:
                 turn = live.turn(label, session, client=asked.client, long=asked.size_bytes > LONG_BYTES)
                 ticket = await stack.enter_async_context(turn)
-                sent_s = time.monotonic()
                 request |= {**live.pinned(ticket), "reasoning_format": "auto" if asked.thoughts else "none"}
                 if "seed" in fields:  # what a cache holds was computed in other batches, and rounds otherwise
                     request["cache_prompt"] = False
@@ -229,7 +226,7 @@ async def forward(keeper: Keeper, asked: Asked, routed: Callable[[str], None]) -
                             break
                         await asyncio.sleep(_POLL_S)
                 continue
-            yield Upstream(response, live, ticket, sent_s, asked)
+            yield Upstream(response, live, ticket, asked)
             return
 
 

@@ -1,16 +1,20 @@
-"""The guard of every request: it checks Host, Origin, size and token on every path before anything else reads it.
+"""The guard of every request, and the clients whose tokens it knows.
 
-A page of another site can reach a port of this machine through a rebound name, a form or a script. Host and Origin
-reveal that, so they are checked on every path without exception: MLflow's CVE-2025-14279 and CVE-2026-2611 were one
-path too few. Each door has its own tokens, since a client of the API may not use the dashboard.
+It checks Host, Origin, size and token on every path before anything else reads the request. A page of another site can
+reach a port of this machine through a rebound name, a form or a script. Host and Origin reveal that, so they are
+checked on every path without exception: MLflow's CVE-2025-14279 and CVE-2026-2611 were one path too few. Each door has
+its own tokens, since a client of the API may not use the dashboard.
 """
 
 import asyncio
+import hashlib
+import hmac
 import json
 import os
 import re
-import resource
+import secrets
 import sqlite3
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,7 +22,10 @@ from dataclasses import dataclass, field
 from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hivetune.base.database import transaction
 from hivetune.base.disk import home, sha256_bytes
+from hivetune.base.paths import quoted
+from hivetune.errors import UsageError
 from hivetune.serve.dialects.base import error_body
 
 LIMIT_BYTES = 8 << 20
@@ -36,6 +43,58 @@ HEADERS = (
         b"form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
     ),
 )
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client of the gateway. `revoked`: when its token was revoked, or None."""
+
+    name: str
+    created: float
+    revoked: float | None
+
+
+def make_client(database: sqlite3.Connection, name: str) -> str:
+    """Make a token for `name`, shown once and stored as a hash. Raises UsageError for a name that is taken."""
+    if not name or not name.isprintable():
+        raise UsageError(f"{name!r} can't be the name of a client", hint="use printable characters")
+    token = f"hive-{secrets.token_urlsafe(32)}"
+    with transaction(database):
+        if any(client.name == name and client.revoked is None for client in clients(database)):
+            hint = f"revoke it first: hivetune clients --revoke {quoted(name)}"
+            raise UsageError(f"the client {name!r} already has a token", hint=hint)
+        database.execute("INSERT OR REPLACE INTO clients VALUES (?, ?, ?, NULL)", (name, _hash(token), time.time()))
+    return token
+
+
+def revoke_client(database: sqlite3.Connection, name: str) -> None:
+    """Refuse the client's token from its next request on. Raises UsageError for an unknown client."""
+    with transaction(database):
+        changed = database.execute(
+            "UPDATE clients SET revoked = ? WHERE name = ? AND revoked IS NULL", (time.time(), name)
+        ).rowcount
+    if not changed:
+        names = ", ".join(client.name for client in clients(database) if client.revoked is None) or "none"
+        raise UsageError(f"no client is called {name!r}", hint=f"there are: {names}")
+
+
+def clients(database: sqlite3.Connection) -> list[Client]:
+    """Return all clients by name, revoked ones included."""
+    return [Client(*row) for row in database.execute("SELECT name, created, revoked FROM clients ORDER BY name")]
+
+
+def client_of(database: sqlite3.Connection, token: str) -> str | None:
+    """Return the name of the client that holds `token`, or None. Hashes are compared in constant time."""
+    digest, holder = _hash(token), None
+    for name, stored in database.execute("SELECT name, token_sha256 FROM clients WHERE revoked IS NULL"):
+        if hmac.compare_digest(stored, digest):
+            holder = str(name)
+    return holder
+
+
+def _hash(token: str) -> str:
+    """Return the SHA-256 of a token. A random token of 256 bits can't be guessed, so it needs no slow hash."""
+    return hashlib.sha256(token.encode()).hexdigest()
 
 
 def cookie_of_home(kind: str = "hivetune") -> str:
@@ -155,13 +214,3 @@ def _limited(receive: Receive, limit_bytes: int) -> Receive:
         return message
 
     return limited
-
-
-MAX_FILES = 1 << 16
-
-
-def raise_file_limit() -> None:
-    """Raise the limit of open files: many systems begin with 1,024, and a thousand silent connections once kept every
-    client out."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, MAX_FILES), most))

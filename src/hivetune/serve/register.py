@@ -22,7 +22,7 @@ from hivetune.release.prove import prove_export
 from hivetune.release.registry import Release, exports_in, find, forgotten_rows, moves_of, register
 from hivetune.run.folder import EVENTS, adapter_hash, require_adapter
 from hivetune.run.status import refuse_older_adapter
-from hivetune.serve.chat import trained_prompt
+from hivetune.serve.chat import most_prompt
 from hivetune.serve.route import GREEDY
 from hivetune.train.open import Run, load_run
 
@@ -38,9 +38,8 @@ def register_run(folder: Path, name: str, domain: Mapping[str, str] | None = Non
     refuse_older_adapter(folder)
     # The settings that the release is judged with, which the gateway adds to a request without them. Evaluations are
     # greedy. `system`: the prompt of most rows, which the chat page sends.
-    trained, generation = trained_prompt("", folder), dict(GREEDY)
-    if trained is not None and trained.text is not None and 2 * trained.rows > trained.looked_at:
-        generation["system"] = trained.text
+    prompt = most_prompt(run.snapshot)
+    generation = {**GREEDY, **({} if prompt is None else {"system": prompt})}
     proof = {**_prove(run), "generation": generation, **({} if domain is None else {"domain": dict(domain)})}
     with closing(open_database()) as database:
         return register(database, run.folder, name, _manifest(run, proof), by=who())

@@ -218,9 +218,8 @@ class Routes:
             label = self.champions.get(name)
             candidate = wanted.candidates.get(name)
             # A number from 0 to 1 that depends on the session only, so that a session stays with its release.
-            share = (
-                int.from_bytes(hashlib.blake2b(f"{name}\0{session}".encode(), digest_size=8).digest(), "big") / 2**64
-            )
+            digest = hashlib.blake2b(f"{name}\0{session}".encode(), digest_size=8).digest()
+            share = int.from_bytes(digest, "big") / 2**64
             if not which and candidate in wanted.canaries & self.labels.keys() and share < self.canary:
                 label = candidate
         elif which == "candidate":

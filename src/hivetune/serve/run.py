@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import math
+import resource
 import socket
 import sqlite3
 import time
@@ -26,9 +27,7 @@ from hivetune.release.gguf import SERVED_QUANT, base_gguf
 from hivetune.release.registry import find, rollback, withdraw
 from hivetune.serve.api import Gateway, page_routes
 from hivetune.serve.capture import Capture
-from hivetune.serve.clients import client_of
-from hivetune.serve.guard import Door, Guard, raise_file_limit
-from hivetune.serve.metrics import Metrics
+from hivetune.serve.guard import Door, Guard, client_of
 from hivetune.serve.route import Deployment, Wanted, gateway_folder, wanted, write_loaded
 from hivetune.serve.servers import Keeper, LiveBackend
 from hivetune.serve.watch import Watch, due_watches
@@ -37,6 +36,7 @@ _OTHER_SERVES = "it serves this home already, and takes up promotions by itself;
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SHUTDOWN_S = 10
 HTTP_PORT = 80
+MAX_FILES = 1 << 16
 # Tokens of a prompt that are computed at once. Beside a prompt of 2,700 tokens a short request of another adapter waits
 # for one such piece: a second for a model of 135 million weights on two cores, where llama.cpp's 2,048 take eight.
 PROMPT_BATCH = 256
@@ -58,7 +58,6 @@ class GatewaySettings:
     quant: str = SERVED_QUANT
     slots: int = 4
     context_tokens: int = CONTEXT_TOKENS
-    private_cache: bool = False  # a slot's prompt cache serves one client alone
     threads: int | None = None
     card: str = ""  # what backends offload to while nobody trains on it; empty: they choose themselves
 
@@ -86,7 +85,9 @@ def run_gateway(
     with closing(open_database()) as database:
         wanted(database, settings.names)
     with lock(gateway_folder(), hint=_OTHER_SERVES), closing(listen_on(settings.host, settings.port)) as listening:
-        raise_file_limit()
+        # Many systems begin with 1,024 open files, and a thousand silent connections once kept every client out.
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, MAX_FILES), most))
         tell = partial(write_loaded, settings.names)
         tell(())
         port = listening.getsockname()[1]
@@ -101,9 +102,9 @@ def run_gateway(
             failures.append(failure)
             servers[0].should_exit = True
 
-        gateway = Gateway(keeper, watch, Capture() if settings.capture else None, Metrics(), end)
+        gateway = Gateway(keeper, watch, Capture() if settings.capture else None, failed=end)
         config = uvicorn.Config(
-            guarded(gateway, settings, port, additions_for(settings, add)),
+            guarded(gateway, settings, port, add),
             log_level="warning",
             access_log=False,
             http="h11",
@@ -119,19 +120,18 @@ def run_gateway(
             raise failures[0]
 
 
-def guarded(gateway: Gateway, settings: GatewaySettings, port: int, additions: Sequence[Addition] = ()) -> ASGIApp:
-    """Return the gateway with page and additions behind the guard. One connection to hive.db checks all tokens."""
+def guarded(
+    gateway: Gateway, settings: GatewaySettings, port: int, add: Callable[[], Addition] | None = None
+) -> ASGIApp:
+    """Return the gateway with its page, and what is added unless other machines can reach it, behind the guard. One
+    connection to hive.db checks all tokens."""
     app = gateway.app()
+    additions = [add()] if add is not None and is_loopback(settings.host) else []
     app.router.routes += [*page_routes(), *(route for added in additions for route in added.routes)]
     database = sqlite3.connect(database_path(), check_same_thread=False)
     names = _LOOPBACK if is_loopback(settings.host) else (settings.host,)
     hosts = own_hosts(names, port) | {host.lower() for host in settings.allow_hosts}
     return Guard(app, hosts, [*(added.door for added in additions), Door(partial(client_of, database))])
-
-
-def additions_for(settings: GatewaySettings, add: Callable[[], Addition] | None) -> list[Addition]:
-    """Return the pages to show beside the API: none if other machines can reach it."""
-    return [add()] if add is not None and is_loopback(settings.host) else []
 
 
 def is_loopback(host: str) -> bool:
@@ -180,7 +180,6 @@ def start_live(settings: GatewaySettings, deployment: Deployment) -> LiveBackend
             context_tokens=settings.context_tokens,
             takes_tools=bool(properties.get("chat_template_caps", {}).get("supports_tools", True)),
             template=str(properties.get("chat_template", "")),
-            private_cache=settings.private_cache,
         )
 
 

@@ -37,7 +37,7 @@ class LiveBackend:
     """A model server with `deployment` loaded, and the requests that wait for its slots.
 
     `end` ends its process. `takes_tools`: its chat template has a place for tools. `template`: the text of it.
-    `private_cache`: only the client that filled a slot's cache may use it. `retired`: it takes no new request.
+    `retired`: it takes no new request.
     """
 
     deployment: Deployment
@@ -47,7 +47,6 @@ class LiveBackend:
     context_tokens: int = CONTEXT_TOKENS
     takes_tools: bool = True
     template: str = ""
-    private_cache: bool = False
     retired: bool = False
     watching: asyncio.Task[None] | None = None
     turns: Turns = field(init=False)
@@ -93,10 +92,11 @@ class LiveBackend:
 
     def pinned(self, ticket: Ticket) -> Mapping[str, Any]:
         """Return the fields that pin a request to its slot and adapter. The scale of every adapter is named: an empty
-        list would mean the server's own scales, not the base."""
+        list would mean the server's own scales, not the base. A slot's prompt cache serves the client alone that filled
+        it: its timing would tell others what that client asked (CVE-2025-46570 of vLLM)."""
         labels = enumerate(self.deployment.labels)
         scales = [{"id": number, "scale": float(name == ticket.key)} for number, name in labels]
-        return {"id_slot": ticket.slot, "lora": scales, "cache_prompt": ticket.warm or not self.private_cache}
+        return {"id_slot": ticket.slot, "lora": scales, "cache_prompt": ticket.warm}
 
     def retire(self) -> None:
         """Take no new request. Waiting ones go elsewhere, running ones continue."""
@@ -154,19 +154,27 @@ Read = Callable[[], Wanted]
 
 
 @dataclass
-class _Retry:
-    """A deployment that did not start: when it is retried, and why it failed."""
+class Away:
+    """A model without its right server. `lost`: what the one that died held, which requests wait for. `tried`: what did
+    not start, `why`, and when it is tried again, on the monotonic clock."""
 
-    deployment: Deployment
-    at_s: float
-    wait_s: float
-    why: str
+    lost: Deployment | None = None
+    tried: Deployment | None = None
+    why: str = ""
+    wait_s: float = 0.0
+    again_s: float = 0.0
+
+    def failed(self, deployment: Deployment, why: str) -> None:
+        self.wait_s = min(2 * self.wait_s, MAX_RETRY_S) if self.tried == deployment else FIRST_RETRY_S
+        self.tried, self.why, self.again_s = deployment, why, time.monotonic() + self.wait_s
+        if self.wait_s > PATIENCE_S:
+            self.lost = None
 
 
 @dataclass
 class Keeper:
-    """The model servers of a gateway, by base model, and the routes to them. `lives`: those that answer. All but
-    `start` and `read` run in one event loop."""
+    """The model servers of a gateway, by base model, and the routes to them. `lives`: those that answer. `away`: what
+    is known of those that don't. All but `start` and `read` run in one event loop."""
 
     read: Read
     start: Start
@@ -174,15 +182,13 @@ class Keeper:
     hung_s: float = HUNG_S
     tell: Callable[[frozenset[str]], None] = lambda labels: None  # which releases are loaded, when that changed
     lives: dict[str, LiveBackend] = field(default_factory=dict)
+    away: dict[str, Away] = field(default_factory=dict)
     routes: Routes = field(default_factory=Routes)
     swaps: int = 0
     restarts: int = 0
     unread: str = ""
-    _lost: dict[str, Deployment] = field(default_factory=dict)  # died, and is started again: requests wait for it
-    _starting: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    _retries: dict[str, _Retry] = field(default_factory=dict)
+    starting: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     _draining: dict[LiveBackend, asyncio.Task[None]] = field(default_factory=dict)
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def wanted(self) -> Wanted:
@@ -195,7 +201,7 @@ class Keeper:
                 await self.look()
                 await asyncio.sleep(_POLL_S)
         finally:
-            for task in (*self._starting.values(), *self._draining.values()):
+            for task in (*self.starting.values(), *self._draining.values()):
                 task.cancel()
             await asyncio.gather(*(live.close() for live in (*self.lives.values(), *self._draining)))
 
@@ -209,9 +215,7 @@ class Keeper:
             self.unread = f"the registry can't be read: {error}"
         self._set_routes(wanted)
         models = {deployment.model for deployment in wanted.deployments}
-        for memory in (self._lost, self._retries):
-            for model in memory.keys() - models:
-                del memory[model]  # type: ignore[attr-defined]
+        self.away = {model: away for model, away in self.away.items() if model in models}
         for model in self.lives.keys() - models:
             self._drain(self.lives.pop(model))
         for deployment in wanted.deployments:
@@ -226,20 +230,18 @@ class Keeper:
             live = self.lives.get(route.model)
             if live is not None and not live.retired and not live.dead:
                 return live
-            if time.monotonic() >= deadline or (live is None and route.model not in self._lost):
+            if time.monotonic() >= deadline or (live is None and self._lost(route.model) is None):
                 if self._wanted_of(route.model) is None:
                     raise NotThere(f"{route.label} is not served", hint="GET /v1/models names what is")
                 hint = "; ".join(self.problems) or "it is being started: try again in a few seconds"
                 raise MachineNotFit("the model is not loaded", hint=hint)
-            self._changed.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), _POLL_S)
+            await asyncio.sleep(_POLL_S / 5)
 
     @property
     def problems(self) -> list[str]:
         """Return why wanted models can't be served, in words."""
         unread = [self.unread] if self.unread else []
-        return [*unread, *self.wanted.problems, *(retry.why for retry in self._retries.values())]
+        return [*unread, *self.wanted.problems, *(away.why for away in self.away.values() if away.why)]
 
     @property
     def ready(self) -> bool:
@@ -250,18 +252,23 @@ class Keeper:
     def _wanted_of(self, model: str) -> Deployment | None:
         return next((deployment for deployment in self.wanted.deployments if deployment.model == model), None)
 
+    def _lost(self, model: str) -> Deployment | None:
+        return self.away[model].lost if model in self.away else None
+
     def _mend(self, deployment: Deployment) -> None:
         """Begin what makes the server of a model right, if it isn't."""
         model, live = deployment.model, self.lives.get(deployment.model)
         if live is not None and (live.dead or self._must_yield(live)):
             self.restarts += live.dead
-            self._lost[model] = live.deployment
+            self.away.setdefault(model, Away()).lost = live.deployment
             self._drain(self.lives.pop(model))
             live = None
-        retry = self._retries.get(model)
-        waits = retry is not None and retry.deployment == deployment and time.monotonic() < retry.at_s
-        if model not in self._starting and not waits and (live is None or not live.deployment.holds(deployment)):
-            self._starting[model] = asyncio.create_task(self._start(deployment))
+        if live is not None and live.deployment.holds(deployment):
+            self.away.pop(model, None)  # a start that failed is not wanted any more
+            return
+        away = self.away.get(model, Away())
+        if model not in self.starting and (away.tried != deployment or time.monotonic() >= away.again_s):
+            self.starting[model] = asyncio.create_task(self._start(deployment))
 
     def _must_yield(self, live: LiveBackend) -> bool:
         """Return whether a run trains on its card. It may finish its answers, then the card is the trainer's."""
@@ -273,30 +280,23 @@ class Keeper:
         try:
             green = await _in_thread(self.start, deployment)
         except (HivetuneError, sqlite3.Error, OSError) as error:
-            retry = self._retries.get(model)
-            again = retry is not None and retry.deployment == deployment
-            wait_s = min(2 * retry.wait_s, MAX_RETRY_S) if retry is not None and again else FIRST_RETRY_S
-            if wait_s > PATIENCE_S:
-                self._lost.pop(model, None)
             if self._wanted_of(model) is not None:
-                self._retries[model] = _Retry(deployment, time.monotonic() + wait_s, wait_s, str(error))
-                self.routes = replace(self.routes, problems=self.problems)
+                self.away.setdefault(model, Away()).failed(deployment, str(error))
+                self._set_routes(self.wanted)
             return
         finally:
-            del self._starting[model]
-        self._retries.pop(model, None)
+            del self.starting[model]
         wanted, blue = self._wanted_of(model), self.lives.get(model)
         if wanted is None or not deployment.holds(wanted) or (blue is not None and blue.deployment.holds(wanted)):
             self._drain(green)  # what is wanted changed meanwhile
             return
         self.lives[model] = green
         green.watching = asyncio.create_task(green.watch_health(self.hung_s))
-        self._lost.pop(model, None)
+        self.away.pop(model, None)
         self._set_routes(self.wanted)
         if blue is not None:
             self.swaps += 1
             self._drain(blue)
-        self._changed.set()
 
     def _drain(self, live: LiveBackend) -> None:
         """Give a server no new requests; it ends with its last answer, at most `DRAIN_S` later (`YIELD_S` on a card
@@ -317,7 +317,8 @@ class Keeper:
     def _set_routes(self, wanted: Wanted) -> None:
         """Route to the loaded releases. While a champion is loading, the previous one answers."""
         before = self.routes.champions
-        loaded = self._lost | {model: live.deployment for model, live in self.lives.items()}
+        loaded = {model: away.lost for model, away in self.away.items() if away.lost is not None}
+        loaded |= {model: live.deployment for model, live in self.lives.items()}
         answering = wanted.labels | set(before.values())  # until the new ones are loaded
         labels = {label: model for model, held in loaded.items() for label in held.labels if label in answering}
         if labels.keys() != self.routes.labels.keys():
@@ -332,29 +333,27 @@ async def _in_thread(start: Start, deployment: Deployment) -> LiveBackend:
     """Run `start` in a thread that does not outlive the process: a model may load for minutes. A server that nobody
     waits for any more is ended."""
     loop = asyncio.get_running_loop()
-    started: asyncio.Future[LiveBackend] = loop.create_future()
+    started: asyncio.Future[LiveBackend | Exception] = loop.create_future()
 
-    def deliver(live: LiveBackend) -> None:
-        if started.done():
-            live.end()
-        else:
-            started.set_result(live)
-
-    def fail(error: Exception) -> None:
+    def deliver(live: LiveBackend | Exception) -> None:
         if not started.done():
-            started.set_exception(error)
+            started.set_result(live)
+        elif isinstance(live, LiveBackend):
+            live.end()
 
     def run() -> None:
         try:
-            live = start(deployment)
+            live: LiveBackend | Exception = start(deployment)
         except Exception as error:  # noqa: BLE001 (it is raised again where the result is awaited)
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the gateway has ended
-                loop.call_soon_threadsafe(fail, error)
-            return
+            live = error
         try:
             loop.call_soon_threadsafe(deliver, live)
-        except RuntimeError:
-            live.end()
+        except RuntimeError:  # the loop is closed: the gateway has ended
+            if isinstance(live, LiveBackend):
+                live.end()
 
     threading.Thread(target=run, name="start", daemon=True).start()
-    return await started
+    live = await started
+    if isinstance(live, Exception):
+        raise live
+    return live

@@ -155,14 +155,14 @@ class Turns:
         )
 
     def _take(self, ticket: Ticket, free: list[_Slot]) -> None:
-        """Give a ticket the slot that holds most of its tokens: its session's, else one of its adapter, else the one
-        that was not used for longest. A long prompt takes no slot that short ones need: the lowest."""
+        """Give a ticket the slot that holds most of its tokens: its session's, else one of its client and adapter, else
+        the one that was not used for longest. A long prompt takes no slot that short ones need: the lowest."""
         slots = [slot for slot in free if slot.number > 0] or free if ticket.long else free
 
         def rank(slot: _Slot) -> tuple[bool, bool, int, int]:
-            is_same = slot.key == ticket.key
+            is_warm = (slot.key, slot.client) == (ticket.key, ticket.client)
             place = -slot.number if ticket.long else slot.number
-            return not (is_same and slot.session == ticket.session), not is_same and slot.used > 0, slot.used, place
+            return not (is_warm and slot.session == ticket.session), not is_warm and slot.used > 0, slot.used, place
 
         slot = min(slots, key=rank)
         self._uses += 1

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
-from hivetune.serve.fields import ChatFields, FieldRefused, checked_fields
+from hivetune.serve.fields import CHAT_FIELDS, FieldRefused, checked_fields
 
 CHAT = "/v1/chat/completions"
 # Returns the messages of a captured answer of the same client, itself included; raises NotThere.
@@ -179,7 +179,7 @@ def chat_read(given: Given, chat: Mapping[str, Any], turns: Iterable[dict[str, A
     sent = {key: value for key, value in chat.items() if value is not None}
     options = {"stream_options": {"include_usage": True}} if sent.get("stream") else {}
     try:
-        return Read(checked_fields(ChatFields, {**sent, **options, "messages": messages}), tuple(given.ignored))
+        return Read(checked_fields(CHAT_FIELDS, {**sent, **options, "messages": messages}), tuple(given.ignored))
     except FieldRefused as error:
         first = re.split(r"[.\[]", error.field)[0]
         rest = "" if first == "messages" else error.field.removeprefix(first)  # which are counted otherwise there

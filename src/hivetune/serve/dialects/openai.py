@@ -1,11 +1,10 @@
-"""OpenAI's chat completions, completions and embeddings, which the model server speaks too: its documents get our
-names."""
+"""OpenAI's chat completions and completions, which the model server speaks too: its documents get our names."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from hivetune.serve.dialects.base import CHAT, Dialect, Named, Read, Recall, data, error_body
-from hivetune.serve.fields import ChatFields, EmbeddingFields, TextFields, checked_fields
+from hivetune.serve.fields import CHAT_FIELDS, TEXT_FIELDS, Api, checked_fields
 
 
 class _Writer:
@@ -25,7 +24,7 @@ class _Writer:
         return data(error_body(502, message))
 
 
-def _dialect(path: str, main_field: str, fields: type[ChatFields | TextFields | EmbeddingFields]) -> Dialect:
+def _dialect(path: str, main_field: str, fields: Api) -> Dialect:
     def read(document: Mapping[str, Any], recall: Recall) -> Read:
         return Read(checked_fields(fields, document))
 
@@ -34,7 +33,6 @@ def _dialect(path: str, main_field: str, fields: type[ChatFields | TextFields | 
 
 TEXT = "/v1/completions"
 OPENAI = (
-    _dialect(CHAT, "messages", ChatFields),
-    _dialect(TEXT, "prompt", TextFields),
-    _dialect("/v1/embeddings", "input", EmbeddingFields),
+    _dialect(CHAT, "messages", CHAT_FIELDS),
+    _dialect(TEXT, "prompt", TEXT_FIELDS),
 )
