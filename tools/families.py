@@ -147,8 +147,8 @@ def _prepare(kind: str, folder: Path, row: dict[str, Any]) -> None:
 
 def _plan(kind: str, folder: Path, row: dict[str, Any]) -> None:
     from hivetune.models.architecture import read_architecture
+    from hivetune.train.plan.choose import shape_of, step_flops
     from hivetune.train.plan.memory import predict_peak, setup_of
-    from hivetune.train.plan.speed import shape_of, step_flops
 
     architecture = read_architecture(folder / "prepared")
     setup = replace(setup_of(architecture, 4, "all-linear", "float32"), path="general")

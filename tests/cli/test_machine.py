@@ -17,7 +17,7 @@ from hivetune.config import DataConfig, RunConfig, parse_config
 from hivetune.errors import DataRefused, UsageError
 from hivetune.machine.findings import Judgement, MachineFinding
 from hivetune.release.registry import check_release_name
-from hivetune.train.plan.propose import propose
+from hivetune.train.plan.run import propose
 
 ROW = json.dumps({"prompt": "Where is it?", "completion": "Here."}) + "\n"
 ILLEGAL = "RuntimeError: HIP error: an illegal memory access was encountered"

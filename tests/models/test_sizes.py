@@ -16,9 +16,9 @@ from hivetune.errors import UsageError
 from hivetune.models.architecture import read_architecture
 from hivetune.models.prepared import folder_for
 from hivetune.models.worker.prepare_model import prepare_model
+from hivetune.train.plan.choose import shape_of, step_flops
 from hivetune.train.plan.memory import predict_peak, setup_of
 from hivetune.train.plan.run import plan_run
-from hivetune.train.plan.speed import shape_of, step_flops
 from hivetune.train.worker.model.load import load_model
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -46,7 +46,7 @@ from hivetune.models.prepared import find_prepared, kind_of, read_prepared
 from hivetune.release.gguf import FETCH_NAME, SERVED_QUANT, fetch_converter, find_converter
 from hivetune.release.registry import MAX_NAME_LENGTH, RESERVED
 from hivetune.run.folder import EVALUATION, WORKER_LOG
-from hivetune.train.plan.propose import Proposal, first_settings, propose
+from hivetune.train.plan.run import Proposal, first_settings, propose
 from hivetune.train.supervise.diagnose import LAST_RESORT, Diagnosis, Evidence, diagnose
 from hivetune.train.supervise.ladder import RUNGS
 

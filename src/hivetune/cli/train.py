@@ -124,7 +124,7 @@ def plan_text(planned: Planned) -> Iterator[str | Table]:
         form = ", all layers recomputed" if setup.recompute else ""
         if setup.streamed:
             form += f" and streamed from {'the disk' if device.kind == 'cpu' else 'host memory'}"
-        packs = "one micro-batch" if choice.micro_batches == 1 else f"{choice.micro_batches:.3g} micro-batches"
+        packs = "one micro-batch" if choice.micro_batches == 1 else f"{choice.micro_batches} micro-batches"
         yield f"step: {packs} of at most {choice.budget_tokens:,} tokens in {setup.precision}{form}"
         peak = f"peak {size(choice.peak.bytes)} +- {100 * choice.peak.error:.0f} %"
         memory = explain_memory(setup, choice.peak, choice.budget_tokens)

@@ -15,11 +15,11 @@ from hivetune.train.plan.choose import (
     assumed_workload,
     choose_dtype,
     first_that_fits,
+    published_rate,
     with_advice,
 )
 from hivetune.train.plan.device import Device, computes_bfloat16, device_of_card, device_of_machine
 from hivetune.train.plan.memory import STREAM_BUFFERS, TrainingSetup, host_holds, layer_bytes, predict_peak
-from hivetune.train.plan.speed import published_rate
 from hivetune.train.plan.steps import PlanRow, make_plan
 
 GB = 10**9

@@ -152,28 +152,12 @@ def test_an_amendment_of_a_row_that_is_not_there_is_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("wrong", [{"rows": [1.5]}, {"rows": ["1"]}, {"until_step": "x"}, {"more": 1}])
-def test_a_sealed_line_that_is_no_amendment_is_refused(tmp_path: Path, wrong: dict[str, object]) -> None:
+def test_a_line_that_is_no_amendment_is_refused(tmp_path: Path, wrong: dict[str, object]) -> None:
     path = amended(tmp_path)
     with Journal(path) as journal:
         journal.append("amendment", **({"from_step": 0, "until_step": None, "rows": [1], "reason": "r"} | wrong))
     with pytest.raises(UsageError, match=rf"{path}:1: this is not an amendment"):
         read_plan(tmp_path)
-
-
-def test_amendments_have_their_order_and_none_is_missing(tmp_path: Path) -> None:
-    path = amended(tmp_path, 3, 6, 9)
-    first, second, third = path.read_text().splitlines(keepends=True)
-    for lines in ([first, third], [second, first, third], [first, first]):
-        path.write_text("".join(lines))
-        with pytest.raises(UsageError, match="a line is missing"):
-            read_plan(tmp_path)
-
-
-def test_amendments_of_the_first_version_are_read(tmp_path: Path) -> None:
-    """0.1.0 wrote the checksum of each line, and no number."""
-    with Journal(amended(tmp_path)) as journal:
-        journal.append("amendment", from_step=2, until_step=None, rows=[3], reason="r")
-    assert read_plan(tmp_path).amendments == (Amendment(2, (3,), "r"),)
 
 
 def test_resume_is_going_to_step_i(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hivetune.process.protocol import ChildError, Outcome
 from hivetune.train.supervise.diagnose import diagnose, evidence_of
 from hivetune.train.supervise.ladder import Bounds, Failure, Reply, next_action
 
-CARD = Bounds(attempts=3, on_device=True)
+CARD = Bounds(on_device=True)
 
 
 def answers(kind: str, message: str) -> tuple[str, list[Reply]]:

@@ -49,14 +49,6 @@ def test_two_faults_at_one_step(first: str, second: str) -> None:
         assert (status, len(history) <= RESTARTS_OF_TWO) == ("done", True)
 
 
-def test_a_second_row_is_asked_for_at_once() -> None:
-    """One row was guilty of a fault; the next time that fault comes, no attempt is spent on finding out whether it was
-    chance."""
-    rows = [{"do": "segv", "row": row} for row in (5, 33, 70)]
-    status, history = play(World(rows, HOST, random.Random(0)))
-    assert (status, [failure.step for failure in history]) == ("done", [1, 1, 8, 17])
-
-
 # What happens at an attempt: its fault, where, whether something was safe since, and what an isolation would say.
 EVENTS = st.lists(
     st.tuples(

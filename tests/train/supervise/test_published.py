@@ -11,7 +11,7 @@ from hivetune.train.supervise.ladder import RUNGS, Bounds, Failure, next_action
 def bounds_of(gfx: str, **changes: object) -> Bounds:
     card = Card("rocm", 0, "a card", 16 << 30, 15 << 30, "6.12", gfx)
     known = published_remedies(replace(read_machine(), cards=(card,)))
-    return replace(Bounds(attempts=5, on_device=True, published=known), **changes)
+    return replace(Bounds(on_device=True, published=known), **changes)
 
 
 def changes_tried(fault: str, bounds: Bounds) -> list[str]:
@@ -36,13 +36,12 @@ def test_remedies_name_rungs() -> None:
     assert {fault for remedy in remedies for fault in remedy["faults"]} <= {fault.id for fault in catalogue()}
 
 
-def test_what_helped_others_is_tried_at_once_and_says_whose_it_is() -> None:
-    """legacy-rocm-build#6600: the same again from the same state dies at the same step."""
-    known = next_action([Failure("device-memory-fault", 4, 0)], bounds_of("gfx1201", void=frozenset({"blas"})))
+def test_what_helped_others_comes_first_and_says_whose_it_is() -> None:
+    twice = [Failure("device-memory-fault", 4, 0)] * 2
+    known = next_action(twice, bounds_of("gfx1201", void=frozenset({"blas"})))
     assert (known.kind, known.tried) == ("change", "environment") and "legacy-rocm-build/issues/6647" in known.why
-    assert next_action([Failure("device-memory-fault", 4, 0)], bounds_of("gfx90a")).kind == "again"
+    assert next_action(twice, bounds_of("gfx90a")).tried == "blas"
 
 
-def test_with_the_usual_attempts_two_remedies_come_before_the_processor() -> None:
-    bounds = bounds_of("gfx1201", attempts=3, void=frozenset({"blas"}))
-    assert changes_tried("device-memory-fault", bounds) == ["environment", "cpu"]
+def test_two_remedies_of_others_and_one_of_ours_come_before_the_processor() -> None:
+    assert changes_tried("device-memory-fault", bounds_of("gfx1201")) == ["blas", "environment", "plain", "cpu"]

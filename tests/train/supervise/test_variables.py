@@ -9,7 +9,7 @@ from scripted import make_run, supervise
 from hivetune.base.journal import read_journal
 from hivetune.run.choices import Choices
 from hivetune.run.folder import EVENTS, read_resolved, write_resolved
-from hivetune.train.supervise.changes import worker_effects
+from hivetune.train.supervise.attempt import worker_effects
 
 POISON = "HSA_OVERRIDE_GFX_VERSION"
 SETTLED = {"HSA_ENABLE_SDMA": "0", POISON: None}

@@ -19,7 +19,7 @@ from hivetune.base.journal import read_journal
 from hivetune.config import parse_config
 from hivetune.errors import UsageError
 from hivetune.machine.inventory import Card, Machine
-from hivetune.train.supervise.devices import rank_devices
+from hivetune.train.supervise.attempt import rank_devices
 
 # Several packs a step although the rows are tiny.
 SETTINGS: dict[str, Any] = {"batch_size": 8, "lora": {"r": 4, "dropout": 0.1}, "choices": {"pack_tokens": 16}}

@@ -19,7 +19,7 @@ from hivetune.process.protocol import Beat, Passage, ScorePassages
 from hivetune.train.worker.model.adapter import fill, read_adapter
 from hivetune.train.worker.model.general import load_general, load_module
 
-_SHARE_FOR_WEIGHTS = 0.5  # of the free memory, for weights in float32
+_SHARE_FOR_WEIGHTS = 0.5  # of the installed memory, for weights in float32
 
 
 def main(task: ScorePassages, heartbeat: Heartbeat) -> dict[str, Any]:
@@ -59,5 +59,5 @@ def score_all(module: nn.Module, passages: Sequence[Passage], top: int, heartbea
 
 def _dtype(model: Path) -> torch.dtype:
     weights_bytes = 2 * sum(path.stat().st_size for path in model.glob("*.safetensors"))
-    fits = weights_bytes <= _SHARE_FOR_WEIGHTS * read_machine().available_bytes
+    fits = weights_bytes <= _SHARE_FOR_WEIGHTS * read_machine().memory_bytes
     return torch.float32 if fits else torch.bfloat16

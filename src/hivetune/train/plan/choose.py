@@ -1,11 +1,10 @@
-"""The form of a run's steps on a device: precision by a rule, then the first of three forms that fits the memory.
+"""The form of a run's steps on a device: precision by a rule, the first of three forms that fits, and their time.
 
 Pure functions of config, rows and the machine's facts: nothing is timed, and free memory decides nothing here. The
 effective batch is the user's and is never changed: only how it is cut into micro-batches is chosen.
 """
 
-import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hivetune.errors import DoesNotFit, UsageError
@@ -13,7 +12,7 @@ from hivetune.machine.cards import known_model
 from hivetune.models.architecture import Architecture, parse_architecture
 from hivetune.run.choices import Choices
 from hivetune.train.plan.device import Device
-from hivetune.train.plan.layout import TrimmedDocument
+from hivetune.train.plan.layout import TrimmedDocument, make_layout, multiples_of, split_documents, token_multiple
 from hivetune.train.plan.memory import (
     Peak,
     TrainingSetup,
@@ -23,7 +22,6 @@ from hivetune.train.plan.memory import (
     predict_peak,
     setup_of,
 )
-from hivetune.train.plan.speed import Rate, StepShape, micro_batch_shapes, shape_of, step_flops
 from hivetune.train.plan.steps import count_steps
 
 BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -32,6 +30,84 @@ LARGEST_BUDGET = {"cpu": 2048, "cuda": 32768, "rocm": 32768}
 # Below these a product waits for its weights, and recomputing layers costs less than it.
 GOOD_BUDGET = {"cpu": 256, "cuda": 1024, "rocm": 1024}
 BUCKET = 64
+# The share of a published rate of products that a whole step reaches; measured ones lie between 0.35 and 0.6
+# (docs/performance.md).
+PUBLISHED_SHARE, PUBLISHED_ERROR = 0.45, 0.5
+# Two runs of one model differ in their rows' lengths and in what else the machine did.
+LAST_RUN_ERROR = 0.25
+LAST_RUN = "this model's last run here"
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """The work of one micro-batch: tokens, sum of squared document lengths, positions with a loss."""
+
+    tokens: int
+    squares: int
+    trained: int
+
+    def __add__(self, shape: "StepShape") -> "StepShape":
+        return StepShape(self.tokens + shape.tokens, self.squares + shape.squares, self.trained + shape.trained)
+
+
+def shape_of(length: int, trained: int) -> StepShape:
+    """Return the shape of one document, computed whole."""
+    return StepShape(length, length * length, trained)
+
+
+def micro_batch_shapes(
+    setup: TrainingSetup, documents: Sequence[TrimmedDocument], budget_tokens: int
+) -> list[StepShape]:
+    """Return the layout of each micro-batch of a step on these documents, as on the fast path.
+
+    The general path pads its documents; that loss is not counted.
+    """
+    fast = setup.path == "fast"
+    multiple = token_multiple(setup.kind, setup.dtype, setup.products) if fast else 1
+    shapes = []
+    for batch in split_documents(documents, budget_tokens, share=fast):
+        layout = make_layout([documents[index] for index in batch], share=fast, pad=multiples_of(multiple))
+        squares = sum((part.depth + part.size) ** 2 - part.depth**2 for part in layout.segments)
+        shapes.append(StepShape(layout.size, squares, len(layout.rows)))
+    return shapes
+
+
+def step_flops(setup: TrainingSetup, shape: StepShape) -> float:
+    """Return the floating point operations of forward and backward.
+
+    For each token: 4 N for the frozen linears (forward and input gradient, 2 each; no weight gradient) and 6 for each
+    adapter parameter (forward, input and weight gradient). For each document of length s: 3.5 x 2 L q s^2 for causal
+    attention, with two products forward (4 q s^2, half of it masked) and five backward with the scores recomputed
+    (FlashAttention-2, arXiv 2307.08691). For each trained token: 4 V d for the logits and the gradient of their input,
+    made in the forward pass. A recomputed layer adds another forward.
+    """
+    a = setup.architecture
+    recomputed = setup.recompute / a.layers
+    trained = setup.adapter_parameters
+    linear = (4 + 2 * recomputed) * a.linear_parameters + (6 + 2 * recomputed) * trained
+    attention = (3.5 + recomputed) * 2 * a.layers * a.q
+    logits = 4 * a.vocabulary * a.hidden
+    return linear * shape.tokens + attention * shape.squares + logits * shape.trained
+
+
+@dataclass(frozen=True)
+class Rate:
+    """The operations a second that steps reach on a device. `error`: half-width of the bar, as a share."""
+
+    flops_per_s: float
+    error: float
+    source: str
+
+
+def published_rate(products_per_s: float, source: str) -> Rate:
+    """Return the rate of steps by a published rate of large products."""
+    return Rate(PUBLISHED_SHARE * products_per_s, PUBLISHED_ERROR, source)
+
+
+def rate_key(setup: TrainingSetup) -> str:
+    """Return the key of a model's last rate in a machine's profile: model, precision, path and device."""
+    a = setup.architecture
+    return f"{setup.kind} {a.family} {a.parameters} parameters, {setup.precision}, {setup.path}"
 
 
 @dataclass(frozen=True)
@@ -45,30 +121,26 @@ class Workload:
     batch_size: int
     epochs: float
     max_steps: int | None = None
-    documents: tuple[tuple[TrimmedDocument, ...], ...] = ()
-    """The rows of some steps, where they are known; else the typical step stands for all."""
 
     @property
     def steps(self) -> int:
         whole = max(1, count_steps(self.rows, self.batch_size, self.epochs))
         return min(whole, self.max_steps) if self.max_steps else whole
 
-    def micro_batches(self, setup: TrainingSetup, budget_tokens: int) -> list[list[StepShape]]:
-        """Return the shapes of the micro-batches of each known step, or else of the typical step."""
-        if self.documents:
-            return [micro_batch_shapes(setup, rows, budget_tokens) for rows in self.documents]
+    def micro_batches(self, budget_tokens: int) -> list[StepShape]:
+        """Return the shapes of the micro-batches of the typical step."""
         batches: list[StepShape] = []
         for shape in map(shape_of, self.lengths, self.trained):
             if batches and batches[-1].tokens + shape.tokens <= budget_tokens:
                 batches[-1] += shape
             else:
                 batches.append(shape)
-        return [batches]
+        return batches
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The form of a run's steps. `micro_batches` and `step_s` are means over the steps of the workload.
+    """The form of a run's steps. `micro_batches` and `step_s` are those of the typical step.
 
     `step_s` is None where no rate is known; `error` is the half-width of its range, as a share.
     """
@@ -76,7 +148,7 @@ class Choice:
     setup: TrainingSetup
     device: Device
     budget_tokens: int
-    micro_batches: float
+    micro_batches: int
     peak: Peak
     limit_bytes: int
     step_s: float | None = None
@@ -153,12 +225,11 @@ def first_that_fits(
 def _choice(
     setup: TrainingSetup, device: Device, work: Workload, budget: int, peak: Peak, limit: int, rate: Rate | None
 ) -> Choice:
-    steps = work.micro_batches(setup, budget)
-    choice = Choice(setup, device, budget, statistics.mean(map(len, steps)), peak, limit)
+    shapes = work.micro_batches(budget)
+    choice = Choice(setup, device, budget, len(shapes), peak, limit)
     if rate is None:
         return choice
-    computed_s = statistics.mean(sum(step_flops(setup, shape) for shape in shapes) for shapes in steps)
-    computed_s /= rate.flops_per_s
+    computed_s = sum(step_flops(setup, shape) for shape in shapes) / rate.flops_per_s
     # Each micro-batch reads the streamed layers twice, beside the computing.
     read_bytes = 2 * choice.micro_batches * setup.streamed * layer_bytes(setup)
     read_s = read_bytes / (device.disk_bytes_per_s if device.kind == "cpu" else device.link_bytes_per_s)

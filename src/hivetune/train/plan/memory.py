@@ -224,31 +224,40 @@ def predict_peak(setup: TrainingSetup, tokens: int, longest: int | None = None) 
     return Peak({name: size for name, size in parts.items() if size}, FORMULA_ERROR if known else UNKNOWN_ERROR)
 
 
+# What each part of a peak is, for people.
+PARTS = {
+    "weights": "{parameters:,} frozen parameters in {precision}; no gradient, no optimizer state{streamed}",
+    "adapters": "{trained:,} trained parameters ({share:.2f} % of the model), float32",
+    "gradients": "one float32 for each trained parameter",
+    "optimizer": "two float32 for each trained parameter: not {full_gb:.1f} GB for gradients and AdamW of the whole "
+    "model, as full fine-tuning pays",
+    "activations": "{tokens:,} tokens a micro-batch x {layers} layers{recomputed}",
+    "attention": "tables and sums of attention",
+    "logits": "{positions} positions at a time x {vocabulary:,} entries, trained tokens only",
+    "runtime": "Python, torch and its kernels",
+    "saved state": "a copy of adapters and optimizer, which is written while the next steps are computed",
+    "compiled products": "code that oneDNN keeps for each row count of its products",
+}
+
+
 def explain_memory(setup: TrainingSetup, peak: Peak, tokens: int) -> list[tuple[str, int, str]]:
     """Return (part, bytes, explanation in words) for people, the largest part first."""
     a, n = setup.architecture, setup.adapter_parameters
-    precision = "4-bit NF4" if setup.quantized else setup.dtype
-    full = 12 * a.parameters
-    texts = {
-        "weights": f"{a.parameters:,} frozen parameters in {precision}; no gradient, no optimizer state"
-        + (
-            f"; {setup.streamed} of {a.layers} layers are streamed, 3 of them at a time are on the device"
-            if setup.streamed
-            else ""
-        ),
-        "adapters": f"{n:,} trained parameters ({100 * n / a.parameters:.2f} % of the model), float32",
-        "gradients": "one float32 for each trained parameter",
-        "optimizer": f"two float32 for each trained parameter: not {full / 1e9:.1f} GB for gradients and AdamW of the "
-        "whole model, as full fine-tuning pays",
-        "activations": f"{tokens:,} tokens a micro-batch x {a.layers} layers"
-        + (f", {setup.recompute} of them recomputed" if setup.recompute else ""),
-        "attention": "tables and sums of attention",
-        "logits": f"{min(tokens, LOGITS_CHUNK)} positions at a time x {a.vocabulary:,} entries, trained tokens only",
-        "runtime": "Python, torch and its kernels",
-        "saved state": "a copy of adapters and optimizer, which is written while the next steps are computed",
-        "compiled products": "code that oneDNN keeps for each row count of its products",
+    values = {
+        "parameters": a.parameters,
+        "precision": "4-bit NF4" if setup.quantized else setup.dtype,
+        "streamed": f"; {setup.streamed} of {a.layers} layers are streamed, 3 at a time" if setup.streamed else "",
+        "trained": n,
+        "share": 100 * n / a.parameters,
+        "full_gb": 12 * a.parameters / 1e9,
+        "tokens": tokens,
+        "layers": a.layers,
+        "recomputed": f", {setup.recompute} of them recomputed" if setup.recompute else "",
+        "positions": min(tokens, LOGITS_CHUNK),
+        "vocabulary": a.vocabulary,
     }
-    return sorted(((name, size, texts[name]) for name, size in peak.parts.items()), key=lambda row: -row[1])
+    ordered = sorted(peak.parts.items(), key=lambda part: -part[1])
+    return [(name, size, PARTS[name].format(**values)) for name, size in ordered]
 
 
 def disk_bytes(setup: TrainingSetup) -> dict[str, int]:

@@ -31,10 +31,6 @@ PLAN_MAGIC = b"HTPLAN1\n"
 HEADER = struct.Struct("<8sQQ")  # magic, steps, entries
 # So many bad rows are always tolerated, whatever share of a small data set they are.
 ALWAYS_TOLERATED = 16
-AMENDED_HINT = (
-    "only training writes this file: restore it from a copy, or train again into another folder; "
-    "to leave a row out, take it out of the data"
-)
 
 
 class PlanRow(NamedTuple):
@@ -308,36 +304,30 @@ def read_plan(run: Path) -> Plan:
 def append_amendment(run: Path, amendment: Amendment) -> None:
     """Append a line to amendments.jsonl, on the disk before this returns.
 
-    One process at a time: the worker while it lives, else its supervisor. Raises UsageError as `read_amendments`.
+    One process at a time: the worker while it lives, else its supervisor.
     """
-    number = len(read_amendments(run)) + 1
     with Journal(run / AMENDMENTS) as journal:
-        journal.append("amendment", number=number, **to_plain(amendment))
+        journal.append("amendment", **to_plain(amendment))
         journal.sync()
 
 
 def read_amendments(run: Path, known_rows: Collection[int] | None = None) -> list[Amendment]:
     """Read the amendments in order. `known_rows`: the rows of the plan; None: not checked.
 
-    Raises UsageError naming the line that is damaged or was written by hand, that is not in its place, or that names a
-    row which the plan does not have. Otherwise rows that were taken out would be trained again.
+    Raises UsageError naming the line that is no amendment, or that names a row which the plan does not have: rows that
+    were taken out would be trained again.
     """
     path = run / AMENDMENTS
     amendments = []
     for line, entry in enumerate(read_journal(path), 1):
-        where = f"{path}:{line}"
-        if entry["event"] != "amendment":
-            raise UsageError(f"{where}: this line is damaged or was edited by hand", hint=AMENDED_HINT)
-        fields = {name: value for name, value in entry.items() if name not in ("event", "time", "number")}
         try:
+            fields = {name: value for name, value in entry.items() if name not in ("event", "time")}
             amendment = from_plain(Amendment, fields)
         except ValueError as error:
-            raise UsageError(f"{where}: this is not an amendment: {error}", hint=AMENDED_HINT) from None
-        if entry.get("number", line) != line:  # runs of 0.1.0 have none
-            raise UsageError(f"{where}: this is amendment {entry['number']}: a line is missing", hint=AMENDED_HINT)
+            raise UsageError(f"{path}:{line}: this is not an amendment: {error}", hint=HINT) from None
         unknown = [row for row in amendment.rows if known_rows is not None and row not in known_rows]
         if unknown:
-            raise UsageError(f"{where}: the plan has no row {unknown[0]}", hint=AMENDED_HINT)
+            raise UsageError(f"{path}:{line}: the plan has no row {unknown[0]}", hint=HINT)
         amendments.append(amendment)
     return amendments
 

@@ -1,13 +1,22 @@
-"""One worker's life: the terms it runs under, the step that it is in, and how it ended."""
+"""One worker's life: the terms, devices and changes it runs under, the step that it is in, and how it ended."""
 
-from collections.abc import Callable
+import collections
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hivetune.base.journal import read_journal
+from hivetune.config import RunConfig
+from hivetune.data.snapshot import open_snapshot
+from hivetune.errors import UsageError
+from hivetune.machine.inventory import Machine, cpu_workers
 from hivetune.process.protocol import Beat, Outcome
-from hivetune.run.folder import METRICS
+from hivetune.run import checkpoints
+from hivetune.run.choices import Choices
+from hivetune.run.folder import METRICS, read_resolved, write_resolved
+from hivetune.train.plan.steps import Amendment, append_amendment, read_plan
 from hivetune.train.supervise.diagnose import Diagnosis
+from hivetune.train.supervise.ladder import effects_of
 
 METRICS_TAIL_BYTES = 8192
 
@@ -64,3 +73,74 @@ def last_step(run: Path) -> int:
     marks = [line.partition('"step": ')[2] for line in tail.splitlines() if '"event": "step"' in line]
     numbers = [mark.partition(",")[0] for mark in marks]
     return int(numbers[-1]) if numbers and numbers[-1].isdigit() else 0
+
+
+def rank_devices(config: RunConfig, machine: Machine, model: Path, device: str, threads: int | None) -> tuple[str, ...]:
+    """Return the device of each rank of a run on `device` (cpu, cuda, cuda:N), which is rank 0's.
+
+    `workers: auto`, and a cluster for this machine's part, have a rank on each card, and on a CPU one for each
+    `threads` (default: a quarter of the cores), as far as memory allows. Raises UsageError when there are fewer cards
+    than ranks.
+    """
+    number = config.workers
+    if number is None:
+        return (device,)
+    if device == "cpu":
+        fitting = int(machine.memory_bytes * config.memory_share // _memory_of_rank(model))
+        most = max(1, min(cpu_workers(machine.cores, threads), fitting))
+        return ("cpu",) * (most if isinstance(number, str) else number)
+    own_index = int(device.partition(":")[2] or 0)
+    others = [f"cuda:{card.index}" for card in machine.cards if card.index != own_index]
+    count = len(others) if isinstance(number, str) else number - 1
+    if count > len(others):
+        raise UsageError(
+            f"workers: {number}, but this machine has {len(machine.cards)} cards", hint="set workers: auto"
+        )
+    return (device, *others[:count])
+
+
+def _memory_of_rank(model: Path) -> int:
+    """Return about the memory of one rank: the weights, and as much again for activations, torch and the adapter."""
+    return 2 * sum(path.stat().st_size for path in model.glob("*.safetensors")) + (1 << 30)
+
+
+def worker_effects(run: Path, rungs: Sequence[str]) -> tuple[dict[str, str | None], Choices]:
+    """Return variables (None: removed) and choices of a worker of `run` with `rungs` in effect.
+
+    The variables that the run was settled with hold, except where a rung changes them.
+    """
+    settled = read_resolved(run)[1].environment or {}
+    changed, choices = effects_of(rungs)
+    return {**settled, **changed}, choices
+
+
+def lower_rank(run: Path) -> str:
+    """Halve rank and alpha (the scale stays) and begin again; the checkpoints of the old rank are set aside."""
+    config, choices = read_resolved(run)
+    before, rank = config.lora.r, max(1, config.lora.r // 2)
+    lora = config.lora.model_copy(update={"r": rank, "alpha": config.lora.alpha * rank / before})
+    write_resolved(run, config.model_copy(update={"lora": lora}), choices)
+    checkpoints.distrust_after(run, 0)
+    return f"rank {before} -> {rank}, from step 0"
+
+
+def thin_out(run: Path, snapshot: Path) -> str:
+    """Leave out every second row that is still to come, evenly over agents and categories.
+
+    The amendment ends with the plan's last step, so the rows count as not reached, not as quarantined.
+    """
+    plan, data = read_plan(run), open_snapshot(snapshot)
+    steps = plan.steps
+    step = checkpoints.newest_good(run).step
+    trained = {row for i in range(step) for row in steps[i].rows}
+    coming = sorted({row for i in range(step, len(steps)) for row in steps[i].rows} - trained)
+    counts: collections.Counter[tuple[str | None, str | None]] = collections.Counter()
+    left_out = []
+    for row in coming:
+        info = data.info(row)
+        counts[info.agent, info.category] += 1
+        if counts[info.agent, info.category] % 2 == 0:
+            left_out.append(row)
+    reason = "sample: every second row is left out, as allow permits"
+    append_amendment(run, Amendment(step, tuple(left_out), reason, len(steps)))
+    return f"{len(left_out)} of {len(coming)} coming rows left out from step {step}"

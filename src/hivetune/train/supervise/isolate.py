@@ -15,7 +15,7 @@ from hivetune.base.journal import read_journal
 from hivetune.process.parent import Limits, run_task
 from hivetune.process.protocol import Item, Replay
 from hivetune.run.folder import ISOLATION, ITEMS
-from hivetune.train.supervise.changes import worker_effects
+from hivetune.train.supervise.attempt import worker_effects
 from hivetune.train.supervise.ladder import Culprit
 
 # Another matrix library and other kernels, wherever the run computes. Variables of absent libraries do nothing.

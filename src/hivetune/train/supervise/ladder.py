@@ -1,11 +1,10 @@
 """The ladder: from a run's failures so far to the next action. Pure functions, without clock, disk or process.
 
-Its steps are: the same again from the newest state, one safe change, replaying the rows, another device, and only where
-the settings allow it a smaller training. Then the run stops with what there is. Two faults at one step are no accident:
-go up. Faults at scattered steps mean hardware: stay, and wait longer each time.
+The first failure at a place may be chance: the same again from the newest state. The next one there is none: the next
+change of the fault's list, in which `isolate` is the replay of the step's rows. After six failures without a later
+durable step the run stops with what there is.
 """
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,10 +16,6 @@ from hivetune.run.choices import NO_CHOICES, Choices
 
 # A card runs behind its host, so its faults are noticed up to a step late.
 LATE_STEPS = 1
-# After so many faults of one kind on a device, at different steps and with progress between them, a change is tried.
-SCATTERED_CHANGE = 5
-# After so many failures at one place before, a run leaves its card.
-MAX_ALIKE = 2
 MAX_WAIT_S = 300.0
 EVERY_LAYER = 10_000
 # These shrink a step; a worker that dies while it loads needs something else.
@@ -109,11 +104,9 @@ class Failure:
         """Return whether the run got past the failure before, which is safe by now, or has one harmful row less."""
         return self.durable > max(before.durable, before.step) or self.quarantined > before.quarantined
 
-    def alike(self, failure: "Failure") -> bool:
-        """Return whether this is the same fault at the same place."""
-        late = LATE_STEPS if self.kind == "device" else 0
-        near = abs(self.step - failure.step) <= late
-        return self.kind == failure.kind and near and self.quarantined == failure.quarantined
+    def is_near(self, failure: "Failure") -> bool:
+        """Return whether this happened at the same place: a card's faults are noticed up to a step late."""
+        return abs(self.step - failure.step) <= LATE_STEPS and self.quarantined == failure.quarantined
 
     @property
     def kind(self) -> str:
@@ -126,7 +119,7 @@ class Bounds:
     """The changes that the machine and the settings allow.
 
     `void`: rungs that would change nothing here. `published`: by fault, the rungs that helped others with this card, in
-    their order, each with its thread. They come before the catalogue's, and at the first failure.
+    their order, each with its thread. They come before the catalogue's.
     """
 
     attempts: int = 6
@@ -155,113 +148,53 @@ class Reply:
 
 
 def next_action(history: Sequence[Failure], bounds: Bounds) -> Reply:
-    """Return the answer to the last failure of `history`, in the light of those before."""
+    """Return the answer to the last failure of `history`, in the light of those since the run last got on."""
     last, fault = history[-1], fault_of(history[-1].fault)
     if not fault.retry:
         return Reply("stop", f"{fault.title}: another attempt would end the same way", last.rungs)
     if fault.waits_for:
         return Reply("wait", f"{fault.title}: the run waits, and continues by itself", last.rungs)
-    asks_rows = "isolate" in fault.rungs and last.step >= 0 and not _rows_replayed(history)
-    attempts = attempts_left(history, bounds)
-    if attempts <= 0 and asks_rows:
-        reason = "no attempt is left; the rows of the step are replayed, in case one of them is the cause"
-        return Reply("isolate", reason, remaining_rungs(history))
-    if attempts <= 0:
-        reason = f"{idle_attempts(history)} attempts without progress, the last one ended by: {fault.title}"
+    stuck = without_progress(history)
+    if len(stuck) >= bounds.attempts:
+        reason = f"{len(stuck) - 1} attempts without progress, the last one ended by: {fault.title}"
         return Reply("stop", reason, last.rungs)
-    alike = _alike(history)
-    # Failures that ended in a quarantine were caused by the row, not by the machine.
-    scattered = [
-        f for f in history[:-1] if (f.fault, f.quarantined) == (last.fault, last.quarantined) and f not in alike
-    ]
-    often = sum(earlier.rungs == last.rungs for earlier in scattered)
-    worn_out = fault.domain == "device" and often + 1 >= SCATTERED_CHANGE
-    tried = {failure.tried for failure in (*alike, last)} | set(last.rungs)
+    here = [failure for failure in stuck if failure.is_near(last)]
+    alike = [failure for failure in here if failure.kind == last.kind]
+    pause_s = min(bounds.backoff_s * 2.0 ** (len(stuck) - 1), MAX_WAIT_S)
+    if fault.first == "again" and len(here) == 1:
+        return Reply("again", "one fault may be chance", last.rungs, wait_s=pause_s if fault.backoff else 0.0)
+    kept = remaining_rungs(history)
     published = bounds.published.get(fault.id, {})
-    helped_others = any(name not in tried and _is_open(name, bounds) for name in published)
-    if fault.first == "again" and not alike and not worn_out and not helped_others:
-        if asks_rows and _rows_did_it(history):
-            reason = "a row caused this fault before; the rows of the step are replayed, in case one of them does"
-            return Reply("isolate", reason, last.rungs)
-        patient = fault.backoff or (fault.domain == "device" and scattered)
-        wait_s = _wait_s(len(scattered), bounds) if patient else 0.0
-        reason = "faults at different steps point to the machine, not to the data"
-        return Reply("again", reason if scattered else "one fault may be chance", last.rungs, wait_s=wait_s)
-    # Climb: the next change, the replay of the rows, or the end.
-    rungs_kept = remaining_rungs(history)
-    if last.step < 0:
-        tried |= OF_A_STEP
-    elif (worn_out and not alike) or _rows_replayed(history):
-        tried.add("isolate")
-    rungs = [name for name in dict.fromkeys((*published, *fault.rungs)) if name not in tried and _is_open(name, bounds)]
-    # An isolation takes no attempt, and the processor is the safest device; another fault may need the other attempts.
-    if attempts == 1 or len(alike) >= MAX_ALIKE:
-        rungs = [name for name in ("isolate", "cpu") if name in rungs] or rungs
-    rungs = rungs or [name for name in ("rank", "sample") if name in bounds.allow and name not in tried]
-    if not rungs and attempts > 1:
-        wait_s = _wait_s(idle_attempts(history), bounds)
-        return Reply("again", "no change is left to try; the same again after a pause", rungs_kept, wait_s=wait_s)
-    if not rungs:
-        return Reply("stop", f"no change is left to try against: {fault.title}", rungs_kept)
-    if rungs[0] == "isolate":
-        reason = "the step failed again; its rows are replayed one by one, in case one of them is the cause"
-        return Reply("isolate", reason, rungs_kept)
-    rung = RUNGS[rungs[0]]
-    reason = f"{rung.says} ({published[rung.name]})" if rung.name in published else rung.says
-    return Reply("change", reason, (*rungs_kept, rung.name), rung.name)
+    smaller = [name for name in ("rank", "sample") if name in bounds.allow]
+    barred = bounds.void | set(last.rungs) | {failure.tried for failure in alike}
+    barred |= OF_A_STEP if last.step < 0 else {"isolate"} if any(failure.isolated for failure in alike) else set()
+    for name in (*published, *fault.rungs, *smaller):
+        if name == "isolate" and name not in barred:
+            return Reply("isolate", "the step failed again; its rows are replayed one by one", kept)
+        if name not in barred and (bounds.on_device or not RUNGS[name].device_only):
+            reason = f"{RUNGS[name].says} ({published[name]})" if name in published else RUNGS[name].says
+            return Reply("change", reason, (*kept, name), name)
+    return Reply("again", "no change is left to try; the same again after a pause", kept, wait_s=pause_s)
 
 
 def after_isolation(history: Sequence[Failure], culprit: Culprit, reason: str, bounds: Bounds) -> tuple[Reply, Failure]:
     """Return what follows the replay of the last failure's rows, and that failure as the history keeps it.
 
-    A guilty row is quarantined by then, and the step is made without it. Where the replay showed nothing about the
-    rows, they may be replayed again.
+    A guilty row is quarantined by then, and the step is made without it.
     """
-    last = replace(history[-1], isolated=True)
-    with_replay = [*history[:-1], last]
+    replayed = replace(history[-1], isolated=True)
+    with_replay = [*history[:-1], replayed]
     if culprit == "row":
-        return Reply("again", reason, remaining_rungs(with_replay)), last
-    if culprit == "chance" and fault_of(last.fault).domain == "host" and attempts_left(with_replay, bounds) > 0:
-        return Reply("again", reason, last.rungs), last
-    return next_action(with_replay, bounds), history[-1] if culprit == "machine" else last
+        return Reply("again", reason, remaining_rungs(with_replay)), replayed
+    return next_action(with_replay, bounds), replayed
 
 
-def _alike(history: Sequence[Failure]) -> list[Failure]:
-    """Return earlier failures at the place of the last one that the run has not got past since."""
-    last, alike = history[-1], []
-    for earlier in reversed(history[:-1]):
-        if earlier.alike(last):
-            alike.append(earlier)
-        elif earlier.step > last.step and earlier.durable > last.step:
-            break
-    return alike
-
-
-def _rows_replayed(history: Sequence[Failure]) -> bool:
-    """Return whether this step's rows were replayed since one of them was quarantined."""
-    last = history[-1]
-    return any(failure.isolated and failure.step == last.step for failure in (*_alike(history), last))
-
-
-def _rows_did_it(history: Sequence[Failure]) -> bool:
-    """Return whether a row caused this kind of fault before: more rows may follow."""
-    return any(
-        failure.isolated and failure.kind == history[-1].kind and after.quarantined > failure.quarantined
-        for failure, after in itertools.pairwise(history)
-    )
-
-
-def idle_attempts(history: Sequence[Failure]) -> int:
-    """Count the newest failures that brought no progress over the one before them."""
-    idle = 0
-    while idle + 1 < len(history) and not history[-1 - idle].progressed(history[-2 - idle]):
-        idle += 1
-    return idle
-
-
-def attempts_left(history: Sequence[Failure], bounds: Bounds) -> int:
-    """Return how many attempts are left: failures without a later durable step between them are counted, all alike."""
-    return bounds.attempts - 1 - idle_attempts(history)
+def without_progress(history: Sequence[Failure]) -> Sequence[Failure]:
+    """Return the newest failures, as far back as none brought progress over the one before it."""
+    first = len(history) - 1
+    while first and not history[first].progressed(history[first - 1]):
+        first -= 1
+    return history[first:]
 
 
 def remaining_rungs(history: Sequence[Failure]) -> tuple[str, ...]:
@@ -270,9 +203,9 @@ def remaining_rungs(history: Sequence[Failure]) -> tuple[str, ...]:
     Changes that save memory stay: each is a step on the way to what fits.
     """
     last = history[-1]
-    before = history[-2] if len(history) > 1 else None
-    no_help = before is not None and last.alike(before) and not last.progressed(before)
-    if not last.tried or not no_help or fault_of(last.fault).domain == "memory":
+    before = without_progress(history)[-2:-1]
+    no_help = any(failure.is_near(last) and failure.kind == last.kind for failure in before)
+    if not no_help or fault_of(last.fault).domain == "memory":
         return last.rungs
     return tuple(name for name in last.rungs if name != last.tried)
 
@@ -333,11 +266,3 @@ def void_rungs(environment: Mapping[str, str], choices: Choices) -> frozenset[st
         return bool(same) and all(same)
 
     return frozenset(name for name, rung in RUNGS.items() if is_void(rung))
-
-
-def _is_open(name: str, bounds: Bounds) -> bool:
-    return name == "isolate" or (name not in bounds.void and (bounds.on_device or not RUNGS[name].device_only))
-
-
-def _wait_s(number: int, bounds: Bounds) -> float:
-    return min(bounds.backoff_s * 2.0**number, MAX_WAIT_S)

@@ -31,9 +31,16 @@ from hivetune.run.choices import Choices
 from hivetune.run.folder import EVENTS, METRICS, SALVAGE, read_resolved
 from hivetune.run.status import hold_run, quarantined
 from hivetune.train.plan.steps import Amendment, append_amendment, max_quarantined, read_plan
-from hivetune.train.supervise.attempt import Ended, Terms, last_step, step_of_death
-from hivetune.train.supervise.changes import lower_rank, thin_out, worker_effects
-from hivetune.train.supervise.devices import rank_devices
+from hivetune.train.supervise.attempt import (
+    Ended,
+    Terms,
+    last_step,
+    lower_rank,
+    rank_devices,
+    step_of_death,
+    thin_out,
+    worker_effects,
+)
 from hivetune.train.supervise.diagnose import diagnose, evidence_of
 from hivetune.train.supervise.history import (
     drift,

@@ -29,9 +29,9 @@ from hivetune.run import checkpoints
 from hivetune.run.choices import Choices
 from hivetune.run.figures import TENSORBOARD, point_of
 from hivetune.run.folder import METRICS, ROW_LOSSES, read_resolved
+from hivetune.train.plan.choose import micro_batch_shapes, rate_key, step_flops
 from hivetune.train.plan.layout import trim_rows
 from hivetune.train.plan.memory import setup_of_run
-from hivetune.train.plan.speed import micro_batch_shapes, rate_key, step_flops
 from hivetune.train.plan.steps import Plan, read_plan
 from hivetune.train.worker.check import check_products
 from hivetune.train.worker.checkpoint import Saver, TrainState, kept_adapter, load_newest_good
@@ -139,7 +139,8 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
         choices = settle(folder, config, with_packs(config, choices, snapshot), task.model, plan, snapshot)
     choices = with_changes(config, ranks.agree(choices, Choices), task.changes)
     device, dtype = start_with(choices, config.memory_share)
-    refuse_full_memory(choices)
+    if not checkpoints.steps(folder):  # a run that began is not ended by what other programs hold
+        refuse_full_memory(choices)
     model = load_model(task.model, config.lora, method=config.method, dtype=dtype, device=device, choices=choices)
     validation_rows = snapshot.rows("validation")
     return Session(

@@ -24,7 +24,6 @@ from hivetune.run.choices import Choices
 from hivetune.run.folder import write_resolved
 from hivetune.train.plan.choose import Workload, first_that_fits, size_text, with_advice
 from hivetune.train.plan.device import device_of_machine
-from hivetune.train.plan.layout import trim_rows
 from hivetune.train.plan.memory import STREAM_BUFFERS, TrainingSetup, predict_peak, setup_of_run
 from hivetune.train.plan.steps import Plan
 from hivetune.train.worker import model as engine
@@ -77,13 +76,12 @@ def _with_form(config: RunConfig, settled: Choices, model: Path, plan: Plan, sna
 
 
 def workload_of(config: RunConfig, plan: Plan, snapshot: Snapshot) -> Workload:
-    """Return the workload of a plan: its first steps stand for all, the middle one of them is the typical one."""
+    """Return the workload of a plan: the middle one of its first steps is the typical one."""
     steps = sorted(plan.steps[:STEPS_LOOKED_AT], key=lambda step: sum(snapshot.length(row) for row in step.rows))
     typical = steps[len(steps) // 2]
     return Workload(
         lengths=tuple(snapshot.length(row) for row in typical.rows),
         trained=tuple(snapshot.num_trained(row) for row in typical.rows),
-        documents=tuple(trim_rows(snapshot, step.rows) for step in steps),
         longest=max((snapshot.length(row) for row in set(plan.entry_rows)), default=2),
         rows=plan.num_rows,
         batch_size=config.batch_size,
