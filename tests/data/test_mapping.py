@@ -92,13 +92,6 @@ def test_a_column_that_is_not_there_is_named() -> None:
     }
 
 
-def test_a_config_and_a_table_say_it_alike(tmp_path: Path) -> None:
-    path = tmp_path / "tickets.csv"
-    path.write_text("ticket,category,priority\n" + "".join(f"Lift {n} stands still,lift,{n}\n" for n in range(4)))
-    columns = {"prompt": "ticket", "completion": "category+priority"}
-    assert check(DataConfig(path=str(path), columns=columns)).document["usable"] == 4
-
-
 THREAD = {
     "thread": [
         {"author": "Ana", "body": "Where is it?"},
@@ -136,14 +129,6 @@ def test_a_filter_a_constant_and_paths() -> None:
     assert found == [("system", "Answer in one sentence."), ("user", "Where is it?"), ("assistant", "In Bonn.")]
     with pytest.raises(RowRefused, match="filtered"):
         said(THREAD, **{**columns, "where": "state.outcome=open"})
-
-
-def test_rows_inside_of_records(tmp_path: Path) -> None:
-    topics = [{"items": [{"q": f"Where is {i}{j}?", "a": f"In box {i}{j}."} for j in range(2)]} for i in range(3)]
-    path = tmp_path / "topics.json"
-    path.write_text(json.dumps({"topics": topics}))
-    columns = {"rows": "topics[].items[]", "prompt": "q", "completion": "a"}
-    assert check(DataConfig(path=str(path), columns=columns, near_duplicates=0)).usable == 6
 
 
 def test_rows_inside_of_records_need_no_other_column(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hivetune.data.columns import as_time
 from hivetune.data.pieces.format import NOT_HELD, Conversation, Format
 from hivetune.data.pieces.sessions import NotLearned, branch, chat
 from hivetune.data.pieces.values import Row, listed, one_of, parsed
@@ -21,7 +20,6 @@ from hivetune.records import Message
 _SPOKEN = "audio_transcription"  # what was said, beside the sound itself
 # Tools without a part in the answer: a search, of which the answer says what it found, and notes about the user.
 _SILENT_TOOLS = ("web", "browser", "bio")
-_THINKER = "a8km123"  # under whose name ChatGPT shows what a model thinks
 _ABOVE = ("user_editable_context", "system_content")  # what stood above the conversation
 _SYSTEM_FIELDS = ("model_identity_desc", "instructions", "user_profile", "user_instructions")
 _BROKEN_OFF = ("in_progress", "finished_partial_completion")  # states of a message
@@ -43,14 +41,8 @@ def read(row: Row) -> Conversation | None:
     nodes = {str(key): node for key, node in row["mapping"].items() if isinstance(node, dict)}
     if not any("author" in (one_of(node, "message") or {}) for node in nodes.values()):
         return None
-    parents = {str(child): key for key, node in nodes.items() for child in listed(node.get("children"))}
-    parents |= {key: node["parent"] for key, node in nodes.items() if node.get("parent")}
-    leaf = str(row.get("current_node"))
-    if leaf not in nodes:
-        leaves = [key for key, node in nodes.items() if not node.get("children")]
-        times = {key: as_time(one_of(nodes[key].get("message"), "create_time")) or 0 for key in leaves}
-        leaf = max(leaves, key=times.__getitem__, default="")
-    kept = branch(nodes, {key: parents.get(key) for key in nodes}, leaf)
+    parents = {key: node.get("parent") for key, node in nodes.items()}
+    kept = branch(nodes, parents, str(row.get("current_node")))
     answers = [sum(_role(node.get("message")) == "assistant" for node in some) for some in (nodes.values(), kept)]
     found = chat("chatgpt", [node.get("message") for node in kept], _turn, answers[0] - answers[1])
     messages = tuple(_without_marks(message) for message in found.messages)
@@ -89,8 +81,6 @@ def _turn(message: Any) -> list[Message]:
         return [Message("assistant", "", reasoning="\n".join(thoughts) or None)]
     if role == "tool" or (role == "assistant" and one_of(message, "recipient") not in (None, "all")):
         tool = str(one_of(one_of(message, "author"), "name") or one_of(message, "recipient"))
-        if tool == _THINKER:
-            return [Message("assistant", "", reasoning=_text(content).strip() or None)]
         if tool.partition(".")[0] in _SILENT_TOOLS and kind != "system_error":
             return []
         raise NotLearned(RowRefused(NOT_HELD, f"ChatGPT's own tool {tool[:40]} took part"))
