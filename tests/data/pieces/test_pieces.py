@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from hivetune.data.formats import read_conversation
 from hivetune.data.pieces.answers import read_answer, refuse_pieces
 from hivetune.data.pieces.sessions import read_session, without_markup
 from hivetune.data.pieces.turns import read_messages, read_turn
@@ -66,9 +67,25 @@ def test_an_answer_that_nobody_should_learn(response: dict[str, Any], reason: st
     assert refused.value.reason == reason
 
 
-@pytest.mark.parametrize("text", ["data: Behind \ndata: the library.\n", '{"m": "a", "done": false}\n{"done": true}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "data: Behind \ndata: the library.\n",
+        '{"m": "a", "done": false}\n{"done": true}',
+        '{"type": "message_start", "message": {}}\n{"type": "ping"}\n{"type": "message_stop"}',
+    ],
+)
 def test_the_pieces_of_an_unknown_stream_are_no_answer(text: str) -> None:
     with pytest.raises(RowRefused):
         refuse_pieces(text)
     for answer in ("data: a", "id: 5\nname: b", '{"a": 1}\n{"a": 2}'):
         refuse_pieces(answer)
+
+
+@pytest.mark.parametrize("body", ["base64:AAAAQAAA", "event: ping", "Behind the library."])
+def test_a_recorded_body_that_is_no_object_is_no_answer(body: str) -> None:
+    with pytest.raises(RowRefused) as refused:
+        read_conversation(
+            {"request": {"messages": [{"role": "user", "content": "Where?"}]}, "response": {"body": body}}
+        )
+    assert refused.value.reason == "unknown-layout"

@@ -152,8 +152,13 @@ def refuse_pieces(text: str) -> None:
     """
     lines = [line for line in text.splitlines() if line]
     of_events = all(line.startswith(("data:", "event:", "id:", "retry:")) for line in lines)
-    if len(lines) > 1 and (of_events or all(one_of(parsed(line), *_PIECES) is not None for line in lines)):
+    if len(lines) > 1 and (of_events or all(map(_is_piece, map(parsed, lines)))):
         raise RowRefused("unknown-layout", "the answer is the pieces of a stream: log the whole response")
+
+
+def _is_piece(value: Any) -> bool:
+    kind = str(one_of(value, "type"))
+    return one_of(value, *_PIECES) is not None or kind == "ping" or kind.startswith(("message_", "content_block_"))
 
 
 def refuse_cut_row(row: Mapping[str, Any]) -> None:
