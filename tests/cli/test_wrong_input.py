@@ -99,8 +99,8 @@ WRONG = [
     ("check odd.csv --columns prompt=x,completion=weight", 3, "no column 'x'; it has colour, weight"),
     ("collect rowz.jsonl", 2, "rowz.jsonl does not exist"),
     # what is elsewhere
-    ("check https://example.org/rows.jsonl", 2, "curl -LO https://example.org/rows.jsonl"),
-    ("check someone/their-rows", 2, "hf download someone/their-rows --repo-type dataset"),
+    ("check https://example.org/rows.jsonl", 2, "curl -LO URL"),
+    ("check someone/their-rows", 2, "hf download --repo-type dataset NAME"),
     ("init -", 2, "can be read once"),
     # a path of a user who does not exist
     ("init ~nobody-here.jsonl", 2, "~nobody-here.jsonl does not exist"),

@@ -35,10 +35,9 @@ from hivetune.config import load_config, override_config, parse_config
 from hivetune.data.files.find import find_sources
 from hivetune.data.forget import ForgetKind, set_aside
 from hivetune.data.forget import forget as run_forget
-from hivetune.data.intake.collect import Collected
+from hivetune.data.intake.collect import Collected, parse_sources
 from hivetune.data.intake.collect import collect as run_collect
 from hivetune.data.intake.interactions import iter_refused
-from hivetune.data.intake.sources.parse import parse_sources
 from hivetune.data.prepare.prepare import check as check_rows
 from hivetune.data.prepare.report import duplicate_kinds, secrets_first
 from hivetune.data.prepare.write import beside
@@ -66,7 +65,7 @@ def collect(
 
     SRC is a JSON Lines file, a folder of them or a quoted glob (through rotation, .gz and .zst too);
     sqlite:PATH?table=T[&map=prompt:question,...][&cursor=COLUMN]; redis://[:PASSWORD@]HOST:PORT/DB?stream=S;
-    rediss:// for TLS; redis+cluster://HOST:PORT?prefix=P&partitions=N for the streams P:{0}:events, P:{1}:events, ...
+    rediss:// for TLS; redis+cluster://HOST:PORT[,HOST:PORT]?stream=S for a Cluster
     """
     readers, started = parse_sources(sources), time.time()
     stop, heard = threading.Event(), []

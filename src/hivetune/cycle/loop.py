@@ -38,8 +38,7 @@ from hivetune.cycle.rows import LookCache, RowsNow, cycle_id, read_rows_now
 from hivetune.cycle.stations import OverBudget, WindowEnded, Work, close_cycle, run_cycle, settings_then
 from hivetune.cycle.window import Permission, allowed_now, parse_window
 from hivetune.data.files.find import refuse_read_once
-from hivetune.data.intake.collect import Collected, collect
-from hivetune.data.intake.sources.parse import parse_sources
+from hivetune.data.intake.collect import Collected, collect, parse_sources
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, MachineNotFit, Stopped, UsageError
 from hivetune.judge.frozen import freeze_wins
 from hivetune.models.fetch import fetch_model

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hivetune.config import DataConfig
-from hivetune.data.files.encodings import as_utf8, likely_encoding, marked_encoding
+from hivetune.data.files.kinds import likely_encoding
+from hivetune.data.files.unpack import as_utf8
 from hivetune.data.prepare.prepare import check
 from hivetune.data.prepare.report import Report
 from hivetune.errors import DataRefused, UsageError
@@ -58,12 +59,7 @@ def test_wide_encodings(encoding: str, marked: bool, suffix: str, tmp_path: Path
 
 WESTERN = [
     "Vous êtes très près de la gare, et le café est à côté : c'est pour vous, même l'été.",
-    "¿Cómo se dice mañana en inglés? Es una pregunta difícil para usted, señor. ¡Qué ilusión!",
-    "Você não precisa disso para a instalação, mas pode usar com atenção à manutenção.",
-    "Perché non è così? Questo è il caffè che più mi piace, però c'è già la città.",
     "Für größere Übungen müssen wir schön früh aufstehen, natürlich auch über die Brücke.",
-    "Vi går över ån på måndag, sedan äter vi smörgåsar på ön och åker båt hem på kvällen.",
-    "Må jeg få en øl og smørrebrød på båden, så går vi hjem, når det bliver mørkt på øen.",
 ]
 
 
@@ -110,7 +106,7 @@ def test_a_codec_that_reads_no_texts_is_no_encoding(encoding: str, tmp_path: Pat
 def test_utf_16_that_is_named_needs_no_mark(written: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(lines("a question").encode(written))
-    report = check(DataConfig(path=str(path), encoding="UTF-16"))
+    report = check(DataConfig(path=str(path), encoding=written.upper()))
     assert (report.usable, report.document["rejected"]) == (1, {})
 
 
@@ -145,13 +141,6 @@ def test_transcoding_gives_the_same_text_in_any_pieces(text: str, encoding: str,
     blocks = (data[at : at + size] for at in range(0, len(data), size))
     read = b"".join(as_utf8(blocks, encoding))
     assert read.decode() == text.encode(encoding, "replace").decode(encoding).removeprefix("\ufeff")
-
-
-@given(st.binary(max_size=64))
-def test_only_a_mark_tells_an_encoding(head: bytes) -> None:
-    assert (marked_encoding(head) is not None) == head.startswith(
-        (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
-    )
 
 
 SPOKEN = {

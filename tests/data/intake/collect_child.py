@@ -7,11 +7,10 @@ import signal
 import sys
 import threading
 
-from hivetune.data.intake.collect import collect
-from hivetune.data.intake.sources import jsonl, redis_stream, sqlite
-from hivetune.data.intake.sources.parse import parse_sources
+from hivetune.data.intake import logs, streams, tables
+from hivetune.data.intake.collect import collect, parse_sources
 
-jsonl._BATCH_ROWS = redis_stream._BATCH_ROWS = sqlite.PAGE_ROWS = int(sys.argv[1])
+logs._BATCH_ROWS = streams._BATCH_ROWS = tables.PAGE_ROWS = int(sys.argv[1])
 stop = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
 print("ready", flush=True)

@@ -20,8 +20,7 @@ from typing import Any
 from programs import require_program
 
 from hivetune.base.database import open_database
-from hivetune.data.intake.collect import Collected, collect
-from hivetune.data.intake.sources.parse import parse_sources
+from hivetune.data.intake.collect import Collected, collect, parse_sources
 
 CHILD = Path(__file__).parent / "collect_child.py"
 
@@ -249,9 +248,9 @@ class Collector:
 
 
 def kill_again_and_again(
-    source: str, *, rows: int, kills: int, give: Callable[[list[int]], None], check: Callable[[], None], seed: int
+    *sources: str, rows: int, kills: int, give: Callable[[list[int]], None], check: Callable[[], None], seed: int
 ) -> None:
-    """Feed `rows` rows while a collector of `source` is killed `kills` times at random moments.
+    """Feed `rows` rows while a collector of `sources` is killed `kills` times at random moments.
 
     Every fourth kill comes at a moment of its start, the others within 10 ms after it stored a random part of what is
     there, so that reading, committing and acknowledging are all met. `give` hands the next rows to the source (half of
@@ -265,7 +264,7 @@ def kill_again_and_again(
         before = count_stored()
         part = list(islice(numbers, share))
         give(part[: share // 2])
-        collector = Collector(source)
+        collector = Collector(*sources)
         try:
             collector.wait_ready()
             give(part[share // 2 :])
@@ -279,7 +278,7 @@ def kill_again_and_again(
             collector.kill()
         check()
     give(list(numbers))
-    collect_now(source)
+    collect_now(*sources)
     check()
 
 

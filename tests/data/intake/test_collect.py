@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import signal
 import sqlite3
 import stat
@@ -23,10 +22,11 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import home
 from hivetune.data.columns import as_feedback, as_success, as_time, extract
 from hivetune.data.intake import collect as collect_module
-from hivetune.data.intake.interactions import Batch, Cursor, Delivery, Tally, commit_batch
-from hivetune.data.intake.sources import documents
-from hivetune.data.intake.sources.documents import DocumentReader
-from hivetune.data.intake.sources.parse import parse_map, parse_sources
+from hivetune.data.intake import logs
+from hivetune.data.intake.collect import parse_sources
+from hivetune.data.intake.interactions import Batch, Delivery, commit_batch
+from hivetune.data.intake.logs import FileReader
+from hivetune.data.intake.reader import parse_map
 from hivetune.errors import DoesNotFit, UsageError
 
 HIVETUNE = [sys.executable, "-m", "hivetune"]
@@ -51,9 +51,9 @@ def test_a_batch_adds_up(database: sqlite3.Connection) -> None:
 
 
 def test_rows_and_cursor_are_one_transaction(database: sqlite3.Connection) -> None:
-    commit_batch(database, Batch("log", [delivery(1)], Cursor("k", "1")))
+    commit_batch(database, Batch("log", [delivery(1)], ("k", "1")))
     with pytest.raises(sqlite3.IntegrityError):
-        commit_batch(database, Batch("log", [delivery(2)], Cursor("k", None)))  # type: ignore[arg-type]
+        commit_batch(database, Batch("log", [delivery(2)], ("k", None)))  # type: ignore[arg-type]
     assert database.execute("SELECT count(*) FROM interactions").fetchone() == (1,)
     assert database.execute("SELECT position FROM cursors").fetchall() == [("1",)]
     assert not database.in_transaction
@@ -113,10 +113,10 @@ def test_documents_are_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """A CSV file, interrupted after its first batch and longer later."""
     path = tmp_path / "old.csv"
     path.write_text("prompt,completion\n" + "".join(f"question {n},answer\n" for n in range(10)))
-    monkeypatch.setattr("hivetune.data.intake.sources.documents._BATCH_ROWS", 4)
-    reader = DocumentReader(str(path))
+    monkeypatch.setattr("hivetune.data.intake.logs._BATCH_ROWS", 4)
+    reader = FileReader(str(path))
     with closing(open_database()) as database:
-        batches = reader.batches(database, False, threading.Event())
+        batches = reader.batches(database, False)
         batch = next(batches)
         assert batch
         commit_batch(database, batch)
@@ -127,39 +127,6 @@ def test_documents_are_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         file.write("question 10,answer\ntoo,many,fields\n")
     assert total(str(path)) == (1, 10, 1, 0)
     assert query("SELECT source, reason FROM refused") == [(f"{path}:13", "csv-columns")]
-    assert stored_numbers() == list(range(11))
-
-
-def test_a_folder_of_many_documents_needs_few_open_files(tmp_path: Path) -> None:
-    """Each document had its thread, its database and its scratch folder: 700 were too many."""
-    for number in range(100):
-        (tmp_path / f"{number}.json").write_text(json.dumps([row(number)]))
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(map(int, os.listdir("/proc/self/fd")))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 50, limits[1]))
-    try:
-        assert total(str(tmp_path)) == (100, 0, 0, 0)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert stored_numbers() == list(range(100))
-
-
-def test_documents_that_change_under_a_follower_are_read_again(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{number}.json" for number in range(10)]
-    for number, path in enumerate(paths):
-        path.write_text(json.dumps([row(number)]))
-    stop = threading.Event()
-    follower = threading.Thread(
-        target=collect_module.collect, args=(parse_sources([str(tmp_path)]),), kwargs={"follow": True, "stop": stop}
-    )
-    follower.start()
-    try:
-        wait_for(lambda: len(query("SELECT 1 FROM interactions")) == 10, "the rows that are there")
-        paths[7].write_text(json.dumps([row(7), row(10)]))
-        wait_for(lambda: len(query("SELECT 1 FROM interactions")) == 11, "the new row")
-    finally:
-        stop.set()
-        follower.join()
     assert stored_numbers() == list(range(11))
 
 
@@ -184,6 +151,8 @@ def test_what_comes_into_a_followed_folder_is_collected(tmp_path: Path) -> None:
         (tmp_path / "no.json").write_bytes(b"%PDF-1.4")
         wait_for(lambda: stored_numbers() == [0, 1, 2], "the rows that came")
         wait_for(lambda: any("no.json is not collected: " in note for note in notes), "a note of what is no document")
+        (tmp_path / "1.csv").write_text("prompt,completion\nquestion 1,answer\nquestion 3,answer\n")
+        wait_for(lambda: stored_numbers() == [0, 1, 2, 3], "the row that a document got")
         assert follower.is_alive()
     finally:
         stop.set()
@@ -196,9 +165,9 @@ def test_a_document_that_is_being_written_is_read_once_it_stays(
     """A row that is half written may look whole."""
     path = tmp_path / "rows.csv"
     path.write_text("prompt,completion\nquestion 1,ans")
-    reader = DocumentReader(str(path))
-    monkeypatch.setattr(documents, "SETTLED_S", 0.05)
-    with closing(open_database()) as database, closing(reader.batches(database, True, threading.Event())) as batches:
+    reader = FileReader(str(path))
+    monkeypatch.setattr(logs, "SETTLED_S", 0.5)
+    with closing(open_database()) as database, closing(reader.batches(database, True)) as batches:
         assert next(batches) is None
         path.write_text("prompt,completion\nquestion 1,answer\n")
         assert next(batches) is None
@@ -245,12 +214,6 @@ def test_what_the_store_holds_is_for_its_owner_alone(tmp_path: Path) -> None:
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in home().iterdir()}
     assert set(modes) >= {"hive.db", "hive.db-wal"}
     assert set(modes.values()) == {0o600}
-
-
-def test_tallies_add_up() -> None:
-    tally = Tally(1, 2, 3, 4, {"a": 3})
-    tally.add(Tally(1, 0, 2, 0, {"a": 1, "b": 1}))
-    assert (tally.delivered, tally.reasons) == (13, {"a": 4, "b": 1})
 
 
 def run(*arguments: str) -> tuple[int, list[dict[str, Any]], str]:

@@ -42,13 +42,6 @@ RESTARTS = [
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path / "redis")
-    yield server
-    server.close()
-
-
-@pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[RedisCluster]:
     cluster = RedisCluster(tmp_path / "cluster")
     yield cluster
@@ -261,7 +254,7 @@ def test_the_server_is_killed_and_comes_back(server: RedisServer, rows: int, res
 
 @pytest.mark.parametrize(("rows", "kills"), CLUSTER_COUNTS)
 def test_a_cluster(cluster: RedisCluster, rows: int, kills: int) -> None:
-    """Three partitions in three slots; the collector is killed again and again, and one primary for good."""
+    """Three streams in three slots; the collector is killed again and again, and one primary for good."""
     streams = [f"hive:{{{partition}}}:events" for partition in range(3)]
     rounds = iter(range(10 * kills))
 
@@ -271,8 +264,8 @@ def test_a_cluster(cluster: RedisCluster, rows: int, kills: int) -> None:
         for partition, stream in enumerate(streams):
             cluster.add(stream, *(number for number in numbers if number % 3 == partition))
 
-    source = f"{cluster.url}?prefix=hive&partitions=3"
-    kill_again_and_again(source, rows=rows, kills=kills, give=give, check=check_stream, seed=4)
-    collect_now(source)
+    sources = [f"{cluster.url}?stream={stream}" for stream in streams]
+    kill_again_and_again(*sources, rows=rows, kills=kills, give=give, check=check_stream, seed=4)
+    collect_now(*sources)
     assert stored_numbers() == list(range(rows))
     assert integrity() == "ok"

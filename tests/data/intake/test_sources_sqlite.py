@@ -2,7 +2,6 @@
 
 import json
 import sqlite3
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 from collecting import collect_now, query, row, stored_numbers, total
 
 from hivetune.base.database import open_database
-from hivetune.data.intake.sources import sqlite as source
+from hivetune.data.intake import tables as source
 from hivetune.errors import UsageError
 
 COLUMNS = "map=prompt:question,completion:answer"
@@ -59,23 +58,15 @@ def test_pages_go_on_where_they_ended(
 ) -> None:
     """Ties of the cursor column lie across the ends of pages."""
     monkeypatch.setattr(source, "PAGE_ROWS", 10)
-    for group in range(20):
+    for group in range(19):
         add(app, *range(group * 7, group * 7 + 7), at=float(group))
-    assert total(url(tmp_path) + cursor) == (140, 0, 0, 0)
+    add(app, *range(133, 160), at=19.0)  # more than a page
+    assert total(url(tmp_path) + cursor) == (160, 0, 0, 0)
     assert total(url(tmp_path) + cursor) == (0, 0, 0, 0)
-    add(app, 140, at=19.0)  # late, with the newest value once more
-    add(app, 141, at=20.0)
+    add(app, 160, at=19.0)  # late, with the newest value once more
+    add(app, 161, at=20.0)
     assert total(url(tmp_path) + cursor)[0] == 2
-    assert stored_numbers() == list(range(142))
-
-
-def test_more_ties_than_a_page_are_refused(
-    app: sqlite3.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(source, "PAGE_ROWS", 10)
-    add(app, *range(21), at=1.0)
-    with pytest.raises(UsageError, match=r"more than 10 rows with the value 1\.0"):
-        collect_now(url(tmp_path) + "&cursor=at")
+    assert stored_numbers() == list(range(162))
 
 
 def test_a_rowid_that_is_used_twice_is_two_rows(app: sqlite3.Connection, tmp_path: Path) -> None:
@@ -140,9 +131,9 @@ def test_rows_that_cannot_be_read_are_kept_aside(app: sqlite3.Connection, tmp_pa
 def test_rows_without_a_cursor_value_are_said(app: sqlite3.Connection, tmp_path: Path) -> None:
     add(app, 1, at=1.0)
     app.execute("INSERT INTO chats (question, answer, at) VALUES ('question 2', 'a', NULL)")
-    reader = source.SqliteReader(str(tmp_path / "app.db"), "chats", {}, "at")
+    reader = source.SqliteReader(url(tmp_path, "table=chats&cursor=at"))
     with closing(open_database()) as database:
-        next(reader.batches(database, False, threading.Event()))
+        next(reader.batches(database, False))
     assert reader.notes == [f"{tmp_path / 'app.db'}#chats: 1 rows without a usable at are not read"]
 
 
@@ -150,26 +141,23 @@ def test_a_writer_is_never_kept_waiting(app: sqlite3.Connection, tmp_path: Path)
     """In the rollback-journal mode an open read would block the application's commit."""
     add(app, *range(5))
     app.execute("PRAGMA busy_timeout = 0")
-    reader = source.SqliteReader(str(tmp_path / "app.db"), "chats", {}, None)
+    reader = source.SqliteReader(url(tmp_path, "table=chats"))
     with closing(open_database()) as database:
-        batches = reader.batches(database, True, threading.Event())
+        batches = reader.batches(database, True)
         assert next(batches)
         add(app, 5)
         batches.close()
 
 
-def test_another_store_keeps_ids_and_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_store_is_a_table_whose_rows_are_in_a_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "chat.jsonl"
-    log.write_text('{"prompt": "question 1", "completion": "b"}\n')
+    log.write_text('{"prompt": "question 1", "completion": "b", "user": "u"}\n')
     collect_now(str(log))
-    here = query("SELECT id, source, row FROM interactions")
+    here = query("SELECT id, user, row FROM interactions")
     first = query("PRAGMA database_list")[0][2]
     monkeypatch.setenv("HIVETUNE_HOME", str(tmp_path / "second"))
-    assert total(f"sqlite:{first}") == (1, 0, 0, 0)
-    assert query("SELECT id, source, row FROM interactions") == here
-    second = query("PRAGMA database_list")[0][2]
-    monkeypatch.setenv("HIVETUNE_HOME", str(Path(first).parent))
-    assert total(f"sqlite:{second}") == (0, 1, 0, 0)
+    assert total(f"sqlite:{first}?table=interactions&field=row") == (1, 0, 0, 0)
+    assert query("SELECT id, user, row FROM interactions") == here
 
 
 @pytest.mark.parametrize(
@@ -180,7 +168,7 @@ def test_another_store_keeps_ids_and_sources(tmp_path: Path, monkeypatch: pytest
         ("table=chats&cursor=att", "has no column att"),
         ("table=chats&tables=x", "unknown option tables"),
         ("table=chats&map=prompt", "not a pair"),
-        ("", "has no table interactions"),
+        ("", "names no table"),
     ],
 )
 def test_slips_are_explained(app: sqlite3.Connection, tmp_path: Path, options: str, message: str) -> None:

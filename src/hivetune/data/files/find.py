@@ -2,16 +2,17 @@
 
 import glob
 import os
-import re
 import stat
 from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 from hivetune.base.paths import path_hint, quoted, spelled
 from hivetune.data.files.unpack import COMPRESSED
 from hivetune.errors import UsageError
 
-_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
+_LOG_SUFFIXES = (".jsonl", ".ndjson")
+_SUFFIXES = (*_LOG_SUFFIXES, ".json", ".csv", ".tsv", ".parquet", ".arrow")
+_GIVE = "give a file, a folder, a glob, '-' or 'store'"
 
 
 def files_below(folder: str) -> Iterator[str]:
@@ -33,10 +34,7 @@ def files_below(folder: str) -> Iterator[str]:
             continue
         entered.add((status.st_dev, status.st_ino))
         folders.sort()
-        for name in files:
-            path = os.path.join(parent, name)
-            if os.path.isfile(path):
-                yield path
+        yield from filter(os.path.isfile, (os.path.join(parent, name) for name in files))
 
 
 def matching_files(pattern: str) -> Iterator[str]:
@@ -80,61 +78,35 @@ def is_pipe(path: str) -> bool:
 
 def find_sources(paths: str | Sequence[str]) -> list[str]:
     """Return the file names, "-" and "store", each once; folders and globs are sorted. Raise UsageError."""
-    names: list[str] = []
+    found: dict[str, str] = {}  # real path -> name
     for path in map(os.path.expanduser, [paths] if isinstance(paths, str) else paths):  # YAML does not expand `~`
-        if path in ("-", "store"):
-            names.append(path)
-        elif os.path.isdir(path):
-            inside = [str(p) for p in sorted(map(Path, files_below(path))) if _is_known(p.name)]
-            if not inside:
-                raise UsageError(
-                    f"{spelled(path)} holds no data files", hint=f"known: {', '.join(_SUFFIXES)}, also .gz and .zst"
-                )
-            names += inside
-        elif os.path.exists(path):
-            _refuse_endless(path)
-            names.append(path)
-        elif os.path.islink(path):
-            raise UsageError(f"{spelled(path)} is a broken link", hint="look at it with ls -l")
-        elif any(c in path for c in "*?["):
-            matches = sorted(matching_files(path))
-            if not matches:
-                raise UsageError(f"nothing matches {spelled(path)}", hint="quote the pattern; check it with ls")
-            names += matches
-        else:
-            raise UsageError(f"{spelled(path)} does not exist", hint=_elsewhere(path))
-    return list(
-        {name if name in ("-", "store") else os.path.realpath(name): name for name in reversed(names)}.values()
-    )[::-1]
+        for name in [path] if path in ("-", "store") else _files_of(path):
+            found.setdefault(name if name in ("-", "store") else os.path.realpath(name), name)
+    return list(found.values())
 
 
-def _elsewhere(path: str) -> str:
-    """Return the hint for a source that is not a file: a URL, a data set of the Hub, or a wrong name."""
-    name = path.removeprefix("hf://").removeprefix("datasets/")
-    of_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not os.path.isdir(name.partition("/")[0])
-    if path.startswith("hf://") or of_hub:
-        data_set = "/".join(name.split("/")[:2])
-        folder = data_set.rpartition("/")[2]
-        return (
-            "rows are read from this machine. Of the Hub: "
-            f"hf download {quoted(data_set)} --repo-type dataset --local-dir {quoted(folder)}, then give {folder}"
-        )
-    if "://" in path:
-        return f"rows are read from this machine: curl -LO {quoted(path)}, then give the file"
-    return "give a file, a folder, a glob, '-' or 'store'"
-
-
-def _refuse_endless(path: str) -> None:
-    """Raise UsageError for a named pipe, which waits for a writer, and for a device, which may never end."""
-    if is_pipe(path) and not path.startswith(("/dev/fd/", "/proc/")):
-        raise UsageError(
-            f"{spelled(path)} is a named pipe",
-            hint=f"read it through standard input: cat {quoted(path)} | hivetune ... -",
-        )
-    if not (os.path.isfile(path) or is_pipe(path)):
-        raise UsageError(
-            f"{spelled(path)} is a device or socket, not a file", hint="give a file, a folder, a glob, '-' or 'store'"
-        )
+def _files_of(path: str) -> list[str]:
+    if os.path.isdir(path):
+        # By the parts of the path, so that a folder's files stay together.
+        inside = sorted(map(PurePath, files_below(path)))
+        if known := [str(file) for file in inside if _is_known(file.name)]:
+            return known
+        hint = f"known: {', '.join(_SUFFIXES)}, also .gz and .zst"
+        raise UsageError(f"{spelled(path)} holds no data files", hint=hint)
+    if os.path.exists(path):
+        # A named pipe waits for a writer, and a device may never end; a shell's <(command) is a pipe too.
+        if os.path.isfile(path) or (is_pipe(path) and path.startswith(("/dev/fd/", "/proc/"))):
+            return [path]
+        hint = f"write its rows to a file, or: cat {quoted(path)} | hivetune ... -"
+        raise UsageError(f"{spelled(path)} is a pipe, a device or a socket, not a file", hint=hint)
+    if os.path.islink(path):
+        raise UsageError(f"{spelled(path)} is a broken link", hint="look at it with ls -l")
+    if glob.has_magic(path):
+        if matches := sorted(matching_files(path)):
+            return matches
+        raise UsageError(f"nothing matches {spelled(path)}", hint="quote the pattern; check it with ls")
+    get = "rows are read from this machine: get them first (curl -LO URL; hf download --repo-type dataset NAME), or"
+    raise UsageError(f"{spelled(path)} does not exist", hint=f"{get} {_GIVE}" if "/" in path else _GIVE)
 
 
 def refuse_read_once(paths: str | Sequence[str]) -> None:
@@ -151,8 +123,18 @@ def names_rows(path: str) -> bool:
     return path in ("-", "store") or os.path.isdir(path) or _is_known(os.path.basename(path))
 
 
+def is_document(name: str) -> bool:
+    """Return whether a file is written once, by its name; others are logs, which grow."""
+    return _suffix(name) in _SUFFIXES and _suffix(name) not in _LOG_SUFFIXES
+
+
 def _is_known(name: str) -> bool:
+    return _suffix(name) in _SUFFIXES and not name.startswith(".")
+
+
+def _suffix(name: str) -> str:
+    """Return the suffix of a name in small letters, without that of a compressed file."""
     lower = name.lower()
-    for suffix in COMPRESSED:
-        lower = lower.removesuffix(suffix)
-    return lower.endswith(_SUFFIXES) and not name.startswith(".")
+    for packed in COMPRESSED:
+        lower = lower.removesuffix(packed)
+    return os.path.splitext(f"_{os.path.basename(lower)}")[1]

@@ -1,12 +1,16 @@
-"""Which kind of file one is, by its content and then by its suffix."""
+"""Which kind of file one is, by its content and then by its suffix, and which encoding its text has.
+
+Text is UTF-8, UTF-16 or UTF-32 with a byte order mark, or what `data.encoding` names; nothing is guessed.
+"""
 
 import codecs
 import json
 from dataclasses import replace
 from typing import Any
 
+import chardet
+
 from hivetune.base.paths import path_hint, spelled
-from hivetune.data.files.encodings import BYTE_ORDERS, likely_encoding, marked_encoding, plain_name_of, wide_encoding
 from hivetune.data.files.unpack import beginning
 from hivetune.data.formats import format_of_file, store_of
 from hivetune.data.pieces.format import Head
@@ -17,26 +21,25 @@ HEAD_BYTES = 4096  # by which the kind of a file is told
 _SAMPLE_BYTES = 1 << 20  # in which another encoding shows
 _LOG_BYTES = 256 << 10  # by which a log is told: a first line may hold an agent's whole instructions
 _NUM_LINES = 20  # by which a log is told
-_ARROW_STREAM = b"\xff\xff\xff\xff"
-
+_MIN_BROKEN_LINES = 3  # that are not UTF-8; fewer are refused as rows
+_MIN_ZERO_SHARE = 0.15  # of the bytes of UTF-16 in which anything is ASCII; JSON has quotes, braces and names
+# The longest first, since UTF-32's mark begins with UTF-16's.
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
 _SQLITE = b"SQLite format 3\0"
 # What files of other kinds begin with, what they are, and how their rows become readable.
 _FOREIGN = (
-    (
-        _SQLITE,
-        "an SQLite database",
-        "hivetune collect 'sqlite:{name}?table=TABLE', then train from: store",
-    ),
+    (_SQLITE, "an SQLite database", "hivetune collect 'sqlite:{name}?table=TABLE', then train from: store"),
     (b"%PDF-", "a PDF", "rows are made from documents by: hivetune synth, of texts and not of PDFs"),
     (b"GGUF", "a model in GGUF", "give it as the model: --model {name}"),
-    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Excel or Word file", "save each sheet as CSV"),
     (b"PK\x03\x04", "a ZIP archive or an Office file", "unpack the archive; save each sheet as CSV"),
-    (b"7z\xbc\xaf\x27\x1c", "a 7z archive", "unpack it"),
-    (b"Rar!\x1a\x07", "a RAR archive", "unpack it"),
+    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Excel or Word file", "save each sheet as CSV"),
     (b"BZh9", "compressed by bzip2", "unpack it (bunzip2); .gz and .zst are read as they are"),
     (b"\xfd7zXZ\0", "compressed by xz", "unpack it (unxz); .gz and .zst are read as they are"),
-    (b"\x89PNG\r\n", "a picture", "only text can be learned"),
-    (b"\xff\xd8\xff", "a picture", "only text can be learned"),
 )
 
 
@@ -53,7 +56,7 @@ def source_of(path: str, name: str, encoding: str | None = None) -> Source:
         raise UsageError(f"cannot read {spelled(name)}: {error.strerror}", hint=path_hint(error)) from None
     if head.startswith(b"PAR1"):
         return Source(path, name, "parquet")
-    if head.startswith((b"ARROW1", _ARROW_STREAM)):
+    if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):  # a file, a stream
         return Source(path, name, "arrow")
     if head.startswith(_SQLITE) and (store := store_of(path)) is not None:
         return Source(path, name, store)
@@ -74,11 +77,10 @@ def refuse_foreign(head: bytes, name: str) -> None:
 def _encoding(source: Source, named: str | None) -> str | None:
     """Return the encoding of a text, None for UTF-8. Raise DataRefused if it is none of these and none was named."""
     sample = beginning(source, _SAMPLE_BYTES)
-    marked = marked_encoding(sample)
     if named is not None:
-        plain = plain_name_of(named)
-        plain = (marked or wide_encoding(sample) or BYTE_ORDERS[plain]) if plain in BYTE_ORDERS else plain
+        plain = _plain_name(named)
         return None if plain == "utf-8" else plain
+    marked = next((name for mark, name in _MARKS if sample.startswith(mark)), None)
     seems = None if marked else likely_encoding(sample)
     if seems:
         raise DataRefused(
@@ -86,6 +88,37 @@ def _encoding(source: Source, named: str | None) -> str | None:
             hint=f"if it is, name it: data.encoding: {seems} (--set data.encoding={seems})",
         )
     return marked
+
+
+def _plain_name(encoding: str) -> str:
+    """Return the one name of an encoding of texts: iso8859-1 for Latin-1 or ISO-8859-1. Raise UsageError."""
+    try:
+        name = codecs.lookup(encoding).name
+        bytes(range(256)).decode(name, "replace")  # codecs such as base64, rot13 and idna read no texts
+    except (LookupError, UnicodeError):
+        message = f"data.encoding: there is no encoding {encoding!r}"
+        raise UsageError(message, hint="for example cp1252, koi8-r") from None
+    return name.replace("_", "-")
+
+
+def likely_encoding(sample: bytes) -> str | None:
+    """Return what a text seems to be in that is mostly not UTF-8, for a message; None if it is UTF-8."""
+    if sample.count(0) > _MIN_ZERO_SHARE * len(sample):
+        return "utf-16-le" if sample[1::2].count(0) > sample[::2].count(0) else "utf-16-be"
+    lines = [line for line in sample.split(b"\n") if not line.isascii()]
+    broken = [line for line in lines if not _is_utf8(line)]
+    if len(broken) < _MIN_BROKEN_LINES or 2 * len(broken) <= len(lines):
+        return None
+    encoding = chardet.detect(b"\n".join(broken))["encoding"]
+    return None if encoding is None else codecs.lookup(encoding).name.replace("_", "-")
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError as error:
+        return error.reason == "unexpected end of data"  # cut at the end of the sample
+    return True
 
 
 def _kind(source: Source) -> str:

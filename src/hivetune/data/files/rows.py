@@ -24,6 +24,7 @@ from hivetune.data.raw import MAX_ROW_BYTES, RawRow, Source
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import DataRefused
 
+KEPT_BYTES = 4096  # of a line that is larger than any row
 DELIMITERS = (",", ";", "\t")
 MAX_DOCUMENT_CHARS = 1 << 30  # it is held as one text
 STORE_COLUMNS = ("session", "user", "agent", "category", "time", "success", "feedback")
@@ -113,7 +114,7 @@ def _inner_rows(raw: RawRow, path: str) -> Iterator[RawRow]:
 
 
 class _Line(NamedTuple):
-    """A line of bytes; without them if it has more than MAX_ROW_BYTES. `ended`: a line break follows."""
+    """A line of bytes; the first of them if it has more than MAX_ROW_BYTES. `ended`: a line break follows."""
 
     number: int
     data: bytes
@@ -121,7 +122,8 @@ class _Line(NamedTuple):
     ended: bool
 
 
-def _byte_lines(blocks: Iterable[bytes]) -> Iterator[_Line]:
+def byte_lines(blocks: Iterable[bytes]) -> Iterator[_Line]:
+    """Yield the lines of a file. Of one that is larger than any row only the beginning is held."""
     begun: list[bytes] = []
     size, number = 0, 1
     for block in blocks:
@@ -130,13 +132,15 @@ def _byte_lines(blocks: Iterable[bytes]) -> Iterator[_Line]:
                 yield _Line(number, b"".join(begun), size, True)
                 begun, size, number = [], 0, number + 1
             size += len(piece)
-            begun = [*begun, piece] if size <= MAX_ROW_BYTES else []
+            begun.append(piece)
+            if size > MAX_ROW_BYTES:
+                begun = [b"".join(begun)[:KEPT_BYTES]]
     if size:
         yield _Line(number, b"".join(begun), size, False)
 
 
 def _json_lines(source: Source) -> Iterator[RawRow]:
-    for number, data, size, ended in _byte_lines(read_blocks(source)):
+    for number, data, size, ended in byte_lines(read_blocks(source)):
         place = f"{source.name}:{number}"
         line = data.removeprefix(codecs.BOM_UTF8).strip() if number == 1 else data.strip()
         if size > MAX_ROW_BYTES:
@@ -161,7 +165,7 @@ def _truncated(line: bytes) -> RowRefused | None:
 
 def _text_lines(source: Source) -> Iterator[tuple[int, str]]:
     """Yield (number, line without its break). Bytes that are not UTF-8 become lone surrogates, which checks refuse."""
-    for number, data, size, _ in _byte_lines(read_blocks(source)):
+    for number, data, size, _ in byte_lines(read_blocks(source)):
         if size > MAX_ROW_BYTES:
             raise DataRefused(
                 f"{spelled(source.name)}:{number} has {size:,} characters", hint="a line may have 16 MiB: split it"

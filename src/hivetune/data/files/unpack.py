@@ -1,16 +1,16 @@
 """The bytes of a file: unpacked, in UTF-8, block by block."""
 
+import codecs
 import contextlib
 import gzip
 import importlib
-import io
 import os
 import zlib
-from collections.abc import Iterator
-from typing import IO, Any, cast
+from collections.abc import Iterable, Iterator
+from io import BufferedReader
+from typing import Any
 
 from hivetune.base.paths import install_command, spelled
-from hivetune.data.files.encodings import as_utf8
 from hivetune.data.raw import Source
 from hivetune.errors import DataRefused, MachineNotFit
 
@@ -18,86 +18,75 @@ COMPRESSED = (".gz", ".zst")
 # Logs of equal lines shrink to a 50th or a 150th; a file made to fill a disk (a "bomb") to a 1,000th. Small ones may.
 MAX_RATIO = 300
 ALWAYS_UNPACKED_BYTES = 64 << 20
-DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)  # the exceptions of `unpacked`, beside OSError
+DAMAGED = (OSError, EOFError, zlib.error)  # the exceptions of `blocks_of`
 BLOCK_BYTES = 1 << 20
 _ZST_BYTES = 1024  # unpacked at once: a hostile 1 kB becomes 32 MB
 
 
-class ZstFile(io.RawIOBase):
-    """The content of a .zst file, with the exceptions of a .gz file: zstandard takes any end as the end."""
-
-    def __init__(self, packed: IO[bytes]):
-        self._zstandard = package("zstandard", "zst")
-        self._packed = packed
-        self._frame: Any = None
-        self._content = io.BytesIO()  # that is unpacked and not read
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not (size := self._content.readinto(buffer)):
-            is_between = self._frame is None or self._frame.eof
-            piece = (self._frame and self._frame.unused_data) or self._packed.read(_ZST_BYTES)
-            if not (piece or is_between):
-                raise EOFError("Compressed file ended before the end of its frame was reached")
-            if not piece:
-                return 0
-            if is_between:
-                self._frame = self._zstandard.ZstdDecompressor().decompressobj()
-            try:
-                self._content = io.BytesIO(self._frame.decompress(piece))
-            except self._zstandard.ZstdError as error:
-                raise zlib.error(str(error)) from None
-        return size
-
-
-def unpacked(packed: IO[bytes], name: str) -> IO[bytes]:
-    """Return the content of a file whose name may end with .gz or .zst. Reading raises OSError or one of DAMAGED.
-
-    Raise MachineNotFit when a package is missing.
+def blocks_of(file: BufferedReader, packed: str) -> Iterator[bytes]:
+    """Yield the content of a file from its place on, which is packed as "gz", "zst" or "". Raise one of DAMAGED, also
+    where a packed file ends too early; raise MachineNotFit when a package is missing.
     """
-    if name.endswith(".gz"):
-        return cast(IO[bytes], gzip.open(packed, "rb"))
-    return io.BufferedReader(ZstFile(packed)) if name.endswith(".zst") else packed
+    if packed == "zst":
+        yield from _zst_blocks(file)
+        return
+    content = gzip.GzipFile(fileobj=file) if packed else file
+    while block := content.read1(BLOCK_BYTES):  # what is before a damaged place is given
+        yield block
+
+
+def _zst_blocks(file: BufferedReader) -> Iterator[bytes]:
+    zstandard = package("zstandard", "zst")
+    frame, rest = None, b""
+    while piece := rest or file.read(_ZST_BYTES):
+        frame = frame or zstandard.ZstdDecompressor().decompressobj()
+        try:
+            block = frame.decompress(piece)
+        except zstandard.ZstdError as error:
+            raise zlib.error(str(error)) from None
+        frame, rest = (None, frame.unused_data) if frame.eof else (frame, b"")
+        if block:
+            yield block
+    if frame is not None:  # zstandard's readers take any end as the end
+        raise EOFError("Compressed file ended before the end of its frame was reached")
 
 
 def read_blocks(source: Source) -> Iterator[bytes]:
-    """Yield the bytes of a file, unpacked and as UTF-8. Raise DataRefused where an archive is damaged."""
-    blocks = _unpacked_blocks(source) if source.packed else _first_bytes(source)
-    return as_utf8(blocks, source.encoding) if source.encoding else blocks
+    """Yield the bytes of a file, unpacked and as UTF-8. Raise DataRefused where it is damaged."""
+    return as_utf8(_checked_blocks(source), source.encoding) if source.encoding else _checked_blocks(source)
 
 
-def _first_bytes(source: Source) -> Iterator[bytes]:
-    left = source.size
+def _checked_blocks(source: Source) -> Iterator[bytes]:
+    allowed, done = max(ALWAYS_UNPACKED_BYTES, MAX_RATIO * os.path.getsize(source.path)), 0
     with open(source.path, "rb") as file:
-        while left and (block := file.read(min(left, BLOCK_BYTES))):
-            left -= len(block)
-            yield block
-
-
-def _unpacked_blocks(source: Source) -> Iterator[bytes]:
-    allowed = max(ALWAYS_UNPACKED_BYTES, MAX_RATIO * os.path.getsize(source.path))
-    done = 0
-    with open(source.path, "rb") as packed:
-        content = unpacked(packed, f".{source.packed}")
+        blocks = blocks_of(file, source.packed)
         while True:
             try:
-                block = content.read(BLOCK_BYTES)
-            except (OSError, *DAMAGED) as error:
+                block = next(blocks, b"")
+            except DAMAGED as error:
                 raise DataRefused(
                     f"{spelled(source.name)} is damaged in the MiB behind byte {done:,} of its content: {error}",
                     hint="get the file again; to save what can be read: zcat FILE > rows.jsonl",
                 ) from None
+            if not source.packed:
+                block = block[: source.size - done]  # a log may have grown since it was hashed
+            done += len(block)
             if not block:
                 return
-            done += len(block)
-            if done > allowed:
+            if source.packed and done > allowed:
                 raise DataRefused(
                     f"{spelled(source.name)} unpacks to more than {MAX_RATIO} times its size",
                     hint="unpack it yourself, if it is what you expect",
                 )
             yield block
+
+
+def as_utf8(blocks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
+    """Yield a text of another encoding as UTF-8. What is broken in it becomes U+FFFD, which the checks refuse."""
+    texts = codecs.iterdecode(blocks, encoding, "replace")
+    yield next(texts, "").removeprefix("\ufeff").encode("utf-8", "replace")
+    for text in texts:
+        yield text.encode("utf-8", "replace")
 
 
 def beginning(source: Source, size: int) -> bytes:
@@ -117,4 +106,4 @@ def package(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         name = module.split(".")[0]
-        raise MachineNotFit(f"this file needs the package {name}", hint=install_command(extra)) from None
+        raise MachineNotFit(f"these rows need the package {name}", hint=install_command(extra)) from None

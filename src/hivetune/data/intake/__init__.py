@@ -1,1 +1,1 @@
-"""Where rows come from: files, tables and streams, each exactly once."""
+"""Where rows come from: files, tables and streams, each row once by its content."""

@@ -1,13 +1,18 @@
 """The collection: one loop over all sources, each batch durable before the next one is asked for."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
 from hivetune.base.database import open_database
 from hivetune.data.intake.interactions import Tally, commit_batch
-from hivetune.data.intake.sources.delivered import Batches, Reader
+from hivetune.data.intake.logs import file_reader
+from hivetune.data.intake.reader import Reader
+from hivetune.data.intake.streams import SCHEMES, RedisReader
+from hivetune.data.intake.tables import SqliteReader
+from hivetune.errors import UsageError
 
 POLL_S = 0.2  # between two looks where there was nothing new
 
@@ -16,7 +21,7 @@ POLL_S = 0.2  # between two looks where there was nothing new
 class Collected:
     """The readers of a collection, and its counts by the name of the reader."""
 
-    readers: list[Reader] = field(default_factory=list)
+    readers: Sequence[Reader]
     tallies: dict[str, Tally] = field(default_factory=dict)
 
     def total(self) -> Tally:
@@ -24,6 +29,26 @@ class Collected:
         for tally in self.tallies.values():
             total.add(tally)
         return total
+
+
+def parse_sources(sources: Sequence[str]) -> list[Reader]:
+    """Return the readers of all sources. Raise UsageError, MachineNotFit."""
+    readers: list[Reader] = []
+    for source in sources:
+        scheme, mark, _ = source.partition("://")
+        if source.startswith("sqlite:"):
+            readers.append(SqliteReader(source))
+        elif source.startswith(SCHEMES):
+            readers.append(RedisReader(source))
+        elif mark and "/" not in scheme:
+            known = f"known: {' '.join(SCHEMES)} sqlite:PATH"
+            raise UsageError(f"{scheme}:// is not a known kind of source", hint=known)
+        else:
+            readers.append(file_reader(source))
+    for name, count in Counter(reader.name for reader in readers).items():
+        if count > 1:
+            raise UsageError(f"{name} is named twice", hint="name each source once")
+    return readers
 
 
 def collect(
@@ -36,36 +61,22 @@ def collect(
     """Store everything that `readers` have in hive.db, with `follow` until `stop` is set.
 
     One thread writes, so that the store has one writer a collection. `tick` is called after each batch and each round.
-    After `stop` the current batch is still committed. Raise what a reader raises: UsageError, MachineNotFit,
-    DoesNotFit, Busy.
+    After `stop` the current batch is still committed. Raise what a reader raises: UsageError, DataRefused,
+    MachineNotFit, DoesNotFit, Busy.
     """
-    collected = Collected()
+    collected = Collected(readers, {reader.name: Tally() for reader in readers})
     with closing(open_database()) as database, ExitStack() as stack:
-        new, known = list(readers), set()
-        active: list[tuple[Reader, Batches]] = []
-        while not stop.is_set():
-            for reader in new:
-                if (type(reader), reader.name) not in known:  # two folders may have the same file
-                    known.add((type(reader), reader.name))
-                    collected.readers.append(reader)
-                    collected.tallies.setdefault(reader.name, Tally())
-                    active.append((reader, stack.enter_context(closing(reader.batches(database, follow, stop)))))
-            new, is_idle = [], True
+        active = [(reader, stack.enter_context(closing(reader.batches(database, follow)))) for reader in readers]
+        while active and not stop.is_set():
+            is_idle = True
             for reader, batches in list(active):
-                # One source after the other, since a document that is being read holds a folder and a file.
-                while (batch := next(batches, None)) is not None:
+                while not stop.is_set() and (batch := next(batches, None)) is not None:
                     collected.tallies[reader.name].add(commit_batch(database, batch))
                     is_idle = False
                     tick(collected)
-                    if stop.is_set():
-                        break
-                new += reader.found()
-                if batch is None and not follow and not reader.retrying:
-                    batches.close()
+                if not follow and not reader.retrying:
                     active.remove((reader, batches))
             tick(collected)
-            if not active and not new:
-                break
-            if is_idle and not new:
+            if is_idle and active:
                 stop.wait(POLL_S)
     return collected

@@ -10,12 +10,13 @@ import json
 import re
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hivetune.base.database import transaction
-from hivetune.data.columns import Fields, extract
+from hivetune.data.columns import extract
 from hivetune.data.reasons import RowRefused
 
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.){1,1000}+"')
@@ -42,20 +43,12 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Cursor:
-    """The position of a source after a batch."""
-
-    key: str
-    after: str
-
-
-@dataclass(frozen=True, slots=True)
 class Batch:
-    """The result of one read. A batch without rows only moves the cursor."""
+    """The result of one read, and (key, position) of the source after it. Without rows it only moves the cursor."""
 
     source: str
     deliveries: Sequence[Delivery] = ()
-    cursor: Cursor | None = None
+    cursor: tuple[str, str] | None = None
 
 
 @dataclass(slots=True)
@@ -89,10 +82,23 @@ def commit_batch(database: sqlite3.Connection, batch: Batch) -> Tally:
     batch is stored.
     """
     with transaction(database):
-        tally = _store_all(database, batch)
-        if cursor := batch.cursor:
-            database.execute("INSERT OR REPLACE INTO cursors VALUES (?, ?)", (cursor.key, cursor.after))
-        _count(database, batch.source, tally)
+        forgotten = load_forgotten(database)
+        outcomes, reasons = Counter[str](), Counter[str]()
+        for delivery in batch.deliveries:
+            outcome = _store(database, delivery, forgotten)
+            outcomes[outcome] += 1
+            if outcome == "refused" and isinstance(delivery.row, RowRefused):
+                reasons[delivery.row.reason] += 1
+        tally = Tally(**outcomes, reasons=dict(reasons))
+        if batch.cursor:
+            database.execute("INSERT OR REPLACE INTO cursors VALUES (?, ?)", batch.cursor)
+        if tally.delivered:
+            database.execute(
+                "INSERT INTO intake VALUES (?, ?, ?, ?, ?) ON CONFLICT (source) DO UPDATE"
+                " SET stored = stored + excluded.stored, duplicates = duplicates + excluded.duplicates,"
+                " refused = refused + excluded.refused, forgotten = forgotten + excluded.forgotten",
+                (storable(batch.source), tally.stored, tally.duplicates, tally.refused, tally.forgotten),
+            )
     return tally
 
 
@@ -101,12 +107,10 @@ def read_cursor(database: sqlite3.Connection, key: str) -> str | None:
     return str(row[0]) if row else None
 
 
-def read_cursors(database: sqlite3.Connection, prefix: str) -> dict[str, str]:
-    """Return all cursors whose key starts with `prefix`."""
-    rows = database.execute(
-        "SELECT source, position FROM cursors WHERE substr(source, 1, ?) = ?", (len(prefix), prefix)
-    )
-    return {str(key): str(position) for key, position in rows}
+def read_cursors(database: sqlite3.Connection, prefix: str) -> list[str]:
+    """Return the positions of all sources whose key starts with `prefix`."""
+    query = "SELECT position FROM cursors WHERE substr(source, 1, ?) = ?"
+    return [str(position) for (position,) in database.execute(query, (len(prefix), prefix))]
 
 
 def iter_refused(database: sqlite3.Connection, *, since: float, limit: int) -> Iterator[tuple[str, str, str]]:
@@ -172,78 +176,34 @@ def is_forgotten_raw(forgotten: frozenset[tuple[str, str]], sources: Sequence[st
     return any(tombstone(kind, name) in forgotten for kind in kinds for name in names_in(raw))
 
 
-def _store_all(database: sqlite3.Connection, batch: Batch) -> Tally:
-    tally = Tally()
-    forgotten = load_forgotten(database)
-    for delivery in batch.deliveries:
-        row, names = delivery.row, (delivery.origin, delivery.place)
-        if isinstance(row, RowRefused):
-            if is_forgotten_raw(forgotten, names, delivery.raw):
-                tally.forgotten += 1
-            elif _set_aside(database, delivery, row):
-                tally.refused += 1
-                tally.reasons[row.reason] = tally.reasons.get(row.reason, 0) + 1
-            else:
-                tally.duplicates += 1
-            continue
+def _store(database: sqlite3.Connection, delivery: Delivery, forgotten: frozenset[tuple[str, str]]) -> str:
+    """Store a delivery and return the field of Tally in which it counts."""
+    row, names, place = delivery.row, (delivery.origin, delivery.place), storable(delivery.place)
+    if isinstance(row, RowRefused):
+        if is_forgotten_raw(forgotten, names, delivery.raw):
+            return "forgotten"
+        seen = delivery.raw or delivery.place.encode("utf-8", "surrogateescape")
+        identity = hashlib.blake2b(seen, digest_size=16).hexdigest()
+        values: tuple[object, ...] = (identity, place, row.reason, row.hint, delivery.raw[:KEPT_RAW_BYTES], time.time())
+        query, outcome = "INSERT OR IGNORE INTO refused VALUES (?, ?, ?, ?, ?, ?)", "refused"
+    else:
         fields, content = extract(row), row_hash(row)
         identity = delivery.id or content
         who = {"session": fields.session, "user": fields.user, "row": identity, "content": content}
         if is_forgotten(forgotten, names, **who):
-            tally.forgotten += 1
-        elif _store(database, delivery, row, (identity, content), fields):
-            tally.stored += 1
-        else:
-            tally.duplicates += 1
-    return tally
-
-
-def _store(
-    database: sqlite3.Connection, delivery: Delivery, row: Mapping[str, Any], ids: tuple[str, str], fields: Fields
-) -> bool:
-    values = (
-        *ids,
-        storable(delivery.place),
-        fields.session,
-        fields.user,
-        fields.agent,
-        fields.category,
-        delivery.time if fields.time is None else fields.time,
-        fields.success,
-        fields.feedback,
-        dump_row(row),
-    )
-    changed = database.execute(
-        f"INSERT OR IGNORE INTO interactions ({_COLUMNS}) VALUES ({', '.join('?' * len(values))})",
-        values,
-    ).rowcount
-    return changed == 1
+            return "forgotten"
+        moment = delivery.time if fields.time is None else fields.time
+        values = (identity, content, place, fields.session, fields.user, fields.agent, fields.category, moment)
+        values += (fields.success, fields.feedback, dump_row(row))
+        marks = ", ".join("?" * len(values))
+        query, outcome = f"INSERT OR IGNORE INTO interactions ({_COLUMNS}) VALUES ({marks})", "stored"
+    return outcome if database.execute(query, values).rowcount == 1 else "duplicates"
 
 
 def change_row(database: sqlite3.Connection, identity: str, row: Mapping[str, Any], feedback: float | None) -> None:
     """Replace row and feedback of an interaction inside the caller's transaction."""
     change = "UPDATE interactions SET row = ?, feedback = ? WHERE id = ?"
     database.execute(change, (dump_row(row), feedback, identity))
-
-
-def _set_aside(database: sqlite3.Connection, delivery: Delivery, refused: RowRefused) -> bool:
-    seen = delivery.raw or delivery.place.encode("utf-8", "surrogateescape")
-    identity = hashlib.blake2b(seen, digest_size=16).hexdigest()
-    source, raw = storable(delivery.place), delivery.raw[:KEPT_RAW_BYTES]
-    values = (identity, source, refused.reason, refused.hint, raw, time.time())
-    return database.execute("INSERT OR IGNORE INTO refused VALUES (?, ?, ?, ?, ?, ?)", values).rowcount == 1
-
-
-def _count(database: sqlite3.Connection, source: str, tally: Tally) -> None:
-    if not tally.delivered:
-        return
-    database.execute(
-        "INSERT INTO intake VALUES (?, ?, ?, ?, ?) ON CONFLICT (source) DO UPDATE"
-        " SET stored = stored + excluded.stored, duplicates = duplicates + excluded.duplicates,"
-        " refused = refused + excluded.refused,"
-        " forgotten = forgotten + excluded.forgotten",
-        (storable(source), tally.stored, tally.duplicates, tally.refused, tally.forgotten),
-    )
 
 
 def dump_row(row: Mapping[str, Any]) -> str:

@@ -1,0 +1,273 @@
+"""The reader of files: logs that others write, and meanwhile rename, copy, compress or truncate, and documents that are
+written once (CSV, Parquet, JSON, standard input).
+
+A log is known by its inode and the hash of the KiB before the place where reading stopped; then it is read on. Any
+other file is read from its start: what was stored before is a duplicate by its content, so no rotation stores a row
+twice, and none is lost while a file with it is there.
+"""
+
+import glob
+import hashlib
+import json
+import math
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from io import BufferedReader
+from itertools import islice
+
+from hivetune.base.disk import scratch_folder
+from hivetune.base.paths import quoted, spelled
+from hivetune.data.files.find import check_storable, files_below, is_document, matching_files, name_problem
+from hivetune.data.files.inputs import plan_inputs
+from hivetune.data.files.kinds import refuse_foreign
+from hivetune.data.files.rows import byte_lines
+from hivetune.data.files.unpack import COMPRESSED, DAMAGED, blocks_of
+from hivetune.data.intake.interactions import Batch, Delivery, read_cursor, read_cursors
+from hivetune.data.intake.reader import Batches, Reader, rows_of_text
+from hivetune.data.prepare.understand import understand
+from hivetune.data.raw import MAX_ROW_BYTES, RawRow
+from hivetune.data.read import parse_row
+from hivetune.data.reasons import RowRefused
+from hivetune.errors import DataRefused, MachineNotFit, UsageError
+
+TAIL_BYTES = 1024  # before the place where reading stopped, by which a file is known again
+SILENT_S = 60.0  # a writer may hold a renamed log open for a while
+SETTLED_S = 1.0  # a follower reads a document that stayed as it is for so long: half a row may look whole
+_NUMBER = r"[._-]\d[\d.T:_-]*"  # of a rotation: .1, -20260101
+_PACKED = rf"(?:{'|'.join(map(re.escape, COMPRESSED))})?"
+_LOG = re.compile(rf".+\.(?:jsonl|ndjson)(?:{_NUMBER})?{_PACKED}\Z")
+_BATCH_ROWS, _BATCH_BYTES = 1000, 1 << 20
+_KEY = "jsonl:"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The place where reading stopped: after `offset` bytes and `line` finished lines.
+
+    `tail` is the hash of the bytes before it. `state` is that of a file that was read to its end.
+    """
+
+    device: int
+    inode: int
+    offset: int = 0
+    line: int = 0
+    tail: str = ""
+    state: str = ""
+
+    @property
+    def cursor(self) -> tuple[str, str]:
+        return f"{_KEY}{self.device}:{self.inode}", json.dumps(asdict(self))
+
+
+def file_reader(source: str) -> Reader:
+    """Return the reader of a file, folder or glob, or of standard input. Raise UsageError."""
+    if source != "-":
+        check_storable(source)
+    if os.path.isfile(source):
+        with open(source, "rb") as file:
+            refuse_foreign(file.read(16), source)
+    return FileReader(source)
+
+
+class FileReader(Reader):
+    """The Reader of standard input, or of the logs, with their rotations, and documents of a file, glob or folder."""
+
+    def __init__(self, pattern: str):
+        super().__init__(pattern)
+        self._pattern = pattern if pattern == "-" else os.path.abspath(os.path.expanduser(pattern))
+        self._positions: dict[tuple[int, int], Position] = {}
+        self._documents: dict[str, str] = {}  # path -> its state when it was read
+
+    def batches(self, database: sqlite3.Connection, follow: bool) -> Batches:
+        for text in read_cursors(database, _KEY):
+            position = Position(**json.loads(text))
+            self._positions[position.device, position.inode] = position
+        is_first = True
+        while True:
+            self.waiting = []
+            paths = self._paths()
+            if not paths and is_first and not follow:
+                fault = "holds no JSON Lines and no documents" if os.path.exists(self._pattern) else "does not exist"
+                raise UsageError(
+                    f"{spelled(self.name)} {fault}", hint="give a file, a folder with *.jsonl, or a glob in quotes"
+                )
+            logs = _logs(paths)
+            for path, status in logs.items():
+                yield from self._read_log(path, status, follow=follow)
+            for path in filter(_is_document, paths):
+                try:
+                    yield from self._read_document(path, database, follow=follow)
+                except (UsageError, DataRefused, MachineNotFit) as error:
+                    if is_first:
+                        raise
+                    self.note(f"{spelled(path)} is not collected: {error.message}; {error.hint}")
+            is_first = False
+            # A log that was renamed meanwhile may have another name now than any that was read.
+            if set(map(_identity, logs.values())) == set(map(_identity, _logs(self._paths()).values())):
+                yield None
+
+    def _paths(self) -> list[str]:
+        """Return the files of the pattern that are there now, without links."""
+        if self._pattern == "-":
+            return ["-"]
+        if os.path.isdir(self._pattern):
+            found: Iterable[str] = filter(
+                lambda path: _LOG.match(path) or is_document(path), files_below(self._pattern)
+            )
+        elif os.path.lexists(self._pattern) or not glob.has_magic(self._pattern):
+            found = [self._pattern, *_rotations(self._pattern)]
+        else:
+            found = [*matching_files(self._pattern), *matching_files(f"{self._pattern}[._-][0-9]*")]
+        paths = sorted({os.path.realpath(path) for path in found if os.path.isfile(path)})
+        problems = {path: problem for path in paths if (problem := name_problem(path)) is not None}
+        for path, (why, hint) in problems.items():
+            self.note(f"{path!a} is not read: {why}; {hint}")
+        return [path for path in paths if path not in problems]
+
+    def _read_document(self, path: str, database: sqlite3.Connection, *, follow: bool) -> Iterator[Batch]:
+        """Yield the rows of a file that changed since it was read. Raise UsageError, DataRefused, MachineNotFit."""
+        status = _status(path)
+        if status is None and path != "-":
+            return
+        age_s = time.time() - status.st_mtime if status else math.inf
+        if self._documents.get(path) == _state(status) or (follow and 0 <= age_s < SETTLED_S):
+            return
+        self._documents[path], key = _state(status), f"file:{path}"
+        with scratch_folder() as spill:
+            inputs = understand(plan_inputs(path, spill)).inputs
+            if inputs.digest == read_cursor(database, key):
+                return
+            rows = inputs.rows()
+            while taken := list(islice(rows, _BATCH_ROWS)):
+                yield Batch(path, [_delivery(path, raw) for raw in taken])
+            yield Batch(path, cursor=(key, inputs.digest))
+
+    def _read_log(self, path: str, status: os.stat_result, *, follow: bool) -> Iterator[Batch]:
+        """Yield the next rows of a log. Raise UsageError if it may not be read."""
+        known = self._positions.get(_identity(status))
+        if known is not None and known.state == _state(status):
+            return
+        try:
+            file = open(path, "rb")  # noqa: SIM115
+        except FileNotFoundError:
+            return  # renamed: the next look finds it under its new name
+        except PermissionError:
+            raise UsageError(f"{spelled(path)} is not readable", hint=f"chmod u+r {quoted(path)}") from None
+        with file:
+            now = os.fstat(file.fileno())
+            identity, is_silent = _identity(now), time.time() - now.st_mtime > SILENT_S
+            position = self._positions.get(identity, Position(*identity))
+            packed = path.rpartition(".")[2] if path.endswith(COMPRESSED) else ""
+            if packed or _tail(file, position.offset) != position.tail:
+                position = Position(*identity)
+            file.seek(position.offset)
+            lines = byte_lines(blocks_of(file, packed))
+            at_end = is_waiting = False
+            while not at_end:
+                deliveries: list[Delivery] = []
+                before, offset, number = position, position.offset, position.line
+                while not at_end and len(deliveries) < _BATCH_ROWS and offset - before.offset < _BATCH_BYTES:
+                    try:
+                        line = next(lines, None)
+                    except DAMAGED as error:
+                        at_end = True
+                        problem = RowRefused("broken-file", f"{error}: restore the file")
+                        deliveries += _deliveries(path, number + 1, b"", problem)
+                        break
+                    at_end = line is None or not line.ended
+                    if line is None:
+                        break
+                    text, refused = line.data.strip(b"\0 \t\r\n"), None
+                    if line.size > MAX_ROW_BYTES:
+                        refused = RowRefused("line-too-large")
+                    is_whole = line.ended or ((not follow or is_silent) and refused is None and _is_complete(text))
+                    if text and not is_whole:
+                        if not is_silent:
+                            is_waiting = True
+                            self.waiting.append(f"{path}:{number + 1}")
+                            break
+                        refused = RowRefused("truncated-line")
+                    if text:
+                        deliveries += _deliveries(path, number + 1, text, refused)
+                    offset, number = offset + line.size + line.ended, number + line.ended
+                tail, state = "" if packed else _tail(file, offset), _state(now) if at_end and not is_waiting else ""
+                position = Position(*identity, offset, number, tail, state)
+                if position != before or deliveries:
+                    yield Batch(path, deliveries, position.cursor)
+                    self._positions[identity] = position
+
+
+def _tail(file: BufferedReader, offset: int) -> str:
+    """Return the hash of the bytes before a place in a file, "" at its beginning."""
+    start = max(0, offset - TAIL_BYTES)
+    tail = os.pread(file.fileno(), offset - start, start)
+    return hashlib.blake2b(tail, digest_size=16).hexdigest() if tail else ""
+
+
+def _deliveries(path: str, number: int, text: bytes, problem: RowRefused | None) -> list[Delivery]:
+    """Return the rows of one line, or its refusal."""
+    place = f"{path}:{number}"
+    try:
+        if problem is not None:
+            raise problem
+        return [Delivery(path, place, row, raw=text) for row in rows_of_text(text)]
+    except RowRefused as refused:
+        return [Delivery(path, place, refused, raw=text)]
+
+
+def _is_complete(line: bytes) -> bool:
+    """Return whether a last line without a line feed is a whole row; no prefix of a JSON object is one."""
+    try:
+        parse_row(line)
+    except RowRefused:
+        return False
+    return True
+
+
+def _delivery(path: str, raw: RawRow) -> Delivery:
+    try:
+        if raw.problem:
+            raise raw.problem
+        return Delivery(path, raw.source, parse_row(raw.payload))
+    except RowRefused as refused:
+        return Delivery(path, raw.source, refused, raw=raw.payload)
+
+
+def _is_document(path: str) -> bool:
+    return path == "-" or is_document(path)
+
+
+def _logs(paths: Sequence[str]) -> dict[str, os.stat_result]:
+    """Return the logs among these files, the oldest first."""
+    there = {path: status for path in paths if not _is_document(path) and (status := _status(path)) is not None}
+    return dict(sorted(there.items(), key=lambda log: (log[1].st_mtime_ns, log[0])))
+
+
+def _status(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _state(status: os.stat_result | None) -> str:
+    """Return what changes when somebody writes the file."""
+    return f"{status.st_size}:{status.st_mtime_ns}" if status else "no file"
+
+
+def _rotations(log: str) -> list[str]:
+    """Return the files beside a log whose names are rotations of its own: chat.jsonl.1, chat-20260101.jsonl.gz."""
+    folder, name = os.path.split(log)
+    stem, suffix = map(re.escape, os.path.splitext(name))
+    rotation = re.compile(rf"{stem}(?:{suffix}{_NUMBER}|{_NUMBER}?{suffix}){_PACKED}\Z")
+    if not os.path.isdir(folder):
+        return []
+    return [os.path.join(folder, one) for one in os.listdir(folder) if one != name and rotation.match(one)]

@@ -1,0 +1,136 @@
+"""A source of interactions, and the rows in what it delivers: a line, the cells of a table, the entry of a stream."""
+
+import codecs
+import contextlib
+import difflib
+import json
+import sqlite3
+import urllib.parse
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+from hivetune.data.formats import may_hold_rows, rows_inside
+from hivetune.data.intake.interactions import Batch
+from hivetune.data.pieces.turns import is_conversation
+from hivetune.data.pieces.values import objects
+from hivetune.data.read import parse_row, refuse_constant, refuse_session_line
+from hivetune.data.reasons import RowRefused
+from hivetune.errors import UsageError
+
+WRAPPERS = ("data", "json", "payload", "event", "body")  # names of a cell that holds the row, beside its facts
+Batches = Generator[Batch | None, None, None]
+
+
+class Reader:
+    """A source. `name` and `notes` are for people, and never hold a password. `waiting`: the places of rows that are
+    not complete yet. `retrying`: the source can't be reached now.
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+        self.notes: list[str] = []
+        self.waiting: list[str] = []
+        self.retrying = False
+
+    def note(self, text: str) -> None:
+        """Add a note, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def batches(self, database: sqlite3.Connection, follow: bool) -> Batches:
+        """Yield the rows after the stored position, and None where there are no more now.
+
+        Whoever asks for the next batch has made the last one durable. With `follow`, later rows count too. Raise
+        UsageError, DataRefused, MachineNotFit, Busy.
+        """
+        raise NotImplementedError
+
+
+def rows_of_text(text: bytes) -> list[dict[str, Any]]:
+    """Return the row of a JSON text, or the rows inside of it. Raise RowRefused."""
+    # A log that was truncated under its writer has zeros in front of its next line.
+    text = text.lstrip(b"\0").strip().removeprefix(codecs.BOM_UTF8)
+    inside = rows_inside(text) if may_hold_rows(text) else None
+    rows = [dict(parse_row(payload)) for payload in inside or [text]]
+    for row in rows:
+        refuse_session_line(row)
+    return rows
+
+
+def rows_of_cells(cells: Mapping[str, Any], field: str | None, names: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the rows of named cells, mostly one, with the names of `names` (ours -> theirs). Raise RowRefused.
+
+    They are the JSON of `field`, else of one of WRAPPERS with the other cells, else the cells themselves, in which
+    JSON objects and arrays are parsed.
+    """
+    only = next(iter(cells)) if len(cells) == 1 else ""
+    if field is None and only in WRAPPERS:
+        field = only
+    if field is not None:
+        if cells.get(field) is None:
+            raise RowRefused("bad-json", f"there is no {field}: check field= in the source")
+        return [_renamed(row, names) for row in _rows_of_document(cells[field])]
+    row = {name: _parsed(name, value) for name, value in cells.items()}
+    wrapper = next((name for name in WRAPPERS if isinstance(row.get(name), dict)), None)
+    if wrapper is not None:
+        row |= row.pop(wrapper)
+    row = _renamed(row, names)
+    text = json.dumps(row).encode()
+    inside = rows_inside(text) if may_hold_rows(text) else None
+    return [row] if inside is None else [dict(parse_row(payload)) for payload in inside]
+
+
+def _rows_of_document(text: str | bytes) -> list[dict[str, Any]]:
+    payload = text if isinstance(text, bytes) else str(text).encode("utf-8", "surrogatepass")
+    with contextlib.suppress(ValueError, RecursionError):  # `rows_of_text` says what is wrong
+        value = json.loads(payload)
+        if isinstance(value, list) and (items := objects(value)) and not is_conversation(value):
+            return [row for item in items for row in rows_of_text(json.dumps(item).encode())]
+    return rows_of_text(payload)
+
+
+def _parsed(name: str, value: Any) -> Any:
+    if isinstance(value, bytes):
+        try:
+            value = value.decode()
+        except UnicodeDecodeError:
+            hint = "store it as text; of a table, collect a view without it: ?table=VIEW&cursor=COLUMN"
+            raise RowRefused("binary-column", f"{name} holds bytes that are no text: {hint}") from None
+    if isinstance(value, str) and value.startswith(("{", "[")):
+        with contextlib.suppress(ValueError, RecursionError):  # a text like others
+            return json.loads(value, parse_constant=refuse_constant)
+    return value
+
+
+def _renamed(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    mapped = {ours: row[theirs] for ours, theirs in names.items() if theirs in row}
+    used = set(names.values())
+    return {name: value for name, value in row.items() if name not in used and name not in mapped} | mapped
+
+
+def parse_options(query: str, names: Sequence[str], source: str, *, strict: bool) -> dict[str, str]:
+    """Return our own query parameters. Others belong to the client, unless they look like a typing error. Raise
+    UsageError.
+    """
+    shown = source.partition("?")[0].rpartition("@")[2]
+    options: dict[str, str] = {}
+    for name, value in urllib.parse.parse_qsl(query, keep_blank_values=True):
+        near = difflib.get_close_matches(name, names, 1)
+        if name in names:
+            options[name] = value
+        elif strict or near:
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
+            raise UsageError(f"{shown}: unknown option {name}", hint=hint)
+    return options
+
+
+def parse_map(text: str) -> dict[str, str]:
+    """Parse `prompt:question,completion:answer` to our name -> theirs. Raise UsageError."""
+    pairs = [part.partition(":") for part in text.split(",")] if text else []
+    for ours, _, theirs in pairs:
+        if not ours or not theirs:
+            raise UsageError(
+                f"map={text}: {ours or theirs!r} is not a pair",
+                hint="write map=OUR_NAME:THEIR_COLUMN,..., for example map=prompt:question",
+            )
+    return {ours: theirs for ours, _, theirs in pairs}

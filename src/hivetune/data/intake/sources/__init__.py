@@ -1,1 +1,0 @@
-"""The sources of interactions; each is read exactly once and can be resumed."""
