@@ -14,7 +14,7 @@ SETTINGS = parse_config({"model": "tiny", "data": {"path": "rows.jsonl"}, "lora"
 
 
 def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
-    choices = Choices(device="cuda:1", dtype="bfloat16", threads=3, share_prefixes=False, halvings=0)
+    choices = Choices(device="cuda:1", dtype="bfloat16", threads=3, kernels="torch", halvings=0)
     write_resolved(tmp_path, SETTINGS, choices)
     assert read_resolved(tmp_path) == (SETTINGS, choices)
 

@@ -20,10 +20,9 @@ class Choices:
     `products`: what multiplies on a CPU, a library or our own kernel (train/worker/model/fast/backend.py).
     `attention`: as transformers names it. `streamed`: the number of first layers whose frozen weights do not stay on
     the device; the bits are the same.
-    `share_prefixes`: compute a prefix that rows have in common once. `agreement`: the evidence that the fast path is
-    right (check.py).
-    `peak_bytes`: the predicted peak of memory. `environment`: variables of the worker over
-    the inherited ones, null for one that is taken away (machine/findings.py).
+    `agreement`: the evidence that the fast path is right (train/worker/check.py). `peak_bytes`: the predicted peak of
+    memory. `environment`: variables of the worker over the inherited ones, null for one that is taken away
+    (machine/findings.py).
     """
 
     device: str | None = None
@@ -40,7 +39,6 @@ class Choices:
     attention: str | None = None
     halvings: int | None = None
     streamed: int | None = None
-    share_prefixes: bool | None = None
     agreement: Mapping[str, Any] | None = None
     peak_bytes: int | None = None
     environment: Mapping[str, str | None] | None = None

@@ -137,7 +137,7 @@ print(choices.products, 1024 * int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/se
 """
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize(("dtype", "tokens"), [("bfloat16", 768), ("float32", 1536)])
 def test_the_peak_is_that_of_a_real_step(dtype: str, tokens: int, smollm2: Path) -> None:
     """1.30 GB was predicted where a run took 1.00: transformers counted, which the fast path does not import."""

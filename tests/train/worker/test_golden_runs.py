@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from train.worker.models import write_model
+from train.worker.models import EXPERTS, write_model
 from train.worker.runs import learnable_rows, make_run, metrics, run_training
+from transformers import AutoModelForCausalLM
 
 from hivetune.base.disk import sha256_file, write_json, write_manifest
+from hivetune.models.worker.linears import count_sizes
 
 GOLDEN = Path(__file__).parent / "golden" / "runs.json"
 # Sums in other orders differ in the seventh digit; a dozen steps of AdamW at a rate of 1e-2 let that grow.
@@ -57,10 +59,10 @@ def compare(name: str, steps: Sequence[dict[str, Any]], adapter: Path) -> None:
 
 
 def model_of(folder: Path, family: str = "llama", **changes: int) -> Path:
-    write_json(
-        write_model(folder, family, **changes) / "hivetune.json",
-        {"schema": 1, "name": "tiny", "source": "tiny", "revision": None, "kind": "hub"},
-    )
+    write_model(folder, family, **changes)
+    described = {"schema": 1, "name": "tiny", "source": "tiny", "revision": None, "kind": "hub"}
+    sizes = count_sizes(AutoModelForCausalLM.from_pretrained(folder)) if family in EXPERTS else None
+    write_json(folder / "hivetune.json", {**described, "sizes": sizes})
     write_manifest(folder, {"kind": "model"})
     return folder
 

@@ -34,7 +34,6 @@ from hivetune.train.worker.optimizer import AdamW
 from hivetune.train.worker.session import BaseNotFinite, StepNotFinite
 
 BASE = "base_model_name_or_path"
-GOLDEN = Path(__file__).parent / "golden" / "loss_curve.txt"
 
 
 def test_a_run_learns_and_says_what_it_did(tiny_model_folder: Path, tmp_path: Path) -> None:
@@ -368,16 +367,3 @@ def test_sigterm_ends_the_worker_with_a_checkpoint(tiny_model_folder: Path, tmp_
         child.wait_beats()
     outcome = child.outcome()
     assert outcome.status == "stopped" and outcome.result["steps"] == checkpoints.newest_good(run).step > 0
-
-
-def test_the_golden_loss_curve(tiny_model_folder: Path, tmp_path: Path) -> None:
-    """50 steps as text: whoever changes them says so in the diff. Rewrite: HIVETUNE_GOLDEN=1."""
-    make_run(tmp_path, learnable_rows(100), epochs=10, max_steps=50, patience=None, choices={"path": "general"})
-    run_training(tmp_path, tiny_model_folder)
-    found = losses(tmp_path)
-    if os.environ.get("HIVETUNE_GOLDEN") == "1":
-        GOLDEN.parent.mkdir(exist_ok=True)
-        GOLDEN.write_text("".join(f"{step} {loss:.5f}\n" for step, loss in enumerate(found, 1)))
-    expected = [float(line.split()[1]) for line in GOLDEN.read_text().splitlines()]
-    # fp32 on other CPUs sums in other orders; 50 steps of AdamW let that grow to the fourth digit.
-    assert found == pytest.approx(expected, rel=2e-3)

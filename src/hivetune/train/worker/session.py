@@ -3,12 +3,13 @@
 The loop is in loop.py.
 """
 
+import contextlib
 import functools
 import importlib.util
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -303,35 +304,34 @@ class EventFiles:
 
     def begin(self, step: int) -> None:
         """Begin a file after `step` finished steps."""
-        if not self._wanted:
-            return
-        from torch.utils.tensorboard import SummaryWriter  # takes a second
-
         self.close()
-        try:
-            self._writer = SummaryWriter(str(self._folder), purge_step=step + 1)
-        except OSError:
-            self._wanted = False
+        if self._wanted:
+            with self._until_an_error():
+                from torch.utils.tensorboard import SummaryWriter  # takes a second
+
+                self._writer = SummaryWriter(str(self._folder), purge_step=step + 1)
 
     def write(self, event: str, time_s: float, fields: Mapping[str, Any]) -> None:
         """Write the values of one line of metrics.jsonl."""
-        point = point_of({**fields, "event": event, "time": time_s}) if self._writer is not None else None
-        if point is None:
-            return
-        try:
-            for name, value in point.values.items():
-                self._writer.add_scalar(name, value, point.step, point.time_s)
-        except OSError:
-            self._writer, self._wanted = None, False
+        point = point_of({**fields, "event": event, "time": time_s})
+        if self._writer is not None and point is not None:
+            with self._until_an_error():
+                for name, value in point.values.items():
+                    self._writer.add_scalar(name, value, point.step, point.time_s)
 
     def close(self) -> None:
         """Write the rest."""
         writer, self._writer = self._writer, None
         if writer is not None:
-            try:
+            with self._until_an_error():
                 writer.close()
-            except OSError:
-                self._wanted = False
+
+    @contextlib.contextmanager
+    def _until_an_error(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            self._writer, self._wanted = None, False
 
 
 def keep_best(session: Session) -> tuple[Mapping[str, Tensor], int]:

@@ -82,15 +82,13 @@ def by_peft(folder: Path, adapter: Path, docs: list[Document], trained: int) -> 
     return {name: grad.double() for name, grad in named.items()}, float(total)
 
 
-@pytest.mark.parametrize(
-    ("case", "products"), [("llama", "torch"), ("llama", "native"), ("qwen3", "native"), ("gemma2", "native")]
-)
-def test_small_models(case: str, products: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ["llama", "gemma2"])
+def test_small_models(case: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", case)
     model = AutoModelForCausalLM.from_pretrained(folder)
     model.to(torch.bfloat16).save_pretrained(folder)  # both sides read the same bf16 weights
     assert_no_worse_than_peft(
-        folder, documents(), LoraConfig(r=4, alpha=8), 0.1, tmp_path / "adapters", 12, Choices(products=products)
+        folder, documents(), LoraConfig(r=4, alpha=8), 0.1, tmp_path / "adapters", 12, Choices(products="native")
     )
 
 

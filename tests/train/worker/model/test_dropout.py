@@ -44,7 +44,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return write_model(tmp_path_factory.mktemp("model"), request.param)
 
 
-@pytest.mark.parametrize("choices", [{"share_prefixes": False}, {"budget_tokens": 40}, {"recompute": 2}], ids=str)
+@pytest.mark.parametrize("choices", [{"budget_tokens": 40}, {"recompute": 2}], ids=str)
 def test_how_a_step_is_cut_changes_no_mask(folder: Path, choices: dict[str, Any]) -> None:
     docs = documents()
     assert difference(step(load(folder, **choices), docs), step(load(folder), docs)) < SAME

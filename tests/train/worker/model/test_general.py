@@ -113,13 +113,6 @@ def test_micro_batches_change_nothing_but_rounding(budget: int, tmp_path: Path) 
     assert worst_difference(gradients(cut), gradients(whole)) < 1e-10
 
 
-def test_a_neighbour_changes_nothing(tmp_path: Path) -> None:
-    model = load(write_model(tmp_path))
-    docs = documents()
-    together, alone = model.nll(docs), torch.cat([model.nll([document]) for document in docs])
-    assert together.tolist() == pytest.approx(alone.tolist(), rel=1e-12)
-
-
 def test_chunks_of_logits_and_recomputed_layers_change_nothing_but_rounding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,12 +145,6 @@ def test_dropout_counts_in_training_only_and_follows_the_seed(tmp_path: Path) ->
         model.backward(docs, 1.0)
         found.append(model.grad_N.clone())
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
-
-
-def test_nothing_to_train_is_no_gradient(tmp_path: Path) -> None:
-    model = load(write_model(tmp_path))
-    untrained = [d for d in documents() if not d.trained_L.any()]
-    assert float(model.backward(untrained, 1.0)) == 0 and not model.grad_N.any() and float(model.backward([], 1.0)) == 0
 
 
 @pytest.mark.parametrize("wanted", [["q_proj", "nonsense"], [], "mlp.nonsense", ["lm_head"]])

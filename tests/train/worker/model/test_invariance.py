@@ -44,10 +44,9 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
 @pytest.mark.parametrize(
     "choices",
     [
-        {"share_prefixes": False},
         {"budget_tokens": 1},
         {"budget_tokens": 40},
-        {"budget_tokens": 60, "share_prefixes": False},
+        {"budget_tokens": 60},
         *({"recompute": layers} for layers in (1, 2, 3)),
     ],
     ids=str,
@@ -55,6 +54,15 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
 def test_how_a_step_is_cut_changes_nothing(folder: Path, choices: dict[str, Any]) -> None:
     docs = documents()
     assert difference(step(folder, docs, **choices), step(folder, docs)) < SAME
+
+
+def test_sharing_prefixes_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    docs = documents()
+    shared = step(folder, docs)
+    for name in ("make_layout", "split_documents"):
+        real = getattr(passes, name)
+        monkeypatch.setattr(passes, name, lambda *given, real=real, **named: real(*given, **{**named, "share": False}))
+    assert difference(step(folder, docs), shared) < SAME
 
 
 @pytest.mark.parametrize("rows", [1, 7])

@@ -1,7 +1,5 @@
 """The C++ kernels equal the plain forms on odd shapes, and their absence is survived and said."""
 
-import hashlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -290,8 +288,8 @@ def test_a_library_that_is_there_needs_no_compiler(
 ) -> None:
     """A compiler was asked for its version each time, and without one the run took other kernels."""
     fresh_build.mkdir()
+    (fresh_build / f"{build._fingerprint()}.so").touch()
     monkeypatch.setattr(build, "_compile", lambda compiler, path: pytest.fail("compiled"))
-    monkeypatch.setattr(build, "is_whole", lambda path: True)
     monkeypatch.setattr(build.ctypes, "CDLL", lambda path: path)
     for compiler in (None, "/nowhere/g++"):
         monkeypatch.setattr(build.shutil, "which", lambda name: None)
@@ -307,42 +305,9 @@ def test_a_disk_that_runs_no_programs_is_said(
         raise OSError(f"{path}: failed to map segment from shared object")
 
     folder = write_model(tmp_path / "model")
-    monkeypatch.setattr(build, "is_whole", lambda path: True)
+    monkeypatch.setattr(build, "_compile", lambda compiler, path: None)
     monkeypatch.setattr(build.ctypes, "CDLL", refuse)
     assert "failed to map segment" in build.missing_kernels_reason()
     with pytest.raises(MachineNotFit, match="failed to map segment") as caught:
         load(folder, kernels="native")
     assert "HIVETUNE_KERNELS" in caught.value.hint
-
-
-def test_a_library_is_whole_when_it_ends_with_its_hash(tmp_path: Path) -> None:
-    path = tmp_path / "kernels.so"
-    assert not build.is_whole(path)
-    content = bytes(range(100))
-    whole = content + hashlib.sha256(content).digest()
-    path.write_bytes(whole)
-    assert build.is_whole(path)
-    flipped = bytearray(whole)
-    flipped[50] ^= 1
-    for damaged in (b"", content, whole[:-1], whole[:40], whole[1:], bytes(flipped)):
-        path.write_bytes(damaged)
-        assert not build.is_whole(path)
-
-
-@pytest.mark.slow
-def test_a_damaged_library_is_compiled_again_and_then_found(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """It was loaded, or ended the run as a machine that can't compile."""
-    build.library()
-    whole = sorted(Path(os.environ["HIVETUNE_KERNELS"]).glob("*.so"))
-    fresh_build: Path = request.getfixturevalue("fresh_build")
-    fresh_build.mkdir()
-    for path in whole:
-        (fresh_build / path.name).write_bytes(path.read_bytes()[:5000])
-    model = load(write_model(tmp_path / "model"), kernels="native")
-    (library,) = filter(build.is_whole, fresh_build.iterdir())
-    assert model.kernels == "native" and library.name in {path.name for path in whole}
-    before = {path: path.stat().st_mtime_ns for path in fresh_build.iterdir()}
-    assert len(before) == len(whole)
-    build.library.cache_clear()
-    build.library()
-    assert {path: path.stat().st_mtime_ns for path in fresh_build.iterdir()} == before

@@ -32,7 +32,7 @@ from hivetune.train.worker.model.fast.layer import Saved, Walk, backward_layer, 
 from hivetune.train.worker.model.fast.ops import Drop
 from hivetune.train.worker.model.fast.spec import ModelSpec, read_spec
 from hivetune.train.worker.model.fast.tables import BatchTables, drop_keys, lay_tables
-from hivetune.train.worker.model.fast.weights import Weights, bind_adapter, read_weights
+from hivetune.train.worker.model.fast.weights import bind_adapter, read_weights
 from hivetune.train.worker.model.memory import Workspace
 from hivetune.train.worker.model.protocol import Document, halved
 
@@ -109,78 +109,6 @@ def entry_nll(walk: Walk, y_RD: Tensor, dy_RD: Tensor | None) -> Tensor:
     return nll_E
 
 
-class Passes:
-    """The passes of a model. `recompute`: the first layers, whose inner state is recomputed in the backward pass."""
-
-    def __init__(self, spec: ModelSpec, weights: Weights, *, scaling: float, recompute: int):
-        self._spec, self._weights, self._scaling = spec, weights, scaling
-        self.recompute = recompute
-        # Gemma's factor is rounded to the model's precision first, as it was in training (sqrt(2048) is 45.25 in bf16).
-        self._embed_scale = spec.embed_scale
-        if spec.family.scaled_embedding:
-            self._embed_scale = torch.tensor(spec.embed_scale, dtype=weights.embedding_VD.dtype).item()
-
-    def refresh(self) -> None:
-        """Copy the fp32 masters to where the products read them: A below the base rows, scale * B^T on its own.
-
-        Once a call, not a micro-batch: the optimizer changes them between calls only. Rows below matrices that are
-        replaced come with those, see `_enter`.
-        """
-        for index, layer in enumerate(self._weights.layers):
-            for matrix in layer.matrices:
-                matrix.refresh_ups(self._scaling)
-                if index >= self._weights.num_replaced:
-                    matrix.refresh_downs()
-
-    def forward_backward(self, walk: Walk) -> Tensor:
-        """Return nll [E] of each entry and add up the adapters' gradients."""
-        x_TD, delta_TD = self._embed(walk), None
-        all_saved: list[Saved] = []
-        for index in range(len(self._weights.layers)):
-            self._enter(index, index + 1, index + 2)
-            # Recomputed layers share one set of buffers; each keeps its input apart (x.INDEX).
-            slot = "again" if index < self.recompute else str(index)
-            saved = forward_layer(walk, index, x_TD, delta_TD, slot)
-            all_saved.append(saved)
-            x_TD, delta_TD = saved.mid_SD, saved.delta_SD
-        nll_E, dx_SD = loss_and_gradient(walk, x_TD, all_saved[-1].delta_SD)
-        dx: Tensor | None = dx_SD
-        for index in reversed(range(len(all_saved))):
-            self._enter(index, index - 1, index - 2)
-            saved = all_saved.pop()
-            if index < self.recompute:
-                saved = forward_layer(walk, index, saved.x_TD, None, "again")
-            if dx is not None:
-                dx = backward_layer(walk, index, saved, dx)
-        return nll_E
-
-    def forward_only(self, walk: Walk) -> tuple[Tensor, Tensor]:
-        """Return the stream after the last layer and the delta still to be added, at the rows that predict."""
-        x_TD, delta_TD = self._embed(walk), None
-        layers = len(self._weights.layers)
-        for index in range(layers):
-            self._enter(index, (index + 1) % layers, (index + 2) % layers)  # the next documents begin again at 0
-            saved = forward_layer(walk, index, x_TD, delta_TD, "only")
-            x_TD, delta_TD = saved.mid_SD, saved.delta_SD
-        assert delta_TD is not None
-        return x_TD, delta_TD
-
-    def _embed(self, walk: Walk) -> Tensor:
-        x_TD = walk.buffer("x.0", len(walk.batch.tokens_T), self._spec.hidden, wide=True)
-        tokens_TD = walk.buffer("y", len(x_TD), self._spec.hidden)  # free until the first norm
-        x_TD.copy_(torch.index_select(self._weights.embedding_VD, 0, walk.batch.tokens_T, out=tokens_TD))
-        if self._spec.embed_scale != 1.0:
-            x_TD *= self._embed_scale
-        return x_TD
-
-    def _enter(self, index: int, *following: int) -> None:
-        """Bring the matrices of layer `index`, which is computed next; then, in this order, `following`."""
-        self._weights.enter(index, following)
-        if index < self._weights.num_replaced:  # adapters' A lie below the frozen rows, and went with those
-            for matrix in self._weights.layers[index].matrices:
-                matrix.refresh_downs()
-
-
 class FastModel:
     """A `LoraModel` (worker/model/protocol.py) computed by hand.
 
@@ -218,12 +146,14 @@ class FastModel:
         self.pack_tokens = choices.pack_tokens
         self.halvings = choices.halvings or 0
         self._scaling, self._lora = scaling(lora), lora
-        recompute = min(choices.recompute or 0, len(self.spec.layers))
-        self._passes = Passes(self.spec, self.weights, scaling=self._scaling, recompute=recompute)
+        self._recompute = choices.recompute or 0
+        # Gemma's factor is rounded to the model's precision first, as it was in training (sqrt(2048) is 45.25 in bf16).
+        self._embed_scale = self.spec.embed_scale
+        if self.spec.family.scaled_embedding:
+            self._embed_scale = torch.tensor(self.spec.embed_scale, dtype=dtype).item()
         self._workspace = Workspace(device)
         precision = str(dtype).removeprefix("torch.")
         self._pad = multiples_of(token_multiple(device.type, precision, choices.products))
-        self._share = choices.share_prefixes is not False
 
     def backward(self, documents: Sequence[Document], scale: float) -> Tensor:
         draw, rows = self._draw(), _rows(documents)
@@ -244,25 +174,85 @@ class FastModel:
         Nothing here waits for the device, copies from it, or has a shape that depends on what it computed.
         """
         total = torch.zeros((), dtype=self.master_N.dtype, device=self.device)
-        self._passes.refresh()
+        self._refresh()
         for tables in micro_batches:
             there = tables.on(self.device)
-            nll_E = self._passes.forward_backward(self._walk(there, scale=scale, keep=True))
+            nll_E = self._forward_backward(self._walk(there, scale=scale, keep=True))
             total += torch.dot(nll_E, there.count_E)
         return total
 
     @torch.no_grad()
     def nll(self, documents: Sequence[Document], *, adapter: bool = True) -> Tensor:
-        self._passes.refresh()
+        self._refresh()
         rows = _rows(documents)
         sums_B = torch.zeros(len(documents), dtype=self.master_N.dtype, device=self.device)
-        for batch in halved(split_documents(rows, self.budget_tokens, share=self._share), self.halvings):
-            layout = make_layout([rows[index] for index in batch], share=self._share, pad=self._pad)
+        for batch in halved(split_documents(rows, self.budget_tokens, share=True), self.halvings):
+            layout = make_layout([rows[index] for index in batch], share=True, pad=self._pad)
             walk = self._walk(self._tables(layout).on(self.device), adapter=adapter)
-            nll_E = entry_nll(walk, final_norm(walk, *self._passes.forward_only(walk))[0], None)
+            nll_E = entry_nll(walk, final_norm(walk, *self._forward_only(walk))[0], None)
             index_M, entry_M = self._owners(layout, batch)
             sums_B.index_add_(0, index_M, nll_E[entry_M])
         return sums_B
+
+    def _refresh(self) -> None:
+        """Copy the fp32 masters to where the products read them: A below the base rows, scale * B^T on its own.
+
+        Once a call, not a micro-batch: the optimizer changes them between calls only. Rows below matrices that are
+        replaced come with those, see `_enter`.
+        """
+        for index, layer in enumerate(self.weights.layers):
+            for matrix in layer.matrices:
+                matrix.refresh_ups(self._scaling)
+                if index >= self.weights.num_replaced:
+                    matrix.refresh_downs()
+
+    def _forward_backward(self, walk: Walk) -> Tensor:
+        """Return nll [E] of each entry and add up the adapters' gradients."""
+        x_TD, delta_TD = self._embed(walk), None
+        all_saved: list[Saved] = []
+        for index in range(len(self.weights.layers)):
+            self._enter(index, index + 1, index + 2)
+            # Recomputed layers share one set of buffers; each keeps its input apart (x.INDEX).
+            slot = "again" if index < self._recompute else str(index)
+            saved = forward_layer(walk, index, x_TD, delta_TD, slot)
+            all_saved.append(saved)
+            x_TD, delta_TD = saved.mid_SD, saved.delta_SD
+        nll_E, dx_SD = loss_and_gradient(walk, x_TD, all_saved[-1].delta_SD)
+        dx: Tensor | None = dx_SD
+        for index in reversed(range(len(all_saved))):
+            self._enter(index, index - 1, index - 2)
+            saved = all_saved.pop()
+            if index < self._recompute:
+                saved = forward_layer(walk, index, saved.x_TD, None, "again")
+            if dx is not None:
+                dx = backward_layer(walk, index, saved, dx)
+        return nll_E
+
+    def _forward_only(self, walk: Walk) -> tuple[Tensor, Tensor]:
+        """Return the stream after the last layer and the delta still to be added, at the rows that predict."""
+        x_TD, delta_TD = self._embed(walk), None
+        layers = len(self.weights.layers)
+        for index in range(layers):
+            self._enter(index, (index + 1) % layers, (index + 2) % layers)  # the next documents begin again at 0
+            saved = forward_layer(walk, index, x_TD, delta_TD, "only")
+            x_TD, delta_TD = saved.mid_SD, saved.delta_SD
+        assert delta_TD is not None
+        return x_TD, delta_TD
+
+    def _embed(self, walk: Walk) -> Tensor:
+        x_TD = walk.buffer("x.0", len(walk.batch.tokens_T), self.spec.hidden, wide=True)
+        tokens_TD = walk.buffer("y", len(x_TD), self.spec.hidden)  # free until the first norm
+        x_TD.copy_(torch.index_select(self.weights.embedding_VD, 0, walk.batch.tokens_T, out=tokens_TD))
+        if self.spec.embed_scale != 1.0:
+            x_TD *= self._embed_scale
+        return x_TD
+
+    def _enter(self, index: int, *following: int) -> None:
+        """Bring the matrices of layer `index`, which is computed next; then, in this order, `following`."""
+        self.weights.enter(index, following)
+        if index < self.weights.num_replaced:  # adapters' A lie below the frozen rows, and went with those
+            for matrix in self.weights.layers[index].matrices:
+                matrix.refresh_downs()
 
     def _owners(self, layout: Layout, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return, on the device, entries of a layout and the numbers of the documents that each belongs to."""
@@ -273,21 +263,21 @@ class FastModel:
     @torch.no_grad()
     def logits(self, tokens: Sequence[int], *, adapter: bool = True) -> Tensor:
         """Return the logits [len(tokens), V] of one document, in the dtype of the model."""
-        self._passes.refresh()
+        self._refresh()
         everything = TrimmedDocument(tuple(tokens), tuple((index, 0) for index in range(len(tokens))))
         walk = self._walk(self._tables(make_layout([everything], share=False)).on(self.device), adapter=adapter)
-        logits_TV = final_norm(walk, *self._passes.forward_only(walk))[0] @ self.weights.head_VD.t()
+        logits_TV = final_norm(walk, *self._forward_only(walk))[0] @ self.weights.head_VD.t()
         cap = self.spec.logit_softcap
         return logits_TV if cap is None else cap * torch.tanh(logits_TV / cap)
 
     def _split(self, rows: Sequence[TrimmedDocument]) -> list[list[int]]:
         batches = split_documents(
-            rows, self.budget_tokens, share=self._share, aim_tokens=self.pack_tokens or self.budget_tokens
+            rows, self.budget_tokens, share=True, aim_tokens=self.pack_tokens or self.budget_tokens
         )
         return halved(batches, self.halvings)
 
     def _layout(self, rows: Sequence[TrimmedDocument]) -> Layout:
-        return make_layout(rows, share=self._share, pad=self._pad)
+        return make_layout(rows, share=True, pad=self._pad)
 
     def _draw(self) -> int | None:
         """Return the seed of a step's masks, from the generator that the loop seeds."""

@@ -1,8 +1,5 @@
 """The C++ kernels as a shared library: compiled once for this processor, and named by the hash of its inputs.
 
-The library ends with its own SHA-256, which the loader of programs ignores. So a file that was truncated or changed on
-the disk is compiled again, not loaded: a truncated one would end the process with SIGBUS.
-
 Compiling takes three seconds, when a model is prepared or on first use. `HIVETUNE_KERNELS` names another folder than
 the home's `kernels`. A compiler is needed only where there is no such file yet, and it is not part of the name: a run
 continues with the library that it began with. Without a library (no compiler, no room on the disk, a disk that runs no
@@ -22,7 +19,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from hivetune.base.disk import home
+from hivetune.base.disk import home, sync
 
 SOURCES = Path(__file__).parent
 # Because of -march=native the processor is part of the name. Errno and traps are unused; NaN and infinity are kept.
@@ -40,7 +37,6 @@ FLAGS = (
 )
 COMPILERS = ("g++", "c++")
 TIMEOUT_S = 120.0
-HASH_BYTES = hashlib.sha256().digest_size
 
 
 class NoKernels(Exception):
@@ -55,7 +51,7 @@ def library() -> ctypes.CDLL:
     compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, COMPILERS)), None)
     try:
         path = Path(os.environ.get("HIVETUNE_KERNELS") or home() / "kernels") / f"{_fingerprint()}.so"
-        if not is_whole(path):
+        if not path.exists():
             if compiler is None:
                 raise NoKernels("no C++ compiler (apt-get install g++)")
             _compile(compiler, path)
@@ -75,15 +71,6 @@ def missing_kernels_reason() -> str:
     return ""
 
 
-def is_whole(path: Path) -> bool:
-    """Return whether the library is there and ends with the hash of the rest. Raises OSError if unreadable."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return False
-    return len(content) > HASH_BYTES and hashlib.sha256(content[:-HASH_BYTES]).digest() == content[-HASH_BYTES:]
-
-
 def _fingerprint() -> str:
     info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     processor = [line for line in info.splitlines() if line.startswith(("model name", "flags", "Features"))][:2]
@@ -98,7 +85,8 @@ def _fingerprint() -> str:
 def _compile(compiler: str, path: Path) -> None:
     """Compile all sources at the same time, then link under a temporary name and move the library.
 
-    Another process may do the same meanwhile.
+    Another process may do the same meanwhile. The library is on the disk before it has its name: a truncated one, after
+    a cut of the power, would end each run with SIGBUS.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".build-") as folder:
@@ -111,8 +99,7 @@ def _compile(compiler: str, path: Path) -> None:
                 compiled.result()
         linked = Path(folder) / "kernels.so"
         _run([compiler, "-shared", *map(str, commands), *_openmp(), "-o", str(linked)])
-        with open(linked, "ab") as file:
-            file.write(hashlib.sha256(linked.read_bytes()).digest())
+        sync(linked)
         os.replace(linked, path)
 
 
