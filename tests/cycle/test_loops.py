@@ -25,10 +25,8 @@ from hivetune.cycle.notify import MAX_SENTENCE_CHARS, Notice, send_notice
 from hivetune.cycle.record import (
     CycleRow,
     begin_cycle,
-    begin_station,
     cycles_of,
     end_cycle,
-    fail_station,
     loop_folder,
     trained_rows,
 )
@@ -273,18 +271,6 @@ def test_the_same_cycle_is_opened_once_and_again_only_after_a_failure(own_home: 
         found = cycles_of(database, NAME)[0]
         assert (found.end, found.reason, found.closed, found.config) == ("refused", "worse", 30.0, asked.config)
         assert trained_rows(database, NAME) == {"x", "y"} and not trained_rows(database, "other")
-
-
-def test_failures_count_by_station_and_a_wait_for_a_disk_does_not(own_home: Path) -> None:
-    with closing(open_database()) as database:
-        begin_cycle(database, CYCLE)
-        for counts, failures in ((True, 1), (False, 1), (True, 2)):
-            begin_station(database, CYCLE, "train")
-            assert fail_station(database, CYCLE, "why", 6.0, counts=counts) == failures
-        found = cycles_of(database, NAME)[0]
-        assert (found.station, found.failures, found.failed_at, found.words) == ("train", 2, 6.0, "why")
-        begin_station(database, CYCLE, "evaluate")
-        assert cycles_of(database, NAME)[0].failures == 0
 
 
 def test_a_command_gets_its_own_words_and_the_document(tmp_path: Path) -> None:

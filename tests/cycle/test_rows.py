@@ -20,7 +20,6 @@ from hivetune.cycle.domains import Domain, domains_of
 from hivetune.cycle.rows import LookCache, affordable_tokens, choose_rows, pool_of, read_rows_now
 from hivetune.data.leave_out import LEAVE_OUT
 from hivetune.data.snapshot import PoolRow
-from hivetune.errors import DataRefused, UsageError
 from hivetune.release.registry import champion_of
 
 
@@ -100,27 +99,6 @@ def test_whatever_comes_every_row_is_accounted(found: list[PoolRow], known: floa
     trained = [one for one in found if one.id not in left_out and one.split == "train"]
     if budget is not None:
         assert sum(one.length for one in trained) <= budget
-
-
-@pytest.mark.parametrize(("error", "reads"), [(DataRefused("too few rows"), 2), (UsageError("no such model"), 4)])
-def test_refused_rows_are_read_again_when_they_changed(
-    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reads: int
-) -> None:
-    """Faults that a person mends elsewhere, such as the model, are retried at each look."""
-    asked: list[RunConfig] = []
-
-    def refused(config: RunConfig) -> None:
-        asked.append(config)
-        raise error
-
-    monkeypatch.setattr(hivetune.cycle.rows, "pool_of", refused)
-    path, known = tmp_path / "rows.jsonl", LookCache()
-    with closing(open_database()) as database:
-        for content in ("{}\n", "{}\n{}\n"):
-            path.write_text(content)
-            for _ in range(2):
-                assert read_rows_now(config_of(path), database, "desk", None, known).problem == str(error)
-    assert len(asked) == reads
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
 """The one screen: what waits for a person, and what could follow, from the state of runs and releases."""
 
-import json
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +11,8 @@ from hivetune.base.database import open_database
 from hivetune.base.disk import home, lock
 from hivetune.base.journal import Journal
 from hivetune.cycle.record import JOURNAL, loop_folder
-from hivetune.dashboard.overview import needs_of, next_steps, overview
+from hivetune.dashboard.overview import needs_of, overview
 from hivetune.release.registry import Release
-from hivetune.run.folder import write_record
 from hivetune.run.status import RunStatus, State, shortest_names
 from hivetune.serve.route import gateway_folder, write_loaded
 
@@ -79,14 +76,6 @@ def test_what_stopped_by_itself_waits_for_a_person(tmp_path: Path) -> None:
     ]
 
 
-def test_runs_of_a_loop_go_on_by_themselves_and_names_that_two_have_are_paths(own_home: Path, tmp_path: Path) -> None:
-    runs = [run(home() / "cycles" / "faq" / "run", "interrupted"), run(tmp_path / "a" / "run", "interrupted")]
-    found = overview([*runs, run(tmp_path / "own", "done")])
-    assert commands(found.needs) == [f"hivetune train {tmp_path}/a/run"]
-    assert commands(found.next) == ["hivetune eval own"]
-    assert commands(overview(runs[:1]).needs) == []
-
-
 @pytest.mark.parametrize(
     ("candidate", "asked"),
     [
@@ -112,23 +101,3 @@ def test_only_a_champion_that_the_gateway_has_loaded_is_served(own_home: Path) -
         ):
             write_loaded(names, labels)
             assert overview().served == served
-
-
-def test_the_newest_finished_run_goes_on_station_by_station(tmp_path: Path) -> None:
-    done = run(tmp_path / "one", "done")
-
-    def asked(*registered: Release, served: bool = True) -> list[str]:
-        return commands(next_steps([done], {done.run: "one"}, list(registered), 0, served=served))
-
-    fields = {"name": "one", "created": 1.0, "status": "done", "snapshot": "", "model": "m", "identity": {}}
-    for held_out, command in ((0, []), (12, ["hivetune eval one"])):  # without any an evaluation would be refused
-        write_record(done.run, {"schema": 1, **fields, "result": {"rows": {"held_out": held_out}}})
-        assert asked() == command
-    (done.run / "adapter_model.safetensors").write_bytes(b"")
-    (done.run / "eval.json").write_text(json.dumps({"verdict": "deploy"}))
-    assert asked() == ["hivetune register one --as NAME"]
-    kept = replace(CHAMPION, run=str(done.run))
-    assert asked(kept) == [] and asked(kept, served=False) == ["hivetune serve"]
-    for text, command in (('{"verdict": "iterate"}', []), ('{"verdict": "dep', ["hivetune eval one"])):
-        (done.run / "eval.json").write_text(text)
-        assert asked() == command

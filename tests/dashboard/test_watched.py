@@ -6,14 +6,14 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from dashboard.shown import add_events, add_step, end_run, make_run, supervisor
+from dashboard.shown import add_events, add_step, end_run, make_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hivetune.base import journal as journals
 from hivetune.base.journal import Journal, JournalPlace, read_after, read_journal
 from hivetune.dashboard import watched
-from hivetune.dashboard.watched import MAX_BUCKETS, Series, WatchedRun, Watcher
+from hivetune.dashboard.watched import MAX_BUCKETS, Series, WatchedRun
 from hivetune.run.folder import METRICS
 from hivetune.run.status import loss_curve, run_status
 
@@ -89,17 +89,6 @@ def test_a_run_is_followed_through_faults_and_steps_that_are_made_again(own_home
     assert drawn == {(step, loss) for step, loss, kind in loss_curve(folder) if kind == "step"}
     assert len(run.read.quarantined) == 1  # the events were not read twice
     assert run.status() == run_status(folder)
-
-
-def test_a_supervisor_that_dies_is_seen_at_the_next_look(own_home: Path) -> None:
-    folder = make_run("one", steps=100, done=5)
-    add_events(folder)
-    watcher = Watcher()
-    with supervisor(folder) as process:
-        assert [status.state for _, _, status in watcher.runs()] == ["running"]
-        process.kill()
-        process.wait(30)
-        assert [status.state for _, _, status in watcher.runs()] == ["interrupted"]
 
 
 @pytest.mark.parametrize("watched_before", [False, True])

@@ -25,10 +25,6 @@ def test_an_answer_in_pieces_is_put_together_and_timed() -> None:
     assert answer.first_token_s is not None and 0 < answer.first_token_s <= answer.seconds
 
 
-def test_an_answer_that_was_cut_did_not_end_by_itself() -> None:
-    assert not asked(stream("Hel", finish="length")).ended
-
-
 def test_an_answer_in_one_piece_has_no_time_of_its_first_token() -> None:
     choice = {"message": {"role": "assistant", "content": "Hello"}, "finish_reason": "stop"}
     body = {"choices": [choice], "usage": {"completion_tokens": 2}}
@@ -98,13 +94,6 @@ def test_what_is_no_answer_is_refused_in_words(reply: Reply, said: str) -> None:
 def test_what_may_pass_can_be_tried_again(reply: Reply) -> None:
     with pytest.raises(Unanswered):
         asked(reply)
-
-
-def test_a_server_that_is_not_there_may_come_back() -> None:
-    with fake_server(lambda body: stream("ok")) as server:
-        url = server.url
-    with pytest.raises(Unanswered):
-        Endpoint(url, "m", timeout_s=5).timed(CHAT, max_tokens=8)
 
 
 @settings(max_examples=60, deadline=None)

@@ -2,12 +2,10 @@
 form of the API. The model server is a stand-in that misbehaves on request."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -195,20 +193,6 @@ def test_a_full_disk_loses_nothing_that_was_captured(small_disk: Path, monkeypat
     rows = stored("id, feedback")
     assert len(rows) == len({row[0] for row in rows}) == capture.captured == 40
     assert dict(rows)["hive-3"] == -1
-
-
-def test_a_gateway_ends_while_its_disk_is_full(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It also says what it could not store."""
-    monkeypatch.setenv("HIVETUNE_HOME", str(small_disk))
-    capture = Capture(retry_s=0.05)
-    for number in range(400):  # 8 MB into 4
-        capture.put(entry(number))
-    wait_until(lambda: capture.problem != "")
-    started = time.monotonic()
-    capture.close()
-    assert time.monotonic() - started < 40
-    assert capture.left_out > 0 and capture.captured + capture.left_out == 400
-    assert os.path.exists(small_disk / "hive.db")
 
 
 def test_a_run_that_trains_gets_the_card_and_the_gateway_goes_on_without(

@@ -177,15 +177,20 @@ async def test_a_start_that_nobody_waits_for_any_more_is_ended() -> None:
     assert stage.ended == stage.started == [deployment(1)]
 
 
+@pytest.mark.parametrize("before", [None, 1])
 @played
-async def test_a_start_that_failed_and_is_not_wanted_any_more_is_no_problem() -> None:
+async def test_a_start_that_failed_and_is_not_wanted_any_more_is_no_problem(before: int | None) -> None:
+    """Nothing is served then, as when it was retired, or what answered before the promotion."""
     stage = Stage()
+    earlier = Wanted() if before is None else wants(before, before)
+    stage.now = earlier
+    await stage.until(lambda: stage.keeper.ready == (before is not None))
     stage.failing = MachineNotFit("the tensors are missing")
-    stage.now = wants(1, 1)
+    stage.now = wants(2, 2)
     await stage.until(lambda: stage.keeper.problems == ["the tensors are missing"])
-    stage.now = Wanted()  # it was retired
+    stage.now = earlier
     await stage.until(lambda: stage.keeper.problems == [])
-    assert not stage.keeper.lives and not stage.ended
+    assert stage.keeper.ready == (before is not None) and not stage.ended
 
 
 @played

@@ -165,17 +165,3 @@ def test_a_short_request_of_another_adapter_overtakes_a_long_prompt() -> None:
     assert turns.start(8.0) == [], "an answer is not overtaken"
     turns.leave(long)
     assert turns.start(9.0) == [waits]
-
-
-def test_a_client_with_many_waiting_does_not_keep_out_another() -> None:
-    turns = Turns(2, longest_wait_s=100)
-    many = [Ticket("a", number, float(number), "greedy") for number in range(50)]
-    for ticket in many:
-        turns.arrive(ticket)
-    assert turns.start(50.0) == many[:2]
-    other = Ticket("a", "s", 51.0, "other")
-    turns.arrive(other)
-    turns.leave(many[0])
-    assert turns.start(52.0) == [other]
-    turns.leave(other)
-    assert turns.start(53.0) == [many[2]]
