@@ -5,25 +5,26 @@ The place of a row is the line where it begins, in Parquet and Arrow the number 
 
 import codecs
 import csv
+import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hivetune.base.database import is_read_only, open_to_read
 from hivetune.base.paths import quoted, spelled
-from hivetune.data.files.message_log import joined_rows
 from hivetune.data.files.unpack import package, read_blocks
-from hivetune.data.formats import joins_rows, may_hold_rows, rows_inside, rows_of_file, slack
+from hivetune.data.formats import format_of_file, joins_rows, may_hold_rows, rows_inside, rows_of_file, slack
 from hivetune.data.mapping import rows_at, turn_table
-from hivetune.data.pieces.format import PlacedRow
+from hivetune.data.pieces.format import Head, Log, PlacedRow
 from hivetune.data.raw import MAX_ROW_BYTES, RawRow, Source
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import DataRefused
 
+_NUM_SAMPLE = 20  # rows by which a table of messages is told: all have to be of one format
 KEPT_BYTES = 4096  # of a line that is larger than any row
 DELIMITERS = (",", ";", "\t")
 MAX_DOCUMENT_CHARS = 1 << 30  # it is held as one text
@@ -59,12 +60,12 @@ def _placed(source: Source) -> Iterator[PlacedRow]:
         yield from slack.rows(_lines_of_days(source.parts), slack.user_names(source.users))
         return
     if source.turns:
-        yield from joined_rows(_single(source), source.name, turn_table(dict(source.turns)))
+        yield from _joined_rows(_single(source), source.name, turn_table(dict(source.turns)))
         return
     if joins_rows(source.kind):
         yield from rows_of_file(source.kind, source.path, _text_lines(source))
         return
-    yield from joined_rows(_single(source), source.name)
+    yield from _joined_rows(_single(source), source.name)
 
 
 def _lines_of_days(days: Sequence[Source]) -> Iterator[tuple[int, str]]:
@@ -85,6 +86,44 @@ def _single(source: Source) -> Iterator[PlacedRow]:
     if source.kind == "json":
         return _document_rows(source)
     return ((number, line) for number, line in _text_lines(source) if line.strip())
+
+
+def _joined_rows(rows: Iterator[PlacedRow], name: str, log: Log | None = None) -> Iterator[PlacedRow]:
+    """Yield one row for each conversation of a file called `name`, if a format, or `log`, reads its rows together;
+    else the rows.
+    """
+    first = list(itertools.islice(rows, _NUM_SAMPLE))
+    everything = itertools.chain(first, rows)
+    begun = [event for _, record in first if (event := _object(record)) is not None]
+    if log is None and begun and 2 * len(begun) >= len(first):  # a line may be broken
+        log = format_of_file(Head(name, b"", begun))
+    if log is None:
+        yield from everything
+        return
+    problems: list[PlacedRow] = []
+    yield from log.rows(_lines_of_log(everything, problems))
+    yield from problems
+
+
+def _lines_of_log(rows: Iterable[PlacedRow], problems: list[PlacedRow]) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a log; `problems` gets the places without one."""
+    for number, record in rows:
+        if isinstance(record, str):
+            yield number, record
+        elif isinstance(record, Mapping):
+            yield number, json.dumps(record, ensure_ascii=False)
+        else:
+            problems.append((number, record))
+
+
+def _object(record: Any) -> dict[str, Any] | None:
+    if isinstance(record, Mapping):
+        return dict(record)
+    try:
+        event = json.loads(record) if isinstance(record, str) else None
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) else None
 
 
 def _too_large(size_bytes: int) -> RowRefused | None:
