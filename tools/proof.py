@@ -70,9 +70,9 @@ PROOFS = {
     ),
     "engine": Proof(
         "dropout has the mean gradient of separate masks; streamed layers give the bits of layers that stay; no "
-        "product reads memory that was not written",
-        ("tests/train/worker/model", "--ignore=tests/train/worker/model/test_families.py"),
-        ("train/worker",),
+        "product reads memory that was not written; the peak of a step is as the plan says",
+        ("tests/train/worker/model", "--ignore=tests/train/worker/model/test_families.py", "tests/train/plan"),
+        ("train/worker", "train/plan"),
     ),
     "families": Proof(
         "every causal family that transformers knows, on a tiny random model: at least 90 % train with PEFT's loss and "

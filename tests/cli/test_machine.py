@@ -58,7 +58,7 @@ def test_the_likeliest_mapping_is_proposed_unless_other_files_need_none(
 ) -> None:
     """A mapping holds for all files: one for a stray file rejected all rows of the others."""
     topics = ("parcel", "letter", "crate", "barrel")
-    rows = [{"wish": f"Where is the {t}?", "told": f"In Bonn, {t}.", "more": f"The {t} is ours."} for t in topics]
+    rows = [{"wish": f"Where is the {t}?", "told": f"In Bonn, {t}.", "more": f"Our {t}."} for t in topics]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = RunConfig(model="m", data=DataConfig(path=str(tmp_path)))
     assert likeliest_columns(config) == {"prompt": "wish", "completion": "told"}

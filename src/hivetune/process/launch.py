@@ -71,7 +71,7 @@ VARIABLE = "HIVETUNE_SUPERVISION"
 class Supervision:
     """`hang_factor`: a step hangs after this many times its usual time, at least after `hang_floor_s`. `attempts`:
     without progress before giving up. `backoff_s`: the first pause after a device fault; doubled up to 300 s if faults
-    come at different steps. `checkpoint_every_s`: None for an interval from measured costs, by Young's rule.
+    come at different steps. `checkpoint_every_s`: None for the interval of the task.
     """
 
     hang_factor: float = 5.0
