@@ -55,6 +55,10 @@ _REJECT = {
         "the rest of the file is unreadable: damaged compression, CSV, JSON array or Parquet",
         "restore the file",
     ),
+    "binary-column": (
+        "a column of a table holds bytes that are no text",
+        "store it as text, or collect a view without it",
+    ),
     "csv-columns": ("the row has more or fewer fields than the header", "quote fields that hold commas or line breaks"),
     # The shape of the row
     "unread-column": (

@@ -289,6 +289,12 @@ def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
     require_adapter(run.folder)
     refuse_older_adapter(run.folder)
     tempfile.TemporaryFile(dir=run.folder).close()  # raised now on a read-only disk, and not after hours of answers
+    facts = {
+        "run": str(run.folder),
+        "model": run.config.model,
+        "adapter_sha256": adapter_hash(run.folder),
+        "nearest": run.snapshot.manifest.get("nearest"),  # how near test rows are to training rows
+    }
     settings, sides = run.config.eval, (run.config.eval.baseline, str(run.folder))
     reasons: list[str] = []
     if settings.baseline == BASELINE:
@@ -303,12 +309,6 @@ def evaluate_run(run: Run, progress: Progress = silent) -> dict[str, Any]:
         evaluation = loss_alone(run, reasons[0])
     else:
         evaluation = compare_pair(*sides, settings, run=run, max_timings=MAX_TIMINGS, progress=progress).document
-    facts = {
-        "run": str(run.folder),
-        "model": run.config.model,
-        "adapter_sha256": adapter_hash(run.folder),
-        "nearest": run.snapshot.manifest.get("nearest"),  # how near test rows are to training rows
-    }
     write_json(run.folder / EVALUATION, {**evaluation, **facts})
     judge_run(run)
     return read_document(run.folder / EVALUATION)
