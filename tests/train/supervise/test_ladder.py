@@ -5,7 +5,15 @@ from dataclasses import replace
 import pytest
 
 from hivetune.machine.facts import catalogue
-from hivetune.train.supervise.ladder import RUNGS, Bounds, Failure, arithmetic_changes, effects_of, next_action
+from hivetune.train.supervise.ladder import (
+    RUNGS,
+    Bounds,
+    Failure,
+    after_isolation,
+    arithmetic_changes,
+    effects_of,
+    next_action,
+)
 
 HOST, CARD = Bounds(), Bounds(on_device=True, void=frozenset({"plain"}))
 FAULT = "device-memory-fault"
@@ -125,3 +133,13 @@ def test_a_failure_past_the_last_one_is_progress_and_one_at_it_is_none() -> None
 def test_every_rung_of_the_catalogue_exists() -> None:
     named = {rung for fault in catalogue() for rung in fault.rungs} - {"isolate"}
     assert named <= RUNGS.keys()
+
+
+def test_two_kills_at_one_step_change_no_arithmetic_where_its_rows_are_fine() -> None:
+    """Eight kills on a busy machine ended in another adapter: the second at one step led to smaller micro-batches."""
+    history = [at(7, fault="killed"), at(7, fault="killed")]
+    assert next_action(history, HOST).kind == "isolate"
+    action, kept = after_isolation(history, "chance", "the rows were computed again without a fault", HOST)
+    assert (action.kind, action.rungs, kept.isolated) == ("again", (), True)
+    third = next_action([history[0], kept, at(7, fault="killed")], HOST)
+    assert third.tried == "small"

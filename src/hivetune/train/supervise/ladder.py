@@ -180,12 +180,15 @@ def next_action(history: Sequence[Failure], bounds: Bounds) -> Reply:
 def after_isolation(history: Sequence[Failure], culprit: Culprit, reason: str, bounds: Bounds) -> tuple[Reply, Failure]:
     """Return what follows the replay of the last failure's rows, and that failure as the history keeps it.
 
-    A guilty row is quarantined by then, and the step is made without it.
+    A guilty row is quarantined by then, and the step is made without it. Where its rows are fine, a process that was
+    killed from outside goes on as it was: a change would alter the arithmetic of a run that had no fault (law 4).
     """
     replayed = replace(history[-1], isolated=True)
     with_replay = [*history[:-1], replayed]
     if culprit == "row":
         return Reply("again", reason, remaining_rungs(with_replay)), replayed
+    if culprit == "chance" and fault_of(replayed.fault).domain == "host":
+        return Reply("again", reason, replayed.rungs), replayed
     return next_action(with_replay, bounds), replayed
 
 
