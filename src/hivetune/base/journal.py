@@ -162,7 +162,9 @@ def _line(entry: dict[str, Any]) -> bytes:
 
 
 def _whole_lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
-    """Yield the lines from here that end. Raise OSError for a too long one, such as a sparse file of zeros."""
+    """Yield the complete lines from the position of `file`. Raise OSError for a line that is too long, as a sparse file
+    of zeros is one.
+    """
     while (line := file.readline(MAX_LINE_BYTES)).endswith(b"\n"):
         yield line
     if len(line) == MAX_LINE_BYTES:

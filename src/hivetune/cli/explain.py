@@ -42,8 +42,10 @@ def explain(error: Exception) -> HivetuneError:
         hint = "use another disk (FAT32 ends at 4 GB), or raise the limit: ulimit -f unlimited"
         return DoesNotFit("a file became larger than its disk or ulimit -f allows", hint=hint)
     if error.errno in OF_THE_PATH:
-        ours = error.errno in _READ_ONLY and _is_ours(error)
-        return UsageError(message, hint=path_hint(error) + ", or set HIVETUNE_HOME to a folder that you own" * ours)
+        hint = path_hint(error)
+        if error.errno in _READ_ONLY and _is_ours(error):
+            hint = f"{hint}, or set HIVETUNE_HOME to a folder that you own"
+        return UsageError(message, hint=hint)
     if error.errno == errno.EIO:
         return MachineNotFit(message, hint="the disk may be failing: see dmesg")
     return HivetuneError(message)

@@ -54,7 +54,7 @@ from hivetune.run.status import (
 WATCH_S = 1.0
 LOG_LINES = 50
 SPARK_WIDTH, BARS = 60, "▁▂▃▄▅▆▇█"
-# What is known of the machine when a run measures itself.
+# The figures of the machine in the samples of a run.
 SAMPLE = ("available_bytes", "resident_bytes", "disk_free_bytes", "cards")
 STATE = "state step steps pid loss validation_loss tokens_per_second left_s restarts quarantined last_fault "
 STATE += "damaged_lines storage_problem problem"

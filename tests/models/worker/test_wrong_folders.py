@@ -36,6 +36,7 @@ from hivetune.config import LoraConfig
 from hivetune.errors import UsageError
 from hivetune.models.worker.prepare_model import prepare_model
 from hivetune.train.worker.model.load import load_model
+from hivetune.train.worker.model.protocol import LoraModel
 
 SIZES = {
     "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8,
@@ -255,12 +256,13 @@ def test_a_model_of_another_kind(kind: str, whole: Callable[[str], Path], tmp_pa
 
 @pytest.mark.parametrize("kind", GOOD)
 def test_whole_folders_are_taken(kind: str, whole: Callable[[str], Path], tmp_path: Path) -> None:
-    prepare_and_load(whole(kind), tmp_path / "prepared")
+    adapter = prepare_and_load(whole(kind), tmp_path / "prepared").adapter
+    assert adapter and len(adapter) % 4 == 0, "A and B of each module of both layers"
 
 
-def prepare_and_load(source: Path, target: Path) -> None:
+def prepare_and_load(source: Path, target: Path) -> LoraModel:
     prepare_model(str(source), target)
-    load_model(target, LoraConfig(r=2), method="lora", dtype=torch.float32, device=torch.device("cpu"))
+    return load_model(target, LoraConfig(r=2), method="lora", dtype=torch.float32, device=torch.device("cpu"))
 
 
 def test_what_is_legal(tiny_source: Path, tmp_path: Path) -> None:
