@@ -172,7 +172,7 @@ def _is_url_password(text: str, start: int, end: int) -> bool:
 
 
 def _begins(text: str, start: int) -> bool:
-    """Return whether a number can begin at `start`: not inside a longer number, a word, a version or a row of a table."""
+    """Return whether a number can begin at `start`, not inside a longer one, a word, a version or a row of a table."""
     before = text[start - 1 : start]
     if (before.isalnum() and before.isascii()) or (before and before in "_.+-"):
         return False
