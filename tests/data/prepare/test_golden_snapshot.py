@@ -5,12 +5,10 @@ To accept a wanted change, run this file with HIVETUNE_WRITE_GOLDEN=1.
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from data.conftest import chat
 
 from hivetune.base.disk import sha256_file
@@ -37,7 +35,6 @@ def conversations() -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="its tokenizer is trained on the topics of Python 3.11")
 def test_a_snapshot_is_what_it_was(write_rows: Callable[..., Path], chatml: Path) -> None:
     config = parse_config({"model": "m", "data": {"path": str(write_rows(conversations()))}})
     snapshot = prepare(config, chatml)
