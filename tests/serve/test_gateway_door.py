@@ -11,7 +11,7 @@ from serve.test_keeper import Stage as Loop
 from serve.test_keeper import wants
 
 from hivetune.errors import HivetuneError, MachineNotFit
-from hivetune.serve.api import page_routes
+from hivetune.serve.api import page_routes, told_unless_cancelled
 from hivetune.serve.guard import Door, Guard
 from hivetune.serve.route import Route
 from hivetune.serve.run import own_hosts
@@ -158,3 +158,19 @@ async def test_a_release_that_fails_before_its_first_byte_is_rolled_back(stage: 
         await asyncio.sleep(0.01)
     ((label, reason),) = stage.rolled_back
     assert label == "helpdesk@2" and "failed" in reason
+
+
+def test_only_the_end_of_a_cancelled_wait_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(told_unless_cancelled)
+        wait = loop.create_future()
+        wait.cancel()
+        loop.call_soon(wait.set_result, None)
+        await asyncio.sleep(0)
+        assert not caplog.text
+        loop.call_soon(int, "no number")
+        await asyncio.sleep(0)
+
+    asyncio.run(scene())
+    assert "ValueError" in caplog.text and "InvalidStateError" not in caplog.text

@@ -122,6 +122,8 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        asyncio.get_running_loop().set_exception_handler(told_unless_cancelled)
+
         async def keep() -> None:
             try:
                 await self.keeper.run()
@@ -262,6 +264,14 @@ class Gateway:
                 names = ("captured", "waiting", "left_out", "problem")
                 document["capture"] = {name: getattr(self.capture, name) for name in names}
         return JSONResponse(document, 200 if self.keeper.ready else 503)
+
+
+def told_unless_cancelled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what a callback raised, but for the result of a wait that was cancelled: anyio 4.16 sets it where a model
+    server writes to its Unix socket at the moment that a client goes away (as on closing, agronholm/anyio#1267).
+    """
+    if not isinstance(context.get("exception"), asyncio.InvalidStateError):
+        loop.default_exception_handler(context)
 
 
 @dataclass
