@@ -8,7 +8,11 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-TEMPLATES = Path(__file__).parent / "templates"
+# Published chat templates by name, each with its source, its end tokens and the chats that it can't say.
+TEMPLATES = {
+    entry["name"]: entry
+    for entry in map(json.loads, (Path(__file__).parent / "templates.jsonl").read_text(encoding="utf-8").splitlines())
+}
 LICENCE = Path(__file__).parents[2] / "LICENSE"
 CHATML = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + "
@@ -20,7 +24,7 @@ CHATML = (
 class Family:
     """What a model family's tokenizer knows besides its template."""
 
-    template: str  # file in templates/
+    template: str  # name in templates.jsonl
     specials: tuple[str, ...]
     eos: tuple[str, ...]
     bos: str | None = None
@@ -54,8 +58,8 @@ CONTROL = re.compile(
 
 
 def corpus() -> dict[str, Family]:
-    """The families of templates/families.json, by name; their tokenizers know every control token of their template."""
-    known = json.loads((TEMPLATES / "families.json").read_text(encoding="utf-8"))
+    """The families of templates.jsonl, by name; their tokenizers know every control token of their template."""
+    known = {name: entry for name, entry in TEMPLATES.items() if "eos" in entry}
     return {name: _corpus_family(name, tuple(entry["eos"]), entry["bos"]) for name, entry in known.items()}
 
 
@@ -66,7 +70,7 @@ def _corpus_family(name: str, eos: tuple[str, ...], bos: str | None) -> Family:
 
 
 def template_of(name: str) -> str:
-    return (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+    return str(TEMPLATES[name]["template"])
 
 
 def make_family(folder: Path, name: str) -> Path:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from data.models import TEMPLATES
+from data.models import TEMPLATES, template_of
 from gguf import GGUFReader, GGUFWriter
 from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
 
@@ -19,7 +19,7 @@ CHATS = (
     [USER, {"role": "assistant", "content": "That."}, {"role": "user", "content": "Why?"}],
     [{"role": "system", "content": "Be brief."}, USER],
 )
-THINKING = sorted(path.stem for path in TEMPLATES.glob("*.jinja") if "thinking" in path.read_text(encoding="utf-8"))
+THINKING = sorted(name for name in TEMPLATES if "thinking" in template_of(name))
 SHOWN = ("qwen3", "qwen3_5_nothink", "gemma4", "deepseek_v3_1", "minicpm5")
 
 
@@ -27,7 +27,7 @@ SHOWN = ("qwen3", "qwen3_5_nothink", "gemma4", "deepseek_v3_1", "minicpm5")
     ("template", "value"), [("qwen3", True), ("qwen3_5_nothink", False), ("gemma4", False), ("deepseek_v3_1", False)]
 )
 def test_the_value_is_the_one_that_changes_nothing(template: str, value: bool) -> None:
-    source = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
+    source = template_of(template)
     assert thinking_arguments(source) == {"enable_thinking": value, "thinking": value}
     without = ChatTemplate(source, {"bos_token": "", "eos_token": ""})
     given = ChatTemplate(source, {"bos_token": "", "eos_token": "", **thinking_arguments(source)})
@@ -53,7 +53,7 @@ def with_template(model: Path, template: str, path: Path) -> Path:
 def differing(model: Path, template: str, folder: Path, **arguments: bool | str) -> list[str]:
     """Return what llama.cpp writes otherwise than transformers with these arguments. A first token that the server adds
     is left out."""
-    written = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
+    written = template_of(template)
     # As export does: rows were rendered with this date in place of today's.
     source = fixed_date(written)
     trained = ChatTemplate(source, {"bos_token": "", "eos_token": "<|im_end|>", **arguments})  # as gguf_families has it

@@ -1,6 +1,5 @@
 """Token ids and masks equal those that transformers makes of 75 published templates, for chats of every shape."""
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -78,7 +77,7 @@ CHATS = {
 }  # fmt: skip
 WITH_TOOLS = ("tools", "two calls", "reasoning with tools")
 # What each template can't say, with the reason: {template: {chat: reason}}. A new entry needs a look at the template.
-REFUSALS = json.loads((TEMPLATES / "refusals.json").read_text(encoding="utf-8"))
+REFUSED = {name: TEMPLATES[name].get("refused", {}) for name in CORPUS}
 
 
 @pytest.fixture(scope="session")
@@ -123,7 +122,7 @@ def test_ids_and_masks_equal_transformers(name: str, folders: dict[str, Path]) -
         assert trained == [i for i, m in enumerate(messages) if m.role == "assistant" and m.weight], kind
         for view in views:
             check_view(renderer, oracle, example, shown, view)
-    assert refused == REFUSALS.get(name, {})
+    assert refused == REFUSED[name]
 
 
 def check_view(renderer: Renderer, oracle: Any, example: Example, shown: list[Any], view: Rendered) -> None:
@@ -161,6 +160,6 @@ def check_view(renderer: Renderer, oracle: Any, example: Example, shown: list[An
 
 def test_plain_chats_are_never_refused_and_refusals_have_few_reasons() -> None:
     plain = {"one turn", "four turns", "white space", "weight 0"}
-    assert not [name for name, refused in REFUSALS.items() if plain & refused.keys()]
-    reasons = Counter(reason for refused in REFUSALS.values() for reason in refused.values())
+    assert not [name for name, refused in REFUSED.items() if plain & refused.keys()]
+    reasons = Counter(reason for refused in REFUSED.values() for reason in refused.values())
     assert set(reasons) == {"not-in-template", "template-error"}

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from data.models import CHATML, FAMILIES, TEMPLATES, make_family, make_model
+from data.models import CHATML, FAMILIES, make_family, make_model, template_of
 from tokenizers import Tokenizer
 
 from hivetune.data.render.folder import load_renderer
@@ -220,7 +220,7 @@ def test_text_and_prompts_equal_transformers(
     theirs = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(folders[name] / "tokenizer.json"), eos_token=settings.eos[0], bos_token=settings.bos
     )
-    theirs.chat_template = (TEMPLATES / f"{settings.template}.jinja").read_text(encoding="utf-8")
+    theirs.chat_template = template_of(settings.template)
     rows = [example(turns) for kind, turns in DIALOGUES.items() if not (kind == "system" and name in NO_SYSTEM)]
     if name in ("qwen2_5", "qwen3", "llama3_2"):
         rows.append(tool_row())
