@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command import hivetune
@@ -24,28 +23,22 @@ def call(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_releases_side_by_side_and_what_they_said_in_the_store(own_home: Path, tmp_path: Path) -> None:
+def test_a_release_answers_and_what_it_said_is_in_the_store(own_home: Path, tmp_path: Path) -> None:
     first = add_release(tmp_path, "helpdesk", 1, champion=True)
     second = add_release(tmp_path, "helpdesk", 2)
-    code, out, err = call("helpdesk", "--beside", second, "--prompt", "hello", "--json")
-    assert code == 0, err
-    two: Any = json.loads(out)["answers"]
-    assert [answer["label"] for answer in two] == [first, second] and two[0]["answer"] != two[1]["answer"]
-    code, out, _ = call("helpdesk", "--beside", "base", "--prompt", "hello", "--json")
-    beside_base = json.loads(out)["answers"]
-    assert beside_base[0]["answer"] == two[0]["answer"] and beside_base[1]["label"] == "base"
-    assert beside_base[1]["answer"] not in (two[0]["answer"], two[1]["answer"])
-    said = '"""\nhello\nyou\n"""\n/exit\n'
-    code, out, err = call("helpdesk", "--beside", second, "--capture", stdin=said)
-    assert code == 0 and f"[{first}]\n" in out and f"[{second}]\n" in out
-    code, _, rated = call("helpdesk", "--capture", stdin="hello\n+\n/exit\n")
-    assert code == 0 and "2 answers saved in the store" in err and "1 answers saved in the store" in rated
-    rows = [(source, json.loads(row)) for _, source, row in stored()]
-    assert {source for source, _ in rows} == {f"gateway:{first}", f"gateway:{second}"}
-    assert rows[0][1]["messages"][0] == {"role": "user", "content": "hello\nyou"}
-    assert sorted(row["feedback"] for _, row in rows if "feedback" in row) == [1]
+    answers = []
+    for name in ("helpdesk", second):
+        code, out, err = call(name, "--prompt", "hello", "--json")
+        assert code == 0, err
+        answers.append(json.loads(out))
+    assert [answer["label"] for answer in answers] == [first, second]
+    assert answers[0]["answer"] != answers[1]["answer"], "each adapter changes the base in its own way"
+    code, _, err = call("helpdesk", "--capture", stdin='"""\nhello\nyou\n"""\n+\n/exit\n')
+    assert code == 0 and "1 answers saved in the store" in err
+    ((_, source, row),) = stored()
+    assert source == f"gateway:{first}" and json.loads(row)["feedback"] == 1
+    assert json.loads(row)["messages"][0] == {"role": "user", "content": "hello\nyou"}
     for arguments, words in (
-        (("helpdesk", "--beside", first, "--prompt", "x"), "are the same"),
         (("helpdesk@9", "--prompt", "x"), "no such release"),
         (("helpdesk", "--capture", "--prompt", "x"), "--capture is for a conversation"),
     ):

@@ -286,7 +286,6 @@ LINES = (
     "cycle status",
     "rm --unused",
     "config",
-    "doctor killed",
     "export last --to gguf-adapter",
     "register last --as again",
     "promote again@1 --force --reason contract",

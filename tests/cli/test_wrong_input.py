@@ -119,7 +119,6 @@ WRONG = [
     # options that would be left out in silence
     ("cycle status --once", 2, "cycle status takes no options\nhint: options belong to: hivetune cycle CONFIG"),
     ("cycle mine.yaml pause", 2, "cycle mine.yaml pause: a config takes no NAME"),
-    ("doctor Killed --env", 2, "takes no options"),
     # what is served
     ("serve --card foo", 2, "--card foo: not a card\nhint: give cuda:0"),
     # runs

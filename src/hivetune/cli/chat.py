@@ -1,10 +1,10 @@
-"""The command `chat`: talk to a run, a release or a GGUF file, or to two side by side."""
+"""The command `chat`: talk to a run, a release or a GGUF file."""
 
 import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -13,11 +13,11 @@ from typer import Argument, Option
 from hivetune.cli.arguments import CaptureOption, ThreadsOption
 from hivetune.cli.output import MODE, answer, parts, progress, say, short, write
 from hivetune.errors import UsageError
-from hivetune.llama.backend import Backend, unused_program
+from hivetune.llama.backend import unused_program
 from hivetune.llama.prompts import check_prompts
 from hivetune.release.export import DEFAULT_QUANT
 from hivetune.serve.capture import Capture
-from hivetune.serve.chat import HELP, Chat, Talk, find_beside, find_voice, open_voices, trained_prompt
+from hivetune.serve.chat import HELP, Chat, Talk, find_voice, open_voice, trained_prompt
 from hivetune.train.open import load_run
 
 BLOCK = '"""'
@@ -26,7 +26,6 @@ NAME_HELP = "A run (name, folder or 'last'), a release or a GGUF file."
 
 def chat(
     name: Annotated[str, Argument(metavar="NAME", help=NAME_HELP)],
-    beside: Annotated[str | None, Option(metavar="NAME", help="Show answers of this model too, or of 'base'.")] = None,
     capture: CaptureOption = False,
     prompt: Annotated[str | None, Option(help="Ask this, print the answer and exit.")] = None,
     system: Annotated[str | None, Option(help="System prompt; default: the one of most training rows.")] = None,
@@ -35,39 +34,33 @@ def chat(
     temperature: Annotated[float, Option(min=0, help="Sampling temperature; 0: always the likeliest token.")] = 0.0,
     threads: ThreadsOption = None,
 ) -> None:
-    """Talk to a run, a release or a GGUF file through llama.cpp; with --beside, to two at once."""
+    """Talk to a run, a release or a GGUF file through llama.cpp."""
     if MODE.json and prompt is None:
         raise UsageError("--json needs --prompt", hint="give --prompt TEXT, or leave out --json")
     if capture and prompt is not None:
         raise UsageError("--capture is for a conversation, not for --prompt", hint="leave out one of them")
     with progress("exporting", "tensors") as report:
-        first, run = find_voice(name, quant, report)
-        voices = [first]
-        if beside is not None:
-            voices.append(find_beside(beside, first, run, quant, report))
+        voice, run = find_voice(name, quant, report)
     if unused := unused_program():
         say(unused)
     system = _system_prompt(name, run, system)
-    with open_voices(voices, threads) as opened:
-        if run is not None and beside is None:
+    with open_voice(voice, threads) as backend:
+        if run is not None:
             try:
                 trained = load_run(run)
-                check_prompts(opened[0][0], trained.model, trained.snapshot)
+                check_prompts(backend, trained.model, trained.snapshot)
             except UsageError as error:  # model or data are missing; chatting works without them
                 say(f"prompts not compared with training: {error.message}")
-        sides = [
-            Chat(backend, system, max_tokens, temperature, voice.label, adapter)
-            for voice, (backend, adapter) in zip(voices, opened, strict=True)
-        ]
+        side = Chat(backend, system, max_tokens, temperature, voice.label)
         if prompt is not None:
-            _ask_once(sides, opened, _as_text(prompt))
+            _ask_once(side, _as_text(prompt))
             return
         with _capturing(capture) as captured:
             if sys.stdin.isatty():
                 with contextlib.suppress(ImportError):  # without it the arrow keys do not work
                     importlib.import_module("readline")
                 say(HELP)
-            Talk(sides, _next_input, write, captured).run()
+            Talk(side, _next_input, write, captured).run()
 
 
 def _system_prompt(name: str, run: Path | None, given: str | None) -> str | None:
@@ -86,15 +79,11 @@ def _system_prompt(name: str, run: Path | None, given: str | None) -> str | None
     return trained
 
 
-def _ask_once(sides: Sequence[Chat], opened: Sequence[tuple[Backend, int | None]], prompt: str) -> None:
-    answers, texts = [], []
-    for side, (backend, adapter) in zip(sides, opened, strict=True):
-        messages = [*side.messages, {"role": "user", "content": prompt}]
-        said = backend.complete(messages, max_tokens=side.max_tokens, temperature=side.temperature, adapter=adapter)
-        texts.append(f"[{side.label}]\n{said.text}\n" if len(sides) > 1 else said.text)
-        counts = {**parts(said, "ended prompt_tokens new_tokens"), "seconds": round(said.seconds, 3)}
-        answers.append({"label": side.label, "answer": said.text, **counts})
-    answer(answers[0] if len(answers) == 1 else {"answers": answers}, *texts)
+def _ask_once(side: Chat, prompt: str) -> None:
+    messages = [*side.messages, {"role": "user", "content": prompt}]
+    said = side.backend.complete(messages, max_tokens=side.max_tokens, temperature=side.temperature)
+    counts = {**parts(said, "ended prompt_tokens new_tokens"), "seconds": round(said.seconds, 3)}
+    answer({"label": side.label, "answer": said.text, **counts}, said.text)
 
 
 def _as_text(argument: str) -> str:
@@ -114,10 +103,7 @@ def _capturing(captures: bool) -> Iterator[Capture | None]:
 
 
 def _next_input() -> str | None:
-    """Return the next input, or None at its end.
-
-    It is one line, or the lines between two lines of three quotation marks. Ctrl-C discards what was typed.
-    """
+    """Return the next input, or None at its end: one line, or the lines between two lines of three quotation marks."""
     shown = sys.stdin.isatty()
     while True:
         try:
@@ -130,5 +116,5 @@ def _next_input() -> str | None:
             return "\n".join(lines)
         except EOFError:
             return None
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # Ctrl-C at the prompt discards what was typed, as in a shell
             write("\n")

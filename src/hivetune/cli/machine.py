@@ -3,11 +3,9 @@
 import os
 import re
 import shlex
-import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import jinja2
 import yaml
@@ -16,44 +14,27 @@ from typer import Argument, Option
 from hivetune import __version__, walk
 from hivetune.base.disk import files_to_write, home, read_json, size_of, write_atomic
 from hivetune.base.paths import quoted, real_path, spelled
-from hivetune.base.private import open_plain
-from hivetune.cli.arguments import (
-    ColumnsOption,
-    IgnoreOption,
-    SetOption,
-    complete_model,
-    model_folder,
-    with_columns,
-)
+from hivetune.cli.arguments import ColumnsOption, IgnoreOption, SetOption, complete_model, model_folder, with_columns
 from hivetune.cli.output import Note, answer, duration, facts, parts, present, progress, say, short, show, size
 from hivetune.config import RunConfig, load_config, written_settings
 from hivetune.data.files.find import refuse_read_once
 from hivetune.data.prepare.report import duplicate_kinds
 from hivetune.errors import MachineNotFit, UsageError
-from hivetune.machine.findings import (
-    Judgement,
-    MachineFinding,
-    advised_variables,
-    as_shell,
-    candidate_cards,
-    judge_machine,
-    worst_first,
-)
-from hivetune.machine.look import Look, look
+from hivetune.machine.findings import Judgement, advised_variables, as_shell, judge_machine, worst_first
+from hivetune.machine.look import look
 from hivetune.machine.report import facts_as_text, findings_as_text, of_this_account, report_document
-from hivetune.machine.selftest import check_device
+from hivetune.machine.selftest import failed_devices
 from hivetune.models.prepared import find_prepared, kind_of, read_prepared
 from hivetune.release.gguf import FETCH_NAME, SERVED_QUANT, fetch_converter, find_converter
 from hivetune.release.registry import MAX_NAME_LENGTH, RESERVED
-from hivetune.run.folder import EVALUATION, WORKER_LOG
+from hivetune.run.folder import EVALUATION
 from hivetune.train.plan.run import Proposal, first_settings, propose
-from hivetune.train.supervise.diagnose import LAST_RESORT, Diagnosis, Evidence, diagnose
-from hivetune.train.supervise.ladder import RUNGS
 
 # The 95 % interval of a share of 30 answers is +- 18 points wide: about what a tuned model gains.
 FEW_TEST_ROWS = 30
 MODEL_HELP = "Model to train; default: one that fits this machine."
 FETCHED_HELP = "Hub id, folder, GGUF file, smollm2-135m, or llama.cpp for its converter."
+ENV_HELP = "Print the environment variables that this card needs, for a shell."
 
 
 def init(
@@ -85,7 +66,7 @@ def init(
         settings = settings.model_copy(update={"data": settings.data.model_copy(update={"columns": mapping})})
     with progress("looking at the rows", "rows") as report:
         proposal = propose(settings, folder, report)
-    text = _config_text(proposal, shlex.join(sources), train, path, mapping)
+    text = _config_text(proposal, shlex.join(sources), path, confirmed=mapping is None)
     write_atomic(path, text.encode())
     first = "" if mapping is None else "remove the # before columns if the mapping is right, then: "
     document = {"config": path, "settings": proposal.config.model_dump(mode="json", exclude_unset=True)}
@@ -117,39 +98,36 @@ def likeliest_columns(settings: RunConfig) -> dict[str, str] | None:
     return dict(lines[0]["columns"])
 
 
-def _config_text(proposal: Proposal, sources: str, train: str, path: Path, suggested: Mapping[str, str] | None) -> str:
-    """Return the commented config; `suggested` is a mapping of columns that nobody has confirmed."""
-    settings = proposal.config
+def _config_text(proposal: Proposal, sources: str, path: Path, *, confirmed: bool) -> str:
+    """Return the commented config. A mapping of columns that is not `confirmed` stands in it as a comment."""
+    settings, planned = proposal.config, proposal.planned
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"yaml": _value, "quoted": quoted, "count": "{:,}".format}
+    environment.filters |= {"yaml": _value, "count": "{:,}".format}
+    if planned is None:
+        predicted = f"This model is not on this machine yet: hivetune fetch {quoted(settings.model)}"
+    elif planned.choice is None:
+        refusal = planned.refusal
+        predicted = f"It does not fit: {refusal.message}; {refusal.hint}" if refusal else "It does not fit"
+    else:
+        step_s = planned.choice.step_s
+        time_text = "" if step_s is None else f"about {duration(step_s * planned.work.steps)} of training, "
+        peak = size(planned.choice.peak.bytes)
+        predicted = f"On {planned.device.name}: {time_text}peak {peak} (details: hivetune plan)"
     return environment.get_template("config.jinja").render(
         config=settings,
         set=written_settings(settings),
         report=proposal.report,
         duplicates=duplicate_kinds(proposal.report),
-        planned=proposal.planned,
-        predicted=_predicted(proposal),
+        predicted=predicted,
         few_test_rows=FEW_TEST_ROWS,
         paths=_relative_paths(path.parent, settings.data.path),
         release=settings.cycle.name or _release_name(path.stem),
-        # The settings of --set that the template does not write.
-        also_set=lambda section, *written: [(name, value) for name, value in section.items() if name not in written],
         sources=sources,
-        train=train,
-        suggested=suggested,
+        train=f"hivetune train {quoted(path)}",
+        confirmed=confirmed,
     )
-
-
-def _predicted(proposal: Proposal) -> str:
-    planned = proposal.planned
-    if planned is None or planned.choice is None:
-        refusal = None if planned is None else planned.refusal
-        return "" if refusal is None else f"it does not fit: {refusal.message}; {refusal.hint}"
-    step_s, steps = planned.choice.step_s, planned.work.steps
-    times = "" if step_s is None else f"about {duration(step_s * steps)} of training, "
-    return f"{times}peak {size(planned.choice.peak.bytes)} (details: hivetune plan)"
 
 
 def _release_name(text: str) -> str:
@@ -169,6 +147,7 @@ def _relative_paths(folder: Path, paths: str | list[str]) -> str | list[str]:
 
 def _value(value: object) -> str:
     """Return a YAML value on one line."""
+    # A width that no value reaches: a folded line would lose its indentation in the template.
     text: str = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=1 << 20)
     return text.removesuffix("...\n").strip()
 
@@ -178,41 +157,28 @@ def fetch(model: Annotated[str, Argument(metavar="MODEL", help=FETCHED_HELP)]) -
 
     A Hub id needs a network. The first fetch also downloads llama.cpp's converter, which writes GGUF files.
     """
+    problem = ""
     if model == FETCH_NAME:
-        folder, kind, problem = fetch_converter(), "converter", ""
+        folder, kind = fetch_converter(), "converter"
     else:
-        folder, problem = model_folder(model), ""
+        folder = model_folder(model)
         kind = read_prepared(folder).kind
         try:
             fetch_converter()
         except MachineNotFit as error:  # the model trains without it
             problem = f"cannot write GGUF files yet: {error.message}; {error.hint}"
     document = {"model": model, "folder": folder, "kind": kind, "size_bytes": size_of(folder)}
-    answer(document, facts(document), Note(problem) if problem else "")
-
-
-TEXT_HELP = "Explain this error, log file or run folder; '-' for standard input."
-ENV_HELP = "Print the environment variables that this card needs, for a shell."
-LOG_BYTES = 1 << 18  # the end of a long log says how it ended; the supervisor reads as much
-UNKNOWN_ADVICE = "check the machine with hivetune doctor; if that finds nothing, please report the log"
+    answer(document, facts(document), Note(problem))
 
 
 def doctor(
-    text: Annotated[str | None, Argument(metavar="FILE_OR_TEXT", help=TEXT_HELP)] = None,
     config: Annotated[Path | None, Option(help="Check what this config needs.")] = None,
     env: Annotated[bool, Option("--env", help=ENV_HELP)] = False,
 ) -> None:
-    """Check this machine and report what is wrong, with the command that fixes it; or explain an error.
+    """Check this machine and report what is wrong, with the command that fixes it.
 
     A self-test of seconds multiplies on each device. Nothing is changed or kept. The report names no user or host.
     """
-    redaction = of_this_account()
-    if text is not None:
-        if config is not None or env:
-            raise UsageError("the explanation of an error takes no options", hint="leave them out")
-        document = redaction.document(_explained(diagnose(Evidence(log=_read(text)))))
-        answer(document, facts(document, TOLD), *(f"  {each['name']}: {each['says']}" for each in document["remedies"]))
-        return
     dtype = "auto" if config is None else load_config(config, []).dtype
     found = look()
     if env:
@@ -221,72 +187,16 @@ def doctor(
         answer({"variables": [parts(variable, "name value why") for variable in advised]}, shown)
         return
     judgement = judge_machine(found, dtype)
-    if judgement.fit:
-        judgement = Judgement(worst_first([*judgement.findings, *_failed(found)]))
+    if judgement.fit:  # without a torch that imports, no product can be tested
+        with progress("testing products", "devices") as report:
+            judgement = Judgement(worst_first([*judgement.findings, *failed_devices(found, report)]))
     shown = f"hivetune {__version__}\n{facts_as_text(found)}\n\n{findings_as_text(judgement)}"
     error = None
     if not judgement.fit:
         worst = judgement.findings[0]
         error = MachineNotFit(f"cannot train here: {worst.title}", hint=worst.fix)
+    redaction = of_this_account()
     answer(redaction.document(report_document(found, judgement)), redaction.text(shown), error=error)
-
-
-def _failed(found: Look) -> list[MachineFinding]:
-    """Return the findings of the self-test, in the environment that a worker gets."""
-    changes = {variable.name: variable.value for variable in advised_variables(found, keep_set=True)}
-    wanted = {**os.environ, **{name: value for name, value in changes.items() if value is not None}}
-    environment = {name: value for name, value in wanted.items() if changes.get(name, value) is not None}
-    mine = [card for card in candidate_cards(found) if card.card.kind == found.observed["build"]]
-    devices = [*(f"cuda:{number}" for number in range(len(mine))), "cpu"]
-    with progress("testing products", "devices") as report:
-        failed = []
-        for number, device in enumerate(devices, 1):
-            failed.append(check_device(device, environment))
-            report(number, len(devices))
-    return [finding for finding in failed if finding is not None]
-
-
-def _read(source: str) -> str:
-    """Return the text to explain: of standard input, a file, the log of a run folder, or the argument itself."""
-    if source == "-":
-        return sys.stdin.read()
-    path, is_text = Path(source), " " in source
-    if path.suffix in (".yaml", ".yml") and not is_text:
-        hint = f"check it: hivetune doctor --config {quoted(source)}"
-        raise UsageError(f"{source} is a config, not a log", hint=hint)
-    try:
-        path = path / WORKER_LOG if path.is_dir() else path
-        if path.is_file():
-            with open(open_plain(path, links=True), "rb") as file:
-                file.seek(max(0, path.stat().st_size - LOG_BYTES))
-                return file.read().decode("utf-8", "replace")
-    except OSError as error:
-        if not is_text:  # a text may be too long for a path, or contain what a path may not
-            raise UsageError(f"{source}: {error.strerror}") from None
-    if not source.strip() or (not is_text and ("/" in source or source.endswith((".log", ".txt")))):
-        raise UsageError(f"no such file: {source!r}", hint="give a log file, or the text of the error in quotes")
-    return source
-
-
-# What people read of an explanation, before the remedies that `train` tries one after the other.
-TOLD = "fault title cause quote shape advice retry evidence"
-
-
-def _explained(diagnosis: Diagnosis) -> dict[str, Any]:
-    fault = diagnosis.fault
-    is_known = fault.id not in LAST_RESORT
-    says = {name: rung.says for name, rung in RUNGS.items()}
-    says["isolate"] = "replay the rows of the step and leave out the one that fails"
-    return {
-        "known": is_known,
-        "fault": fault.id,
-        **parts(fault, "domain title cause retry"),
-        "quote": diagnosis.quote,
-        "shape": list(diagnosis.shape) if diagnosis.shape else None,
-        "remedies": [{"name": name, "says": says[name]} for name in (fault.rungs if is_known else ())],
-        "advice": fault.advice if is_known else UNKNOWN_ADVICE,
-        "evidence": list(fault.source),
-    }
 
 
 def demo() -> None:

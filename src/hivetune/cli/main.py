@@ -35,7 +35,7 @@ SECTIONS = {
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "init": ("machine", "init", "Look at rows and machine, and write a commented config."),
     "demo": ("machine", "demo", "Run every step once on a small real model, in minutes."),
-    "doctor": ("machine", "doctor", "Test this machine, and explain errors."),
+    "doctor": ("machine", "doctor", "Test this machine, and say what to fix."),
     "fetch": ("machine", "fetch", "Download and prepare a model."),
     "config": ("look", "config", "List the settings, or print their JSON Schema."),
     "collect": ("rows", "collect", "Copy interactions into the store."),
@@ -55,7 +55,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "rollback": ("release", "rollback", "Return to the previous champion."),
     "serve": ("serve", "serve", "Serve the champions over the OpenAI API."),
     "clients": ("serve", "show_clients", "List clients of the gateway; create or revoke tokens."),
-    "chat": ("chat", "chat", "Talk to one model, or to two side by side."),
+    "chat": ("chat", "chat", "Talk to a run, a release or a GGUF file."),
     "cycle": ("cycle", "cycle", "Train, judge and promote whenever new rows arrive."),
     "status": ("status", "status", "Show what runs, what is served and what comes next."),
     "dashboard": ("status", "dashboard_command", "Show runs, releases and rows in a browser."),

@@ -194,7 +194,7 @@ def present(*blocks: str | Table) -> None:
     for block in blocks:
         if isinstance(block, Table):
             _print_table(block)
-        elif isinstance(block, Note):
+        elif isinstance(block, Note) and block:
             say(block)
         elif block:
             show(block)

@@ -4,12 +4,16 @@ The child (`machine/worker/selftest.py`) alone imports torch, because a device t
 Nothing is kept. The test finds a torch that does not work here, but not a kernel that is rarely wrong.
 """
 
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 
-from hivetune.machine.findings import MachineFinding
+from hivetune.base.paths import install_command
+from hivetune.machine.findings import MachineFinding, advised_variables, candidate_cards
+from hivetune.machine.look import Look
+from hivetune.records import Progress, silent
 
 TIMEOUT_S = 60.0  # torch on a cold disk takes 20
 PROGRAM = "hivetune.machine.worker.selftest"
@@ -34,6 +38,20 @@ def check_device(device: str, environment: Mapping[str, str] | None = None) -> M
         severity="fatal" if on_cpu else "risk",
         title=f"torch does not compute right on {device}",
         explanation=problem,
-        fix="hivetune doctor 'THE MESSAGE'" if on_cpu else "hivetune train CONFIG --set device=cpu",
+        fix=install_command("train") if on_cpu else "hivetune train CONFIG --set device=cpu",
         about=device,
     )
+
+
+def failed_devices(found: Look, progress: Progress = silent) -> list[MachineFinding]:
+    """Test each device in the environment that a worker gets. Return the findings of those that failed."""
+    changes = {variable.name: variable.value for variable in advised_variables(found, keep_set=True)}
+    wanted = {**os.environ, **{name: value for name, value in changes.items() if value is not None}}
+    environment = {name: value for name, value in wanted.items() if changes.get(name, value) is not None}
+    cards = [card for card in candidate_cards(found) if card.card.kind == found.observed["build"]]
+    devices = [*(f"cuda:{number}" for number in range(len(cards))), "cpu"]
+    failed = []
+    for number, device in enumerate(devices, 1):
+        failed.append(check_device(device, environment))
+        progress(number, len(devices))
+    return [finding for finding in failed if finding is not None]

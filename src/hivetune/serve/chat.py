@@ -1,17 +1,15 @@
-"""A conversation with one served model, or two side by side: who answers, turns, ratings."""
+"""A conversation with one served model in a terminal: who answers, turns, ratings."""
 
-import contextlib
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hivetune.base.database import open_database
-from hivetune.base.disk import MANIFEST, sha256_file
 from hivetune.base.paths import expanded
 from hivetune.data.snapshot import Snapshot, open_snapshot
 from hivetune.errors import UsageError
@@ -22,7 +20,7 @@ from hivetune.release.gguf import base_gguf
 from hivetune.release.registry import Release, find, releases, snapshot_folder
 from hivetune.run.status import find_run
 from hivetune.serve.capture import Capture, CapturedAnswer, Feedback, Rating
-from hivetune.serve.route import BASE, load_release
+from hivetune.serve.route import load_release
 from hivetune.train.open import load_run
 
 HELP = (
@@ -43,15 +41,14 @@ class Voice:
 
 @dataclass
 class Chat:
-    """One side's messages in the API's form. `system` stays first through `/new`. `adapter`: its number on the model
-    server, None for the scales that the server was started with. `finish`: why the last answer ended, by the API."""
+    """The messages of a conversation in the API's form. `system` stays first through `/new`. `finish`: why the last
+    answer ended, by the API."""
 
     backend: Backend
     system: str | None = None
     max_tokens: int = 1024
     temperature: float = 0.0
     label: str = ""
-    adapter: int | None = None
     messages: list[dict[str, str]] = field(default_factory=list)
     finish: str | None = None
 
@@ -66,9 +63,7 @@ class Chat:
         self.messages.append({"role": "user", "content": text})
         asked, answer = list(self.messages), {"role": "assistant", "content": ""}
         self.messages.append(answer)
-        pieces = self.backend.stream(
-            asked, max_tokens=self.max_tokens, temperature=self.temperature, adapter=self.adapter
-        )
+        pieces = self.backend.stream(asked, max_tokens=self.max_tokens, temperature=self.temperature)
         while True:
             try:
                 piece = next(pieces)
@@ -79,26 +74,10 @@ class Chat:
             yield piece
 
 
-@contextlib.contextmanager
-def open_voices(voices: Sequence[Voice], threads: int | None = None) -> Iterator[list[tuple[Backend, int | None]]]:
-    """Start a model server for each model, and yield for each voice its server and the number of its adapter there. All
-    scales are 0: a request that names no adapter gets the base. Raises what `open_backend` raises."""
-    adapters: dict[Path, list[Path]] = {}
-    for voice in voices:
-        mine = adapters.setdefault(voice.model, [])
-        if voice.adapter is not None and voice.adapter not in mine:
-            mine.append(voice.adapter)
-    with contextlib.ExitStack() as stack:
-        backends = {
-            model: stack.enter_context(
-                open_backend(model, ServerSettings(adapters=tuple((file, 0.0) for file in mine), threads=threads))
-            )
-            for model, mine in adapters.items()
-        }
-        yield [
-            (backends[voice.model], None if voice.adapter is None else adapters[voice.model].index(voice.adapter))
-            for voice in voices
-        ]
+def open_voice(voice: Voice, threads: int | None = None) -> AbstractContextManager[Backend]:
+    """Start the model server of a voice. Raises what `open_backend` raises."""
+    adapters = () if voice.adapter is None else ((voice.adapter, 1.0),)
+    return open_backend(voice.model, ServerSettings(adapters=adapters, threads=threads))
 
 
 @dataclass
@@ -106,7 +85,7 @@ class Talk:
     """A chat at a terminal or a pipe. `ask` returns the next text, None at the end. Without `capture` nothing is
     stored, and nothing can be rated."""
 
-    sides: Sequence[Chat]
+    chat: Chat
     ask: Callable[[], str | None]
     write: Callable[[str], None]
     capture: Capture | None = None
@@ -120,43 +99,33 @@ class Talk:
                 self._rate(_RATINGS[command])
             elif command == "/new":
                 self._stored = ""
-                for side in self.sides:
-                    side.clear()
+                self.chat.clear()
             elif command.startswith("/"):
                 self.write(f"{HELP}\n")
             elif command:
                 self._turn(text)
 
     def _turn(self, text: str) -> None:
-        self._stored = ""
-        before = [list(side.messages) for side in self.sides]
-        for side in self.sides:
-            if len(self.sides) > 1:
-                self.write(f"[{side.label}]\n")
-            started = time.monotonic()
-            try:
-                for piece in side.say(text):
-                    self.write(piece)
-            except KeyboardInterrupt:
-                self.write(" (stopped)\n")
-                continue
-            except UsageError as error:  # such as a conversation that is longer than the context
-                self.write(f"({error.message}; /new starts a new conversation)\n")
-                for earlier, messages in zip(self.sides, before, strict=True):  # no side has a turn that another lacks
-                    earlier.messages = messages
-                self._stored = ""
-                return
-            self.write("\n")
-            if self.capture is not None:
-                self._stored = f"hive-{secrets.token_hex(12)}"
-                *prompt, answer = [dict(message) for message in side.messages]
-                more: dict[str, Any] = {"session": self.session, "seconds": time.monotonic() - started}
-                self.capture.put(CapturedAnswer(self._stored, side.label, prompt, answer, side.finish, **more))
+        self._stored, before, started = "", list(self.chat.messages), time.monotonic()
+        try:
+            for piece in self.chat.say(text):
+                self.write(piece)
+        except KeyboardInterrupt:
+            self.write(" (stopped)\n")
+            return
+        except UsageError as error:  # such as a conversation that is longer than the context
+            self.write(f"({error.message}; /new starts a new conversation)\n")
+            self.chat.messages = before
+            return
+        self.write("\n")
+        if self.capture is not None:
+            self._stored = f"hive-{secrets.token_hex(12)}"
+            *prompt, answer = [dict(message) for message in self.chat.messages]
+            more: dict[str, Any] = {"session": self.session, "seconds": time.monotonic() - started}
+            self.capture.put(CapturedAnswer(self._stored, self.chat.label, prompt, answer, self.chat.finish, **more))
 
     def _rate(self, rating: Rating) -> None:
-        if len(self.sides) > 1:
-            self.write("(answers of two models are not rated)\n")
-        elif self.capture is None or not self._stored:
+        if self.capture is None or not self._stored:
             self.write("(there is no stored answer to rate; answers are stored with --capture)\n")
         else:
             self.capture.put(Feedback(self._stored, "", rating))
@@ -175,26 +144,6 @@ def find_voice(name: str, quant: str, progress: Progress) -> tuple[Voice, Path |
         return Voice(release.label, base, load_release(release).adapter), None
     run = find_run(name, ", release or GGUF file")
     return Voice(run.name, export_run(run, "gguf", quant=quant, progress=progress).path), run
-
-
-def find_beside(name: str, first: Voice, run: Path | None, quant: str, progress: Progress) -> Voice:
-    """Return the voice that answers beside `first`, the one of `run`. `name` may be `base`: the model without adapter.
-    Raises UsageError when both are the same, or when the base of a file is unknown."""
-    if name != BASE:
-        second, _ = find_voice(name, quant, progress)
-    elif run is not None:
-        opened = load_run(run)
-        second = Voice(BASE, base_gguf(opened.config.model, sha256_file(opened.model / MANIFEST), quant, progress))
-    elif first.adapter is not None:
-        second = Voice(BASE, first.model)
-    else:
-        hint = "name a run or a release, or a second GGUF file"
-        raise UsageError(f"the base model of {first.model} is unknown", hint=hint)
-    if (first.model, first.adapter) == (second.model, second.adapter):
-        hint = "name two different ones, such as NAME@1 and NAME@2"
-        raise UsageError(f"{first.label} and {name} are the same", hint=hint)
-    label = f"{second.label} ({second.model.parent})" if first.label == second.label else second.label
-    return Voice(label, second.model, second.adapter)
 
 
 def trained_prompt(name: str, run: Path | None) -> str | None:

@@ -13,8 +13,6 @@ from typing import Literal
 from hivetune.machine.facts import Fault, catalogue
 from hivetune.process.protocol import Outcome
 
-# It says only that something ended.
-LAST_RESORT = frozenset({"program-error"})
 # Exit codes that our own errors choose, and facts that say how something ended but not why.
 REFUSALS = frozenset({"exit:2", "exit:3", "exit:4", "exit:5"})
 WEAK_FACTS = ("signal:", "exit:1", "always")
