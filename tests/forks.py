@@ -66,7 +66,7 @@ class Forks:
         variables = child_environment(environment)
         early = {name: value for name, value in variables.items() if name not in _READ_LATE}
         if self._variables is None:
-            _CONTEXT.set_forkserver_preload(["hivetune.train.worker.exchange.exchange", "forks"])
+            _CONTEXT.set_forkserver_preload(["hivetune.train.worker.exchange", "forks"])
             with mock.patch.dict(os.environ, {**early, **_EARLY}):
                 multiprocessing.forkserver.ensure_running()
             self._variables = early

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from hivetune.config import known_settings, load_config, override_config, parse_config, written_settings
 from hivetune.errors import UsageError
-from hivetune.process.cluster import cluster_of
 
 SMALL = {"model": "smollm2-135m", "data": {"path": "rows.jsonl"}}
 THREE_LINES = "model: m\ndata:\n  path: a\n"
@@ -86,7 +85,7 @@ def test_a_wrong_setting_is_named(tree: dict[str, object], message: str) -> None
 @pytest.mark.parametrize("value", [1, 64, "auto", "10.0.0.5:6479", "node-1:7000", None])
 def test_workers_are_a_number_a_word_or_a_cluster(value: object) -> None:
     config = parse_config({"model": "m", "data": {"path": "d"}, "workers": value})
-    assert cluster_of(config) == (value if isinstance(value, str) and ":" in value else None)
+    assert config.cluster == (value if isinstance(value, str) and ":" in value else None)
 
 
 def test_the_values_of_the_caller_stay_as_they_are_and_may_be_paths(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def _train(kind: str, folder: Path, row: dict[str, Any]) -> None:
     import torch
 
     from hivetune.train.worker.model.adapter import initialise, write_adapter
-    from hivetune.train.worker.optimizer import AdamW
+    from hivetune.train.worker.session import AdamW
 
     model, docs = _load(folder / "prepared"), documents()
     row["path"] = model.path

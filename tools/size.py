@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "src"))
 # room: (its folders and modules below src/hivetune, lines at most)
 ROOMS: dict[str, tuple[tuple[str, ...], int]] = {
     "data": (("data",), 6500),
-    "train": (("train", "learn", "process/cluster"), 8000),
+    "train": (("train",), 8000),
     "judge": (("judge", "release", "models", "llama", "checkers"), 5800),
     "serve": (("serve", "cycle", "dashboard"), 5400),
     "ground": (

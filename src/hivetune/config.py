@@ -190,6 +190,11 @@ class RunConfig(Section):
     gate: GateConfig = GateConfig()
     cycle: CycleConfig = CycleConfig()
 
+    @property
+    def cluster(self) -> str | None:
+        """Return HOST:PORT of the cluster that `workers` names, None without one."""
+        return self.workers if isinstance(self.workers, str) and self.workers != "auto" else None
+
 
 def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
     """Return the config in `path` with each `a.b=c` of `overrides` applied.

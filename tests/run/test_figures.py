@@ -1,4 +1,4 @@
-"""The figures of a run in each tool, as the tool itself reads them; TensorBoard's also while the worker goes back."""
+"""The figures of a run in each tool, as the tool itself reads them. TensorBoard's: train/worker/test_train.py."""
 
 import json
 import os
@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hivetune.base.disk import write_json
 from hivetune.base.journal import Journal
@@ -17,7 +16,6 @@ from hivetune.config import parse_config
 from hivetune.run.choices import Choices
 from hivetune.run.figures import figures_of, missing_tools, point_of, report
 from hivetune.run.folder import write_resolved
-from hivetune.train.worker.session import EventFiles
 
 # What each tool needs, as pyproject.toml's extras name it. Installed for the proof alone: together 90 packages.
 NEEDS = {"mlflow": ["mlflow-skinny", "sqlalchemy", "alembic"], "trackio": ["trackio"], "wandb": ["wandb"]}
@@ -114,10 +112,6 @@ def losses(run: Path) -> dict[str, list[tuple[int, float]]]:
     return found
 
 
-def in_tensorboard(run: Path) -> EventAccumulator:
-    return EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0}).Reload()
-
-
 def test_a_step_that_lost_all_its_rows_and_other_events_are_no_points() -> None:
     assert point_of({"event": "step", "step": 1, "time": 1.0, "loss": None}) is None
     assert point_of({"event": "saved", "step": 1, "time": 1.0}) is None
@@ -134,29 +128,6 @@ def test_settings_and_verdict_are_told(tmp_path: Path) -> None:
     assert figures.settings["model"] == "smollm2-135m"
     assert figures.outcome == {"status": "done", "verdict": "deploy", "verdict.loss": "-0.125"}
     assert len(figures.points) == 27
-
-
-def test_a_worker_writes_as_it_trains_and_a_resumed_one_replaces_what_it_makes_again(tmp_path: Path) -> None:
-    files = EventFiles(tmp_path, ["tensorboard"])
-    files.begin(0)
-    for step in range(1, 6):
-        files.write("step", 100.0 + step, {"step": step, "loss": float(step)})
-    files.close()
-    again = EventFiles(tmp_path, ["tensorboard"])
-    again.begin(3)
-    for step in (4, 5, 6):
-        again.write("step", 200.0 + step, {"step": step, "loss": 10.0 * step})
-    again.close()
-    shown = [(event.step, event.value) for event in in_tensorboard(tmp_path).Scalars("train/loss")]
-    assert shown == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0), (5, 50.0), (6, 60.0)]
-
-
-def test_nothing_is_written_unasked(tmp_path: Path) -> None:
-    files = EventFiles(tmp_path, ["mlflow"])
-    files.begin(0)
-    files.write("step", 1.0, {"step": 1, "loss": 1.0})
-    files.close()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_tool_that_is_missing_or_fails_is_told_and_stops_nothing(

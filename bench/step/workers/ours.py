@@ -16,11 +16,11 @@ from safetensors.torch import load_file  # noqa: E402
 
 from hivetune.config import LoraConfig  # noqa: E402
 from hivetune.run.choices import Choices  # noqa: E402
-from hivetune.train.worker.device import complete, start_with  # noqa: E402
 from hivetune.train.worker.model.adapter import initialise  # noqa: E402
 from hivetune.train.worker.model.load import load_model  # noqa: E402
 from hivetune.train.worker.model.protocol import Document  # noqa: E402
-from hivetune.train.worker.optimizer import AdamW  # noqa: E402
+from hivetune.train.worker.session import AdamW  # noqa: E402
+from hivetune.train.worker.settle import complete, start_with  # noqa: E402
 
 
 def main() -> None:
@@ -46,8 +46,7 @@ def main() -> None:
         else:
             for parameter, view in model.adapter.items():
                 view.copy_(initial[parameter])
-        norm = torch.zeros((), dtype=torch.float64, device=device)
-        optimizer = AdamW(model.master_N, weight_decay=0.0, kernels=model.kernels)
+        optimizer = AdamW(model.master_N, model.grad_N, weight_decay=0.0)
         clock.tell(ready=name, dtype=settled.dtype, bare_bytes=BARE_BYTES, path=model.path)
         for number, step in enumerate(sets[name]["steps"]):
             started = clock.wait()
@@ -60,9 +59,9 @@ def main() -> None:
             trained = sum(sum(d["trained"][1:]) for d in step)
             model.grad_N.zero_()
             nll = model.backward(documents, 1 / trained)
-            optimizer.update(model.grad_N, rate=job["rate"], number=number + 1)
+            norm = torch.linalg.vector_norm(model.grad_N, dtype=torch.float64)
+            optimizer.update(rate=job["rate"], number=number + 1)
             loss = nll.item() / trained
-            optimizer.norm(model.grad_N, norm)
             finish()
             clock.tell(
                 step=number,

@@ -19,7 +19,7 @@ from hivetune.base.private import make_folder, open_plain
 DAMAGED = "damaged"
 TAIL_BYTES = 1 << 16
 FOLLOWED_BYTES = 4 << 20  # about the most that one call of `read_after` reads
-# The losses of a million validation rows take 30 MB in one line. Hivetune writes no longer line.
+# The rows that a rollback leaves out take some MB in one line. Hivetune writes no longer line.
 MAX_LINE_BYTES = 256 << 20
 
 _LOSS = (int, float, type(None))  # null if it was not finite
@@ -32,7 +32,6 @@ LINE_FIELDS: Mapping[str, Mapping[str, Mapping[str, type | tuple[type, ...]]]] =
         "saved": {"step": int},
         "canary": {"step": int, "passed": bool},
     },
-    "validation.jsonl": {"validation": {"step": int, "rows": list, "nll": list}},
     "events.jsonl": {
         "supervisor_ended": {"status": str, "steps": int, "restarts": int, "why": str},
         "attempt": {"number": int},

@@ -98,7 +98,7 @@ def run_child(module: str, task_file: str, pipe: str | None = None) -> NoReturn:
     fault a normal exit may hang.
     """
     guard()
-    sys.argv = [module, task_file]  # as of a program: rank 0 starts the others by it (train/worker/exchange/ranks.py)
+    sys.argv = [module, task_file]  # as of a program: rank 0 starts the others by it (train/worker/ranks.py)
     envelope = read_task(Path(task_file))
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         os.environ.setdefault(name, "1")

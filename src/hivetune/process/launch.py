@@ -4,12 +4,14 @@ import contextlib
 import hashlib
 import json
 import os
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 from hivetune.base.disk import home
+from hivetune.errors import MachineNotFit
 
 ENVIRONMENT = {
     # Idle OpenMP threads that spin long make a step five times slower on busy cores. Threads that sleep at once make it
@@ -87,3 +89,37 @@ class Supervision:
 def supervision() -> Supervision:
     """Return the limits of every run."""
     return Supervision(**json.loads(os.environ.get(VARIABLE, "{}")))
+
+
+# A head answers a connection at once, or is not there.
+HEAD_ANSWERS_S = 3.0
+# Ray's head speaks HTTP/2, which begins with fixed words and an empty frame of settings (RFC 9113, 3.4); so does its
+# answer. Ray itself would try for a minute to reach another program, and name no reason.
+_HELLO, _SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_KIND_OF_FRAME = slice(3, 4)
+
+
+def reach_cluster(head: str) -> str:
+    """Return the address by which the other machines of a Ray cluster reach this one: the one that reaches its head.
+
+    `head` is HOST:PORT. It asks without Ray, whose client may end its process when the head is gone. Raises
+    MachineNotFit when no head answers there.
+    """
+    host, _, port = head.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), HEAD_ANSWERS_S) as connection:
+            connection.sendall(_HELLO + _SETTINGS)
+            answer = connection.recv(len(_SETTINGS))
+            own = str(connection.getsockname()[0])
+    except (OSError, ValueError, OverflowError) as error:  # the last two: a name, or a port, that can't be
+        raise no_answer(head, str(error)) from None
+    if os.environ.get("RAY_USE_TLS") != "1" and answer[_KIND_OF_FRAME] != _SETTINGS[_KIND_OF_FRAME]:
+        raise no_answer(head, "another program listens there")
+    return own
+
+
+def no_answer(head: str, reason: str) -> MachineNotFit:
+    return MachineNotFit(
+        f"the cluster at {head} does not answer: {reason}",
+        hint="start Ray on its head (docs/cluster.md), or train on this machine alone",
+    )

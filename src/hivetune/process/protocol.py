@@ -60,7 +60,7 @@ class PrepareModel:
 
 @dataclass(frozen=True)
 class Rank:
-    """The place of a process among the `size` ranks of a run (train/worker/exchange/ranks.py).
+    """The place of a process among the `size` ranks of a run (train/worker/ranks.py).
 
     `meeting`: where they meet, file:///PATH or tcp://HOST:PORT; `address`: of its machine towards the others.
     """

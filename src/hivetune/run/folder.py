@@ -30,8 +30,6 @@ CONFIG = "config.resolved.yaml"
 RECORD = "run.json"
 PLAN, PLAN_ROWS, AMENDMENTS = "plan.json", "plan.bin", "amendments.jsonl"
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
-# The loss of each validation row at each validation.
-ROW_LOSSES = "validation.jsonl"
 WORKER_LOG, SUPERVISOR_LOG = "child.log", "supervisor.log"
 # In each task's folder; the worker's task folder is the run folder.
 OUTCOME = "outcome.json"
@@ -40,7 +38,6 @@ ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 EVALUATION = "eval.json"  # with the verdict
 # Folders of the measurement before step 0, of the child that saves an adapter and of exports.
 SALVAGE, EXPORTS = "salvage", "export"
-REFERENCE = "reference.json"  # losses of bad answers when the lessons began
 PROOF = "proof.json"  # beside exported files: whether they are what was trained
 RANKS = "ranks"  # folders of the ranks that rank 0 started on this machine, by number
 # The folder of an isolation's children; the lines that children write who score, and those of ISOLATION.

@@ -24,7 +24,7 @@ from hivetune.machine.look import Surroundings, look
 from hivetune.machine.profile import read_profile, write_profile
 from hivetune.models.architecture import read_architecture
 from hivetune.models.fetch import fetch_model
-from hivetune.process.cluster import cluster_of, own_address
+from hivetune.process.launch import reach_cluster
 from hivetune.records import Accounting, Progress, silent
 from hivetune.run import checkpoints
 from hivetune.run.choices import Choices
@@ -91,8 +91,8 @@ def open_run(
     check_eval(config.eval)  # now, not after hours of training
     plan = plan_of(config, snapshot, settings_hash)
     check_disk(folder, setup_of(read_architecture(model), config.lora.r, config.lora.target_modules, "float32"))
-    if (cluster := cluster_of(config)) is not None:
-        own_address(cluster)  # raised before a folder is made: no run is left that never began
+    if config.cluster is not None:
+        reach_cluster(config.cluster)  # raised before a folder is made: no run is left that never began
     make_folder(folder)
     check_own(folder)
     write_resolved(folder, config, Choices())

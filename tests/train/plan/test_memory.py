@@ -23,9 +23,9 @@ from hivetune.train.plan.memory import (
     saved_bytes_per_token,
     setup_of,
 )
-from hivetune.train.worker.device import DTYPES
 from hivetune.train.worker.model.fast.model import FastModel
 from hivetune.train.worker.model.protocol import Document
+from hivetune.train.worker.settle import DTYPES
 
 
 def a_setup(
@@ -113,11 +113,11 @@ from pathlib import Path
 from hivetune.config import LoraConfig
 from hivetune.run.choices import Choices
 from hivetune.train.worker import loop
-from hivetune.train.worker.device import complete
+from hivetune.train.worker.settle import complete
 from hivetune.train.worker.model.adapter import begin
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document
-from hivetune.train.worker.optimizer import AdamW
+from hivetune.train.worker.session import AdamW
 folder, dtype, tokens = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 choices = complete("cpu", dtype, Choices(threads=1, budget_tokens=tokens))
 lora = LoraConfig(r=16)

@@ -17,7 +17,7 @@ from hivetune.train.worker import session
 from hivetune.train.worker.check import CanaryFailed, check_products
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document, LoraModel
-from hivetune.train.worker.optimizer import AdamW
+from hivetune.train.worker.session import AdamW
 
 DIVERGE_AFTER = 40
 

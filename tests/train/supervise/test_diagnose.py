@@ -82,7 +82,6 @@ def error(kind: str, message: str, exit_code: int = 1) -> ChildError:
         (outcome(status="failed", error=error("UsageError", "no", 2)), {}, "refused"),
         (outcome(status="failed", error=error("CanaryFailed", "product 1 x 2 is wrong")), {}, "wrong-numbers"),
         (outcome(status="failed", error=error("StepNotFinite", "step 3")), {}, "not-finite"),
-        (outcome(status="failed", error=error("BaseNotFinite", "step 0: the loss is nan")), {}, "not-finite"),
         (outcome(status="failed", error=error("LossDiverged", "up")), {}, "loss-diverged"),
     ],
 )

@@ -16,10 +16,10 @@ from hivetune.config import LoraConfig, parse_config
 from hivetune.process.parent import run_task
 from hivetune.run.choices import Choices
 from hivetune.train.supervise.ladder import RUNGS, effects_of, void_rungs
-from hivetune.train.worker.device import DTYPES, with_changes
 from hivetune.train.worker.model.adapter import same_views
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import LoraModel
+from hivetune.train.worker.settle import DTYPES, with_changes
 
 CONFIG = parse_config({"model": "none", "data": {"path": "none"}}, "test")
 LORA = LoraConfig(r=5, alpha=15)  # no multiple of anything

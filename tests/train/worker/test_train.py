@@ -7,31 +7,35 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from train.worker.models import write_model
 from train.worker.runs import learnable_rows, losses, make_run, metrics, run_bytes, run_training, stop_after
 from transformers import AutoModelForCausalLM
 
 from hivetune.base.disk import sha256_bytes
+from hivetune.base.journal import read_journal
 from hivetune.errors import UsageError
+from hivetune.process.child import Heartbeat
 from hivetune.run import checkpoints
 from hivetune.run.choices import Choices
 from hivetune.run.folder import read_resolved
 from hivetune.train.plan.steps import Amendment, append_amendment, read_amendments, read_plan
+from hivetune.train.worker import checkpoint, session
 from hivetune.train.worker import loop as train
-from hivetune.train.worker import session
 from hivetune.train.worker.model.adapter import fill, read_adapter
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document
-from hivetune.train.worker.optimizer import AdamW
-from hivetune.train.worker.session import BaseNotFinite, StepNotFinite
+from hivetune.train.worker.session import AdamW, Session, StepNotFinite
 
 BASE = "base_model_name_or_path"
 
@@ -144,9 +148,9 @@ def test_a_best_step_that_died_before_it_was_saved_is_found_again(
     class Death(BaseException):
         pass
 
-    real, died = session.save, set[int]()
+    real, died = checkpoint.save, set[int]()
 
-    def die_once(opened: session.Session, **named: bool) -> None:
+    def die_once(opened: Session, **named: bool) -> None:
         best, step = opened.state.best, opened.state.step
         if best is not None and best["step"] == step and step not in died:
             died.add(step)
@@ -301,7 +305,7 @@ def test_a_base_model_that_is_not_finite_is_said_to_be_the_cause(
 ) -> None:
     make_run(tmp_path, learnable_rows(60))
     poison(monkeypatch, set(range(60)))
-    with pytest.raises(BaseNotFinite, match="before anything was trained: the base model") as caught:
+    with pytest.raises(StepNotFinite, match="before anything was trained: the base model") as caught:
         run_training(tmp_path, tiny_model_folder)
     assert "float32" in caught.value.hint
     assert not read_amendments(tmp_path / "run")
@@ -317,13 +321,11 @@ def test_a_run_that_changes_nothing_is_no_success(
     assert not (tmp_path / "run/adapter_model.safetensors").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", ["fast", "general"])
-def test_half_precision_learns_like_float32(path: str, tiny_model_folder: Path, tmp_path: Path) -> None:
+def test_half_precision_learns_like_float32(tiny_model_folder: Path, tmp_path: Path) -> None:
     """float16 needs its scaled gradients, bfloat16 its fp32 masters; the curve is that of float32 to two digits."""
     curves = {}
     for dtype in ("float32", "bfloat16", "float16"):
-        make_run(tmp_path / dtype, learnable_rows(60), epochs=4, dtype=dtype, choices={"path": path})
+        make_run(tmp_path / dtype, learnable_rows(60), epochs=4, dtype=dtype)
         run_training(tmp_path / dtype, tiny_model_folder)
         curves[dtype] = losses(tmp_path / dtype)
     for dtype in ("bfloat16", "float16"):
@@ -367,3 +369,80 @@ def test_sigterm_ends_the_worker_with_a_checkpoint(tiny_model_folder: Path, tmp_
         child.wait_beats()
     outcome = child.outcome()
     assert outcome.status == "stopped" and outcome.result["steps"] == checkpoints.newest_good(run).step > 0
+
+
+def saved_steps(folder: Path) -> list[int]:
+    return [entry["step"] for entry in read_journal(folder / "run/metrics.jsonl") if entry["event"] == "saved"]
+
+
+def test_the_first_checkpoint_is_of_the_first_step_and_then_every_ten_minutes(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a process that resumes: each start gets on, however soon it dies. A step takes 100 s here."""
+    clock = SimpleNamespace(now=0.0)
+    fake = SimpleNamespace(monotonic=lambda: clock.now, perf_counter=time.perf_counter)
+    monkeypatch.setattr(checkpoint, "time", fake)
+
+    def take_100_s(heartbeat: Heartbeat, done: int) -> None:
+        clock.now = 100.0 * done
+        stop_after(10)(heartbeat, done)
+
+    make_run(tmp_path, learnable_rows(200), validate_every=1000)
+    run_training(tmp_path, tiny_model_folder, on_beat=take_100_s)
+    assert saved_steps(tmp_path) == [1, 7, 10]  # the last one as it stops
+    run_training(tmp_path, tiny_model_folder, on_beat=take_100_s)
+    assert saved_steps(tmp_path)[3:] == [11, 17, 20]
+
+
+def test_a_disk_that_fails_is_tried_again_later_and_stops_no_training(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, tried = checkpoints.commit_within, []
+
+    def fail_once(run: Path, step: int, files: Any) -> Path:
+        tried.append(step)
+        if len(tried) == 1:
+            raise OSError("the disk is gone")
+        return commit(run, step, files)
+
+    make_run(tmp_path, learnable_rows(40), epochs=1)
+    monkeypatch.setattr(checkpoints, "commit_within", fail_once)
+    assert run_training(tmp_path, tiny_model_folder)["status"] == "done"
+    events = [entry["event"] for entry in read_journal(tmp_path / "run/metrics.jsonl")]
+    assert events.count("save_failed") == 1 and tried[0] == 1 < tried[1]
+
+
+def test_training_goes_on_from_an_adapter(usual_run: Path, tiny_model_folder: Path, tmp_path: Path) -> None:
+    """It begins where that one ended, and resumes as any other run."""
+    for name in ("whole", "cut"):
+        lora = {"r": 4, "alpha": 8, "start": str(usual_run / "run")}
+        make_run(tmp_path / name, learnable_rows(60), lora=lora, learning_rate=1e-3)
+    run_training(tmp_path / "whole", tiny_model_folder)
+    before, after = losses(usual_run), losses(tmp_path / "whole")
+    assert after[0] < 0.9 * before[0] and min(after) < min(before)
+    run_training(tmp_path / "cut", tiny_model_folder, on_beat=stop_after(3))
+    run_training(tmp_path / "cut", tiny_model_folder)
+    assert run_bytes(tmp_path / "cut") == run_bytes(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("lora", "words"),
+    [({"r": 4, "alpha": 32}, "is scaled by 2"), ({"r": 8, "alpha": 16}, "has the shape"), ({}, "no adapter in")],
+)
+def test_an_adapter_of_another_scale_or_rank_is_refused(
+    lora: dict[str, int], words: str, usual_run: Path, tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    start = usual_run / "run" if lora else tmp_path / "missing"
+    make_run(tmp_path, learnable_rows(60), lora={**lora, "start": str(start)})
+    with pytest.raises(UsageError, match=words):
+        run_training(tmp_path, tiny_model_folder)
+
+
+def test_tensorboard_has_each_step_once_also_of_a_run_that_died(tiny_model_folder: Path, tmp_path: Path) -> None:
+    make_run(tmp_path, learnable_rows(60), report_to=["tensorboard"])
+    run_training(tmp_path, tiny_model_folder, on_beat=stop_after(5))
+    shutil.rmtree(checkpoints.folder_of(tmp_path / "run", 5))  # as if it had died after the checkpoint before
+    run_training(tmp_path, tiny_model_folder)
+    shown = EventAccumulator(str(tmp_path / "run/tensorboard"), size_guidance={"scalars": 0, "tensors": 0}).Reload()
+    points = [(event.step, event.value) for event in shown.Scalars("train/loss")]
+    assert points == [(step, pytest.approx(loss)) for step, loss in enumerate(losses(tmp_path), 1)]

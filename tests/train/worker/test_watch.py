@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hivetune.base.typed import from_plain, to_plain
 from hivetune.train.worker.model.protocol import Document
 from hivetune.train.worker.recover import BadRows, find_bad_rows, padded, split_out
-from hivetune.train.worker.watch import LossDiverged, LossHistory, Spike, check_rollbacks, robust_z, step_problem
+from hivetune.train.worker.watch import LossHistory, Spike, robust_z, step_problem
 
 
 def test_a_step_is_fit_only_with_two_finite_numbers() -> None:
@@ -21,8 +21,6 @@ def test_a_step_is_fit_only_with_two_finite_numbers() -> None:
     assert step_problem(0.0, 0.0) is None
     assert step_problem(math.nan, 1.0) == "the loss is nan"
     assert step_problem(1.0, math.inf) == "the gradient norm is inf"
-    assert step_problem(None, 1.0) == "no loss was measured"
-    assert step_problem(1.0, None) == "no gradient norm was measured"
 
 
 def spikes(losses: Sequence[float]) -> list[Spike]:
@@ -76,14 +74,6 @@ def test_two_high_losses_are_no_alarm_and_become_usual() -> None:
     losses[200] *= 2.5
     losses[201] *= 2.5
     assert spikes(losses) == []
-
-
-def test_the_third_time_it_stops() -> None:
-    spike = Spike(10, 12, "rose")
-    check_rollbacks(spike, 0)
-    check_rollbacks(spike, 1)
-    with pytest.raises(LossDiverged, match=r"rose.*lower learning_rate"):
-        check_rollbacks(spike, 2)
 
 
 @given(st.lists(st.floats(0, 20), max_size=100))
@@ -147,8 +137,8 @@ def test_rows_that_are_not_finite_are_found_without_a_trace(in_gradient: bool) -
 
 
 def test_a_bad_shape_and_a_passing_fault_are_no_bad_rows() -> None:
-    assert find_bad_rows(Fake({103}, only_at=5), batch()) == BadRows(kernel=(103,))  # type: ignore[arg-type]
-    assert find_bad_rows(Fake({103}, times=5), batch()) == BadRows(flaky=(103,))  # type: ignore[arg-type]
+    assert find_bad_rows(Fake({103}, only_at=5), batch()) == BadRows(unreliable=(103,))  # type: ignore[arg-type]
+    assert find_bad_rows(Fake({103}, times=5), batch()) == BadRows(unreliable=(103,))  # type: ignore[arg-type]
     assert find_bad_rows(Fake({103}, times=1), batch()) == BadRows()  # type: ignore[arg-type]
 
 

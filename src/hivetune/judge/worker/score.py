@@ -13,11 +13,11 @@ from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat, Score
 from hivetune.run.choices import Choices
 from hivetune.run.folder import CONFIG, read_resolved
-from hivetune.train.worker.device import complete, start_with
 from hivetune.train.worker.model.adapter import fill, read_adapter
 from hivetune.train.worker.model.fast.kernels.build import missing_kernels_reason
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import LoraModel, read_documents
+from hivetune.train.worker.settle import complete, start_with
 
 # Rows whose loss is computed together: enough for the engine to pack them well, few enough to beat often.
 ROWS_TOGETHER = 32

@@ -27,9 +27,8 @@ from hivetune.train.worker.model.adapter import initialise, same_views
 from hivetune.train.worker.model.memory import Multiply, unwritten
 from hivetune.train.worker.model.protocol import Document, LoraModel, read_documents
 
+# What is compared: as much as takes a second or two in float64 on two cores.
 ROWS, TOKENS = 4, 1024
-# Of a model that is streamed: a whole turn of every family's pattern of windows (six layers in Gemma 3).
-MAX_LAYERS_COMPARED = 6
 # Nats a token, and relative to the gradient's length. Two right computations of SmolLM2 differ by 1e-6 and 4e-6 in
 # float32, by 0.03 and 0.05 in bfloat16; a layout with its loss out of order was 10 nats off (docs/log.md).
 LOSS = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.12, "float16": 0.06}

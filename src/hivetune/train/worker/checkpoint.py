@@ -1,15 +1,14 @@
-"""The training state: what its two files hold, when it is saved, and the adapter that a run keeps of it.
+"""Checkpoints: what their two files hold, when one is saved, how a run returns to one, and the adapter that it keeps.
 
 The files are safetensors by PEFT parameter name, and JSON; never a pickle. run/checkpoints.py gets folders onto the
-disk whole. Here is what they hold, and that nothing non-finite is ever saved. `main` salvages the adapter of a run that
-can't continue.
+disk whole. Nothing that is not finite is ever saved. `main` salvages the adapter of a run that can't continue.
 """
 
 import json
-import math
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,20 @@ from torch import Tensor
 from hivetune.base.disk import parse_json
 from hivetune.base.journal import read_journal
 from hivetune.base.typed import from_plain, to_plain
-from hivetune.errors import HivetuneError
+from hivetune.errors import HivetuneError, UsageError
 from hivetune.process.child import Heartbeat
-from hivetune.process.protocol import Salvage
+from hivetune.process.protocol import Beat, Salvage
 from hivetune.run import checkpoints
-from hivetune.run.checkpoints import CHECKPOINT_EVERY_S, STATE, TENSORS
+from hivetune.run.checkpoints import STATE, TENSORS
 from hivetune.run.folder import METRICS, read_resolved
-from hivetune.train.worker.model.adapter import base_name, write_adapter
+from hivetune.train.worker.model.adapter import base_name, begin, fill, same_views, write_adapter
+from hivetune.train.worker.session import LoopState, Session, journal, open_events
 
-_KINDS = ("param", "exp_avg", "exp_avg_sq")
+# The weights, and the two averages of AdamW.
+KINDS = ("param", "exp_avg", "exp_avg_sq")
+# After a save that failed (full disk), the next try.
+RETRY_S = 30.0
+ANOTHER_FOLDER = "train into another folder: --set output=FOLDER"
 
 
 class NotFinite(ArithmeticError):
@@ -38,164 +42,170 @@ class NotFinite(ArithmeticError):
 
 
 @dataclass(frozen=True)
-class TrainState:
-    """The state that must survive a death. Everything but the tensors is plain JSON.
+class Checkpoint:
+    """The state that survives a death: a function of plan and step, with no clock, host or speed in it.
 
-    step: optimizer steps done, so training continues with `plan.steps[step]`. param, exp_avg, exp_avg_sq: fp32 by PEFT
-    name. best: {"step", "loss"} of the best validation. loop: whatever else the loop needs. The generators of random
-    numbers are no part of it: each step seeds them.
+    tensors: KIND -> PEFT name -> fp32. The generators of random numbers are no part of it: each step seeds them.
     """
 
-    step: int
-    param: Mapping[str, Tensor]
-    exp_avg: Mapping[str, Tensor]
-    exp_avg_sq: Mapping[str, Tensor]
-    best: Mapping[str, Any] | None
+    tensors: Mapping[str, Mapping[str, Tensor]]
     plan_sha256: str
     settings_hash: str
-    loop: Mapping[str, Any]
+    loop: LoopState
 
 
-def to_files(state: TrainState) -> dict[str, bytes]:
+def to_files(checkpoint: Checkpoint) -> dict[str, bytes]:
     """Return the two files of a checkpoint: equal bytes for equal states.
 
     Raises NotFinite naming the tensors that hold NaN or infinity.
     """
     tensors = {
         f"{kind}/{name}": tensor.detach().to("cpu", torch.float32).contiguous()
-        for kind in _KINDS
-        for name, tensor in getattr(state, kind).items()
+        for kind, named in checkpoint.tensors.items()
+        for name, tensor in named.items()
     }
-    bad = [name for name, tensor in tensors.items() if not is_finite(tensor)]
-    if bad:
-        raise NotFinite(f"step {state.step}: {len(bad)} of {len(tensors)} tensors are not finite, first {bad[0]}")
-    plain = {
-        "schema": 1,
-        "step": state.step,
-        "best": state.best,
-        "plan_sha256": state.plan_sha256,
-        "settings_hash": state.settings_hash,
-        "loop": state.loop,
-    }
-    text = json.dumps(to_plain(plain), indent=1, sort_keys=True, allow_nan=False) + "\n"
+    step = checkpoint.loop.step
+    if bad := [name for name, tensor in tensors.items() if not is_finite(tensor)]:
+        raise NotFinite(f"step {step}: {len(bad)} of {len(tensors)} tensors are not finite, first {bad[0]}")
+    whose = {"plan_sha256": checkpoint.plan_sha256, "settings_hash": checkpoint.settings_hash}
+    # run/checkpoints.py reads `step` and `best` without this module, so they stand at the top.
+    plain = {"schema": 1, **whose, **to_plain(checkpoint.loop)}
+    text = json.dumps(plain, indent=1, sort_keys=True, allow_nan=False) + "\n"
     return {TENSORS: safetensors.torch.save(tensors), STATE: text.encode()}
 
 
-def load(folder: Path, kinds: Sequence[str] = _KINDS) -> TrainState:
-    """Return the state in one checkpoint folder; of other tensors than `kinds` nothing is read.
-
-    The optimizer's would take 24 bytes a parameter beside the model. Raises ValueError (with the problem) or OSError.
-    """
-    if problems := checkpoints.problems_of(folder):
-        raise ValueError(f"{folder}: {'; '.join(problems)}")
-    tensors: dict[str, Any] = {kind: {} for kind in _KINDS}
-    try:
-        plain = parse_json((folder / STATE).read_bytes(), finite=True)
-        schema = plain.pop("schema", None) if isinstance(plain, dict) else None
-        if schema != 1:
-            raise ValueError(f"schema {schema}, this Hivetune reads 1")
-        state = from_plain(TrainState, {**plain, **tensors})
-        with safetensors.safe_open(folder / TENSORS, framework="pt") as file:
-            for key in file.keys():  # noqa: SIM118 (it is no mapping)
-                kind, _, name = key.partition("/")
-                if kind not in tensors:
-                    raise ValueError(f"{key} is unknown")
-                if kind in kinds:
-                    tensor = tensors[kind][name] = file.get_tensor(key)
-                    if tensor.dtype != torch.float32 or not is_finite(tensor):
-                        raise ValueError(f"{key} is not finite, or not float32")
-    except (ValueError, SafetensorError) as error:
-        raise ValueError(f"{folder}: {error}") from None
-    if f"{state.step:06d}" != folder.name:
-        raise ValueError(f"{folder}: holds step {state.step}")
-    return replace(state, **tensors)
-
-
-def kept_adapter(
-    run: Path, last: Mapping[str, Tensor], step: int, best: Mapping[str, Any] | None
-) -> tuple[Mapping[str, Tensor], int, str]:
-    """Return the adapter that a run keeps and its step: the best by validation, else the `last`, which is of `step`.
-
-    The third value says in words why the best one can't be kept, "" where it can.
-    """
-    if best is not None and best["step"] != step:
-        try:
-            return load(checkpoints.folder_of(run, best["step"]), ("param",)).param, best["step"], ""
-        except (OSError, ValueError) as error:
-            return last, step, f"the best step can't be read, the last is kept: {error}"
-    return last, step, ""
-
-
-def load_newest_good(run: Path) -> tuple[TrainState | None, list[str]]:
-    """Return the newest state that can be read whole (None: start at step 0), and in words what was passed over.
-
-    A damaged checkpoint is passed over, and the one before it is used.
-    """
-    problems: list[str] = []
-    newest_step, at_most, state = 0, None, None
-    while state is None:
-        newest = checkpoints.newest_good(run, at_most=at_most)
-        problems += [str(damage) for damage in newest.damaged]
-        newest_step = max([newest_step, newest.step, *(damage.step for damage in newest.damaged)])
-        if newest.folder is None:
-            break
-        try:
-            state = load(newest.folder)
-        except ValueError as error:  # the hashes are right and the content is not: written so, or of another format
-            problems.append(f"checkpoint {newest.step} is passed over: {error}")
-            at_most = newest.step - 1
-    step = 0 if state is None else state.step
-    newest_saved = _newest_saved(run)
-    if newest_saved > newest_step and not list((run / checkpoints.FOLDER).glob(f"{newest_saved:06d}*")):
-        problems.append(f"checkpoint {newest_saved} was saved and is missing now")
-        newest_step = newest_saved
-    if newest_step > step:
-        problems.append(
-            f"{newest_step - step} steps are repeated: training continues from step {step} instead of {newest_step}"
-        )
-    return state, problems
-
-
-def _newest_saved(run: Path) -> int:
-    """Return the newest step that metrics.jsonl reports as saved, so that a folder which vanished is reported."""
-    saved = [e["step"] for e in read_journal(run / METRICS) if e["event"] == "saved"]
-    return max(saved, default=0)
-
-
 def is_finite(tensor: Tensor) -> bool:
-    """Return whether all values are finite, without a temporary of the tensor's size.
-
-    A finite sum has finite terms; a sum that is not finite may have overflowed.
-    """
+    """Return whether all values are finite, without a temporary of the tensor's size."""
+    # A finite sum has finite terms; a sum that is not finite may have overflowed.
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
-# After a save that failed (full disk), the next try.
-RETRY_S = 30.0
+def load(folder: Path, kinds: Sequence[str] = KINDS) -> Checkpoint:
+    """Return the state in a checkpoint folder; of other tensors than `kinds` nothing is read.
 
-
-class Saver:
-    """Saves the state when that is due. The loop stands still meanwhile: 0.1 s in ten minutes on a usual disk.
-
-    The first checkpoint comes after this process's first step, so that each start gets on, and the next ones `every_s`
-    after the last one ended.
+    Raises UsageError for a damaged one, and for one that another version wrote.
     """
+    try:
+        if problems := checkpoints.problems_of(folder):
+            raise ValueError("; ".join(problems))
+        plain = parse_json((folder / STATE).read_bytes(), finite=True)
+        if plain.pop("schema") != 1:
+            raise ValueError("another version of Hivetune wrote it")
+        tensors: dict[str, dict[str, Tensor]] = {kind: {} for kind in kinds}
+        # Of the adapter alone, because the optimizer's tensors would take 8 bytes a weight beside the model.
+        with safetensors.safe_open(folder / TENSORS, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118 (it is no mapping)
+                kind, _, name = key.partition("/")
+                if kind in tensors:
+                    tensors[kind][name] = file.get_tensor(key)
+        whose = plain.pop("plan_sha256"), plain.pop("settings_hash")
+        return Checkpoint(tensors, *whose, from_plain(LoopState, plain))
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise UsageError(f"{folder}: {error}", hint=ANOTHER_FOLDER) from None
 
-    def __init__(self, run: Path, *, every_s: float = CHECKPOINT_EVERY_S, clock: Callable[[], float] = time.monotonic):
-        self._run, self._every_s, self._clock = run, every_s, clock
-        self._next_at = -math.inf
 
-    @property
-    def due(self) -> bool:
-        """Return whether a save is due now."""
-        return self._clock() >= self._next_at
+def load_newest_good(run: Path) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest undamaged state (None: start at step 0), and in words what was passed over."""
+    newest = checkpoints.newest_good(run)
+    problems = [str(damage) for damage in newest.damaged]
+    if newest.damaged:
+        lost = newest.damaged[0].step
+        problems.append(
+            f"{lost - newest.step} steps are repeated: training continues from step {newest.step} instead of {lost}"
+        )
+    return None if newest.folder is None else load(newest.folder), problems
 
-    def save(self, state: TrainState) -> None:
-        """Save before this returns. Raises OSError, after which the next save is due sooner; NotFinite."""
-        files = to_files(state)
-        self._next_at = self._clock() + RETRY_S
-        checkpoints.commit_within(self._run, state.step, files)
-        self._next_at = self._clock() + self._every_s
+
+def save(session: Session, *, only_when_due: bool = False) -> None:
+    """Save and journal it. Raises OSError: what must not be lost can't be kept. Raises NotFinite.
+
+    The loop stands still meanwhile: 0.1 s in ten minutes on a usual disk. `only_when_due`: a disk that fails does not
+    stop training: it is journaled, and tried again later.
+    """
+    if only_when_due and not (session.ranks.is_first and time.monotonic() >= session.save_due_s):
+        return
+    session.heartbeat.beat(Beat.SAVING)
+    if not session.ranks.is_first:
+        return
+    started, step, plan = time.perf_counter(), session.state.step, session.plan
+    tensors = {kind: same_views(flat_N, session.model.adapter) for kind, flat_N in _flat_state(session).items()}
+    files = to_files(Checkpoint(tensors, plan.sha256, plan.settings_hash, session.state))
+    session.save_due_s = time.monotonic() + RETRY_S
+    try:
+        checkpoints.commit_within(session.folder, step, files)
+    except OSError as error:
+        journal(session, "save_failed", step=step, started=started, error=str(error))
+        if only_when_due:
+            return
+        raise
+    session.save_due_s = time.monotonic() + session.save_every_s
+    journal(session, "saved", step=step, started=started)
+
+
+def restore(session: Session) -> None:
+    """Restore weights, optimizer and state of the newest good checkpoint, or of the start; drop later metrics.
+
+    Rank 0 reads them and sends them to the others. Raises UsageError for a checkpoint of another plan.
+    """
+    state = _read_checkpoint(session) if session.ranks.is_first else LoopState()
+    session.state = session.ranks.agree(state, LoopState, _flat_state(session).values())
+    open_events(session)
+    # The supervisor reads here which step a worker died in, and which path it took.
+    step, path = session.state.step, session.model.path
+    journal(session, "started", step=step, path=path, pid=os.getpid(), ranks=session.ranks.size)
+    if session.ranks.note:
+        journal(session, "problem", step=step, text=session.ranks.note)
+
+
+def _read_checkpoint(session: Session) -> LoopState:
+    adapter, plan = session.model.adapter, session.plan
+    saved, problems = load_newest_good(session.folder)
+    state = LoopState() if saved is None else saved.loop
+    if saved is None:
+        begin(adapter, session.config.lora, session.config.seed, session.model_folder)
+        # After a rollback to the start they hold the averages of the steps that are made again.
+        session.optimizer.exp_avg_N.zero_()
+        session.optimizer.exp_avg_sq_N.zero_()
+    else:
+        where = checkpoints.folder_of(session.folder, state.step)
+        if (saved.plan_sha256, saved.settings_hash) != (plan.sha256, plan.settings_hash):
+            raise UsageError(f"{where} belongs to another plan", hint=ANOTHER_FOLDER)
+        for kind, flat_N in _flat_state(session).items():
+            fill(same_views(flat_N, adapter), saved.tensors[kind], f"{where}: {kind}")
+    entries = list(read_journal(session.folder / METRICS))
+    remaining = [entry for entry in entries if entry.get("step", 0) <= state.step]
+    if len(remaining) < len(entries):  # measurements of steps that are made again
+        session.metrics.replace(remaining)
+    for problem in problems:
+        journal(session, "problem", step=state.step, text=problem)
+    return state
+
+
+def _flat_state(session: Session) -> dict[str, Tensor]:
+    optimizer = session.optimizer
+    return dict(zip(KINDS, (session.model.master_N, optimizer.exp_avg_N, optimizer.exp_avg_sq_N), strict=True))
+
+
+def kept_adapter(run: Path, last: Mapping[str, Tensor], state: LoopState) -> tuple[Mapping[str, Tensor], int, str]:
+    """Return the adapter that a run keeps and its step: the best by validation, else the `last`, which is of `state`.
+
+    The third value says in words why the best one can't be kept, "" where it can.
+    """
+    if state.best is not None and state.best["step"] != state.step:
+        try:
+            best = load(checkpoints.folder_of(run, state.best["step"]), ("param",))
+        except UsageError as error:
+            return last, state.step, f"the best step can't be read, the last is kept: {error.message}"
+        return best.tensors["param"], best.loop.step, ""
+    return last, state.step, ""
+
+
+def keep_best(session: Session) -> tuple[Mapping[str, Tensor], int]:
+    """Return the adapter that the run would keep now, and its step; journal where the best can't be read."""
+    adapter, step, problem = kept_adapter(session.folder, session.model.adapter, session.state)
+    if problem:
+        journal(session, "problem", step=session.state.step, text=problem)
+    return adapter, step
 
 
 def main(task: Salvage, heartbeat: Heartbeat) -> dict[str, Any]:
@@ -203,14 +213,12 @@ def main(task: Salvage, heartbeat: Heartbeat) -> dict[str, Any]:
 
     It works without the base model's weights and without a device. Raises HivetuneError without a good checkpoint.
     """
-    run = task.run
-    config, _ = read_resolved(run)
-    state, problems = load_newest_good(run)
-    if state is None:
+    config, _ = read_resolved(task.run)
+    saved, problems = load_newest_good(task.run)
+    if saved is None:
         raise HivetuneError(
-            f"{run} has no good checkpoint: {'; '.join(problems) or 'none was committed'}",
-            hint="train it again in another folder: --set output=FOLDER",
+            f"{task.run} has no good checkpoint: {'; '.join(problems) or 'none was committed'}", hint=ANOTHER_FOLDER
         )
-    adapter, step, problem = kept_adapter(run, state.param, state.step, state.best)
-    write_adapter(run, adapter, config.lora, *base_name(task.model))
+    adapter, step, problem = kept_adapter(task.run, saved.tensors["param"], saved.loop)
+    write_adapter(task.run, adapter, config.lora, *base_name(task.model))
     return {"adapter_step": step, "problems": [*problems, *filter(None, [problem])]}

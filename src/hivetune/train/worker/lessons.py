@@ -16,15 +16,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hivetune.base.disk import read_json, write_json
 from hivetune.process.protocol import Beat
-from hivetune.run.folder import REFERENCE
 from hivetune.train.plan.steps import Amendment, append_amendment
+from hivetune.train.worker.checkpoint import keep_best, save
 from hivetune.train.worker.model.adapter import fill
 from hivetune.train.worker.model.protocol import Document, read_documents
-from hivetune.train.worker.optimizer import learning_rate
-from hivetune.train.worker.session import Session, journal, keep_best, save, score_held_out
-from hivetune.train.worker.watch import EARLY, VALIDATION_DOCUMENTS
+from hivetune.train.worker.session import Session, journal, learning_rate, score_sample
+from hivetune.train.worker.watch import SCORED_TOGETHER
 
 # Lambda, and beta: an answer that became 4 / beta nats less likely has no gradient any more.
 MOST_WEIGHT, BETA = 0.5, 5.0
@@ -35,6 +33,8 @@ RATE = 0.2
 # Nats per token by which the loss of the validation rows may rise before the lessons end.
 MAX_LOSS_RISE = 0.02
 VALIDATIONS = 5
+# The reason of the amendment that skips the steps before the lessons.
+EARLY = "validation stopped improving"
 
 Score = Callable[[Sequence[Document]], list[float]]
 
@@ -92,43 +92,32 @@ def _sigmoid(x: float) -> float:
 
 
 def begin_lessons(session: Session) -> None:
-    """Begin to learn from bad answers, where that is due: from the best adapter so far, with its losses as the
-    reference; or read what a process before this one began with."""
+    """Begin to learn from bad answers, where that is due: from the best adapter so far, whose losses are the reference.
+
+    The reference is part of the state, so a process that resumes has it from the checkpoint.
+    """
     state, lessons_from = session.state, session.plan.lessons_from
-    if lessons_from is None or state.step < lessons_from:
-        return
-    if state.start_loss is not None:
-        if session.reference is None:
-            _read_reference(session)
+    if lessons_from is None or state.step < lessons_from or state.reference is not None:
         return
     if session.ranks.is_first:
         fill(session.model.adapter, dict(keep_best(session)[0]), "the adapter that the lessons begin with")
     session.ranks.agree(True, bool, [session.model.master_N])
-    _measure_reference(session)
-    _read_reference(session)
-    loss = score_held_out(session, session.sample_rows).loss
-    session.state = replace(state, start_loss=loss, best={"step": state.step, "loss": loss})
+    reference, loss = _measure_reference(session), score_sample(session).loss
+    session.state = replace(state, reference=reference, start_loss=loss, best={"step": state.step, "loss": loss})
     save(session)
 
 
-def _measure_reference(session: Session) -> None:
-    """Write the losses with which the lessons begin; null for one that is not finite."""
+def _measure_reference(session: Session) -> tuple[tuple[int, float], ...]:
+    """Return the finite nll of the bad answers in the plan, and of those that they are compared with."""
     better = better_of(session)
     planned = set(session.plan.entry_rows) & better.keys()
     rows = sorted({row for bad in planned for row in (bad, better[bad]) if row is not None})
-    losses: dict[str, float | None] = {}
-    for start in range(0, len(rows), VALIDATION_DOCUMENTS):
+    scored: list[tuple[int, float]] = []
+    for start in range(0, len(rows), SCORED_TOGETHER):
         session.heartbeat.beat(Beat.VALIDATING)
-        part = rows[start:][:VALIDATION_DOCUMENTS]
-        scores = session.exchange.nll(read_documents(session.snapshot, part))
-        losses |= {str(row): nll if math.isfinite(nll) else None for row, nll in zip(part, scores, strict=True)}
-    write_json(session.folder / REFERENCE, {"schema": 1, "nll": losses})
-
-
-def _read_reference(session: Session) -> None:
-    known = read_json(session.folder / REFERENCE)["nll"] if session.ranks.is_first else {}
-    known = session.ranks.agree(known, dict)
-    session.reference = {int(row): nll for row, nll in known.items() if nll is not None}
+        part = rows[start:][:SCORED_TOGETHER]
+        scored += zip(part, session.exchange.nll(read_documents(session.snapshot, part)), strict=True)
+    return tuple((row, nll) for row, nll in scored if math.isfinite(nll))
 
 
 def better_of(session: Session) -> dict[int, int | None]:
@@ -138,12 +127,11 @@ def better_of(session: Session) -> dict[int, int | None]:
 
 def rate_and_weights(session: Session, documents: list[Document]) -> tuple[float, Weighed]:
     """Return the learning rate of the next step and its documents, weighed where the lessons have begun."""
-    step, lessons_from = session.state.step, session.plan.lessons_from
-    if lessons_from is None or step < lessons_from:
-        return learning_rate(session.config, step, lessons_from or session.num_steps), Weighed(documents, 0.0)
-    assert session.reference is not None
-    rate = RATE * learning_rate(session.config, step - lessons_from, session.num_steps - lessons_from)
-    return rate, weigh(documents, better_of(session), session.reference, session.exchange.nll)
+    state, lessons_from = session.state, session.plan.lessons_from
+    if lessons_from is None or state.reference is None:
+        return learning_rate(session.config, state.step, lessons_from or session.num_steps), Weighed(documents, 0.0)
+    rate = RATE * learning_rate(session.config, state.step - lessons_from, session.num_steps - lessons_from)
+    return rate, weigh(documents, better_of(session), dict(state.reference), session.exchange.nll)
 
 
 def skip_to_lessons(session: Session) -> bool:
@@ -160,10 +148,7 @@ def skip_to_lessons(session: Session) -> bool:
 
 
 def check_lessons(session: Session, loss: float) -> None:
-    """End the lessons when the validation rows have lost more than MAX_LOSS_RISE since they began.
-
-    Until then the newest step is the best one, so the adapter is that of the last step within the bound.
-    """
+    """End the lessons when the validation rows have lost more than MAX_LOSS_RISE since they began."""
     state = session.state
     assert state.start_loss is not None
     if loss > state.start_loss + MAX_LOSS_RISE:
@@ -171,5 +156,6 @@ def check_lessons(session: Session, loss: float) -> None:
         journal(session, "stopped_early", step=state.step, reason=reason)
         session.state = replace(state, stopped_early=True)
         return
+    # Until then the newest step is the best one, so the adapter is that of the last step within the bound.
     session.state = replace(state, best={"step": state.step, "loss": loss})
     save(session)

@@ -16,27 +16,35 @@ Shapes: N adapter weights.
 """
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from hivetune.base.journal import read_journal
+from hivetune.errors import DataRefused
+from hivetune.models.architecture import read_architecture
 from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat, Train
+from hivetune.run.folder import METRICS, read_resolved
+from hivetune.train.plan.choose import micro_batch_shapes, rate_key, step_flops
+from hivetune.train.plan.layout import trim_rows
+from hivetune.train.plan.memory import setup_of_run
+from hivetune.train.worker.checkpoint import keep_best, restore, save
 from hivetune.train.worker.lessons import VALIDATIONS, begin_lessons, check_lessons, rate_and_weights, skip_to_lessons
+from hivetune.train.worker.model.adapter import base_name, is_as_begun, write_adapter
 from hivetune.train.worker.model.protocol import read_documents
 from hivetune.train.worker.recover import quarantine, roll_back
-from hivetune.train.worker.session import (
-    Session,
-    finish,
-    journal,
-    open_session,
-    restore,
-    run_canary,
-    save,
-    score_held_out,
-)
+from hivetune.train.worker.session import Session, StepNotFinite, journal, open_session, run_canary, score_sample
+from hivetune.train.worker.settle import peak_memory_bytes
 from hivetune.train.worker.watch import step_problem
+
+# Gradients below 6e-8 are zero in float16; a power of two as a factor of the loss changes nothing else
+# (arXiv:1710.03740).
+LOSS_SCALES = {torch.float16: 1024.0}
+# The steps from which a run's rate is taken.
+STEPS_RATED = 50
 
 
 def main(task: Train, heartbeat: Heartbeat) -> dict[str, Any]:
@@ -75,7 +83,7 @@ def make_step(session: Session) -> bool:
     loss: float | None = None
     norm: float | None = None
     if trained_tokens:
-        loss_scale = loss_scale_of(session.model.dtype)
+        loss_scale = LOSS_SCALES.get(session.model.dtype, 1.0)
         # In one process this is torch.manual_seed of the step, a zero gradient and model.backward; in several, each
         # computes some of the micro-batches, and all have the same sum.
         summed = session.exchange.backward(documents, number, scale=loss_scale / trained_tokens, exponent=state.grid)
@@ -133,9 +141,9 @@ def pause(session: Session) -> None:
 def validate(session: Session) -> None:
     """Score the sample of validation rows. A new best is saved; `patience` times without one ends the run."""
     state = session.state
-    if not session.validation_rows:
+    if not session.sample_rows:
         return
-    loss = score_held_out(session, session.sample_rows).loss
+    loss = score_sample(session).loss
     if state.start_loss is not None:
         check_lessons(session, loss)
     elif state.best is not None and loss >= state.best["loss"]:
@@ -148,9 +156,88 @@ def validate(session: Session) -> None:
         save(session)
 
 
-def loss_scale_of(dtype: torch.dtype) -> float:
-    """Return the factor of the loss.
+def finish(session: Session) -> dict[str, Any]:
+    """Save, write the adapter (the best by validation, else the last), and return the run's result.
 
-    Gradients below 6e-8 are zero in float16; a power of two changes nothing else (arXiv:1710.03740).
+    Raises StepNotFinite for an adapter that is still what it was at the start after updates were made, and DataRefused
+    when the plan ended and none of its rows could be trained: neither is a success.
     """
-    return 1024.0 if dtype == torch.float16 else 1.0
+    run_canary(session, every_s=0)
+    save(session)
+    state, model = session.state, session.model
+    is_done = state.stopped_early or state.step == session.num_steps
+    if is_done and not state.updates:
+        raise DataRefused(
+            f"{session.folder}: nothing was trained, every row was quarantined", hint="see amendments.jsonl"
+        )
+    adapter_step = None
+    if state.updates and session.ranks.is_first:
+        if is_as_begun(model.adapter, session.config.lora):
+            raise StepNotFinite(f"after {state.updates} updates the adapter is what it was at the start")
+        adapter, adapter_step = keep_best(session)
+        write_adapter(session.folder, adapter, session.config.lora, *base_name(session.model_folder))
+    session.metrics.close()
+    if session.events is not None:
+        session.events.close()
+    metrics = list(read_journal(session.folder / METRICS))
+    return {
+        "status": "done" if is_done else "stopped",
+        "steps": state.step,
+        "steps_planned": session.num_steps,
+        "stopped_early": state.stopped_early,
+        "best": state.best,
+        "adapter_step": adapter_step,
+        "adapter_weights": model.master_N.numel(),
+        **_totals(metrics),
+        "peak_memory_bytes": peak_memory_bytes(model.device),
+        "rate": _rate(session, metrics),
+        "path": model.path,
+        "why": model.why,
+        "kernels": model.kernels,
+        "device": str(model.device),
+        "dtype": str(model.dtype).removeprefix("torch."),
+    }
+
+
+def _rate(session: Session, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return the operations a second of the run's steps after the first, which warms up, and its key for the plan.
+
+    None for several ranks: what the plan predicts from is the rate of one.
+    """
+    steps = _counted(metrics)[1:][:STEPS_RATED]
+    if not steps or session.ranks.size > 1:
+        return None
+    config, choices = read_resolved(session.folder)
+    kind = "cpu" if session.model.device.type == "cpu" else "rocm" if torch.version.hip else "cuda"
+    setup = replace(
+        setup_of_run(config, read_architecture(session.model_folder), choices, kind), path=session.model.path
+    )
+    flops = sum(
+        step_flops(setup, shape)
+        for entry in steps
+        for shape in micro_batch_shapes(
+            setup, trim_rows(session.snapshot, session.plan.steps[entry["step"] - 1].rows), choices.budget_tokens or 0
+        )
+    )
+    return {"key": rate_key(setup), "flops_per_s": flops / sum(entry["seconds"] for entry in steps)}
+
+
+def _totals(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return sums over all steps that count, from any process of the run."""
+    steps = _counted(metrics)
+    seconds = sum(entry["seconds"] for entry in steps)
+    tokens, rows = sum(entry["tokens"] for entry in steps), sum(entry["rows"] for entry in steps)
+    return {
+        "tokens": tokens,
+        "trained_tokens": sum(entry["trained_tokens"] for entry in steps),
+        "loss_first": steps[0]["loss"] if steps else None,
+        "loss_last": steps[-1]["loss"] if steps else None,
+        "train_seconds": round(seconds, 3),
+        "tokens_per_second": tokens / seconds if seconds else None,
+        "samples_per_second": rows / seconds if seconds else None,
+    }
+
+
+def _counted(metrics: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the lines of steps that had rows left."""
+    return [entry for entry in metrics if entry["event"] == "step" and entry["loss"] is not None]

@@ -19,65 +19,68 @@ from hivetune.process.protocol import Beat, Replay
 from hivetune.run import checkpoints
 from hivetune.run.folder import read_resolved
 from hivetune.train.plan.steps import Amendment, append_amendment, max_quarantined
-from hivetune.train.worker.checkpoint import load_newest_good
-from hivetune.train.worker.device import complete, start_with, with_changes
+from hivetune.train.worker.checkpoint import load_newest_good, restore
+from hivetune.train.worker.lessons import EARLY
 from hivetune.train.worker.model.adapter import begin, fill
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document, LoraModel, read_documents
-from hivetune.train.worker.session import BaseNotFinite, Session, StepNotFinite, journal, restore
-from hivetune.train.worker.watch import EARLY, Spike, check_rollbacks
+from hivetune.train.worker.session import Session, StepNotFinite, journal
+from hivetune.train.worker.settle import complete, start_with, with_changes
+from hivetune.train.worker.watch import Spike
 
+# Kernels choose their tiles by multiples of this, so padding beyond the next one takes another kernel.
 PADDING = 64
+# A third spike is no matter of the data that was left out.
+MAX_ROLLBACKS = 2
 
 T = TypeVar("T")
+
+
+class LossDiverged(ArithmeticError):
+    """Raised when the loss rose for the third time: rolling back and skipping data did not help."""
 
 
 def quarantine(session: Session, documents: Sequence[Document], problem: str) -> None:
     """Take the rows that are not finite out of the plan; the step is then made again without them.
 
-    Raises StepNotFinite where single rows are not the cause: the supervisor decides what to change. Raises
-    BaseNotFinite where nothing was trained yet, which no setting of the training can repair.
+    Raises StepNotFinite where single rows are not the cause: the supervisor decides what to change.
     """
     step, plan = session.state.step, session.plan
     # One rank searches: a fault that comes and goes must not take different rows out of the ranks' plans.
     bad = find_bad_rows(session.model, documents) if session.ranks.is_first else BadRows()
     bad = session.ranks.agree(bad, BadRows)
-    named = ", ".join(f"{row} ({session.snapshot.info(row).source})" for row in bad.rows or bad.kernel or bad.flaky)
+    named = ", ".join(f"{row} ({session.snapshot.info(row).source})" for row in bad.rows or bad.unreliable)
     removed = {row for amendment in plan.amendments if amendment.until_step is None for row in amendment.rows}
     count, most = len(removed) + len(bad.rows), max_quarantined(plan.num_rows, session.config.data.max_rejected)
-    if not session.state.updates and bad.rows and (count > most or len(bad.rows) == len(documents) > 1):
-        raise BaseNotFinite(
-            f"step {step}: {problem} before anything was trained: the base model fails on rows {named}",
-            hint="set dtype: float32, or prepare the model again from another copy",
-        )
-    if count > most:
-        raise StepNotFinite(
-            f"step {step}: {problem}. {count} of {plan.num_rows} rows have failed so far, more than the "
-            f"{most} that data.max_rejected allows: the arithmetic is wrong, not the rows",
-            hint="set dtype: float32; raise data.max_rejected only if so many rows are really broken",
-        )
-    if bad.rows and len(bad.rows) < max(2, len(documents)):
+    is_every_row = len(bad.rows) == len(documents) > 1
+    if bad.rows and not is_every_row and count <= most:
         amendment = Amendment(step, bad.rows, f"{problem} at step {step}, and again with this row alone")
         append_amendment(session.folder, amendment)
         session.plan = plan.amended(amendment)
         journal(session, "quarantined", step=step, rows=list(bad.rows), reason=amendment.reason)
         return
-    if bad.rows:
+    hint = "the supervisor tries one safe change at a time"
+    if bad.rows and not session.state.updates:
+        # The adapter is still zero, so it is the base model, and no setting of the training can repair it.
+        reason = f"before anything was trained: the base model fails on rows {named}"
+        hint = "set dtype: float32, or prepare the model again from another copy"
+    elif is_every_row:
         reason = f"every row of the step fails, also alone: rows {named}"
-    elif bad.kernel:
-        reason = f"rows {named} fail, but not padded to another length: a kernel is wrong at this shape"
-    elif bad.flaky:
-        reason = f"rows {named} failed once and not again: the machine computes unreliably"
+    elif bad.rows:
+        reason = f"{count} of {plan.num_rows} rows have failed, more than the {most} that data.max_rejected allows"
+    elif bad.unreliable:
+        reason = f"rows {named} fail, but not each time and at each length: a kernel or the machine is wrong"
     else:
         rows = ", ".join(str(document.row) for document in documents)
         reason = f"rows {rows} fail together, and none of them alone"
-    raise StepNotFinite(f"step {step}: {problem}; {reason}", hint="the supervisor tries one safe change at a time")
+    raise StepNotFinite(f"step {step}: {problem}; {reason}", hint=hint)
 
 
 def roll_back(session: Session, spike: Spike) -> None:
     """Return to a checkpoint before the spike and leave its rows out of those steps. Raises LossDiverged."""
     before = [a for a in session.plan.amendments if a.until_step is not None and a.reason != EARLY]
-    check_rollbacks(spike, len(before))
+    if len(before) >= MAX_ROLLBACKS:
+        raise LossDiverged(f"{spike.reason}; {len(before)} rollbacks with other data did not help: lower learning_rate")
     rows = sorted({row for step in range(spike.first, spike.last + 1) for row in session.plan.steps[step].rows})
     amendment = Amendment(spike.first, tuple(rows), spike.reason, spike.last + 1)
     checkpoints.distrust_after(session.folder, spike.first)
@@ -91,13 +94,12 @@ def roll_back(session: Session, spike: Spike) -> None:
 class BadRows:
     """The rows that a replay found.
 
-    `rows`: not finite each time and at any length, so it is the row. `kernel`: finite at another length, so it is the
-    arithmetic of this shape. `flaky`: finite when computed again, so it is the machine.
+    `rows`: not finite each time and at any length, so it is the row. `unreliable`: finite when computed again or at
+    another length, so it is the machine, or the arithmetic of this shape.
     """
 
     rows: tuple[int, ...] = ()
-    kernel: tuple[int, ...] = ()
-    flaky: tuple[int, ...] = ()
+    unreliable: tuple[int, ...] = ()
 
 
 def split_out(items: Sequence[T], is_bad: Callable[[Sequence[T]], bool]) -> list[T]:
@@ -114,22 +116,17 @@ def split_out(items: Sequence[T], is_bad: Callable[[Sequence[T]], bool]) -> list
 
 
 def find_bad_rows(model: LoraModel, documents: Sequence[Document]) -> BadRows:
-    """Return which documents of a step are not finite, and whether the rows or the arithmetic cause it.
+    """Return which documents of a step are not finite, and whether the rows cause it.
 
     Leaves `grad_N` zero and torch's generators as they were; the weights are only read.
     """
     rows: list[int] = []
-    kernel: list[int] = []
-    flaky: list[int] = []
+    unreliable: list[int] = []
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
         for document in split_out(documents, lambda some: not is_finite_step(model, some)):
-            if is_finite_step(model, [document]):
-                flaky.append(document.row)
-            elif is_finite_step(model, [padded(document)]):
-                kernel.append(document.row)
-            else:
-                rows.append(document.row)
-    return BadRows(tuple(rows), tuple(kernel), tuple(flaky))
+            is_fine_now = is_finite_step(model, [document]) or is_finite_step(model, [padded(document)])
+            (unreliable if is_fine_now else rows).append(document.row)
+    return BadRows(tuple(rows), tuple(unreliable))
 
 
 def is_finite_step(model: LoraModel, documents: Sequence[Document]) -> bool:
@@ -175,8 +172,9 @@ def load_as_saved(task: Replay) -> LoraModel:
     choices = with_changes(config, complete(config.device, config.dtype, choices), task.changes)
     device, dtype = start_with(choices, config.memory_share)
     model = load_model(task.model, config.lora, method=config.method, dtype=dtype, device=device, choices=choices)
-    begin(model.adapter, config.lora, config.seed, task.model)
-    state, _ = load_newest_good(task.run)
-    if state is not None:
-        fill(model.adapter, state.param, f"checkpoint {state.step}")
+    saved, _ = load_newest_good(task.run)
+    if saved is None:
+        begin(model.adapter, config.lora, config.seed, task.model)
+    else:
+        fill(model.adapter, saved.tensors["param"], f"checkpoint {saved.loop.step}")
     return model

@@ -1,37 +1,46 @@
-"""A run's choices before step 0, by rules: device, precision and kernels, then the form of its steps, then the path.
+"""What a run computes with, by rules: device, precision and kernels, then the form of its steps, then the path.
 
-Each is a function of the config, the rows and the machine's facts, and is written to config.resolved.yaml, so a resumed
-run computes as it began. Nothing is timed. Free memory only lets a run start or refuses it.
+Each choice is a function of the config, the rows and the machine's facts, and is written to config.resolved.yaml, so a
+resumed run computes as it began. Nothing is timed. Free memory only lets a run start or refuses it.
 """
 
+import functools
 import hashlib
+import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from hivetune.base.disk import MANIFEST, sha256_bytes
+from hivetune.base.kernel import usable_cores
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import Snapshot, open_snapshot
-from hivetune.errors import DoesNotFit
-from hivetune.machine.inventory import read_machine
+from hivetune.errors import DoesNotFit, MachineNotFit
+from hivetune.machine.inventory import WORKERS_PER_MACHINE, Machine, read_machine
 from hivetune.machine.profile import read_profile
 from hivetune.models.architecture import read_architecture
+from hivetune.process.lease import train_on
+from hivetune.run import checkpoints
 from hivetune.run.choices import Choices
 from hivetune.run.folder import write_resolved
 from hivetune.train.plan.choose import Workload, first_that_fits, size_text, with_advice
-from hivetune.train.plan.device import device_of_machine
-from hivetune.train.plan.memory import STREAM_BUFFERS, TrainingSetup, predict_peak, setup_of_run
+from hivetune.train.plan.device import computes_bfloat16, device_of_machine
+from hivetune.train.plan.layout import pack_tokens
+from hivetune.train.plan.memory import predict_peak, setup_of_run
 from hivetune.train.plan.steps import Plan
 from hivetune.train.worker import model as engine
-from hivetune.train.worker.check import MAX_LAYERS_COMPARED, TOKENS, check_documents, right_choices
-from hivetune.train.worker.device import complete, free_memory_bytes, start_with, with_threads
+from hivetune.train.worker.check import TOKENS, check_documents, right_choices
+from hivetune.train.worker.model.fast.backend import KERNEL_SUFFIXES
+from hivetune.train.worker.model.fast.kernels.build import missing_kernels_reason
 from hivetune.train.worker.model.load import is_known, load_model
 from hivetune.train.worker.model.protocol import LoraModel
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 # The first steps of a plan stand for all.
 STEPS_LOOKED_AT = 64
 
@@ -39,47 +48,44 @@ STEPS_LOOKED_AT = 64
 def settle(run: Path, config: RunConfig, choices: Choices, model: Path, plan: Plan, snapshot: Snapshot) -> Choices:
     """Return `choices` with all that is still to be chosen, and write them down.
 
-    Raises MachineNotFit for a device that is not there, and DoesNotFit with what would fit.
+    Raises MachineNotFit for a device that is not there, and DoesNotFit with what would fit, and where other programs
+    hold so much memory that a run can't begin.
     """
-    settled = complete(config.device, config.dtype, with_threads(config, choices))
+    settled = choices
+    # The number of threads decides how some products are rounded, so it does not depend on the number of ranks.
+    if config.workers is not None and not choices.threads and not os.environ.get("OMP_NUM_THREADS"):
+        settled = replace(choices, threads=max(1, default_threads() // WORKERS_PER_MACHINE))
+    settled = complete(config.device, config.dtype, settled)
+    if config.workers is not None and settled.pack_tokens is None:
+        lengths = [length for _, _, length, _ in snapshot.plan_rows("train")]
+        kind = torch.device(settled.device or "cpu").type
+        settled = replace(settled, pack_tokens=pack_tokens(sum(lengths), len(lengths), config.batch_size, kind))
     if settled.budget_tokens is None:
         settled = _with_form(config, settled, model, plan, snapshot)
     if settled.agreement is None and settled.path is None:
         settled = _with_path(config, settled, model, plan, snapshot)
     if settled != choices:
         write_resolved(run, config, settled)
+    free = free_memory_bytes(torch.device(settled.device or "cpu"))
+    has_begun = bool(checkpoints.steps(run))  # such a run is not ended by what other programs hold
+    if settled.peak_bytes is not None and settled.peak_bytes > free and not has_begun:
+        raise DoesNotFit(
+            f"the run needs about {size_text(settled.peak_bytes)} of memory, and {size_text(free)} are free now",
+            hint="end other programs, or choose smaller settings: hivetune plan CONFIG",
+        )
     return settled
 
 
-def refuse_full_memory(choices: Choices) -> None:
-    """Raise DoesNotFit where other programs hold so much memory that the run's peak has no room beside them."""
-    free = free_memory_bytes(torch.device(choices.device or "cpu"))
-    if choices.peak_bytes is not None and choices.peak_bytes > free:
-        raise DoesNotFit(
-            f"the run needs about {size_text(choices.peak_bytes)} of memory, and {size_text(free)} are free now",
-            hint="end other programs, or choose smaller settings: hivetune plan CONFIG",
-        )
-
-
 def _with_form(config: RunConfig, settled: Choices, model: Path, plan: Plan, snapshot: Snapshot) -> Choices:
+    """Return `settled` with the first form of the steps that fits: whole, recomputed, recomputed and streamed."""
     device = device_of_machine(read_machine(), settled.device or "auto")
     setup = setup_of_run(config, read_architecture(model), settled, device.kind)
     if setup.path == "fast" and not is_known(model):
         setup = replace(setup, path="general")
-    work = workload_of(config, plan, snapshot)
-    try:
-        chosen = first_that_fits(setup, device, work, memory_share=config.memory_share)
-    except DoesNotFit as error:
-        raise with_advice(error, setup, device, work, config.memory_share) from None
-    # What a person or a test set in the choices stays.
-    return replace(settled.over(chosen.to_choices()), budget_tokens=chosen.budget_tokens, peak_bytes=chosen.peak.bytes)
-
-
-def workload_of(config: RunConfig, plan: Plan, snapshot: Snapshot) -> Workload:
-    """Return the workload of a plan: the middle one of its first steps is the typical one."""
+    # The middle one of the first steps is the typical one.
     steps = sorted(plan.steps[:STEPS_LOOKED_AT], key=lambda step: sum(snapshot.length(row) for row in step.rows))
     typical = steps[len(steps) // 2]
-    return Workload(
+    work = Workload(
         lengths=tuple(snapshot.length(row) for row in typical.rows),
         trained=tuple(snapshot.num_trained(row) for row in typical.rows),
         longest=max((snapshot.length(row) for row in set(plan.entry_rows)), default=2),
@@ -88,66 +94,48 @@ def workload_of(config: RunConfig, plan: Plan, snapshot: Snapshot) -> Workload:
         epochs=config.epochs,
         max_steps=config.max_steps,
     )
+    try:
+        chosen = first_that_fits(setup, device, work, memory_share=config.memory_share)
+    except DoesNotFit as error:
+        raise with_advice(error, setup, device, work, config.memory_share) from None
+    # What a person or a test set in the choices stays.
+    return replace(settled.over(chosen.to_choices()), budget_tokens=chosen.budget_tokens, peak_bytes=chosen.peak.bytes)
 
 
 def _with_path(config: RunConfig, settled: Choices, model: Path, plan: Plan, snapshot: Snapshot) -> Choices:
-    """Compare the fast path with transformers on a few rows, unless it was found right here under these conditions.
+    """Return `settled` after the fast path was compared with transformers on a few rows, unless it was so before.
 
-    In a process of its own: what transformers and a float64 model leave in memory would count as the run's.
+    A streamed model is not compared: transformers has no room for it.
     """
-    if config.method == "qlora" or not is_known(model):
+    if config.method == "qlora" or settled.streamed or not is_known(model):
         return settled
     key = _conditions(model, settled)
     known = read_profile(read_machine().fingerprint).agreements.get(key)
     if known is not None:
         return replace(settled, agreement=known)
+    # In a process of its own: what transformers and a float64 model leave in memory would count as the run's.
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         changes = pool.submit(_compared, config, settled, model, snapshot.folder, plan.steps[0].rows).result()
     if changes.agreement is not None:
         changes = replace(changes, agreement={**changes.agreement, "key": key})
-    settled = changes.over(settled)
-    return unstreamed(config, settled, model, plan, snapshot) if settled.path == "general" else settled
+    return changes.over(settled)
 
 
 def _compared(config: RunConfig, settled: Choices, model: Path, snapshot: Path, rows: Sequence[int]) -> Choices:
     """Return the choices under which the model computes what transformers does on some of these rows."""
-    setup = setup_of_run(config, read_architecture(model), settled, torch.device(settled.device or "cpu").type)
-    # Of a streamed model as many layers are compared as stay on the device.
-    resident = min(setup.architecture.layers - setup.streamed + STREAM_BUFFERS, MAX_LAYERS_COMPARED)
-    layers = resident if setup.streamed else None
     plain = config.lora.model_copy(update={"dropout": 0.0, "start": None})
 
     def load(changes: Choices) -> LoraModel:
         choices = changes.over(settled)
         device, dtype = start_with(choices)
-        return load_model(
-            model, plain, method=config.method, dtype=dtype, device=device, choices=choices, first_layers=layers
-        )
+        return load_model(model, plain, method=config.method, dtype=dtype, device=device, choices=choices)
 
-    documents = check_documents(open_snapshot(snapshot), rows)
-    return right_choices(load, documents, _truth_dtype(setup, config.memory_share))
-
-
-def unstreamed(config: RunConfig, settled: Choices, model: Path, plan: Plan, snapshot: Snapshot) -> Choices:
-    """Return `settled` of the general path, which streams nothing, with a form that fits without.
-
-    Raises DoesNotFit, with the reason for the general path, where the model fits only with its layers streamed.
-    """
-    if not settled.streamed:
-        return settled
-    try:
-        return _with_form(config, replace(settled, streamed=None), model, plan, snapshot)
-    except DoesNotFit as error:
-        why = f"only the fast path streams layers, and {settled.path_why}: {error.message}"
-        raise DoesNotFit(why, hint=error.hint) from None
-
-
-def _truth_dtype(setup: TrainingSetup, memory_share: float) -> str:
-    """Return the widest precision in which transformers can compute the compared rows; while streaming the run's."""
-    limit = read_machine().memory_bytes * memory_share
-    plain = replace(setup, path="general", products=None, kind="cpu")
-    wider = () if setup.streamed else ("float64", "float32")
-    return next((w for w in wider if predict_peak(replace(plain, dtype=w), TOKENS).bytes <= limit), setup.dtype)
+    # transformers computes in the widest precision that has room, or in the run's own.
+    setup = setup_of_run(config, read_architecture(model), settled, torch.device(settled.device or "cpu").type)
+    limit = read_machine().memory_bytes * config.memory_share
+    general = replace(setup, path="general", products=None, kind="cpu")
+    fitting = (w for w in ("float64", "float32") if predict_peak(replace(general, dtype=w), TOKENS).bytes <= limit)
+    return right_choices(load, check_documents(open_snapshot(snapshot), rows), next(fitting, setup.dtype))
 
 
 def _conditions(model: Path, settled: Choices) -> str:
@@ -158,6 +146,126 @@ def _conditions(model: Path, settled: Choices) -> str:
             digest.update(source.read_bytes())
     manifest = model / MANIFEST
     digest.update(sha256_bytes(manifest.read_bytes()).encode() if manifest.is_file() else str(model).encode())
-    named = (settled.device, settled.dtype, settled.kernels, settled.products, settled.attention, settled.streamed)
+    named = (settled.device, settled.dtype, settled.kernels, settled.products, settled.attention)
     digest.update(repr(named).encode())
     return digest.hexdigest()[:32]
+
+
+def complete(device: str, dtype: str, choices: Choices) -> Choices:
+    """Return `choices` with device, dtype, kernels, products and threads, by rules alone; what was chosen stays.
+
+    `device` and `dtype` are the settings. Raises MachineNotFit for a device that is not there.
+    """
+    name = choices.device or (_first_device() if device == "auto" else device)
+    checked = check_device(name)
+    precision = choices.dtype or (native_dtype(checked) if dtype == "auto" else dtype)
+    choices = replace(choices, device=name, dtype=precision, threads=choices.threads or default_threads())
+    if checked.type == "cpu" and choices.kernels is None:  # the run must not continue with others silently
+        has_kernels = DTYPES[precision] in KERNEL_SUFFIXES
+        reason = missing_kernels_reason() if has_kernels else ""
+        native = has_kernels and not reason
+        choices = replace(choices, kernels="native" if native else "torch", kernels_why=reason or None)
+    if checked.type == "cpu" and choices.products is None:
+        choices = replace(choices, products=products_for(precision, choices.kernels == "native", read_machine()))
+    return choices
+
+
+def with_changes(config: RunConfig, settled: Choices, changes: Choices) -> Choices:
+    """Return the settled choices with a recovery's changes over them (supervise/ladder.py); nothing is written.
+
+    On another device everything that the device decides is decided anew.
+    """
+    if changes.device not in (None, settled.device):
+        anew = replace(settled, device=changes.device, dtype=None, threads=None, kernels=None, products=None)
+        settled = complete(config.device, config.dtype, anew)
+    return changes.over(settled)
+
+
+def _first_device() -> str:
+    """Return the first card that is no part of a processor, else the first card, else the processor."""
+    if not torch.cuda.is_available():
+        return "cpu"
+    cards = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    index = next((index for index, card in enumerate(cards) if not card.is_integrated), 0)
+    return f"cuda:{index}" if index else "cuda"
+
+
+def check_device(name: str) -> torch.device:
+    """Return the device. Raises MachineNotFit when torch can't use it."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        hint = "hivetune doctor says why; device: auto chooses one that torch can use"
+        raise MachineNotFit(f"device {name}: {reason}", hint=hint) from None
+    return device
+
+
+def native_dtype(device: torch.device) -> str:
+    """Return bfloat16 where the device multiplies it natively, else float32."""
+    if device.type == "cpu":
+        native = computes_bfloat16("cpu", "", read_machine().isa)
+    else:
+        card = torch.cuda.get_device_properties(device)
+        chip = card.gcnArchName.partition(":")[0] if torch.version.hip else f"{card.major}.{card.minor}"
+        native = computes_bfloat16("rocm" if torch.version.hip else "cuda", chip)
+    return "bfloat16" if native else "float32"
+
+
+def products_for(dtype: str, has_kernels: bool, machine: Machine) -> Literal["torch", "onednn", "native"]:
+    """Return what multiplies large matrices on this processor."""
+    # Our own kernel adds the adapter's share on the way, where AVX512-BF16 does the work. AMX is oneDNN's.
+    if dtype == "bfloat16" and has_kernels and "avx512_bf16" in machine.isa and "amx_bf16" not in machine.isa:
+        return "native"
+    # MKL takes its AVX2 path on other vendors' processors that have AVX-512 (84 GFLOP/s a core for [512, 576] x
+    # [576, 1632] on a Zen 5), oneDNN does not (175).
+    if dtype == "float32" and "avx512f" in machine.isa and "Intel" not in machine.cpu:
+        return "onednn" if torch.backends.mkldnn.is_available() else "torch"
+    return "torch"
+
+
+def default_threads() -> int:
+    """Return OMP_NUM_THREADS, else the cores that this process may use."""
+    setting = os.environ.get("OMP_NUM_THREADS", "")
+    return int(setting) if setting.isdigit() and int(setting) > 0 else usable_cores()
+
+
+def start_with(choices: Choices, memory_share: float | None = None) -> tuple[torch.device, torch.dtype]:
+    """Return device and precision of settled choices as torch names them; sets torch's number of threads.
+
+    `memory_share`: of a card. Allocations beyond it fail, so a card that also draws the desktop keeps room for it.
+    """
+    if choices.device is None or choices.dtype is None or choices.threads is None:
+        raise ValueError("device, dtype and threads must be settled first")
+    torch.set_num_threads(choices.threads)
+    device = torch.device(choices.device)
+    if device.type == "cuda":
+        _hold_card(f"cuda:{device.index or 0}")
+        if memory_share is not None:
+            torch.cuda.set_per_process_memory_fraction(memory_share, device.index)
+    return device, DTYPES[choices.dtype]
+
+
+@functools.cache
+def _hold_card(card: str) -> int:
+    """Hold the card's lease until this process ends. Raises Busy when a server does not give it back."""
+    return train_on(card)
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Return the memory that no program holds now."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else read_machine().available_bytes
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the most memory this process held: on the card by torch's allocator, else resident memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    status = Path("/proc/self/status")
+    if not status.exists():
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(peak.split()[1]) * 1024

@@ -17,7 +17,7 @@ from hivetune.run.choices import Choices
 from hivetune.train.worker.model.adapter import initialise, write_adapter
 from hivetune.train.worker.model.fast.model import FastModel
 from hivetune.train.worker.model.fast.spec import NotFast, spec_from_config
-from hivetune.train.worker.optimizer import AdamW
+from hivetune.train.worker.session import AdamW
 
 LORA = LoraConfig(r=4, alpha=12)
 

@@ -1,7 +1,13 @@
 """How a step's gradient comes about: all that the loop knows of the other ranks, besides what they agree on (ranks.py).
 
-`Whole` is one process that adds in fp32. `Packs` adds integers (grid.py): each micro-batch of a step is a pack, rank r
-of N computes packs r, r + N, and so on, and one sum of int64 over the ranks has the same bits for any N.
+`Whole` is one process that adds in fp32. `Packs` adds integers: each micro-batch of a step is a pack, rank r of N
+computes packs r, r + N, and so on, and one sum of int64 over the ranks has the same bits for any N, because a sum of
+integers depends neither on its order nor on who added what.
+
+A pack's gradient is rounded to multiples of 2^(exponent - 45), where 2^exponent bounds the largest value of the step
+before. A value 2^-22 times as large as that bound still keeps all 24 bits of its significand, and smaller ones are off
+by less than a sum in fp32 would be. Prior art: reproducible summation (Demmel and Nguyen, ARITH 2013); the same
+training result on any number of workers: EasyScale (SC '23).
 
 Shapes: N adapter weights, P packs of a step.
 """
@@ -9,28 +15,54 @@ Shapes: N adapter weights, P packs of a step.
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from hivetune import __version__
 from hivetune.config import RunConfig
-from hivetune.data.snapshot import Snapshot
 from hivetune.errors import MachineNotFit
-from hivetune.process.cluster import cluster_of
 from hivetune.process.protocol import Train
 from hivetune.run import checkpoints
 from hivetune.run.choices import Choices
-from hivetune.train.plan.layout import pack_tokens
-from hivetune.train.worker.device import complete
-from hivetune.train.worker.exchange.grid import exponent_of, fits, to_gradient, to_integers
-from hivetune.train.worker.exchange.over_ray import open_ranks_on_cluster
-from hivetune.train.worker.exchange.ranks import Ranks, join_ranks, refuse_another_kind, start_ranks
 from hivetune.train.worker.model.protocol import Document, LoraModel
+from hivetune.train.worker.over_ray import open_ranks_on_cluster
+from hivetune.train.worker.ranks import Ranks, join_ranks, refuse_another_kind, start_ranks
 
+# |sum| < 2^61, and rounding may add a half to each term.
+SUM_BITS = 61
+# A gradient may be this many times (as a power of two) as large as the largest of the step before. A larger one makes
+# the step again on a wider grid.
+HEADROOM_BITS = 16
+# The factor 2^(45 - exponent) must be a finite fp32 number.
+MIN_EXPONENT, MAX_EXPONENT = -80, 128
+# Of the first step: gradients of a mean loss are far below 2^16, and 1e-4 of them still keep 24 bits.
+FIRST_EXPONENT = 0
 # Documents that a rank scores at once in validation.
 SCORED_TOGETHER = 16
+
+
+def exponent_of(peak: float, before: int) -> int:
+    """Return the grid after a step whose largest value was `peak`; `before` where there was no gradient."""
+    if peak == 0:
+        return before
+    return min(max(math.frexp(peak)[1], MIN_EXPONENT), MAX_EXPONENT)
+
+
+def fits(peak: float, exponent: int, packs: int) -> bool:
+    """Return whether gradients up to `peak` are small enough to add `packs` of them on this grid."""
+    return peak <= 2.0 ** (exponent + HEADROOM_BITS) / packs
+
+
+def to_integers(grad_N: Tensor, exponent: int) -> Tensor:
+    """Return `grad_N`, which fits, on the grid as int64 on the CPU."""
+    return torch.round(grad_N * 2.0 ** (SUM_BITS - HEADROOM_BITS - exponent)).to(torch.int64).cpu()
+
+
+def to_gradient(sum_N: Tensor, exponent: int, dtype: torch.dtype) -> Tensor:
+    """Return a sum of such integers as floating-point numbers, rounded once."""
+    return sum_N.to(dtype) * 2.0 ** (exponent + HEADROOM_BITS - SUM_BITS)
 
 
 @dataclass(frozen=True)
@@ -70,9 +102,9 @@ class Packs:
 
     def backward(self, documents: Sequence[Document], step: int, *, scale: float, exponent: int) -> Summed:
         """Compute `Whole.backward` over all ranks, in each of which the same gradient is then."""
-        model, ranks = self._model, self._ranks
+        model, ranks, grad_N = self._model, self._ranks, self._model.grad_N
         batches = model.micro_batches(documents)
-        grad_N, packs = model.grad_N, len(batches)
+        packs = len(batches)
         while True:
             sum_N, told_P2 = self._zeros(grad_N.numel(), packs)
             for number in range(ranks.number, packs, ranks.size):
@@ -89,7 +121,7 @@ class Packs:
                 return Summed(torch.tensor(math.nan, dtype=torch.float64, device=model.device), exponent)
             if all(fits(peak, exponent, packs) for peak in peaks):
                 break
-            exponent = exponent_of(max(peaks), exponent)  # a wider grid, and the step again
+            exponent = exponent_of(max(peaks), exponent)
         grad_N.copy_(to_gradient(sum_N, exponent, grad_N.dtype))
         loss = torch.tensor(math.fsum(nlls), dtype=torch.float64, device=model.device)
         return Summed(loss, exponent_of(float(grad_N.abs().max()), exponent))
@@ -125,34 +157,24 @@ def _seed_of(*numbers: int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
 
 
-def open_ranks(task: Train, config: RunConfig, threads: int) -> Ranks:
+def open_ranks(task: Train, cluster: str | None, choices: Choices) -> Ranks:
     """Return this process's view of the run's ranks, and start the others if this is rank 0.
 
-    `threads` of a rank on a CPU. Raises MachineNotFit when a run can't begin on its cluster; one that has begun goes on
-    alone, because its bits are the same.
+    `cluster`: HOST:PORT of Ray's head, None for ranks on this machine. Raises MachineNotFit when a run can't begin on
+    its cluster; one that has begun goes on alone, because its bits are the same.
     """
     if task.rank is not None:
         return join_ranks(task.rank)
-    cluster = cluster_of(config)
-    if cluster is not None and task.devices:
-        try:
-            return open_ranks_on_cluster(task, cluster, threads)
-        except MachineNotFit as error:
-            if not checkpoints.steps(task.run):
-                raise
-            alone = Ranks()
-            alone.note = f"{error.message}; the run continues on this machine alone"
-            return alone
-    return start_ranks(task) if len(task.devices) > 1 else Ranks()
-
-
-def with_packs(config: RunConfig, choices: Choices, snapshot: Snapshot) -> Choices:
-    """Return `choices` with the size of packs where the config sets `workers`."""
-    if config.workers is None or choices.pack_tokens is not None:
-        return choices
-    lengths = [length for _, _, length, _ in snapshot.plan_rows("train")]
-    device = torch.device(complete(config.device, config.dtype, choices).device or "cpu").type
-    return replace(choices, pack_tokens=pack_tokens(sum(lengths), len(lengths), config.batch_size, device))
+    if cluster is None or not task.devices:
+        return start_ranks(task) if len(task.devices) > 1 else Ranks()
+    try:
+        return open_ranks_on_cluster(task, cluster, choices.threads or 1)
+    except MachineNotFit as error:
+        if not checkpoints.steps(task.run):
+            raise
+        alone = Ranks()
+        alone.note = f"{error.message}; the run continues on this machine alone"
+        return alone
 
 
 def open_exchange(config: RunConfig, choices: Choices, model: LoraModel, ranks: Ranks) -> Exchange:

@@ -38,8 +38,8 @@ from hivetune.run.folder import AMENDMENTS, CONFIG, OUTCOME, PLAN, PLAN_ROWS, RA
 LOOPBACK = "127.0.0.1"
 # Each rank imports torch before it connects; over Ray, after it got its files.
 CONNECT_S = 600.0
-# The others wait while rank 0 settles and saves. A dead rank is noticed by its connection, a silent one by the
-# supervisor, because rank 0 gives no heartbeat while it waits.
+# The others wait while rank 0 saves. A dead rank is noticed by its connection, a silent one by the supervisor, because
+# rank 0 gives no heartbeat while it waits.
 SILENCE_S = 24 * 3600.0
 LOOK_S = 0.1
 # How long a rank waits for the news of which rank broke the connection.
@@ -73,20 +73,26 @@ class Ranks:
     """The ranks as one of them sees them. Every call but the constructor's has to be made by all ranks alike.
 
     `store` is where they meet, None for a rank alone; `address`: this machine's own towards the others.
-    `note`: what the run's journal should say about them.
+    `ends` returns how ranks ended so far: rank 0, which knows, then ends like them. `note`: what the run's journal
+    should say about them.
     """
 
-    def __init__(self, rank: Rank = Rank(), store: dist.Store | None = None, address: str = LOOPBACK):
+    def __init__(
+        self,
+        rank: Rank = Rank(),
+        store: dist.Store | None = None,
+        run: Path = Path(),
+        ends: Callable[[], Sequence[RankEnd]] | None = None,
+    ):
         self.number, self.size = rank.number, rank.size
-        self._gloo: Any = None
-        self.watch: threading.Thread | None = None
         self.note = ""
-        if store is None:
-            return
-        options = dist.ProcessGroupGloo._Options()
-        options._timeout = timedelta(seconds=CONNECT_S)
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-        self._gloo = self._joined(lambda: dist.ProcessGroupGloo(store, rank.number, rank.size, options))
+        self._gloo: Any = None
+        self._watch = None if ends is None else _watch(run, ends)
+        if store is not None:
+            options = dist.ProcessGroupGloo._Options()
+            options._timeout = timedelta(seconds=CONNECT_S)
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=rank.address)]
+            self._gloo = self._joined(lambda: dist.ProcessGroupGloo(store, rank.number, rank.size, options))
 
     @property
     def is_first(self) -> bool:
@@ -123,14 +129,9 @@ class Ranks:
         try:
             return call()
         except RuntimeError as error:
-            if self.watch is not None:  # it ends this process with the reason
-                self.watch.join(NEWS_S)
+            if self._watch is not None:  # it ends this process with the reason
+                self._watch.join(NEWS_S)
             raise RankLost(f"rank {self.number} lost the others: {str(error).partition(chr(10))[0]}") from None
-
-
-def join_ranks(rank: Rank) -> Ranks:
-    """Return the view of a rank that rank 0 started."""
-    return Ranks(rank, _meet(rank), rank.address)
 
 
 def start_ranks(task: Train) -> Ranks:
@@ -139,48 +140,38 @@ def start_ranks(task: Train) -> Ranks:
     shutil.rmtree(folder, ignore_errors=True)
     make_folder(folder)
     # A file that only this user can open: a port of the loopback is open to everybody on the machine.
-    meeting = f"file://{folder.resolve() / 'meeting'}"
-    children = [_start(task, number, meeting) for number in range(1, len(task.devices))]
-    rank = Rank(0, len(task.devices), meeting)
-    watch = watch_ranks(task.run, lambda: [end for child in children if (end := child.end()) is not None])
-    ranks = Ranks(rank, _meet(rank))
-    ranks.watch = watch
-    return ranks
+    first = Rank(0, len(task.devices), f"file://{folder.resolve() / 'meeting'}")
+    children = {number: _start(task, replace(first, number=number)) for number in range(1, first.size)}
+
+    def ends() -> list[RankEnd]:
+        found = []
+        for number, child in children.items():
+            if code := child.poll():
+                path = folder / str(number) / OUTCOME
+                outcome = read_json(path) if code > 0 and path.exists() else None
+                found.append(RankEnd(number, max(0, -code), outcome))
+        return found
+
+    return Ranks(first, _meet(first), task.run, ends)
 
 
-@dataclass
-class _LocalRank:
-    number: int
-    folder: Path
-    process: "subprocess.Popen[bytes]"
-
-    def end(self) -> RankEnd | None:
-        """Return how it ended, None while it lives or when it was done."""
-        code = self.process.poll()
-        if not code:
-            return None
-        path = self.folder / OUTCOME
-        return RankEnd(self.number, max(0, -code), read_json(path) if code > 0 and path.exists() else None)
-
-
-def _start(task: Train, number: int, meeting: str) -> _LocalRank:
+def _start(task: Train, rank: Rank) -> "subprocess.Popen[bytes]":
     """Start a rank on this machine with the same program, in this process's session, with its log."""
-    folder = task.run / RANKS / str(number)
-    copy_run(task.run, folder)
-    device = task.devices[number]
-    changes = task.changes if device == "cpu" else replace(task.changes, device=device)
-    rank = Rank(number, len(task.devices), meeting)
-    path = write_task(replace(task, run=folder, changes=changes, devices=(), rank=rank), folder)
-    command = [sys.executable, "-m", "hivetune.process", sys.argv[0], str(path)]
-    return _LocalRank(number, folder, subprocess.Popen(command, stdin=subprocess.DEVNULL))
-
-
-def copy_run(run: Path, folder: Path) -> None:
-    """Copy what a rank needs of the run's folder."""
+    folder = task.run / RANKS / str(rank.number)
     make_folder(folder)
     for name in CARRIED:
-        if (run / name).exists():
-            shutil.copyfile(run / name, folder / name)
+        if (task.run / name).exists():
+            shutil.copyfile(task.run / name, folder / name)
+    device = task.devices[rank.number]
+    changes = task.changes if device == "cpu" else replace(task.changes, device=device)
+    path = write_task(replace(task, run=folder, changes=changes, devices=(), rank=rank), folder)
+    command = [sys.executable, "-m", "hivetune.process", sys.argv[0], str(path)]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL)
+
+
+def join_ranks(rank: Rank) -> Ranks:
+    """Return the view of a rank that rank 0 started."""
+    return Ranks(rank, _meet(rank))
 
 
 def _meet(rank: Rank) -> dist.Store:
@@ -191,26 +182,23 @@ def _meet(rank: Rank) -> dist.Store:
     return dist.TCPStore(host, int(port), rank.size, False, timedelta(seconds=CONNECT_S))
 
 
-def watch_ranks(run: Path, look: Callable[[], Sequence[RankEnd]]) -> threading.Thread:
-    """Start a thread that ends this process, rank 0, as soon as another rank has ended other than well.
-
-    `look` returns the ends so far. The supervisor then finds what it would find if rank 0 itself had ended so.
-    """
+def _watch(run: Path, ends: Callable[[], Sequence[RankEnd]]) -> threading.Thread:
+    """Start a thread that ends this process, rank 0, as soon as another rank has ended other than well."""
 
     def keep_looking() -> None:
-        while not look():
+        while not ends():
             time.sleep(LOOK_S)
         time.sleep(LOOK_S)  # the cause came first, but need not be the first one seen
-        ends = look()
-        end_like(run, next((end for end in ends if not end.is_consequence), ends[0]))
+        found = ends()
+        _end_like(run, next((end for end in found if not end.is_consequence), found[0]))
 
     thread = threading.Thread(target=keep_looking, name="ranks", daemon=True)
     thread.start()
     return thread
 
 
-def end_like(run: Path, end: RankEnd) -> None:
-    """End this process as another rank ended."""
+def _end_like(run: Path, end: RankEnd) -> None:
+    """End this process as another rank ended, so the supervisor finds what it would if rank 0 had ended so."""
     how = f"was killed by {signal.Signals(end.signal).name}" if end.signal else "failed"
     os.write(2, f"rank {end.number} {how}, and so this process ends\n".encode())
     if end.signal:

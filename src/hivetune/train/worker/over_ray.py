@@ -32,42 +32,17 @@ from hivetune.base.paths import install_command
 from hivetune.base.private import keep_private, make_folder, open_plain
 from hivetune.errors import MachineNotFit
 from hivetune.process.child import Heartbeat, report_failure
-from hivetune.process.cluster import no_answer, own_address
-from hivetune.process.launch import ENVIRONMENT
+from hivetune.process.launch import ENVIRONMENT, no_answer, reach_cluster
 from hivetune.process.protocol import ENTRIES, Rank, Train
 from hivetune.run.folder import OUTCOME
-from hivetune.train.worker.exchange.ranks import CARRIED, CONNECT_S, RankEnd, Ranks, watch_ranks
+from hivetune.train.worker.ranks import CARRIED, CONNECT_S, RankEnd, Ranks
 
 # Of a dead machine Ray says for up to half a minute that it lives.
 PLACE_S, RETRY_S = 120.0, 10.0
+# One message of Ray; a model's file has gigabytes.
 PIECE_BYTES = 64 << 20
-CARRIED_FOLDERS = "carried"
 # Ray hides cards by these; a rank on rank 0's own machine chooses its card itself, beside rank 0's.
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-
-
-@dataclass(frozen=True)
-class Folder:
-    """A folder that never changes: its path below the home, or elsewhere, and the hash of its manifest."""
-
-    stored: str
-    manifest: str
-
-    @property
-    def copy(self) -> Path:
-        return home() / CARRIED_FOLDERS / self.manifest[:32]
-
-    @property
-    def place(self) -> Path | None:
-        """Return where this machine has it, None where it does not."""
-        for path in (stored_path(self.stored), self.copy):
-            if (path / MANIFEST).exists() and sha256_file(path / MANIFEST) == self.manifest:
-                return path
-        return None
-
-
-def describe(folder: Path) -> Folder:
-    return Folder(path_to_store(folder.resolve()), sha256_file(folder / MANIFEST))
 
 
 @dataclass(frozen=True)
@@ -82,13 +57,13 @@ class Seat:
     is_own: bool
 
 
-def open_ranks_on_cluster(task: Train, address: str, threads: int) -> Ranks:
+def open_ranks_on_cluster(task: Train, head: str, threads: int) -> Ranks:
     """Start the other ranks on the devices of the cluster and return rank 0's view; alone where there are none.
 
-    A rank takes a card (Ray's GPU), or `threads` of Ray's CPUs. Raises MachineNotFit when the cluster does not answer
-    or has no room.
+    A rank takes a card (Ray's GPU), or `threads` of Ray's CPUs. Raises MachineNotFit when no `head` (HOST:PORT)
+    answers, or the cluster has no room.
     """
-    own = own_address(address)
+    own = reach_cluster(head)
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0"}
     if importlib.util.find_spec("ray") is None:
         raise MachineNotFit("a cluster needs Ray, which is not installed", hint=install_command("cluster"))
@@ -96,49 +71,53 @@ def open_ranks_on_cluster(task: Train, address: str, threads: int) -> Ranks:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     try:
-        ray.init(address=address, namespace="hivetune", log_to_driver=False, logging_level="ERROR")
+        ray.init(address=head, namespace="hivetune", log_to_driver=False, logging_level="ERROR")
     except (ray.exceptions.RayError, RuntimeError, ConnectionError, ValueError) as error:
-        raise no_answer(address, " ".join(str(error).split())) from None
-    need = {"CPU": float(threads)} if task.devices[0] == "cpu" else {"GPU": 1.0}
+        raise no_answer(head, " ".join(str(error).split())) from None
+    on_card = task.devices[0] != "cpu"
+    need = {"GPU": 1.0} if on_card else {"CPU": float(threads)}
     seats, group = _reserve(ray, need)
     if not seats:
         ray.shutdown()
         return Ranks()
 
-    def remote(function: Callable[..., Any], seat: Seat, *, calls: int = 0, **needed: float) -> Callable[..., Any]:
-        """Return the function as a task at this seat; its process ends after `calls` of them, 0: with the run."""
-        made = ray.remote(max_calls=calls, max_retries=0)(function)
+    def remote(function: Callable[..., Any], seat: Seat, **options: Any) -> Callable[..., Any]:
+        """Return the function as a task at this seat."""
         at = PlacementGroupSchedulingStrategy(group, seat.bundle)
-        call: Callable[..., Any] = made.options(
-            num_cpus=needed.get("CPU", 0), num_gpus=needed.get("GPU", 0), scheduling_strategy=at
-        ).remote
+        made = ray.remote(max_retries=0, **{"num_cpus": 0, "scheduling_strategy": at, **options})(function)
+        call: Callable[..., Any] = made.remote
         return call
 
-    folders = (describe(task.model), describe(task.snapshot))
+    folders = tuple(
+        Folder(path_to_store(path.resolve()), sha256_file(path / MANIFEST)) for path in (task.model, task.snapshot)
+    )
     for seat in {seat.node: seat for seat in seats}.values():
-        for described, folder in zip(folders, (task.model, task.snapshot), strict=True):
-            if not ray.get(remote(has, seat)(described)):
-                for piece in _pieces(folder):
-                    ray.get(remote(receive, seat)(described, *piece))
-                ray.get(remote(finish, seat)(described))
+        for folder, path in zip(folders, (task.model, task.snapshot), strict=True):
+            if ray.get(remote(place_of, seat)(folder)) is None:
+                for piece in _pieces(path):
+                    ray.get(remote(receive, seat)(folder, *piece))
+                ray.get(remote(finish, seat)(folder))
     store = dist.TCPStore(own, 0, len(seats) + 1, True, timedelta(seconds=CONNECT_S), wait_for_workers=False)
     first = Rank(0, len(seats) + 1, f"tcp://{own}:{store.port}", own)
     files = {name: (task.run / name).read_bytes() for name in CARRIED if (task.run / name).exists()}
+    amount = {"num_gpus": 1.0} if on_card else {"num_cpus": float(threads)}
     started = {}
     for number, seat in enumerate(seats, 1):
-        card = seat.is_own and task.devices[0] != "cpu"
-        changes = replace(task.changes, device=task.devices[seat.local]) if card else task.changes
+        chooses_card = seat.is_own and on_card
+        changes = replace(task.changes, device=task.devices[seat.local]) if chooses_card else task.changes
         rank = replace(first, number=number, address=seat.address)
         order = replace(task, rank=rank, devices=(), changes=changes)
-        started[remote(compute, seat, calls=1, **need)(order, files, folders, card)] = (number, seat.host)
-    watch = watch_ranks(task.run, _Watch(ray, started))
-    ranks = Ranks(first, store, own)
-    ranks.watch = watch
-    return ranks
+        # Its process ends with the call, because nothing may be left of a run in it.
+        call = remote(compute, seat, max_calls=1, **amount)
+        started[call(order, files, folders, chooses_card)] = (number, seat.host)
+    return Ranks(first, store, task.run, _Ends(ray, started))
 
 
 def _reserve(ray: Any, need: Mapping[str, float]) -> tuple[list[Seat], Any]:
-    """Return a seat for each rank that the living machines have room for, besides rank 0, and their placement group."""
+    """Return a seat for each rank that the living machines have room for, besides rank 0, and their placement group.
+
+    Raises MachineNotFit when others use them.
+    """
     from ray.util.placement_group import placement_group, remove_placement_group
 
     own, deadline = ray.get_runtime_context().get_node_id(), time.monotonic() + PLACE_S
@@ -165,26 +144,42 @@ def _reserve(ray: Any, need: Mapping[str, float]) -> tuple[list[Seat], Any]:
             )
 
 
-class _Watch:
-    """The ends of the ranks' tasks, as the thread of `watch_ranks` asks for them."""
+class _Ends:
+    """How the ranks' tasks ended so far."""
 
     def __init__(self, ray: Any, ranks: Mapping[Any, tuple[int, str]]):
         self._ray, self._living, self._ends = ray, dict(ranks), list[RankEnd]()
 
     def __call__(self) -> Sequence[RankEnd]:
-        if self._living:
-            ended, _ = self._ray.wait(list(self._living), num_returns=len(self._living), timeout=0)
-            for reference in ended:
-                number, host = self._living.pop(reference)
-                try:
-                    outcome = self._ray.get(reference)
-                except self._ray.exceptions.RayError as error:
-                    message = f"rank {number} on {host} was lost: {str(error).strip().partition(chr(10))[0]}"
-                    lost = {"type": "MachineLost", "message": message, "hint": "", "exit_code": 1, "traceback": ""}
-                    outcome = {"schema": 1, "status": "failed", "error": lost}
-                if outcome["status"] != "done":
-                    self._ends.append(RankEnd(number, 0, outcome))
+        living = list(self._living)
+        ended = self._ray.wait(living, num_returns=len(living), timeout=0)[0] if living else ()
+        for reference in ended:
+            number, host = self._living.pop(reference)
+            try:
+                outcome = self._ray.get(reference)
+            except self._ray.exceptions.RayError as error:
+                message = f"rank {number} on {host} was lost: {str(error).strip().partition(chr(10))[0]}"
+                lost = {"type": "MachineLost", "message": message, "hint": "", "exit_code": 1, "traceback": ""}
+                outcome = {"schema": 1, "status": "failed", "error": lost}
+            if outcome["status"] != "done":
+                self._ends.append(RankEnd(number, 0, outcome))
         return self._ends
+
+
+# What follows runs in Ray's processes, on the ranks' machines.
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder that never changes: its path below the home, or elsewhere, and the hash of its manifest."""
+
+    stored: str
+    manifest: str
+
+    @property
+    def copy(self) -> Path:
+        """Return where this machine keeps it if it was carried here."""
+        return home() / "carried" / self.manifest[:32]
 
 
 def compute(task: Train, files: Mapping[str, bytes], folders: Sequence[Folder], chooses_card: bool) -> dict[str, Any]:
@@ -202,7 +197,7 @@ def compute(task: Train, files: Mapping[str, bytes], folders: Sequence[Folder], 
         for name, content in files.items():
             (run / name).write_bytes(content)
         try:
-            model, snapshot = (need_folder(folder) for folder in folders)
+            model, snapshot = (place_of(folder) or folder.copy for folder in folders)
             loop = importlib.import_module(ENTRIES[Train])  # imports torch, after the environment is set
             loop.main(replace(task, run=run, model=model, snapshot=snapshot), Heartbeat(None))
             return {"status": "done"}
@@ -211,19 +206,12 @@ def compute(task: Train, files: Mapping[str, bytes], folders: Sequence[Folder], 
             return dict(read_json(run / OUTCOME))
 
 
-# A folder is carried to machines that do not have it.
-
-
-def has(folder: Folder) -> bool:
-    return folder.place is not None
-
-
-def need_folder(folder: Folder) -> Path:
-    """Return the folder here. Raises MachineNotFit when it vanished."""
-    place = folder.place
-    if place is None:
-        raise MachineNotFit(f"{folder.stored} is missing on {platform.node()}", hint="start the run again")
-    return place
+def place_of(folder: Folder) -> Path | None:
+    """Return where this machine has the folder, None where it does not."""
+    for path in (stored_path(folder.stored), folder.copy):
+        if (path / MANIFEST).exists() and sha256_file(path / MANIFEST) == folder.manifest:
+            return path
+    return None
 
 
 def _pieces(folder: Path) -> Iterator[tuple[str, int, bytes]]:

@@ -1,1 +1,0 @@
-"""The ranks of a run: how they start, what they agree on, and one sum of integers a step."""
