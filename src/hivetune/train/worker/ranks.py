@@ -35,7 +35,6 @@ from hivetune.errors import HivetuneError, MachineNotFit
 from hivetune.process.protocol import Rank, Train, write_task
 from hivetune.run.folder import AMENDMENTS, CONFIG, OUTCOME, PLAN, PLAN_ROWS, RANKS
 
-LOOPBACK = "127.0.0.1"
 # Each rank imports torch before it connects; over Ray, after it got its files.
 CONNECT_S = 600.0
 # The others wait while rank 0 saves. A dead rank is noticed by its connection, a silent one by the supervisor, because
