@@ -35,8 +35,7 @@ from hivetune.train.plan.memory import predict_peak, setup_of_run
 from hivetune.train.plan.steps import Plan
 from hivetune.train.worker import model as engine
 from hivetune.train.worker.check import TOKENS, check_documents, right_choices
-from hivetune.train.worker.model.fast.backend import KERNEL_SUFFIXES
-from hivetune.train.worker.model.fast.kernels.build import missing_kernels_reason
+from hivetune.train.worker.model.fast.kernels.build import DTYPE_FLAGS, missing_kernels_reason
 from hivetune.train.worker.model.load import is_known, load_model
 from hivetune.train.worker.model.protocol import LoraModel
 
@@ -161,7 +160,7 @@ def complete(device: str, dtype: str, choices: Choices) -> Choices:
     precision = choices.dtype or (native_dtype(checked) if dtype == "auto" else dtype)
     choices = replace(choices, device=name, dtype=precision, threads=choices.threads or default_threads())
     if checked.type == "cpu" and choices.kernels is None:  # the run must not continue with others silently
-        has_kernels = DTYPES[precision] in KERNEL_SUFFIXES
+        has_kernels = precision in DTYPE_FLAGS
         reason = missing_kernels_reason() if has_kernels else ""
         native = has_kernels and not reason
         choices = replace(choices, kernels="native" if native else "torch", kernels_why=reason or None)

@@ -11,10 +11,8 @@ from train.worker.models import documents, random_adapter, write_model
 from hivetune.config import LoraConfig
 from hivetune.run.choices import Choices
 from hivetune.train.plan.layout import make_layout, trim_document
-from hivetune.train.worker.model.fast.backend import NativeOps
 from hivetune.train.worker.model.fast.model import FastModel, drop_keys
-from hivetune.train.worker.model.fast.ops import Drop, TorchOps
-from hivetune.train.worker.model.memory import Workspace
+from hivetune.train.worker.model.fast.ops import Ops
 from hivetune.train.worker.model.protocol import Document
 
 SAME = 1e-11  # fp64, sums in another order
@@ -93,7 +91,7 @@ def masks(rate: float, rows: int, columns: int, salt: int = 99) -> torch.Tensor:
     layout = make_layout([trim_document(list(range(5, rows + 6)), [0] * rows + [1])], share=True)
     key_T = torch.tensor(drop_keys(layout, 17))
     out_TK = torch.empty(rows, columns)
-    TorchOps().drop(torch.ones(rows, columns), Drop(key_T, rate, Workspace(torch.device("cpu"))), salt, out_TK)
+    Ops().drop(torch.ones(rows, columns), key_T, salt, rate, out_TK)
     return out_TK
 
 
@@ -117,10 +115,8 @@ def test_the_kernel_drops_what_the_plain_form_drops(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(2)
     for rows, columns in ((1, 1), (7, 17), (33, 576)):
         x_TK = torch.randn(rows, columns, generator=generator).to(dtype)
-        drop = Drop(
-            torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator), 0.2, Workspace(torch.device("cpu"))
-        )
+        key_T = torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator)
         found, expected = torch.empty_like(x_TK), torch.empty_like(x_TK)
-        NativeOps(dtype).drop(x_TK, drop, -5, found)
-        TorchOps().drop(x_TK, drop, -5, expected)
+        Ops(dtype).drop(x_TK, key_T, -5, 0.2, found)
+        Ops().drop(x_TK, key_T, -5, 0.2, expected)
         assert torch.equal(found, expected)

@@ -13,17 +13,11 @@ from hivetune.config import LoraConfig
 from hivetune.errors import MachineNotFit
 from hivetune.run.choices import Choices
 from hivetune.train.plan.layout import TrimmedDocument, make_layout
-from hivetune.train.worker.model.fast.backend import (
-    PIECE_KEYS,
-    NativeAttention,
-    NativeOps,
-    by_native,
-    by_onednn,
-    kernels_for,
-)
+from hivetune.train.worker.model.fast.attention import PIECE_KEYS, NativeAttention, TorchAttention, segment_tables
+from hivetune.train.worker.model.fast.backend import by_native, by_onednn, kernel_of
 from hivetune.train.worker.model.fast.kernels import build
 from hivetune.train.worker.model.fast.model import FastModel
-from hivetune.train.worker.model.fast.ops import TorchAttention, TorchOps, segment_tables
+from hivetune.train.worker.model.fast.ops import Ops
 from hivetune.train.worker.model.fast.weights import Group, Member
 from hivetune.train.worker.model.memory import Workspace, mm, wide_of
 
@@ -46,7 +40,7 @@ def assert_same(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 15), (7, 16), (5, 33), (64, 576)])
 def test_norms(rows: int, width: int, dtype: torch.dtype) -> None:
     results = []
-    for ops in (NativeOps(dtype), TorchOps()):
+    for ops in (Ops(dtype), Ops()):
         x, delta, w = randn(rows, width), randn(rows, width + 16, dtype=dtype)[:, :width], randn(width) + 1
         total, y, rstd = torch.empty(rows, width), torch.empty(rows, width, dtype=dtype), torch.empty(rows)
         ops.add_norm(x, delta, total, w, 1e-5, y, rstd)
@@ -58,15 +52,15 @@ def test_norms(rows: int, width: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("activation", ["silu", "gelu"])
+@pytest.mark.parametrize("gelu", [False, True], ids=["silu", "gelu"])
 @pytest.mark.parametrize(("rows", "width"), [(1, 3), (9, 16), (4, 50)])
-def test_gates(rows: int, width: int, activation: str, dtype: torch.dtype) -> None:
+def test_gates(rows: int, width: int, gelu: bool, dtype: torch.dtype) -> None:
     results = []
-    for ops in (NativeOps(dtype), TorchOps()):
+    for ops in (Ops(dtype), Ops()):
         gate_up, dh = 4 * randn(rows, 2 * width + 16, dtype=dtype)[:, : 2 * width], randn(rows, width, dtype=dtype)
         h, again, d = torch.empty_like(dh), torch.empty_like(dh), torch.empty(rows, 2 * width, dtype=dtype)
-        ops.glu(gate_up, h, activation)
-        ops.glu_backward(dh, gate_up, d, again, activation)
+        ops.glu(gate_up, h, gelu)
+        ops.glu_backward(dh, gate_up, d, again, gelu)
         results.append((h, d, again))
     for found, expected in zip(*results, strict=True):
         assert_same(found, expected, dtype)
@@ -78,7 +72,7 @@ def test_rotation_and_back(head_dim: int, dtype: torch.dtype) -> None:
     half = max(1, head_dim // 2 - head_dim // 8)  # partial: the last channels stay
     angle = randn(5, half)
     results = []
-    for ops in (NativeOps(dtype), TorchOps()):
+    for ops in (Ops(dtype), Ops()):
         x = randn(5, 3 * head_dim + 4, dtype=dtype)
         part = x[:, : 3 * head_dim]
         ops.rope(part, angle.cos(), angle.sin(), head_dim, inverse=False)
@@ -91,12 +85,12 @@ def test_rotation_and_back(head_dim: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
 @pytest.mark.parametrize(("rows", "vocab"), [(1, 2), (3, 17), (6, 1000)])
-def test_cross_entropy(rows: int, vocab: int, softcap: float | None, dtype: torch.dtype) -> None:
+def test_cross_entropy(rows: int, vocab: int, softcap: float, dtype: torch.dtype) -> None:
     target, count = torch.arange(rows) % vocab, torch.arange(rows) % 3 * 1.0
     results = []
-    for ops in (NativeOps(dtype), TorchOps()):
+    for ops in (Ops(dtype), Ops()):
         logits, nll = 6 * randn(rows, vocab, dtype=dtype), torch.empty(rows)
         ops.cross_entropy(logits, target, count, softcap, nll, gradient=True)
         results.append((nll, logits))
@@ -106,15 +100,15 @@ def test_cross_entropy(rows: int, vocab: int, softcap: float | None, dtype: torc
 
 def test_not_a_number_stays_one() -> None:
     """A step must see that something went wrong: no kernel may turn NaN into a plausible number."""
-    ops = NativeOps(torch.float32)
+    ops = Ops(torch.float32)
     logits, nll = torch.tensor([[0.0, float("nan"), 1.0]]), torch.empty(1)
-    ops.cross_entropy(logits, torch.tensor([0]), torch.ones(1), None, nll, gradient=True)
+    ops.cross_entropy(logits, torch.tensor([0]), torch.ones(1), 0.0, nll, gradient=True)
     assert nll.isnan().all() and logits.isnan().any()
     x, y, rstd = torch.tensor([[1.0, float("inf")]]), torch.empty(1, 2), torch.empty(1)
     ops.add_norm(x, None, x, torch.ones(2), 1e-5, y, rstd)
     assert not y.isfinite().all()
     h = torch.empty(1, 1)
-    ops.glu(torch.tensor([[float("nan"), 1.0]]), h, "silu")
+    ops.glu(torch.tensor([[float("nan"), 1.0]]), h, False)
     assert h.isnan().all()
 
 
@@ -127,10 +121,10 @@ def test_a_weight_that_is_not_a_number_reaches_loss_and_gradient(tmp_path: Path)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
 @pytest.mark.parametrize("window", [None, 150])
-def test_attention_over_many_pieces(window: int | None, softcap: float | None, dtype: torch.dtype) -> None:
-    """Odd prefixes in prefixes, and rows of more pieces and parts than one (attention.cpp, native.PIECE_KEYS)."""
+def test_attention_over_many_pieces(window: int | None, softcap: float, dtype: torch.dtype) -> None:
+    """Odd prefixes in prefixes, and rows of more pieces and parts than one (attention.cpp, attention.PIECE_KEYS)."""
     widths = {"heads": 2, "kv_heads": 1, "head_dim": 8, "q_width": 16, "kv_width": 8, "qkv_width": 32}
     spec: Any = SimpleNamespace(**widths, attention_scale=0.5, attention_softcap=softcap)
     prefix, middle = range(1, 538), range(1000, 1101)
@@ -142,7 +136,7 @@ def test_attention_over_many_pieces(window: int | None, softcap: float | None, d
     results = []
     workspace = Workspace(torch.device("cpu"))
     for attention in (
-        NativeAttention(layout, spec, NativeOps(dtype), workspace),
+        NativeAttention(layout, spec, dtype, workspace),
         TorchAttention(segment_tables(layout), spec, eager=True),
     ):
         out, lse = torch.empty_like(dout), torch.empty(layout.size, spec.heads)
@@ -185,8 +179,8 @@ def thin_products(
 )
 def test_thin_products(rows: int, inputs: int, sizes: list[int], rank: int, dtype: torch.dtype) -> None:
     """Against the plain forms in fp64 on the same numbers. Gradients are summed in fp32: to its rounding."""
-    found = thin_products(NativeOps(dtype), rows, inputs, sizes, rank, dtype, dtype)
-    expected = thin_products(TorchOps(), rows, inputs, sizes, rank, dtype, torch.float64)
+    found = thin_products(Ops(dtype), rows, inputs, sizes, rank, dtype, dtype)
+    expected = thin_products(Ops(), rows, inputs, sizes, rank, dtype, torch.float64)
     for one, other, precision in zip(found, expected, [torch.float32] * 2 + [dtype] * 2, strict=True):
         assert_same(one, other, precision)
 
@@ -244,9 +238,10 @@ def test_projecting_in_one_pass(rows: int, inputs: int, sizes: tuple[int, ...], 
     )  # fmt: skip
     weight = randn(outputs + 32, inputs, dtype=dtype) / inputs**0.5
     weight[outputs + rank * len(sizes) :] = 0
-    group = Group(weight, randn(outputs, dtype=dtype), outputs, members)
+    downs = torch.empty(rank * len(sizes), inputs)
+    group = Group(weight, randn(outputs, dtype=dtype), outputs, members, downs)
     results = []
-    for ops in (NativeOps(dtype, None), NativeOps(dtype), TorchOps()):
+    for ops in (Ops(dtype, multiply=by_native), Ops(dtype), Ops()):
         y = torch.full((rows, group.width), 9.0, dtype=dtype)
         ops.project(randn(rows, inputs, dtype=dtype), group, y)
         results.append(y)
@@ -260,10 +255,10 @@ def fresh_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     folder = tmp_path / "fresh-kernels"
     monkeypatch.setenv("HIVETUNE_KERNELS", str(folder))
     build.library.cache_clear()
-    kernels_for.cache_clear()
+    kernel_of.cache_clear()
     yield folder
     build.library.cache_clear()
-    kernels_for.cache_clear()
+    kernel_of.cache_clear()
 
 
 def load(folder: Path, **choices: Any) -> FastModel:
@@ -288,14 +283,14 @@ def test_a_library_that_is_there_needs_no_compiler(
 ) -> None:
     """A compiler was asked for its version each time, and without one the run took other kernels."""
     fresh_build.mkdir()
-    (fresh_build / f"{build._fingerprint()}.so").touch()
-    monkeypatch.setattr(build, "_compile", lambda compiler, path: pytest.fail("compiled"))
+    (fresh_build / f"{build._fingerprint(build.FLAGS)}.so").touch()
+    monkeypatch.setattr(build, "_compile", lambda command, path: pytest.fail("compiled"))
     monkeypatch.setattr(build.ctypes, "CDLL", lambda path: path)
     for compiler in (None, "/nowhere/g++"):
         monkeypatch.setattr(build.shutil, "which", lambda name: None)
         monkeypatch.setenv("CXX", compiler) if compiler else monkeypatch.delenv("CXX", raising=False)
         build.library.cache_clear()
-        assert Path(str(build.library())).parent == fresh_build
+        assert Path(str(build.library("float32"))).parent == fresh_build
 
 
 def test_a_disk_that_runs_no_programs_is_said(
@@ -305,7 +300,7 @@ def test_a_disk_that_runs_no_programs_is_said(
         raise OSError(f"{path}: failed to map segment from shared object")
 
     folder = write_model(tmp_path / "model")
-    monkeypatch.setattr(build, "_compile", lambda compiler, path: None)
+    monkeypatch.setattr(build, "_compile", lambda command, path: None)
     monkeypatch.setattr(build.ctypes, "CDLL", refuse)
     assert "failed to map segment" in build.missing_kernels_reason()
     with pytest.raises(MachineNotFit, match="failed to map segment") as caught:

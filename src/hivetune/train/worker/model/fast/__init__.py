@@ -7,8 +7,9 @@ Read it in this order:
     tables.py      what the host prepares of a micro-batch
     model.py       the whole: documents in, through all layers, the loss and back, gradients out
     layer.py       forward and backward of a layer, by hand
-    ops.py         the work between the products, and attention, in plain torch
-    backend.py     the same by kernels/ in C++, and which of both computes
+    ops.py         the operations between buffers, in plain torch or by the kernels, and which of both computes
+    attention.py   attention, by both
+    backend.py     the kernels in C++ (kernels/) by their Python names
 
 docs/engine.md explains why it is built so.
 """

@@ -46,7 +46,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hivetune.train.worker.model.fast.ops import Attention, Drop, TorchOps, down_gradient, input_gradient, project
+from hivetune.train.worker.model.fast.attention import Attention
+from hivetune.train.worker.model.fast.ops import Drop, Ops, down_gradient, input_gradient, project
 from hivetune.train.worker.model.fast.spec import ModelSpec
 from hivetune.train.worker.model.fast.tables import BatchTables
 from hivetune.train.worker.model.fast.weights import Group, Weights
@@ -90,7 +91,7 @@ class Walk:
 
     spec: ModelSpec
     weights: Weights
-    ops: TorchOps
+    ops: Ops
     workspace: Workspace
     dtype: torch.dtype
     batch: BatchTables
@@ -148,7 +149,7 @@ def forward_layer(walk: Walk, index: int, x_TD: Tensor, delta_TD: Tensor | None,
     gate_up_SW = walk.buffer(f"gate_up.{slot}", rows, layer.gate_up.width)
     project(walk.ops, layer.gate_up, y_SD, gate_up_SW, drop, adapter=walk.adapter)
     h_SF = walk.buffer("h", rows, layer.down.inputs)
-    walk.ops.glu(gate_up_SW[:, : layer.gate_up.outputs], h_SF, spec.activation)
+    walk.ops.glu(gate_up_SW[:, : layer.gate_up.outputs], h_SF, spec.gelu)
     down_SW = walk.buffer("down", rows, layer.down.width)
     project(walk.ops, layer.down, h_SF, down_SW, drop, adapter=walk.adapter)
     s_down_SR = _keep_ranks(walk, f"s_down.{slot}", layer.down, down_SW)
@@ -213,7 +214,7 @@ def _backward_mlp(walk: Walk, index: int, saved: Saved, dx_SD: Tensor) -> None:
     input_gradient(ops, layer.down, ddown_SW, dh_SF, drop)
     dgate_up_SW, h_SF = walk.buffer("dgate_up", rows, layer.gate_up.width), walk.buffer("h", rows, layer.down.inputs)
     pair = slice(0, layer.gate_up.outputs)
-    ops.glu_backward(dh_SF, saved.gate_up_SW[:, pair], dgate_up_SW[:, pair], h_SF, spec.activation)
+    ops.glu_backward(dh_SF, saved.gate_up_SW[:, pair], dgate_up_SW[:, pair], h_SF, spec.gelu)
     down_gradient(ops, layer.down, ddown_SW, h_SF, walk.scale, drop)
     ops.adapt_backward(dgate_up_SW, layer.gate_up)
     ops.up_gradient(dgate_up_SW, saved.gate_up_SW[:, layer.gate_up.outputs :], layer.gate_up, walk.up_scale)

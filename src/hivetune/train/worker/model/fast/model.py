@@ -27,9 +27,9 @@ from hivetune.train.plan.layout import (
     trim_document,
 )
 from hivetune.train.worker.model.adapter import scaling
-from hivetune.train.worker.model.fast.backend import backend_of
+from hivetune.train.worker.model.fast.attention import attention_of, tables_for
 from hivetune.train.worker.model.fast.layer import Saved, Walk, backward_layer, forward_layer
-from hivetune.train.worker.model.fast.ops import Drop
+from hivetune.train.worker.model.fast.ops import Drop, ops_for
 from hivetune.train.worker.model.fast.spec import ModelSpec, read_spec
 from hivetune.train.worker.model.fast.tables import BatchTables, drop_keys, lay_tables
 from hivetune.train.worker.model.fast.weights import bind_adapter, read_weights
@@ -138,7 +138,7 @@ class FastModel:
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         self.spec: ModelSpec = read_spec(folder, first_layers)
-        self._ops = backend_of(choices, device, dtype)
+        self._ops = ops_for(choices, device, dtype)
         self.kernels, self.multiply = self._ops.name, self._ops.multiply
         self.weights = read_weights(folder, self.spec, lora, dtype, device, streamed=choices.streamed or 0)
         self.master_N, self.grad_N, self.adapter = bind_adapter(self.weights, lora, device)
@@ -268,7 +268,7 @@ class FastModel:
         walk = self._walk(self._tables(make_layout([everything], share=False)).on(self.device), adapter=adapter)
         logits_TV = final_norm(walk, *self._forward_only(walk))[0] @ self.weights.head_VD.t()
         cap = self.spec.logit_softcap
-        return logits_TV if cap is None else cap * torch.tanh(logits_TV / cap)
+        return cap * torch.tanh(logits_TV / cap) if cap else logits_TV
 
     def _split(self, rows: Sequence[TrimmedDocument]) -> list[list[int]]:
         batches = split_documents(
@@ -292,7 +292,7 @@ class FastModel:
             self._workspace,
             self.dtype,
             batch,
-            self._ops.attention(batch.layout, batch.attention, self.spec, self._workspace),
+            attention_of(self._ops, batch.layout, batch.attention, self.spec, self._workspace),
             adapter=adapter,
             drop=None if batch.key_T is None else Drop(batch.key_T, self._lora.dropout, self._workspace),
             scale=scale,
@@ -305,7 +305,7 @@ class FastModel:
 
         `draw`: what dropout's masks follow from besides the rows; None without dropout.
         """
-        attention = self._ops.attention_tables(layout)
+        attention = tables_for(self._ops, layout)
         keys = None if draw is None else drop_keys(layout, draw)
         tables = lay_tables(layout, self.spec, self.dtype, attention, pad=self._pad, keys=keys)
         return tables if self.device.type == "cpu" else tables.changed(Tensor.pin_memory)  # a card reads it by itself

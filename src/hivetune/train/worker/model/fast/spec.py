@@ -53,7 +53,8 @@ class ModelSpec:
     ffn: int
     vocab: int
     eps: float
-    activation: str
+    gelu: bool
+    """The gate's activation: the tanh form of GELU, else SiLU."""
     layers: tuple[LayerSpec, ...]
     ropes: tuple[Frequencies, ...]
     tied: bool
@@ -61,8 +62,9 @@ class ModelSpec:
     attention_scale: float
     delta_scale: float
     logit_scale: float
-    attention_softcap: float | None
-    logit_softcap: float | None
+    attention_softcap: float
+    logit_softcap: float
+    """Scores or logits z become cap * tanh(z / cap); 0: they stay."""
 
     @property
     def q_width(self) -> int:
@@ -102,7 +104,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         ffn=sizes.ffn,
         vocab=sizes.vocabulary,
         eps=config.get("rms_norm_eps", family.eps),
-        activation=ACTIVATIONS[_activation(config, family)],
+        gelu=ACTIVATIONS[_activation(config, family)] == "gelu",
         layers=layers,
         ropes=ropes,
         tied=sizes.tied,
@@ -110,8 +112,8 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
         attention_scale=multiplier("attention_multiplier", by**-0.5),
         delta_scale=multiplier("residual_multiplier", 1.0),
         logit_scale=1 / multiplier("logits_scaling", 1.0),
-        attention_softcap=config.get("attn_logit_softcapping") if family.softcaps else None,
-        logit_softcap=config.get("final_logit_softcapping") if family.softcaps else None,
+        attention_softcap=config.get("attn_logit_softcapping") or 0.0 if family.softcaps else 0.0,
+        logit_softcap=config.get("final_logit_softcapping") or 0.0 if family.softcaps else 0.0,
     )
 
 

@@ -61,7 +61,7 @@ def lay_tables(
     pad: Padding,
     keys: Sequence[int] | None,
 ) -> BatchTables:
-    """Return the tables of a layout. `attention`: its `Computing.attention_tables`.
+    """Return the tables of a layout. `attention`: its `attention.tables_for`.
 
     `keys`: of dropout, None without it.
     """

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -279,6 +280,8 @@ class Group:
     adapted: tuple[Member, ...] = ()
     d_downs_RK: Tensor = UNBOUND
     """The gradients of the A's of all members as one matrix."""
+    arguments: Any = field(default=None, repr=False)
+    """The same as the C++ kernels read it (backend.py)."""
 
     @property
     def width(self) -> int:

@@ -1,6 +1,6 @@
 // Sixteen floats at a time, in the compiler's own vector types: AVX-512, AVX2 or NEON; intrinsics only for bf16's own
 // and for exp, where comparisons and blends cost a third of it.
-// Reads and writes fp32 and bf16; everything is computed in fp32.
+// Reads and writes fp32 and bf16; everything is computed in fp32. A library is compiled for one dtype, T.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -23,6 +23,19 @@ typedef uint16_t vh __attribute__((vector_size(32)));
 
 struct bf16 {
     uint16_t bits;
+};
+#ifdef HIVETUNE_BF16
+typedef bf16 T;
+#else
+typedef float T;
+#endif
+
+// A kernel has the arguments of its operation in ops.py; backend.py passes a tensor as a Matrix, None as an empty one.
+#define KERNEL extern "C" __attribute__((visibility("default"))) void
+template <class N> struct Matrix {
+    N* at;
+    int64_t stride, rows, columns;  // numbers from row to row; a vector is one of `rows` numbers
+    N* row(long r) const { return at + r * stride; }
 };
 
 static inline vu widen(vh x) {  // GCC 12 makes four instructions of its own form
@@ -178,24 +191,3 @@ static inline vf hyperbolic_tangent(vf x) {
     vf near = x + x * q * (-1.0f / 3 + q * (2.0f / 15 + q * (-17.0f / 315 + q * (62.0f / 2835))));
     return q < 0.0625f ? near : 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f);
 }
-
-// Sums of products along memory: `get` reads W elements, `mac` adds the products pairwise into 16 lanes.
-template <class T> struct Dot {
-    typedef vf vec;
-    static constexpr int W = LANES;
-    static inline vec get(const T* p, long n) { return load(p, n); }
-    static inline vf mac(vf total, vec a, vec b) { return total + a * b; }
-};
-#ifdef __AVX512BF16__
-template <> struct Dot<bf16> {
-    typedef __m512bh vec;
-    static constexpr int W = 2 * LANES;
-    static inline vec get(const bf16* p, long n) {
-        __mmask32 mask = n >= W ? 0xffffffffu : (1u << (n < 0 ? 0 : n)) - 1;
-        return (__m512bh)_mm512_maskz_loadu_epi16(mask, p);
-    }
-    static inline vf mac(vf total, vec a, vec b) { return (vf)_mm512_dpbf16_ps((__m512)total, a, b); }
-};
-#endif
-
-#define HIVETUNE_API extern "C" __attribute__((visibility("default")))
