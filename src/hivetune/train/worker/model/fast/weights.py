@@ -1,14 +1,13 @@
 """The frozen matrices of a model, read and merged, with room for the adapters' rows below, and the adapters' places.
 
-From the files up: `Checkpoint` reads tensors, a `LayerImage` is a layer's matrices as one block of bytes, a
-`LayerStream` brings those that do not stay on the device, `Weights` is what the passes read.
+From the files up: `Checkpoint` reads tensors; a layer's matrices are views of one block of bytes (`carve`), which a
+`LayerStream` fills again and again for layers that do not stay on the device; `Weights` is what the passes read.
 
 Shapes: N outputs and K inputs of a merged matrix, R rank columns of its members together (padded), W = N + R, D hidden
 size.
 """
 
 import hashlib
-import math
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -122,56 +121,40 @@ def _read_whole(path: Path, number: int, values_n: Tensor, at: int) -> None:
 # Matrices begin at multiples of this: vector instructions and a card's products want it. It is the same for every
 # layer, because some products round differently at another alignment.
 ALIGN_BYTES = 256
+Shape = tuple[int, int]
 
 
-class LayerImage:
-    """The merged matrices of a layer one after another in a block of bytes, read, streamed and replaced as a whole."""
+def carve(block_n: Tensor, shapes: Sequence[Shape], dtype: torch.dtype) -> list[Tensor]:
+    """Return matrices as views of a block of bytes, one after another."""
+    matrices, at = [], 0
+    for rows, columns in shapes:
+        size = rows * columns * dtype.itemsize
+        matrices.append(block_n[at : at + size].view(dtype).view(rows, columns))
+        at += -(-size // ALIGN_BYTES) * ALIGN_BYTES
+    return matrices
 
-    def __init__(self, dtype: torch.dtype):
-        self.dtype, self.size_bytes = dtype, 0
-        self._parts: list[tuple[str, int, int]] = []
-        """Tensors of the files, how many of its values are read, and the byte of the image where they begin."""
-        self._offsets: dict[str, tuple[int, tuple[int, int]]] = {}
 
-    def add_matrix(self, name: str, rows: int, columns: int, tensors: Mapping[str, int]) -> None:
-        """Place a matrix behind the last one: its first rows are those of `tensors` (name -> rows), others are kept."""
-        at, row_bytes = self.size_bytes, columns * self.dtype.itemsize
-        self._offsets[name] = at, (rows, columns)
-        self.size_bytes += -(-rows * row_bytes // ALIGN_BYTES) * ALIGN_BYTES
-        for tensor, count in tensors.items():
-            self._parts.append((tensor, count * columns, at))
-            at += count * row_bytes
-
-    def matrices(self, image_n: Tensor) -> dict[str, Tensor]:
-        """Return the matrices by name as views of the image."""
-        return {
-            name: self._values(image_n, at, math.prod(shape)).view(shape) for name, (at, shape) in self._offsets.items()
-        }
-
-    def read(self, checkpoint: Checkpoint, image_n: Tensor) -> None:
-        """Read the base rows of all matrices into `image_n` (on the CPU); rank rows are left as they are."""
-        for tensor, values, at in self._parts:
-            checkpoint.read_into(tensor, self._values(image_n, at, values))
-
-    def _values(self, image_n: Tensor, at: int, values: int) -> Tensor:
-        return image_n[at : at + values * self.dtype.itemsize].view(self.dtype)
+def carved_bytes(shapes: Sequence[Shape], dtype: torch.dtype) -> int:
+    """Return the size of the block that `carve` needs."""
+    return sum(-(-rows * columns * dtype.itemsize // ALIGN_BYTES) * ALIGN_BYTES for rows, columns in shapes)
 
 
 class LayerStream:
     """The frozen weights of a model's first layers, brought ahead of the computing to `places` that take turns.
 
-    Layer i always comes to place i mod 3, so addresses are fixed and a layer's matrices are views that never change.
-    While layer i is computed the next two are there or on their way, forward and backward. What the forward pass read
-    last is what the backward pass needs first, and is not read again.
+    `sizes`: bytes of each layer; `read` fills memory of the CPU with a layer. Layer i always comes to place i mod 3, so
+    addresses are fixed and a layer's matrices are views that never change. While layer i is computed the next two are
+    there or on their way, forward and backward. What the forward pass read last is what the backward pass needs first,
+    and is not read again.
 
     On a processor a thread reads layers from the files. To a card it copies them from pinned host memory, which holds
     all of them: the host only says with events what comes after what, and waits for neither copies nor computing.
     """
 
     def __init__(
-        self, device: torch.device, images: Sequence[LayerImage], places: Sequence[Tensor], checkpoint: Checkpoint
+        self, device: torch.device, places: Sequence[Tensor], sizes: Sequence[int], read: Callable[[int, Tensor], None]
     ):
-        self._images, self._places, self._checkpoint = images, places, checkpoint
+        self._places, self._sizes, self._read = places, sizes, read
         self._coming: dict[int, tuple[int, Future[torch.cuda.Event | None]]] = {}
         """Place -> the layer that is there or on its way, and the event of its arrival."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
@@ -182,9 +165,9 @@ class LayerStream:
             self._copies = torch.cuda.Stream(device)
             for place_n in places:
                 place_n.record_stream(self._copies)  # when it is freed, the allocator waits for the copies too
-            for image in images:
-                self._held.append(self._pinned(image.size_bytes))
-                image.read(checkpoint, self._held[-1])
+            for layer, size in enumerate(sizes):
+                self._held.append(self._pinned(size))
+                read(layer, self._held[-1])
 
     def need(self, layer: int, following: Iterable[int]) -> None:
         """Make the matrices of `layer` ready for the work queued from here on, and start to bring `following`.
@@ -193,33 +176,30 @@ class LayerStream:
         """
         used = set()
         for number in (layer, *following):
-            place = number % len(self._places) if 0 <= number < len(self._images) else -1
+            place = number % len(self._places) if 0 <= number < len(self._sizes) else -1
             if place < 0 or place in used:
                 continue
             used.add(place)
             if place not in self._coming or self._coming[place][0] != number:
                 # All that read this place was given to the device before: `need` is called in the order of computing.
-                self._coming[place] = number, self._thread.submit(self._bring, number, place, self._now())
+                now = None if self._copies is None else torch.cuda.current_stream(self._copies.device).record_event()
+                self._coming[place] = number, self._thread.submit(self._bring, number, place, now)
             if number == layer and (arrived := self._coming[place][1].result()) is not None:
                 torch.cuda.current_stream().wait_event(arrived)
 
     def _bring(self, layer: int, place: int, free: torch.cuda.Event | None) -> torch.cuda.Event | None:
-        """Bring the layer's bytes to the place, which is free after `free`. Return the event of their arrival.
+        """Bring a layer to the place, which is free after `free`; on a card return the event of its arrival.
 
         It runs on a thread of its own, for one layer after the other.
         """
-        place_n = self._places[place][: self._images[layer].size_bytes]
+        place_n = self._places[place][: self._sizes[layer]]
         if self._copies is None or free is None:
-            self._images[layer].read(self._checkpoint, place_n)
+            self._read(layer, place_n)
             return None
         self._copies.wait_event(free)
         with torch.cuda.stream(self._copies):
             place_n.copy_(self._held[layer], non_blocking=True)
         return self._copies.record_event()
-
-    def _now(self) -> torch.cuda.Event | None:
-        """Return an event after all work queued on the card so far; None on a processor, where nothing is queued."""
-        return None if self._copies is None else torch.cuda.current_stream(self._copies.device).record_event()
 
     def _pinned(self, size_bytes: int) -> Tensor:
         """Return pinned host memory: registered, because torch rounds what it pins to powers of two."""
@@ -371,27 +351,38 @@ def read_weights(
     Norms are fp32 (fp64 for fp64). The matrices of the first `streamed` layers come when they are needed. Raises
     UsageError when a tensor is missing, and as `match_targets`.
     """
-    checkpoint, cpu = Checkpoint(folder), torch.device("cpu")
+    checkpoint = Checkpoint(folder)
     merged, targets = merged_linears(spec), find_adapted(spec, lora)
-    # Behind the matrices of a layer lies as much memory as is read past the last rows of any.
-    slack_bytes = slack_values((1, max(spec.hidden, spec.q_width, spec.ffn)), device) * dtype.itemsize
 
     def norm(name: str) -> Tensor:
         offset = 1.0 if spec.family.norm_plus_one else 0.0
         return (checkpoint.read(f"{name}.weight").to(wide_of(dtype)) + offset).to(device)
 
-    def members_of(layer: str, linears: Sequence[Linear]) -> tuple[Member, ...]:
-        members, start = [], 0
+    def adapted(layer: int, linears: Sequence[Linear]) -> tuple[Member, ...]:
+        members, start = list[Member](), 0
         for linear in linears:
-            members.append(Member(f"model.{layer}.{linear.name}", start, linear.outputs))
+            name = f"model.layers.{layer}.{linear.name}"
+            if name in targets:
+                members.append(Member(name, start, linear.outputs, len(members) * lora.r))
             start += linear.outputs
-        adapted = tuple(member for member in members if member.name in targets)
-        for position, member in enumerate(adapted):
-            member.rank_at = position * lora.r
-        return adapted
+        return tuple(members)
 
-    def bias(layer: str, linears: Sequence[Linear]) -> Tensor | None:
-        names = [f"{layer}.{linear.name}.bias" for linear in linears]
+    def shapes(layer: int) -> list[Shape]:
+        found = []
+        for linears in merged.values():
+            ranks = len(adapted(layer, linears)) * lora.r
+            rows = sum(linear.outputs for linear in linears)
+            found.append((rows + -(-ranks // RANK_COLUMNS_MULTIPLE) * RANK_COLUMNS_MULTIPLE, linears[0].inputs))
+        return found
+
+    def read_layer(layer: int, block_n: Tensor) -> None:
+        for linears, matrix_WK in zip(merged.values(), carve(block_n, shapes(layer), dtype), strict=True):
+            base_NK = matrix_WK[: sum(linear.outputs for linear in linears)]
+            for linear, rows_NK in zip(linears, base_NK.split([linear.outputs for linear in linears]), strict=True):
+                checkpoint.read_into(f"layers.{layer}.{linear.name}.weight", rows_NK.view(-1))
+
+    def bias(layer: int, linears: Sequence[Linear]) -> Tensor | None:
+        names = [f"layers.{layer}.{linear.name}.bias" for linear in linears]
         if not any(map(checkpoint.has, names)):
             return None
         parts = [
@@ -404,38 +395,28 @@ def read_weights(
     head_VD = embedding_VD if spec.tied else checkpoint.read("lm_head.weight").to(device, dtype)
     # The last norm carries the scale of the logits: its output is rounded once, as without a scale.
     weights = Weights(embedding_VD, head_VD, norm("norm") * spec.logit_scale, num_replaced=streamed)
-    images: list[LayerImage] = []
-    for index in range(len(spec.layers)):
-        images.append(LayerImage(dtype))
-        for name, linears in merged.items():
-            outputs = sum(linear.outputs for linear in linears)
-            ranks = len(members_of(f"layers.{index}", linears)) * lora.r
-            rows = outputs + -(-ranks // RANK_COLUMNS_MULTIPLE) * RANK_COLUMNS_MULTIPLE
-            tensors = {f"layers.{index}.{linear.name}.weight": linear.outputs for linear in linears}
-            images[-1].add_matrix(name, rows, linears[0].inputs, tensors)
-    largest = max((image.size_bytes for image in images[:streamed]), default=0)
+    # Behind the matrices of a layer lies as much memory as is read past the last rows of any.
+    slack_bytes = slack_values((1, max(spec.hidden, spec.q_width, spec.ffn)), device) * dtype.itemsize
+    sizes = [carved_bytes(shapes(layer), dtype) for layer in range(len(spec.layers))]
+    largest = max(sizes[:streamed], default=0)
     places = [memory_for(largest + slack_bytes, device) for _ in range(min(STREAM_BUFFERS, streamed))]
-    for index, image in enumerate(images):
-        if index < streamed:
-            place_n = places[index % STREAM_BUFFERS]
+    for layer, size in enumerate(sizes):
+        if layer < streamed:
+            block_n = places[layer % STREAM_BUFFERS]
         else:
-            read_n = memory_for(image.size_bytes + slack_bytes, cpu).zero_()
-            image.read(checkpoint, read_n)
-            place_n = read_n.to(device)
-        layer, matrices = f"layers.{index}", image.matrices(place_n)
-        qkv, o, gate_up, down = (
-            Group(
-                matrices[name],
-                bias(layer, merged[name]),
-                sum(linear.outputs for linear in merged[name]),
-                members_of(layer, merged[name]),
+            read_n = memory_for(size + slack_bytes, torch.device("cpu")).zero_()
+            read_layer(layer, read_n)
+            block_n = read_n.to(device)
+        groups = {
+            name: Group(
+                matrix_WK, bias(layer, linears), sum(linear.outputs for linear in linears), adapted(layer, linears)
             )
-            for name in ("qkv", "o", "gate_up", "down")
-        )
-        norms_D = {purpose: norm(f"{layer}.{name}") for purpose, name in spec.family.norms.items()}
-        weights.layers.append(Layer(qkv, o, gate_up, down, norms_D))
+            for (name, linears), matrix_WK in zip(merged.items(), carve(block_n, shapes(layer), dtype), strict=True)
+        }
+        norms_D = {purpose: norm(f"layers.{layer}.{name}") for purpose, name in spec.family.norms.items()}
+        weights.layers.append(Layer(**groups, norms_D=norms_D))
     if streamed:
-        weights.enter = LayerStream(device, images[:streamed], places, checkpoint).need
+        weights.enter = LayerStream(device, places, sizes[:streamed], read_layer).need
     return weights
 
 
