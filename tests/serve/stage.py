@@ -129,9 +129,8 @@ class Stage:
         name = self.labels[0].partition("@")[0]
         champions = {name: self.labels[0]}
         self.keeper = Keeper(lambda: Wanted(), lambda wanted: self.live)
-        self.keeper.lives["m"] = self.live
-        wanted = Wanted((deployment,), champions)
-        self.keeper.routes = Routes(wanted, ("m",), dict.fromkeys(self.labels, "m"), champions)
+        self.keeper.live = self.live
+        self.keeper.routes = Routes(Wanted(deployment, champions), "m", frozenset(self.labels), champions)
         self.watch = Watch(lambda label, reason: self.rolled_back.append((label, reason)), None)  # type: ignore[arg-type]
         self.gateway = Gateway(self.keeper, self.watch, self.capture)
         self.guard = Guard(self.gateway.app(), self.hosts, [Door(TOKENS.get)])
@@ -156,6 +155,9 @@ class Stage:
 
     async def ask_as(self, token: str, **headers: str) -> httpx2.Response:
         return await self.post(QUESTION, token=token, **headers)
+
+    async def health(self) -> Any:
+        return (await self.client.get("/health", headers={"Authorization": "Bearer token-a"})).json()
 
     async def _upstream(self, request: httpx2.Request) -> httpx2.Response:
         body = json.loads(request.content or b"{}")

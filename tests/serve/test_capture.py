@@ -122,7 +122,7 @@ def test_tokens_of_streams_count() -> None:
 
     async def scene(stage: Stage) -> None:
         await stage.ask(stream=True)
-        told = stage.gateway.metrics.text(stage.keeper, None).decode()
+        told = stage.gateway.metrics.text().decode()
         assert 'hivetune_tokens_total{release="helpdesk@1"} 7.0' in told
 
     Stage(lambda path, body: answer).play(scene)
@@ -186,15 +186,15 @@ async def test_an_answer_is_durable_before_its_last_byte_leaves_unless_its_clien
 
 
 @on_stage(captures=True)
-async def test_what_can_not_be_written_now_is_told(
+async def test_what_can_not_be_written_is_left_out_and_told(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, own_home: Path
 ) -> None:
-    stage.capture.problem = "the disk is full"  # type: ignore[union-attr]
-    monkeypatch.setattr(capture, "open_database", lambda: (_ for _ in ()).throw(OSError("full")))
-    assert (await stage.ask()).headers["x-hivetune-captured"] == "later"
+    monkeypatch.setattr(capture, "open_database", lambda: (_ for _ in ()).throw(OSError("the disk is full")))
+    assert (await stage.ask()).headers["x-hivetune-captured"] == "no"
+    assert (await stage.health())["capture"] == {"captured": 0, "left_out": 1, "problem": "the disk is full"}
     assert (await stage.post({"id": "hive-1", "rating": "up"}, FEEDBACK)).status_code == 503
     stage.answer = lambda path, body: events("one")
-    assert ": hivetune-captured: later" in (await stage.ask(stream=True)).text
+    assert ": hivetune-captured: no" in (await stage.ask(stream=True)).text
 
 
 def test_an_answer_is_rated_and_corrected_by_its_own_client_alone() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import sqlite3
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,9 @@ from serve.test_keeper import wants
 from hivetune.errors import HivetuneError, MachineNotFit
 from hivetune.serve.api import page_routes, told_unless_cancelled
 from hivetune.serve.guard import Door, Guard
-from hivetune.serve.route import Route
+from hivetune.serve.route import Withdrawn
 from hivetune.serve.run import own_hosts
+from hivetune.serve.servers import Keeper
 
 HEADERS = {"Authorization": "Bearer token-a"}
 
@@ -32,7 +32,7 @@ async def test_a_refused_host_is_told_how_to_allow_it(stage: Stage) -> None:
 
 @on_stage(labels=("a@1", "a@2"))
 async def test_a_pinned_version_that_was_rolled_back_is_gone_with_its_reason(stage: Stage) -> None:
-    stage.wants(withdrawn={"a@2": "12 of 20 answers failed"})
+    stage.wants(refused={"a@2": (Withdrawn, "was rolled back: 12 of 20 answers failed")})
     answer = await stage.ask(model="a@2")
     assert answer.status_code == 410 and "12 of 20 answers failed" in answer.json()["error"]["message"]
     assert (await stage.ask(model="a")).json()["model"] == "a@1"
@@ -59,23 +59,19 @@ def test_the_chat_pages_of_two_homes_sign_nobody_out(tmp_path: Path, monkeypatch
 
 
 @on_stage()
-async def test_a_base_may_have_any_name(stage: Stage) -> None:
-    """A header holds no such letters: the answer was an unexpected error."""
-    stage.keeper.lives["模型"] = stage.live
-    stage.keeper.routes = replace(stage.keeper.routes, bases=("m", "模型"))
-    answer = await stage.ask(model="模型")
-    assert (answer.status_code, answer.json()["model"]) == (200, "模型")
-    assert answer.headers["x-hivetune-release"] == ascii("模型")[1:-1]
-
-
-@on_stage()
 async def test_a_champion_that_is_damaged_is_not_unknown(stage: Stage) -> None:
     """Clients were told that the model is not served, as of a misspelled name, and did not try again."""
-    stage.wants(unserved={"sales": "sales@1 is damaged", "sales@1": "it is"})
+    damaged = (MachineNotFit, "can't be served: sales@1 is damaged")
+    stage.wants(refused={"sales": damaged, "sales@1": damaged})
     for model in ("sales", "sales@champion", "sales@1"):
         answer = await stage.ask(model=model)
         assert answer.status_code == 503 and f"{model} can't be served: " in answer.json()["error"]["message"]
     assert (await stage.ask(model="sale")).status_code == 404
+
+
+def second_is_over(keeper: Keeper) -> None:
+    assert keeper.failure is not None
+    keeper.failure = keeper.failure._replace(again_s=0.0)
 
 
 @played
@@ -86,24 +82,22 @@ async def test_a_start_that_can_be_tried_again_in_a_second_is_waited_for() -> No
     stage.now = wants(1, 1)
     await stage.until(lambda: keeper.ready)
     stage.failing = HivetuneError("it died while loading")
-    keeper.lives["m"].backend.kill()
-    await stage.until(lambda: any(away.why for away in keeper.away.values()))
+    (await keeper.server()).backend.kill()
+    await stage.until(lambda: keeper.failure is not None)
     assert keeper.routes.champions == {"a": "a@1"}
-    waiting = asyncio.create_task(keeper.live(Route("m", "a@1")))
+    waiting = asyncio.create_task(keeper.server())
     stage.failing = None
-    for retry in keeper.away.values():
-        retry.again_s = 0.0  # the second is over
+    second_is_over(keeper)
     await stage.until(lambda: keeper.ready)
-    assert (await waiting) is keeper.lives["m"]
+    assert (await waiting) is keeper.live
     stage.failing = HivetuneError("it dies each time")
-    keeper.lives["m"].backend.kill()
+    (await keeper.server()).backend.kill()
     for _ in range(4):
         known = len(stage.started)
         await stage.until(lambda known=known: len(stage.started) > known and not keeper.starting)  # type: ignore[misc]
-        for retry in keeper.away.values():
-            retry.again_s = 0.0
+        second_is_over(keeper)
     with pytest.raises(MachineNotFit, match="it dies each time"):
-        await keeper.live(Route("m", "a@1"))
+        await keeper.server()
 
 
 @on_stage()

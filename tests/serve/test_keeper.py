@@ -12,8 +12,8 @@ import httpx2
 import pytest
 from serve.stage import FakeBackend, played
 
-from hivetune.errors import HivetuneError, MachineNotFit, UsageError
-from hivetune.serve.route import Deployment, Route, ServedRelease, Wanted
+from hivetune.errors import HivetuneError, MachineNotFit
+from hivetune.serve.route import Deployment, ServedRelease, Wanted
 from hivetune.serve.servers import Keeper, LiveBackend
 
 
@@ -24,7 +24,7 @@ def deployment(*versions: int, model: str = "m", before: int | None = None) -> D
 
 
 def wants(champion: int, *versions: int, before: int | None = None) -> Wanted:
-    return Wanted((deployment(*versions, before=before),), {"a": f"a@{champion}"})
+    return Wanted(deployment(*versions, before=before), {"a": f"a@{champion}"})
 
 
 class Stage:
@@ -77,7 +77,7 @@ async def test_a_return_during_a_slow_start_takes_effect_at_once() -> None:
     for _ in range(20):
         await keeper.look()
         await asyncio.sleep(0.002)
-    assert keeper.lives["m"].deployment == deployment(1, 2) and keeper.swaps == 0
+    assert keeper.live is not None and keeper.live.deployment == deployment(1, 2) and keeper.swaps == 0
 
 
 @played
@@ -103,7 +103,8 @@ async def test_an_answer_of_some_minutes_is_not_cut_by_a_promotion() -> None:
     keeper = stage.keeper
     stage.now = wants(1, 1)
     await stage.until(lambda: keeper.ready)
-    async with keeper.lives["m"].turn("a@1", "s"):
+    assert keeper.live is not None
+    async with keeper.live.turn("a@1", "s"):
         stage.now = wants(2, 1, 2)
         await stage.until(lambda: keeper.swaps == 1)
         await asyncio.sleep(0.3)  # it is looked at, and not cut before ten minutes
@@ -134,10 +135,7 @@ async def test_what_does_not_start_is_told_and_tried_again_later(failing: Except
         await stage.keeper.look()
     assert len(stage.started) == 1 and not stage.keeper.ready
     with pytest.raises(MachineNotFit, match="not loaded"):
-        await stage.keeper.live(Route("m", "a@1"))  # at once, not after two minutes
-    with pytest.raises(UsageError, match="b@1 is not served") as caught:
-        await stage.keeper.live(Route("no such model", "b@1"))
-    assert "later" not in caught.value.hint
+        await stage.keeper.server()  # at once, not after two minutes
 
 
 @played
@@ -146,7 +144,7 @@ async def test_a_dead_backend_is_replaced_and_a_silent_one_is_killed() -> None:
     keeper = stage.keeper
     stage.now = wants(1, 1)
     await stage.until(lambda: keeper.ready)
-    first = keeper.lives["m"]
+    first = await keeper.server()
     stage.gate.clear()
 
     async def silent(request: httpx2.Request) -> httpx2.Response:
@@ -155,10 +153,10 @@ async def test_a_dead_backend_is_replaced_and_a_silent_one_is_killed() -> None:
     first.client = httpx2.AsyncClient(transport=httpx2.MockTransport(silent), base_url="http://localhost")
     await stage.until(lambda: keeper.restarts == 1)
     assert keeper.routes.champions == {"a": "a@1"}  # requests wait for the next one
-    waiting = asyncio.create_task(keeper.live(Route("m", "a@1")))
+    waiting = asyncio.create_task(keeper.server())
     stage.gate.set()
     await stage.until(lambda: keeper.ready)
-    assert await waiting is keeper.lives["m"] is not first
+    assert await waiting is keeper.live is not first
 
 
 @played
@@ -213,17 +211,16 @@ async def test_a_card_that_is_trained_on_is_given_back_after_the_last_answer_and
     keeper = stage.keeper
 
     def on(device: str, taken: str = "") -> Wanted:
-        deployments = (replace(deployment(1), device=device),)
-        return Wanted(deployments, {"a": "a@1"}, taken=taken)
+        return Wanted(replace(deployment(1), device=device), {"a": "a@1"}, taken=taken)
 
     stage.now = on("cuda:7")
     await stage.until(lambda: keeper.ready)
-    card = keeper.lives["m"]
+    card = await keeper.server()
     async with card.turn("a@1", "s"):
         stage.now = on("cpu", taken="cuda:7")
-        await stage.until(lambda: keeper.lives.get("m", card) is not card)
-        assert keeper.lives["m"].deployment.device == "cpu" and card.retired and stage.ended == []
+        await stage.until(lambda: keeper.live not in (card, None))
+        assert (await keeper.server()).deployment.device == "cpu" and card.retired and stage.ended == []
     await stage.until(lambda: len(stage.ended) == 1)  # at once, not after ten minutes
     assert stage.ended[0].device == "cuda:7" and keeper.restarts == 0
     stage.now = on("cuda:7")
-    await stage.until(lambda: keeper.lives["m"].deployment.device == "cuda:7")
+    await stage.until(lambda: keeper.live is not None and keeper.live.deployment.device == "cuda:7")

@@ -35,13 +35,12 @@ from hivetune.serve.dialects.openai import OPENAI
 from hivetune.serve.dialects.responses import RESPONSES
 from hivetune.serve.fields import FEEDBACK_FIELDS, FieldRefused, checked_fields, ignored_fields
 from hivetune.serve.forward import Asked, Refused, Upstream, forward, num_tokens, refuse_larger
-from hivetune.serve.guard import TooLarge, token_of
+from hivetune.serve.guard import SLOW_CLIENT_S, TooLarge, token_of
 from hivetune.serve.route import GREEDY, Withdrawn
 from hivetune.serve.servers import Keeper
 from hivetune.serve.watch import Watch
 
 MAX_OPEN_PER_CLIENT = 1024  # requests at once, waiting ones included
-SLOW_CLIENT_S = 60.0
 RETRY_AFTER_S = 5
 DIALECTS: tuple[Dialect, ...] = (*OPENAI, RESPONSES, anthropic.ANTHROPIC, *ollama.OLLAMA)
 
@@ -53,40 +52,30 @@ class TooMany(HivetuneError):
 
 
 SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
-GAUGES = {
-    "waiting_requests": "Requests that wait for a slot",
-    "running_requests": "Requests that are answered now",
-    "swaps": "Backends that were replaced by others",
-    "backend_restarts": "Backends that died and were started again",
-    "captured_answers": "Answers in the store",
-    "capture_waiting": "Answers that wait to be stored",
-    "capture_left_out": "Answers that could not be stored",
-}
+Gauges = Mapping[str, tuple[str, Callable[[], float]]]
 
 
 class Metrics:
     """The counters of one gateway for Prometheus. No label holds a prompt, a user or a session."""
 
     def __init__(self) -> None:
-        self.registry = own = CollectorRegistry()
+        self._registry = own = CollectorRegistry()
         by, text = ("release",), "Answers by release and outcome"
         self.answers = Counted("hivetune_answers", text, ("outcome", "release"), registry=own)
         self.tokens = Counted("hivetune_tokens", "Tokens written by release", by, registry=own)
         self.seconds = Histogram("hivetune_answer_seconds", "Seconds per answer", by, buckets=SECONDS, registry=own)
-        self._gauges = {name: Gauge(f"hivetune_{name}", text, registry=own) for name, text in GAUGES.items()}
+
+    def show(self, gauges: Gauges) -> None:
+        """Add what is read when somebody looks."""
+        for name, (text, value) in gauges.items():
+            Gauge(f"hivetune_{name}", text, registry=self._registry).set_function(value)
 
     def count(self, outcome: str, release: str) -> None:
         """Count an answer: ok, error, broken_stream or client_gone."""
         self.answers.labels(outcome, release or "none").inc()
 
-    def text(self, keeper: Keeper, capture: Capture | None) -> bytes:
-        turns = [live.turns for live in keeper.lives.values()]
-        values = [sum(each.num_waiting for each in turns), sum(each.num_running for each in turns)]
-        values += [keeper.swaps, keeper.restarts]
-        values += [] if capture is None else [capture.captured, capture.waiting, capture.left_out]
-        for gauge, value in zip(self._gauges.values(), values, strict=False):
-            gauge.set(value)
-        return bytes(generate_latest(self.registry))
+    def text(self) -> bytes:
+        return bytes(generate_latest(self._registry))
 
 
 @dataclass
@@ -100,6 +89,31 @@ class Gateway:
     metrics: Metrics = field(default_factory=Metrics)
     failed: Callable[[BaseException], None] = lambda error: None
     _open: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        keeper, capture = self.keeper, self.capture
+
+        def waiting() -> float:
+            return keeper.live.turns.num_waiting if keeper.live else 0
+
+        def running() -> float:
+            return keeper.live.turns.num_running if keeper.live else 0
+
+        self.metrics.show(
+            {
+                "waiting_requests": ("Requests that wait for a slot", waiting),
+                "running_requests": ("Requests that are answered now", running),
+                "swaps": ("Model servers that were replaced by others", lambda: keeper.swaps),
+                "backend_restarts": ("Model servers that died and were started again", lambda: keeper.restarts),
+            }
+        )
+        if capture is not None:
+            self.metrics.show(
+                {
+                    "captured_answers": ("Answers in the store", lambda: capture.captured),
+                    "capture_left_out": ("Answers that could not be stored", lambda: capture.left_out),
+                }
+            )
 
     def app(self) -> Starlette:
         """Return the ASGI application, without the guard (guard.py) and without the chat page (`page_routes`)."""
@@ -171,9 +185,8 @@ class Gateway:
     async def _read(self, dialect: Dialect, request: Request, client: str) -> tuple[Read, dict[str, Any], int]:
         """Return a request as its API says, the document that was sent, and its size in bytes."""
         raw = await _raw_body(request)
-        contexts = [live.context_tokens for live in self.keeper.lives.values()]
-        if contexts:  # before it is parsed
-            refuse_larger(dialect.main_field, len(raw), max(contexts))
+        if self.keeper.live is not None:  # before it is parsed
+            refuse_larger(dialect.main_field, len(raw), self.keeper.live.context_tokens)
         document = _document(raw)
 
         def recall(answer: str) -> list[dict[str, Any]]:
@@ -207,7 +220,8 @@ class Gateway:
         """Return the number of tokens of a prompt, as Anthropic's clients ask before they send it."""
         client = request.scope["client_name"] or ""
         (fields, _), *_ = await self._read(anthropic.ANTHROPIC, request, client)
-        live = await self.keeper.live(self.keeper.routes.find(fields.get("model", ""), client))
+        self.keeper.routes.find(fields.get("model", ""), client)
+        live = await self.keeper.server()
         return JSONResponse({"input_tokens": await num_tokens(live, fields)})
 
     async def tags(self, request: Request) -> Response:
@@ -216,7 +230,8 @@ class Gateway:
     async def show(self, request: Request) -> Response:
         document = _document(await _raw_body(request))
         name = str(document.get("model") or document.get("name") or "").removesuffix(":latest")
-        live = await self.keeper.live(self.keeper.routes.find(name, ""))
+        self.keeper.routes.find(name, "")
+        live = await self.keeper.server()
         return JSONResponse(ollama.show(live.template, live.context_tokens, takes_tools=live.takes_tools))
 
     async def version(self, request: Request) -> Response:
@@ -233,7 +248,7 @@ class Gateway:
         entry = Feedback(client=client, **fields)
         label = await self.capture.rate(entry)
         if entry.rating == "down":
-            self.watch.complained(label, entry.id, client)
+            self.watch.complained(label, entry.id)
         return JSONResponse({"id": entry.id, "release": label}, status_code=202)
 
     async def models(self, request: Request) -> Response:
@@ -252,8 +267,7 @@ class Gateway:
         return {"id": name, "object": "model", "created": 0, "owned_by": "hivetune", "defaults": defaults}
 
     async def show_metrics(self, request: Request) -> Response:
-        text = await asyncio.to_thread(self.metrics.text, self.keeper, self.capture)  # it may look at the disk
-        return Response(text, media_type=CONTENT_TYPE_LATEST)
+        return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def health(self, request: Request) -> Response:
         """Answer 200 when every wanted model can be asked, else 503. A client with a token also gets the problems."""
@@ -261,7 +275,7 @@ class Gateway:
         if request.scope["client_name"] is not None:
             document |= {"champions": dict(self.keeper.routes.champions), "problems": self.keeper.problems}
             if self.capture is not None:
-                names = ("captured", "waiting", "left_out", "problem")
+                names = ("captured", "left_out", "problem")
                 document["capture"] = {name: getattr(self.capture, name) for name in names}
         return JSONResponse(document, 200 if self.keeper.ready else 503)
 
@@ -277,7 +291,7 @@ def told_unless_cancelled(loop: asyncio.AbstractEventLoop, context: dict[str, An
 @dataclass
 class _Exchange:
     """One request with its answer, as the counters, the capture and the watch need it. `session`: as the client names
-    it. `named`: the names of its answer. `captured`: whether the answer is stored, yes or later."""
+    it. `named`: the names of its answer. `captured`: whether the answer is stored, yes or no."""
 
     gateway: Gateway
     dialect: Dialect
@@ -330,14 +344,14 @@ class _Exchange:
             self.gateway.metrics.count("client_gone", self.label)
             raise
         await self.keep()  # before the client is told: whoever saw the end finds it captured
-        if self.captured == "later" and self.dialect.media_type == "text/event-stream":
-            yield b": hivetune-captured: later\n\n"  # a comment, as HTML's standard of event streams has them
+        if self.captured == "no" and self.dialect.media_type == "text/event-stream":
+            yield b": hivetune-captured: no\n\n"  # a comment, as HTML's standard of event streams has them
         yield writer.end()
 
     def failed(self, *, broken: bool = False) -> None:
         self.gateway.metrics.count("broken_stream" if broken else "error", self.label)
         if self.label:
-            self.gateway.watch.answered(self.label, self.asked.client, error=True)
+            self.gateway.watch.answered(self.label, error=True)
 
     async def keep(self) -> None:
         """Count, watch and capture an answer that is whole."""
@@ -347,7 +361,7 @@ class _Exchange:
         metrics.count("ok", self.label)
         metrics.tokens.labels(self.label).inc(said.tokens)
         metrics.seconds.labels(self.label).observe(seconds)
-        self.gateway.watch.answered(self.label, self.asked.client, error=False)
+        self.gateway.watch.answered(self.label, error=False)
         if self.capture is None:
             return
         fields, message = self.asked.fields, said.message
@@ -371,7 +385,7 @@ class _Exchange:
             logprob=said.logprob,
             seconds=seconds,
         )
-        self.captured = "yes" if await self.capture.keep(entry) else "later"
+        self.captured = "yes" if await self.capture.keep(entry) else "no"
 
 
 class _Stream(StreamingResponse):
@@ -481,39 +495,38 @@ _STATUSES: Mapping[type[Exception], int] = {
 }
 
 
-def _refusal(
-    request: Request, status: int, message: str, headers: Mapping[str, str] | None = None, **more: str | None
-) -> Response:
-    return JSONResponse(error_body(status, message, **more, path=request.url.path), status, headers)
-
-
-def _failed(request: Request, error: Exception) -> Response:
-    if isinstance(error, FieldRefused):
-        return _refusal(request, 400, f"{error.message}; {error.hint}", param=error.field, code=error.code)
+def _refuse(request: Request, error: Exception) -> Response:
+    """Answer every error, in the form of the request's API."""
     status = next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 500)
-    status = error.status if isinstance(error, Refused) else status
-    if isinstance(error, HivetuneError):
+    headers: Mapping[str, str] | None = None
+    about: dict[str, str | None] = {}
+    if isinstance(error, HTTPException):
+        status, headers, message = error.status_code, error.headers, _not_served(request, error)
+    elif isinstance(error, HivetuneError):
+        status = error.status if isinstance(error, Refused) else status
         message = f"{error.message}; {error.hint}" if error.hint else error.message
     else:
         message = "the request is too large" if status == 413 else "an unexpected error; see the log"
-    return _refusal(request, status, message, {"Retry-After": str(RETRY_AFTER_S)} if status in (429, 503) else None)
+    if isinstance(error, FieldRefused):
+        about = {"param": error.field, "code": error.code}
+    if status in (429, 503):
+        headers = {"Retry-After": str(RETRY_AFTER_S)}
+    return JSONResponse(error_body(status, message, **about, path=request.url.path), status, headers)
 
 
-def _not_served(request: Request, error: Exception) -> Response:
-    """Answer with the existing paths. A client may expect the whole OpenAI API here, or may have left out the /v1."""
-    assert isinstance(error, HTTPException)
+def _not_served(request: Request, error: HTTPException) -> str:
+    """Name the existing paths. A client may expect the whole OpenAI API here, or may have left out the /v1."""
     path, allowed = request.url.path, (error.headers or {}).get("Allow")
+    if error.status_code == 401:
+        return error.detail
     if allowed is not None:
-        return _refusal(request, 405, f"{request.method} is not allowed at {path}; use {allowed}", error.headers)
+        return f"{request.method} is not allowed at {path}; use {allowed}"
     routes = [each for each in request.app.routes if isinstance(each, Route) and each.path.startswith("/v1/")]
     here = ", ".join(f"{min(each.methods or {''})} {each.path.replace(':path', '')}" for each in routes)
-    return _refusal(request, 404, f"{path} is not served; here are {here}. For text use /v1/chat/completions")
+    return f"{path} is not served; here are {here}. For text use /v1/chat/completions"
 
 
-HANDLERS: Mapping[int | type[Exception], ExceptionHandler] = {
-    **dict.fromkeys((HivetuneError, TooLarge, Exception), _failed),
-    **dict.fromkeys((404, 405), _not_served),
-}
+HANDLERS: Mapping[Any, ExceptionHandler] = dict.fromkeys((HTTPException, HivetuneError, TooLarge, Exception), _refuse)
 
 
 _FILES = {
@@ -537,7 +550,7 @@ async def _file(request: Request) -> Response:
 async def _login(request: Request) -> Response:
     """Exchange the token in the Authorization header for a cookie that no script can read."""
     if request.scope["client_name"] is None:
-        return _refusal(request, 401, "this token is not known; hivetune clients --new NAME makes one")
+        raise HTTPException(401, "this token is not known; hivetune clients --new NAME makes one")
     name = request.scope["cookie_name"]
     response = JSONResponse({"client": request.scope["client_name"]})
     response.set_cookie(name, token_of(request.headers, name), httponly=True, samesite="strict", path="/")

@@ -1,14 +1,13 @@
 """The capture of answers and feedback: redacted before they are stored, durable before they are counted, stored once.
 
-One thread writes, in order. The last byte of an answer is sent when the answer is durable, or after `KEEP_WAIT_S`; then
-the answer reports it. While the disk is full or another process holds the database, up to `MAX_WAITING` entries wait.
-Beyond that, answers are not captured, and are counted as left out.
+One thread writes, in order. The last byte of an answer is sent when the answer is durable. What can't be written,
+because the disk is full or another process holds the database for `KEEP_WAIT_S`, is left out and counted, and its
+answer says so: what waits for a disk is lost with the process anyway.
 """
 
 import asyncio
 import json
 import sqlite3
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,8 +22,6 @@ from hivetune.errors import HivetuneError, MachineNotFit, NotThere, UsageError
 
 SOURCE = "gateway"
 KEEP_WAIT_S = 2.0  # an answer waits no longer for the disk
-_RETRY_S = 1.0
-MAX_WAITING = 10_000  # entries of a few kilobytes, so some ten megabytes
 
 # What redaction or the database raise for a value that no row can hold.
 _UNSTORABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError, sqlite3.DataError)
@@ -66,56 +63,41 @@ class Feedback:
 
 
 class Capture:
-    """The writing thread. `captured`: durable answers. `waiting`: entries that are not stored yet. `left_out`: those
-    that never will be. `problem`: why nothing can be written now."""
+    """The writing thread. `captured`: durable answers. `left_out`: entries that were not stored. `problem`: why the
+    last one was not, else empty."""
 
-    def __init__(self, retry_s: float = _RETRY_S) -> None:
+    def __init__(self) -> None:
         self.captured = self.left_out = 0
-        self._put = self._done = 0  # each written by one thread alone
         self.problem = ""
-        self._retry_s = retry_s
-        self._ending = threading.Event()
         self._thread = ThreadPoolExecutor(1, "capture")
         self._database: sqlite3.Connection | None = None
 
-    @property
-    def waiting(self) -> int:
-        return self._put - self._done
-
-    def put(self, entry: CapturedAnswer | Feedback) -> "Future[str] | None":
-        """Queue an entry and return the label of its release, later, or None where there was no room. Never waits."""
-        if self.waiting >= MAX_WAITING:
-            self.left_out += 1
-            return None
-        self._put += 1
+    def put(self, entry: CapturedAnswer | Feedback) -> "Future[str]":
+        """Store an entry in the thread; the result is the label of its release. Never waits."""
         return self._thread.submit(self._store, entry)
 
     async def keep(self, entry: CapturedAnswer) -> bool:
-        """Return whether the answer is durable. Waits at most `KEEP_WAIT_S`, and not while nothing can be written."""
+        """Return whether the answer is durable. Waits at most `KEEP_WAIT_S`."""
         try:
-            await self._stored(entry)
+            await self.rate(entry)
         except HivetuneError:
             return False
         return True
 
-    async def rate(self, entry: Feedback) -> str:
-        """Join feedback to its answer and return the label of the release that gave it. Raises NotThere, UsageError;
-        MachineNotFit where it is not stored within `KEEP_WAIT_S`."""
-        return await self._stored(entry)
-
-    async def _stored(self, entry: CapturedAnswer | Feedback) -> str:
-        durable = self.put(entry)
-        if durable is not None and not self.problem:
-            try:
-                async with asyncio.timeout(KEEP_WAIT_S):
-                    return await asyncio.shield(asyncio.wrap_future(durable))
-            except TimeoutError:
-                pass
-        raise MachineNotFit("it can't be stored now", hint="try again later; /health says what is wrong")
+    async def rate(self, entry: CapturedAnswer | Feedback) -> str:
+        """Store an entry and return the label of its release. Raises NotThere or UsageError for feedback that fits no
+        answer, MachineNotFit for what is not stored within `KEEP_WAIT_S`."""
+        stored = self.put(entry)
+        try:
+            async with asyncio.timeout(KEEP_WAIT_S):
+                # Shielded: the answer of a client that goes away now is stored like any other.
+                return await asyncio.shield(asyncio.wrap_future(stored))
+        except TimeoutError:
+            self.left_out += stored.cancel()  # else it is being written, and counts when it is
+            raise MachineNotFit("it can't be stored now", hint="try again later; /health says what is wrong") from None
 
     def close(self) -> None:
-        """Try to write what waits once more, then end. The rest is counted as left out."""
-        self._ending.set()
+        """Write what waits, then end."""
         self._thread.submit(self._close)
         self._thread.shutdown()
 
@@ -124,32 +106,23 @@ class Capture:
             self._database.close()
 
     def _store(self, entry: CapturedAnswer | Feedback) -> str:
-        """Store an entry, as soon as that is possible. One that can't become a row is left out alone, and holds up
-        nothing behind it."""
         try:
-            while True:
-                try:
-                    self._database = self._database or open_database()
-                    if isinstance(entry, CapturedAnswer):
-                        label = entry.label
-                        self.captured += store_entries(self._database, [entry])
-                    else:
-                        label = label_of(self._database, entry.id, entry.client)
-                        store_entries(self._database, [entry])
-                    self.problem = ""
-                    return label
-                except (NotThere, UsageError):
-                    raise
-                except _UNSTORABLE as error:
-                    self.left_out += 1
-                    raise MachineNotFit(f"it can't be stored: {type(error).__name__}") from None
-                except (HivetuneError, sqlite3.Error, OSError) as error:  # a full disk, a busy database
-                    self.problem = str(error)
-                    if self._ending.wait(self._retry_s):
-                        self.left_out += 1
-                        raise
-        finally:
-            self._done += 1
+            self._database = self._database or open_database()
+            label = (
+                entry.label if isinstance(entry, CapturedAnswer) else label_of(self._database, entry.id, entry.client)
+            )
+            self.captured += store_entries(self._database, [entry])
+            self.problem = ""
+            return label
+        except (NotThere, UsageError):
+            raise
+        except _UNSTORABLE as error:
+            self.left_out += 1
+            raise MachineNotFit(f"it can't be stored: {type(error).__name__}") from None
+        except (HivetuneError, sqlite3.Error, OSError) as error:  # a full disk, a busy database
+            self.left_out += 1
+            self.problem = str(error)
+            raise MachineNotFit(f"it can't be stored now: {error}", hint="try again later") from None
 
 
 def store_entries(database: sqlite3.Connection, entries: Sequence[CapturedAnswer | Feedback]) -> int:

@@ -195,16 +195,15 @@ async def forward(keeper: Keeper, asked: Asked, routed: Callable[[str], None]) -
     fields = asked.fields
     for attempt in range(TRIES):
         model, session = fields.get("model", ""), f"{asked.client}\0{asked.session}"
-        chosen = keeper.routes.find(model, session, asked.declared)
-        live = await keeper.live(chosen)
-        routed(chosen.label)
+        label = keeper.routes.find(model, session, asked.declared)
+        live = await keeper.server()
+        routed(label)
         refuse_larger(asked.main_field, asked.size_bytes, live.context_tokens)
         # The settings that the release was judged with, but for its system prompt, which only the chat page sends: a
         # client's conversation without a system prompt stays one without.
-        judged = keeper.wanted.generation.get(chosen.label, GREEDY)
+        judged = keeper.wanted.generation.get(label, GREEDY)
         defaults = {key: value for key, value in judged.items() if key != "system"}
         request = {**defaults, **upstream_fields(fields, takes_tools=live.takes_tools, template=live.template)}
-        label = chosen.label if chosen.adapted else None
         async with contextlib.AsyncExitStack() as stack:
             try:
                 turn = live.turn(label, session, client=asked.client, long=asked.size_bytes > LONG_BYTES)

@@ -29,7 +29,9 @@ from hivetune.errors import UsageError
 from hivetune.serve.dialects.base import error_body
 
 LIMIT_BYTES = 8 << 20
-READ_ON_S = 5.0  # of a request that is refused
+# Of a client that reads no answer, or goes on sending what was refused. A slow reader holds up whoever needs another
+# adapter.
+SLOW_CLIENT_S = 30.0
 _SIZE = re.compile("[0-9]{1,18}")
 # Paths without a token: the page itself holds nothing, and /login is where a browser brings its token.
 OPEN = frozenset({"/", "/health", "/login", "/chat.js", "/chat.css"})
@@ -196,7 +198,7 @@ async def _refuse(path: str, receive: Receive, send: Send, status: int, message:
     await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"connection", b"close")]})
     await send({"type": "http.response.body", "body": body, "more_body": True})
     with suppress(TimeoutError):
-        async with asyncio.timeout(READ_ON_S):
+        async with asyncio.timeout(SLOW_CLIENT_S):
             while (await receive()).get("more_body", False):
                 pass
     await send({"type": "http.response.body", "body": b""})

@@ -1,7 +1,7 @@
 """What should be served, and which release a request's `model` means. All of it comes from the registry.
 
-A base model has one deployment: its GGUF file and the adapters that are served on it, in the order of their ids: of
-each name the champion, the one before it and the candidate. The champion is what should be served.
+One base model is served with its adapters: of each name the champion, the one before it and the candidate. The champion
+is what should answer.
 """
 
 import contextlib
@@ -18,6 +18,11 @@ from hivetune.release.registry import Release, desired, find, gguf_adapter, rele
 
 BASE = "base"
 GREEDY: Mapping[str, Any] = {"temperature": 0.0}  # as every evaluation asks: judge/worker
+_LOADED_ALIASES = frozenset(("champion", "previous", "candidate"))
+
+
+class Withdrawn(UsageError):
+    """The request names a version that was rolled back."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +31,11 @@ class ServedRelease:
 
     label: str
     adapter: Path
-    size_bytes: int = 0  # which llama.cpp keeps in memory
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """The content of one model server: a base, by name and hash of its prepared folder, and its adapters by id.
+    """The content of a model server: a base, by name and hash of its prepared folder, and its adapters by number.
 
     `required`: labels without which a server is not right. The release before the champion is loaded with them, and is
     no reason to start another server: so a rollback restarts nothing.
@@ -67,35 +71,39 @@ class Domain:
 
 @dataclass(frozen=True)
 class Wanted:
-    """All deployments, and for each name its champion and its candidate, if there is one.
+    """What should be served, None for nothing, and for each name its champion and its candidate, if there is one.
 
     `canaries`: the candidates that the gate passed. `domains`: of each name. `generation`: the settings that each
-    release was judged with. `withdrawn`: why each rolled back release was. `problems`: what can't be served, in words;
-    `unserved`: why a label, or a name whose champion it is, can't be. `taken`: the card that a run trains on, which no
-    model server may keep.
+    release was judged with. `refused`: of a label, or a name whose champion it is, the error and the words that a
+    request for it gets. `taken`: the card that a run trains on, which no model server may keep.
     """
 
-    deployments: tuple[Deployment, ...] = ()
+    deployment: Deployment | None = None
     champions: dict[str, str] = field(default_factory=dict)
     candidates: dict[str, str] = field(default_factory=dict)
     canaries: set[str] = field(default_factory=set)
     domains: dict[str, tuple[Domain, ...]] = field(default_factory=dict)
     generation: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    withdrawn: dict[str, str] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-    unserved: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, tuple[type[HivetuneError], str]] = field(default_factory=dict)
     taken: str = ""
 
     @property
     def labels(self) -> frozenset[str]:
-        return frozenset(label for deployment in self.deployments for label in deployment.labels)
+        return frozenset(self.deployment.labels if self.deployment else ())
+
+    @property
+    def problems(self) -> list[str]:
+        """Return in words what should be served and can't be."""
+        found = ((label, reason) for label, (kind, reason) in self.refused.items() if kind is MachineNotFit)
+        return [f"{label} {reason}" for label, reason in found if "@" in label]
 
 
 def wanted(database: sqlite3.Connection, names: Sequence[str] = ()) -> Wanted:
     """Read from the registry what should be served, of `names` (and their domains) or of every name with a champion.
 
-    A release that is damaged or has no GGUF adapter is left out and named in `problems`. A champion that can't be
-    served is replaced by the previous one. Raises UsageError for a version, and a name that is not registered.
+    A release that is damaged, has no GGUF adapter or stands on another base than the first name's champion is left out
+    and `refused`. A champion that can't be served is replaced by the previous one. Raises UsageError for a version, and
+    a name that is not registered.
     """
     for name in names:
         bare, at, _ = name.partition("@")
@@ -103,47 +111,45 @@ def wanted(database: sqlite3.Connection, names: Sequence[str] = ()) -> Wanted:
             hint = f"serve {bare}, and ask for the model {name}"
             raise UsageError(f"{name}: the gateway serves names with all their versions", hint=hint)
         find(database, name)
-    found = Wanted()
-    served: dict[tuple[str, str], list[ServedRelease]] = {}
-    for name, version in desired(database).items():
+    found, base = Wanted(), ("", "")
+    served: list[ServedRelease] = []
+    for name, version in sorted(desired(database).items()):
         all_releases = releases(database, name)
-        of, domain = _domain_of(next(release for release in all_releases if release.version == version))
+        champion = next(release for release in all_releases if release.version == version)
+        of, domain = _domain_of(champion)
         if names and name not in names and of not in names:
             continue
+        base = base if served else (champion.model, champion.model_sha256)
         usable: dict[str, Release] = {}  # by alias
         for release in all_releases:
             if release.withdrawn:
-                found.withdrawn[release.label] = release.withdrawn
-            if not set(release.aliases) & {"champion", "previous", "candidate"} or release.pruned or release.withdrawn:
-                continue
-            try:
-                loadable = load_release(release)
-            except HivetuneError as error:
-                found.problems.append(error.message)
-                found.unserved[release.label] = error.message
-                if release.version == version:
-                    found.unserved[name] = error.message
-                continue
-            usable |= dict.fromkeys(release.aliases, release)
-            found.generation[release.label] = release.proof.get("generation", GREEDY)
-            served.setdefault((release.model, release.model_sha256), []).append(loadable)
-        champion, candidate = usable.get("champion") or usable.get("previous"), usable.get("candidate")
-        if champion is not None:
-            found.champions[name] = champion.label
-            found.unserved.pop(name, None)
+                reason = f"was rolled back: {release.withdrawn}; ask for {name}, its champion"
+                found.refused[release.label] = (Withdrawn, reason)
+            elif _LOADED_ALIASES & set(release.aliases) and not release.pruned:
+                try:
+                    served.append(load_release(release, base))
+                except HivetuneError as error:
+                    refusal = (MachineNotFit, f"can't be served: {error.message}")
+                    found.refused[release.label] = refusal
+                    if release == champion:
+                        found.refused[name] = refusal
+                    continue
+                usable |= dict.fromkeys(release.aliases, release)
+                found.generation[release.label] = release.proof.get("generation", GREEDY)
+        answering, candidate = usable.get("champion") or usable.get("previous"), usable.get("candidate")
+        if answering is not None:
+            found.champions[name] = answering.label
+            found.refused.pop(name, None)
             if domain is not None:
                 found.domains[of] = (*found.domains.get(of, ()), domain)
         if candidate is not None:
             found.candidates[name] = candidate.label
-            if candidate.verdict == "deploy":
-                found.canaries.add(candidate.label)
-    required = {*found.champions.values(), *found.candidates.values()}
-    deployments = []
-    for base, loaded in sorted(served.items()):
-        labels = frozenset(release.label for release in loaded)
-        in_order = tuple(sorted(loaded, key=lambda release: release.label))
-        deployments.append(Deployment(*base, in_order, labels & required))
-    return replace(found, deployments=tuple(deployments))
+            found.canaries.update({candidate.label} if candidate.verdict == "deploy" else ())
+    if not served:
+        return found
+    in_order = tuple(sorted(served, key=lambda release: release.label))
+    required = frozenset({*found.champions.values(), *found.candidates.values()})
+    return replace(found, deployment=Deployment(*base, in_order, required))
 
 
 def _domain_of(release: Release) -> tuple[str, Domain | None]:
@@ -155,86 +161,70 @@ def _domain_of(release: Release) -> tuple[str, Domain | None]:
     return domain["of"], Domain(release.name, domain["by"], domain["value"], system)
 
 
-def load_release(release: Release) -> ServedRelease:
+def load_release(release: Release, base: tuple[str, str] | None = None) -> ServedRelease:
     """Return the release's adapter as GGUF. Its files are hashed again only when one changed. Raises HivetuneError when
-    it is damaged, UsageError when it has none."""
+    it is damaged, UsageError when it has none or stands on another base than `base`, by name and hash."""
+    if base not in (None, (release.model, release.model_sha256)):
+        raise UsageError(f"it stands on {release.model}; a gateway serves one base: hivetune serve {release.name}")
     release.check()
-    adapter = gguf_adapter(release)
-    return ServedRelease(release.label, adapter, adapter.stat().st_size)
-
-
-class Withdrawn(UsageError):
-    """The request names a version that was rolled back."""
-
-
-@dataclass(frozen=True)
-class Route:
-    """The base model, and the label of the release that answers on it. `adapted` is false for the base alone."""
-
-    model: str
-    label: str
-    adapted: bool = True
+    return ServedRelease(release.label, gguf_adapter(release))
 
 
 @dataclass(frozen=True)
 class Routes:
-    """The models that a request can name. `labels`: loaded NAME@VERSION -> its base. `champions`: NAME -> label of the
-    one that answers now. `canary`: share of a name's sessions that its candidate answers, 0 to 1. `problems`: why
-    something is not loaded."""
+    """What a request can name. `base`: the base that is loaded, or "". `labels`: NAME@VERSION of the loaded releases.
+    `champions`: NAME -> label of the one that answers now. `canary`: share of a name's sessions that its candidate
+    answers, 0 to 1. `problems`: why something is not loaded."""
 
     wanted: Wanted = field(default_factory=Wanted)
-    bases: tuple[str, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
+    base: str = ""
+    labels: frozenset[str] = frozenset()
     champions: Mapping[str, str] = field(default_factory=dict)
     canary: float = 0.0
     problems: Sequence[str] = ()
 
     def names(self) -> list[str]:
         """Return everything that a request can name, champions first."""
-        bases = [BASE] if len(self.bases) == 1 else sorted(set(self.bases) - self.champions.keys())
-        return [*sorted(self.champions), *sorted(self.labels), *bases]
+        return [*sorted(self.champions), *sorted(self.labels), *([BASE] if self.base else [])]
 
-    def find(self, model: str, session: str, declared: Mapping[str, str] | None = None) -> Route:
-        """Return the release for a request's `model`: NAME, NAME@VERSION, NAME@champion, NAME@candidate, `base`, or
-        nothing when one name is served. `declared`: agent, category and system prompt of the request, which may have a
-        release of their own. The same request in the same state always gets the same one. A release precedes a base
-        model of the same name.
+    def find(self, model: str, session: str, declared: Mapping[str, str] | None = None) -> str:
+        """Return the label of the release for a request's `model`, or `BASE`. It is NAME, NAME@VERSION, NAME@champion,
+        NAME@candidate, `base`, or nothing when one name is served. `declared`: agent, category and system prompt of the
+        request, which may have a release of their own. The same request in the same state always gets the same one. A
+        release precedes a base model of the same name.
 
         Raises Withdrawn, MachineNotFit for what should be loaded and is not, and NotThere, naming what is served.
         """
-        wanted = self.wanted
         if not model:
-            names = self.champions.keys() - {domain.name for group in wanted.domains.values() for domain in group}
+            domains = {domain.name for group in self.wanted.domains.values() for domain in group}
+            names = self.champions.keys() - domains
             model = names.pop() if len(names) == 1 else ""
-        if model in wanted.withdrawn:
-            name = model.partition("@")[0]
-            raise Withdrawn(f"{model} was rolled back: {wanted.withdrawn[model]}", hint=f"ask for {name}, its champion")
         self._refuse_unloaded(model)
         name, _, which = model.partition("@")
-        label = model if model in self.labels else None
-        if not which:
-            name = self._domain(name, declared or {})
-        if which in ("", "champion"):
+        label: str | None = model
+        if which == "candidate":
+            label = self.wanted.candidates.get(name)
+        elif which == "champion":
             label = self.champions.get(name)
-            candidate = wanted.candidates.get(name)
-            # A number from 0 to 1 that depends on the session only, so that a session stays with its release.
-            digest = hashlib.blake2b(f"{name}\0{session}".encode(), digest_size=8).digest()
-            share = int.from_bytes(digest, "big") / 2**64
-            if not which and candidate in wanted.canaries & self.labels.keys() and share < self.canary:
-                label = candidate
-        elif which == "candidate":
-            label = wanted.candidates.get(name)
+        elif not which:
+            label = self._champion_or_canary(self._domain(name, declared or {}), session)
         if label in self.labels:
-            assert label is not None
-            return Route(self.labels[label], label)
-        if model == BASE and len(self.bases) == 1:
-            model = self.bases[0]
-        if model in self.bases:
-            return Route(model, BASE if len(self.bases) == 1 else model, adapted=False)
+            return str(label)
+        if model in (BASE, self.base):
+            return BASE
         hint = f"served are: {', '.join(self.names())}"
         if name in self.champions and which.isdecimal():
             hint += f"; another version is loaded when it is promoted: hivetune promote {model}"
         raise NotThere(f"the model {model!r} is not served", hint=hint)
+
+    def _champion_or_canary(self, name: str, session: str) -> str | None:
+        candidate = self.wanted.candidates.get(name)
+        # A number from 0 to 1 that depends on the session only, so that a session stays with its release.
+        digest = hashlib.blake2b(f"{name}\0{session}".encode(), digest_size=8).digest()
+        share = int.from_bytes(digest, "big") / 2**64
+        if candidate in self.wanted.canaries & self.labels and share < self.canary:
+            return candidate
+        return self.champions.get(name)
 
     def _domain(self, name: str, declared: Mapping[str, str]) -> str:
         """Return the name of the domain that a request declares, by name or by its system prompt, else `name`."""
@@ -251,10 +241,12 @@ class Routes:
 
     def _refuse_unloaded(self, model: str) -> None:
         named = model.partition("@champion")[0]
-        loaded = self.labels.keys() | self.champions.keys()
-        if named in self.wanted.unserved.keys() - loaded:
-            raise MachineNotFit(f"{model} can't be served: {self.wanted.unserved[named]}")
-        if not self.bases or named in (self.wanted.labels | self.wanted.champions.keys()) - loaded:
+        loaded = self.labels | self.champions.keys()
+        kind, reason = self.wanted.refused.get(named, (None, ""))
+        # What is damaged on the disk may still be loaded; what was withdrawn answers nobody.
+        if kind is Withdrawn or (kind is not None and named not in loaded):
+            raise kind(f"{model} {reason}")
+        if not self.base or named in (self.wanted.labels | self.wanted.champions.keys()) - loaded:
             problems = "; ".join(self.problems)
             hint = "mend what is named; the gateway tries again by itself" if problems else "try again in a few seconds"
             raise MachineNotFit(f"{model or 'the model'} is not loaded{problems and ': '}{problems}", hint=hint)

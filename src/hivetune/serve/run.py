@@ -210,12 +210,12 @@ class Registry:
 
 
 def placed(state: Wanted, card: str) -> Wanted:
-    """Put each deployment on the card, or on the CPU while a run trains on that card."""
+    """Put the deployment on the card, or on the CPU while a run trains on that card."""
     if not card:
         return state
     taken = training_on(card)
-    deployments = tuple(replace(each, device="cpu" if taken else card) for each in state.deployments)
-    return replace(state, deployments=deployments, taken=card if taken else "")
+    deployment = state.deployment and replace(state.deployment, device="cpu" if taken else card)
+    return replace(state, deployment=deployment, taken=card if taken else "")
 
 
 def _roll_back(label: str, reason: str) -> None:

@@ -1,9 +1,9 @@
 """The model servers: what is loaded is made equal to what the registry wants, without losing a request.
 
-The keeper starts, warms, checks, switches and drains them. Its only state is the registry and the running processes, so
-after a crash of the gateway or of a server the same loop finds the difference and mends it. A server is right if it
-holds at least what is wanted. So a change that needs no new adapter, such as a rollback, changes only the routes and
-takes effect at once.
+One server answers; while another one starts, and while the one before ends, there are more. The keeper's only state is
+the registry and the running processes, so after a crash of the gateway or of a server the same function finds the
+difference and mends it. A server is right if it holds at least what is wanted. So a change that needs no new adapter,
+such as a rollback, changes only the routes and takes effect at once.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx2
 
-from hivetune.errors import HivetuneError, MachineNotFit, NotThere
+from hivetune.errors import HivetuneError, MachineNotFit
 from hivetune.llama.backend import CONTEXT_TOKENS, Backend
-from hivetune.serve.route import Deployment, Route, Routes, Wanted
+from hivetune.serve.route import BASE, Deployment, Routes, Wanted
 from hivetune.serve.turns import Ticket, Turns
 
 MAX_WAIT_S = 2.0  # for another adapter's turn
@@ -70,11 +70,11 @@ class LiveBackend:
 
     @contextlib.asynccontextmanager
     async def turn(
-        self, label: str | None, session: Hashable, *, client: str = "", long: bool = False
+        self, label: str, session: Hashable, *, client: str = "", long: bool = False
     ) -> AsyncIterator[Ticket]:
-        """Wait for a slot and hold it, for the adapter of `label`, or for the base if None. `long`: its prompt takes
+        """Wait for a slot and hold it, for the adapter of `label`, or for the base alone. `long`: its prompt takes
         seconds. Raises BackendRetired."""
-        if self.retired or (label is not None and label not in self.deployment.labels):
+        if self.retired or label not in (BASE, *self.deployment.labels):
             raise BackendRetired
         ticket = Ticket(label, session, time.monotonic(), client, long)
         start = self._starts[ticket] = asyncio.get_running_loop().create_future()
@@ -153,41 +153,37 @@ Start = Callable[[Deployment], LiveBackend]
 Read = Callable[[], Wanted]
 
 
-@dataclass
-class Away:
-    """A model without its right server. `lost`: what the one that died held, which requests wait for. `tried`: what did
-    not start, `why`, and when it is tried again, on the monotonic clock."""
+class Failure(NamedTuple):
+    """A start that failed: of what, why, and when it is tried again, on the monotonic clock, after how long."""
 
-    lost: Deployment | None = None
-    tried: Deployment | None = None
-    why: str = ""
-    wait_s: float = 0.0
-    again_s: float = 0.0
-
-    def failed(self, deployment: Deployment, why: str) -> None:
-        self.wait_s = min(2 * self.wait_s, MAX_RETRY_S) if self.tried == deployment else FIRST_RETRY_S
-        self.tried, self.why, self.again_s = deployment, why, time.monotonic() + self.wait_s
-        if self.wait_s > PATIENCE_S:
-            self.lost = None
+    deployment: Deployment
+    why: str
+    wait_s: float
+    again_s: float
 
 
 @dataclass
 class Keeper:
-    """The model servers of a gateway, by base model, and the routes to them. `lives`: those that answer. `away`: what
-    is known of those that don't. All but `start` and `read` run in one event loop."""
+    """The model servers of a gateway, and the routes to what they hold.
+
+    `live`: the server that answers, None while none does. `lost`: what the one before it held, which requests wait for.
+    `failure`: of the last start, until one succeeds or is not wanted any more. All but `start` and `read` run in one
+    event loop.
+    """
 
     read: Read
     start: Start
     canary: float = 0.0
     hung_s: float = HUNG_S
     tell: Callable[[frozenset[str]], None] = lambda labels: None  # which releases are loaded, when that changed
-    lives: dict[str, LiveBackend] = field(default_factory=dict)
-    away: dict[str, Away] = field(default_factory=dict)
+    live: LiveBackend | None = None
+    lost: Deployment | None = None
+    failure: Failure | None = None
     routes: Routes = field(default_factory=Routes)
     swaps: int = 0
     restarts: int = 0
     unread: str = ""
-    starting: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    starting: asyncio.Task[None] | None = None
     _draining: dict[LiveBackend, asyncio.Task[None]] = field(default_factory=dict)
 
     @property
@@ -201,102 +197,96 @@ class Keeper:
                 await self.look()
                 await asyncio.sleep(_POLL_S)
         finally:
-            for task in (*self.starting.values(), *self._draining.values()):
-                task.cancel()
-            await asyncio.gather(*(live.close() for live in (*self.lives.values(), *self._draining)))
+            for task in (self.starting, *self._draining.values()):
+                if task is not None:
+                    task.cancel()
+            await asyncio.gather(*(live.close() for live in (self.live, *self._draining) if live is not None))
 
     async def look(self) -> None:
-        """Compare the wanted with the running servers once, and begin the resulting work. It waits for no start, so a
-        rollback during a slow one takes effect at once. While the registry can't be read, everything stays as it is."""
+        """Compare what is wanted with what runs, and begin what makes them equal. It waits for no start, so a rollback
+        during a slow one takes effect at once. While the registry can't be read, everything stays as it is."""
         wanted = self.wanted
         try:
             wanted, self.unread = await asyncio.to_thread(self.read), ""
         except (HivetuneError, sqlite3.Error, OSError) as error:
             self.unread = f"the registry can't be read: {error}"
-        self._set_routes(wanted)
-        models = {deployment.model for deployment in wanted.deployments}
-        self.away = {model: away for model, away in self.away.items() if model in models}
-        for model in self.lives.keys() - models:
-            self._drain(self.lives.pop(model))
-        for deployment in wanted.deployments:
-            self._mend(deployment)
+        self._mend(wanted)
         self._set_routes(wanted)
 
-    async def live(self, route: Route) -> LiveBackend:
-        """Return the model server of a route. Raises MachineNotFit when none is ready after `READY_TIMEOUT_S`, and
-        NotThere at once for a model that is not to be served."""
+    async def server(self) -> LiveBackend:
+        """Return the model server. Raises MachineNotFit when none is ready after `READY_TIMEOUT_S`, and at once where
+        none will be soon."""
         deadline = time.monotonic() + READY_TIMEOUT_S
         while True:
-            live = self.lives.get(route.model)
+            live = self.live
             if live is not None and not live.retired and not live.dead:
                 return live
-            if time.monotonic() >= deadline or (live is None and self._lost(route.model) is None):
-                if self._wanted_of(route.model) is None:
-                    raise NotThere(f"{route.label} is not served", hint="GET /v1/models names what is")
+            if time.monotonic() >= deadline or (live is None and self.lost is None):
                 hint = "; ".join(self.problems) or "it is being started: try again in a few seconds"
                 raise MachineNotFit("the model is not loaded", hint=hint)
             await asyncio.sleep(_POLL_S / 5)
 
     @property
     def problems(self) -> list[str]:
-        """Return why wanted models can't be served, in words."""
-        unread = [self.unread] if self.unread else []
-        return [*unread, *self.wanted.problems, *(away.why for away in self.away.values() if away.why)]
+        """Return why what is wanted can't be served, in words."""
+        why = "" if self.failure is None else self.failure.why
+        return [problem for problem in (self.unread, *self.wanted.problems, why) if problem]
 
     @property
     def ready(self) -> bool:
-        """Return whether every wanted model answers."""
-        models = [deployment.model for deployment in self.wanted.deployments]
-        return bool(models) and all(model in self.lives and not self.lives[model].dead for model in models)
+        """Return whether a model server answers."""
+        return self.wanted.deployment is not None and self.live is not None and not self.live.dead
 
-    def _wanted_of(self, model: str) -> Deployment | None:
-        return next((deployment for deployment in self.wanted.deployments if deployment.model == model), None)
-
-    def _lost(self, model: str) -> Deployment | None:
-        return self.away[model].lost if model in self.away else None
-
-    def _mend(self, deployment: Deployment) -> None:
-        """Begin what makes the server of a model right, if it isn't."""
-        model, live = deployment.model, self.lives.get(deployment.model)
-        if live is not None and (live.dead or self._must_yield(live)):
+    def _mend(self, wanted: Wanted) -> None:
+        """Give up a server that is dead or not wanted, and begin a start where the right one is missing."""
+        deployment, live = wanted.deployment, self.live
+        if live is not None and (live.dead or deployment is None or self._must_yield(live, wanted)):
             self.restarts += live.dead
-            self.away.setdefault(model, Away()).lost = live.deployment
-            self._drain(self.lives.pop(model))
-            live = None
-        if live is not None and live.deployment.holds(deployment):
-            self.away.pop(model, None)  # a start that failed is not wanted any more
+            self.live, self.lost = None, live.deployment
+            self._drain(live)
+        if deployment is None or (self.live is not None and self.live.deployment.holds(deployment)):
+            self.lost = self.failure = None  # a start that failed is not wanted any more
             return
-        away = self.away.get(model, Away())
-        if model not in self.starting and (away.tried != deployment or time.monotonic() >= away.again_s):
-            self.starting[model] = asyncio.create_task(self._start(deployment))
+        failure = self.failure
+        is_due = failure is None or failure.deployment != deployment or time.monotonic() >= failure.again_s
+        if self.starting is None and is_due:
+            self.starting = asyncio.create_task(self._start(deployment))
 
-    def _must_yield(self, live: LiveBackend) -> bool:
+    def _must_yield(self, live: LiveBackend, wanted: Wanted) -> bool:
         """Return whether a run trains on its card. It may finish its answers, then the card is the trainer's."""
-        return bool(self.wanted.taken) and live.deployment.device == self.wanted.taken
+        return bool(wanted.taken) and live.deployment.device == wanted.taken
 
     async def _start(self, deployment: Deployment) -> None:
         """Start a server, and switch to it if it is still wanted then."""
-        model = deployment.model
         try:
             green = await _in_thread(self.start, deployment)
         except (HivetuneError, sqlite3.Error, OSError) as error:
-            if self._wanted_of(model) is not None:
-                self.away.setdefault(model, Away()).failed(deployment, str(error))
-                self._set_routes(self.wanted)
+            self._failed(deployment, str(error))
             return
         finally:
-            del self.starting[model]
-        wanted, blue = self._wanted_of(model), self.lives.get(model)
+            self.starting = None
+        wanted, blue = self.wanted.deployment, self.live
         if wanted is None or not deployment.holds(wanted) or (blue is not None and blue.deployment.holds(wanted)):
             self._drain(green)  # what is wanted changed meanwhile
             return
-        self.lives[model] = green
+        self.live, self.lost, self.failure = green, None, None
         green.watching = asyncio.create_task(green.watch_health(self.hung_s))
-        self.away.pop(model, None)
         self._set_routes(self.wanted)
         if blue is not None:
             self.swaps += 1
             self._drain(blue)
+
+    def _failed(self, deployment: Deployment, why: str) -> None:
+        """Note a start that failed; the next one is later each time. Requests do not wait for one that is far away."""
+        if self.wanted.deployment is None:
+            return
+        before, wait_s = self.failure, FIRST_RETRY_S
+        if before is not None and before.deployment == deployment:
+            wait_s = min(2 * before.wait_s, MAX_RETRY_S)
+        self.failure = Failure(deployment, why, wait_s, time.monotonic() + wait_s)
+        if wait_s > PATIENCE_S:
+            self.lost = None
+        self._set_routes(self.wanted)
 
     def _drain(self, live: LiveBackend) -> None:
         """Give a server no new requests; it ends with its last answer, at most `DRAIN_S` later (`YIELD_S` on a card
@@ -306,7 +296,7 @@ class Keeper:
         async def drain() -> None:
             since_s = time.monotonic()
             while live.turns.num_running and not live.dead:
-                if time.monotonic() >= since_s + (YIELD_S if self._must_yield(live) else DRAIN_S):
+                if time.monotonic() >= since_s + (YIELD_S if self._must_yield(live, self.wanted) else DRAIN_S):
                     break
                 await asyncio.sleep(_POLL_S)
             await live.close()  # up to ten seconds for one that hangs
@@ -317,15 +307,15 @@ class Keeper:
     def _set_routes(self, wanted: Wanted) -> None:
         """Route to the loaded releases. While a champion is loading, the previous one answers."""
         before = self.routes.champions
-        loaded = {model: away.lost for model, away in self.away.items() if away.lost is not None}
-        loaded |= {model: live.deployment for model, live in self.lives.items()}
+        held = self.lost if self.live is None else self.live.deployment
         answering = wanted.labels | set(before.values())  # until the new ones are loaded
-        labels = {label: model for model, held in loaded.items() for label in held.labels if label in answering}
-        if labels.keys() != self.routes.labels.keys():
-            self.tell(frozenset(labels))
+        labels = answering & set(held.labels) if held is not None else frozenset[str]()
+        if labels != self.routes.labels:
+            self.tell(labels)
         champions = {name: label if label in labels else before.get(name) for name, label in wanted.champions.items()}
-        loaded_champions = {name: label for name, label in champions.items() if label is not None and label in labels}
-        self.routes = Routes(wanted, tuple(sorted(loaded)), labels, loaded_champions, self.canary)
+        answers_now = {name: label for name, label in champions.items() if label is not None and label in labels}
+        base = "" if held is None else held.model
+        self.routes = Routes(wanted, base, labels, answers_now, self.canary)
         self.routes = replace(self.routes, problems=self.problems)
 
 

@@ -3,8 +3,7 @@ are complained about, more often than was usual with the release before it, it a
 
 Each alarm may be asked after every answer and is false in at most 1 % of all watches of an equally good release, so one
 of the two is in at most 2 %. Its evidence is a function of the counts since the watch began, and these and the usual
-rates are kept in hive.db: a restarted gateway continues the same watch. Fewer than 20 answers say nothing. Where
-several clients ask, an alarm must hold without the client that it comes from most.
+rates are kept in hive.db: a restarted gateway continues the same watch. Fewer than 20 answers say nothing.
 """
 
 import json
@@ -26,7 +25,6 @@ FAULTS: Mapping[Kind, str] = {"errors": "failed", "complaints": "were complained
 FLOOR = 0.02  # the least rate that counts as usual
 FALSE_ALARMS = 0.01
 MIN_ANSWERS = 20  # ten requests decide nothing, whatever they say
-MAIN_SHARE = 0.9  # of the answers: who asks for that many is everybody
 GRID = 64
 SAVE_EVERY_S = 10.0
 MAX_COMPLAINTS = 10_000
@@ -49,11 +47,11 @@ class Counts:
 @dataclass
 class Watched:
     """A watch. `before`: the label of the release that a rollback returns to. `usual`: the rates of bad answers that
-    are still acceptable, frozen when the watch began."""
+    are still acceptable, frozen when the watch began. `counts`: since then."""
 
     before: str
     usual: Mapping[Kind, float]
-    clients: dict[str, Counts] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
 
 
 def evidence(usual: float, answers: int, bad: int) -> float:
@@ -107,8 +105,7 @@ class Watch:
                 kept = json.loads(text)
                 self.tallies[release] = Counts(*kept["all"])
                 if kept["before"]:
-                    clients = {client: Counts(*counts) for client, counts in kept["clients"].items()}
-                    self.watches[release] = Watched(kept["before"], kept["usual"], clients)
+                    self.watches[release] = Watched(kept["before"], kept["usual"], Counts(*kept["since"]))
 
     def save_now_and_then(self, now_s: float) -> None:
         """Save the counts at most every `SAVE_EVERY_S`. `now_s`: monotonic."""
@@ -121,9 +118,8 @@ class Watch:
         rows = []
         for label, tally in list(self.tallies.items()):
             watched = self.watches.get(label, Watched("", {}))
-            clients = {client: astuple(counts) for client, counts in list(watched.clients.items())}
-            kept = {"all": astuple(tally), "before": watched.before, "usual": watched.usual, "clients": clients}
-            rows.append((label, json.dumps(kept)))
+            kept = {"all": astuple(tally), "since": astuple(watched.counts)}
+            rows.append((label, json.dumps({**kept, "before": watched.before, "usual": watched.usual})))
         with closing(self.open_database()) as database, transaction(database):
             database.executemany("INSERT OR REPLACE INTO served VALUES (?, ?)", rows)
 
@@ -140,43 +136,38 @@ class Watch:
             self.tallies.setdefault(label, Counts())
             self.watches[label] = Watched(before, {kind: usual_rate(*tally.of(kind)) for kind in FAULTS})
 
-    def answered(self, label: str, client: str = "", *, error: bool) -> None:
+    def answered(self, label: str, *, error: bool) -> None:
         """Count an answer."""
-        for counts in self._counts_of(label, client):
+        for counts in self._counts_of(label):
             counts.answers += 1
             counts.errors += error
         if error:
             self._look(label, "errors")
 
-    def complained(self, label: str, answer: str, client: str = "") -> None:
+    def complained(self, label: str, answer: str) -> None:
         """Count a thumb down for `answer` once. It counted as good before, so this is one more observation."""
         if answer in self._complained:
             return
         self._complained[answer] = None
         if len(self._complained) > MAX_COMPLAINTS:
             self._complained.popitem(last=False)
-        for counts in self._counts_of(label, client):
+        for counts in self._counts_of(label):
             counts.complaints += 1
         self._look(label, "complaints")
 
-    def _counts_of(self, label: str, client: str) -> Iterator[Counts]:
+    def _counts_of(self, label: str) -> Iterator[Counts]:
         yield self.tallies.setdefault(label, Counts())
         if label in self.watches:
-            yield self.watches[label].clients.setdefault(client, Counts())
+            yield self.watches[label].counts
 
     def _look(self, label: str, kind: Kind) -> None:
-        """Ask for a rollback where the alarm is raised: for everybody together, and without the client that it comes
-        from most, unless the others hardly send requests."""
+        """Ask for a rollback where the alarm is raised."""
         watched = self.watches.get(label)
         if watched is None or label in self._raised:
             return
-        each = [counts.of(kind) for counts in watched.clients.values()]
-        answers, bad = (sum(column) for column in zip(*each, strict=True))
+        answers, bad = watched.counts.of(kind)
         usual = watched.usual[kind]
         if not is_raised(usual, answers, bad):
-            return
-        worst_answers, worst_bad = max(each, key=lambda counts: counts[1])
-        if worst_answers < MAIN_SHARE * answers and not is_raised(usual, answers - worst_answers, bad - worst_bad):
             return
         self._raised.add(label)
         reason = f"{bad} of {answers} answers {FAULTS[kind]}; at most {usual:.1%} was usual with {watched.before}"
