@@ -110,16 +110,14 @@ class Step:
 class Metric:
     """One line of the verdict's table.
 
-    `difference` is tuned - base, `ci95` its 95 % interval (without a base, that of the value). `gain` is positive where
-    the tuned model is better, `interval` its interval at `level`, which decides. `passed` is None for metrics that are
-    only reported. `needed` is the number of rows that would decide an open metric.
+    `gain` is positive where the tuned model is better, `interval` its interval at `level`, which decides; without a
+    base, the interval is that of `tuned`. `passed` is None for metrics that are only reported. `needed` is the number
+    of rows that would decide an open metric.
     """
 
     name: str
     base: float | None
     tuned: float | None
-    difference: float | None
-    ci95: tuple[float, float] | None
     n: int
     threshold: float | None
     passed: bool | None

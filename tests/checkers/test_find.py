@@ -78,7 +78,7 @@ def test_an_answer_cut_at_the_limit_fails_where_it_must_end() -> None:
         ({"name": "zzz"}, "known: "),
         ({}, "known: "),
         ({"name": "contains_any", "zzz": ["x"]}, "it takes"),
-        ({"name": "contains_any", "anyy": ["x"]}, "did you mean 'any'"),
+        ({"name": "contains_any", "anyy": ["x"]}, "it takes: any"),
         ({"name": "contains_any"}, "needs 'any'"),
         ({"name": "contains_any", "any": "x"}, "wrong type"),
         ({"name": "contains_any", "any": []}, "at least one"),

@@ -137,17 +137,17 @@ def test_one_row_that_is_missing_or_not_finite_fails_the_loss(value: object, exp
     verdict = said(document)
     loss = next(metric for metric in verdict.metrics if metric.name == "loss")
     assert verdict.verdict == expected
-    assert (loss.base, loss.tuned, loss.difference, loss.passed) == (None, None, None, False)
+    assert (loss.base, loss.tuned, loss.gain, loss.passed) == (None, None, None, False)
     assert "f:7" in verdict.reasons[0]
 
 
 def test_the_interval_of_a_reason_has_the_level_at_which_it_decides() -> None:
     """A "95 % interval" that was 99.99 %: the thirtieth look at one champion."""
     verdict = said(evaluation(), look=30)
-    loss = next(metric for metric in verdict.metrics if metric.name == "loss")
-    assert loss.interval is not None and loss.ci95 is not None and loss.difference is not None
+    loss, plain = (next(m for m in of.metrics if m.name == "loss") for of in (verdict, said(evaluation())))
+    assert loss.interval is not None and plain.interval is not None
     assert loss.level == pytest.approx(1 - 0.05 / 930)
-    assert loss.interval[0] < -loss.ci95[1]  # wider than the plain one
+    assert loss.interval[0] < plain.interval[0] and plain.level == 0.95
     assert "99.99 % interval" in verdict.reasons[0] and "95 % interval" not in verdict.reasons[0]
 
 
@@ -223,10 +223,9 @@ def test_the_table_is_complete_and_adds_up() -> None:
     assert [metric.name for metric in verdict.metrics] == ["loss", "success", "ended", "latency_s", "peak_memory_bytes"]
     for metric in verdict.metrics:
         assert metric.base is not None and metric.tuned is not None and metric.gain is not None
-        assert metric.difference == pytest.approx(metric.tuned - metric.base)
         assert metric.required == (metric.passed is not None)
         worse = metric.name in ("loss", "latency_s", "peak_memory_bytes")
-        assert (metric.gain > 0) == (metric.difference < 0 if worse else metric.difference > 0)
+        assert (metric.gain > 0) == (metric.tuned < metric.base if worse else metric.tuned > metric.base)
 
 
 def test_the_same_evaluation_gives_the_same_verdict() -> None:

@@ -60,7 +60,7 @@ def test_what_is_significantly_worse_never_deploys(name: str) -> None:
     verdict = gate(LOSSES[name])
     assert verdict.verdict == "iterate"
     metric = next(one for one in verdict.metrics if one.name == name)
-    assert metric.passed is False and not metric.required and metric.ci95 is not None
+    assert metric.passed is False and not metric.required and metric.interval is not None
     assert any("significantly worse" in reason for reason in verdict.reasons[: verdict.decisive])
 
 

@@ -122,11 +122,11 @@ def test_a_step_that_lost_all_its_rows_and_other_events_are_no_points() -> None:
 
 def test_settings_and_verdict_are_told(tmp_path: Path) -> None:
     run = make_run(tmp_path)
-    metrics = [{"name": "loss", "difference": -0.125}, {"name": "success", "difference": None}]
+    metrics = [{"name": "loss", "gain": 0.125}, {"name": "success", "gain": None}]
     write_json(run / "eval.json", {"schema": 1, "verdict": "deploy", "metrics": metrics})
     figures = figures_of(run)
     assert figures.settings["model"] == "smollm2-135m"
-    assert figures.outcome == {"status": "done", "verdict": "deploy", "verdict.loss": "-0.125"}
+    assert figures.outcome == {"status": "done", "verdict": "deploy", "verdict.loss": "+0.125"}
     assert len(figures.points) == 27
 
 

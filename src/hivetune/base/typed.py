@@ -29,7 +29,7 @@ def from_plain(kind: type[_T], value: Any) -> _T:
 
     Raise ValueError that names an unknown, missing or wrong field.
     """
-    read: _T = _read(kind, value, kind.__name__)
+    read: _T = _read(kind, value, getattr(kind, "__name__", str(kind)))
     return read
 
 

@@ -1,154 +1,389 @@
-"""The table of checkers, and which one a row's or the config's `checker` names.
+"""Checkers of an answer: its words and structure, whether its code passes tests, what a user's function or model says.
 
     {"name": "contains_any", "any": ["KeyError", "mapping"], "must_end": true}
 
-Every checker also takes `must_end`: the answer must have ended by itself, not been cut at the longest answer. What is
-checked is the final answer, without the thoughts before it.
+A checker is a function of the final answer (without the thoughts before it), the row and its keyword arguments. It
+returns whether the answer succeeds, and raises UsageError or MachineNotFit where it fails itself, which is never the
+answer's failure. Every checker also takes `must_end`: the answer must have ended by itself, not been cut.
 """
 
 import difflib
-from collections.abc import Callable, Mapping
+import importlib.util
+import inspect
+import json
+import math
+import re
+import sys
+import time
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, get_type_hints
 
-from hivetune.base.paths import expanded
-from hivetune.checkers.words import (
-    Arguments,
-    check_pattern,
-    contains_all,
-    contains_any,
-    contains_none,
-    exact,
-    final_answer,
-    function,
-    json_schema,
-    json_valid,
-    judge,
-    number_close,
-    python_passes,
-    regex,
-)
-from hivetune.errors import UsageError
+from hivetune.base.paths import expanded, install_command, real_path
+from hivetune.base.typed import from_plain
+from hivetune.checkers.limited import MEMORY_BYTES, OUTPUT_BYTES, TooSlow, base_python, run_limited, run_sandboxed
+from hivetune.errors import MachineNotFit, UsageError
+from hivetune.llama.ask import Endpoint, Unanswered
 from hivetune.models.sides import parse_side
 
-MAX_FAILURES = 3
-FROM_CONFIG = ("function", "judge")  # code and servers, which only the config may name
+Arguments = Mapping[str, Any]
+# Code and servers, which only the config may name: a row comes from elsewhere, and naming code is running it.
+FROM_CONFIG = ("function", "judge")
 ROW_FIELDS = ("prompt", "reference", "agent", "category", "source")  # what a function is told of a row
-_NOT_BY_ROWS = "rows come from elsewhere, so they can't name code to run, or a server to send answers to"
-
-
-Kinds = Mapping[str, tuple[type | tuple[type, ...], bool]]
-
-
-@dataclass(frozen=True)
-class Checker:
-    """`arguments` name: (type, required). `test` gets the answer and the arguments."""
-
-    test: Callable[[str, Arguments], bool]
-    arguments: Kinds
+MAX_FAILURES = 3  # of a function or judge: 500 answers on which it hangs for 10 s each would take hours
+MAX_CHECKED_CHARS = 20_000  # what a pattern may be run against: some are quadratic
+SHOWN_CHARS = 200
+MAX_PATTERN_CHARS, PATTERN_TIMEOUT_S, SCHEMA_TIMEOUT_S = 500, 2.0, 5.0
+# Of one answer, where the user sets it: 500 answers take minutes then, and not days.
+TIMEOUT_S, MAX_TIMEOUT_S = 10.0, 300.0
+JUDGE_TOKENS, JUDGE_TRIES, JUDGE_PAUSE_S = 1024, 3, 2.0  # a model that reasons does so before its word
 
 
 @dataclass
 class Checking:
-    """Checks answers in order; `row` has at least ROW_FIELDS.
-
-    A function or a judge that failed `MAX_FAILURES` times is not asked again: 500 answers on which it hangs for 10 s
-    each would take hours.
-    """
+    """Checks answers in order. A function or a judge that failed MAX_FAILURES times is not asked again."""
 
     failures: int = 0
 
     def succeeds(self, answer: str, checker: Arguments, *, ended: bool, row: Arguments) -> bool:
-        """Return whether an answer succeeds, as `answer_succeeds`."""
-        if checker.get("name") not in FROM_CONFIG:
-            return answer_succeeds(answer, checker, ended=ended)
-        if self.failures >= MAX_FAILURES:
+        """Return whether an answer succeeds, as `answer_succeeds`. `row` has at least ROW_FIELDS."""
+        asks = checker.get("name") in FROM_CONFIG
+        if asks and self.failures >= MAX_FAILURES:
             raise UsageError(f"not checked: the {checker['name']} failed on {self.failures} earlier answers")
         try:
             return answer_succeeds(answer, checker, ended=ended, row={key: row[key] for key in ROW_FIELDS})
         except UsageError:
-            self.failures += 1
+            self.failures += asks
             raise
 
 
 def row_checker(checker: Arguments | None, otherwise: Arguments | None) -> Arguments | None:
-    """Return a row's own checker, else the config's.
-
-    Code or a server that a row names is left out: see words.py.
-    """
+    """Return a row's own checker, else the config's. Code or a server that a row names is left out."""
     if checker is None:
         return otherwise
     return {"name": checker["name"]} if checker.get("name") in FROM_CONFIG else checker
 
 
 def answer_succeeds(answer: str, checker: Arguments, *, ended: bool = True, row: Arguments | None = None) -> bool:
-    """Return whether `answer` succeeds.
+    """Return whether `answer` succeeds. `ended`: the model ended it by itself. `row`: what a function is told.
 
-    `ended`: the model ended it by itself. `row`: what a function is told about the row.
-
-    Raises UsageError for an unknown checker or wrong arguments, naming the nearest, and for a pattern that takes too
-    long: neither may count as the model's failure.
+    Raises UsageError for an unknown checker or wrong arguments, and for a pattern that takes too long: neither may
+    count as the model's failure.
     """
-    found_checker = find_checker(checker)
-    if checker.get("must_end", False) and not ended:
-        return False
-    return found_checker.test(final_answer(answer), {**checker, "row": row})
+    passes = find_checker(checker)
+    return (ended or not checker.get("must_end", False)) and passes(final_answer(answer), row or {})
 
 
-def find_checker(checker: Arguments, where: str = "checker") -> Checker:
-    """Return the checker that these arguments name. Raises UsageError; nothing is run."""
+def find_checker(checker: Arguments, where: str = "checker") -> Callable[[str, Arguments], bool]:
+    """Return the checker that these arguments name, of answer and row. Raises UsageError; nothing is run."""
     name = checker.get("name")
     if not isinstance(name, str) or name not in CHECKERS:
         near = difflib.get_close_matches(str(name), CHECKERS, 1)
         hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(CHECKERS))}"
         raise UsageError(f"{where}: unknown checker {name!r}", hint=hint)
-    needed = {"function": "file", "judge": "model"}.get(name)
-    if needed is not None and needed not in checker:
-        raise UsageError(f"{where}: only eval.checker may name a {name}, and needs its '{needed}'", hint=_NOT_BY_ROWS)
-    if name == "judge" and parse_side(str(checker["model"]), where).kind != "endpoint":
-        raise UsageError(f"{where}: 'model' is a server with OpenAI's chat API", hint="give http://HOST:PORT/v1#MODEL")
-    if name == "function" and not expanded(str(checker["file"])).is_file():
-        raise UsageError(f"{where}: {checker['file']} is not a file", hint="give the path of a Python file")
-    checker_found = CHECKERS[name]
-    allowed = {**checker_found.arguments, "name": (str, True), "must_end": (bool, False)}
-    for key in checker:
-        if key not in allowed:
-            near = difflib.get_close_matches(key, allowed, 1)
-            raise UsageError(
-                f"{where}: '{name}' has no argument '{key}'",
-                hint=f"did you mean '{near[0]}'?" if near else f"it takes: {', '.join(sorted(allowed))}",
-            )
-    where = f"{where}: '{name}'"
-    for key, (kind, required) in allowed.items():
-        if key not in checker:
-            if required:
-                raise UsageError(f"{where} needs '{key}'")
+    test, where = CHECKERS[name], f"{where}: '{name}'"
+    takes = {each.name: each for each in list(inspect.signature(test).parameters.values())[2:]}
+    kinds = {**get_type_hints(test), "must_end": bool}
+    hint = f"it takes: {', '.join(sorted((*takes, 'must_end')))}"
+    if name in FROM_CONFIG and len(checker) == 1:
+        hint = "rows come from elsewhere, so they can't name code to run, or a server to send answers to"
+        raise UsageError(f"{where}: only eval.checker may name a {name}", hint=hint)
+    read: dict[str, Any] = {}
+    for key, value in checker.items():
+        if key == "name":
             continue
-        value = checker[key]
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise UsageError(f"{where}: '{key}' has the wrong type: {value!r}")
-        if isinstance(value, list) and (not value or not all(isinstance(item, str) and item for item in value)):
-            raise UsageError(f"{where}: '{key}' must list at least one text, none of them empty")
-        if key == "pattern":
-            check_pattern(str(value), where)
-    return checker_found
+        if key not in (*takes, "must_end"):
+            raise UsageError(f"{where} has no argument '{key}'", hint=hint)
+        try:
+            read[key] = from_plain(kinds[key], value)
+        except ValueError:
+            raise UsageError(f"{where}: '{key}' has the wrong type: {value!r}", hint=hint) from None
+        if problem := _problem(key, read[key]):
+            raise UsageError(f"{where}: {problem}")
+    read.pop("must_end", None)
+    if missing := [key for key, each in takes.items() if each.default is inspect.Parameter.empty and key not in read]:
+        raise UsageError(f"{where} needs '{missing[0]}'", hint=hint)
+    return partial(test, **read)
 
 
-_CASE: Kinds = {"ignore_case": (bool, False)}
-_WORDS: Kinds = {**_CASE, "whole_words": (bool, False)}
+def _problem(key: str, value: Any) -> str:
+    """Return why a value of the right type can't be used; empty where it can."""
+    if isinstance(value, tuple) and not (value and all(value)):
+        return f"'{key}' must list at least one text, none of them empty"
+    if key == "timeout_s" and not 0 < value <= MAX_TIMEOUT_S:
+        return f"timeout_s must be above 0 and at most {MAX_TIMEOUT_S:g}"
+    if key == "file" and not expanded(value).is_file():
+        return f"{value} is not a file"
+    if key == "model" and parse_side(value).kind != "endpoint":
+        return f"{value} is no server with OpenAI's chat API: give http://HOST:PORT/v1#MODEL"
+    if key == "pattern" and len(value) > MAX_PATTERN_CHARS:
+        return f"the pattern is longer than {MAX_PATTERN_CHARS} characters"
+    if key == "pattern":
+        try:
+            re.compile(value)
+        except (re.error, RecursionError, OverflowError) as error:
+            return f"the pattern {value!r} is not a valid regular expression: {error}"
+    return ""
 
-CHECKERS: Mapping[str, Checker] = {
-    "contains_any": Checker(contains_any, {"any": (list, True), **_WORDS}),
-    "contains_all": Checker(contains_all, {"all": (list, True), **_WORDS}),
-    "contains_none": Checker(contains_none, {"none": (list, True), **_WORDS}),
-    "exact": Checker(exact, {"text": (str, True), **_CASE}),
-    "regex": Checker(regex, {"pattern": (str, True), **_CASE}),
-    "json_valid": Checker(json_valid, {"keys": (list, False)}),
-    "json_schema": Checker(json_schema, {"schema": (dict, True)}),
-    "python_passes": Checker(python_passes, {"tests": (str, True), "timeout_s": ((int, float), False)}),
-    "function": Checker(
+
+_THOUGHT_END = re.compile(r"</(?:[a-z_:]*?think[a-z_:]*|reasoning)>", re.IGNORECASE)
+_THOUGHT_BEGIN = re.compile(r"\s*<(?:[a-z_:]*?think[a-z_:]*|reasoning)>", re.IGNORECASE)
+
+
+def final_answer(answer: str) -> str:
+    """Return the answer without the thoughts before it: nothing where the thoughts never ended."""
+    ends = list(_THOUGHT_END.finditer(answer))
+    if ends:
+        return answer[ends[-1].end() :].lstrip()
+    return "" if _THOUGHT_BEGIN.match(answer) else answer
+
+
+# Words.
+
+# Scripts that put no space between words, or attach endings to them: Thai to Khmer, kana, Han, Hangul.
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uac00-\ud7af\uf900-\ufaff"
+)
+_SPACED = rf"[^\W{_UNSPACED}]"  # a character of a word that ends at a space
+
+
+def _found(answer: str, words: Sequence[str], whole_words: bool, ignore_case: bool) -> list[bool]:
+    """Return for each word whether it is there: 'int' is not in 'print' unless `whole_words` is False."""
+    found = []
+    for word in words:
+        pattern = re.escape(word)
+        if whole_words:
+            # An edge that is no such character, as in "[0]" or in Chinese, needs no boundary.
+            before = f"(?<!{_SPACED})" if re.match(_SPACED, word[0]) else ""
+            pattern = before + pattern + (f"(?!{_SPACED})" if re.match(_SPACED, word[-1]) else "")
+        found.append(re.search(pattern, answer, re.IGNORECASE if ignore_case else 0) is not None)
+    return found
+
+
+def contains_any(
+    answer: str, _row: Arguments, any: tuple[str, ...], whole_words: bool = True, ignore_case: bool = False
+) -> bool:
+    return True in _found(answer, any, whole_words, ignore_case)
+
+
+def contains_all(
+    answer: str, _row: Arguments, all: tuple[str, ...], whole_words: bool = True, ignore_case: bool = False
+) -> bool:
+    return False not in _found(answer, all, whole_words, ignore_case)
+
+
+def contains_none(
+    answer: str, _row: Arguments, none: tuple[str, ...], whole_words: bool = True, ignore_case: bool = False
+) -> bool:
+    return True not in _found(answer, none, whole_words, ignore_case)
+
+
+def exact(answer: str, _row: Arguments, text: str, ignore_case: bool = False) -> bool:
+    """Return whether both are the same in canonical Unicode, with runs of white space as one blank."""
+    plain = [" ".join(unicodedata.normalize("NFC", one).split()) for one in (answer, text)]
+    one, other = (each.casefold() for each in plain) if ignore_case else plain
+    return one == other
+
+
+# A sign behind a digit or a letter is a dash: "10-20" has no -20.
+_NUMBER = re.compile(r"(?:(?<![\w.)])[-+])?(?:\d[\d,_]*)?\.?\d+(?:[eE][-+]?\d+)?")
+
+
+def number_close(answer: str, _row: Arguments, value: float, tolerance: float | None = None) -> bool:
+    """Return whether the last number in the answer is within `tolerance` (absolute; without it 1e-6 of the value)."""
+    numbers = _NUMBER.findall(answer[:MAX_CHECKED_CHARS])
+    number = float(numbers[-1].replace(",", "").replace("_", "")) if numbers else math.nan
+    allowed = 1e-6 * max(1.0, abs(value)) if tolerance is None else tolerance
+    return math.isfinite(number) and abs(number - value) <= allowed
+
+
+# What runs in a process of its own: patterns, schemas and code.
+
+
+def _said(
+    what: str, command: Sequence[str], call: object, timeout_s: float, memory_bytes: int = MEMORY_BYTES, hint: str = ""
+) -> bool:
+    """Return the True or False that a program writes, which gets `call` as JSON.
+
+    Raises UsageError in the name of `what` where it crashes, hangs, prints too much, or writes something else. `hint`:
+    what to do where it takes too long.
+    """
+    try:
+        child = run_limited([sys.executable, *command], json.dumps(call), timeout_s, memory_bytes)
+    except TooSlow:
+        raise UsageError(f"checker: {what} took longer than {timeout_s:g} s on one answer", hint=hint) from None
+    if len(child.stderr) >= OUTPUT_BYTES:
+        raise UsageError(f"checker: {what} printed more than {OUTPUT_BYTES >> 20} MiB on one answer", hint="print less")
+    if child.returncode or child.stdout not in ("True", "False"):
+        last = (child.stderr.strip().splitlines() or [f"it ended with code {child.returncode}"])[-1]
+        full = "MemoryError" in last or child.returncode < 0
+        hint = f"raise memory_mb (now {memory_bytes >> 20})" if full else ""
+        raise UsageError(f"checker: {what} failed: {last[:SHOWN_CHARS]}", hint=hint)
+    return child.stdout == "True"
+
+
+# `re` can't be interrupted from within and a pattern may come from a row, so it runs in a process of its own (15 ms).
+_MATCH = "import json,re,sys; p,f,a = json.load(sys.stdin); sys.stdout.write(str(bool(re.search(p, a, f))))"
+
+
+def regex(answer: str, _row: Arguments, pattern: str, ignore_case: bool = False) -> bool:
+    call = [pattern, int(re.IGNORECASE) if ignore_case else 0, answer[:MAX_CHECKED_CHARS]]
+    hint = "a repeat inside a repeated group, as in (a+)+, can take forever"
+    return _said(f"the pattern {pattern!r}", ["-I", "-S", "-c", _MATCH], call, PATTERN_TIMEOUT_S, hint=hint)
+
+
+def json_valid(answer: str, _row: Arguments, keys: tuple[str, ...] = ()) -> bool:
+    """Return whether the whole answer, or the one fenced block in it, is JSON and has all of `keys`."""
+    text = _fenced_json(answer)
+    if text is None or not keys:
+        return text is not None
+    value = json.loads(text)
+    return isinstance(value, dict) and value.keys() >= set(keys)
+
+
+# A schema may hold patterns that never end and references to other hosts: a process of its own, and no retrieval.
+_VALIDATE = """
+import json, sys
+import jsonschema, referencing
+schema, value = json.load(sys.stdin)
+validator = jsonschema.validators.validator_for(schema)(schema, registry=referencing.Registry())
+sys.stdout.write(str(validator.is_valid(value)))
+"""
+
+
+def json_schema(answer: str, _row: Arguments, schema: dict[str, Any]) -> bool:
+    """Return whether the answer, or the one fenced block in it, is JSON that the schema accepts (any draft)."""
+    text = _fenced_json(answer)
+    if text is None:
+        return False
+    if importlib.util.find_spec("jsonschema") is None:
+        raise MachineNotFit("json_schema needs a package", hint=install_command("judge"))
+    return _said("the schema", ["-I", "-c", _VALIDATE], [schema, json.loads(text)], SCHEMA_TIMEOUT_S)
+
+
+def _fenced_json(answer: str) -> str | None:
+    """Return the text of the answer's JSON: of its one fenced block, else the whole; None where it is not JSON."""
+    fence = re.search(r"```(?:json)?\s*\n(.*?)```", answer[:MAX_CHECKED_CHARS], re.DOTALL)
+    text = fence.group(1) if fence else answer
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return text
+
+
+_RUN = """
+import json, sys
+code, tests = json.load(sys.stdin)
+space = {"__name__": "answer"}
+exec(compile(code, "answer", "exec"), space)
+exec(compile(tests, "tests", "exec"), space)
+"""
+
+
+def python_passes(answer: str, _row: Arguments, tests: str, timeout_s: float = TIMEOUT_S) -> bool:
+    """Return whether the answer's code and then `tests` (assertions) run without an error, in a sandbox without
+    network."""
+    command = [base_python(), "-I", "-S", "-c", _RUN]
+    try:
+        child = run_sandboxed(command, json.dumps([_code_of(answer), tests]), timeout_s)
+    except TooSlow:  # an endless loop is the answer's own fault
+        return False
+    if child.returncode and child.stderr.startswith("bwrap:"):
+        problem = f"bubblewrap can't make a sandbox here: {child.stderr.strip()[:SHOWN_CHARS]}"
+        raise MachineNotFit(problem, hint="allow user namespaces, or leave python_passes out")
+    return child.returncode == 0
+
+
+def _code_of(answer: str) -> str:
+    """Return the fenced blocks of Python, joined; else those of any language; else the whole answer."""
+    text = answer[:MAX_CHECKED_CHARS]
+    for languages in ("python|py", r"\w*"):
+        if blocks := re.findall(rf"```(?:{languages})[ \t]*\n(.*?)```", text, re.DOTALL):
+            return "\n".join(blocks)
+    return text
+
+
+# What the function prints goes to standard error; standard output is the result's alone.
+_CALL = """
+import importlib.util, json, os, sys
+file, name, answer, row = json.load(sys.stdin)
+result = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+sys.path.insert(0, os.path.dirname(file))
+spec = importlib.util.spec_from_file_location("checker", file)
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+found = getattr(module, name, None)
+if not callable(found):
+    sys.exit(f"{file} has no function {name}")
+said = found(answer, row)
+if not isinstance(said, bool):
+    sys.exit(f"{name} returned {said!r:.80}, not True or False")
+result.write(str(said))
+result.close()
+sys.stdout.flush()
+"""
+
+
+def function(
+    answer: str,
+    row: Arguments,
+    file: str,
+    function: str = "check",
+    timeout_s: float = TIMEOUT_S,
+    memory_mb: int = MEMORY_BYTES >> 20,
+) -> bool:
+    """Return what a function of the user's own says: `def check(answer: str, row: dict) -> bool`."""
+    path = str(real_path(file))
+    what, call = f"{function} in {path}", [path, function, answer, row]
+    return _said(what, ["-c", _CALL], call, timeout_s, memory_mb << 20, hint="raise timeout_s")
+
+
+_JUDGE = (
+    "You grade an answer against a reference answer. Say yes if the answer states the same as the reference, whatever "
+    "its wording, and nothing that contradicts it. Say no otherwise. Reply with one word: yes or no."
+)
+
+
+def judge(answer: str, row: Arguments, model: str) -> bool:
+    """Return whether the model behind an OpenAI endpoint says that the answer meets the row's reference."""
+    if not row.get("reference"):
+        raise UsageError("checker: judge needs a row with a reference answer")
+    side = parse_side(model)
+    endpoint = Endpoint(side.name, side.model)
+    question = f"Question:\n{row['prompt']}\n\nReference answer:\n{row['reference']}\n\nAnswer:\n{answer}"
+    messages = ({"role": "system", "content": _JUDGE}, {"role": "user", "content": question})
+    for attempt in range(JUDGE_TRIES):
+        try:
+            reply = final_answer(endpoint.timed(messages, max_tokens=JUDGE_TOKENS).text)
+            break
+        except Unanswered as error:
+            if attempt == JUDGE_TRIES - 1:
+                raise UsageError(f"checker: {side.label} failed {JUDGE_TRIES} times: {error}") from None
+            time.sleep(JUDGE_PAUSE_S * 2**attempt)
+    word = re.match(r"\W*(yes|no)\b", reply, re.IGNORECASE)
+    if word is None:
+        raise UsageError(f"checker: {side.label} said neither yes nor no: {reply[:SHOWN_CHARS]!r}")
+    return word[1].lower() == "yes"
+
+
+CHECKERS: Mapping[str, Callable[..., bool]] = {
+    test.__name__: test
+    for test in (
+        contains_any,
+        contains_all,
+        contains_none,
+        exact,
+        number_close,
+        regex,
+        json_valid,
+        json_schema,
+        python_passes,
         function,
-        {"file": (str, True), "function": (str, False), "timeout_s": ((int, float), False), "memory_mb": (int, False)},
-    ),
-    "number_close": Checker(number_close, {"value": ((int, float), True), "tolerance": ((int, float), False)}),
-    "judge": Checker(judge, {"model": (str, True)}),
+        judge,
+    )
 }

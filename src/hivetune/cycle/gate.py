@@ -135,12 +135,12 @@ def _within(gain: Estimate | str, tolerance: float) -> Verdict:
     if isinstance(gain, str):
         name: VerdictName = "abort" if "not finite" in gain else "not-enough-evidence"
         return Verdict(name, (f"earlier rows: {gain}",), (), decisive=1)
-    metric = Metric("earlier_loss", None, None, -gain.value, None, gain.units, tolerance, None, True)
+    metric = Metric("earlier_loss", None, None, gain.units, tolerance, None, True, gain=gain.value)
     if gain.interval is None:
         reason = f"earlier rows: {gain.units} are too few for an interval"
         return Verdict("not-enough-evidence", (reason,), (metric,), decisive=1)
     low, high = gain.interval
-    metric = replace(metric, ci95=(-high, -low), passed=low > -tolerance)
+    metric = replace(metric, interval=gain.interval, passed=low > -tolerance)
     fact = f"earlier rows: gain {gain.value:.4g}, 95 % interval {low:.4g} to {high:.4g}"
     if high < -tolerance:
         name, reason = "abort", f"{fact}: worse by more than the tolerance {tolerance:g}"

@@ -225,21 +225,20 @@ def releases_page(watcher: Watcher, request: PageRequest) -> Page:
 
 
 def _quality(database: sqlite3.Connection, name: str) -> Iterator[Markup]:
-    """Yield a chart for each measure: the difference to the base with its 95 % interval, release by release."""
+    """Yield a chart for each measure: the gain over the base with its interval, release by release."""
     shown: dict[str, list[tuple[str, float, float, float]]] = {"loss": [], "success": []}
     for release in releases(database, name):
         # Its files are gone, or another version wrote them.
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             judgement = read_json(release.folder / MANIFEST).get("judgement") or {"metrics": []}
             for metric in judgement["metrics"]:
-                if metric["name"] in shown and metric["ci95"] is not None and metric["difference"] is not None:
-                    low, high = metric["ci95"]
+                if metric["name"] in shown and metric["interval"] is not None and metric["gain"] is not None:
+                    low, high = metric["interval"]
                     label = " ".join((release.label, *release.aliases))
-                    shown[metric["name"]].append((label, float(metric["difference"]), float(low), float(high)))
+                    shown[metric["name"]].append((label, float(metric["gain"]), float(low), float(high)))
     for measure, rows in shown.items():
-        better = "below zero is better" if measure == "loss" else "above zero is better"
         if rows:
-            yield Markup(draw_intervals(rows, f"{measure}: tuned minus base with its 95 % interval; {better}"))
+            yield Markup(draw_intervals(rows, f"{measure}: gain over the base with its interval; above zero is better"))
 
 
 def release_page(watcher: Watcher, request: PageRequest) -> Page:

@@ -371,13 +371,10 @@ def judge_run(run: Run) -> Verdict:
 
 
 def read_curve(run: Run) -> Curve:
-    """Return the losses of the steps and validations in `metrics.jsonl`."""
-    losses: dict[str, list[tuple[int, float]]] = {"step": [], "validation": []}
-    for entry in read_journal(run.folder / METRICS):
-        if entry["event"] in losses and entry["loss"] is not None:
-            losses[entry["event"]].append((int(entry["step"]), float(entry["loss"])))
-    per_epoch = max(1.0, len(run.snapshot.rows("train")) / run.config.batch_size)
-    return Curve(losses["step"], losses["validation"], per_epoch)
+    """Return the losses of the validations in `metrics.jsonl`."""
+    entries = [entry for entry in read_journal(run.folder / METRICS) if entry["event"] == "validation"]
+    losses = [(int(entry["step"]), float(entry["loss"])) for entry in entries if entry["loss"] is not None]
+    return Curve(losses, max(1.0, len(run.snapshot.rows("train")) / run.config.batch_size))
 
 
 def stored_verdict(run: Run) -> dict[str, Any] | None:

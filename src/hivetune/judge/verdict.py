@@ -1,8 +1,8 @@
 """The decision to deploy: from the measurements in eval.json and the config's thresholds to a verdict. Pure.
 
-Each metric is measured as a gain, positive where the tuned model is better, with an interval at the level that decides.
-One rule judges them all: the gain less what is asked for is a margin; where its interval lies above zero the metric
-passes, below zero it misses, and else it is open, with the rows that would decide it.
+Each metric is a row of KINDS. It is measured as a gain, positive where the tuned model is better, with an interval at
+the level that decides. One rule judges them all: the gain less what is asked for is a margin; where its interval lies
+above zero the metric passes, below zero it misses, and else it is open, with the rows that would decide it.
 
     abort                a required metric is worse beyond tolerance (its whole interval is), or not finite
     iterate              else, one misses, or enough rows did not show it, or a reported one is significantly worse
@@ -12,61 +12,72 @@ passes, below zero it misses, and else it is open, with the rows that would deci
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from functools import partial
 from typing import Any, Literal
 
 from hivetune.config import GateConfig
 from hivetune.judge import statistics as stats
-from hivetune.judge.statistics import Estimate, Interval
+from hivetune.judge.statistics import Estimate
 from hivetune.models.sides import SIDES
 from hivetune.records import Advice, Metric, Verdict, VerdictName
 
 Evaluation = Mapping[str, Any]
 Outcome = Literal["passed", "worse", "missed", "open", "reported"]
 
-MAX_COST_RATIO = 1.5  # of an answer's time and of peak memory, beside the base: an adapter is a few percent of work
-MIN_KEPT = 0.9  # of the frozen questions that must be kept: two of 20 may be lost to a better wording
+# Of an answer's time and of peak memory, beside the base. An adapter is a few percent of the work; what takes half as
+# much again has changed in kind, such as answers that no longer end.
+MAX_COST_RATIO = 1.5
+MIN_KEPT = 0.9  # of the frozen questions: two of 20 may be lost to a better wording
 RESOLUTION = 1e-6  # a loss is a sum in float32 and no finer than that
 SHOWN_LOST = 3  # questions that are named
 DEFAULT_LEVEL = 1 - stats.ALPHA
-# How people read a metric; "alone": of the tuned model, whatever it is compared with.
-METRIC_NAMES: Mapping[str, str] = {
-    "loss": "loss (nats per token)",
-    "ended": "ended by itself",
-    "min_success": "success alone",
-    "latency_s": "seconds per answer",
-    "max_seconds": "seconds per answer alone",
-    "peak_memory_bytes": "peak memory",
-    "max_gb": "peak memory alone",
-    "kept": "frozen questions kept",
-}
-_PERCENT = ("success", "ended", "min_success", "kept")
-_RATIOS = ("latency_s", "peak_memory_bytes")  # their gain is the share of the base's cost that is saved
-# What a user sets explicitly stays required where it can't be compared.
-_SET_BY_USER = ("success", "min_success", "max_seconds", "max_gb")
 
 
 @dataclass(frozen=True)
-class Measure:
-    """One metric as measured.
+class Reading:
+    """What an evaluation says of one metric.
 
-    gain: positive where the tuned model is better, at the level that decides. threshold: the gain that is asked for, or
-    None for a metric that is only reported. missing: why it was not measured. beside: the gain is one over the base, so
-    that a loss beyond tolerance aborts. timing: of a busy machine, which never decides against a model by its noise.
-    exact: the share of a fixed list, or one number, of which the threshold itself is enough.
+    `estimate`: the gain over the base, or, of the tuned model alone, its value; None where it was not measured, which
+    `missing` then explains. `more`: what a reason adds.
     """
 
-    metric: Metric
-    gain: Estimate | None
-    threshold: float | None
+    base: float | None = None
+    tuned: float | None = None
+    n: int = 0
+    estimate: Estimate | None = None
     more: str = ""
     missing: str = ""
-    not_finite: bool = False
-    beside: bool = True
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A row of the table of metrics.
+
+    unit: empty for plain numbers. read: from an evaluation and the error level. setting: of `gate`, what the user asks
+    for; limit: what is asked for beside the base in any case. cost: less is better. alone: the value of the tuned model
+    is held against its limit, whatever the base does; else a gain over the base is, and that of a cost is the share of
+    the base's that is saved. by_look: its level is that of the look. aborts: a loss beyond tolerance aborts. timing: of
+    a busy machine, which never decides against a model by its noise. exact: one number, or the share of a fixed list,
+    of which the threshold itself is enough.
+    """
+
+    title: str
+    unit: Literal["", "%", "B", "GB"]
+    read: Callable[[Evaluation, float], Reading]
+    setting: Callable[[GateConfig], float | None] | None = None
+    limit: float | None = None
+    cost: bool = False
+    alone: bool = False
+    by_look: bool = False
+    aborts: bool = False
     timing: bool = False
     exact: bool = False
+
+    @property
+    def is_ratio(self) -> bool:
+        return self.cost and not self.alone
 
 
 @dataclass(frozen=True)
@@ -75,7 +86,7 @@ class Finding:
 
     metric: Metric
     outcome: Outcome
-    reason: str
+    reason: str = ""
 
 
 def judge(
@@ -88,17 +99,34 @@ def judge(
     out, which are required beside the base alone.
     """
     not_compared: Mapping[str, str] = evaluation.get("not_compared") or {}
+    alpha = stats.alpha_of_look(look) / shares
     findings: list[Finding] = []
-    for measure in _measures(evaluation, config, stats.alpha_of_look(look) / shares, beside_base):
-        name = measure.metric.name
-        why = not_compared.get(name)
-        if why is not None and not (name in _SET_BY_USER and measure.threshold is not None):
-            metric = replace(measure.metric, threshold=None, passed=None, required=False)
-            findings.append(Finding(metric, "reported", ""))
-        else:
-            findings.append(_decide(replace(measure, missing=why) if why else measure, config.tolerance))
-    required = any(each.metric.required and each.metric.name in ("loss", *_SET_BY_USER) for each in findings)
-    verdict, deciding = _verdict_of({finding.outcome for finding in findings}, required)
+    for name, kind in KINDS.items():
+        level_alpha = alpha if kind.by_look else stats.ALPHA
+        asked: float | None = kind.setting(config) if kind.setting else kind.limit if beside_base else None
+        reading = kind.read(evaluation, level_alpha)
+        # A limit of the tuned model alone is shown where it is set, frozen questions where there are any.
+        if kind.alone and (asked is None if kind.setting else not reading.n):
+            continue
+        if name == "kept" and reading.n < stats.MIN_UNITS:
+            asked = None
+        if (why := not_compared.get(name)) is not None:
+            # What the user set stays required where it can't be compared; the loss has a default.
+            asked = asked if kind.setting and name != "loss" else None
+            reading = Reading(n=reading.n, missing=why)
+        findings.append(_decide(name, reading, asked, 1 - level_alpha, config.tolerance))
+    required = any(each.metric.required and KINDS[each.metric.name].setting for each in findings)
+    outcomes = {finding.outcome for finding in findings}
+    verdict: VerdictName
+    deciding: tuple[Outcome, ...]
+    if "worse" in outcomes:
+        verdict, deciding = "abort", ("worse", "missed")
+    elif "missed" in outcomes or not required:
+        verdict, deciding = "iterate", ("missed", "open")
+    elif "open" in outcomes:
+        verdict, deciding = "not-enough-evidence", ("open",)
+    else:
+        verdict, deciding = "deploy", ("passed",)
     reasons = [finding.reason for outcome in deciding for finding in findings if finding.outcome == outcome]
     if not required:
         setting = "gate.success_gain" if "loss" in not_compared else "gate.loss_gain"
@@ -113,194 +141,147 @@ def judge(
     return Verdict(verdict, tuple(reasons), tuple(finding.metric for finding in findings), decisive=decisive)
 
 
-def _verdict_of(outcomes: set[Outcome], required: bool) -> tuple[VerdictName, tuple[Outcome, ...]]:
-    """Return the verdict, and the outcomes of the findings that made it."""
-    if "worse" in outcomes:
-        return "abort", ("worse", "missed")
-    if "missed" in outcomes or not required:
-        return "iterate", ("missed", "open")
-    if "open" in outcomes:
-        return "not-enough-evidence", ("open",)
-    return "deploy", ("passed",)
-
-
-def _decide(measure: Measure, tolerance: float) -> Finding:
-    """Judge one metric by its margin."""
-    gain, threshold, n = measure.gain, measure.threshold, measure.metric.n
-    required = threshold is not None
-    metric = replace(measure.metric, required=required, passed=False if required else None)
+def _decide(name: str, reading: Reading, asked: float | None, level: float, tolerance: float) -> Finding:
+    """Judge one metric by its margin. `asked`: the gain, or the limit, that is required; None if it is only shown."""
+    kind, n, gain, required = KINDS[name], reading.n, reading.estimate, asked is not None
+    interval = None if gain is None or gain.interval is None or gain.interval[0] == gain.interval[1] else gain.interval
+    metric = Metric(
+        name,
+        reading.base,
+        reading.tuned,
+        n,
+        asked,
+        False if required else None,
+        required,
+        gain=gain.value if gain is not None and not kind.alone else None,
+        interval=interval,
+        level=level,
+    )
+    words = fact_text(metric) + reading.more if gain else f"{titled(name)}: {reading.missing}"
+    fact = f"{words}; required: {required_text(metric)}" if required else words
     if gain is None:
-        outcome: Outcome = "worse" if measure.not_finite else "open" if required else "reported"
-        asked = f"; required: {required_text(metric)}: open" if outcome == "open" else ""
-        return Finding(metric, outcome, f"{titled(metric.name)}: {measure.missing}{asked}")
+        # Only a loss is ever not finite, and then the training went wrong: more rows would not help.
+        outcome: Outcome = "worse" if required and "not finite" in reading.missing else "open"
+        return Finding(metric, outcome, f"{fact}: open") if required else Finding(metric, "reported")
+    threshold = asked
+    if asked is not None and kind.alone:
+        # In shares of the limit, so that the tolerance means the same for seconds and for gigabytes.
+        factor = -1.0 / asked if kind.cost else 1.0
+        gain, threshold = gain.scaled(factor, -factor * asked), 0.0
+    elif asked is not None and kind.is_ratio:
+        threshold = 1.0 - asked
+    allowed = f"the tolerance {_share(tolerance) if kind.unit == '%' or kind.is_ratio else f'{tolerance:g}'}"
     units = f"{gain.units} {'rows' if gain.units == n else 'sessions'}"
-    allowed = f"the tolerance {_share(tolerance) if metric.name in (*_PERCENT, *_RATIOS) else f'{tolerance:g}'}"
-    fact = f"{fact_text(metric)}{measure.more}"
-    if threshold is not None:
-        fact += f"; required: {required_text(metric)}"
+    if threshold is None:
+        low, high = gain.interval or (0.0, 0.0)
+        if kind.aborts and not kind.timing and high < 0 and low < -tolerance:
+            reason = f"{fact}: significantly worse, and not shown to be within {allowed}"
+            return Finding(replace(metric, passed=False), "missed", reason)
+        return Finding(metric, "reported")
     if gain.interval is None:
-        if threshold is None:
-            return Finding(metric, "reported", "")
         needed = math.ceil(stats.MIN_UNITS * n / max(1, gain.units))
         reason = f"{fact}: open, since {units} are too few for an interval; about {needed} rows needed"
         return Finding(replace(metric, needed=needed), "open", reason)
     low, high = gain.interval
-    if threshold is None:
-        if measure.beside and not measure.timing and high < 0 and low < -tolerance:
-            reason = f"{fact}: significantly worse, and not shown to be within {allowed}"
-            return Finding(replace(metric, passed=False), "missed", reason)
-        return Finding(metric, "reported", "")
-    if low - threshold > RESOLUTION or (measure.exact and low >= threshold):
+    if low - threshold > RESOLUTION or (kind.exact and low >= threshold):
         return Finding(replace(metric, passed=True), "passed", f"{fact}: passed")
-    if measure.beside and high < min(threshold, 0.0) - tolerance:
+    if kind.aborts and high < min(threshold, 0.0) - tolerance:
         return Finding(metric, "worse", f"{fact}: worse by more than {allowed}")
     if high < threshold:
         return Finding(metric, "missed", f"{fact}: missed")
-    needed_units = stats.rows_needed(gain, max(tolerance, abs(gain.value - threshold)), 1 - metric.level)
+    needed_units = stats.rows_needed(gain, max(tolerance, abs(gain.value - threshold)), 1 - level)
     if gain.units < needed_units:
         needed = math.ceil(needed_units * n / gain.units)
-        return Finding(
-            replace(metric, needed=needed), "open", f"{fact}: open, {units} measured, about {needed} rows needed"
-        )
-    if measure.timing:
+        reason = f"{fact}: open, {units} measured, about {needed} rows needed"
+        return Finding(replace(metric, needed=needed), "open", reason)
+    if kind.timing:
         return Finding(metric, "open", f"{fact}: open; times vary too much here, so evaluate again on a quiet machine")
     return Finding(metric, "missed", f"{fact}: not shown, although {units} are enough to see {allowed}")
 
 
-def _measures(evaluation: Evaluation, config: GateConfig, alpha: float, beside_base: bool) -> Iterator[Measure]:
-    answers, ratio = evaluation["answers"], MAX_COST_RATIO if beside_base else None
-    yield _loss(evaluation, config.loss_gain, alpha)
-    yield _paired("success", answers, config.success_gain, alpha)
-    if config.min_success is not None:
-        values, groups = _of_tuned(answers, "success")
-        yield _alone("min_success", stats.proportion(values, groups), len(values), config.min_success, 1.0)
-    yield _paired("ended", answers, None, alpha)
-    yield _latency(answers, ratio)
-    if config.max_seconds is not None:
-        values, groups = _of_tuned(answers, "seconds")
-        mean = Estimate(math.nan, None, 0, math.nan)
-        if values:
-            columns = stats.by_group([values, [1.0] * len(values)], groups)
-            mean = stats.jackknife(columns, lambda sums: sums[0] / sums[1], positive=True)
-        yield _alone("max_seconds", mean, len(values), config.max_seconds, -1.0 / config.max_seconds, timing=True)
-    yield _memory(evaluation, ratio)
-    if config.max_gb is not None:
-        memory = evaluation["tuned"].get("peak_memory_bytes")
-        known = _certain(memory / 1e9 if memory else math.nan)
-        yield _alone("max_gb", known, int(bool(memory)), config.max_gb, -1.0 / config.max_gb, exact=True)
-    yield from _frozen(evaluation, MIN_KEPT if beside_base else None)
+# What is read from an evaluation.
 
 
-def _loss(evaluation: Evaluation, threshold: float | None, alpha: float) -> Measure:
-    """Measure nats per trained token: the sum over the tokens of all held-out rows, then one division."""
+def _loss(evaluation: Evaluation, alpha: float) -> Reading:
+    """Read nats per trained token: the sum over the tokens of all held-out rows, then one division."""
     columns, n = loss_columns(evaluation), len(evaluation["rows"])
     if isinstance(columns, str):
-        return _missing("loss", columns, n, threshold, not_finite="not finite" in columns)
-    base_sum, tuned_sum, tokens = (math.fsum(column) for column in columns)
-    gain, plain = (stats.loss_estimate(columns, alpha=level) for level in (alpha, stats.ALPHA))
-    return _beside(
-        "loss", (base_sum / tokens, tuned_sum / tokens), n, gain.scaled(-1.0), plain.interval, threshold, alpha
-    )
+        return Reading(n=n, missing=columns)
+    base, tuned, tokens = (math.fsum(column) for column in columns)
+    return Reading(base / tokens, tuned / tokens, n, stats.loss_estimate(columns, alpha=alpha).scaled(-1.0))
 
 
-def _paired(name: str, answers: Sequence[Mapping[str, Any]], threshold: float | None, alpha: float) -> Measure:
-    """Measure a share of answers of both sides: rows without a checker count in the loss only."""
-    pairs = _pairs(answers, name)
+def _shares(key: str, missing: str, evaluation: Evaluation, alpha: float) -> Reading:
+    """Read a share of the answers of both sides: rows without a checker count in the loss only."""
+    pairs = _pairs(evaluation["answers"], key)
     if not pairs:
-        missing = "no held-out row has a checker and both answers" if name == "success" else "no answers"
-        return _missing(name, missing, 0, threshold)
-    base, tuned, groups = [bool(b) for b, _, _ in pairs], [bool(t) for _, t, _ in pairs], [g for _, _, g in pairs]
-    gain, plain = (stats.paired_proportions(base, tuned, groups, alpha=level) for level in (alpha, stats.ALPHA))
+        return Reading(missing=missing)
+    base, tuned, groups = zip(*pairs, strict=True)
+    gain = stats.paired_proportions(base, tuned, groups, alpha=alpha)
     gained, lost = stats.discordant(base, tuned)
-    shares = sum(base) / len(pairs), sum(tuned) / len(pairs)
-    measure = _beside(name, shares, len(pairs), gain, plain.interval, threshold, alpha)
-    return replace(measure, more=f"; of {len(pairs)} rows {gained} gained and {lost} lost")
+    more = f"; of {len(pairs)} rows {gained} gained and {lost} lost"
+    return Reading(sum(base) / len(pairs), sum(tuned) / len(pairs), len(pairs), gain, more)
 
 
-def _latency(answers: Sequence[Mapping[str, Any]], limit: float | None) -> Measure:
-    """Measure the time of an answer, tuned / base, on prompts that both answered one right after the other."""
-    timed = [(b, t, group) for b, t, group in _pairs(answers, "seconds") if b and t]
+def _share_alone(evaluation: Evaluation, _alpha: float) -> Reading:
+    values, groups = _of_tuned(evaluation["answers"], "success")
+    if not values:
+        return Reading(missing="no held-out row has a checker and an answer")
+    estimate = stats.proportion(values, groups)
+    return Reading(None, estimate.value, len(values), estimate)
+
+
+def _latency(evaluation: Evaluation, _alpha: float) -> Reading:
+    """Read the time of an answer, on prompts that both answered one right after the other."""
+    timed = [pair for pair in _pairs(evaluation["answers"], "seconds") if pair[0] and pair[1]]
     if not timed:
-        return _missing("latency_s", "it was not measured", 0, limit)
-    columns = [[float(row[side]) for row in timed] for side in (0, 1)]
-    columns = stats.by_group([*columns, [1.0] * len(timed)], [group for _, _, group in timed])
-    means = math.fsum(columns[0]) / len(timed), math.fsum(columns[1]) / len(timed)
-    gain = stats.jackknife(columns, lambda sums: sums[1] / sums[0], positive=True).scaled(-1.0, 1.0)
-    plain = stats.jackknife(columns, stats.loss_difference)
-    return replace(_beside("latency_s", means, len(timed), gain, plain.interval, limit, stats.ALPHA), timing=True)
+        return Reading(missing="it was not measured")
+    bases, tuned, groups = zip(*timed, strict=True)
+    gain = stats.jackknife(stats.by_group([bases, tuned], groups), lambda sums: sums[1] / sums[0], positive=True)
+    return Reading(math.fsum(bases) / len(timed), math.fsum(tuned) / len(timed), len(timed), gain.scaled(-1.0, 1.0))
 
 
-def _memory(evaluation: Evaluation, limit: float | None) -> Measure:
+def _seconds_alone(evaluation: Evaluation, _alpha: float) -> Reading:
+    values, groups = _of_tuned(evaluation["answers"], "seconds")
+    if not values:
+        return Reading(missing="not measured")
+    columns = stats.by_group([values, [1.0] * len(values)], groups)
+    mean = stats.jackknife(columns, lambda sums: sums[0] / sums[1], positive=True)
+    return Reading(None, mean.value, len(values), mean)
+
+
+def _memory(evaluation: Evaluation, _alpha: float) -> Reading:
     base, tuned = (evaluation[side].get("peak_memory_bytes") for side in SIDES)
     if not base or not tuned:
-        return _missing("peak_memory_bytes", "it was not measured", 0, limit)
-    gain = _certain(1.0 - tuned / base)
-    measure = _beside("peak_memory_bytes", (base, tuned), 1, gain, None, limit, stats.ALPHA)
-    return replace(measure, beside=False, exact=True)
+        return Reading(missing="it was not measured")
+    return Reading(base, tuned, 1, _certain(1.0 - tuned / base))
 
 
-def _frozen(evaluation: Evaluation, limit: float | None) -> Iterator[Measure]:
-    """Measure `kept`, of past wins and the user's own questions, where there are any.
+def _memory_alone(evaluation: Evaluation, _alpha: float) -> Reading:
+    memory = (evaluation["tuned"].get("peak_memory_bytes") or 0) / 1e9
+    return Reading(None, memory, 1, _certain(memory)) if memory else Reading(missing="not measured")
+
+
+def _kept(evaluation: Evaluation, _alpha: float) -> Reading:
+    """Read the share of past wins and of the user's own questions that are kept; `n` is 0 where there are none.
 
     A past win must be kept whatever the baseline answers today; of the user's own, what the baseline answers rightly.
-    The questions are a fixed list and the answers greedy, so nothing is sampled and the share is exact.
     """
     rows: Sequence[Mapping[str, Any]] = evaluation.get("frozen") or ()
     asked = [row for row in rows if row["origin"] == "win" or row["base"]["success"]]
-    if not asked:
-        return
     answered = [row for row in asked if row["tuned"]["success"] is not None]
     lost = [row for row in answered if not row["tuned"]["success"]]
     share = 1 - len(lost) / len(answered) if answered else None
-    metric = Metric("kept", None, share, None, None, len(answered), limit, None)
-    if limit is None or len(asked) < stats.MIN_UNITS:
-        yield Measure(replace(metric, threshold=None), None, None)
-    elif share is None or (len(answered) < len(asked) and share >= limit):
+    # A share that is missed already is missed, whatever the rest would say.
+    if share is None or (len(answered) < len(asked) and share >= MIN_KEPT):
         unchecked = f"{len(asked) - len(answered)} of {len(asked)} questions could not be checked"
-        yield Measure(metric, None, limit, missing=unchecked)
-    else:
-        more = f", {len(answered) - len(lost)} of {len(answered)} questions that were answered rightly before"
-        if lost:
-            shown = ", ".join(f'"{" ".join(row["prompt"].split())[:60]}"' for row in lost[:SHOWN_LOST])
-            more += f", lost: {shown}{' ...' * (len(lost) > SHOWN_LOST)}"
-        yield Measure(metric, _certain(share - limit), 0.0, more, beside=False, exact=True)
-
-
-def _beside(
-    name: str,
-    sides: tuple[float, float],
-    n: int,
-    gain: Estimate,
-    ci95: Interval | None,
-    limit: float | None,
-    alpha: float,
-) -> Measure:
-    """Return the measure of a metric of both sides. `ci95`: of the difference, at 95 % whatever decides."""
-    base, tuned = sides
-    interval = None if gain.interval is None or gain.interval[0] == gain.interval[1] else gain.interval
-    metric = Metric(name, base, tuned, tuned - base, ci95, n, limit, None)
-    metric = replace(metric, gain=gain.value, interval=interval, level=1 - alpha)
-    threshold = None if limit is None else 1.0 - limit if name in _RATIOS else limit
-    return Measure(metric, gain, threshold)
-
-
-def _alone(
-    name: str, value: Estimate, n: int, limit: float, factor: float, *, timing: bool = False, exact: bool = False
-) -> Measure:
-    """Return the measure of a value of the tuned model alone; its interval is that of the value itself. The gain is
-    `factor` times what it is above the limit."""
-    if not n:
-        return _missing(name, "no held-out row has a checker and an answer" if factor > 0 else "not measured", 0, limit)
-    interval = None if exact else value.interval
-    metric = Metric(name, None, value.value, None, interval, n, limit, None, interval=interval)
-    gain = value.scaled(factor, -factor * limit)
-    return Measure(metric, gain, 0.0, beside=False, timing=timing, exact=exact)
-
-
-def _missing(name: str, why: str, n: int, threshold: float | None, *, not_finite: bool = False) -> Measure:
-    """Return the measure of a metric without a value: never 0, and never passed."""
-    metric = Metric(name, None, None, None, None, n, threshold, None)
-    return Measure(metric, None, threshold, missing=why, not_finite=not_finite and threshold is not None)
+        return Reading(tuned=share, n=len(asked), missing=unchecked)
+    more = f", {len(answered) - len(lost)} of {len(answered)} questions that were answered rightly before"
+    if lost:
+        shown = ", ".join(f'"{" ".join(row["prompt"].split())[:60]}"' for row in lost[:SHOWN_LOST])
+        more += f", lost: {shown}{' ...' * (len(lost) > SHOWN_LOST)}"
+    # The questions are a fixed list and the answers greedy, so nothing is sampled.
+    return Reading(None, share, len(asked), _certain(share), more=more)
 
 
 def _certain(value: float) -> Estimate:
@@ -308,12 +289,36 @@ def _certain(value: float) -> Estimate:
     return Estimate(value, (value, value), 1, 0.0, least_units=1)
 
 
+_success = partial(_shares, "success", "no held-out row has a checker and both answers")
+KINDS: Mapping[str, Kind] = {
+    "loss": Kind("loss (nats per token)", "", _loss, lambda gate: gate.loss_gain, by_look=True, aborts=True),
+    "success": Kind("success", "%", _success, lambda gate: gate.success_gain, by_look=True, aborts=True),
+    "min_success": Kind("success alone", "%", _share_alone, lambda gate: gate.min_success, alone=True),
+    "ended": Kind("ended by itself", "%", partial(_shares, "ended", "no answers"), by_look=True, aborts=True),
+    "latency_s": Kind("seconds per answer", "", _latency, limit=MAX_COST_RATIO, cost=True, aborts=True, timing=True),
+    "max_seconds": Kind(
+        "seconds per answer alone",
+        "",
+        _seconds_alone,
+        lambda gate: gate.max_seconds,
+        cost=True,
+        alone=True,
+        timing=True,
+    ),
+    "peak_memory_bytes": Kind("peak memory", "B", _memory, limit=MAX_COST_RATIO, cost=True, exact=True),
+    "max_gb": Kind(
+        "peak memory alone", "GB", _memory_alone, lambda gate: gate.max_gb, cost=True, alone=True, exact=True
+    ),
+    "kept": Kind("frozen questions kept", "%", _kept, limit=MIN_KEPT, alone=True, exact=True),
+}
+
+
 # What people read: each number in its unit, in reasons, tables and pages alike.
 
 
 def metric_name(name: str) -> str:
-    """Return the name that begins a row of a table, with its unit."""
-    return METRIC_NAMES.get(name, name)
+    """Return the name that begins a row of a table, with its unit. A cycle has metrics of its own besides."""
+    return KINDS[name].title if name in KINDS else name
 
 
 def titled(name: str) -> str:
@@ -326,11 +331,12 @@ def value_text(name: str, value: float | None, *, gain: bool = False) -> str:
     base's that is saved."""
     if value is None:
         return "-"
+    kind = KINDS.get(name, KINDS["loss"])
     sign = "+" if gain and value > 0 else ""
-    if name in _PERCENT or (gain and name in _RATIOS):
+    if kind.unit == "%" or (gain and kind.is_ratio):
         return f"{sign}{100 * value:.1f} %"
-    if name in ("peak_memory_bytes", "max_gb"):
-        return f"{value / (1e9 if name == 'peak_memory_bytes' else 1):.2f} GB"
+    if kind.unit:
+        return f"{value / (1e9 if kind.unit == 'B' else 1):.2f} GB"
     return f"{sign}{value:.4f}" if abs(value) < 0.1 else f"{sign}{value:.3f}" if abs(value) < 100 else f"{value:,.0f}"
 
 
@@ -357,16 +363,15 @@ def fact_text(metric: Metric) -> str:
 
 def required_text(metric: Metric) -> str:
     """Return what the gate asks of a metric; empty for one that is only reported."""
-    limit, name = metric.threshold, metric.name
+    limit, kind = metric.threshold, KINDS.get(metric.name, KINDS["loss"])
     if limit is None:
         return ""
-    if name in _RATIOS:
+    if kind.is_ratio:
         return f"at most {100 * (limit - 1):.0f} % more than the base"
-    if name in ("min_success", "kept"):
-        return f"at least {_share(limit)}"
-    if name in ("max_seconds", "max_gb"):
-        return f"at most {limit:g} {'s' if name == 'max_seconds' else 'GB'}"
-    return f"a gain above {_share(limit) if name in _PERCENT else f'{limit:g}'}"
+    text = _share(limit) if kind.unit == "%" else f"{limit:g}"
+    if not kind.alone:
+        return f"a gain above {text}"
+    return f"at most {text} {kind.unit or 's'}" if kind.cost else f"at least {text}"
 
 
 def _share(value: float) -> str:
@@ -391,9 +396,6 @@ def _gaps(evaluation: Evaluation) -> Iterator[str]:
             f"{share:.0%} of the test rows ({nearest['above']:,} of {nearest['test_rows']:,}) have at least "
             f"{nearest['bound']:.0%} of their words in common with a training row"
         )
-
-
-# What is read from an evaluation.
 
 
 def loss_columns(evaluation: Evaluation) -> list[list[float]] | str:
@@ -451,9 +453,8 @@ WORSE_SHARE, SHOWN_ROWS = 0.1, 5
 
 @dataclass(frozen=True)
 class Curve:
-    """(step, loss) of a run's steps and validations, and the steps of one epoch."""
+    """(step, loss) of a run's validations, and the steps of one epoch."""
 
-    steps: Sequence[tuple[int, float]]
     validations: Sequence[tuple[int, float]]
     per_epoch: float
 
@@ -464,29 +465,25 @@ def advise(curve: Curve, evaluation: Evaluation) -> tuple[Advice, ...]:
 
 
 def _trained_enough(curve: Curve) -> Advice | None:
-    """Train against validation: too long, or not long enough."""
+    """Say by the validations whether training was too long, or not long enough."""
     if len(curve.validations) < MIN_VALIDATIONS:
         return None
     best_step, best = min(curve.validations, key=lambda validation: validation[1])
     last_step, last = curve.validations[-1]
-    if last > (1 + ROSE) * best and best_step >= curve.per_epoch:
-        before = [loss for step, loss in curve.steps if best_step - curve.per_epoch <= step <= best_step]
-        after = [loss for step, loss in curve.steps if step > best_step]
-        if before and after and median(after) < median(before):
-            return Advice(
-                "epochs",
-                f"over-trained: validation was lowest at step {best_step} of {last_step} ({best:.3f}) and rose to "
-                f"{last:.3f} while the training loss fell from {median(before):.3f} to {median(after):.3f}; epochs: "
-                f"{max(1.0, best_step / curve.per_epoch):.2g} is enough, more rows would be better",
-            )
     earlier = [loss for step, loss in curve.validations if step <= last_step * 2 / 3]
-    if last == best and earlier and earlier[-1] - last > STILL_FALLING * last:
-        return Advice(
-            "epochs",
-            f"under-trained: validation still fell from {earlier[-1]:.3f} to {last:.3f} in the last third of the steps"
-            f"; train about twice as long (now {last_step / curve.per_epoch:.2g} epochs)",
+    if last > (1 + ROSE) * best and best_step >= curve.per_epoch:
+        said = (
+            f"over-trained: validation was lowest at step {best_step} of {last_step} ({best:.3f}) and rose to "
+            f"{last:.3f}; epochs: {best_step / curve.per_epoch:.2g} is enough, more rows would be better"
         )
-    return None
+    elif last == best and earlier and earlier[-1] - last > STILL_FALLING * last:
+        said = (
+            f"under-trained: validation still fell from {earlier[-1]:.3f} to {last:.3f} in the last third of the steps"
+            f"; train about twice as long (now {last_step / curve.per_epoch:.2g} epochs)"
+        )
+    else:
+        return None
+    return Advice("epochs", said)
 
 
 def _worse(evaluation: Evaluation) -> Advice | None:

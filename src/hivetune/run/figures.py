@@ -79,8 +79,8 @@ def figures_of(run: Path) -> Figures:
     if (run / EVALUATION).exists():
         verdict = read_document(run / EVALUATION)
         outcome["verdict"] = str(verdict["verdict"])
-        differences = {metric["name"]: metric["difference"] for metric in verdict["metrics"]}
-        outcome |= {f"verdict.{name}": f"{value:+.4g}" for name, value in differences.items() if value is not None}
+        gains = {metric["name"]: metric["gain"] for metric in verdict["metrics"]}
+        outcome |= {f"verdict.{name}": f"{value:+.4g}" for name, value in gains.items() if value is not None}
     return Figures(identity, f"{run.name}-{identity[:8]}", record["created"], settings, points, outcome)
 
 
