@@ -49,13 +49,11 @@ class Section(BaseModel):
 
 
 class DataConfig(Section):
-    path: str | list[str] = Field(
-        description="files, globs or folders of rows (relative to the config), '-' for standard input, or 'store'"
-    )
+    path: str | list[str] = Field(description="files, globs, folders (from the config's folder), '-' or 'store'")
     columns: dict[str, str] = setting({}, "map of prompt, completion, ... to the columns of your rows")
     ignore: list[str] = setting([], "columns that are not read on purpose")
     encoding: str | None = setting(
-        None, "encoding of all files, such as cp1252; default: UTF-8, or what a byte order mark says"
+        None, "encoding of all files, such as cp1252; default: UTF-8, or their byte order mark"
     )
     max_rejected: float = setting(0.2, "maximum share of rejected rows; with more, the data is refused", ge=0, le=1)
     validation: float = setting(0.1, "share of rows held out to choose the best step", ge=0, lt=1)
@@ -68,26 +66,22 @@ class DataConfig(Section):
             raise ValueError("with data.validation it leaves no row to train on")
         return test
 
-    balance: Literal["none", "agent", "category"] = setting(
-        "none", "train the same number of rows of each agent or category"
-    )
+    balance: Literal["none", "agent", "category"] = setting("none", "train equally many rows of each of these")
     system_prompts: dict[str, str] = setting({}, "system prompt of each agent, for rows without one")
     on_overlong: Literal["reject", "cut_turns", "cut"] = setting(
-        "reject", "rows longer than max_length: reject them, drop the last turns, or cut tokens"
+        "reject", "what to do with rows longer than max_length"
     )
     also_train: list[Literal["failed", "untrusted", "own_answers"]] = setting(
         [], "train these rows too: failed, untrusted (text from tools or web pages), own_answers (nobody approved)"
     )
-    on_private: Literal["redact", "reject", "keep"] = setting(
-        "redact", "what to do with secrets and personal data: redact, reject or keep"
-    )
+    on_private: Literal["redact", "reject", "keep"] = setting("redact", "what to do with secrets and personal data")
     near_duplicates: float = setting(0.85, "Jaccard similarity from which rows count as duplicates; 0: off", ge=0, le=1)
     max_rows: int | None = setting(None, "train on at most this many rows, drawn by their content", gt=0)
     leave_out: str | None = setting(None, "file of rows to leave out, with their reasons; a cycle writes one")
 
 
 class LearnConfig(Section):
-    """Settings for the rows to learn from (docs/learn.md)."""
+    """The rows to learn from (docs/learn.md)."""
 
     use: list[Literal["sft", "corrections", "pairs", "failures"]] = setting(
         ["sft", "corrections"],
@@ -100,9 +94,7 @@ class LoraConfig(Section):
     r: int = setting(16, "rank: 8 for style and format, 16 to 32 for new skills", gt=0, le=1 << 16)
     alpha: float = setting(32, "the update is scaled by alpha / r; usually twice the rank", gt=0)
     dropout: float = setting(0.0, "dropout on the adapter's input; 0.05 to 0.1 for few rows", ge=0, lt=1)
-    target_modules: str | list[str] = setting(
-        "all-linear", "layers: all-linear, names such as q_proj, or a pattern such as '.*_proj'"
-    )
+    target_modules: str | list[str] = setting("all-linear", "layers: all-linear, names such as q_proj, or '.*_proj'")
     start: str | None = setting(None, "start from the adapter in this folder (same base model)")
 
 
@@ -135,12 +127,10 @@ class CycleConfig(Section):
     hours: float | None = setting(None, "maximum hours of training in a cycle", gt=0)
     promote: Literal["auto", "ask"] = setting("auto", "ask: a person promotes a release that passed")
     by: Literal["agent", "category"] | None = setting(
-        None, "also train an adapter for each agent or category that has 200 rows; it is served where it is better"
+        None, "also train an adapter for each of these that has 200 rows; it is served where it is better"
     )
     watch: float = setting(24.0, "hours for which a new champion is watched", ge=0, le=24 * 30)
-    notify: list[str] = setting(
-        [], "program and arguments that are told of promotions and problems, as JSON on standard input"
-    )
+    notify: list[str] = setting([], "program and arguments that get promotions and problems as JSON on standard input")
 
 
 class RunConfig(Section):
@@ -148,24 +138,16 @@ class RunConfig(Section):
 
     model: str = Field(description="Hub id, folder, GGUF file, or smollm2-135m")
     data: DataConfig
-    template: dict[str, bool | int | float | str] = setting(
-        {}, "values for arguments of the chat template, such as enable_thinking: false"
-    )
+    template: dict[str, bool | int | float | str] = setting({}, "arguments of the template: {enable_thinking: false}")
     learn: LearnConfig = LearnConfig()
-    method: Literal["lora", "qlora"] = setting(
-        "lora", "qlora: base model in 4 bits; a quarter of the memory, slower, less exact"
-    )
+    method: Literal["lora", "qlora"] = setting("lora", "qlora: base in 4 bits; a quarter of the memory, slower")
     lora: LoraConfig = LoraConfig()
     max_length: int = setting(2048, "maximum tokens of a row", ge=8, le=MAX_TOKENS_A_ROW)
     batch_size: int = setting(16, "examples per optimizer step, the effective batch size", gt=0)
     epochs: float = setting(3, "passes over the training rows", gt=0, le=100_000)
     max_steps: int | None = setting(None, "stop after this many optimizer steps", gt=0)
-    learning_rate: float = setting(
-        2e-4, "peak of the schedule; LoRA needs ten times the rate of full fine-tuning", gt=0
-    )
-    lr_schedule: Literal["cosine", "linear", "constant"] = setting(
-        "cosine", "decay of the learning rate after the warm-up"
-    )
+    learning_rate: float = setting(2e-4, "its peak; LoRA needs ten times the rate of full fine-tuning", gt=0)
+    lr_schedule: Literal["cosine", "linear", "constant"] = setting("cosine", "decay of the rate after the warm-up")
     warmup: float = setting(0.05, "warm-up: below 1 a share of the steps, else their number", ge=0)
     weight_decay: float = setting(0.0, "decoupled weight decay, as in AdamW", ge=0)
     clip: float = setting(1.0, "maximum gradient norm; 0: no clipping", ge=0)
@@ -183,9 +165,7 @@ class RunConfig(Section):
     report_to: list[ReportTarget] = setting([], "send figures during training: tensorboard, mlflow, trackio, wandb")
     chunk_rows: int | None = setting(None, "finish all epochs on this many rows before the next", gt=0)
     memory_share: float = setting(0.9, "maximum share of the device's memory to use", gt=0, le=1)
-    allow: list[Literal["rank", "sample"]] = setting(
-        [], "changes that recovery may make: rank (halve it), sample (skip rows)"
-    )
+    allow: list[Literal["rank", "sample"]] = setting([], "what recovery may do: halve the rank, skip rows")
     eval: EvalConfig = EvalConfig()
     gate: GateConfig = GateConfig()
     cycle: CycleConfig = CycleConfig()
@@ -213,17 +193,38 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
         raise UsageError(f"{spelled(path)} contains no settings", hint=hint)
     if path.is_file():  # not a pipe: `train <(...)` has no folder
         _resolve_paths(tree, path.parent)
-    return _overridden(tree, overrides, spelled(path))
+    return parse_config(tree, spelled(path), overrides)
 
 
 def override_config(config: RunConfig, overrides: Iterable[str], option: str = "--set") -> RunConfig:
     """Return `config` with each `a.b=c` of `overrides` applied. Raises UsageError, naming `option`."""
-    return _overridden(config.model_dump(mode="json"), overrides, "config", option)
+    return parse_config(config.model_dump(mode="json"), "config", overrides, option)
 
 
-def parse_config(tree: Mapping[str, Any], where: str = "config", overrides: Iterable[str] = ()) -> RunConfig:
-    """Return a config made from plain values, which stay as they are. Raises UsageError as `load_config` does."""
-    return _overridden(_plain(tree), overrides, where)
+def parse_config(
+    tree: Mapping[str, Any], where: str = "config", overrides: Iterable[str] = (), option: str = "--set"
+) -> RunConfig:
+    """Return a config made from plain values, which stay as they are.
+
+    Raises UsageError naming `where`, or `option` where an override is wrong, and the key of each problem.
+    """
+    settings, origins = _plain(tree), {}
+    for override in overrides:
+        origin = f"{option} {override}"
+        origins[_override(settings, override, origin)] = origin
+    try:
+        return RunConfig.model_validate(settings)
+    except ValidationError as error:
+        meanings = {setting.key: setting.meaning for setting in known_settings()}
+        problems: dict[str, None] = {}
+        for problem in error.errors():
+            key = f"{_key_of(problem)}."
+            # The option that set it, a part of it, or what it is a part of.
+            by = (
+                origin for name, origin in origins.items() if f"{name}.".startswith(key) or key.startswith(f"{name}.")
+            )
+            problems[f"{next(by, where)}: {refusal_text(problem, meanings)}"] = None
+        raise UsageError("\n".join(problems), hint="list all settings: hivetune config") from None
 
 
 def _plain(value: Any) -> Any:
@@ -233,20 +234,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-def _overridden(tree: dict[str, Any], overrides: Iterable[str], where: str, option: str = "--set") -> RunConfig:
-    """Raise UsageError naming the file or the option of each problem."""
-    origins = {}
-    for override in overrides:
-        origin = f"{option} {override}"
-        origins[_override(tree, override, origin)] = origin
-    try:
-        return RunConfig.model_validate(tree)
-    except ValidationError as error:
-        meanings = {setting.key: setting.meaning for setting in known_settings()}
-        problems = dict.fromkeys(_explain(problem, where, origins, meanings) for problem in error.errors())
-        raise UsageError("\n".join(problems), hint="list all settings: hivetune config") from None
 
 
 def written_settings(config: RunConfig) -> dict[str, Any]:
@@ -260,15 +247,15 @@ def _resolve_paths(tree: dict[str, Any], folder: Path) -> None:
     data = tree.get("data")
     if not isinstance(data, dict) or not isinstance(data.get("path"), str | list):
         return  # validation reports it
-    entries = [data["path"]] if isinstance(data["path"], str) else data["path"]
-    placed = [
-        str(folder / entry) if isinstance(entry, str) and not _stays_as_it_is(entry) else entry for entry in entries
-    ]
-    data["path"] = placed[0] if isinstance(data["path"], str) else placed
+    if isinstance(data["path"], str):
+        data["path"] = _resolved(data["path"], folder)
+    else:
+        data["path"] = [_resolved(entry, folder) for entry in data["path"]]
 
 
-def _stays_as_it_is(entry: str) -> bool:
-    return entry in ("", "-", "store") or entry[0] == "~" or "://" in entry
+def _resolved(entry: Any, folder: Path) -> Any:
+    is_path = isinstance(entry, str) and entry not in ("", "-", "store") and entry[0] != "~" and "://" not in entry
+    return str(folder / entry) if is_path else entry
 
 
 @dataclass(frozen=True)
@@ -310,14 +297,6 @@ def _override(tree: dict[str, Any], override: str, origin: str) -> str:
         tree = child
     tree[last] = parse_yaml(text, origin)
     return key
-
-
-def _explain(problem: Mapping[str, Any], file: str, origins: Mapping[str, str], meanings: Mapping[str, str]) -> str:
-    """Return a problem in words; `origins` maps the dotted name of a setting to the option that set it."""
-    key = _key_of(problem)
-    where = next((origin for name, origin in origins.items() if f"{key}.".startswith(f"{name}.")), file)
-    where = next((origin for name, origin in origins.items() if name.startswith(f"{key}.")), where)
-    return f"{where}: {refusal_text(problem, meanings)}"
 
 
 # What pydantic refuses, in words for the person who wrote it.

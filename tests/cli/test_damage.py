@@ -155,7 +155,7 @@ def raise_it(error: Exception) -> None:
 
 def ask(home: Path, command: list[str], monkeypatch: pytest.MonkeyPatch) -> "subprocess.CompletedProcess[str]":
     """Run the command in a home; an exception that the program does not report in words is raised."""
-    monkeypatch.setattr("hivetune.cli.explain._bug", raise_it)
+    monkeypatch.setattr("hivetune.cli.output.report_bug", raise_it)
     return hivetune(*(word.replace("RUN", str(home / "all/run")) for word in command), HIVETUNE_HOME=str(home))
 
 

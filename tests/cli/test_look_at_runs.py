@@ -17,7 +17,6 @@ from small_disk import fill
 from hivetune.base.database import open_database
 from hivetune.base.disk import lock, path_to_store, write_json, write_manifest
 from hivetune.base.journal import Journal
-from hivetune.cli.look import BARS, SPARK_WIDTH, sparkline
 from hivetune.config import parse_config
 from hivetune.errors import UsageError
 from hivetune.process.detach import start_detached
@@ -68,7 +67,7 @@ def test_all_runs_and_one_run(tmp_path: Path) -> None:
     assert shown["choices"] == {"device": "cpu", "dtype": "float32", "threads": 2}
     told = " ".join(hivetune("show", "mine").stdout.split())
     for words in ("the card hung", "computed: in float32 (dtype: auto) on cpu", "available 3.2 GB, resident 2.1 GB",
-                  "used 24.7 GB", "temperature c 104", "loss of each step: █▁", "state: stopped step: 2 steps: 20",
+                  "used 24.7 GB", "temperature c 104", "state: stopped step: 2 steps: 20",
                   "its disk was full once; 1 checkpoint could not be written: [Errno 28]"):  # fmt: skip
         assert words in told, told
     (run / "child.log").write_text("".join(f"line {i}\n" for i in range(100)))
@@ -102,12 +101,6 @@ def test_follow_prints_what_happens_until_the_run_ends(tmp_path: Path) -> None:
         assert "fault in step 2: the card hung again\n" in told, told
         assert any("step 3 of 20, loss 1.500" in line and "available 3.2 GB" in line for line in told), told
     assert "interrupted" in following.communicate(timeout=30)[0] and following.returncode == 0
-
-
-def test_a_curve_on_one_line_falls_from_its_highest_to_its_lowest_bar() -> None:
-    line = sparkline([4.0 - step / 100 for step in range(200)])
-    assert (len(line), line[0], line[-1]) == (SPARK_WIDTH, BARS[-1], BARS[0])
-    assert (sparkline([]), sparkline([1.0])) == ("", BARS[0])
 
 
 def test_runs_are_found_by_folder_name_its_beginning_and_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ import pytest
 import typer
 from command import hivetune
 
-from hivetune.cli.explain import explain
 from hivetune.cli.main import COMMANDS, EXIT_CODES
+from hivetune.cli.output import explain
 from hivetune.errors import DoesNotFit, HivetuneError, Stopped
 
 # They do their work without an argument.

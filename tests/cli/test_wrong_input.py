@@ -25,7 +25,7 @@ Call = Callable[..., tuple[int, str]]
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """(exit code, what was said) of a command line in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("hivetune.cli.explain._bug", raise_it)
+    monkeypatch.setattr("hivetune.cli.output.report_bug", raise_it)
 
     def ask(*arguments: str) -> tuple[int, str]:
         done = hivetune(*arguments)
@@ -66,7 +66,7 @@ WRONG = [
     ("train half.yaml", 2, "'data' is missing\nhint: list all settings"),
     ("train lost.yaml", 2, "rowz.jsonl does not exist"),
     ("train mine.yaml --set lora=3", 2, "'lora': it has settings of its own, such as lora.r, got 3"),
-    ("train mine.yaml --set data.path=", 2, "'data.path': choose one of: files, globs or folders"),
+    ("train mine.yaml --set data.path=", 2, "'data.path': choose one of: files, globs, folders"),
     ("train mine.yaml --set device=tpu", 2, "'device': choose one of: auto, cpu, cuda, cuda:1; got 'tpu'"),
     ("train mine.yaml --set lorra.r=8", 2, "--set lorra.r=8: unknown setting 'lorra', did you mean 'lora.r'?"),
     ("init rows.jsonl --set lora.r=x", 2, "--set lora.r=x: 'lora.r'"),

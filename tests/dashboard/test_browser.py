@@ -17,7 +17,6 @@ from hivetune.base.database import open_database
 from hivetune.base.journal import Journal, read_journal
 from hivetune.dashboard.watched import run_id
 from hivetune.run.folder import METRICS
-from hivetune.run.status import loss_curve
 from hivetune.serve.capture import CapturedAnswer, store_entries
 
 pytestmark = pytest.mark.slow
@@ -231,7 +230,8 @@ def test_a_run_is_followed_through_reloads_kills_and_steps_made_again(
             training.kill()
             expect(page.locator(".state").first).to_have_text("interrupted", timeout=DEATH_MS)
             expect(page.locator("main")).to_contain_text("hivetune train")
-            truth = [(step, loss) for step, loss, kind in loss_curve(going) if kind == "step"]
+            steps = [entry for entry in read_journal(going / METRICS) if entry["event"] == "step"]
+            truth = [(entry["step"], entry["loss"]) for entry in steps]
             assert [round(step) for step, _ in drawn_loss(page)] == [step for step, _ in truth]
             for (_, drawn), (_, loss) in zip(drawn_loss(page), truth, strict=True):
                 assert drawn == pytest.approx(loss, abs=0.01)  # a tenth of a pixel of 186 for about 2 nats

@@ -15,7 +15,7 @@ from hivetune.base.journal import Journal, JournalPlace, read_after, read_journa
 from hivetune.dashboard import watched
 from hivetune.dashboard.watched import MAX_BUCKETS, Series, WatchedRun
 from hivetune.run.folder import METRICS
-from hivetune.run.status import loss_curve, run_status
+from hivetune.run.status import run_status
 
 
 def follow_all(path: Path, place: JournalPlace) -> tuple[list[dict[str, Any]], JournalPlace, bool]:
@@ -86,7 +86,8 @@ def test_a_run_is_followed_through_faults_and_steps_that_are_made_again(own_home
     losses = run.read.curves["loss"]
     assert [bucket.step for bucket in losses.buckets] == list(range(1, 40))
     drawn = {(bucket.step, bucket.mean) for bucket in losses.buckets}
-    assert drawn == {(step, loss) for step, loss, kind in loss_curve(folder) if kind == "step"}
+    steps = [entry for entry in read_journal(folder / METRICS) if entry["event"] == "step"]
+    assert drawn == {(entry["step"], entry["loss"]) for entry in steps}
     assert len(run.read.quarantined) == 1  # the events were not read twice
     assert run.status() == run_status(folder)
 

@@ -8,7 +8,7 @@ import pytest
 from serve.hive import make_home, write_adapter
 from small_disk import fill
 
-from hivetune.cli.explain import explain
+from hivetune.cli.output import explain
 from hivetune.errors import DoesNotFit, HivetuneError
 from hivetune.release.export import Source, export
 

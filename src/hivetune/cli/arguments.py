@@ -1,5 +1,6 @@
 """The vocabulary of arguments and options, each declared once, with its completion; and the settings they lead to."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -78,50 +79,40 @@ CaptureOption = Annotated[bool, Option("--capture", help="Save prompts and answe
 ThreadsOption = Annotated[int | None, Option(min=1, help="Number of CPU threads.")]
 
 
-def with_columns(settings: RunConfig, columns: str | None, ignore: str | None = None) -> RunConfig:
-    """Return the settings with --columns in place of `data.columns`, and --ignore in place of `data.ignore`.
-
-    Raises UsageError.
-    """
-    update: dict[str, object] = {} if columns is None else {"columns": parse_columns(columns)}
+def as_overrides(columns: str | None, ignore: str | None) -> list[str]:
+    """Return --columns and --ignore as overrides of `data.columns` and `data.ignore`. Raises UsageError."""
+    overrides = [] if columns is None else [f"data.columns={json.dumps(parse_columns(columns))}"]
     if ignore is not None:
-        update["ignore"] = [name.strip() for name in ignore.split(",") if name.strip()]
-    return settings.model_copy(update={"data": settings.data.model_copy(update=update)})
+        overrides.append(f"data.ignore={json.dumps([name.strip() for name in ignore.split(',') if name.strip()])}")
+    return overrides
 
 
-def read_settings(
-    config: str,
-    model: str | None,
-    overrides: Sequence[str] | None,
-    columns: str | None = None,
-    ignore: str | None = None,
-) -> tuple[RunConfig, str]:
+def read_settings(config: str, model: str | None, overrides: Sequence[str] = ()) -> tuple[RunConfig, str]:
     """Return the settings and the name for their runs, from a YAML file, or from rows and a model.
 
     Raises UsageError.
     """
-    path, changes = Path(config), overrides or ()
-    is_yaml = path.suffix.lower() in (".yaml", ".yml")
+    path, is_yaml = Path(config), config.lower().endswith((".yaml", ".yml"))
     if path.is_dir() and is_yaml:
         raise UsageError(f"{config} is a folder", hint="give a YAML file, or a file of rows with --model")
     if model is None and not names_rows(config):
-        return with_columns(load_config(path, changes), columns, ignore), path.stem
+        return load_config(path, overrides), path.stem
     if is_yaml:
         hint = f"to change its model: --set model={model}"
         raise UsageError(f"--model {model} is for rows, but {config} is a config", hint=hint)
     if model is None:  # given as --set model=...
-        model = next((text.removeprefix("model=") for text in changes if text.startswith("model=")), None)
+        model = next((text.removeprefix("model=") for text in overrides if text.startswith("model=")), None)
     if model is None:
         hint = f"add --model smollm2-135m, or write a config: hivetune init {quoted(config)}"
         raise UsageError(f"{config} holds rows, and no model is given", hint=hint)
     check_storable(config)
-    settings = override_config(parse_config({"model": model, "data": {"path": config}}, "command line"), changes)
+    settings = override_config(parse_config({"model": model, "data": {"path": config}}, "command line"), overrides)
     say(
         f"settings: {settings.epochs:g} epochs, batch_size {settings.batch_size}, "
         f"learning_rate {settings.learning_rate:g}, lora.r {settings.lora.r}, max_length {settings.max_length}; "
         "change them with --set; list all: hivetune config"
     )
-    return with_columns(settings, columns, ignore), "rows" if config == "-" else path.stem
+    return settings, "rows" if config == "-" else path.stem
 
 
 def model_folder(model: str, template: TemplateArguments | None = None) -> Path:

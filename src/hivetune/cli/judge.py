@@ -1,5 +1,4 @@
-"""The commands that measure models: `eval` (base and tuned model on held-out rows, and the verdict) and `compare` (two
-models on the same rows)."""
+"""The commands that measure models: `eval` (base and tuned model on held-out rows, and the verdict) and `compare`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -60,19 +59,16 @@ def evaluate(run: RunArgument, overrides: SetOption = None) -> None:
         walk.gate(opened)
     evaluation = read_document(opened.folder / EVALUATION)
     verdict = verdict_of(evaluation)
-    following = ""
-    if verdict.verdict == "deploy":
-        following = f"next: hivetune export {quoted(run)} --to gguf"
-    else:
-        following = f"next: {next_step(verdict.verdict, verdict_document(verdict)['metrics'])}"
+    is_better = verdict.verdict == "deploy"
+    following = next_step(verdict.verdict, verdict_document(verdict)["metrics"])
     answer(
         evaluation,
         *(measured_text(evaluation) if measures else ()),
         *verdict_text(verdict),
         *map(Note, report(opened.folder, opened.config.report_to)),
-        following,
+        f"next: {f'hivetune export {quoted(run)} --to gguf' if is_better else following}",
     )
-    if verdict.verdict != "deploy":
+    if not is_better:
         raise Exit(NotDeployed.exit_code)  # no error: the document above is the answer
 
 
@@ -92,12 +88,18 @@ def measured_text(evaluation: dict[str, Any]) -> Iterator[str | Table]:
         if part == "agent" or len(lines) > 1:
             yield Table(f"{part} {PART}", lines)
     yield from _problem_text(evaluation["problems"], EVALUATION)
-    answers = evaluation["answers"]  # first those where only one of the two succeeded
-    for row in sorted(answers, key=lambda row: row["base"]["success"] == row["tuned"]["success"])[:SHOWN_ANSWERS]:
-        yield f"\n{short(row['prompt'])}"
-        yield from (f"  {side:6}{_marked(row[side])}" for side in ("base", "tuned"))
-    if len(answers) > SHOWN_ANSWERS:
-        yield f"\n{len(answers) - SHOWN_ANSWERS} more, side by side: eval.html in the folder of the run"
+    yield _answers_table(evaluation["answers"], "base", "tuned", "answers; all side by side: eval.html of the run")
+
+
+def _answers_table(answers: Sequence[Mapping[str, Any]], first: str, second: str, title: str) -> Table:
+    """Return the first answers, before others those that only one of the two got right."""
+    ordered = sorted(answers, key=lambda row: row["base"]["success"] == row["tuned"]["success"])[:SHOWN_ANSWERS]
+    cells = [(short(row["prompt"]), _marked(row["base"]), _marked(row["tuned"])) for row in ordered]
+    return Table(f"prompt {first} {second}", cells, f"{len(cells)} of {len(answers)} {title}")
+
+
+def _marked(side: Mapping[str, Any]) -> str:
+    return {True: "right: ", False: "wrong: ", None: ""}[side["success"]] + short(side["answer"] or "")
 
 
 def _problem_text(problems: Sequence[Mapping[str, str]], file: str) -> Iterator[Note]:
@@ -105,10 +107,6 @@ def _problem_text(problems: Sequence[Mapping[str, str]], file: str) -> Iterator[
         yield Note(f"{problem['source']} ({problem['model']}): {problem['problem']}")
     if len(problems) > MAX_PROBLEMS:
         yield Note(f"and {len(problems) - MAX_PROBLEMS} more problems, all in {file}")
-
-
-def _marked(side: Mapping[str, Any]) -> str:
-    return {True: "right: ", False: "wrong: ", None: ""}[side["success"]] + short(side["answer"] or "")
 
 
 def verdict_text(verdict: Verdict) -> Iterator[str | Table]:
@@ -123,12 +121,10 @@ def verdict_text(verdict: Verdict) -> Iterator[str | Table]:
 
 
 def next_step(verdict: str, metrics: Sequence[Mapping[str, Any]]) -> str:
-    """Return what to do after a verdict: what the open metrics lack, where they lack evidence.
-
-    More rows do not help if success is required and no row is checked, or if other programs disturbed the times.
-    """
+    """Return what to do after a verdict: what the open metrics lack, where they lack evidence."""
     if verdict != "not-enough-evidence":
-        return NEXT[verdict]
+        return NEXT.get(verdict, "")
+    # More rows do not help where success is required and no row has a checker.
     if any(metric["name"] == "success" and metric["required"] and not metric["n"] for metric in metrics):
         return UNCHECKED
     steps = []
@@ -136,7 +132,7 @@ def next_step(verdict: str, metrics: Sequence[Mapping[str, Any]]) -> str:
         if metric["passed"] is False and metric.get("needed") is not None:
             steps.append(MORE_ROWS if metric["name"] == "loss" else MORE_ANSWERS)
         elif metric["passed"] is False and metric["name"] in ("latency_s", "max_seconds") and metric["n"]:
-            steps.append(QUIET)
+            steps.append(QUIET)  # other programs disturbed the times, which more rows would not mend
     return "; ".join(dict.fromkeys(steps)) or NEXT[verdict]
 
 
@@ -148,7 +144,8 @@ def metrics_table(metrics: Sequence[Metric], first: str, second: str) -> Table:
 
 SIDE_HELP = "A model: base, NAME@VERSION, a run, a .gguf file or http://HOST:PORT/v1#MODEL."
 COMPARISON = "compare.json"
-COSTS = "side answers latency_p50_s latency_p95_s first_token_p50_s first_token_p95_s cold_start_s peak_memory_bytes"
+COSTS = "side label answers latency_p50_s latency_p95_s first_token_p50_s first_token_p95_s cold_start_s "
+COSTS += "peak_memory_bytes"
 
 
 def compare_sides(
@@ -191,21 +188,12 @@ def compare_sides(
 
 def comparison_text(document: dict[str, Any]) -> Iterator[str | Table]:
     """Yield the metrics, what the answers cost, and those of a few rows that changed."""
-    sides = [{**document[key], "side": side} for side, key in (("A", "base"), ("B", "tuned"))]
-    yield from (f"{side['side']}: {side['label']}" for side in sides)
     yield metrics_table([from_plain(Metric, metric) for metric in document["metrics"]], "A", "B")
-    yield Table(COSTS, sides)
-    for metric, reason in document["not_compared"].items():
-        yield Note(f"{metric} not compared: {reason}")
+    yield Table(COSTS, [{**document[key], "side": side} for side, key in (("A", "base"), ("B", "tuned"))])
+    yield from (Note(f"{metric} not compared: {reason}") for metric, reason in document["not_compared"].items())
     if refused := document["rows_refused"]:
         reasons = ", ".join(f"{reason} {count}" for reason, count in refused.items())
         yield Note(f"{sum(refused.values())} rows cannot be answered: {reasons}")
     yield from _problem_text(document["problems"], COMPARISON)
-    # First those that only one side got right.
-    answers = sorted(document["answers"], key=lambda one: one["base"]["success"] == one["tuned"]["success"])
-    changed = [one for one in answers if one["base"]["answer"] != one["tuned"]["answer"]]
-    if changed:
-        cells = [(short(one["prompt"]), _marked(one["base"]), _marked(one["tuned"])) for one in changed]
-        yield Table(
-            "prompt A B", cells[:SHOWN_ANSWERS], f"{len(changed)} of {len(answers)} answers changed, the first:"
-        )
+    changed = [one for one in document["answers"] if one["base"]["answer"] != one["tuned"]["answer"]]
+    yield _answers_table(changed, "A", "B", "answers that changed")

@@ -1,11 +1,9 @@
 """The commands on runs: `runs`, `show`, `rm`; and `config`."""
 
-import itertools
 import json
-import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,40 +18,16 @@ from hivetune.base.paths import quoted
 from hivetune.base.private import open_plain
 from hivetune.base.typed import to_plain
 from hivetune.cli.arguments import RunArgument
-from hivetune.cli.output import (
-    MODE,
-    Note,
-    Table,
-    answer,
-    emit,
-    facts,
-    moment,
-    present,
-    say,
-    show,
-    size,
-    value_text,
-)
+from hivetune.cli.output import MODE, Note, Table, answer, emit, facts, moment, present, say, show, size, value_text
 from hivetune.config import RunConfig, known_settings
 from hivetune.dashboard.watched import WatchedRun
 from hivetune.errors import UsageError
 from hivetune.release.prune import delete, find_unused, remove_run
 from hivetune.run.folder import EVENTS, SUPERVISOR_LOG, WORKER_LOG, read_resolved
-from hivetune.run.status import (
-    RunStatus,
-    event_text,
-    find_run,
-    hold_run,
-    known_runs,
-    loss_curve,
-    run_folders,
-    run_status,
-    shortest_name,
-)
+from hivetune.run.status import event_text, find_run, hold_run, known_runs, run_folders, run_status, shortest_name
 
 WATCH_S = 1.0
 LOG_LINES = 50
-SPARK_WIDTH, BARS = 60, "▁▂▃▄▅▆▇█"
 # The figures of the machine in the samples of a run.
 SAMPLE = ("available_bytes", "resident_bytes", "disk_free_bytes", "cards")
 STATE = "state step steps pid loss validation_loss tokens_per_second left_s restarts quarantined last_fault "
@@ -64,9 +38,9 @@ def runs() -> None:
     """List all runs, newest first."""
     statuses = list(known_runs())[::-1]
     problems = [(s.run.name, problem) for s in statuses for problem in (s.problem, s.storage_problem) if problem]
-    nothing = "" if MODE.json else Note("no runs yet; start one: hivetune train CONFIG")
     lines = [{**to_plain(status), "name": status.run.name} for status in statuses]
     table = Table("run=name state step steps loss validation_loss restarts folder=run", lines)
+    nothing = Note("" if MODE.json else "no runs yet; start one: hivetune train CONFIG")
     answer({"runs": statuses}, table if lines else nothing, *(f"{name}: {problem}" for name, problem in problems))
 
 
@@ -95,38 +69,31 @@ def show_run(
 
 def _show_state(folder: Path) -> None:
     """Show the state of a run. A damaged config is reported, not fatal."""
-    status, choices = run_status(folder), None
+    document, choices = to_plain(run_status(folder)), None
     try:
         config, chosen = read_resolved(folder)
         choices = chosen.made()
         auto = " (dtype: auto)" if config.dtype == "auto" else ""
-        computed = f"in {chosen.dtype}{auto} on {chosen.device}" if chosen.dtype else "nothing yet"
-        computed += f", {chosen.path} path" if chosen.path else ""
+        path = f", {chosen.path} path" if chosen.path else ""
+        computed = f"in {chosen.dtype}{auto} on {chosen.device}{path}" if chosen.dtype else "nothing yet"
     except UsageError as error:
         computed = f"cannot read its choices: {error.message}"
-    events, sample, lines = list(read_journal(folder / EVENTS)), dict[str, Any](), []
+    events = list(read_journal(folder / EVENTS))
+    told = facts({"run": folder.name, **{key: document[key] for key in STATE.split()}, "computed": computed})
+    interrupted = document["state"] == "interrupted"
+    following = f"continue it: hivetune train {shortest_name(folder)}" if interrupted else ""
+    answer({**document, "choices": choices, "events": events}, told, *_events_text(events), following)
+
+
+def _events_text(events: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield a line for each event, and below a fault what the machine had left, which hints at the cause."""
+    sample: dict[str, Any] = {}
     for entry in events:
         if text := event_text(entry):
-            lines.append(f"{moment(entry['time'])}  {text}")
-        if entry["event"] == "failure" and sample:  # what the machine had left hints at the cause
-            lines.append(f"{'':18}{max(0, entry['time'] - sample['time']):.0f} s before: {_machine_text(sample)}")
+            yield f"{moment(entry['time'])}  {text}"
+        if entry["event"] == "failure" and sample:
+            yield f"{'':18}{max(0, entry['time'] - sample['time']):.0f} s before: {_machine_text(sample)}"
         sample = entry if entry["event"] == "sample" else sample
-    document = to_plain(status)
-    curve = sparkline([loss for _, loss, kind in loss_curve(folder) if kind == "step"])
-    known = {"run": status.run.name, **{key: document[key] for key in STATE.split()}, "computed": computed}
-    told = facts({**known, "loss of each step": curve})
-    interrupted = status.state == "interrupted"
-    following = f"continue it: hivetune train {shortest_name(status.run)}" if interrupted else ""
-    answer({**document, "choices": choices, "events": events}, told, *lines, following)
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """Return a curve on one line: at most SPARK_WIDTH bars, each the mean of neighbouring values."""
-    width = min(SPARK_WIDTH, len(values))
-    cuts = [len(values) * place // width for place in range(width + 1)] if width else []
-    means = [statistics.fmean(values[low:high]) for low, high in itertools.pairwise(cuts)]
-    low, high = min(means, default=0.0), max(means, default=0.0)
-    return "".join(BARS[round((mean - low) / ((high - low) or 1) * (len(BARS) - 1))] for mean in means)
 
 
 def _machine_text(sample: Mapping[str, Any]) -> str:
@@ -155,19 +122,15 @@ def _follow(folder: Path) -> None:
         new, seen = run.read.num_events - seen, run.read.num_events
         present(*(text for _, text in list(run.read.events)[-new:] if new))
         if (status.state, status.step) != last:
-            show("; ".join(filter(None, [_short_state(status), _machine_text(run.read.sample)])))
+            last = (status.state, status.step)
+            figures = {"loss": status.loss, "validation": status.validation_loss, "left_s": status.left_s}
+            known = value_text("", {key: value for key, value in figures.items() if value is not None})
+            told = f"{status.state}, step {status.step} of {status.steps}" + (f", {known}" if known != "-" else "")
+            show("; ".join([told, *([_machine_text(run.read.sample)] if run.read.sample else [])]))
             emit(status)
-        last = (status.state, status.step)
         if status.state != "running":
             return
         time.sleep(WATCH_S)
-
-
-def _short_state(status: RunStatus) -> str:
-    figures = {"loss": status.loss, "validation": status.validation_loss, "left_s": status.left_s}
-    known = {key: value for key, value in figures.items() if value is not None}
-    told = f"{status.state}, step {status.step} of {status.steps}"
-    return f"{told}, {value_text('', known)}" if known else told
 
 
 def rm(

@@ -14,7 +14,7 @@ from typer import Argument, Option
 from hivetune import __version__, walk
 from hivetune.base.disk import files_to_write, home, read_json, size_of, write_atomic
 from hivetune.base.paths import quoted, real_path, spelled
-from hivetune.cli.arguments import ColumnsOption, IgnoreOption, SetOption, complete_model, model_folder, with_columns
+from hivetune.cli.arguments import ColumnsOption, IgnoreOption, SetOption, as_overrides, complete_model, model_folder
 from hivetune.cli.output import Note, answer, duration, facts, parts, present, progress, say, short, show, size
 from hivetune.config import RunConfig, load_config, written_settings
 from hivetune.data.files.find import refuse_read_once
@@ -57,7 +57,7 @@ def init(
     if path.exists():
         hint = f"train with it: {train}, or write another file: --out FILE"
         raise UsageError(f"{path} already exists", hint=hint)
-    settings = with_columns(first_settings(rows, model, overrides or ()), columns, ignore)
+    settings = first_settings(rows, model, [*(overrides or ()), *as_overrides(columns, ignore)])
     # A Hub id that is not on this machine would need the network, so only local models are prepared.
     is_local = kind_of(settings.model) != "hub" or find_prepared(settings.model) is not None
     folder = model_folder(settings.model) if is_local else None

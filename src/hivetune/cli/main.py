@@ -18,51 +18,66 @@ from typer.core import TyperCommand, TyperGroup
 
 from hivetune import __version__
 from hivetune.base.private import keep_private
-from hivetune.cli.output import MODE, as_document, emit, error_document, errors_of_stdout, say, settle_encodings
+from hivetune.cli.output import (
+    MODE,
+    as_document,
+    emit,
+    error_document,
+    errors_of_stdout,
+    explain,
+    say,
+    settle_encodings,
+)
 from hivetune.errors import HivetuneError, Stopped, UsageError
 from hivetune.process.stop import take_stops
 
-# The sections of the help, and of each command the module below hivetune.cli, its function and one line.
-SECTIONS = {
-    "Start": "init demo doctor fetch config",
-    "Rows": "collect check synth forget",
-    "Train": "plan train stop bench",
-    "Judge": "eval compare",
-    "Release": "export register releases promote rollback",
-    "Serve": "serve clients chat cycle",
-    "Look": "status dashboard runs show rm",
+# Of each section of the help its commands: the module below hivetune.cli, its function and one line.
+SECTIONS: Mapping[str, Mapping[str, tuple[str, str, str]]] = {
+    "Start": {
+        "init": ("machine", "init", "Look at rows and machine, and write a commented config."),
+        "demo": ("machine", "demo", "Run every step once on a small real model, in minutes."),
+        "doctor": ("machine", "doctor", "Test this machine, and say what to fix."),
+        "fetch": ("machine", "fetch", "Download and prepare a model."),
+        "config": ("look", "config", "List the settings, or print their JSON Schema."),
+    },
+    "Rows": {
+        "collect": ("rows", "collect", "Copy interactions into the store."),
+        "check": ("rows", "check", "Report what is wrong with rows, and where."),
+        "synth": ("rows", "synth", "Make training rows from documentation."),
+        "forget": ("rows", "forget", "Delete a user, session, source or row from the store."),
+    },
+    "Train": {
+        "plan": ("train", "plan", "Predict memory, time and disk of a run."),
+        "train": ("train", "train", "Train an adapter, or continue its run."),
+        "stop": ("train", "stop", "Stop a run after saving a checkpoint."),
+        "bench": ("train", "bench", "Measure time, memory and losses of a config, over a grid."),
+    },
+    "Judge": {
+        "eval": ("judge", "evaluate", "Measure a run on held-out rows, and decide whether it is better."),
+        "compare": ("judge", "compare_sides", "Compare two models on the same rows."),
+    },
+    "Release": {
+        "export": ("release", "export", "Write an adapter, a merged model or a GGUF file."),
+        "register": ("release", "register", "Add a run to the registry as a new release."),
+        "releases": ("release", "releases", "List releases, or explain where one comes from."),
+        "promote": ("release", "promote", "Make a release the champion of its name."),
+        "rollback": ("release", "rollback", "Return to the previous champion."),
+    },
+    "Serve": {
+        "serve": ("serve", "serve", "Serve the champions over the OpenAI API."),
+        "clients": ("serve", "show_clients", "List clients of the gateway; create or revoke tokens."),
+        "chat": ("chat", "chat", "Talk to a run, a release or a GGUF file."),
+        "cycle": ("serve", "cycle", "Train, judge and promote whenever new rows arrive."),
+    },
+    "Look": {
+        "status": ("status", "status", "Show what runs, what is served and what comes next."),
+        "dashboard": ("status", "dashboard_command", "Show runs, releases and rows in a browser."),
+        "runs": ("look", "runs", "List runs, newest first."),
+        "show": ("look", "show_run", "Show one run: state, losses, faults, or its log; follow it."),
+        "rm": ("look", "rm", "Delete runs, or files that nothing needs."),
+    },
 }
-COMMANDS: Mapping[str, tuple[str, str, str]] = {
-    "init": ("machine", "init", "Look at rows and machine, and write a commented config."),
-    "demo": ("machine", "demo", "Run every step once on a small real model, in minutes."),
-    "doctor": ("machine", "doctor", "Test this machine, and say what to fix."),
-    "fetch": ("machine", "fetch", "Download and prepare a model."),
-    "config": ("look", "config", "List the settings, or print their JSON Schema."),
-    "collect": ("rows", "collect", "Copy interactions into the store."),
-    "check": ("rows", "check", "Report what is wrong with rows, and where."),
-    "synth": ("rows", "synth", "Make training rows from documentation."),
-    "forget": ("rows", "forget", "Delete a user, session, source or row from the store."),
-    "plan": ("train", "plan", "Predict memory, time and disk of a run."),
-    "train": ("train", "train", "Train an adapter, or continue its run."),
-    "stop": ("train", "stop", "Stop a run after saving a checkpoint."),
-    "bench": ("train", "bench", "Measure time, memory and losses of a config, over a grid."),
-    "eval": ("judge", "evaluate", "Measure a run on held-out rows, and decide whether it is better."),
-    "compare": ("judge", "compare_sides", "Compare two models on the same rows."),
-    "export": ("release", "export", "Write an adapter, a merged model or a GGUF file."),
-    "register": ("release", "register", "Add a run to the registry as a new release."),
-    "releases": ("release", "releases", "List releases, or explain where one comes from."),
-    "promote": ("release", "promote", "Make a release the champion of its name."),
-    "rollback": ("release", "rollback", "Return to the previous champion."),
-    "serve": ("serve", "serve", "Serve the champions over the OpenAI API."),
-    "clients": ("serve", "show_clients", "List clients of the gateway; create or revoke tokens."),
-    "chat": ("chat", "chat", "Talk to a run, a release or a GGUF file."),
-    "cycle": ("cycle", "cycle", "Train, judge and promote whenever new rows arrive."),
-    "status": ("status", "status", "Show what runs, what is served and what comes next."),
-    "dashboard": ("status", "dashboard_command", "Show runs, releases and rows in a browser."),
-    "runs": ("look", "runs", "List runs, newest first."),
-    "show": ("look", "show_run", "Show one run: state, losses, faults, or its log; follow it."),
-    "rm": ("look", "rm", "Delete runs, or files that nothing needs."),
-}
+COMMANDS = {name: found for section in SECTIONS.values() for name, found in section.items()}
 # What a stopped command leaves, where the command does not print that itself.
 LEFT_BEHIND = {
     **dict.fromkeys(("demo", "train", "cycle"), "finished steps are kept; the same command continues"),
@@ -105,13 +120,11 @@ def main() -> None:
         _fail(Stopped("stopped", signal_number=signalled.number), name)
     except HivetuneError as error:
         _fail(error, name)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         _fail(Stopped("stopped", signal_number=signal.SIGINT), name)
     except typer.TyperException as error:
         _fail(UsageError(error.format_message(), hint=f"see: {f'hivetune {name}'.strip()} --help"), name)
     except Exception as error:  # noqa: BLE001 (the last handler: it reports the error and keeps the traceback of a bug)
-        from hivetune.cli.explain import explain  # only now: `--help` loads no database
-
         _fail(explain(error), name)
 
 
@@ -166,9 +179,9 @@ class _Root(TyperGroup):
         return _help(super().get_help(ctx))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        for title, names in SECTIONS.items():
+        for title, commands in SECTIONS.items():
             with formatter.section(title):
-                formatter.write_dl([(name, COMMANDS[name][2]) for name in names.split()])
+                formatter.write_dl([(name, text) for name, (_, _, text) in commands.items()])
 
 
 def _help(text: str) -> str:
@@ -213,7 +226,7 @@ def _load(module: str, function: str) -> Callable[..., None]:
     def body(*arguments: Any, **options: Any) -> None:
         try:
             loaded(*arguments, **options)
-        except (KeyboardInterrupt, typer.Abort):  # typer would end the process without a word
+        except KeyboardInterrupt:  # typer would end the process without a word
             raise Stopped("stopped", signal_number=signal.SIGINT) from None
 
     return body

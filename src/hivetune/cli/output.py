@@ -2,7 +2,9 @@
 
 A command hands its result to `answer` once. Text and JSON come from the same document: `facts` prints entries as
 `key: value` lines and `Table` a list of objects, and the key decides the unit (`value_text`). All text passes `clean`,
-since names of files, messages and answers come from outside.
+since names of files, messages and answers come from outside. `explain` turns an exception into an error with words.
+
+What `--help` does not need is imported where it is used: it answers in 0.1 s without rich and SQLite.
 """
 
 import codecs
@@ -15,8 +17,10 @@ import re
 import sys
 import textwrap
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
@@ -26,13 +30,13 @@ from hivetune.base.units import duration as duration
 from hivetune.base.units import number as number
 from hivetune.base.units import size as size
 from hivetune.base.units import step_time
-from hivetune.errors import HivetuneError
+from hivetune.errors import Busy, DoesNotFit, HivetuneError, MachineNotFit, UsageError
 
-if TYPE_CHECKING:  # `hivetune --help` waits for no rich
+if TYPE_CHECKING:
     from rich.console import Console
 
 PLAIN_LINE_EVERY_S = 10.0
-PLAIN_WIDTH = 120  # columns of a table where there is no terminal
+PLAIN_WIDTH = 120  # columns where there is no terminal
 
 # Characters that a terminal acts on: C0 but tab and newline, DEL, C1, and marks that change the direction of text
 # (CVE-2021-42574). A lone surrogate stands for a byte of a file name that is not UTF-8.
@@ -56,15 +60,12 @@ def clean(text: str) -> str:
 
 
 def settle_encodings() -> None:
-    """Set the encodings of the standard streams.
-
-    JSON is UTF-8. Text is too where the locale knows only ASCII (LC_ALL=C in cron and containers). Characters that
-    another encoding lacks are escaped, such as \\u2502.
-    """
+    """Set the encodings of the standard streams. Characters that an encoding lacks are escaped, such as \\u2502."""
     if sys.stdin is None:  # the parent process closed it
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 (open until the process ends)
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
+            # JSON is UTF-8; so is text where the locale knows only ASCII (LC_ALL=C in cron and containers).
             ascii_alone = codecs.lookup(stream.encoding).name == "ascii"
             stream.reconfigure(
                 encoding="utf-8" if ascii_alone or MODE.json else None,
@@ -84,9 +85,9 @@ def short(text: str, chars: int = 160) -> str:
     return textwrap.shorten(text, chars, placeholder=" ...")
 
 
-def moment(seconds: float | None) -> str:
+def moment(seconds: float) -> str:
     """Return a point in time in local time, to the minute."""
-    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def parts(value: object, names: str) -> dict[str, Any]:
@@ -116,7 +117,7 @@ def value_text(key: str, value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(value_text(key, each) for each in value)
     if isinstance(value, os.PathLike):
-        from hivetune.base.paths import spelled  # only now: `--help` does not wait for the names of packages
+        from hivetune.base.paths import spelled
 
         return spelled(value)
     if not isinstance(value, int | float):
@@ -194,10 +195,8 @@ def present(*blocks: str | Table) -> None:
     for block in blocks:
         if isinstance(block, Table):
             _print_table(block)
-        elif isinstance(block, Note) and block:
-            say(block)
         elif block:
-            show(block)
+            say(block) if isinstance(block, Note) else show(block)
 
 
 def emit(document: Any) -> None:
@@ -269,10 +268,7 @@ def console(*, stderr: bool = False) -> "Console":
 
 
 def _print_table(table: Table) -> None:
-    """Print a table on stdout. A column of numbers is aligned to the right.
-
-    A pipe or a file gets lines separated by tabs, for `cut`, `sort` and spreadsheets.
-    """
+    """Print a table on stdout. A pipe or a file gets lines separated by tabs, for `cut`, `sort` and spreadsheets."""
     if MODE.json:
         return
     screen, (titles, *rows) = console(), table.lines()
@@ -323,12 +319,11 @@ def progress(label: str, unit: str = "") -> Iterator[Report]:
 
 
 def plain_progress(label: str, unit: str) -> Report:
-    """Return a callback that prints a line about every ten seconds.
-
-    The time left is counted from the first item, since models are loaded before it.
-    """
+    """Return a callback that prints a line about every ten seconds."""
     started = last = time.monotonic()
-    first = (started, 0, -1)  # time of the first report with this total, items done by then, and the total
+    # Time of the first report with this total, items done by then, and the total. The time left is counted from there,
+    # since models are loaded before the first item.
+    first = (started, 0, -1)
 
     def report(done: int, total: int | None, note: str = "") -> None:
         nonlocal last, first
@@ -336,7 +331,7 @@ def plain_progress(label: str, unit: str) -> Report:
         if done and total and total != first[2]:
             first = (now, done, total)
         is_due = now - last >= PLAIN_LINE_EVERY_S or done == total
-        if not is_due or now - started < PLAIN_LINE_EVERY_S / 2:
+        if not is_due or now - started < PLAIN_LINE_EVERY_S / 2:  # a short work needs no line
             return
         last = now
         told = [f"{done:,}{f' of {total:,}' if total else ''} {unit}" if unit else f"{duration(now - started)} so far"]
@@ -346,3 +341,87 @@ def plain_progress(label: str, unit: str) -> Report:
         say(f"{label}: {', '.join([*told, *filter(None, [note])])}")
 
     return report
+
+
+# From an exception to words.
+
+# Caused by a path, link, mode or mount that the user chose, not by a full or failing disk.
+READ_ONLY = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+OF_THE_PATH = READ_ONLY | {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO}
+OF_THE_PATH |= {errno.ENAMETOOLONG, errno.ENOTEMPTY, errno.EEXIST, errno.EFBIG}
+# Packages of the extra `serve`, which a command imports when it is loaded.
+OF_SERVE = frozenset({"starlette", "uvicorn", "httpx2", "prometheus_client"})
+SQLITE_ROOM_BYTES = 1 << 20  # more than SQLite's log and shared memory need
+FREE_SPACE = "free some space, then run the same command again"
+
+
+def explain(error: Exception) -> HivetuneError:
+    """Return what happened in words; the traceback of an unknown error is written to a file."""
+    from sqlite3 import DatabaseError
+
+    from hivetune.base.paths import install_command
+
+    if isinstance(error, DatabaseError):
+        return _database_error(str(error))
+    if isinstance(error, ModuleNotFoundError) and error.name in OF_SERVE:
+        return MachineNotFit(f"the package {error.name} is not installed", hint=install_command("serve"))
+    if isinstance(error, MemoryError):
+        return DoesNotFit("out of memory", hint="free some memory, then run the same command again")
+    if isinstance(error, OSError) and error.errno is not None:
+        return _os_error(error)
+    return report_bug(error)
+
+
+def _os_error(error: OSError) -> HivetuneError:
+    from hivetune.base.disk import FULL_DISK, home
+    from hivetune.base.paths import path_hint
+
+    if error.errno == errno.ENOENT and error.filename is None:  # of os.getcwd
+        return UsageError("the working directory was deleted", hint="change to a folder that exists")
+    message = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
+    if error.errno in FULL_DISK:
+        return DoesNotFit(f"the disk is full: {message}", hint=FREE_SPACE)
+    if error.errno == errno.EFBIG and not error.filename:  # by the kernel, and not a limit of ours for what is read
+        hint = "use another disk (FAT32 ends at 4 GB), or raise the limit: ulimit -f unlimited"
+        return DoesNotFit("a file became larger than its disk or ulimit -f allows", hint=hint)
+    if error.errno in OF_THE_PATH:
+        of_home = error.filename is None or Path(str(error.filename)).absolute().is_relative_to(home())
+        advice = ", or set HIVETUNE_HOME to a folder that you own" if error.errno in READ_ONLY and of_home else ""
+        return UsageError(message, hint=f"{path_hint(error)}{advice}")
+    if error.errno == errno.EIO:
+        return MachineNotFit(message, hint="the disk may be failing: see dmesg")
+    return HivetuneError(message)
+
+
+def _database_error(text: str) -> HivetuneError:
+    """Return what SQLite's message means for the store."""
+    from hivetune.base.disk import home
+    from hivetune.machine.inventory import disk_free_bytes
+
+    # SQLite says "disk I/O error" too if its shared memory file finds no space.
+    if "full" in text or ("disk I/O error" in text and disk_free_bytes(home()) < SQLITE_ROOM_BYTES):
+        return DoesNotFit(f"the disk of {home()} is full: {text}", hint=FREE_SPACE)
+    if "locked" in text:
+        return Busy(f"the store is in use: {text}", hint="try again when the other command has ended")
+    if "readonly" in text or "unable to open" in text:
+        hint = "set HIVETUNE_HOME to a folder that you can write to"
+        return UsageError(f"cannot write to the store: {text}", hint=hint)
+    if "disk I/O error" in text:
+        return MachineNotFit(f"the disk of {home()} is failing: {text}", hint="see dmesg")
+    return UsageError(f"a database is damaged: {text}", hint="restore hive.db, or the snapshot, from a backup")
+
+
+def report_bug(error: Exception) -> HivetuneError:
+    """Return the error for a bug; its traceback is written to a file of the home, or stands in the message."""
+    from hivetune.base.disk import home
+
+    text = "".join(traceback.format_exception(error))
+    message = f"this is a bug in Hivetune: {type(error).__name__}: {error}"
+    path = home() / "bugs" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as unwritten:
+        hint = f"please report it with these lines ({path}: {unwritten.strerror})"
+        return HivetuneError(f"{message}\n{text}", hint=hint)
+    return HivetuneError(message, hint=f"please report it with {path}; check it first, since it may quote your rows")

@@ -1,8 +1,8 @@
 """The commands on releases: `export`, `register`, `releases`, `promote`, `rollback`."""
 
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from sqlite3 import Connection
 from typing import Annotated, Any
 
 from typer import Argument, Option
@@ -18,7 +18,7 @@ from hivetune.release import registry
 from hivetune.release.export import DEFAULT_QUANT, export_run
 from hivetune.release.gguf import QUANTS
 from hivetune.release.prove import describe_proof, export_merged, prove_export
-from hivetune.release.registry import Release, find, forgotten_rows
+from hivetune.release.registry import Release, forgotten_rows
 from hivetune.run.status import find_run
 from hivetune.serve.register import explain_release, register_run, who
 
@@ -60,7 +60,7 @@ def export(
             say(f"not checked: {error.message}; {error.hint}")
     answer(
         {**parts(exported, "to path folder size_bytes made"), "proof": proof},
-        Note(f"checked: {describe_proof(proof)}") if proof else "",
+        Note(f"checked: {describe_proof(proof)}" if proof else ""),
         f"next: {NEXT[exported.to].format(path=quoted(exported.path))}",
     )
 
@@ -118,25 +118,13 @@ def releases(
             answer(document, *_lineage_text(document))
         else:
             documents = [_document(database, each) for each in registry.releases(database)]
-            noted = [{**each, "note": _notes(each)} for each in documents]
-            table = Table("release aliases verdict model created note", noted)
+            table = Table("release aliases verdict model created withdrawn pruned damaged forgotten_rows", documents)
             nothing = "no releases yet; register one: hivetune register RUN --as NAME"
             answer({"releases": documents}, table if documents else nothing)
 
 
-def _notes(document: dict[str, Any]) -> list[str]:
-    """Return what is wrong with a release."""
-    named = {
-        "rolled back": "withdrawn",
-        "pruned": "pruned",
-        "damaged": "damaged",
-        "has forgotten rows": "forgotten_rows",
-    }
-    return [note for note, key in named.items() if document[key]]
-
-
-def _retire(database: sqlite3.Connection, label: str, reason: str) -> dict[str, Any]:
-    found, retired = find(database, label), None
+def _retire(database: Connection, label: str, reason: str) -> dict[str, Any]:
+    found, retired = registry.find(database, label), None
     if "champion" in found.aliases:
         retired = registry.retire(database, found.name, by=who(), reason=reason or "taken out of service by hand")
     if retired is None:
@@ -182,7 +170,8 @@ def rollback(name: Annotated[str, Argument(metavar="NAME")], reason: ReasonOptio
     answer(document, f"{champion.label} is the champion again; {withdrawn.label} is withdrawn")
 
 
-def _document(database: sqlite3.Connection, release: Release) -> dict[str, Any]:
+def _document(database: Connection, release: Release) -> dict[str, Any]:
+    """Return a release for a document. `damaged`: why its files cannot be served, None where they can."""
     damaged = None
     if release.aliases and not release.pruned:
         try:

@@ -16,21 +16,9 @@ from typer import Argument, Option
 from hivetune.base.database import database_path, open_database
 from hivetune.base.disk import files_to_write
 from hivetune.base.paths import expanded, spelled
-from hivetune.cli.arguments import ColumnsOption, IgnoreOption, SetOption, model_folder, with_columns
-from hivetune.cli.output import (
-    MODE,
-    PLAIN_LINE_EVERY_S,
-    Note,
-    Table,
-    answer,
-    emit,
-    facts,
-    parts,
-    progress,
-    say,
-    title_of,
-    value_text,
-)
+from hivetune.cli import output
+from hivetune.cli.arguments import ColumnsOption, IgnoreOption, SetOption, as_overrides, model_folder
+from hivetune.cli.output import Note, Table, answer, facts, parts, progress, say, value_text
 from hivetune.config import load_config, override_config, parse_config
 from hivetune.data.files.find import find_sources
 from hivetune.data.forget import ForgetKind, set_aside
@@ -43,11 +31,9 @@ from hivetune.data.prepare.report import duplicate_kinds, secrets_first
 from hivetune.data.prepare.write import beside
 from hivetune.data.reasons import REASONS
 from hivetune.errors import DataRefused, Stopped, UsageError
-from hivetune.models.prepared import TemplateArguments
 from hivetune.process.stop import take_stops
 
 SHOWN_PROBLEMS = 10
-SHOWN_PAIRS = 3
 SHOWN_REFUSED = 5
 MANY_ALIKE = 3  # rows with the same reason and hint
 NO_MODEL = "none"
@@ -78,10 +64,8 @@ def collect(
     collected = run_collect(readers, follow=follow, stop=stop, tick=_teller(follow))
     with closing(open_database()) as database:
         rows = database.execute("SELECT count(*) FROM interactions").fetchone()[0]
-        refused = [
-            dict(zip(("source", "reason", "hint"), row, strict=True))
-            for row in iter_refused(database, since=started, limit=SHOWN_REFUSED)
-        ]
+        found = iter_refused(database, since=started, limit=SHOWN_REFUSED)
+        refused = [dict(zip(("source", "reason", "hint"), row, strict=True)) for row in found]
     total = parts(collected.total(), COUNTS)
     read = [
         {"source": reader.name, **parts(collected.tallies[reader.name], COUNTS), **parts(reader, "waiting notes")}
@@ -107,19 +91,21 @@ def _teller(follow: bool) -> Callable[[Collected], None]:
     """Return a callback that prints new notes, and the counts every ten seconds; JSON Lines when following."""
     told: set[str] = set()
     last, counted = time.monotonic(), 0
+    # A program that follows wants its counts soon; a person's terminal would scroll.
+    every_s = 1.0 if output.MODE.json and follow else output.PLAIN_LINE_EVERY_S
 
     def tell(collected: Collected) -> None:
         nonlocal last, counted
-        for note in [note for reader in list(collected.readers) for note in list(reader.notes) if note not in told]:
-            told.add(note)
+        new = [note for reader in list(collected.readers) for note in list(reader.notes) if note not in told]
+        told.update(new)
+        for note in new:
             say(f"note: {note}")
         total = parts(collected.total(), COUNTS)
-        due_s = 1.0 if MODE.json and follow else PLAIN_LINE_EVERY_S
-        if time.monotonic() - last < due_s or total["delivered"] == counted:
+        if time.monotonic() - last < every_s or total["delivered"] == counted:
             return
         last, counted = time.monotonic(), total["delivered"]
         if follow:
-            emit({"event": "progress", **total})
+            output.emit({"event": "progress", **total})
         say(value_text("", total))
 
     return tell
@@ -145,11 +131,13 @@ def check(
     tree["model"] = model or tree["model"]
     if not tree["data"]["path"]:
         raise UsageError("no rows to read", hint="give files, folders, globs, '-' or 'store', or --config CONFIG")
-    settings = with_columns(parse_config(tree, "command line"), columns, ignore)
-    settings = override_config(settings, overrides or ())
+    settings = parse_config(tree, "command line")
+    settings = override_config(settings, [*as_overrides(columns, ignore), *(overrides or ())])
     left, copies = (beside(clean, kind) if clean else None for kind in ("quarantine", "duplicates"))
     files_to_write([path for path in (clean, left, copies) if path], find_sources(settings.data.path))
-    folder = _tokenizer_folder(settings.model, settings.template) if settings.model != NO_MODEL else None
+    folder = None if settings.model == NO_MODEL else expanded(settings.model)
+    if folder is not None and not (folder / "tokenizer_config.json").exists():
+        folder = model_folder(settings.model, settings.template)  # a folder with a tokenizer can count tokens as it is
     with progress("checking", "rows") as report:
         checked = check_rows(
             settings.data,
@@ -170,34 +158,21 @@ def check(
     answer(checked.document, *report_text(checked.document), facts(files), error=refusal)
 
 
-def _tokenizer_folder(name: str, template: TemplateArguments) -> Path:
-    """Return the folder of the model, prepared first unless it has a tokenizer, which is enough to count tokens."""
-    folder = expanded(name)
-    has_tokenizer = (folder / "tokenizer.json").exists() and (folder / "tokenizer_config.json").exists()
-    return folder if has_tokenizer and not template else model_folder(name, template)
-
-
 def report_text(document: dict[str, Any]) -> Iterator[str | Table]:
     """Yield the report as people read it: counts, layout, changes, groups, lengths and the first problems."""
     counts = [("rows in", document["rows_in"], "")]
     counts += [(split, count, "usable") for split, count in document["splits"].items()]
     counts.append(("duplicates", document["duplicates"], duplicate_kinds(document)))
-    for key in ("rejected", "set_aside"):
-        counts += [(f"{title_of(key)}: {name}", n, REASONS[name].meaning) for name, n in document[key].items()]
+    for key, title in (("rejected", "rejected"), ("set_aside", "set aside"), ("changed", "changed")):
+        counts += [(f"{title}: {name}", count, REASONS[name].meaning) for name, count in document[key].items()]
     yield Table("rows count meaning", counts)
     yield from _layout_text(document)
-    for reason, count in document["changed"].items():
-        yield f"changed: {count:,} {'row' if count == 1 else 'rows'}, {reason}: {REASONS[reason].meaning}"
     yield from problem_text(secrets_first(document["changes"]))[0]
-    for pair in [pair for pair in document["duplicate_examples"] if pair["kind"] == "near"][:SHOWN_PAIRS]:
-        removed, stays = spelled(pair["source"]), spelled(pair["same_as"])
-        yield f"near duplicate: {removed} is left out, {stays} is kept (Jaccard similarity {pair['share']:.0%})"
     yield facts(figures(document))
     lines, shown = problem_text(document["problems"])
     yield from lines
     unshown = sum(document["rejected"].values()) + sum(document["set_aside"].values()) - shown
-    if unshown > 0:
-        yield Note(f"... and {unshown:,} more; list all: --clean OUT")
+    yield Note(f"... and {unshown:,} more; list all: --clean OUT" if unshown > 0 else "")
 
 
 def problem_text(problems: Sequence[Mapping[str, str]]) -> tuple[list[Note], int]:
@@ -220,10 +195,8 @@ def problem_text(problems: Sequence[Mapping[str, str]]) -> tuple[list[Note], int
 
 
 def suggestion_text(line: Mapping[str, Any]) -> str:
-    """Return a mapping of columns, some rows as it reads them, and the columns that it leaves out."""
-    left_out = f"   left out: {', '.join(line['left_out'])}" if line["left_out"] else ""
-    rows = [f"    asked: {row['question']}\n    answered: {row['answer']}" for row in line["shown"]]
-    return "\n".join([f"  {line['line']}{left_out}", *rows])
+    """Return a mapping of columns, and the columns that it leaves out."""
+    return f"  {line['line']}" + (f"   left out: {', '.join(line['left_out'])}" if line["left_out"] else "")
 
 
 def _layout_text(document: dict[str, Any]) -> Iterator[str]:
@@ -251,32 +224,19 @@ def _column_text(column: Mapping[str, Any]) -> str:
 
 
 def figures(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what else people want to know of their rows, for `facts`."""
-    synthetic, groups, lengths = document["synthetic"], document["groups"], document["lengths"]
-    learned = {kind: count for kind, count in document["learn"].items() if count}
-    tokens, trained = document["tokens"], document["trained_tokens"]
-    found = {
-        "made by hivetune synth": synthetic["rows"] and f"{synthetic['rows']:,}, other rows: {synthetic['others']:,}",
-        "lessons besides good rows": learned,
-        "not held out, since session or question is too large": groups["too_large"] or None,
-        "divided, since session or question is too large": groups["broken_up"] or None,
-        "splits, whose groups are not divided": groups["missed"],
-        "most frequent answers": {
-            json.dumps(one["answer"][:40], ensure_ascii=False): one["rows"] for one in document["answers"]
-        },
+    """Return what else people want to know of their rows, for `facts`, mostly by the names of the document."""
+    lengths, trained = document["lengths"], document["trained_tokens"]
+    answers = {json.dumps(one["answer"][:40], ensure_ascii=False): one["rows"] for one in document["answers"]}
+    return {
+        **{key: document[key] for key in ("synthetic", "groups", "learn")},
+        "most frequent answers": answers,
+        "shortest rows": {spelled(one["source"]): one["length"] for one in lengths["shortest"]},
+        "longest rows": {spelled(one["source"]): one["length"] for one in lengths["longest"]},
+        f"length in {lengths['unit']}": {key: lengths[key] for key in ("median", "p90", "p99", "max")},
+        "longer than max_length": lengths["above_max_length"] and f"{lengths['above_max_length']:.1%}",
+        "tokens": trained and f"{document['tokens']:,}, trained {trained:,} ({trained / document['tokens']:.0%})",
+        "not checked without --model": document["not_run"],
     }
-    for kind in ("shortest", "longest"):
-        found[f"{kind} rows"] = {spelled(one["source"]): one["length"] for one in lengths[kind]}
-    found[f"length in {lengths['unit']}"] = {
-        "median": lengths["median"],
-        "90 % up to": lengths["p90"],
-        "99 % up to": lengths["keeps_99_percent"],
-        "longest": lengths["longest_seen"],
-    }
-    found["longer than max_length"] = lengths["above_max_length"] and f"{lengths['above_max_length']:.1%}"
-    found["tokens"] = trained and f"{tokens:,}, trained {trained:,} ({trained / max(1, tokens):.0%})"
-    found["not checked without --model"] = document["not_run"]
-    return {key: value for key, value in found.items() if value}
 
 
 WHAT_HELP = "Categories, packs (TOML), folders of documents, or folders with usr/share; default: all categories."
@@ -311,19 +271,15 @@ def synth(
         maker, rephrase = (TEMPLATES, str) if ask is None else stack.enter_context(rephrasing(ask))
         report = stack.enter_context(progress("reading documentation", "rows"))
         document = make_rows(packs, places, out, rows=rows, seed=seed, maker=maker, rephrase=rephrase, progress=report)
-    kept = [each for each in document["categories"] if each["kept"]]
-    empty = [each for each in document["categories"] if not each["kept"]]
-    notes = [
-        f"{each['category']}: no rows, {each['sources']} pages here; install: {each['install'] or '-'}"
-        for each in empty
-    ]
+    kept, empty = ([one for one in document["categories"] if bool(one["kept"]) == full] for full in (True, False))
+    no_pages = "{category}: no rows, {sources} pages here; install: {install}"
     ends = [f"rejected as {reason}: {DRAFT_REASONS[reason]}" for reason in document["rejected"]]
     if document["rows"] < document["asked"]:
         ends.append(f"{document['asked']:,} rows were asked for, but this documentation yields no more")
     answer(
         document,
         Table("category asked kept rejected", kept),
-        *map(Note, notes),
+        *(Note(no_pages.format(**one)) for one in empty),
         f"\n{document['rows']:,} rows, all synthetic: {document['out']}",
         *map(Note, ends),
     )
@@ -347,28 +303,26 @@ def forget(
         named = "several things to forget are named" if chosen else "no row to forget is named"
         raise UsageError(named, hint="give one of --user, --session, --source, --row")
     ((kind, value),) = chosen
-    if aside:
-        from hivetune.serve.register import who  # it brings llama.cpp's client, which `check` does not need
-
-        with closing(open_database()) as database:
-            kept = set_aside(database, kind, value, by=who())
-        said = f"{kept:,} rows are set aside; the dashboard's page Review takes them back"
-        answer({"kind": kind, "value": value, "set_aside": kept}, said)
-        return
     with closing(open_database()) as database:
+        if aside:
+            from hivetune.serve.register import who  # it brings llama.cpp's client, which `check` does not need
+
+            kept = set_aside(database, kind, value, by=who())
+            said = f"{kept:,} rows are set aside; the dashboard's page Review takes them back"
+            answer({"kind": kind, "value": value, "set_aside": kept}, said)
+            return
         found = run_forget(database, kind, value)
-    tainted = [{"hash": t.snapshot, **parts(t, "path rows runs releases")} for t in found.taints]
+    tainted = [{"hash": taint.snapshot, **parts(taint, "path rows runs releases")} for taint in found.taints]
     document = {
         **parts(found, "kind value interactions refused past_wins unchecked"),
         "snapshots": tainted,
         "runs": sorted({run for taint in found.taints for run in taint.runs}),
         "releases": sorted({release for taint in found.taints for release in taint.releases}),
     }
+    holders = Table("snapshot=hash rows runs releases path", tainted, "Tainted")
     answer(
         document,
         Note(f"{kind} {value}: {found.interactions:,} interactions deleted, and skipped from now on"),
         Note(facts(document, "past_wins unchecked")),
-        Table("snapshot=hash rows runs releases path", tainted, "Tainted")
-        if tainted
-        else Note("no snapshot here holds any of it"),
+        holders if tainted else Note("no snapshot here holds any of it"),
     )

@@ -1,23 +1,28 @@
-"""The commands `serve` (the OpenAI API of the champions) and `clients` (who may use it)."""
+"""The commands that go on until they are stopped: `serve` with its `clients`, and `cycle`."""
 
 import re
+import time
+from collections.abc import Mapping
 from contextlib import closing
-from sqlite3 import Connection
-from typing import Annotated
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from typer import Argument, Option
 
 from hivetune.base.database import open_database
-from hivetune.cli.arguments import CaptureOption, ThreadsOption
-from hivetune.cli.output import Note, Table, answer, emit_until_stopped, say, show
-from hivetune.dashboard.access import BELOW, dashboard_token
-from hivetune.dashboard.app import dashboard_addition
+from hivetune.base.disk import lock_holder
+from hivetune.base.journal import read_tail
+from hivetune.cli.arguments import CaptureOption, SetOption, ThreadsOption, model_folder
+from hivetune.cli.output import Note, Table, answer, emit_until_stopped, facts, parts, plain_progress, say, show
+from hivetune.config import RunConfig, load_config
+from hivetune.cycle.loop import Listener, Look, Loop, look, opened, release_name
+from hivetune.cycle.record import JOURNAL, NOW, PAUSED, CycleRow, cycles_of, loop_folder, loop_names
+from hivetune.cycle.rows import LookCache
 from hivetune.errors import UsageError
-from hivetune.llama.backend import unused_program
 from hivetune.release.registry import desired
-from hivetune.serve.guard import Client, clients, make_client, revoke_client
-from hivetune.serve.run import GatewaySettings, is_loopback, refuse_open, run_gateway
+from hivetune.serve.guard import clients, make_client, revoke_client
 
 DEFAULT_CLIENT = "default"
 CARD_HELP = "Offload to this card; use the CPU while a run trains on it."
@@ -39,6 +44,11 @@ def serve(
 
     A promotion or rollback takes effect while the server runs, without losing a request.
     """
+    # Only now: a loop needs no web server, whose packages are an extra.
+    from hivetune.dashboard.app import dashboard_addition
+    from hivetune.llama.backend import unused_program
+    from hivetune.serve.run import GatewaySettings, refuse_open, run_gateway
+
     if card and not re.fullmatch(r"cuda(:\d+)?", card):
         raise UsageError(f"--card {card}: not a card", hint="give cuda:0 or cuda:1; list all: hivetune doctor")
     settings = GatewaySettings(
@@ -54,7 +64,7 @@ def serve(
         card=card,
     )
     with closing(open_database()) as database:
-        refuse_open(settings, len(_clients_with_tokens(database)))
+        refuse_open(settings, sum(client.revoked is None for client in clients(database)))
         is_promoted = bool(desired(database))
     if not names and not is_promoted:
         say("no champion to serve yet; make one: hivetune register RUN --as NAME, then hivetune promote NAME@1")
@@ -63,14 +73,15 @@ def serve(
     run_gateway(settings, _tell, dashboard_addition)
 
 
-def _clients_with_tokens(database: Connection) -> list[Client]:
-    return [client for client in clients(database) if client.revoked is None]
-
-
 def _tell(url: str) -> None:
+    """Print the addresses of a gateway that listens, and the token of a first client."""
+    from hivetune.dashboard.access import BELOW, dashboard_token
+    from hivetune.serve.run import is_loopback
+
     with closing(open_database()) as database:
         # Made once the gateway listens, since a gateway that fails to start would never show it.
-        token = None if _clients_with_tokens(database) else make_client(database, DEFAULT_CLIENT)
+        has_client = any(client.revoked is None for client in clients(database))
+        token = None if has_client else make_client(database, DEFAULT_CLIENT)
     show(f"listening on {url}/v1")
     if is_loopback(urlsplit(url).hostname or ""):
         show(f"dashboard: {url}{BELOW}/login?token={dashboard_token()}")
@@ -87,17 +98,126 @@ def show_clients(
     revoke: Annotated[str | None, Option(metavar="NAME", help="Revoke the token of this client.")] = None,
 ) -> None:
     """List the clients of the gateway, or create or revoke the token of one."""
-    token = None
     with closing(open_database()) as database:
         if revoke is not None:
             revoke_client(database, revoke)
-        if new is not None:
-            token = make_client(database, new)
+        token = None if new is None else make_client(database, new)
         found = clients(database)
     answer(
         {"token": token, "clients": found},
-        Note(f"the token of {revoke} is revoked") if revoke else "",
+        Note(f"the token of {revoke} is revoked" if revoke else ""),
         token or "",
-        Note(f"this is the token of {new}; it is not shown again") if new else "",
+        Note(f"this is the token of {new}; it is not shown again" if new else ""),
         Table("client=name created revoked", found) if not new and not revoke else "",
     )
+
+
+SPOKEN = ("status", "pause", "resume", "now")
+SHOWN = 5
+CYCLE_PARTS = "id opened opened_for champion closed end reason run"
+CYCLES = "cycle=id opened for=opened_for champion_then=champion ended_as=end why=reason"
+WHAT_HELP = "A YAML config starts the loop; the others control it."
+
+
+def cycle(
+    what: Annotated[str, Argument(metavar="CONFIG|status|pause|resume|now", help=WHAT_HELP)],
+    name: Annotated[str | None, Argument(metavar="NAME", help="The loop to control; default: the only one.")] = None,
+    overrides: SetOption = None,
+    once: Annotated[bool, Option("--once", help="Exit when there is nothing to do.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be done now, and why.")] = False,
+) -> None:
+    """Train, compare, promote and watch whenever new rows arrive, until stopped.
+
+    It may be stopped or killed at any time; the same command continues. Control a running loop with status, pause and
+    resume; `now` starts a cycle at the next new row.
+    """
+    if what in SPOKEN:
+        if overrides or once or dry_run:
+            raise UsageError(f"cycle {what} takes no options", hint="options belong to: hivetune cycle CONFIG")
+        _control(what, name)
+        return
+    if name is not None:
+        message = f"cycle {what} {name}: a config takes no NAME; it has cycle.name"
+        raise UsageError(message, hint=f"give NAME only after one of: {', '.join(SPOKEN)}")
+    config = load_config(Path(what), overrides or ())
+    if dry_run:
+        _look(config)
+    else:
+        with opened(config, Listener(say, partial(plain_progress, unit=""))) as loop:
+            _run(loop, once=once)
+
+
+def _run(loop: Loop, *, once: bool) -> None:
+    say(f"loop of {loop.name}; stop with Ctrl-C, continue with the same command")
+    seen = loop.run(once=once)
+    last = _cycles(loop.name)[-1:]
+    document = {"name": loop.name, "look": look_document(seen), "cycles": [parts(each, CYCLE_PARTS) for each in last]}
+    refused = [f"cycle {each.id} refused: {each.reason}" for each in last if each.end == "refused"]
+    answer(document, *refused, error=loop.failure)
+
+
+def _cycles(name: str) -> list[CycleRow]:
+    with closing(open_database()) as database:
+        return cycles_of(database, name)
+
+
+def _look(config: RunConfig) -> None:
+    """Look once and show the decision; only a snapshot of the rows is written."""
+    name = release_name(config)
+    model_folder(config.model)
+    document = look_document(look(config, name, LookCache(), time.time()))
+    answer({"name": name, "look": document}, facts(document))
+
+
+def look_document(seen: Look) -> dict[str, Any]:
+    plain = parts(seen, "do reason again_at champion allowed")
+    rows = parts(seen.rows, "groups hours disk_bytes problem")
+    return {**plain, "open": None if seen.open is None else seen.open.id, "rows": rows}
+
+
+def _control(word: str, name: str | None) -> None:
+    known = loop_names()
+    names = known if name is None else [each for each in known if each == name]
+    if not names:
+        of_name = "" if name is None else f" of {name}"
+        raise UsageError(f"there is no loop{of_name}", hint="start one: hivetune cycle CONFIG")
+    if word == "status":
+        states = [_status(each) for each in names]
+        answer({"cycles": states}, *(block for state in states for block in _status_text(state)))
+        return
+    if len(names) > 1:
+        raise UsageError(f"there are several loops: {', '.join(names)}", hint=f"choose one: hivetune cycle {word} NAME")
+    folder = loop_folder(names[0])
+    runs = lock_holder(folder) is not None
+    if word == "resume":
+        (folder / PAUSED).unlink(missing_ok=True)
+        state = "continues" if runs else "is not paused any more"
+    elif word == "pause":
+        (folder / PAUSED).touch()
+        state = f"is paused{'; a running training stops at a checkpoint' if runs else ''}"
+    else:
+        (folder / NOW).touch()
+        state = f"starts a cycle {'as soon as possible' if runs else 'when it runs'}"
+    still = "" if runs else f"{names[0]} does not run; start it: hivetune cycle CONFIG"
+    answer({"name": names[0], "said": word}, f"{names[0]} {state}", still)
+
+
+def _status(name: str) -> dict[str, Any]:
+    folder = loop_folder(name)
+    holder = lock_holder(folder)
+    return {
+        "name": name,
+        "pid": None if holder is None else holder.pid,
+        "paused": (folder / PAUSED).exists(),
+        "cycles": [parts(each, CYCLE_PARTS) for each in _cycles(name)],
+        "stations": [entry for entry in read_tail(folder / JOURNAL) if entry["event"] == "end"][-SHOWN:],
+    }
+
+
+def _status_text(state: Mapping[str, Any]) -> list[str | Table]:
+    running = "not running" if state["pid"] is None else f"running in process {state['pid']}"
+    return [
+        f"{state['name']}: {running}{', paused' * state['paused']}",
+        Table(CYCLES, state["cycles"][-SHOWN:]),
+        Table("time station outcome words", state["stations"]),
+    ]

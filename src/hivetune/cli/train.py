@@ -13,19 +13,9 @@ from typer import Option
 from hivetune.base.disk import home, scratch_folder
 from hivetune.base.typed import to_plain
 from hivetune.base.units import step_time
-from hivetune.cli.arguments import (
-    ColumnsOption,
-    ConfigArgument,
-    IgnoreOption,
-    ModelOption,
-    RunArgument,
-    SetOption,
-    complete_model,
-    complete_setting,
-    model_folder,
-    read_settings,
-)
-from hivetune.cli.output import Note, Table, answer, duration, number, progress, say, size, value_text
+from hivetune.cli import arguments
+from hivetune.cli.arguments import ColumnsOption, ConfigArgument, IgnoreOption, ModelOption, RunArgument, SetOption
+from hivetune.cli.output import Note, Table, answer, duration, facts, number, progress, say, size, value_text
 from hivetune.config import RunConfig, override_config
 from hivetune.data.files.find import find_sources, names_rows
 from hivetune.errors import Busy, DoesNotFit, HivetuneError, RecoveryExhausted, UsageError
@@ -40,7 +30,7 @@ from hivetune.run.figures import missing_tools
 from hivetune.run.folder import RECORD, read_resolved
 from hivetune.run.status import find_run, newest_losses, run_status, shortest_name, stop_run
 from hivetune.train.open import Run, check_disk, load_run
-from hivetune.train.plan.memory import disk_bytes, explain_memory
+from hivetune.train.plan.memory import explain_memory
 from hivetune.train.plan.run import Planned, plan_document, plan_run
 from hivetune.train.start import open_run, train_run
 from hivetune.train.supervise.attempt import Terms
@@ -59,7 +49,8 @@ MEMORY_HELP = "Memory in GB of a --card that comes in several sizes."
 def plan(
     config: ConfigArgument,
     model: Annotated[
-        list[str] | None, Option("--model", "-m", metavar="M", help=MODELS_HELP, autocompletion=complete_model)
+        list[str] | None,
+        Option("--model", "-m", metavar="M", help=MODELS_HELP, autocompletion=arguments.complete_model),
     ] = None,
     columns: ColumnsOption = None,
     ignore: IgnoreOption = None,
@@ -74,10 +65,10 @@ def plan(
     if card is None and (cores is not None or memory is not None):
         hint = "for example --card zen4"
         raise UsageError("--cores and --memory describe another machine: give --card too", hint=hint)
-    plans = []
+    plans, changes = [], [*(overrides or ()), *arguments.as_overrides(columns, ignore)]
     for name in model or ("",):
-        named = [*(overrides or ()), *([f"model={name}"] if name else [])]
-        loaded, _ = read_settings(config, None, named, columns, ignore)
+        named = [*changes, f"model={name}"] if name else changes
+        loaded, _ = arguments.read_settings(config, None, named)
         plans.append(plan_run(loaded, card=card, cores=cores, memory_gb=memory, rows=rows, tokens=tokens))
     documents = [plan_document(each) for each in plans]
     if len(plans) > 1:
@@ -95,7 +86,7 @@ def plan(
         from hivetune.judge.answers import minutes_text  # 0.2 s, which every training would pay
 
         elsewhere += minutes_text(planned.config.model, planned.config.eval)
-    answer(document, *plan_text(planned), Note(elsewhere) if elsewhere else "", error=error)
+    answer(document, *plan_text(planned, document), Note(elsewhere), error=error)
 
 
 def _of_several(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,38 +99,22 @@ def _folder_of(planned: Planned) -> Path:
     return Path(planned.config.output) if planned.config.output else home()
 
 
-def plan_text(planned: Planned) -> Iterator[str | Table]:
+def plan_text(planned: Planned, document: Mapping[str, Any]) -> Iterator[str | Table]:
     """Yield the choice, what memory is used for, time and disk."""
-    device, work, setup, choice = planned.device, planned.work, planned.setup, planned.choice
+    device, setup, choice = planned.device, planned.setup, planned.choice
     yield f"{planned.config.model} on {device.name}" + (f"; {device.note}" if device.note else "")
-    yield f"data: {planned.rows_known}"
-    tokens = sum(work.lengths)
-    yield (
-        f"training: {work.rows:,} rows of {tokens / len(work.lengths):.0f} tokens, "
-        f"{work.steps:,} steps of {work.batch_size}"
-    )
-    if choice is None:
-        yield f"DOES NOT FIT: {planned.refusal.message if planned.refusal else ''}"
-    else:
-        form = ", all layers recomputed" if setup.recompute else ""
-        if setup.streamed:
-            form += f" and streamed from {'the disk' if device.kind == 'cpu' else 'host memory'}"
-        packs = "one micro-batch" if choice.micro_batches == 1 else f"{choice.micro_batches} micro-batches"
-        yield f"step: {packs} of at most {choice.budget_tokens:,} tokens in {setup.precision}{form}"
-        peak = f"peak {size(choice.peak.bytes)} +- {100 * choice.peak.error:.0f} %"
+    yield facts(document, "workload choices" if choice else "workload refusal")
+    if choice is not None:
         memory = explain_memory(setup, choice.peak, choice.budget_tokens)
+        peak = f"peak {size(choice.peak.bytes)} +- {100 * choice.peak.error:.0f} %"
         yield Table("memory size_bytes why", memory, f"{peak}, of {size(choice.limit_bytes)} usable")
     if choice is not None and choice.step_s is not None:
-        low, high = (duration(choice.step_s * work.steps * (1 + sign * choice.error)) for sign in (-1, 1))
-        yield (
-            f"time: between {low} and {high} ({planned.time_known}), {step_time(choice.step_s)} a step, "
-            f"{tokens / choice.step_s:,.0f} tokens/s; without validation and loading"
-        )
+        low, high = (duration(3600 * hours) for hours in document["hours_range"])
+        speed = f"{step_time(choice.step_s)} a step, {sum(planned.work.lengths) / choice.step_s:,.0f} tokens/s"
+        yield f"time: between {low} and {high} ({planned.time_known}), {speed}; without validation and loading"
     elif choice is not None:
         yield "time: unknown for this device; the first steps will show it"
-    disk = disk_bytes(setup)
-    listed = ", ".join(f"{name} {size(value)}" for name, value in disk.items())
-    yield f"disk: {size(sum(disk.values()))} ({listed}); {size(disk_free_bytes(_folder_of(planned)))} free here"
+    yield facts({**document, "free_bytes": disk_free_bytes(_folder_of(planned))}, "disk_bytes free_bytes")
 
 
 def train(
@@ -154,10 +129,10 @@ def train(
 
     CONFIG is a YAML file, a file of rows together with --model, or the name or folder of a run that stopped.
     """
-    changes = overrides or []
+    changes = [*(overrides or ()), *arguments.as_overrides(columns, ignore)]
     folder = find_run(config, " or config") if model is None and _names_run(config) else None
     if folder is None:
-        run = open_configured(*read_settings(config, model, changes, columns, ignore))
+        run = open_configured(*arguments.read_settings(config, model, changes))
     else:
         if wrong := [change for change in changes if not change.startswith(CHANGEABLE)]:
             names = ", ".join(name.rstrip("=") for name in CHANGEABLE)
@@ -184,7 +159,7 @@ def _names_run(word: str) -> bool:
 def open_configured(config: RunConfig, name: str) -> Run:
     """Return the run of a config, showing progress while its model and rows are prepared."""
     find_sources(config.data.path)  # report a missing file before preparing a model
-    model_folder(config.model)
+    arguments.model_folder(config.model)
     waited = itertools.count()
 
     def wait(busy: Busy) -> None:
@@ -202,7 +177,13 @@ def train_shown(run: Run) -> dict[str, Any]:
         return run.summary
     for problem in missing_tools(run.config.report_to):
         say(problem)
-    warn_if_not_served(run)
+    if not steps(run.folder):  # before the first training, which the answer may put off
+        try:
+            with progress("checking that llama.cpp serves the base") as report:
+                ensure_base_served(run.config.model, run.model, report)
+        except HivetuneError as error:
+            without = "without answers from llama.cpp the run is judged by its loss alone"
+            say(f"{without}: {error.message}; {error.hint}")
 
     def losses() -> str:
         figures = zip(("loss", "validation", "tokens/s"), newest_losses(run.folder), (3, 3, 0), strict=True)
@@ -214,17 +195,6 @@ def train_shown(run: Run) -> dict[str, Any]:
     if reason := read_resolved(run.folder)[1].kernels_why:
         say(f"slow path: without the C++ kernels a step takes about four times as long. {reason}")
     return summary
-
-
-def warn_if_not_served(run: Run) -> None:
-    """Say before the first training why llama.cpp can't serve the base, whose run is then judged by its loss alone."""
-    if steps(run.folder):
-        return
-    try:
-        with progress("checking that llama.cpp serves the base") as report:
-            ensure_base_served(run.config.model, run.model, report)
-    except HivetuneError as error:
-        say(f"without answers from llama.cpp the run is judged by its loss alone: {error.message}; {error.hint}")
 
 
 TRAINED = "steps loss_first loss_last best_at_step=adapter_step tokens/s=tokens_per_second peak_memory_bytes restarts "
@@ -240,8 +210,7 @@ def training_text(summary: dict[str, Any]) -> Iterator[str | Table]:
     yield Note(f"computed in {summary['dtype']} on {summary['device']}, {summary['path']} path{by}")
     counts = {k: sum(v.values()) if isinstance(v, dict) else v for k, v in summary["rows"].items()}
     yield Note(f"rows: {value_text('', counts)}")
-    if summary["storage_problem"]:
-        yield Note(f"disk: {summary['storage_problem']}")
+    yield Note(f"disk: {summary['storage_problem']}" if summary["storage_problem"] else "")
     yield from (Note(f"quarantined: {row}") for row in summary["quarantined"])
     if changes := summary["arithmetic_changes"]:
         yield Note("recovery changed the arithmetic, so this adapter differs in rounding from an undisturbed run:")
@@ -271,7 +240,9 @@ def bench(
     overrides: SetOption = None,
     over: Annotated[
         list[str] | None,
-        Option(metavar="KEY=A,B", help="Run once per value of this setting.", autocompletion=complete_setting),
+        Option(
+            metavar="KEY=A,B", help="Run once per value of this setting.", autocompletion=arguments.complete_setting
+        ),
     ] = None,
     repeat: Annotated[int, Option(min=1, help="Runs of each combination, each with a seed of its own.")] = 1,
 ) -> None:
@@ -279,7 +250,8 @@ def bench(
 
     For example --over batch_size=4,8,16 --set max_steps=50, or --over lora.r=8,32 --repeat 3. The runs are deleted.
     """
-    loaded, name = read_settings(config, model, overrides or [], columns, ignore)
+    changes = [*(overrides or ()), *arguments.as_overrides(columns, ignore)]
+    loaded, name = arguments.read_settings(config, model, changes)
     grid = combinations(over or ())
     planned = [override_config(loaded, settings, "--over") for settings in grid]  # a wrong value is refused first
     lines = []

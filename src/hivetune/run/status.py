@@ -27,7 +27,8 @@ from hivetune.errors import Busy, UsageError
 from hivetune.run.folder import AMENDMENTS, EVENTS, METRICS, PLAN, RECORD, read_record
 
 State = Literal["running", "done", "stopped", "failed", "interrupted", "new", "damaged"]
-RECENT_STEPS = 50
+RECENT_STEPS = 50  # enough to even out rows of different lengths, few enough to follow a change of the machine
+LAST = "last"
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class RunStatus:
 
     `interrupted`: the supervisor ended without recording it (a crash or a power cut); the run can be resumed.
     `left_s`: the remaining time at the speed of the last steps; None if that is unknown or the run has ended.
+    `storage_problem`: what the disk refused, in words: it was or is full, or checkpoints could not be written.
     """
 
     run: Path
@@ -55,12 +57,28 @@ class RunStatus:
     problem: str = ""
     damaged_lines: int = 0
     storage_problem: str = ""
-    """What the disk refused, in words: it was or is full, or checkpoints could not be written."""
+
+
+# What a status takes from the sums as it is.
+TALLIED = ("step", "loss", "validation_loss", "tokens_per_second", "restarts", "last_fault", "damaged_lines")
+    "step",
+    "loss",
+    "validation_loss",
+    "tokens_per_second",
+    "restarts",
+    "last_fault",
+    "damaged_lines",
+    "storage_problem",
+]
 
 
 @dataclass
 class RunTally:
-    """The sums over a run's two journals so far. A program that follows the run adds the new lines."""
+    """The sums over a run's two journals so far. A program that follows the run adds the new lines.
+
+    `state`: by the newest event that starts or ends a supervisor, as if none ran now. `recent`: seconds and tokens of
+    the newest steps.
+    """
 
     step: int = 0
     loss: float | None = None
@@ -73,9 +91,7 @@ class RunTally:
     refused_saves: int = 0
     last_refusal: str = ""
     state: State = "new"
-    """By the newest event that starts or ends a supervisor, as if none ran now."""
     recent: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
-    """Seconds and tokens of the newest steps."""
 
     def add(self, entry: Mapping[str, Any]) -> None:
         """Add a line of METRICS or EVENTS."""
@@ -108,15 +124,15 @@ class RunTally:
 
     @property
     def storage_problem(self) -> str:
-        """Return a sentence on the failed writes; empty if there are none."""
-        parts = []
+        """A sentence on the failed writes; empty if there are none."""
+        problems = []
         if self.disk_waits:
             times = "once" if self.disk_waits == 1 else f"{self.disk_waits} times"
-            parts.append("its disk is full: it waits for room" if self.is_waiting else f"its disk was full {times}")
+            problems.append("its disk is full: it waits for room" if self.is_waiting else f"its disk was full {times}")
         if self.refused_saves:
             count = "1 checkpoint" if self.refused_saves == 1 else f"{self.refused_saves} checkpoints"
-            parts.append(f"{count} could not be written: {self.last_refusal}")
-        return "; ".join(parts)
+            problems.append(f"{count} could not be written: {self.last_refusal}")
+        return "; ".join(problems)
 
 
 def run_status(run: Path, read: Callable[[], RunTally] | None = None) -> RunStatus:
@@ -153,24 +169,19 @@ def _status(run: Path, holder: LockHolder | None, tally: RunTally) -> RunStatus:
     record, total = read_record(run), read_document(run / PLAN).get("steps")
     if not isinstance(total, int):
         raise UsageError(f"{run / PLAN} is damaged: its 'steps' is {total!r}")
+    # The record is written last: without the event of an end, its "done" is that of an earlier training.
     state: State = "done" if record["status"] == "done" and tally.state not in ("new", "interrupted") else tally.state
     return RunStatus(
         run=run,
         name=record["name"],
         state=state if holder is None else "running",
-        step=tally.step,
         steps=total,
         pid=holder.pid if holder else None,
-        loss=tally.loss,
-        validation_loss=tally.validation_loss,
-        tokens_per_second=tally.tokens_per_second,
         left_s=statistics.mean(s for s, _ in tally.recent) * (total - tally.step) if holder and tally.recent else None,
-        restarts=tally.restarts,
         quarantined=quarantined(run),
-        last_fault=tally.last_fault,
         created=record["created"],
-        damaged_lines=tally.damaged_lines,
         storage_problem=tally.storage_problem,
+        **{name: getattr(tally, name) for name in TALLIED},
     )
 
 
@@ -192,7 +203,7 @@ def hold_run(run: Path) -> AbstractContextManager[None]:
     return lock(run, hint=f"wait for it, or stop it with: hivetune stop {quoted(run)}")
 
 
-def stop_run(run: Path, timeout_s: float, sleep: Callable[[float], None] = time.sleep) -> bool:
+def stop_run(run: Path, timeout_s: float) -> bool:
     """Ask the run's supervisor for a clean end and wait for it; False when it was not running.
 
     Raises Busy when it has not ended after `timeout_s`, UsageError when it runs in another container or machine.
@@ -203,19 +214,19 @@ def stop_run(run: Path, timeout_s: float, sleep: Callable[[float], None] = time.
     while lock_holder(run) is not None:
         if time.monotonic() > deadline:
             raise Busy(f"{run} is still saving after {timeout_s:.0f} s", hint="give it more time, or stop it again")
-        sleep(0.1)
+        time.sleep(0.1)
     return True
 
 
 def ask_to_stop(run: Path) -> bool:
-    """Ask the run's supervisor for a clean end, and do not wait; False when it is not running.
+    """Ask the run's supervisor for a clean end, and do not wait; False when it was not running.
 
     Raises UsageError when it runs in another container or machine.
     """
     holder = lock_holder(run)
     if holder is None:
         return False
-    if holder.boot_id != boot_id():
+    if holder.boot_id != boot_id():  # its number is that of another process here
         raise UsageError(f"{run} is held by process {holder.pid} of another container or machine", hint="stop it there")
     os.kill(holder.pid, signal.SIGTERM)
     return True
@@ -227,12 +238,6 @@ def quarantined(run: Path) -> int:
     return len({row for a in amendments if a.get("until_step") is None for row in a["rows"]})
 
 
-def loss_curve(run: Path) -> list[tuple[int, float, str]]:
-    """Return (step, nats per token, "step" or "validation"). A loss that was not finite is null and left out."""
-    losses = (entry for entry in read_journal(run / METRICS) if entry["event"] in ("step", "validation"))
-    return sorted((entry["step"], entry["loss"], entry["event"]) for entry in losses if entry["loss"] is not None)
-
-
 def newest_losses(run: Path) -> tuple[float | None, float | None, float | None]:
     """Return the newest training loss, validation loss and tokens a second. None: not written yet."""
     tally = RunTally()
@@ -240,8 +245,6 @@ def newest_losses(run: Path) -> tuple[float | None, float | None, float | None]:
         tally.add(entry)
     return tally.loss, tally.validation_loss, tally.tokens_per_second
 
-
-# The texts of a run's events.
 
 EVENT_TEXTS = {
     "attempt": "worker {number} started",
@@ -259,11 +262,7 @@ EVENT_TEXTS = {
 
 def event_text(entry: Mapping[str, Any]) -> str:
     """Return a line of events.jsonl as text; empty for events that are not shown."""
-    form = EVENT_TEXTS.get(str(entry["event"]))
-    return form.format(**entry).strip(" ;") if form else ""
-
-
-LAST = "last"
+    return EVENT_TEXTS.get(str(entry["event"]), "").format(**entry).strip(" ;")
 
 
 def find_run(name: str, or_else: str = "") -> Path:
@@ -271,15 +270,14 @@ def find_run(name: str, or_else: str = "") -> Path:
 
     `or_else` is what else the name could mean, for the message. Raise UsageError that names similar runs.
     """
-    path = expanded(name)
+    path, runs = expanded(name), run_folders()
     if (path / RECORD).exists():
         return path.resolve()
-    runs = run_folders()
-    if "/" in name or (path.exists() and not any(run.name.startswith(name) for run in runs)):
+    beginning = [run for run in runs if run.name.startswith(name)]
+    if "/" in name or (path.exists() and not beginning):
         raise UsageError(f"{path} is not a run folder", hint="see the runs: hivetune runs")
     if name == LAST and runs:
         return runs[-1]
-    beginning = [run for run in runs if run.name.startswith(name)]
     exact = [run for run in beginning if run.name == name]
     meant = exact or beginning
     if len(meant) == 1:
@@ -287,11 +285,10 @@ def find_run(name: str, or_else: str = "") -> Path:
     if meant:
         which = ", ".join(str(run) if exact else run.name for run in meant)
         raise UsageError(f"{name!r} could mean {len(meant)} runs", hint=f"choose one of: {which}")
-    if not runs:
-        raise UsageError(f"there is no run{or_else} {name!r}", hint="train the first one: hivetune train CONFIG")
     near = difflib.get_close_matches(name, [LAST, *(run.name for run in runs)], 1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise UsageError(f"there is no run{or_else} {name!r}", hint=f"{hint}see the runs: hivetune runs")
+    hint = f"{f'did you mean {near[0]}? ' if near else ''}see the runs: hivetune runs"
+    hint = hint if runs else "train the first one: hivetune train CONFIG"
+    raise UsageError(f"there is no run{or_else} {name!r}", hint=hint)
 
 
 def shortest_name(folder: Path) -> str:
