@@ -177,13 +177,7 @@ def train_shown(run: Run) -> dict[str, Any]:
         return run.summary
     for problem in missing_tools(run.config.report_to):
         say(problem)
-    if not steps(run.folder):  # before the first training, which the answer may put off
-        try:
-            with progress("checking that llama.cpp serves the base") as report:
-                ensure_base_served(run.config.model, run.model, report)
-        except HivetuneError as error:
-            without = "without answers from llama.cpp the run is judged by its loss alone"
-            say(f"{without}: {error.message}; {error.hint}")
+    warn_if_not_served(run)
 
     def losses() -> str:
         figures = zip(("loss", "validation", "tokens/s"), newest_losses(run.folder), (3, 3, 0), strict=True)
@@ -195,6 +189,17 @@ def train_shown(run: Run) -> dict[str, Any]:
     if reason := read_resolved(run.folder)[1].kernels_why:
         say(f"slow path: without the C++ kernels a step takes about four times as long. {reason}")
     return summary
+
+
+def warn_if_not_served(run: Run) -> None:
+    """Say before the first training why llama.cpp can't serve the base, whose run is then judged by its loss alone."""
+    if steps(run.folder):
+        return
+    try:
+        with progress("checking that llama.cpp serves the base") as report:
+            ensure_base_served(run.config.model, run.model, report)
+    except HivetuneError as error:
+        say(f"without answers from llama.cpp the run is judged by its loss alone: {error.message}; {error.hint}")
 
 
 TRAINED = "steps loss_first loss_last best_at_step=adapter_step tokens/s=tokens_per_second peak_memory_bytes restarts "

@@ -59,19 +59,6 @@ class RunStatus:
     storage_problem: str = ""
 
 
-# What a status takes from the sums as it is.
-TALLIED = ("step", "loss", "validation_loss", "tokens_per_second", "restarts", "last_fault", "damaged_lines")
-    "step",
-    "loss",
-    "validation_loss",
-    "tokens_per_second",
-    "restarts",
-    "last_fault",
-    "damaged_lines",
-    "storage_problem",
-]
-
-
 @dataclass
 class RunTally:
     """The sums over a run's two journals so far. A program that follows the run adds the new lines.
@@ -180,8 +167,14 @@ def _status(run: Path, holder: LockHolder | None, tally: RunTally) -> RunStatus:
         left_s=statistics.mean(s for s, _ in tally.recent) * (total - tally.step) if holder and tally.recent else None,
         quarantined=quarantined(run),
         created=record["created"],
+        step=tally.step,
+        loss=tally.loss,
+        validation_loss=tally.validation_loss,
+        tokens_per_second=tally.tokens_per_second,
+        restarts=tally.restarts,
+        last_fault=tally.last_fault,
+        damaged_lines=tally.damaged_lines,
         storage_problem=tally.storage_problem,
-        **{name: getattr(tally, name) for name in TALLIED},
     )
 
 
