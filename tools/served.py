@@ -238,7 +238,7 @@ def _whole(folder: Path, trained: dict[str, Any], row: dict[str, Any]) -> None:
             else:
                 row["answer_tokens"] = backend.complete([{"role": "user", "content": "Hi"}], max_tokens=8).new_tokens
     trained["served_base"] = said[0]
-    found = compare_scores(QUANT, trained, said[1], said[0])
+    found = compare_scores(QUANT, trained, {"base": said[0], "tuned": said[1]})
     row |= {"served": found["holds"], "effect": round(found["effect"], 4), "typical": round(found["typical"], 4)}
     row["base_typical"] = round(found["base_typical"], 4)
     if found["problems"]:
@@ -266,7 +266,7 @@ def _beside(folder: Path, trained: dict[str, Any], row: dict[str, Any]) -> None:
     settings = ServerSettings(adapters=((file, 0.0),), device="cpu", warm_up=False, threads=1)
     with open_backend(folder / "base.gguf", settings) as backend:
         said, _ = score_passages(backend, _passages(folder), adapter=0)
-    found = compare_scores(QUANT, trained, said, trained["served_base"])
+    found = compare_scores(QUANT, trained, {"base": trained["served_base"], "tuned": said})
     row |= {"lora": found["holds"], "lora_effect": round(found["effect"], 4)}
     if found["problems"]:
         row["lora_problems"] = found["problems"]

@@ -6,6 +6,7 @@ message, a hint and an exit code. docs/python.md has a complete example.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from hivetune.judge.evaluate import evaluate_run, judge_run
 from hivetune.models.fetch import fetch_model
 from hivetune.records import Progress, Verdict, silent
 from hivetune.release.export import DEFAULT_QUANT, Exported, export_run
-from hivetune.release.prove import export_merged, prove_export
+from hivetune.release.prove import export_merged, prove_export, unserved_base
 from hivetune.run.status import find_run
 from hivetune.serve.register import register_run
 from hivetune.train.open import Run, load_run
@@ -84,13 +85,15 @@ def train(config: Config, name: str = "python", *, progress: Progress = silent) 
     """Train an adapter and return its run. A run of the same config and rows is continued, a finished one returned.
 
     `run.folder` holds the adapter, and `run.record["result"]` the figures that `hivetune train --json` prints.
+    `run.warning` says why llama.cpp can't serve the base, so that the run is judged by its loss alone; empty if it can.
     Raises RecoveryExhausted if faults could not be overcome; the folder then holds the best adapter so far.
     """
-    run = open_run(configure(config), name, progress)
+    run, warning = open_run(configure(config), name, progress), ""
     if not run.is_finished:
+        warning = unserved_base(run, progress)
         total = len(run.plan.steps)
         train_run(run, Terms(lambda done: progress(done, total)))
-    return load_run(run.folder)
+    return replace(load_run(run.folder), warning=warning)
 
 
 def open_trained(run: str | Path) -> Run:

@@ -10,7 +10,7 @@ from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metada
 from hivetune.data.render.template import ChatTemplate, RenderError
 from hivetune.data.render.thinking import NAMES, served_template, thinking_arguments
 from hivetune.llama.backend import ServerSettings, open_backend
-from hivetune.models.worker.template import with_defaults
+from hivetune.models.worker.prepare_model import with_defaults
 from hivetune.release.worker.to_gguf import fixed_date
 
 USER = {"role": "user", "content": "What is it?"}

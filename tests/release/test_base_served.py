@@ -7,13 +7,12 @@ import pytest
 from serve.hive import MODEL, make_home
 
 from hivetune.base.disk import MANIFEST, home, write_json, write_manifest
-from hivetune.cli.train import warn_if_not_served
 from hivetune.config import RunConfig
 from hivetune.data.snapshot import Snapshot
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.release import prove
 from hivetune.release.export import export_run
-from hivetune.release.prove import base_problem, ensure_base_served
+from hivetune.release.prove import base_problem, ensure_base_served, unserved_base
 from hivetune.train.open import Run
 from hivetune.train.plan.steps import Plan
 
@@ -30,7 +29,7 @@ def test_a_base_is_proven_once(own_home: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 def test_a_base_that_llama_cpp_cant_serve_is_known_before_the_training(
-    own_home: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    own_home: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its converter does not know this byte-level vocabulary. The reason is kept, and the evaluation reads it."""
     model = home() / "models" / "tiny"
@@ -41,8 +40,8 @@ def test_a_base_that_llama_cpp_cant_serve_is_known_before_the_training(
         monkeypatch.setattr(prove, "_base_problems", None)
     assert "converter can't write this model" in base_problem(model)
     config = RunConfig.model_validate({"model": "tiny", "data": {"path": "rows.jsonl"}})
-    warn_if_not_served(Run(own_home / "new", config, model, Snapshot.__new__(Snapshot), Plan.__new__(Plan)))
-    assert "the run is judged by its loss alone: llama.cpp's converter" in capsys.readouterr().err
+    run = Run(own_home / "new", config, model, Snapshot.__new__(Snapshot), Plan.__new__(Plan))
+    assert "the run is judged by its loss alone: llama.cpp's converter" in unserved_base(run)
 
 
 @pytest.mark.parametrize("copied", [True, False])

@@ -1,17 +1,21 @@
 """What a proof accepts and what it finds: rounding; a missing or doubled adapter, another model, NaN."""
 
+import contextlib
 import math
 import random
 import re
 
 import pytest
 
-from hivetune.errors import DataRefused
+from hivetune.errors import DataRefused, HivetuneError
+from hivetune.llama.backend import Backend
 from hivetune.process.protocol import Passage
+from hivetune.release import prove
 from hivetune.release.prove import (
     MAX_PASSAGE_TOKENS,
     POSITIONS,
     Scores,
+    check_recorded,
     choose_passages,
     compare_scores,
 )
@@ -38,10 +42,10 @@ TRAINED = {"base": said(0, 0), "tuned": said(0.5, 0)}
 
 
 def test_rounding_is_accepted_and_measured() -> None:
-    proof = compare_scores("f16", TRAINED, said(0.5, 0.01, seed=5), None)
+    proof = compare_scores("f16", TRAINED, {"tuned": said(0.5, 0.01, seed=5)})
     assert proof["holds"] and proof["problems"] == [] and proof["places"] == 60
     assert proof["typical"] == pytest.approx(0.008, abs=0.002) and proof["effect"] == pytest.approx(1, abs=0.01)
-    quantized = compare_scores("q4_0", TRAINED, said(0.5, 0.2, seed=5), said(0, 0.2, seed=6))
+    quantized = compare_scores("q4_0", TRAINED, {"tuned": said(0.5, 0.2, seed=5), "base": said(0, 0.2, seed=6)})
     assert quantized["holds"] and quantized["bound"] == pytest.approx(0.03 + 2 * quantized["base_typical"])
 
 
@@ -56,14 +60,14 @@ def test_rounding_is_accepted_and_measured() -> None:
     ids=["another model", "no adapter", "twice the scale", "not finite"],
 )
 def test_what_is_not_what_was_trained_is_found(exported: Scores, words: str) -> None:
-    proof = compare_scores("f16", TRAINED, exported, None)
+    proof = compare_scores("f16", TRAINED, {"tuned": exported})
     assert not proof["holds"] and any(re.search(words, problem) for problem in proof["problems"]), proof
 
 
 def test_a_base_that_is_another_model_is_found_at_any_type() -> None:
     """Twice its own distance would excuse it."""
     other = said(0, 1.0, seed=6)
-    proof = compare_scores("q8_0", TRAINED, said(0.5, 1.0, seed=6), other)
+    proof = compare_scores("q8_0", TRAINED, {"tuned": said(0.5, 1.0, seed=6), "base": other})
     assert not proof["holds"] and "the base alone differs" in proof["problems"][0]
 
 
@@ -71,8 +75,8 @@ def test_a_missing_adapter_is_found_under_the_rounding_of_four_bits() -> None:
     """Its effect of 0.1 nats is half of the rounding: the size of the difference alone would not tell."""
     trained = {"base": said(0, 0), "tuned": said(0.1, 0)}
     base = said(0, 0.2, seed=6)
-    assert compare_scores("q4_0", trained, said(0.1, 0.2, seed=6), base)["holds"]
-    lost = compare_scores("q4_0", trained, base, base)
+    assert compare_scores("q4_0", trained, {"tuned": said(0.1, 0.2, seed=6), "base": base})["holds"]
+    lost = compare_scores("q4_0", trained, {"tuned": base, "base": base})
     assert lost["typical"] < lost["bound"] and lost["problems"] == [
         "0.00 times the adapter's effect arrived instead of once"
     ]
@@ -80,16 +84,16 @@ def test_a_missing_adapter_is_found_under_the_rounding_of_four_bits() -> None:
 
 def test_an_adapter_that_changes_nothing_has_no_effect_to_lose() -> None:
     untrained = {"base": said(0, 0), "tuned": said(0, 0)}
-    proof = compare_scores("f16", untrained, said(0, 0.001, seed=5), None)
+    proof = compare_scores("f16", untrained, {"tuned": said(0, 0.001, seed=5)})
     assert proof["holds"] and proof["effect"] is None
 
 
 def test_places_that_llama_cpp_does_not_report_are_counted_and_left_out() -> None:
     exported = [list(passage) for passage in said(0.5, 0.01, seed=5)]
     exported[2][3] = None
-    proof = compare_scores("f16", TRAINED, exported, None)
+    proof = compare_scores("f16", TRAINED, {"tuned": exported})
     assert (proof["holds"], proof["places"], proof["unreported"]) == (True, 59, 1)
-    assert not compare_scores("f16", TRAINED, [[None] * PLACES_OF] * PASSAGES_OF, None)["holds"]
+    assert not compare_scores("f16", TRAINED, {"tuned": [[None] * PLACES_OF] * PASSAGES_OF})["holds"]
 
 
 class Snapshot:
@@ -122,3 +126,19 @@ def test_passages_are_the_beginning_and_the_end_of_last_answers_held_out_ones_fi
     assert choose_passages(Snapshot({"train": [trained], "test": [held_out]}), 38) == found[1:]  # a context of 38
     with pytest.raises(DataRefused, match="every row is longer"):
         choose_passages(Snapshot({"test": [long]}))
+
+
+@pytest.mark.parametrize(
+    ("quant", "shift", "refused"),
+    [("q8_0", 0.01, False), ("q8_0", 0.5, True), ("q8_0", math.nan, True), ("f16", 0.5, False)],
+)
+def test_a_release_that_answers_otherwise_than_it_was_proven_is_not_served(
+    quant: str, shift: float, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a number type that it was not proven in, nothing is known."""
+    recorded = {"tokens": [5, 6, 7], "places": [1, 2], "logprobs": [-1.0, None]}
+    now = [[[-1.0 - shift, []], [-9.0, []]]]
+    monkeypatch.setattr(prove, "score_passages", lambda backend, passages, adapter: (now[: len(passages)], []))
+    backend, proof = Backend.__new__(Backend), {"quant": "q8_0", "recorded": [recorded]}
+    with pytest.raises(HivetuneError, match="helpdesk@1 answers differently") if refused else contextlib.nullcontext():
+        check_recorded(backend, proof, quant, 0, "helpdesk@1")

@@ -14,10 +14,10 @@ from hivetune.errors import MachineNotFit, UsageError
 from hivetune.release.gguf import OWN_QUANTS, QUANTS, find_quant
 from hivetune.release.worker.to_gguf import (
     NO_CAP,
-    _stage_adapter,
     fixed_date,
     model_name,
     sentencepiece_model,
+    stage_adapter,
     staged_config,
     tokenizer_settings,
 )
@@ -128,7 +128,7 @@ def test_a_rank_stabilised_scale_arrives_as_one_that_llama_cpp_knows(tmp_path: P
     write_model(tmp_path / "model", "llama")
     write_adapter(tmp_path / "model", tmp_path / "trained", 1)
     change(tmp_path / "trained", "adapter_config.json", use_rslora=True, lora_alpha=6)
-    _stage_adapter(tmp_path / "model", tmp_path / "trained", tmp_path / "staged")
+    stage_adapter(tmp_path / "model", tmp_path / "trained", tmp_path / "staged")
     staged = json.loads((tmp_path / "staged" / "adapter_config.json").read_text())
     assert (staged["r"], staged["lora_alpha"]) == (4, pytest.approx(6 / 4**0.5 * 4))
 

@@ -24,8 +24,7 @@ from hivetune.machine.inventory import disk_free_bytes, read_cards
 from hivetune.machine.look import look
 from hivetune.process.detach import start_detached
 from hivetune.process.launch import supervision
-from hivetune.release.prove import ensure_base_served
-from hivetune.run.checkpoints import steps
+from hivetune.release.prove import unserved_base
 from hivetune.run.figures import missing_tools
 from hivetune.run.folder import RECORD, read_resolved
 from hivetune.run.status import find_run, newest_losses, run_status, shortest_name, stop_run
@@ -177,7 +176,10 @@ def train_shown(run: Run) -> dict[str, Any]:
         return run.summary
     for problem in missing_tools(run.config.report_to):
         say(problem)
-    warn_if_not_served(run)
+    with progress("checking that llama.cpp serves the base") as report:
+        warning = unserved_base(run, report)
+    if warning:
+        say(warning)
 
     def losses() -> str:
         figures = zip(("loss", "validation", "tokens/s"), newest_losses(run.folder), (3, 3, 0), strict=True)
@@ -189,17 +191,6 @@ def train_shown(run: Run) -> dict[str, Any]:
     if reason := read_resolved(run.folder)[1].kernels_why:
         say(f"slow path: without the C++ kernels a step takes about four times as long. {reason}")
     return summary
-
-
-def warn_if_not_served(run: Run) -> None:
-    """Say before the first training why llama.cpp can't serve the base, whose run is then judged by its loss alone."""
-    if steps(run.folder):
-        return
-    try:
-        with progress("checking that llama.cpp serves the base") as report:
-            ensure_base_served(run.config.model, run.model, report)
-    except HivetuneError as error:
-        say(f"without answers from llama.cpp the run is judged by its loss alone: {error.message}; {error.hint}")
 
 
 TRAINED = "steps loss_first loss_last best_at_step=adapter_step tokens/s=tokens_per_second peak_memory_bytes restarts "

@@ -1,18 +1,13 @@
-"""Two checks of a server: that it builds the prompts that were trained on, and answers as when it was registered.
+"""The check of a server that it builds the prompts that were trained on.
 
 Prompts are compared token by token, on real conversations. llama.cpp has its own Jinja, its own tokenizer and its own
 rules for first tokens. A model that is right in the trainer and wrong when served has most often lost here
 (ggml-org/llama.cpp#7062, ollama/ollama#6823).
-
-A few answers are recorded at registration and compared before a swap. They find a file that was exchanged, an adapter
-on another base, and a broken build of llama.cpp. They do not prove that the answers are good; the gate did.
 """
 
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hivetune.data.render.dialect import template_message
 from hivetune.data.render.folder import load_renderer
@@ -25,10 +20,6 @@ from hivetune.records import Example, Message, Split
 HELD_OUT_FIRST: tuple[Split, ...] = ("test", "validation", "train")
 CHECKED_PROMPTS = 50
 SHOWN_TOKENS = 6
-RECORDED_PROMPTS = 3
-NUM_TOKENS = 16
-# Nats. The same files on another processor or build differ by hundredths, another adapter by 0.5 and more.
-MAX_DIFFERENCE = 0.25
 
 
 @dataclass(frozen=True)
@@ -84,34 +75,3 @@ def prompt_of(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Return the messages before the last answer."""
     last = max((i for i, message in enumerate(messages) if message.role == "assistant"), default=len(messages))
     return tuple(messages[:last])
-
-
-def record_answers(
-    backend: Backend, chats: Sequence[Sequence[Mapping[str, Any]]], adapter: int
-) -> list[dict[str, Any]]:
-    """Return the first tokens of greedy answers, with their log-probabilities."""
-    answers = []
-    for messages in chats[:RECORDED_PROMPTS]:
-        answer = backend.complete(messages, max_tokens=NUM_TOKENS, logprobs=True, adapter=adapter)
-        answers.append({"messages": list(messages), "tokens": [list(pair) for pair in answer.logprobs]})
-    return answers
-
-
-def compare_answers(backend: Backend, recorded: Sequence[Mapping[str, Any]], adapter: int, label: str) -> None:
-    """Raise HivetuneError when `label` does not answer as it did. Compared are the median difference of its
-    log-probabilities over the tokens that both begin with, and the first tokens of the answers."""
-    differences: list[float] = []
-    others = 0
-    for entry in recorded:
-        now = backend.complete(entry["messages"], max_tokens=NUM_TOKENS, logprobs=True, adapter=adapter).logprobs
-        then = [(int(token), float(logprob)) for token, logprob in entry["tokens"]]
-        others += not now or not then or now[0][0] != then[0][0]
-        for (token, logprob), (recorded_token, known_logprob) in zip(now, then, strict=False):
-            if token != recorded_token:
-                break
-            differences.append(abs(logprob - known_logprob))
-    if recorded and (2 * others > len(recorded) or (differences and statistics.median(differences) > MAX_DIFFERENCE)):
-        raise HivetuneError(
-            f"{label} answers differently from when it was registered",
-            hint="restore its files and its base from a backup, or register the run again",
-        )

@@ -139,6 +139,11 @@ def server_name(program: str | None) -> str:
 # Writing.
 
 
+def weights_bytes(model: Path) -> int:
+    """Return the size of a model's weights as they are stored, in 16 bits as a rule."""
+    return sum(path.stat().st_size for path in model.glob("*.safetensors"))
+
+
 def write_gguf(
     model: Path, adapter: Path | None, quant: str | None, folder: Path, file: str, progress: Progress = silent
 ) -> Path:
@@ -151,8 +156,7 @@ def write_gguf(
     written = quant if quant is None or quant in OWN_QUANTS else "f16"
     target = path if written == quant else path.with_name(f".{path.name}")
     task = WriteGguf(model, adapter, target, written, find_converter())
-    weights_bytes = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-    limits = Limits(Supervision(hang_floor_s=600 + weights_bytes / SLOW_BYTES_PER_S))
+    limits = Limits(Supervision(hang_floor_s=600 + weights_bytes(model) / SLOW_BYTES_PER_S))
     result = run_task(task, folder, limits=limits, on_beat=count_items(progress, None)).check("writing the GGUF file")
     if quant is not None and target != path:
         _quantize(target, path, quant)

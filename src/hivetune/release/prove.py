@@ -20,7 +20,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import psutil
@@ -47,7 +47,10 @@ from hivetune.release.gguf import (
     find_converter,
     find_quant,
     server_name,
+    weights_bytes,
 )
+from hivetune.release.prune import TOLD
+from hivetune.run.checkpoints import steps
 from hivetune.run.folder import ADAPTER, PROOF, adapter_hash
 from hivetune.train.open import Run, load_run
 
@@ -70,7 +73,9 @@ CONVERSATIONS = (
     ("What is 12 + 30?", "It is 42.", "And twice as much?", "That is 84."),
     ("How do I list files in a shell?", "Use ls, or ls -l for their sizes and dates."),
 )
-_CACHE = "told"  # below the home: scores of trained models and of bases
+# Of an adapter's proof a few passages are kept with its release, and asked again before it is served. Nats: the same
+# files on another processor or build differ by hundredths, another adapter by 0.5 and more.
+RECORDED_PASSAGES, RECORDED_BOUND = 3, 0.25
 _FORCING_BIAS = 1000.0  # nats: far above any logit
 _SLOTS = 4
 _CONTEXT_TOKENS = 4096
@@ -110,50 +115,45 @@ def _passage(tokens: Sequence[int], trained: Sequence[int]) -> Passage:
     return Passage(tuple(int(token) for token in tokens[:end]), tuple(positions))
 
 
-def compare_scores(
-    kind: str, trained: Mapping[str, Scores], exported: Scores, exported_base: Scores | None
-) -> dict[str, Any]:
+def compare_scores(kind: str, trained: Mapping[str, Scores], exported: Mapping[str, Scores]) -> dict[str, Any]:
     """Return `holds`, `problems` in words, and the measurements behind them.
 
-    `kind`: a number type of GGUF, or "merged". `trained` has "base" and "tuned". `exported_base`: the base at the same
-    type; None where numbers are not quantized, and the base itself is taken.
+    `kind`: a number type of GGUF, or "merged". `trained` has "base" and "tuned". `exported` has "base" alone before any
+    training, "tuned" alone where numbers are not quantized, else both.
     """
-    aligned, unreported = _align(trained["base"], trained["tuned"], exported_base or trained["base"], exported)
-    if not aligned:
-        return {"places": 0, "holds": False, "problems": ["llama.cpp reported no log-probability at all"]}
-    problems = list[str]()
-    _, tuned, _, its = zip(*aligned, strict=True)
-    typical, largest = _distance(its, tuned)
-    measured: dict[str, Any] = {"places": len(aligned), "unreported": unreported}
-    measured |= {"typical": typical, "largest": largest}
-    if exported_base is None:
-        bound = FLOAT_BOUNDS[kind]
-    else:
-        measured["base_typical"], problems = compare_base(kind, trained["base"], exported_base)
-        bound = QUANTIZED_BOUND + QUANTIZED_FACTOR * measured["base_typical"]
-    losses = [-fmean([scores[_ACTUAL] for scores in side]) for side in (tuned, its)]
-    slope, error = _effect(aligned)
-    measured |= {"bound": bound, "loss_trained": losses[0], "loss_exported": losses[1]}
-    measured |= {"effect": slope, "effect_error": error}
-    if not typical <= bound:
-        problems.append(f"log-probabilities differ by {typical:.3f} nats on average, at most {bound:.3f} expected")
-    if not abs(losses[1] - losses[0]) <= bound:
-        problems.append(f"the loss is {losses[1]:.3f} instead of {losses[0]:.3f}, at most {bound:.3f} apart expected")
-    if slope is not None and error is not None and not abs(slope - 1) <= EFFECT_BOUND + EFFECT_ERRORS * error:
-        problems.append(f"{slope:.2f} times the adapter's effect arrived instead of once")
+    nothing = {"places": 0, "holds": False, "problems": ["llama.cpp reported no log-probability at all"]}
+    measured, problems, bound = dict[str, Any](), list[str](), FLOAT_BOUNDS.get(kind, math.nan)
+    if "base" in exported:
+        aligned, _ = _align(trained["base"], exported["base"])
+        if not aligned:
+            return nothing
+        typical, base_bound = _distance(*zip(*aligned, strict=True))[0], BASE_BOUNDS.get(kind, COARSEST_BOUND)
+        measured["base_typical"], bound = typical, QUANTIZED_BOUND + QUANTIZED_FACTOR * typical
+        if not typical <= base_bound:
+            problems.append(
+                f"the base alone differs by {typical:.3f} nats on average, at most {base_bound:g} in {kind}"
+            )
+    if "tuned" in exported:
+        base = exported.get("base", trained["base"])
+        aligned, unreported = _align(trained["base"], trained["tuned"], base, exported["tuned"])
+        if not aligned:
+            return nothing
+        _, tuned, _, its = zip(*aligned, strict=True)
+        typical, largest = _distance(its, tuned)
+        losses = [-fmean([scores[_ACTUAL] for scores in side]) for side in (tuned, its)]
+        slope, error = _effect(aligned)
+        measured |= {"places": len(aligned), "unreported": unreported, "typical": typical, "largest": largest}
+        measured |= {"bound": bound, "loss_trained": losses[0], "loss_exported": losses[1]}
+        measured |= {"effect": slope, "effect_error": error}
+        if not typical <= bound:  # written so that NaN is a problem too
+            problems.append(f"log-probabilities differ by {typical:.3f} nats on average, at most {bound:.3f} expected")
+        if not abs(losses[1] - losses[0]) <= bound:
+            problems.append(
+                f"the loss is {losses[1]:.3f} instead of {losses[0]:.3f}, at most {bound:.3f} apart expected"
+            )
+        if slope is not None and error is not None and not abs(slope - 1) <= EFFECT_BOUND + EFFECT_ERRORS * error:
+            problems.append(f"{slope:.2f} times the adapter's effect arrived instead of once")
     return {**measured, "holds": not problems, "problems": problems}
-
-
-def compare_base(kind: str, trained: Scores, exported: Scores) -> tuple[float, list[str]]:
-    """Return by how many nats a base in a quantized type differs on average from what was trained on, and a problem
-    in words if that is too much."""
-    aligned, _ = _align(trained, exported)
-    if not aligned:
-        return math.nan, ["llama.cpp reported no log-probability of the base at all"]
-    typical, bound = _distance(*zip(*aligned, strict=True))[0], BASE_BOUNDS.get(kind, COARSEST_BOUND)
-    if typical <= bound:
-        return typical, []
-    return typical, [f"the base alone differs by {typical:.3f} nats on average, at most {bound:g} in {kind}"]
 
 
 def _align(*sides: Scores) -> tuple[list[tuple[_TokenScores, ...]], int]:
@@ -254,6 +254,40 @@ def _score_position(
     return [logprob, likeliest], ended
 
 
+# A release answers as it was proven.
+
+
+def check_recorded(backend: Backend, proof: Mapping[str, Any], quant: str, adapter: int, label: str) -> None:
+    """Raise HivetuneError when a loaded release gives the tokens of its proof's first passages other log-probabilities
+    than it did then: a file was exchanged, the adapter is on another base, or the build of llama.cpp is broken."""
+    # Of a number type that it was not proven in, nothing is known.
+    recorded = proof.get("recorded", ()) if proof.get("quant") == quant else ()
+    passages = [Passage(tuple(each["tokens"]), tuple(each["places"])) for each in recorded]
+    scores, _ = score_passages(backend, passages, adapter=adapter)
+    differences = [
+        abs(now[0] - then)
+        for places, each in zip(scores, recorded, strict=True)
+        for now, then in zip(places, each["logprobs"], strict=True)
+        if now is not None and then is not None
+    ]
+    if differences and not median(differences) <= RECORDED_BOUND:
+        raise HivetuneError(
+            f"{label} answers differently from when it was registered",
+            hint="restore its files and its base from a backup, or register the run again",
+        )
+
+
+def _recorded(passages: Sequence[Passage], scores: Scores) -> list[dict[str, Any]]:
+    return [
+        {
+            "tokens": list(passage.tokens),
+            "places": list(passage.places),
+            "logprobs": [place and place[0] for place in places],
+        }
+        for passage, places in list(zip(passages, scores, strict=True))[:RECORDED_PASSAGES]
+    ]
+
+
 # The station.
 
 
@@ -313,6 +347,18 @@ def describe_proof(proof: Mapping[str, Any]) -> str:
     return text
 
 
+def unserved_base(run: Run, progress: Progress = silent) -> str:
+    """Return before the first training of a run why llama.cpp can't serve its base, so that the run is judged by its
+    loss alone; empty where it can, or the run has begun."""
+    if steps(run.folder):
+        return ""
+    try:
+        ensure_base_served(run.config.model, run.model, progress)
+    except HivetuneError as error:
+        return f"without answers from llama.cpp the run is judged by its loss alone: {error.message}; {error.hint}"
+    return ""
+
+
 def ensure_base_served(name: str, model: Path, progress: Progress = silent) -> None:
     """Convert the base `name`, prepared in `model`, and compare it as llama.cpp serves it with the training engine:
     token ids of prompts and log-probabilities. Done once for each base and build of llama.cpp.
@@ -340,30 +386,29 @@ def base_problem(model: Path) -> str:
 
 
 def _base_verdict(model: Path) -> Path:
-    return _cached(
-        "base verdict", sha256_file(model / MANIFEST), SERVED_QUANT, CONVERTER, server_name(find_engine("auto"))
-    )
+    served_by = (SERVED_QUANT, CONVERTER, server_name(find_engine("auto")))
+    return _cached("base verdict", sha256_file(model / MANIFEST), *served_by)
 
 
 def _base_problems(name: str, model: Path, progress: Progress) -> list[str]:
-    if _weights_bytes(model) > _MEMORY_SHARE * psutil.virtual_memory().available:
+    if weights_bytes(model) > _MEMORY_SHARE * psutil.virtual_memory().available:
         raise DoesNotFit("too little memory is free to compare the base with its GGUF file")
     chats = [tuple(Message(("user", "assistant")[i % 2], said) for i, said in enumerate(c)) for c in CONVERSATIONS]
     examples = [Example(str(number), name, chat) for number, chat in enumerate(chats)]
     renderer = load_renderer(model)
     rendered = [renderer.render(example)[-1] for example in examples]
     passages = [_passage(each.tokens, each.trained) for each in rendered]
-    problems, served = list[str](), list[Scores]()
+    problems, served = list[str](), dict[str, Scores]()
 
     def ask_server() -> None:
         file = base_gguf(name, sha256_file(model / MANIFEST), SERVED_QUANT)
         with open_backend(file, ServerSettings(slots=_SLOTS, context_tokens=_CONTEXT_TOKENS)) as backend:
-            served.append(score_passages(backend, passages, slots=_SLOTS)[0])
+            served["base"] = score_passages(backend, passages, slots=_SLOTS)[0]
             for each in compare_prompts(backend, renderer, examples)[1][:1]:
                 problems.append(f"llama.cpp builds another prompt: trained {each.trained!r}, served {each.served!r}")
 
-    trained = _engine_scores(model, None, passages, progress, ask_server, _weights_bytes(model))
-    return problems + compare_base(SERVED_QUANT, trained["base"], served[0])[1]
+    trained = _engine_scores(model, None, passages, progress, ask_server, weights_bytes(model))
+    return [*problems, *compare_scores(SERVED_QUANT, trained, served)["problems"]]
 
 
 def _measure(run: Run, exported: Exported, progress: Progress) -> dict[str, Any]:
@@ -372,49 +417,50 @@ def _measure(run: Run, exported: Exported, progress: Progress) -> dict[str, Any]
         return {"holds": same, "problems": [] if same else ["its weights are not those that were trained"]}
     if exported.to == "merged":
         passages = choose_passages(run.snapshot)
-        with lock(home() / _CACHE):
+        with lock(home() / TOLD):
             trained = _engine_scores(run.model, run.folder, passages, progress)
-            merged = _engine_scores(exported.folder, None, passages, progress)["base"]
+            tuned = _engine_scores(exported.folder, None, passages, progress)["base"]
         dtype = merged_type(exported.folder)
-        return compare_scores("merged" if dtype == "source" else "f16", trained, merged, None) | {"dtype": dtype}
+        return compare_scores("merged" if dtype == "source" else "f16", trained, {"tuned": tuned}) | {"dtype": dtype}
     quant = find_quant(str(read_json(exported.folder / MANIFEST)["quant"] or SERVED_QUANT))
-    file = next(iter(sorted(exported.folder.glob("*.gguf"))))
-    adapter = file if exported.to == "gguf-adapter" else None
-    model = file if adapter is None else _base(run, quant)
+    beside = exported.to == "gguf-adapter"
+    model = _base(run, quant) if beside else exported.path
     passages = choose_passages(run.snapshot, context_tokens(model))
-    with lock(home() / _CACHE):
-        return _measure_served(run, adapter, model, quant, passages, progress)
+    with lock(home() / TOLD):
+        return _measure_served(run, model, exported.path if beside else None, quant, passages, progress)
 
 
 def _measure_served(
-    run: Run, adapter: Path | None, model: Path, quant: str, passages: Sequence[Passage], progress: Progress
+    run: Run, model: Path, adapter: Path | None, quant: str, passages: Sequence[Passage], progress: Progress
 ) -> dict[str, Any]:
     """Compare `model`, with `adapter` beside it, as llama.cpp serves them."""
-    measured: dict[str, Any] = {"base": None}
+    served, facts = dict[str, Scores](), dict[str, Any]({"quant": quant, "passages": len(passages)})
     adapters = () if adapter is None else ((adapter, 0.0),)
-    number = None if adapter is None else 0
 
     def ask_server() -> None:
         settings = ServerSettings(adapters, slots=_SLOTS, context_tokens=_CONTEXT_TOKENS)
         with open_backend(model, settings) as backend:
-            measured["conversations"] = check_prompts(backend, run.model, run.snapshot)
-            measured["tuned"], measured["ended"] = score_passages(backend, passages, slots=_SLOTS, adapter=number)
+            facts["conversations"] = check_prompts(backend, run.model, run.snapshot)
+            number = None if adapter is None else 0
+            served["tuned"], ends = score_passages(backend, passages, slots=_SLOTS, adapter=number)
+            facts["ended"] = ends.count(True)
             if adapter is not None:
-                measured["base"] = score_passages(backend, passages, slots=_SLOTS)[0]
-        if adapter is None and QUANTS[quant] < 16:  # cached by content: all adapters have the same base
+                served["base"] = score_passages(backend, passages, slots=_SLOTS)[0]
+                facts["recorded"] = _recorded(passages, served["tuned"])
+        if adapter is None and QUANTS[quant] < 16:
+            # Cached by content: the exports of all adapters of a base have the same one.
             path = _cached("base", sha256_file(run.model / MANIFEST), quant, TOP, to_plain(tuple(passages)))
             if not path.is_file():
                 with open_backend(_base(run, quant), settings) as backend:
                     write_json(path, {"base": score_passages(backend, passages, slots=_SLOTS)[0]})
-            measured["base"] = read_json(path)["base"]
+            served["base"] = read_json(path)["base"]
 
     trained = _engine_scores(run.model, run.folder, passages, progress, ask_server, model.stat().st_size)
-    proof = compare_scores(quant, trained, measured["tuned"], measured["base"])
-    ended = measured["ended"].count(True)
-    if ended < len(passages):
-        proof["problems"].append(f"{len(passages) - ended} of {len(passages)} trained ends do not end an answer")
-    counts = {"conversations": measured["conversations"], "passages": len(passages), "ended": ended}
-    return {**proof, "quant": quant, **counts, "holds": not proof["problems"]}
+    proof = compare_scores(quant, trained, served)
+    if facts["ended"] < len(passages):
+        lacking = len(passages) - facts["ended"]
+        proof["problems"].append(f"{lacking} of {len(passages)} trained ends do not end an answer")
+    return {**proof, **facts, "holds": not proof["problems"]}
 
 
 def _base(run: Run, quant: str) -> Path:
@@ -447,7 +493,7 @@ def _engine_scores(
     asks = [ask]
     if not path.is_file():
         task = path.with_suffix(".task")
-        needed = 2 * _weights_bytes(model) + asked_bytes  # the engine's in float32
+        needed = 2 * weights_bytes(model) + asked_bytes  # the engine's in float32
         together = needed <= _MEMORY_SHARE * psutil.virtual_memory().available
         try:
             child = start_child(ScorePassages(model, adapter, tuple(passages), TOP), task)
@@ -462,10 +508,5 @@ def _engine_scores(
     return scores
 
 
-def _weights_bytes(model: Path) -> int:
-    """Return the size of a model's weights as they are stored, in 16 bits as a rule."""
-    return sum(path.stat().st_size for path in model.glob("*.safetensors"))
-
-
 def _cached(*facts: object) -> Path:
-    return home() / _CACHE / f"{sha256_bytes(repr(list(facts)).encode())[:16]}.json"
+    return home() / TOLD / f"{sha256_bytes(repr(list(facts)).encode())[:16]}.json"

@@ -25,7 +25,8 @@ MEASURED_DAYS = 30
 # A snapshot is made before the run that uses it, an unfinished file before it is renamed.
 YOUNG_DAYS = 1
 DAY_S = 86_400
-MEASURED = {"comparisons": "comparison", "answers": "answers", "scores": "losses"}
+TOLD = "told"  # below the home: log-probabilities of trained models and of bases, as proofs take them (prove.py)
+MEASURED = {"comparisons": "comparison", "answers": "answers", "scores": "losses", TOLD: "scores of proofs"}
 LEFT_OVER = ("*/.*.tmp", "*/.*.task", "releases/*/.*.tmp")  # by killed processes
 
 
@@ -105,9 +106,9 @@ def _candidates(database: sqlite3.Connection) -> Iterator[tuple[str, Path, str]]
         if folder.is_dir() and not any(f"-{digest}-" in folder.name for digest in served):
             yield "base", folder, "no release is served on it; it is made again when needed"
     for name, title in MEASURED.items():
-        for folder in sorted((home() / name).glob("[!.]*")):
-            if folder.is_dir() and _older(folder, MEASURED_DAYS):
-                yield title, folder, f"older than {MEASURED_DAYS} days; can be measured again"
+        for path in sorted((home() / name).glob("[!.]*")):
+            if _older(path, MEASURED_DAYS):
+                yield title, path, f"older than {MEASURED_DAYS} days; can be measured again"
     for path in sorted(path for pattern in LEFT_OVER for path in home().glob(pattern)):
         if _older(path, YOUNG_DAYS):
             yield "left over", path, "a process was killed while it made this"

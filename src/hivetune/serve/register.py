@@ -11,13 +11,9 @@ from hivetune import __version__
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, read_json, sha256_file
 from hivetune.base.journal import read_journal
-from hivetune.data.render.dialect import template_message
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.judge.evaluate import stored_verdict
-from hivetune.llama.backend import ServerSettings, open_backend
-from hivetune.llama.prompts import RECORDED_PROMPTS, prompt_of, record_answers
 from hivetune.release.export import export_run
-from hivetune.release.gguf import SERVED_QUANT, base_gguf
 from hivetune.release.prove import prove_export
 from hivetune.release.registry import Release, exports_in, find, forgotten_rows, moves_of, register
 from hivetune.run.folder import EVENTS, adapter_hash, require_adapter
@@ -82,20 +78,12 @@ def explain_release(database: sqlite3.Connection, reference: str) -> dict[str, A
 
 
 def _prove(run: Run) -> dict[str, Any]:
-    """Prove the adapter's GGUF file and record a few of its answers as they will be served.
+    """Prove the adapter's GGUF file. `unserved` says why this model or this machine can't serve it.
 
-    `answers` are by number type; `unserved` says why this model or this machine can't serve it. Raises HivetuneError
-    for a file that is not what was trained.
+    Raises HivetuneError for a file that is not what was trained.
     """
     try:
-        exported = export_run(run.folder, "gguf-adapter")
-        base = base_gguf(run.config.model, sha256_file(run.model / MANIFEST), SERVED_QUANT)
-        proof = prove_export(run.folder, exported)
-        with open_backend(base, ServerSettings(adapters=((exported.path, 0.0),))) as backend:
-            infos = [run.snapshot.info(row) for row in run.snapshot.rows("test")[:RECORDED_PROMPTS]]
-            chats = [[template_message(message) for message in prompt_of(info.messages)] for info in infos]
-            answers = record_answers(backend, chats, adapter=0)
-        return {"export": proof, "answers": {SERVED_QUANT: answers}}
+        return {"export": prove_export(run.folder, export_run(run.folder, "gguf-adapter"))}
     except (UsageError, MachineNotFit) as error:
         return {"unserved": error.message}
 

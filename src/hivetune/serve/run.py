@@ -21,9 +21,9 @@ from hivetune.base.database import database_path, open_database
 from hivetune.base.disk import lock
 from hivetune.errors import Busy, HivetuneError, MachineNotFit, UsageError
 from hivetune.llama.backend import CONTEXT_TOKENS, ServerSettings, open_backend
-from hivetune.llama.prompts import compare_answers
 from hivetune.process.lease import training_on
 from hivetune.release.gguf import SERVED_QUANT, base_gguf
+from hivetune.release.prove import check_recorded
 from hivetune.release.registry import find, rollback, withdraw
 from hivetune.serve.api import Gateway, page_routes
 from hivetune.serve.capture import Capture
@@ -146,7 +146,7 @@ def own_hosts(names: Sequence[str], port: int) -> frozenset[str]:
 
 
 def start_live(settings: GatewaySettings, deployment: Deployment) -> LiveBackend:
-    """Start a model server with everything of `deployment` loaded, warm, and compared with the recorded answers.
+    """Start a model server with everything of `deployment` loaded, warm, and compared with what was proven.
 
     Raises HivetuneError and its kinds; nothing is left running then.
     """
@@ -170,8 +170,8 @@ def start_live(settings: GatewaySettings, deployment: Deployment) -> LiveBackend
         properties = backend.request("/props")
         with closing(open_database()) as database:
             for number, label in enumerate(deployment.labels):
-                answers = find(database, label).proof.get("answers", {}).get(settings.quant, ())
-                compare_answers(backend, answers, number, label)
+                proof = find(database, label).proof.get("export", {})
+                check_recorded(backend, proof, settings.quant, number, label)
         return LiveBackend(
             deployment,
             backend,

@@ -35,13 +35,14 @@ from hivetune.train.plan.steps import (
 
 @dataclass(frozen=True)
 class Run:
-    """An opened run folder."""
+    """An opened run folder. `warning`: why its base can't be served, where a training has just found that."""
 
     folder: Path
     config: RunConfig
     model: Path
     snapshot: Snapshot
     plan: Plan
+    warning: str = ""
 
     @property
     def record(self) -> dict[str, Any]:

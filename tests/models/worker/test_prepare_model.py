@@ -20,8 +20,8 @@ from transformers.integrations import hub_kernels
 from hivetune.base.disk import manifest_problems, read_json
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.models.prepared import find_prepared, folder_for, kind_of, read_prepared
-from hivetune.models.worker.gguf_model import packaged_file, take_gguf
 from hivetune.models.worker.prepare_model import PICKLES, prepare_model
+from hivetune.models.worker.sources import packaged_file, take_gguf
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Outcome, PrepareModel
 
@@ -266,7 +266,7 @@ def test_a_package_that_is_not_installed() -> None:
 
 
 def test_gguf_without_its_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hivetune.models.worker.gguf_model.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("hivetune.models.worker.sources.importlib.util.find_spec", lambda name: None)
     with pytest.raises(MachineNotFit, match="gguf") as caught:
         take_gguf(tmp_path / "model.gguf", tmp_path)
     assert isinstance(caught.value, HivetuneError) and "pip install" in caught.value.hint

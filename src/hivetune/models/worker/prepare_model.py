@@ -14,12 +14,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from jinja2 import meta, nodes
 from tokenizers import Tokenizer
 
-from hivetune.base.disk import publish, write_json
+from hivetune.base.disk import MANIFEST, publish, read_json, write_json
 from hivetune.base.paths import real_path
 from hivetune.base.private import read_bounded
 from hivetune.data.render.folder import check_vocabulary, named_templates
+from hivetune.data.render.template import environment
 from hivetune.errors import UsageError
 from hivetune.models.prepared import (
     DESCRIPTION,
@@ -34,9 +36,7 @@ from hivetune.models.prepared import (
     kind_of,
     without_part,
 )
-from hivetune.models.worker.gguf_model import packaged_file, take_gguf
-from hivetune.models.worker.hub import download
-from hivetune.models.worker.template import link_file, write_variant
+from hivetune.models.worker.sources import download, packaged_file, take_gguf
 from hivetune.models.worker.weights import INCOMPLETE, check_weights, open_weights
 from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat, PrepareModel
@@ -51,6 +51,8 @@ COPIED = (
 )
 MAX_JSON_BYTES = 64 << 20  # the index of a model of 1,000 shards has 10 MB
 KERNELS = "hivetune.train.worker.model.fast.kernels.build"  # run in a process of its own: a worker below this one
+# What every template is given by whoever renders it.
+_GIVEN = ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "pad_token", "unk_token")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -247,3 +249,53 @@ def _read_object(path: Path, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UsageError(f"model {name}: {path.name} is not a JSON object", hint=INCOMPLETE)
     return value
+
+
+# Values for the arguments of a chat template, such as `enable_thinking: false`. They become defaults in the template
+# itself, in a folder of their own with the same weights. So whoever reads that folder renders alike: training,
+# evaluation of the base model, export and servers. A request may still choose others.
+
+
+def arguments_of(template: str) -> list[str]:
+    """Return the names of the arguments that a template reads, sorted. Raises jinja2.TemplateError."""
+    ours = environment()
+    return sorted(meta.find_undeclared_variables(ours.parse(template)) - ours.globals.keys() - set(_GIVEN))
+
+
+def with_defaults(template: str, arguments: TemplateArguments) -> str:
+    """Return the template with a default for each argument that it reads."""
+    read = arguments_of(template)
+    chosen = [(name, json.dumps(value, ensure_ascii=False)) for name, value in arguments.items() if name in read]
+    return "".join(f"{{%- set {name} = {name} | default({value}) %}}" for name, value in chosen) + template
+
+
+def write_variant(folder: Path, work: Path, arguments: TemplateArguments) -> dict[str, Any]:
+    """Write into the empty `work` the prepared `folder` with these values in its templates. Return the content of its
+    `hivetune.json`. Raises UsageError for an argument that none of them reads."""
+    templates = [folder / TEMPLATE, *sorted((folder / NAMED_TEMPLATES).glob("*.jinja"))]
+    texts = {path: path.read_text(encoding="utf-8") for path in templates}
+    read = sorted({name for text in texts.values() for name in arguments_of(text)})
+    described = read_json(folder / DESCRIPTION)
+    for name in arguments:
+        if name not in read:
+            parsed = [environment().parse(text).find_all(nodes.Name) for text in texts.values()]
+            set_inside = {node.name for names in parsed for node in names if node.ctx == "store"}
+            others = ", ".join(each for each in read if each not in set_inside)
+            hint = f"it reads: {others}" if others else "it reads none: leave out `template`"
+            raise UsageError(f"the chat template of {described['name']} does not read {name}", hint=hint)
+    ignored = shutil.ignore_patterns(MANIFEST, DESCRIPTION)
+    shutil.copytree(folder, work, copy_function=link_file, ignore=ignored, dirs_exist_ok=True)
+    for path, text in texts.items():
+        copy = work / path.relative_to(folder)
+        copy.unlink()
+        copy.write_text(with_defaults(text, arguments), encoding="utf-8")
+    described["template_sha256"] = hashlib.sha256((work / TEMPLATE).read_bytes()).hexdigest()
+    return described
+
+
+def link_file(source: str | Path, target: str | Path) -> None:
+    """Give the same bytes a second name where the file system allows it, else copy them."""
+    try:
+        os.link(Path(source).resolve(), target)
+    except OSError:
+        shutil.copyfile(source, target)

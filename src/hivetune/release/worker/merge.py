@@ -3,11 +3,10 @@
 Shapes: R rank, I inputs and O outputs of a linear module.
 """
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import safetensors
 import torch
@@ -15,10 +14,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from hivetune.base.disk import MANIFEST, publish, read_json, write_json
+from hivetune.base.disk import MANIFEST, read_json, write_json
 from hivetune.errors import HivetuneError, UsageError
 from hivetune.models.architecture import A_WEIGHT, PREFIX
-from hivetune.models.prepared import DESCRIPTION, NAMED_TEMPLATES, WEIGHTS, WEIGHTS_INDEX
+from hivetune.models.prepared import DESCRIPTION, WEIGHTS_INDEX
 from hivetune.models.worker.weights import SafetensorsFile, open_weights, shard_files, write_weights
 from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat, Merge
@@ -27,120 +26,79 @@ from hivetune.train.worker.model.adapter import read_adapter, scaling
 # Precisions that a merged weight may be written in: safetensors' name, torch's.
 KIND_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-NOT_COPIED = (WEIGHTS_INDEX, WEIGHTS, MANIFEST, DESCRIPTION)
 
 
-def main(task: Merge, heartbeat: Heartbeat) -> dict[str, Any]:
-    return merge(task.model, task.adapter, task.target, task.dtype, heartbeat)
+def main(task: Merge, heartbeat: Heartbeat) -> dict[str, int]:
+    return {"merged_tensors": merge(task.model, task.adapter, task.target, task.dtype, heartbeat)}
 
 
 class Part(NamedTuple):
-    """The change of one stored weight by an adapter: scale * B A. transposed: the file stores [I, O]."""
+    """The change of one stored weight by an adapter: scale * B A, with A [R, I] and B [O, R]."""
 
     a: Tensor
     b: Tensor
     scale: float
-    transposed: bool
-
-    def halves(self) -> tuple[Tensor, Tensor]:
-        """Return A [R, I] and B [O, R] without the scale, of the tensor as the file stores it."""
-        return (self.b.mT, self.a.mT) if self.transposed else (self.a, self.b)
 
     def add(self, weight: Tensor) -> Tensor:
         """Return `weight` plus scale * B A, in fp32."""
-        a, b = self.halves()
-        return (b @ a).mul_(self.scale) + weight.to(torch.float32)
+        return (self.b @ self.a).mul_(self.scale) + weight.to(torch.float32)
 
 
-def read_parts(model: Path, adapter: Path) -> tuple[dict[str, Part], list[str]]:
-    """Return the adapter's change of each tensor of the model's files, and the weights that they lack under a known
-    name."""
+def read_parts(model: Path, adapter: Path) -> dict[str, Part]:
+    """Return the adapter's change of each tensor of the model's files, as the file stores it.
+
+    Raises UsageError when the files have no tensor of a name that the adapter changes.
+    """
     lora, tensors = read_adapter(adapter)
-    transposed, stored = transposed_weights(model), open_weights(model)
-    parts, missing = dict[str, Part](), list[str]()
+    transposed, stored = _transposed_weights(model), open_weights(model)
+    parts = dict[str, Part]()
     for name, a_RI in tensors.items():
         if not name.endswith(A_WEIGHT):
             continue
-        weight = name.removeprefix(PREFIX).removesuffix(A_WEIGHT) + ".weight"
-        part = Part(a_RI, tensors[name.replace(".lora_A.", ".lora_B.")], scaling(lora), weight in transposed)
+        weight, b_OR = name.removeprefix(PREFIX).removesuffix(A_WEIGHT) + ".weight", tensors[_half_b(name)]
         # Files may leave out the model's prefix, as GPT-2's do.
         stored_as = next((each for each in (weight, weight.partition(".")[2]) if each in stored), None)
         if stored_as is None:
-            missing.append(weight)
-        else:
-            parts[stored_as] = part
-    return parts, missing
+            raise UsageError(
+                f"the adapter changes {weight}, which the files of {model} do not have under this name",
+                hint="export the adapter alone, which PEFT loads beside its base: --to adapter",
+            )
+        a, b = (b_OR.mT, a_RI.mT) if weight in transposed else (a_RI, b_OR)
+        parts[stored_as] = Part(a, b, scaling(lora))
+    return parts
 
 
-def transposed_weights(model: Path) -> set[str]:
+def _half_b(name: str) -> str:
+    return name.replace(".lora_A.", ".lora_B.")
+
+
+def _transposed_weights(model: Path) -> set[str]:
     """Return the names of the weights that the architecture stores [I, O] (GPT-2's Conv1D)."""
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model, local_files_only=True))
     return {f"{name}.weight" for name, child in module.named_modules() if isinstance(child, Conv1D)}
 
 
-def merge(model: Path, adapter: Path, target: Path, dtype: str, heartbeat: Heartbeat) -> dict[str, Any]:
-    """Write the merged model to `target`, its manifest last. Needs memory for one tensor, not for the model.
+def merge(model: Path, adapter: Path, target: Path, dtype: str, heartbeat: Heartbeat) -> int:
+    """Write the merged model to the new folder `target`; return how many tensors the adapter changed.
 
-    `dtype` "source" rounds each merged weight once, to the base's type; "exact" keeps merged weights in float32 and all
-    others as they are. Raises UsageError when the adapter names weights that the model does not have, HivetuneError for
-    weights that are not finite.
+    Needs memory for one tensor, not for the model. `dtype` "source" rounds each merged weight once, to the base's type;
+    "exact" keeps merged weights in float32 and all others as they are. Raises UsageError as `read_parts`, HivetuneError
+    for weights that are not finite. What it had written stays then: the caller deletes its folder.
     """
-    parts, missing = read_parts(model, adapter)
-    work = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    try:
-        if missing:
-            merged = _merge_module(model, adapter, work, dtype, heartbeat)
-        else:
-            merged = len(parts)
-            for file in shard_files(model):
-                _merge_file(model / file, work / file, parts, dtype, heartbeat)
-        for path in model.iterdir():
-            if path.is_file() and path.name not in (*NOT_COPIED, *shard_files(model)):
-                shutil.copyfile(path, work / path.name)
-        if (model / NAMED_TEMPLATES).is_dir():
-            shutil.copytree(model / NAMED_TEMPLATES, work / NAMED_TEMPLATES)
-        config = read_json(model / "config.json")
-        if dtype in KIND_NAMES:
-            config = {**config, "dtype": dtype}
-            config.pop("torch_dtype", None)
-        write_json(work / "config.json", config)
-        if (model / WEIGHTS_INDEX).is_file() and not (work / WEIGHTS_INDEX).is_file():
-            size = sum((work / file).stat().st_size for file in shard_files(model))
-            write_json(work / WEIGHTS_INDEX, {**read_json(model / WEIGHTS_INDEX), "metadata": {"total_size": size}})
-        files = shard_files(work)
-        publish(work, target, {"kind": "merged"})
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    return {"merged_tensors": merged, "files": files}
-
-
-@torch.no_grad()
-def _merge_module(model: Path, adapter: Path, work: Path, dtype: str, heartbeat: Heartbeat) -> int:
-    """Merge by the module, in memory: for a model whose files hold tensors under other names than modules. Return how
-    many weights were merged."""
-    lora, tensors = read_adapter(adapter)
-    kind = {**TORCH_DTYPES, "exact": torch.float32}.get(KIND_NAMES.get(dtype, dtype), "auto")
-    module = AutoModelForCausalLM.from_pretrained(model, dtype=kind, local_files_only=True, use_safetensors=True)
-    weights, modules, merged = dict(module.named_parameters()), dict(module.named_modules()), 0
-    for name, a_RI in tensors.items():
-        if not name.endswith(A_WEIGHT):
-            continue
-        owner = name.removeprefix(PREFIX).removesuffix(A_WEIGHT)
-        if f"{owner}.weight" not in weights:
-            raise UsageError(
-                f"{adapter} changes {owner}.weight, which {model} does not have",
-                hint="it is an adapter of another base model",
-            )
-        b_OR, transposed = tensors[name.replace(".lora_A.", ".lora_B.")], isinstance(modules[owner], Conv1D)
-        weight = weights[f"{owner}.weight"]
-        weight.copy_(_finite(owner, Part(a_RI, b_OR, scaling(lora), transposed).add(weight)))
-        merged += 1
-        heartbeat.beat(Beat.ITEM)
-    module.save_pretrained(work)
-    return merged
+    parts, shards = read_parts(model, adapter), shard_files(model)
+    shutil.copytree(model, target, ignore=shutil.ignore_patterns(*shards, MANIFEST, DESCRIPTION))
+    for file in shards:
+        _merge_file(model / file, target / file, parts, dtype, heartbeat)
+    config = read_json(model / "config.json")
+    if dtype in KIND_NAMES:
+        config.pop("torch_dtype", None)  # the same setting's name in transformers 4
+        config["dtype"] = dtype
+    write_json(target / "config.json", config)
+    if (index := target / WEIGHTS_INDEX).is_file():
+        size = sum((target / file).stat().st_size for file in shards)
+        write_json(index, {**read_json(index), "metadata": {"total_size": size}})
+    return len(parts)
 
 
 def _merge_file(source: Path, target: Path, parts: Mapping[str, Part], dtype: str, heartbeat: Heartbeat) -> None:
@@ -156,15 +114,11 @@ def _merge_file(source: Path, target: Path, parts: Mapping[str, Part], dtype: st
         tensor = opened.get_tensor(name)
         target_dtype = TORCH_DTYPES.get(described[name][0], tensor.dtype)
         if name in parts:
-            tensor = _finite(name, parts[name].add(tensor))
+            tensor = parts[name].add(tensor)
+            if not bool(torch.isfinite(tensor).all()):
+                raise HivetuneError(f"{name} has values that are not finite; nothing was exported")
         heartbeat.beat(Beat.ITEM)
         return tensor.to(target_dtype).contiguous().view(-1).view(torch.uint8).numpy().data  # type: ignore[no-any-return]
 
     with safetensors.safe_open(source, framework="pt") as opened:
         write_weights(target, {name: described[name] for name in opened.keys()}, merged)  # noqa: SIM118
-
-
-def _finite(name: str, weight: Tensor) -> Tensor:
-    if not bool(torch.isfinite(weight).all()):
-        raise HivetuneError(f"{name} has values that are not finite; nothing was exported")
-    return weight

@@ -13,10 +13,8 @@ import os
 import re
 import runpy
 import shutil
-import struct
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +27,14 @@ from hivetune.base.disk import read_json, scratch_folder, sync, write_json
 from hivetune.base.paths import install_command
 from hivetune.data.render.template import TEMPLATE_DATE
 from hivetune.data.render.thinking import served_template
-from hivetune.errors import HivetuneError, MachineNotFit, UsageError
+from hivetune.errors import MachineNotFit, UsageError
+from hivetune.models.architecture import PREFIX
 from hivetune.models.gguf_header import read_header
 from hivetune.models.prepared import DESCRIPTION, NAMED_TEMPLATES, TEMPLATE, spoken_name
 from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat, WriteGguf
 from hivetune.release.worker.merge import merge, read_parts
+from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG
 
 MODEL_SCRIPT, ADAPTER_SCRIPT = "convert_hf_to_gguf.py", "convert_lora_to_gguf.py"
 # In a model whose name has this, llama.cpp strips what follows special tokens, as in Phi-3. It can't load one that
@@ -46,42 +46,45 @@ SENTENCEPIECE = "tokenizer.model"
 # llama.cpp caps Gemma 4's logits at 30 where the file names no cap (llama-hparams.h). With this one a logit of 30
 # changes by 1e-8.
 NO_CAP = 1e6
-_MERGE_HINT = "use --to gguf, which merges the adapter"
+# Without its kind in config.json the scripts read that file alone. transformers' config of GPT-NeoX drops rotary_pct.
+# By the other kinds it takes a tokenizer class that replaces the word splitting of tokenizer.json with its own
+# (MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS): other token ids would be served than were trained.
+KINDS_LEFT_OUT = ("gpt_neox", "qwen2", "qwen3_5_moe_text")
 _DATE = re.compile(r"""strftime_now\((?P<quote>['"])(?P<format>[^'"]*)(?P=quote)\)""")
-# Kinds of SentencePiece's pieces (its sentencepiece_model.proto).
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 
 
 def main(task: WriteGguf, heartbeat: Heartbeat) -> dict[str, Any]:
     heartbeat.beat(Beat.PREPARING)
-    write(task, heartbeat)
+    try:
+        write(task, heartbeat)
+    except ModuleNotFoundError as error:
+        raise MachineNotFit(f"the package {error.name} is not installed", hint=install_command("export")) from None
     sync(task.file)
     return {"tensors": len(read_header(task.file).tensors)}
 
 
 def write(task: WriteGguf, heartbeat: Heartbeat) -> None:
     """Write `task.file`. Raises UsageError for a model or an adapter that the scripts can't write, or not whole,
-    MachineNotFit for a missing package, OSError for a full disk."""
+    ModuleNotFoundError for a missing package, OSError for a full disk."""
     task.file.parent.mkdir(parents=True, exist_ok=True)
     # Links, which a run's folder may not hold, lie in the scratch folder. The merged copy is large: it lies beside.
     merged = task.file.with_name(".merged")
     with scratch_folder() as scratch:
         staged = scratch / Path(spoken_name(task.model)).name  # the scripts derive names from the folder's
         try:
+            if task.quant is None:
+                assert task.adapter is not None
+                stage(task.model, task.model, staged)
+                _write_adapter(task, task.adapter, staged, scratch / "adapter", heartbeat)
+                return
             weights = task.model
-            if task.adapter is not None and task.quant is not None:
+            if task.adapter is not None:
                 merge(task.model, task.adapter, merged, "exact", heartbeat)
                 weights = merged
             stage(task.model, weights, staged)
-            if task.quant is not None:
-                name = ["--model-name", model_name(task.model)]
-                arguments = [str(staged), "--outfile", str(task.file), "--outtype", task.quant, *name]
-                _run_script(task, MODEL_SCRIPT, arguments, staged, heartbeat)
-            elif task.adapter is not None:
-                trained = _stage_adapter(task.model, task.adapter, scratch / "adapter")
-                arguments = ["--base", str(staged), "--outfile", str(task.file), str(scratch / "adapter")]
-                _run_script(task, ADAPTER_SCRIPT, arguments, staged, heartbeat)
-                _check_all_written(task.file, trained)
+            arguments = [str(staged), "--outfile", str(task.file), "--outtype", task.quant]
+            _run_script(task, MODEL_SCRIPT, [*arguments, "--model-name", model_name(task.model)], staged, heartbeat)
+            _end_context_with_window(task.file, read_json(staged / "config.json"))
         finally:
             shutil.rmtree(merged, ignore_errors=True)
 
@@ -112,7 +115,7 @@ def stage(model: Path, weights: Path, folder: Path) -> None:
 def staged_config(config: dict[str, Any]) -> dict[str, Any]:
     """Return config.json with the names that the scripts read and transformers 5 drops."""
     staged, kind = dict(config), config.get("model_type")
-    if kind == "gpt_neox":  # without its kind the scripts read the file itself, which keeps rotary_pct
+    if kind in KINDS_LEFT_OUT:
         staged.pop("model_type")
     if architecture := MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(str(kind)):
         staged["architectures"] = [architecture]
@@ -186,44 +189,31 @@ def is_sentencepiece(document: Mapping[str, Any]) -> bool:
 
 def sentencepiece_model(document: Mapping[str, Any]) -> bytes:
     """Return `tokenizer.model` of a tokenizer.json of SentencePiece's kind, which the scripts read pieces and scores
-    from.
+    from. Raises ModuleNotFoundError without the packages that the scripts need too."""
+    from sentencepiece import sentencepiece_model_pb2 as proto
 
-    llama.cpp merges the neighbours whose joined piece has the highest score, BPE the pair with the lowest rank. Both
-    are the same when a piece's score is minus the rank of the first merge that makes it.
-    """
     model, added = document["model"], {token["id"]: token for token in document.get("added_tokens") or []}
     texts = {number: text for text, number in model["vocab"].items()}
     texts |= {number: token["content"] for number, token in added.items()}
     merged = ["".join(pair) if isinstance(pair, list) else pair.replace(" ", "") for pair in model["merges"]]
+    # llama.cpp merges the neighbours whose joined piece has the highest score, BPE the pair with the lowest rank. Both
+    # are the same when a piece's score is minus the rank of the first merge that makes it.
     ranks = {piece: rank for rank, piece in reversed(list(enumerate(merged)))}
-    pieces = []
+    written = proto.ModelProto(trainer_spec={"model_type": proto.TrainerSpec.BPE, "byte_fallback": True})
     for number in range(max(texts) + 1):
-        text = texts.get(number, f"[PAD{number}]")
-        if text == model.get("unk_token"):
-            kind = _UNKNOWN
+        piece = written.pieces.add(piece=texts.get(number, f"[PAD{number}]"), score=0.0)
+        if piece.piece == model.get("unk_token"):
+            piece.type = piece.UNKNOWN
+        elif number in added and not added[number].get("special"):
+            piece.type = piece.USER_DEFINED
         elif number in added or number not in texts:
-            kind = _CONTROL if number not in texts or added[number].get("special") else _USER_DEFINED
+            piece.type = piece.CONTROL
+        elif re.fullmatch("<0x[0-9A-F]{2}>", piece.piece):
+            piece.type = piece.BYTE
         else:
-            kind = _BYTE if re.fullmatch("<0x[0-9A-F]{2}>", text) else _NORMAL
-        score = -float(ranks.get(text, len(ranks))) if kind == _NORMAL else 0.0
-        # A message SentencePiece: 1 piece, 2 score, 3 type. Of the model it is field 1, repeated.
-        encoded = _field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + b"\x18" + _varint(kind)
-        pieces.append(_field(1, encoded))
-    # The model's field 2 is its trainer's settings: 3 the type, 2 for BPE; 35 whether it falls back to bytes.
-    return b"".join(pieces) + _field(2, b"\x18\x02" + _varint(35 << 3) + b"\x01")
-
-
-def _field(number: int, content: bytes) -> bytes:
-    """Return a field of bytes, as protocol buffers write it."""
-    return _varint(number << 3 | 2) + _varint(len(content)) + content
-
-
-def _varint(value: int) -> bytes:
-    encoded = b""
-    while value > 127:
-        encoded += bytes([value & 127 | 128])
-        value >>= 7
-    return encoded + bytes([value])
+            piece.type, piece.score = piece.NORMAL, -float(ranks.get(piece.piece, len(ranks)))
+    serialized: bytes = written.SerializeToString()
+    return serialized
 
 
 def model_name(model: Path) -> str:
@@ -236,34 +226,34 @@ def model_name(model: Path) -> str:
     return name if KEYED_NAME.search(name) else f"{name} (phi-3)"
 
 
-def _stage_adapter(model: Path, adapter: Path, folder: Path) -> int:
-    """Write the adapter with the names of the model's files and its scale as `lora_alpha`, as llama.cpp reads it: it
-    divides by the rank and knows no rank-stabilised scale. Return how many output weights it has."""
-    parts, missing = read_parts(model, adapter)
-    if missing:
-        raise UsageError(
-            f"the adapter changes {missing[0]}, which the model's files do not have under this name", hint=_MERGE_HINT
-        )
-    tensors, trained = dict[str, Tensor](), 0
-    for name, part in parts.items():
-        module = f"base_model.model.{name.removesuffix('.weight')}"
-        a, b = part.halves()
-        tensors |= {f"{module}.lora_A.weight": a.contiguous(), f"{module}.lora_B.weight": b.contiguous()}
-        trained += part.b.numel()
-    folder.mkdir()
-    safetensors.torch.save_file(tensors, folder / "adapter_model.safetensors")
-    first = next(iter(parts.values()))
-    write_json(folder / "adapter_config.json", {"r": len(first.a), "lora_alpha": first.scale * len(first.a)})
-    return trained
-
-
-def _check_all_written(file: Path, trained: int) -> None:
-    shapes = read_header(file).tensors
+def _write_adapter(task: WriteGguf, adapter: Path, staged: Path, folder: Path, heartbeat: Heartbeat) -> None:
+    """Write an adapter for a base that is staged. Raises UsageError where the script leaves a part of it out."""
+    trained = stage_adapter(task.model, adapter, folder)
+    _run_script(
+        task, ADAPTER_SCRIPT, ["--base", str(staged), "--outfile", str(task.file), str(folder)], staged, heartbeat
+    )
+    shapes = read_header(task.file).tensors
     written = sum(math.prod(shape) for name, shape in shapes.items() if name.endswith(".lora_b"))
     if written != trained:
         raise UsageError(
-            f"llama.cpp's converter wrote {written:,} of the adapter's {trained:,} output weights", hint=_MERGE_HINT
+            f"llama.cpp's converter wrote {written:,} of the adapter's {trained:,} output weights",
+            hint="use --to gguf, which merges the adapter",
         )
+
+
+def stage_adapter(model: Path, adapter: Path, folder: Path) -> int:
+    """Write the adapter to `folder` with the names of the model's files; return how many output weights it has."""
+    parts = read_parts(model, adapter)
+    tensors = dict[str, Tensor]()
+    for name, part in parts.items():
+        module = f"{PREFIX}{name.removesuffix('.weight')}"
+        tensors |= {f"{module}.lora_A.weight": part.a.contiguous(), f"{module}.lora_B.weight": part.b.contiguous()}
+    folder.mkdir()
+    safetensors.torch.save_file(tensors, folder / ADAPTER)
+    # llama.cpp divides `lora_alpha` by the rank and knows no rank-stabilised scale.
+    rank, scale = next((len(part.a), part.scale) for part in parts.values())
+    write_json(folder / ADAPTER_CONFIG, {"r": rank, "lora_alpha": scale * rank})
+    return sum(part.b.numel() for part in parts.values())
 
 
 # The scripts.
@@ -283,11 +273,13 @@ class _Log(logging.Handler):
 
 
 def _run_script(task: WriteGguf, script: str, arguments: list[str], staged: Path, heartbeat: Heartbeat) -> None:
+    """Run one of llama.cpp's scripts here. Raises UsageError with its reason, ModuleNotFoundError, MemoryError, and
+    OSError for the disk."""
     log, root = _Log(heartbeat), logging.getLogger()
     root.addHandler(log)
     root.setLevel(logging.INFO)
     sys.path[:0] = [str(task.converter), str(task.converter / "gguf-py")]
-    with _reasons(task.file.parent, log):
+    try:
         if script == MODEL_SCRIPT:
             from conversion import get_model_class
 
@@ -296,8 +288,16 @@ def _run_script(task: WriteGguf, script: str, arguments: list[str], staged: Path
                 arguments = [*arguments, "--no-mtp"]  # heads that draft are not trained
         sys.argv = [script, *arguments]
         runpy.run_path(str(task.converter / script), run_name="__main__")
-        if script == MODEL_SCRIPT:
-            _end_context_with_window(task.file, read_json(staged / "config.json"))
+    except (MemoryError, ModuleNotFoundError):
+        raise
+    except (Exception, SystemExit) as error:
+        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            if error.errno is not None:
+                raise
+            # numpy's tofile reports a short write without its cause: "57920 requested and 7424 written".
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(task.file.parent)) from error
+        reason = log.errors[-1] if log.errors else f"{type(error).__name__}: {error}"
+        raise UsageError(f"llama.cpp's converter can't write this model: {reason}".splitlines()[0]) from error
 
 
 def _end_context_with_window(file: Path, config: Mapping[str, Any]) -> None:
@@ -317,22 +317,3 @@ def _end_context_with_window(file: Path, config: Mapping[str, Any]) -> None:
         field = reader.fields[context]
         field.parts[field.data[0]][0] = window
         reader.data.flush()
-
-
-@contextmanager
-def _reasons(folder: Path, log: _Log) -> Iterator[None]:
-    """Turn a script's failures into UsageError, MachineNotFit for a missing package, or OSError."""
-    try:
-        yield
-    except (HivetuneError, MemoryError):
-        raise
-    except ModuleNotFoundError as error:
-        raise MachineNotFit(f"the package {error.name} is not installed", hint=install_command("export")) from None
-    except (Exception, SystemExit) as error:
-        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-            if error.errno is not None:
-                raise
-            # numpy's tofile reports a short write without its cause: "57920 requested and 7424 written".
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
-        reason = log.errors[-1] if log.errors else f"{type(error).__name__}: {error}"
-        raise UsageError(f"llama.cpp's converter can't write this model: {reason}".splitlines()[0]) from error
