@@ -2,10 +2,9 @@
 
 import os
 import signal
-import subprocess
-import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from test_kills import RESULTS
-from tiny_run import KILL, SUPERVISOR, Progress, make_run, supervise
+from tiny_run import KILL, make_run, supervise
 
 from hivetune.base.journal import read_journal
 from hivetune.config import parse_config
@@ -66,94 +65,70 @@ def test_more_ranks_than_cards_are_refused(tmp_path: Path) -> None:
         rank_devices(config, machine(8, 64, 2), tmp_path, "cuda", None)
 
 
-class Run:
-    """A supervised run in a process of its own."""
+class Killer(threading.Thread):
+    """Sends a signal to a rank of each attempt in turn, once the attempt has made two steps."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.process = subprocess.Popen([sys.executable, "-c", SUPERVISOR, str(folder), ""])
+    def __init__(self, run: Path, signals: Sequence[tuple[int, signal.Signals]]):
+        super().__init__(daemon=True)
+        self.run_folder, self.signals = run, list(signals)
 
-    def events(self, name: str, file: str = "events") -> list[dict[str, Any]]:
-        path = self.folder / f"run/{file}.jsonl"
-        return [entry for entry in (read_journal(path) if path.exists() else ()) if entry["event"] == name]
+    def run(self) -> None:
+        for attempt, (number, how) in enumerate(self.signals, 1):
+            while not (rank_0 := self._at_work(attempt)):
+                time.sleep(0.02)
+            os.kill(rank_0 if number == 0 else other_rank(rank_0).pid, how)
+        self.signals.clear()
 
-    def until(self, true: Callable[[], bool]) -> None:
-        """However long it takes, as long as the run makes progress: a busy machine says nothing about the code."""
-        progress = Progress(self.folder)
-        while not true():
-            assert self.process.poll() is None, f"the run ended with {self.process.returncode}"
-            progress.check()
-            time.sleep(0.05)
-
-    def steps(self) -> int:
-        return max((entry["step"] for entry in self.events("step", "metrics")), default=0)
-
-    def other_rank(self) -> psutil.Process:
-        """Rank 1 of the newest attempt, once it has made a step together with rank 0."""
-        before = self.steps()
-        self.until(lambda: self.steps() > before + 1)
-        first = psutil.Process(self.events("attempt")[-1]["pid"])
-        return next(child for child in first.children() if "ranks/1/task.json" in " ".join(child.cmdline()))
-
-    def wait(self) -> None:
-        progress = Progress(self.folder)
-        while self.process.poll() is None:
-            progress.check()
-            time.sleep(0.05)
-        assert self.process.returncode == 0
+    def _at_work(self, attempt: int) -> int | None:
+        """The process of rank 0 in this attempt."""
+        told = events(self.run_folder, "events", "attempt")
+        if len(told) < attempt:
+            return None
+        pid = int(told[attempt - 1]["pid"])
+        lines = events(self.run_folder, "metrics", "started", "step")
+        begun = [place for place, line in enumerate(lines) if line.get("pid") == pid]
+        return pid if begun and len(lines) > begun[0] + 2 else None
 
 
-@pytest.fixture
-def runs() -> Iterator[Callable[..., Run]]:
-    started: list[Run] = []
-
-    def start(folder: Path) -> Run:
-        started.append(Run(folder))
-        return started[-1]
-
-    yield start
-    for run in started:
-        run.process.kill()
-        run.process.wait()
+def events(run: Path, journal: str, *names: str) -> list[dict[str, Any]]:
+    path = run / f"{journal}.jsonl"
+    return [entry for entry in (read_journal(path) if path.exists() else ()) if entry["event"] in names]
 
 
-def made(folder: Path, num_rows: int, workers: int, **settings: Any) -> Path:
-    config = make_run(folder, num_rows, workers=workers, **{**SETTINGS, **settings})
-    (folder / "config.json").write_text(config.model_dump_json())
-    return folder
+def other_rank(rank_0: int) -> psutil.Process:
+    children = psutil.Process(rank_0).children()
+    return next(child for child in children if "ranks/1/task.json" in " ".join(child.cmdline()))
 
 
-def same_results(one: Path, other: Path) -> None:
-    for name in RESULTS:
-        text = (one / "run" / name).read_bytes().replace(f"/{one.name}/".encode(), f"/{other.name}/".encode())
-        assert text == (other / "run" / name).read_bytes(), name
+def trained(
+    folder: Path, rows: int, workers: int, *signals: tuple[int, signal.Signals], **settings: Any
+) -> list[bytes]:
+    """What a run comes to whose ranks get these signals: adapter and plan."""
+    config = make_run(folder / "same", rows, workers=workers, **{**SETTINGS, **settings})
+    killer = Killer(folder / "same/run", signals)
+    killer.start()
+    assert supervise(folder / "same", config).status == "done"
+    assert not killer.signals, "the run was over before all were sent"
+    # Its name is in adapter_config.json: the base model's folder.
+    return [(folder / "same/run" / name).read_bytes().replace(bytes(folder), b"") for name in RESULTS]
 
 
 @pytest.mark.slow
-def test_ranks_that_are_killed_and_stopped_change_nothing(tmp_path: Path, runs: Callable[..., Run]) -> None:
-    """Rank 1 is killed, then stopped, then rank 0 is killed: each time all start again from the newest checkpoint."""
-    rows, supervision = 2400, {"supervise": {"checkpoint_every_s": 0.3, "hang_floor_s": 3}}
-    alone = runs(made(tmp_path / "alone", rows, 1, **supervision))
-    alone.wait()
-    run = runs(made(tmp_path / "two", rows, 2, **supervision))
-    for attempts, number in ((1, signal.SIGKILL), (2, signal.SIGSTOP)):
-        run.other_rank().send_signal(number)
-        run.until(lambda attempts=attempts: len(run.events("attempt")) > attempts)
-    run.other_rank()
-    os.kill(run.events("attempt")[-1]["pid"], signal.SIGKILL)
-    run.wait()
-    same_results(alone.folder, run.folder)
-    faults = [entry["fault"] for entry in run.events("failure")]
+def test_ranks_that_are_killed_and_stopped_change_nothing(tmp_path: Path) -> None:
+    """Each time all start again from the newest checkpoint."""
+    rows, supervision = 480, {"supervise": {"checkpoint_every_s": 0.2, "hang_floor_s": 2}}
+    signals = ((1, signal.SIGKILL), (1, signal.SIGSTOP), (0, signal.SIGKILL))
+    killed = trained(tmp_path / "two", rows, 2, *signals, **supervision)
+    assert killed == trained(tmp_path / "alone", rows, 1, **supervision)
+    faults = [entry["fault"] for entry in events(tmp_path / "two/same/run", "events", "failure")]
     assert faults == ["killed", "hang", "killed"]
     assert not any("ranks/1/task.json" in " ".join(process.cmdline()) for process in psutil.Process().children(True))
 
 
 @pytest.mark.slow
-def test_one_to_four_ranks_give_the_same_bits(tmp_path: Path, runs: Callable[..., Run]) -> None:
-    for workers in (1, 2, 3, 4):
-        run = runs(made(tmp_path / str(workers), 160, workers, chunk_rows=80))
-        run.wait()
-        same_results(tmp_path / "1", run.folder)
+def test_one_to_four_ranks_give_the_same_bits(tmp_path: Path) -> None:
+    alone, *others = (trained(tmp_path / str(workers), 80, workers, chunk_rows=40) for workers in (1, 2, 3, 4))
+    assert all(other == alone for other in others)
 
 
 @pytest.mark.slow

@@ -42,6 +42,8 @@ supervise_run(folder / "run", config, **paths, worker=sys.argv[2] or None).check
 """
 # A run that says nothing new for this long stands still: starting torch takes a tenth of it on busy cores.
 SILENT_S = 240.0
+# The comparison with transformers has tests of its own, and takes longer than most runs here.
+FIXED = {"threads": 1, "agreement": {}}
 
 
 class Progress:
@@ -92,7 +94,7 @@ def make_run(
     )
     run = folder / "run"
     run.mkdir(parents=True)
-    resolved = {"config": config.model_dump(mode="json"), "choices": {"threads": 1, **(choices or {})}}
+    resolved = {"config": config.model_dump(mode="json"), "choices": {**FIXED, **(choices or {})}}
     (run / "config.resolved.yaml").write_text(json.dumps(resolved))
     _write_model(folder / "model")
     rows = _rows(num_rows, poison or {}, seed)
