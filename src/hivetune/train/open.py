@@ -15,22 +15,9 @@ from hivetune.data.snapshot import DAMAGED_SNAPSHOT, Snapshot, open_snapshot
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.inventory import disk_free_bytes
 from hivetune.models.sides import parse_side
-from hivetune.run.folder import (
-    adapter_problems,
-    has_adapter,
-    read_record,
-    read_resolved,
-    write_record,
-    write_resolved,
-)
+from hivetune.run.folder import adapter_problems, has_adapter, read_record, read_resolved, write_record, write_resolved
 from hivetune.train.plan.memory import TrainingSetup, disk_bytes
-from hivetune.train.plan.steps import (
-    MIN_VOUCHED,
-    Plan,
-    PlanRow,
-    make_plan,
-    read_plan,
-)
+from hivetune.train.plan.steps import MIN_VOUCHED, Plan, PlanRow, make_plan, read_plan
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from hivetune import __version__
@@ -16,7 +15,6 @@ from hivetune.base.private import check_own, make_folder
 from hivetune.config import RunConfig
 from hivetune.data.identity import identity_hash, identity_of, refuse_other
 from hivetune.data.prepare.prepare import prepare_data
-from hivetune.data.snapshot import Snapshot
 from hivetune.errors import Busy, UsageError
 from hivetune.machine.findings import Variable, advised_variables
 from hivetune.machine.inventory import read_machine
@@ -60,15 +58,6 @@ REPORTED = (
 )
 
 
-def prepare_run(
-    config: RunConfig, progress: Progress = silent, on_busy: Callable[[Busy], None] | None = None
-) -> tuple[Path, Snapshot, dict[str, Any]]:
-    """Return model, snapshot and identity of the run of a config; each is found or made."""
-    model = fetch_model(config.model, progress, config.template)
-    snapshot = prepare_data(config, model, progress, on_busy)
-    return model, snapshot, identity_of(config, snapshot, model)
-
-
 def open_run(
     config: RunConfig, name: str, progress: Progress = silent, on_busy: Callable[[Busy], None] | None = None
 ) -> Run:
@@ -80,7 +69,9 @@ def open_run(
     whose evaluation could not be made. Raises MachineNotFit when the config's cluster does not answer, and DoesNotFit
     when the disk has no room for the run.
     """
-    model, snapshot, identity = prepare_run(config, progress, on_busy)
+    model = fetch_model(config.model, progress, config.template)
+    snapshot = prepare_data(config, model, progress, on_busy)
+    identity = identity_of(config, snapshot, model)
     settings_hash = identity_hash(identity)
     folder = real_path(config.output or home() / "runs" / f"{name}-{settings_hash[:10]}")
     if (folder / RECORD).exists():
@@ -165,7 +156,12 @@ def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:
         "rungs": list(outcome.rungs),
         "arithmetic_changes": [asdict(change) for change in arithmetic_changes(events, outcome.rungs)],
         "environment": dict(read_resolved(run.folder)[1].environment or {}),
-        "quarantined": quarantined_rows(run),
+        "quarantined": [
+            f"{run.snapshot.info(row).source}: {amendment.reason}"
+            for amendment in run.plan.amendments
+            if amendment.until_step is None
+            for row in amendment.rows
+        ],
         "storage_problem": run_status(run.folder).storage_problem,
         "already_done": False,
     }
@@ -223,13 +219,3 @@ def account(run: Run, steps_done: int) -> Accounting:
         quarantined=len(quarantined) + bad_quarantined,
         not_reached=accepted["trained"] - len(trained) - len(quarantined),
     )
-
-
-def quarantined_rows(run: Run) -> list[str]:
-    """Return `file:line: reason` of each row that was quarantined at run time."""
-    return [
-        f"{run.snapshot.info(row).source}: {amendment.reason}"
-        for amendment in run.plan.amendments
-        if amendment.until_step is None
-        for row in amendment.rows
-    ]

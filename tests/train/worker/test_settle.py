@@ -86,10 +86,11 @@ def test_free_memory_refuses_a_start_and_ends_no_run_that_began(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_run(tmp_path, learnable_rows(40))
+    full_machine = replace(read_machine(), available_bytes=0)
     with monkeypatch.context() as full:
-        full.setattr(settle, "free_memory_bytes", lambda device: 0)
+        full.setattr(settle, "read_machine", lambda: full_machine)
         with pytest.raises(DoesNotFit, match="are free now"):
             run_training(tmp_path, tiny_model_folder)
     before = run_training(tmp_path, tiny_model_folder)
-    monkeypatch.setattr(settle, "free_memory_bytes", lambda device: 0)
+    monkeypatch.setattr(settle, "read_machine", lambda: full_machine)
     assert run_training(tmp_path, tiny_model_folder)["loss_last"] == before["loss_last"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hivetune.base.typed import from_plain, to_plain
 from hivetune.train.worker.model.protocol import Document
-from hivetune.train.worker.recover import BadRows, find_bad_rows, padded, split_out
+from hivetune.train.worker.recover import BadRows, find_bad_rows, padded
 from hivetune.train.worker.watch import LossHistory, Spike, robust_z, step_problem
 
 
@@ -90,20 +90,6 @@ def test_robust_z_is_not_moved_by_one_outlier() -> None:
     assert robust_z(1.0, [1.0] * 10) == 0
 
 
-@given(st.integers(0, 64), st.sets(st.integers(0, 63)))
-def test_exactly_the_bad_items_are_found_in_few_calls(size: int, bad: set[int]) -> None:
-    bad = {item for item in bad if item < size}
-    calls = 0
-
-    def is_bad(items: Sequence[int]) -> bool:
-        nonlocal calls
-        calls += 1
-        return bool(bad & set(items))
-
-    assert split_out(range(size), is_bad) == sorted(bad)
-    assert calls <= 1 + 2 * len(bad) * math.ceil(math.log2(max(2, size)))
-
-
 class Fake:
     """A model whose rows in `nan` are not finite; `only_at` limits that to one length, `times` to so many looks."""
 
@@ -137,9 +123,9 @@ def test_rows_that_are_not_finite_are_found_without_a_trace(in_gradient: bool) -
 
 
 def test_a_bad_shape_and_a_passing_fault_are_no_bad_rows() -> None:
-    assert find_bad_rows(Fake({103}, only_at=5), batch()) == BadRows(unreliable=(103,))  # type: ignore[arg-type]
-    assert find_bad_rows(Fake({103}, times=5), batch()) == BadRows(unreliable=(103,))  # type: ignore[arg-type]
-    assert find_bad_rows(Fake({103}, times=1), batch()) == BadRows()  # type: ignore[arg-type]
+    for passing in (Fake({103}, only_at=5), Fake({103}, times=1)):
+        assert find_bad_rows(passing, batch()) == BadRows(unreliable=(103,))  # type: ignore[arg-type]
+    assert find_bad_rows(Fake({103}, times=0), batch()) == BadRows()  # type: ignore[arg-type]
 
 
 def test_padding_changes_the_length_and_nothing_that_counts() -> None:

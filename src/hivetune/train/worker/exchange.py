@@ -28,7 +28,7 @@ from hivetune.run import checkpoints
 from hivetune.run.choices import Choices
 from hivetune.train.worker.model.protocol import Document, LoraModel
 from hivetune.train.worker.over_ray import open_ranks_on_cluster
-from hivetune.train.worker.ranks import Ranks, join_ranks, refuse_another_kind, start_ranks
+from hivetune.train.worker.ranks import Ranks, join_ranks, start_ranks
 
 # |sum| < 2^61, and rounding may add a half to each term.
 SUM_BITS = 61
@@ -106,7 +106,12 @@ class Packs:
         batches = model.micro_batches(documents)
         packs = len(batches)
         while True:
-            sum_N, told_P2 = self._zeros(grad_N.numel(), packs)
+            # One buffer, which is summed at once: the integers, and nll and peak of each pack. One rank writes the
+            # numbers of a pack, so the sum of their bits over the ranks is exact.
+            if len(self._buffer) != grad_N.numel() + 2 * packs:
+                self._buffer = torch.empty(grad_N.numel() + 2 * packs, dtype=torch.int64)
+            sum_N, told = self._buffer.zero_().split([grad_N.numel(), 2 * packs])
+            told_P2 = told.view(torch.float64).view(packs, 2)
             for number in range(ranks.number, packs, ranks.size):
                 torch.manual_seed(_seed_of(self._seed, step, number))  # dropout's, whoever computes the pack
                 grad_N.zero_()
@@ -135,17 +140,6 @@ class Packs:
             nlls[start : start + len(part)] = self._model.nll(part).to("cpu", torch.float64)
         self._ranks.add(nlls.view(torch.int64))  # one rank writes each number, so the sum of the bits is the number
         return list(nlls.tolist())
-
-    def _zeros(self, weights: int, packs: int) -> tuple[Tensor, Tensor]:
-        """Return zeros in one buffer, which is summed at once: integers [N], and [P, 2] the nll and the peak of packs.
-
-        One rank writes the numbers of a pack, so the sum of their bits over the ranks is exact.
-        """
-        size = weights + 2 * packs
-        if len(self._buffer) != size:
-            self._buffer = torch.empty(size, dtype=torch.int64)
-        self._buffer.zero_()
-        return self._buffer[:weights], self._buffer[weights:].view(torch.float64).view(packs, 2)
 
 
 Exchange = Whole | Packs
@@ -186,6 +180,7 @@ def open_exchange(config: RunConfig, choices: Choices, model: LoraModel, ranks: 
         return Whole(model, config.seed)
     on_card = model.device.type == "cuda"
     processor = torch.cuda.get_device_name(model.device) if on_card else torch.backends.cpu.get_cpu_capability()
+    # All that decides how this process rounds: else the sum would depend on who computed what.
     described = {
         "hivetune": __version__,
         "torch": torch.__version__,
@@ -195,5 +190,12 @@ def open_exchange(config: RunConfig, choices: Choices, model: LoraModel, ranks: 
         "processor": processor,
         "threads": str(0 if on_card else torch.get_num_threads()),
     }
-    refuse_another_kind(ranks, described)
+    first = ranks.agree(described, dict)
+    if different := [
+        f"{name} {described[name]} instead of {of}" for name, of in first.items() if described[name] != of
+    ]:
+        raise MachineNotFit(
+            f"rank {ranks.number} computes in another way than rank 0: {', '.join(different)}",
+            hint="let only equal machines and cards share a run",
+        )
     return Packs(model, config.seed, ranks)

@@ -19,15 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from hivetune.base.disk import (
-    MANIFEST,
-    home,
-    manifest_problems,
-    path_to_store,
-    read_json,
-    sha256_file,
-    stored_path,
-)
+from hivetune.base.disk import MANIFEST, home, manifest_problems, path_to_store, read_json, sha256_file, stored_path
 from hivetune.base.paths import install_command
 from hivetune.base.private import keep_private, make_folder, open_plain
 from hivetune.errors import MachineNotFit
@@ -35,7 +27,7 @@ from hivetune.process.child import Heartbeat, report_failure
 from hivetune.process.launch import ENVIRONMENT, no_answer, reach_cluster
 from hivetune.process.protocol import ENTRIES, Rank, Train
 from hivetune.run.folder import OUTCOME
-from hivetune.train.worker.ranks import CARRIED, CONNECT_S, RankEnd, Ranks
+from hivetune.train.worker.ranks import CARRIED, CONNECT_S, RankEnd, Ranks, lost_outcome
 
 # Of a dead machine Ray says for up to half a minute that it lives.
 PLACE_S, RETRY_S = 120.0, 10.0
@@ -158,9 +150,8 @@ class _Ends:
             try:
                 outcome = self._ray.get(reference)
             except self._ray.exceptions.RayError as error:
-                message = f"rank {number} on {host} was lost: {str(error).strip().partition(chr(10))[0]}"
-                lost = {"type": "MachineLost", "message": message, "hint": "", "exit_code": 1, "traceback": ""}
-                outcome = {"schema": 1, "status": "failed", "error": lost}
+                reason = str(error).strip().partition("\n")[0]
+                outcome = lost_outcome("MachineLost", f"rank {number} on {host} was lost: {reason}")
             if outcome["status"] != "done":
                 self._ends.append(RankEnd(number, 0, outcome))
         return self._ends

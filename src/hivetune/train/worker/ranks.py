@@ -31,7 +31,7 @@ from torch import Tensor
 from hivetune.base.disk import read_json, write_json
 from hivetune.base.private import make_folder
 from hivetune.base.typed import from_plain, to_plain
-from hivetune.errors import HivetuneError, MachineNotFit
+from hivetune.errors import HivetuneError
 from hivetune.process.protocol import Rank, Train, write_task
 from hivetune.run.folder import AMENDMENTS, CONFIG, OUTCOME, PLAN, PLAN_ROWS, RANKS
 
@@ -204,21 +204,11 @@ def _end_like(run: Path, end: RankEnd) -> None:
         if end.signal != signal.SIGKILL:
             faulthandler.disable()  # its handlers would write this process's stacks, which show nothing
         os.kill(os.getpid(), end.signal)
-    lost = {"type": RankLost.__name__, "message": f"rank {end.number} was lost", "hint": "", "exit_code": 1}
-    document = end.outcome or {"schema": 1, "status": "failed", "error": {**lost, "traceback": ""}}
-    write_json(run / OUTCOME, dict(document))
+    write_json(run / OUTCOME, dict(end.outcome or lost_outcome(RankLost.__name__, f"rank {end.number} was lost")))
     os._exit(1)
 
 
-def refuse_another_kind(ranks: Ranks, described: Mapping[str, str]) -> None:
-    """Raise MachineNotFit on a rank that rounds in another way than rank 0: the sum would depend on who computed what.
-
-    `described`: everything that decides how this process rounds.
-    """
-    first = ranks.agree(dict(described), dict)
-    different = [f"{name} {described[name]} instead of {of}" for name, of in first.items() if described[name] != of]
-    if different:
-        raise MachineNotFit(
-            f"rank {ranks.number} computes in another way than rank 0: {', '.join(different)}",
-            hint="let only equal machines and cards share a run",
-        )
+def lost_outcome(kind: str, message: str) -> dict[str, Any]:
+    """Return the content of outcome.json of a rank that left none."""
+    error = {"type": kind, "message": message, "hint": "", "exit_code": 1, "traceback": ""}
+    return {"schema": 1, "status": "failed", "error": error}

@@ -6,9 +6,9 @@ rows in order, so that its death names one. The rest of recovery is the supervis
 Shapes: L positions of a document.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -33,8 +33,6 @@ PADDING = 64
 # A third spike is no matter of the data that was left out.
 MAX_ROLLBACKS = 2
 
-T = TypeVar("T")
-
 
 class LossDiverged(ArithmeticError):
     """Raised when the loss rose for the third time: rolling back and skipping data did not help."""
@@ -49,16 +47,17 @@ def quarantine(session: Session, documents: Sequence[Document], problem: str) ->
     # One rank searches: a fault that comes and goes must not take different rows out of the ranks' plans.
     bad = find_bad_rows(session.model, documents) if session.ranks.is_first else BadRows()
     bad = session.ranks.agree(bad, BadRows)
-    named = ", ".join(f"{row} ({session.snapshot.info(row).source})" for row in bad.rows or bad.unreliable)
     removed = {row for amendment in plan.amendments if amendment.until_step is None for row in amendment.rows}
-    count, most = len(removed) + len(bad.rows), max_quarantined(plan.num_rows, session.config.data.max_rejected)
+    most = max_quarantined(plan.num_rows, session.config.data.max_rejected) - len(removed)
     is_every_row = len(bad.rows) == len(documents) > 1
-    if bad.rows and not is_every_row and count <= most:
+    if bad.rows and not is_every_row and len(bad.rows) <= most:
         amendment = Amendment(step, bad.rows, f"{problem} at step {step}, and again with this row alone")
         append_amendment(session.folder, amendment)
         session.plan = plan.amended(amendment)
         journal(session, "quarantined", step=step, rows=list(bad.rows), reason=amendment.reason)
         return
+    rows = bad.rows or bad.unreliable or [document.row for document in documents]
+    named = ", ".join(f"{row} ({session.snapshot.info(row).source})" for row in rows)
     hint = "the supervisor tries one safe change at a time"
     if bad.rows and not session.state.updates:
         # The adapter is still zero, so it is the base model, and no setting of the training can repair it.
@@ -67,12 +66,11 @@ def quarantine(session: Session, documents: Sequence[Document], problem: str) ->
     elif is_every_row:
         reason = f"every row of the step fails, also alone: rows {named}"
     elif bad.rows:
-        reason = f"{count} of {plan.num_rows} rows have failed, more than the {most} that data.max_rejected allows"
+        reason = f"rows {named} fail too, more than data.max_rejected allows: the arithmetic is wrong, not the rows"
     elif bad.unreliable:
-        reason = f"rows {named} fail, but not each time and at each length: a kernel or the machine is wrong"
+        reason = f"rows {named} fail alone, but not at another length: a kernel is wrong, or the machine"
     else:
-        rows = ", ".join(str(document.row) for document in documents)
-        reason = f"rows {rows} fail together, and none of them alone"
+        reason = f"rows {named} fail together, and none of them alone"
     raise StepNotFinite(f"step {step}: {problem}; {reason}", hint=hint)
 
 
@@ -92,27 +90,13 @@ def roll_back(session: Session, spike: Spike) -> None:
 
 @dataclass(frozen=True)
 class BadRows:
-    """The rows that a replay found.
+    """The rows of a step that are not finite alone. `unreliable`: those that are at another length.
 
-    `rows`: not finite each time and at any length, so it is the row. `unreliable`: finite when computed again or at
-    another length, so it is the machine, or the arithmetic of this shape.
+    So these are not at fault: it is the arithmetic of this shape, or the machine.
     """
 
     rows: tuple[int, ...] = ()
     unreliable: tuple[int, ...] = ()
-
-
-def split_out(items: Sequence[T], is_bad: Callable[[Sequence[T]], bool]) -> list[T]:
-    """Return the items that are bad alone, in order, by halving the bad parts: about k * log2(n) calls for k of n.
-
-    What is bad only together is not found: the list is empty then.
-    """
-    if not items or not is_bad(items):
-        return []
-    if len(items) == 1:
-        return [items[0]]
-    half = len(items) // 2
-    return split_out(items[:half], is_bad) + split_out(items[half:], is_bad)
 
 
 def find_bad_rows(model: LoraModel, documents: Sequence[Document]) -> BadRows:
@@ -123,9 +107,9 @@ def find_bad_rows(model: LoraModel, documents: Sequence[Document]) -> BadRows:
     rows: list[int] = []
     unreliable: list[int] = []
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
-        for document in split_out(documents, lambda some: not is_finite_step(model, some)):
-            is_fine_now = is_finite_step(model, [document]) or is_finite_step(model, [padded(document)])
-            (unreliable if is_fine_now else rows).append(document.row)
+        for document in documents:
+            if not is_finite_step(model, [document]):
+                (unreliable if is_finite_step(model, [padded(document)]) else rows).append(document.row)
     return BadRows(tuple(rows), tuple(unreliable))
 
 

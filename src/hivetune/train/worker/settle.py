@@ -65,7 +65,8 @@ def settle(run: Path, config: RunConfig, choices: Choices, model: Path, plan: Pl
         settled = _with_path(config, settled, model, plan, snapshot)
     if settled != choices:
         write_resolved(run, config, settled)
-    free = free_memory_bytes(torch.device(settled.device or "cpu"))
+    on_card = (settled.device or "cpu") != "cpu"
+    free = int(torch.cuda.mem_get_info(settled.device)[0]) if on_card else read_machine().available_bytes
     has_begun = bool(checkpoints.steps(run))  # such a run is not ended by what other programs hold
     if settled.peak_bytes is not None and settled.peak_bytes > free and not has_begun:
         raise DoesNotFit(
@@ -250,11 +251,6 @@ def start_with(choices: Choices, memory_share: float | None = None) -> tuple[tor
 def _hold_card(card: str) -> int:
     """Hold the card's lease until this process ends. Raises Busy when a server does not give it back."""
     return train_on(card)
-
-
-def free_memory_bytes(device: torch.device) -> int:
-    """Return the memory that no program holds now."""
-    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else read_machine().available_bytes
 
 
 def peak_memory_bytes(device: torch.device) -> int:
