@@ -2,8 +2,6 @@
 
 import ast
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -80,17 +78,6 @@ def test_an_nvidia_card_gets_one_that_it_and_its_driver_can_run(
     monkeypatch.setattr("hivetune.machine.nvidia.read_nvidia", lambda: [card])
     setup.install_for_nvidia()
     assert installed == [wanted]
-
-
-@pytest.mark.parametrize("option", ["-h", "--help"])
-def test_help_installs_nothing(option: str) -> None:
-    ended = subprocess.run([sys.executable, SCRIPT, option], capture_output=True, text=True, check=False)
-    assert ended.returncode == 0 and "default: train export serve" in ended.stdout and "mlflow" in ended.stdout
-
-
-def test_a_misspelt_extra_is_refused_with_the_nearest() -> None:
-    ended = subprocess.run([sys.executable, SCRIPT, "trian"], capture_output=True, text=True, check=False)
-    assert ended.returncode == 2 and "did you mean train?" in ended.stderr and "Traceback" not in ended.stderr
 
 
 def test_an_old_python_reads_as_far_as_its_version(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

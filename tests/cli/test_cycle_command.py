@@ -9,28 +9,11 @@ import typer
 
 from hivetune.base.disk import lock
 from hivetune.base.journal import Journal
-from hivetune.cli.output import MODE, facts
-from hivetune.cli.serve import _run, cycle, look_document
+from hivetune.cli.output import MODE
+from hivetune.cli.serve import _run, cycle
 from hivetune.cycle.loop import Look
-from hivetune.cycle.record import JOURNAL, CycleRow, loop_folder
-from hivetune.cycle.rows import RowsNow
-from hivetune.cycle.window import Permission
+from hivetune.cycle.record import JOURNAL, loop_folder
 from hivetune.errors import DoesNotFit
-
-
-def test_a_look_is_told_by_its_facts() -> None:
-    seen = Look(
-        "wait",
-        "79 of 100",
-        champion="helpdesk@1",
-        open=CycleRow("c1", "helpdesk", 1.0, "rows", {}, None),
-        rows=RowsNow(None, 79, 0.5, 7 * 10**8, "no row is left"),
-        allowed=Permission(False, None, 5.0, "the window opens at 22:00"),
-    )
-    told = " ".join(facts(look_document(seen)).split())
-    for words in ("do: wait reason: 79 of 100", "champion: helpdesk@1", "open: c1", "groups 79", "disk 700 MB",
-                  "problem no row is left", "the window opens at 22:00"):  # fmt: skip
-        assert words in told
 
 
 def test_a_loop_that_does_not_run_is_not_said_to_continue(own_home: Path, capsys: pytest.CaptureFixture[str]) -> None:

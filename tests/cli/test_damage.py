@@ -141,6 +141,10 @@ def files(home: Path) -> list[str]:
     return sorted(str(path.relative_to(home)) for path in home.rglob("*") if path.is_file())
 
 
+def spoil(home: Path, names: list[str], damage: str, *, file: int, where: int, bit: int) -> None:
+    DAMAGES[damage](home / names[file % len(names)], where, bit)
+
+
 def fresh(whole: tuple[Path, Path]) -> Path:
     kept, place = whole
     shutil.rmtree(place)
@@ -169,30 +173,20 @@ def test_the_whole_home_is_read_without_a_complaint(whole: tuple[Path, Path], mo
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(**DAMAGED, command=st.sampled_from(COMMANDS))
 def test_no_damage_is_a_traceback(
-    whole: tuple[Path, Path],
-    monkeypatch: pytest.MonkeyPatch,
-    file: int,
-    damage: str,
-    where: int,
-    bit: int,
-    command: list[str],
+    whole: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, damage: str, command: list[str], **place: int
 ) -> None:
     home = fresh(whole)
-    names = files(home)
-    DAMAGES[damage](home / names[file % len(names)], where, bit)
+    spoil(home, files(home), damage, **place)
     assert ask(home, command, monkeypatch).returncode in DOCUMENTED
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(**DAMAGED)
-def test_no_damage_makes_another_run_in_silence(
-    whole: tuple[Path, Path], file: int, damage: str, where: int, bit: int
-) -> None:
+def test_no_damage_makes_another_run_in_silence(whole: tuple[Path, Path], damage: str, **place: int) -> None:
     """Settings, plan and amendments are what they were, or the run is refused."""
     home = fresh(whole)
     before = load_run(home / "all/run")
-    names = [name for name in files(home) if name.startswith("all/run/")]
-    DAMAGES[damage](home / names[file % len(names)], where, bit)
+    spoil(home, [name for name in files(home) if name.startswith("all/run/")], damage, **place)
     try:
         after = load_run(home / "all/run")
     except (UsageError, OSError):

@@ -1,13 +1,11 @@
 """What `hivetune eval`, `register` and `train` say at their end."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hivetune.cli.judge import next_step
 from hivetune.cli.output import Table
-from hivetune.cli.release import _after_register
 from hivetune.cli.train import training_text
 
 MORE = "hold out more rows (data.test)"
@@ -33,23 +31,6 @@ def unmet(name: str, needed: int | None) -> dict[str, Any]:
 )
 def test_the_next_step_gives_what_the_open_metrics_lack(verdict: str, metrics: list[dict[str, Any]], said: str) -> None:
     assert said in next_step(verdict, metrics)
-
-
-@pytest.mark.parametrize(
-    ("judgement", "state", "said"),
-    [
-        (None, {}, "next: hivetune eval my-run"),
-        ({"verdict": "abort", "reasons": ["worse", "other"], "decisive": 1}, {}, "  worse"),
-        ({"verdict": "deploy"}, {}, "next: hivetune promote demo@1"),
-        ({"verdict": "deploy"}, {"aliases": ("champion",)}, "  it is the champion"),
-        ({"verdict": "deploy"}, {"withdrawn": "slow"}, "  rolled back: slow"),
-    ],
-)
-def test_register_says_what_the_verdict_said(
-    judgement: dict[str, Any] | None, state: dict[str, Any], said: str
-) -> None:
-    facts = {"withdrawn": "", "aliases": ("candidate",), "verdict": judgement and judgement["verdict"], **state}
-    assert next(_after_register(SimpleNamespace(label="demo@1", **facts), "my-run", judgement)) == said  # type: ignore[arg-type]
 
 
 SUMMARY: dict[str, Any] = {

@@ -147,11 +147,6 @@ def test_a_run_is_stopped_without_its_settings_but_not_in_another_container(tmp_
             ask_to_stop(run)
 
 
-def test_of_an_existing_run_only_where_it_works_can_be_changed(tmp_path: Path) -> None:
-    finished = hivetune("train", str(make(tmp_path)), "--set", "lora.r=4")
-    assert finished.returncode == 2 and "report_to, memory_share, allow" in finished.stderr
-
-
 @pytest.mark.parametrize("name", ["checkpoints", ".lock", "supervisor.log", "child.log"])
 def test_a_planted_run_folder_leads_nobody_out_of_it(name: str, tmp_path: Path) -> None:
     run, elsewhere = make(tmp_path), tmp_path / "elsewhere"

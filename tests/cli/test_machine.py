@@ -8,7 +8,7 @@ import typer
 from command import hivetune
 
 from hivetune.cli import machine
-from hivetune.cli.machine import _relative_paths, _release_name, likeliest_columns
+from hivetune.cli.machine import _release_name, likeliest_columns
 from hivetune.cli.output import MODE
 from hivetune.config import DataConfig, RunConfig, parse_config
 from hivetune.errors import DataRefused
@@ -17,14 +17,6 @@ from hivetune.release.registry import check_release_name
 from hivetune.train.plan.run import propose
 
 ROW = json.dumps({"prompt": "Where is it?", "completion": "Here."}) + "\n"
-
-
-def test_a_config_in_a_linked_folder_finds_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "real/deep").mkdir(parents=True)
-    (tmp_path / "link").symlink_to(tmp_path / "real/deep")
-    (tmp_path / "rows.jsonl").write_text(ROW)
-    monkeypatch.chdir(tmp_path)
-    assert (Path("link") / str(_relative_paths(Path("link"), "rows.jsonl"))).exists()
 
 
 @pytest.mark.parametrize("stem", ["base", "x" * 200, "a" * 63 + " b", "日本", "Größe & co", "-x-"])

@@ -2,37 +2,26 @@
 
 import json
 import re
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 from command import hivetune
 
-from hivetune.config import parse_config
-from hivetune.errors import UsageError
-from hivetune.train.plan.run import guess_workload
-
-
-def run(config: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return hivetune("plan", config, *arguments)
+LARGE = "Qwen/Qwen2.5-14B-Instruct"
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     rows = tmp_path / "rows.jsonl"
-    rows.write_text(
-        "".join(json.dumps({"prompt": "question " * 20, "completion": "answer " * 20}) + "\n" for _ in range(50))
-    )
+    row = json.dumps({"prompt": "question " * 20, "completion": "answer " * 20})
+    rows.write_text(f"{row}\n" * 50)
     path = tmp_path / "config.yaml"
     path.write_text(f"model: smollm2-135m\ndata: {{path: {rows}}}\nmax_length: 512\n")
     return path
 
 
 def test_json_is_one_document_with_everything(config: Path) -> None:
-    started = time.perf_counter()
-    ended = run(config, "--card", "R9700", "--json")
-    seconds = time.perf_counter() - started
+    ended = hivetune("plan", config, "--card", "R9700", "--json")
     assert ended.returncode == 0, ended.stderr
     document = json.loads(ended.stdout)
     assert document["schema"] == 1 and document["fits"] is True
@@ -41,32 +30,28 @@ def test_json_is_one_document_with_everything(config: Path) -> None:
     assert document["hours_range"][0] < document["hours"] < document["hours_range"][1]
     assert set(document["disk_bytes"]) == {"checkpoints", "best checkpoint", "adapter", "export"}
     assert document["workload"]["rows"] == 40  # 50 in the file, 10 % each held out for validation and test
-    assert seconds < 10  # 0.3 s when nothing else runs
 
 
 def test_people_read_where_memory_goes_and_what_fits(config: Path) -> None:
-    ended = run(config, "--card", "H200", "--set", "model=Qwen/Qwen2.5-7B-Instruct")
+    ended = hivetune("plan", config, "--card", "H200", "--set", "model=Qwen/Qwen2.5-7B-Instruct")
     assert ended.returncode == 0, ended.stderr
     for word in ("H200", "activations", "optimizer", "full fine-tuning pays", "time: between"):
         assert word in " ".join(ended.stdout.split()), word
 
 
 def test_several_models_are_a_row_each(config: Path) -> None:
-    models = ("--model", "Qwen/Qwen2.5-0.5B-Instruct", "--model", "Qwen/Qwen2.5-14B-Instruct")
-    ended = run(config, "--card", "MI50", "--memory", "4", *models)
+    models = ("--model", "Qwen/Qwen2.5-0.5B-Instruct", "--model", LARGE)
+    ended = hivetune("plan", config, "--card", "MI50", "--memory", "4", *models)
     assert ended.returncode == 0, ended.stderr
     head, small, large = (line.split("\t") for line in ended.stdout.splitlines())
     assert head[:2] == ["model", "fits"]
-    assert (small[:2], large[:2]) == (["Qwen/Qwen2.5-0.5B-Instruct", "yes"], ["Qwen/Qwen2.5-14B-Instruct", "no"])
-    plans = json.loads(run(config, "--card", "MI50", "--memory", "4", *models, "--json").stdout)["plans"]
-    assert [plan["fits"] for plan in plans] == [True, False]
+    assert (small[:2], large[:2]) == (["Qwen/Qwen2.5-0.5B-Instruct", "yes"], [LARGE, "no"])
 
 
 def test_what_does_not_fit_ends_with_5_and_what_would(config: Path) -> None:
-    ended = run(config, "--card", "MI50", "--memory", "4", "--set", "model=Qwen/Qwen2.5-14B-Instruct", "--json")
+    ended = hivetune("plan", config, "--card", "MI50", "--memory", "4", "--set", f"model={LARGE}", "--json")
     assert ended.returncode == 5
-    assert "this would fit: --set" in ended.stderr
-    assert "may be used on Instinct MI50" in ended.stderr
+    assert "this would fit: --set" in ended.stderr and "may be used on Instinct MI50" in ended.stderr
     document = json.loads(ended.stdout)
     assert document["fits"] is False and document["error"]["type"] == "DoesNotFit"
     assert document["refusal"] in document["error"]["message"]
@@ -74,22 +59,9 @@ def test_what_does_not_fit_ends_with_5_and_what_would(config: Path) -> None:
 
 def test_a_disk_without_room_for_the_checkpoints_ends_with_5(config: Path, small_disk: Path) -> None:
     """The export, which is most of the disk space, may be made on another disk, or never."""
-    ended = run(config, "--set", f"output={small_disk / 'run'}", "--json")
+    ended = hivetune("plan", config, "--set", f"output={small_disk / 'run'}", "--json")
     assert ended.returncode == 5, ended.stderr
     document = json.loads(ended.stdout)
     assert document["fits"] is False and document["step_s"] > 0
     assert re.search(r"checkpoints and adapter need \d+ MB of disk, and \d+ MB are free", document["refusal"])
     assert "output=FOLDER" in document["error"]["hint"]
-
-
-def test_the_data_is_counted_or_said(config: Path, tmp_path: Path) -> None:
-    data = {"path": str(tmp_path / "*.jsonl"), "validation": 0, "test": 0}
-    counted, words = guess_workload(
-        parse_config({"model": "m", "data": data, "epochs": 1, "batch_size": 10}), None, None
-    )
-    assert (counted.rows, counted.steps, words) == (50, 5, "50 rows counted")
-    assert 50 < counted.lengths[0] < 120  # 330 characters of English a row
-    said, words = guess_workload(parse_config({"model": "m", "data": data}), 1000, 256)
-    assert (said.rows, said.lengths[0], words) == (1000, 256, "as given")
-    with pytest.raises(UsageError, match="/none does not exist"):
-        guess_workload(parse_config({"model": "m", "data": {"path": "/none"}}), None, None)

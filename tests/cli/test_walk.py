@@ -1,12 +1,14 @@
-"""eval, export, register, chat and compare as commands, on one run of a tiny model: documents, exit codes, words for
-mistakes; and the contract, which is what scripts rely on.
+"""The example of docs/python.md, and eval, export, register, chat and compare as commands on the run that it trains:
+documents, exit codes, words for mistakes; and the contract, which is what scripts rely on.
 
 `contract/contract.json` holds the commands, the keys of each one's `--json`, its exit code, and the files of a home. To
 accept a wanted change, run this file with HIVETUNE_WRITE_CONTRACT=1 and say in CHANGELOG.md what users have to change.
 """
 
+import inspect
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +24,7 @@ from command import hivetune
 from gguf_families import write_model
 from serve.fake_server import fake_server, stream
 
+from hivetune import walk
 from hivetune.base.disk import sha256_bytes, sha256_file, write_manifest
 from hivetune.base.journal import Journal
 from hivetune.cli.main import COMMANDS
@@ -36,25 +39,20 @@ from hivetune.train.open import load_run
 
 pytestmark = pytest.mark.slow
 
-CONFIG = """
-model: MODEL
-data: {path: rows.jsonl, near_duplicates: 0, system_prompts: {a: You add., b: You count.}}
-lora: {r: 4, alpha: 8}
-batch_size: 4
-max_steps: 4
-learning_rate: 1e-3
-eval: {prompts: 6, tokens: 6}
-cycle: {name: demo, after_rows: 500}
-output: out
-"""
+PAGE = (Path(__file__).parents[2] / "docs/python.md").read_text(encoding="utf-8")
+# What the config of the page has besides: few steps and answers. The rows have agents and checkers.
+ROWS = '"data": {"path": "rows.jsonl", "near_duplicates": 0, "system_prompts": {"a": "You add.", "b": "You count."}}'
+FEW = '"max_steps": 4, "batch_size": 4, "learning_rate": 1e-3, "lora": {"r": 4, "alpha": 8},'
+FEW += ' "eval": {"prompts": 6, "tokens": 6}'
+CONFIG = "model: MODEL\ndata: {path: rows.jsonl}\nmax_steps: 4\ncycle: {name: demo, after_rows: 500}\n"
 
 
 class Workplace:
-    """A folder with a trained run, and the command run in it."""
+    """A folder with a run that was trained and evaluated by the page's example, and the command run in it."""
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.run = folder / "out"
+        self.run = folder / "my-run"
 
     def call(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
         done = hivetune(*arguments, stdin=stdin, cwd=self.folder)
@@ -82,11 +80,17 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     ]
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     (folder / "run.yaml").write_text(CONFIG.replace("MODEL", str(folder / "model")))
-    found = Workplace(folder)
+    (example,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    changes = {'"data": {"path": "rows.jsonl"}': ROWS, '"epochs": 1': FEW, "smollm2-135m": str(folder / "model")}
+    for old, new in changes.items():
+        assert example.count(old) == 1
+        example = example.replace(old, new)
     with mock.patch.dict(os.environ, HIVETUNE_HOME=str(folder / "home")):
-        code, _, err = found.call("train", "run.yaml")
-    assert code == 0, err
-    return found
+        command = [sys.executable, "-c", example]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=580)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert re.search(r"^100 rows, \d+ usable$", done.stdout, re.MULTILINE) and done.stdout.endswith("helpdesk@1\n")
+    return Workplace(folder)
 
 
 @pytest.fixture
@@ -99,26 +103,32 @@ def place(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> Workplace:
 def evaluation(place: Workplace) -> Iterator[dict[str, Any]]:
     """The evaluation of the run, as it stays after each test."""
     path = place.run / EVALUATION
-    if not path.exists():
-        code, found = place.document("eval", str(place.run))
-        assert code == (0 if found["verdict"] == "deploy" else 6)
-        for row in found["answers"]:  # so that the times of a busy machine decide nothing below
-            row["tuned"]["seconds"] = row["base"]["seconds"]
-        path.write_text(json.dumps(found))
     kept = path.read_bytes()
-    yield json.loads(kept)
+    found = json.loads(kept)
+    for row in found["answers"]:  # so that the times of a busy machine decide nothing below
+        row["tuned"]["seconds"] = row["base"]["seconds"]
+    path.write_text(json.dumps(found))
+    yield found
     path.write_bytes(kept)
 
 
-def test_an_interrupted_eval_ends_its_servers_at_once(place: Workplace) -> None:
+def test_every_station_is_documented() -> None:
+    stations = [one for one in vars(walk).values() if inspect.isfunction(one) and one.__module__ == walk.__name__]
+    assert len(stations) == 11 and all(one.__doc__ and f"| `{one.__name__}(" in PAGE for one in stations)
+
+
+def test_an_interrupted_eval_ends_its_servers_at_once(place: Workplace, evaluation: dict[str, Any]) -> None:
     """In the middle of answering: nothing is judged by a half, and what was answered is kept."""
+    (place.run / EVALUATION).unlink()
     with pytest.raises(UsageError) as refused:
         judge_run(load_run(place.run))
     assert "hivetune eval" in refused.value.hint, "what was not evaluated has no verdict"
     answers = place.folder / "home" / "answers"
+    before = set(answers.glob("*/answers.jsonl"))
     command = [sys.executable, "-m", "hivetune", "eval", str(place.run), "--set", "eval.tokens=100", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        while not list(answers.glob("*/answers.jsonl")):  # a border of two processes: there is only the file to wait on
+        # A border of two processes: there is only the file to wait on.
+        while set(answers.glob("*/answers.jsonl")) == before:
             assert process.poll() is None
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
@@ -227,10 +237,10 @@ def test_the_walk_from_verdict_to_champion(place: Workplace, evaluation: dict[st
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("eval out --set lora.r=1", "this command can only change eval.* and gate.*"),
-        ("export out --to ggfu", "choose one of adapter"),
-        ("register out --as NoName", "can't be the name of a release"),
-        ("chat out --json", "--json needs --prompt"),
+        ("eval my-run --set lora.r=1", "this command can only change eval.* and gate.*"),
+        ("export my-run --to ggfu", "choose one of adapter"),
+        ("register my-run --as NoName", "can't be the name of a release"),
+        ("chat my-run --json", "--json needs --prompt"),
     ],
 )
 def test_mistakes_are_told_in_words(place: Workplace, line: str, words: str) -> None:
@@ -261,13 +271,14 @@ def test_sides_of_every_kind_are_compared(place: Workplace, evaluation: dict[str
     assert compared["not_compared"] == {} and len(compared["answers"]) == 6
     exported = place.document("export", run, "--to", "gguf", "--quant", "f32", "--no-check")[1]["path"]
     with fake_server(lambda body: stream("It is 1.", tokens=9)) as server:
-        for side in (exported, f"{server.url}#m"):
-            settings = ("--set", f"eval.baseline={side}", "--set", "gate.max_gb=9", "--set", "gate.max_seconds=99")
-            code, against = place.document("eval", run, *settings)
-            assert code in (0, 6) and "loss" in against["not_compared"], against
-            found = {metric["name"]: metric["passed"] for metric in against["metrics"]}
-            assert found["max_seconds"] and found["max_gb"]
-            assert (found["peak_memory_bytes"] is None) == (side != exported)
+        side = f"{server.url}#m"
+        code, against = place.document("compare", exported, side, "--run", run)
+        assert code == 0 and "loss" in against["not_compared"] and len(against["answers"]) == 6, against
+        settings = ("--set", f"eval.baseline={side}", "--set", "gate.max_gb=9", "--set", "gate.max_seconds=99")
+        code, against = place.document("eval", run, *settings)
+        assert code in (0, 6) and "loss" in against["not_compared"], against
+        found = {metric["name"]: metric["passed"] for metric in against["metrics"]}
+        assert found["max_seconds"] and found["max_gb"] and found["peak_memory_bytes"] is None
 
 
 # The contract.
