@@ -26,7 +26,7 @@ from hivetune.judge.answers import (
 from hivetune.judge.artefacts import BESIDE_FILE_BYTES, Artefact, check_memory
 from hivetune.judge.evaluate import TIMED_PROMPTS, timed_prompts
 from hivetune.judge.rows import Prompt, prompts_of_rows
-from hivetune.llama.ask import Endpoint, TimedAnswer, Unanswered
+from hivetune.llama.ask import Answer, Endpoint, Unanswered
 
 
 class FakeSide:
@@ -37,13 +37,13 @@ class FakeSide:
 
     def timed(
         self, messages: Sequence[Mapping[str, Any]], *, max_tokens: int, tools: Sequence[Mapping[str, Any]] = ()
-    ) -> TimedAnswer:
+    ) -> Answer:
         said = messages[-1]["content"]
         self.log.append(f"{self.name}{said}")
         if said in self.fails and self.left:
             self.left -= 1
             raise self.fails[said]
-        return TimedAnswer(said.upper(), True, 2, 0.1, 0.25)
+        return Answer(said.upper(), True, 0.25, None, 2, 0.1)
 
 
 def prompts(count: int) -> list[Prompt]:

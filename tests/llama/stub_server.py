@@ -12,8 +12,9 @@ from typing import Any
 CHUNK = {"object": "chat.completion.chunk", "created": 0, "model": "stub"}
 
 
-def event(text: str) -> bytes:
-    return b"data: " + json.dumps({**CHUNK, "choices": [{"index": 0, "delta": {"content": text}}]}).encode() + b"\n\n"
+def event(text: str, finish: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
+    return b"data: " + json.dumps({**CHUNK, "choices": [choice]}).encode() + b"\n\n"
 
 
 def answer(text: str) -> dict[str, Any]:
@@ -53,7 +54,7 @@ async def stream(writer: asyncio.StreamWriter, question: str) -> None:
     while question == "flood":
         writer.write(chunk(event("x" * 8000)))
         await writer.drain()
-    writer.write(chunk(b"data: [DONE]\n\n") + chunk(b""))
+    writer.write(chunk(event("", "stop")) + chunk(b"data: [DONE]\n\n") + chunk(b""))
     await writer.drain()
 
 

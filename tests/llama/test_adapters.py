@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from serve.hive import add_release
 
-from hivetune.llama.backend import Answer, Backend, ServerSettings, open_backend
+from hivetune.llama.ask import Answer
+from hivetune.llama.backend import Backend, ServerSettings, open_backend
 
 pytestmark = pytest.mark.slow
 # A long shared beginning, so that a cache has much to reuse wrongly.
@@ -42,7 +43,7 @@ def answers(backend: Backend, order: list[tuple[int, int]]) -> Iterator[Answer]:
         document = backend.request("/v1/chat/completions", body)
         choice = document["choices"][0]
         tokens = tuple((int(t["id"]), float(t["logprob"])) for t in choice["logprobs"]["content"])
-        yield Answer(choice["message"]["content"] or "", True, 0, 0, 0.0, tokens)
+        yield Answer(choice["message"]["content"] or "", True, 0.0, logprobs=tokens)
 
 
 def test_two_hundred_requests_in_turns_equal_those_alone(files: tuple[Path, list[Path]]) -> None:

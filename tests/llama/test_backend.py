@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 from llama.hostile import TEXT, changed, gguf
 
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
-from hivetune.llama.backend import Engine, ServerSettings, find_engine, open_backend, unused_program
+from hivetune.llama.backend import Backend, ServerSettings, find_engine, open_backend, unused_program
 from hivetune.llama.child import SocketConnection
 from hivetune.process.sandbox import named_environment
 
@@ -49,25 +50,47 @@ def test_it_answers_streams_and_ends(tiny: Path) -> None:
         backend.complete(HELLO)
 
 
+@pytest.fixture(scope="module", params=["xllamacpp", "llama-server"])
+def served(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
+    """A server of the wheel, and one of a program that stands in for the user's own."""
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:  # for its start alone
+            patch.setenv("LLAMA_ARG_RPC", "127.0.0.1:1")  # which must not reach it
+            if request.param == "llama-server":
+                program = stand_in(tmp_path_factory.mktemp("program"))
+                patch.setenv("PATH", f"{program}:{os.environ['PATH']}")
+                assert find_engine() == str(program / "llama-server")
+            backend = stack.enter_context(open_backend(tiny, SMALL))
+        yield backend
+
+
+def family_of(backend: Backend) -> list[psutil.Process]:
+    server = psutil.Process(backend.process.pid)
+    return [server, *server.children(recursive=True)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["xllamacpp", "llama-server"])
-def test_nobody_else_can_be_asked_or_ask(
-    tiny: Path, tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_else_can_be_asked_or_ask(served: Backend) -> None:
     """No port, which another user could listen on first; a socket in a folder that only its user enters; a token."""
-    monkeypatch.setenv("PATH", f"{stand_in(tmp_path)}:{os.environ['PATH']}")
-    with open_backend(tiny, replace(SMALL, engine=engine)) as backend:
-        family = [psutil.Process(backend.process.pid)]
-        family += family[0].children(recursive=True)
-        assert [connection for process in family for connection in process.net_connections("inet")] == []
-        assert backend.socket_path.parent.stat().st_mode & 0o077 == 0
-        assert backend.socket_path.stat().st_mode & 0o077 == 0
-        with contextlib.closing(SocketConnection(backend.socket_path, 10.0)) as stranger:
-            stranger.request("POST", "/v1/chat/completions", json.dumps({"messages": HELLO}))
-            assert stranger.getresponse().status == 401
-        assert not any(backend.token in word for process in family for word in process.cmdline())
-        with pytest.raises(UsageError, match="answered 400"):
-            backend.request("/v1/chat/completions", {"messages": "no list"})
+    assert [connection for process in family_of(served) for connection in process.net_connections("inet")] == []
+    assert served.socket_path.parent.stat().st_mode & 0o077 == 0
+    assert served.socket_path.stat().st_mode & 0o077 == 0
+    with contextlib.closing(SocketConnection(served.socket_path, 10.0)) as stranger:
+        stranger.request("POST", "/v1/chat/completions", json.dumps({"messages": HELLO}))
+        assert stranger.getresponse().status == 401
+    assert not any(served.token in word for process in family_of(served) for word in process.cmdline())
+    with pytest.raises(UsageError, match="answered 400"):
+        served.request("/v1/chat/completions", {"messages": "no list"})
+
+
+@pytest.mark.slow
+def test_the_server_is_in_a_sandbox_with_the_made_environment(served: Backend) -> None:
+    assert served.complete(HELLO, max_tokens=2).new_tokens
+    server = family_of(served)[-1]
+    assert "NoNewPrivs:\t1" in Path(f"/proc/{server.pid}/status").read_text()
+    assert f"Max core file size        {0:<21}{0:<21}" in Path(f"/proc/{server.pid}/limits").read_text()
+    names = {name for name in server.environ() if name.startswith("LLAMA_")}
+    assert names <= {"LLAMA_API_KEY", "LLAMA_ARG_CACHE_RAM"}
 
 
 def test_a_folder_too_deep_for_a_socket_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,11 +108,12 @@ def test_no_orphan_is_left_when_its_parent_is_killed(tiny: Path, engine: str, tm
     script = (
         "import sys\nfrom pathlib import Path\n"
         "from hivetune.llama.backend import ServerSettings, open_backend\n"
-        f"settings = ServerSettings(context_tokens=256, engine={engine!r})\n"
+        "settings = ServerSettings(context_tokens=256)\n"
         f"with open_backend(Path({str(tiny)!r}), settings) as backend:\n"
         "    print(backend.process.pid, flush=True)\n    sys.stdin.read()\n"
     )
-    environment = {**os.environ, "PATH": f"{stand_in(tmp_path)}:{os.environ['PATH']}"}
+    first = f"{stand_in(tmp_path)}:" if engine == "llama-server" else ""
+    environment = {**os.environ, "PATH": f"{first}{os.environ['PATH']}"}
     parent = subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
     )
@@ -109,17 +133,6 @@ def stand_in(folder: Path) -> Path:
     path.write_text(f"#!{sys.executable}\n" + Path(__file__).with_name("llama_server.py").read_text(encoding="utf-8"))
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path.parent
-
-
-@pytest.mark.slow
-def test_the_users_own_llama_server_is_preferred(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", f"{stand_in(tmp_path)}:{os.environ['PATH']}")
-    assert find_engine("auto") == str(tmp_path / "bin" / "llama-server")
-    with open_backend(tiny, SMALL) as backend:
-        assert len(psutil.Process(backend.process.pid).children()) == 1
-        with_program = backend.complete(HELLO, max_tokens=5)
-    with open_backend(tiny, ServerSettings(context_tokens=256, slots=2, threads=1, engine="xllamacpp")) as backend:
-        assert backend.complete(HELLO, max_tokens=5).text == with_program.text
 
 
 @pytest.mark.slow
@@ -193,8 +206,9 @@ def test_what_can_not_be_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(UsageError, match="cannot read"), open_backend(tmp_path / "y.gguf"):
         pass
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MachineNotFit, match=r"llama\.cpp is not installed"):
-        find_engine("llama-server")
+        find_engine()
 
 
 @pytest.mark.parametrize(
@@ -216,13 +230,14 @@ def test_a_build_with_known_holes_is_not_used(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     if problem is None:
-        assert find_engine("auto") == find_engine("llama-server") == str(program)
+        assert find_engine() == str(program)
         assert unused_program() == ""
         return
-    assert find_engine("auto") is None  # the wheel's own
+    assert find_engine() is None  # the wheel's own
     assert problem in unused_program() and str(program) in unused_program()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MachineNotFit, match=problem):
-        find_engine("llama-server")
+        find_engine()
 
 
 def test_what_a_shell_sets_for_llama_cpp_does_not_reach_it() -> None:
@@ -241,31 +256,3 @@ def test_what_a_shell_sets_for_llama_cpp_does_not_reach_it() -> None:
         "HIVETUNE_HOME",
         "OMP_WAIT_POLICY",
     }
-
-
-@pytest.mark.slow
-def test_the_servers_process_has_the_made_environment(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LLAMA_ARG_RPC", "127.0.0.1:1")
-    monkeypatch.setenv("PATH", f"{stand_in(tmp_path)}:{os.environ['PATH']}")
-    with open_backend(tiny, SMALL) as backend:
-        family = [psutil.Process(backend.process.pid)]
-        family += family[0].children(recursive=True)
-        names = {name for process in family for name in process.environ()}
-    assert {name for name in names if name.startswith("LLAMA_")} == {"LLAMA_API_KEY", "LLAMA_ARG_CACHE_RAM"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["xllamacpp", "llama-server"])
-def test_the_server_is_in_a_sandbox(
-    tiny: Path, tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", f"{stand_in(tmp_path)}:{os.environ['PATH']}")
-    with open_backend(tiny, replace(SMALL, engine=engine)) as backend:
-        assert backend.complete(HELLO, max_tokens=2).new_tokens
-        server = psutil.Process(backend.process.pid)
-        server = (server.children() or [server])[0]
-        status = Path(f"/proc/{server.pid}/status").read_text()
-        assert "NoNewPrivs:\t1" in status
-        assert f"Max core file size        {0:<21}{0:<21}" in Path(f"/proc/{server.pid}/limits").read_text()

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from serve.fake_server import Reply, fake_server, stream
 
 from hivetune.errors import UsageError
-from hivetune.llama.ask import ENDPOINT_KEY, Endpoint, TimedAnswer, Unanswered
+from hivetune.llama.ask import ENDPOINT_KEY, Answer, Endpoint, Unanswered
 
 CHAT = [{"role": "user", "content": "hi"}]
 
 
-def asked(reply: Reply) -> TimedAnswer:
+def asked(reply: Reply) -> Answer:
     with fake_server(lambda body: reply) as server:
         return Endpoint(server.url, "m", timeout_s=5).timed(CHAT, max_tokens=8)
 
@@ -100,4 +100,4 @@ def test_what_may_pass_can_be_tried_again(reply: Reply) -> None:
 @given(st.binary(max_size=300), st.sampled_from(["text/event-stream", "application/json"]), st.booleans())
 def test_any_bytes_are_an_answer_or_a_refusal(body: bytes, kind: str, as_event: bool) -> None:
     with contextlib.suppress(UsageError, Unanswered):
-        assert isinstance(asked(Reply(b"data: " + body if as_event else body, kind)), TimedAnswer)
+        assert isinstance(asked(Reply(b"data: " + body if as_event else body, kind)), Answer)

@@ -53,7 +53,7 @@ def export(
     if check and proof is None:
         try:
             if exported.to in ("gguf", "gguf-adapter"):
-                find_engine("auto")
+                find_engine()
             with progress("checking the export") as report:
                 proof = prove_export(folder, exported, report)
         except MachineNotFit as error:  # without llama.cpp the file is there all the same

@@ -22,7 +22,7 @@ from hivetune.config import EvalConfig
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.judge.artefacts import Answerer, Artefact
 from hivetune.judge.rows import Prompt
-from hivetune.llama.ask import TimedAnswer, Unanswered
+from hivetune.llama.ask import Answer, Unanswered
 from hivetune.llama.backend import find_engine
 from hivetune.records import Progress
 from hivetune.release.gguf import server_name
@@ -55,7 +55,7 @@ class StoredAnswers:
     answers: dict[str, PromptAnswer] = field(default_factory=dict)
     guard: threading.Lock = field(default_factory=threading.Lock)
 
-    def keep(self, prompt: Prompt, answer: TimedAnswer) -> None:
+    def keep(self, prompt: Prompt, answer: Answer) -> None:
         """Store an answer unless its prompt already has one."""
         with self.guard:
             if prompt.key not in self.answers:
@@ -89,7 +89,7 @@ def stored_side(side: Artefact, new_tokens: int, slots: int) -> Iterator[StoredA
 def build_name() -> str:
     """Return the build of llama.cpp that answers here; empty where there is none."""
     try:
-        return server_name(find_engine("auto"))
+        return server_name(find_engine())
     except MachineNotFit:
         return ""
 
@@ -166,7 +166,7 @@ def ask_all(
 
 def ask_prompt(
     answerer: Answerer, label: str, prompt: Prompt, new_tokens: int, pause: Callable[[float], object] = time.sleep
-) -> TimedAnswer:
+) -> Answer:
     """Return one answer, with a few retries. Raises MachineNotFit if all failed, UsageError for a refused request."""
     for attempt in range(_TRIES):
         try:

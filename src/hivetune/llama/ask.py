@@ -27,18 +27,20 @@ class Unanswered(HivetuneError):
 
 
 @dataclass(frozen=True)
-class TimedAnswer:
-    """A server's answer and its times in seconds since the request. `new_tokens` is None where the server does not
-    report it.
+class Answer:
+    """A server's answer, whether it ended by itself, and its times in seconds since the request.
 
-    `first_token_s` is None for an answer that came in one piece.
+    The numbers of tokens are None where the server does not report them, `first_token_s` for an answer in one piece.
+    `logprobs`: (token id, log-probability) of each token, the ending one included, where they were asked for.
     """
 
     text: str
     ended: bool
-    new_tokens: int | None
-    first_token_s: float | None
     seconds: float
+    prompt_tokens: int | None = None
+    new_tokens: int | None = None
+    first_token_s: float | None = None
+    logprobs: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Endpoint:
         *,
         max_tokens: int,
         tools: Sequence[Mapping[str, Any]] = (),
-    ) -> TimedAnswer:
+    ) -> Answer:
         """Return one greedy answer. Raises Unanswered if a retry may help, else UsageError."""
         parts = urlsplit(self.url)
         assert parts.hostname is not None
@@ -68,7 +70,7 @@ class Endpoint:
         started = time.perf_counter()
         connection = kind(parts.hostname, parts.port, timeout=self.timeout_s)
         with exchange(connection, path, body | streamed(max_tokens, tools), key, self.url) as response:
-            return read_timed(response, started, self.url)
+            return read_answer(response, started, self.url)
 
 
 @contextlib.contextmanager
@@ -95,14 +97,14 @@ def exchange(
             raise other_format(where, f"{type(error).__name__}: {error}".encode()) from None
 
 
-def streamed(max_tokens: int, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def streamed(max_tokens: int, tools: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """Return the part of a request that asks for one greedy answer, piece by piece, with the number of its tokens."""
     request: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.0, "stream": True}
     request["stream_options"] = {"include_usage": True}
     return {**request, "tools": list(tools)} if tools else request
 
 
-def read_timed(response: http.client.HTTPResponse, started: float, where: str) -> TimedAnswer:
+def read_answer(response: http.client.HTTPResponse, started: float, where: str) -> Answer:
     """Return the answer to a request that was sent at `started` (time.perf_counter). Raises as `exchange` does."""
     kind = response.headers.get_content_type()
     partial = _PartialAnswer(where, started)
@@ -138,17 +140,18 @@ class _PartialAnswer:
     started: float
     text: str = ""
     finish: str | None = None
-    new_tokens: int | None = None
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    logprobs: list[tuple[int, float]] = field(default_factory=list)
     first_token_s: float | None = None
     calls: dict[int, list[str]] = field(default_factory=dict)
 
     def take(self, document: Any, part: str) -> None:
         """Add one document of the stream, or the whole answer."""
-        usage = document.get("usage")
-        if usage:
-            self.new_tokens = int(usage["completion_tokens"])
+        self.usage = document.get("usage") or self.usage
         for choice in document.get("choices") or ():
             self._take_piece(choice.get(part) or {})
+            scored = (choice.get("logprobs") or {}).get("content") or ()
+            self.logprobs += [(int(token["id"]), float(token["logprob"])) for token in scored if "id" in token]
             self.finish = choice.get("finish_reason") or self.finish
         if len(self.text) > MAX_ANSWER_BYTES:
             raise UsageError(f"{self.where} wrote an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
@@ -165,17 +168,19 @@ class _PartialAnswer:
             call_parts[0] += call["function"].get("name") or ""
             call_parts[1] += call["function"].get("arguments") or ""
 
-    def answer(self) -> TimedAnswer:
+    def answer(self) -> Answer:
         """Return the whole answer. Raises Unanswered when the stream broke off, UsageError when nothing of it was an
         answer."""
         if self.finish is None:
-            if self.first_token_s is None and self.new_tokens is None:
+            if self.first_token_s is None and not self.usage:
                 raise other_format(self.where, b"no choices")
             raise Unanswered(f"{self.where}: the answer broke off")
         calls = [f'{{"name": {json.dumps(name)}, "arguments": {a or "{}"}}}' for name, a in self.calls.values()]
         text = "\n".join(part for part in (self.text, *calls) if part)
-        seconds = time.perf_counter() - self.started
-        return TimedAnswer(text, self.finish != "length", self.new_tokens, self.first_token_s, seconds)
+        seconds, first = time.perf_counter() - self.started, self.first_token_s
+        asked, new = (self.usage.get(name) for name in ("prompt_tokens", "completion_tokens"))
+        counts = None if asked is None else int(asked), None if new is None else int(new)
+        return Answer(text, self.finish != "length", seconds, *counts, first, tuple(self.logprobs))
 
 
 def other_format(where: str, shown: bytes, kind: str = "") -> UsageError:

@@ -18,7 +18,6 @@ import json
 import os
 import re
 import secrets
-import select
 import shutil
 import signal
 import subprocess
@@ -28,7 +27,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 
@@ -36,14 +35,13 @@ from hivetune.base.disk import named_problems, scratch_folder
 from hivetune.base.paths import pip_install
 from hivetune.data.render.thinking import thinking_arguments
 from hivetune.errors import MachineNotFit, UsageError
-from hivetune.llama.ask import TimedAnswer, Unanswered, exchange, read_events, read_timed, streamed
+from hivetune.llama.ask import Answer, Unanswered, exchange, read_answer, read_events, streamed
 from hivetune.llama.child import SocketConnection
 from hivetune.models.gguf_header import read_header
 from hivetune.process.launch import give_way
 from hivetune.process.lease import serve_on
 from hivetune.process.sandbox import named_environment
 
-Engine = Literal["auto", "llama-server", "xllamacpp"]
 ApiMessages = Sequence[Mapping[str, Any]]
 
 SERVER, CHAT = "the llama.cpp server", "/v1/chat/completions"
@@ -64,20 +62,9 @@ _REASON = re.compile(r": (?:error loading model|failed to apply lora adapter|fai
 _NO_MEMORY = re.compile(r"\ballocate\b|bad_alloc")
 _MEMORY_HINT = "free some memory or choose a smaller --quant"
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the server in the child, or the program that the child waits for
+_POLL_S = 0.05
 _LOOK_S, _IDLE_PERCENT = 0.1, 25.0  # how long, and how busy at most the cores may be, to count as idle
 MAX_SOCKET_PATH_BYTES = 103  # bytes: 108 on Linux and 104 on macOS, with the zero at the end
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A model's answer, whether it ended by itself, and how long it took."""
-
-    text: str
-    ended: bool
-    prompt_tokens: int
-    new_tokens: int
-    seconds: float
-    logprobs: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,7 +80,6 @@ class ServerSettings:
     slots: int = 1
     context_tokens: int = CONTEXT_TOKENS
     threads: int | None = None
-    engine: Engine = "auto"
     device: str = ""
     warm_up: bool = True
     batch_tokens: int | None = None
@@ -110,7 +96,7 @@ def open_backend(
     """
     settings = settings or ServerSettings()
     check_files(model, settings)
-    program = find_engine(settings.engine)
+    program = find_engine()
     with scratch_folder() as scratch:
         log = scratch / "server.log"
         socket_path = scratch / "llama.sock"
@@ -146,13 +132,14 @@ def check_files(model: Path, settings: ServerSettings) -> None:
             raise UsageError(f"{path} is not an adapter", hint="make one: hivetune export RUN --to gguf-adapter")
 
 
-def find_engine(engine: Engine) -> str | None:
-    """Return the path of the user's `llama-server`, or None for xllamacpp, which `auto` takes where the other is too
-    old. Raises MachineNotFit when there is neither."""
-    program, problem = _own_program() if engine != "xllamacpp" else (None, "")
-    if program is not None and not problem:
+def find_engine() -> str | None:
+    """Return the path of the user's own `llama-server`, which may be one for a card, or None for xllamacpp, which is
+    taken where the other is too old or not there. Raises MachineNotFit when there is neither."""
+    program = shutil.which("llama-server")
+    problem = program and build_problem(program, os.stat(program).st_mtime_ns)
+    if program and not problem:
         return program
-    if engine != "llama-server" and importlib.util.find_spec("xllamacpp") is not None:
+    if importlib.util.find_spec("xllamacpp") is not None:
         return None
     if problem:
         raise MachineNotFit(f"{program} {problem}", hint=f"install a newer llama.cpp, or: {pip_install()} xllamacpp")
@@ -160,15 +147,10 @@ def find_engine(engine: Engine) -> str | None:
 
 
 def unused_program() -> str:
-    """Return why `auto` does not use the `llama-server` on PATH; empty if it does, or if there is none."""
-    program, problem = _own_program()
-    return f"{program} {problem}, so xllamacpp is used; to use your own, install a newer one" if problem else ""
-
-
-def _own_program() -> tuple[str | None, str]:
-    """Return the `llama-server` on PATH, and why it is not used."""
+    """Return why the `llama-server` on PATH is not used; empty if it is, or if there is none."""
     program = shutil.which("llama-server")
-    return program, "" if program is None else build_problem(program, os.stat(program).st_mtime_ns) or ""
+    problem = program and build_problem(program, os.stat(program).st_mtime_ns)
+    return f"{program} {problem}, so xllamacpp is used; to use your own, install a newer one" if problem else ""
 
 
 @functools.lru_cache(maxsize=8)
@@ -209,36 +191,38 @@ class Backend:
         *,
         max_tokens: int = 256,
         temperature: float = 0.0,
+        tools: Sequence[Mapping[str, Any]] = (),
         logprobs: bool = False,
+        cached: bool = False,
         adapter: int | None = None,
     ) -> Answer:
-        """Return one answer to a chat. `logprobs`: also (token id, log-probability) of each token, the ending one
-        included. `adapter`: the number of the only one that is applied, instead of the scales that the server was
-        started with."""
-        request = self._chat_request(messages, max_tokens, temperature, adapter)
-        if logprobs:
-            request |= {"logprobs": True, "top_logprobs": 1}
-        started = time.monotonic()
+        """Return one answer to a chat.
+
+        `logprobs`: also those of its tokens. `cached`: as a release is served, where a slot reuses the prefix shared
+        with its previous prompt. `adapter`: the number of the only one that is applied, instead of the scales that the
+        server was started with.
+        """
+        request = {**self._chat_request(messages, adapter), **streamed(max_tokens, tools)}
+        request |= {"temperature": temperature, "cache_prompt": cached}
+        if logprobs:  # of the ending token too, which a stream does not tell
+            del request["stream_options"]
+            request |= {"logprobs": True, "top_logprobs": 1, "stream": False}
+        started = time.perf_counter()
         with self._exchange(CHAT, request) as response:
-            document = json.loads(response.read())
-            choice, usage = document["choices"][0], document["usage"]
-            scored = (choice.get("logprobs") or {}).get("content") or ()
-            return Answer(
-                text=choice["message"].get("content") or "",
-                ended=choice["finish_reason"] != "length",
-                prompt_tokens=usage["prompt_tokens"],
-                new_tokens=usage["completion_tokens"],
-                seconds=time.monotonic() - started,
-                logprobs=tuple((int(token["id"]), float(token["logprob"])) for token in scored),
-            )
+            return read_answer(response, started, SERVER)
+
+    def timed(self, messages: ApiMessages, *, max_tokens: int, tools: Sequence[Mapping[str, Any]] = ()) -> Answer:
+        """Return one greedy answer as a release is served: what an endpoint has too."""
+        return self.complete(messages, max_tokens=max_tokens, tools=tools, cached=True)
 
     def stream(
         self, messages: ApiMessages, *, max_tokens: int = 1024, temperature: float = 0.0, adapter: int | None = None
     ) -> Generator[str, None, str | None]:
         """Yield the answer piece by piece, with the slot's prompt cache, which is emptied when the scales change.
         Return the API's reason why it ended."""
-        request = self._chat_request(messages, max_tokens, temperature, adapter)
-        with self._exchange(CHAT, {**request, "stream": True, "cache_prompt": True}) as response:
+        request = {**self._chat_request(messages, adapter), **streamed(max_tokens)}
+        request |= {"temperature": temperature, "cache_prompt": True}
+        with self._exchange(CHAT, request) as response:
             finish: str | None = None
             for event in read_events(response, SERVER):
                 finish = next((c["finish_reason"] for c in event["choices"] if c.get("finish_reason")), finish)
@@ -246,14 +230,6 @@ class Backend:
         if finish is None:
             raise Unanswered(f"{SERVER} ended in the middle of an answer")
         return finish
-
-    def timed(self, messages: ApiMessages, *, max_tokens: int, tools: Sequence[Mapping[str, Any]] = ()) -> TimedAnswer:
-        """Return one greedy answer with the time of its first token, as a release is served: a slot reuses the prefix
-        shared with its previous prompt."""
-        request = {**self._chat_request(messages, max_tokens, 0.0), **streamed(max_tokens, tools), "cache_prompt": True}
-        started = time.perf_counter()
-        with self._exchange(CHAT, request) as response:
-            return read_timed(response, started, SERVER)
 
     def peak_memory_bytes(self) -> int:
         """Return the largest memory that the server's processes held so far, the mapped pages of the file included."""
@@ -300,16 +276,9 @@ class Backend:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
-    def _chat_request(
-        self, messages: ApiMessages, max_tokens: int, temperature: float, adapter: int | None = None
-    ) -> dict[str, Any]:
-        request: dict[str, Any] = {
-            "messages": list(messages),
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "cache_prompt": False,
-            "reasoning_format": "none",  # thoughts stay in the text, as they were trained
-        }
+    def _chat_request(self, messages: ApiMessages, adapter: int | None) -> dict[str, Any]:
+        # Thoughts stay in the text, as they were trained.
+        request: dict[str, Any] = {"messages": list(messages), "reasoning_format": "none"}
         # Naming every adapter on every request is what keeps two of them apart (finding in the module's first lines).
         scales = self.lora
         if adapter is not None:
@@ -327,7 +296,6 @@ def _start(
 ) -> Backend:
     token = secrets.token_urlsafe(32)
     leases = () if settings.device in ("", "cpu") else (serve_on(settings.device),)
-    reader, writer = os.pipe()
     document = {
         "program": program,
         "model": str(model.resolve()),
@@ -343,7 +311,6 @@ def _start(
         "batch_tokens": settings.batch_tokens,
         "template": thinking_arguments(str(read_header(model).settings.get("tokenizer.chat_template", ""))),
         "lease_fds": leases,
-        "report_fd": writer,
         # The kernel ties it to the thread that starts it, of which only the first lives as long as its process.
         "dies_with_parent": threading.current_thread() is threading.main_thread(),
     }
@@ -354,13 +321,13 @@ def _start(
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                pass_fds=(writer, *leases),
+                pass_fds=leases,
                 env=named_environment(OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT=_spins()),
                 start_new_session=True,
             )
         give_way(process.pid)
     finally:
-        for descriptor in (writer, *leases):  # the child holds them now
+        for descriptor in leases:  # the child holds them now
             os.close(descriptor)
     backend = Backend(process, socket_path, token, [scale for _, scale in settings.adapters])
     try:
@@ -368,13 +335,10 @@ def _start(
         with contextlib.suppress(BrokenPipeError):  # it died at once: its log tells why
             process.stdin.write(json.dumps(document).encode() + b"\n")
             process.stdin.flush()
-        _wait_until_ready(process, reader, model, log, timeout_s)
-        backend.request("/health", timeout_s=timeout_s)
+        _wait_until_ready(backend, model, log, timeout_s)
     except BaseException:
         backend.stop()
         raise
-    finally:
-        os.close(reader)
     return backend
 
 
@@ -392,40 +356,32 @@ def _spins() -> str:
     return "50000" if psutil.cpu_percent(interval=_LOOK_S) < _IDLE_PERCENT else "0"
 
 
-def _wait_until_ready(
-    process: "subprocess.Popen[bytes]", reader: int, model: Path, log: Path, timeout_s: float
-) -> None:
-    """Wait for the byte that the child writes when its model is loaded; the pipe closes when the child ends first.
+def _wait_until_ready(backend: Backend, model: Path, log: Path, timeout_s: float) -> None:
+    """Wait until the server answers, which it does when its model is loaded.
 
     Raises MachineNotFit with the reason that llama.cpp gave, and speaks of memory only where that is the reason.
     """
-    started = time.monotonic()
-    ready: list[int] = []
-    while not ready and (left_s := started + timeout_s - time.monotonic()) > 0:
-        ready, _, _ = select.select([reader], [], [], left_s)
-    if ready and os.read(reader, 1):
-        return
-    if not ready:
-        process.kill()
-        raise MachineNotFit(
-            f"the llama.cpp server was not ready after {timeout_s:.0f} s{_last_lines(log)}",
-            hint="try again when less is running here, or choose a smaller --quant",
-        )
-    process.wait()  # it closed its pipe, so it is ending
-    if process.returncode in _KILLED:  # as the kernel does when no memory is left
-        raise MachineNotFit(f"the llama.cpp server was killed while loading{_last_lines(log)}", hint=_MEMORY_HINT)
+    deadline = time.monotonic() + timeout_s
+    while backend.process.poll() is None:
+        with contextlib.suppress(Unanswered):  # it does not listen yet, or is loading (503)
+            backend.request("/health", timeout_s=max(_POLL_S, deadline - time.monotonic()))
+            return
+        if time.monotonic() > deadline:
+            backend.kill()
+            raise MachineNotFit(
+                f"the llama.cpp server was not ready after {timeout_s:.0f} s{_last_lines(log)}",
+                hint="try again when less is running here, or choose a smaller --quant",
+            )
+        time.sleep(_POLL_S)
     reasons = _REASON.findall(log.read_text(encoding="utf-8", errors="replace"))
+    if backend.process.returncode in _KILLED:  # as the kernel does when no memory is left
+        raise MachineNotFit(f"the llama.cpp server was killed while loading{_last_lines(log)}", hint=_MEMORY_HINT)
     if not reasons:
-        raise MachineNotFit(
-            f"the llama.cpp server ended while loading{_last_lines(log)}",
-            hint="if the file is damaged, export it again",
-        )
-    raise MachineNotFit(
-        f"llama.cpp can't load {model}: {reasons[-1]}",
-        hint=_MEMORY_HINT
-        if _NO_MEMORY.search(reasons[-1])
-        else "export it again if it is damaged; a newer llama.cpp may know this model",
-    )
+        hint = "if the file is damaged, export it again"
+        raise MachineNotFit(f"the llama.cpp server ended while loading{_last_lines(log)}", hint=hint)
+    hint = "export it again if it is damaged; a newer llama.cpp may know this model"
+    full = _NO_MEMORY.search(reasons[-1]) is not None
+    raise MachineNotFit(f"llama.cpp can't load {model}: {reasons[-1]}", hint=_MEMORY_HINT if full else hint)
 
 
 def _last_lines(log: Path) -> str:

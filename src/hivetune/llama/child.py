@@ -1,12 +1,11 @@
 """The process that holds a llama.cpp server: `python -m hivetune.llama.child`, its settings as JSON on stdin.
 
 It runs xllamacpp's server in itself, or a `llama-server` program as its own child, in a sandbox (process/sandbox.py)
-that opens the model, its adapters and its socket. It listens on the socket that the settings name, and writes a byte to
-their pipe when it answers. It ends when stdin closes, that is when whoever started it stops it or dies in any way: no
+that opens the model, its adapters and its socket. It listens on the socket that the settings name. It ends when stdin
+closes, that is when whoever started it stops it or dies in any way: no
 orphan keeps a socket and gigabytes.
 """
 
-import contextlib
 import http.client
 import json
 import os
@@ -16,16 +15,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 from hivetune.base.private import keep_private
 from hivetune.process.sandbox import DEVICES, SYSTEM, confine, die_with_parent, named_environment
 
-_POLL_S = 0.05
 _GRACE_S = 5.0
-HEALTH_TIMEOUT_S = 1.0
 
 
 class SocketConnection(http.client.HTTPConnection):
@@ -83,7 +79,6 @@ def _run_xllamacpp(settings: dict[str, Any]) -> None:
     parameters.default_template_kwargs = {name: json.dumps(value) for name, value in settings["template"].items()}
     parameters.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(path, 0.0) for path in settings["adapters"]]
     server = xllamacpp.Server(parameters)  # returns when the model is loaded; lives as long as it has a name
-    os.write(settings["report_fd"], b".")
     threading.Event().wait()
     del server
 
@@ -161,14 +156,6 @@ def _run_program(settings: dict[str, Any]) -> None:
         pass_fds=settings["lease_fds"],
     )
     threading.Thread(target=_end_with_stdin, args=(process,), daemon=True).start()
-    while process.poll() is None:
-        connection = SocketConnection(Path(settings["socket"]), HEALTH_TIMEOUT_S)
-        with contextlib.suppress(OSError, http.client.HTTPException), contextlib.closing(connection):
-            connection.request("GET", "/health")  # refused while it does not listen yet
-            if connection.getresponse().status == 200:
-                os.write(settings["report_fd"], b".")
-                break
-        time.sleep(_POLL_S)
     code = process.wait()
     sys.exit(code if code >= 0 else 128 - code)  # a signal as shells report it
 

@@ -306,7 +306,7 @@ def prove_export(folder: Path, exported: Exported, progress: Progress = silent) 
         write_json(path, proof)
     if not proof["holds"]:
         problems = list(proof["problems"])
-        if "quant" in proof and (server := server_name(find_engine("auto"))) != TESTED_SERVER:
+        if "quant" in proof and (server := server_name(find_engine())) != TESTED_SERVER:
             problems.append(f"the server is {server}; {CONVERTER} is tested with {TESTED_SERVER}")
         raise HivetuneError(
             f"{exported.path} differs from the trained model: {'; '.join(problems)}",
@@ -386,7 +386,7 @@ def base_problem(model: Path) -> str:
 
 
 def _base_verdict(model: Path) -> Path:
-    served_by = (SERVED_QUANT, CONVERTER, server_name(find_engine("auto")))
+    served_by = (SERVED_QUANT, CONVERTER, server_name(find_engine()))
     return _cached("base verdict", sha256_file(model / MANIFEST), *served_by)
 
 
