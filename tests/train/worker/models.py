@@ -8,7 +8,15 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from hivetune.train.worker.model.protocol import Document
+from hivetune.config import LoraConfig
+from hivetune.run.choices import Choices
+from hivetune.train.worker.model.adapter import same_views
+from hivetune.train.worker.model.fast.model import FastModel
+from hivetune.train.worker.model.general import GeneralModel, load_general
+from hivetune.train.worker.model.protocol import Document, LoraModel
+
+CPU = torch.device("cpu")
+LORA = LoraConfig(r=4, alpha=12)
 
 SMALL = {
     "hidden_size": 48,
@@ -114,6 +122,34 @@ def random_adapter(model: object, seed: int = 3, size: float = 0.1) -> None:
     generator = torch.Generator().manual_seed(seed)
     for view in model.adapter.values():  # type: ignore[attr-defined]
         view.copy_(torch.randn(view.shape, generator=generator, dtype=torch.float64) * size)
+
+
+def load_fast(folder: Path, dtype: torch.dtype = torch.float64, lora: LoraConfig = LORA, **choices: Any) -> FastModel:
+    model = FastModel(folder, lora, dtype=dtype, device=CPU, choices=Choices(**choices))
+    random_adapter(model)
+    return model
+
+
+def load_slow(
+    folder: Path, dtype: torch.dtype = torch.float64, lora: LoraConfig = LORA, **choices: Any
+) -> GeneralModel:
+    """The same on the general path."""
+    model = load_general(folder, lora, method="lora", dtype=dtype, device=CPU, choices=Choices(**choices), why="asked")
+    random_adapter(model)
+    return model
+
+
+def gradients(model: LoraModel) -> dict[str, torch.Tensor]:
+    return {name: view.clone() for name, view in same_views(model.grad_N, model.adapter).items()}
+
+
+def worst_difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    """Largest relative error of any tensor, by its own norm."""
+    return max(difference(found[name].double(), tensor.double()) for name, tensor in expected.items())
+
+
+def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
 
 
 def as_source(folder: Path) -> Path:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from train.worker.model.test_general import write_other
-from train.worker.models import random_adapter, write_model
+from train.worker.models import CPU, load_slow, write_model
 from transformers import AutoModelForCausalLM
 
 from hivetune.base.disk import write_json
@@ -21,7 +21,6 @@ from hivetune.process.child import Heartbeat
 from hivetune.release.worker.merge import merge
 from hivetune.run.choices import Choices
 from hivetune.train.worker.model.adapter import begin, fill, initialise, read_adapter, write_adapter
-from hivetune.train.worker.model.general import GeneralModel, load_general
 from hivetune.train.worker.model.load import load_model
 
 TOKENS = torch.tensor([[1, 5, 9, 33, 12, 60, 7, 8]])
@@ -34,12 +33,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def load(folder: Path, lora: LoraConfig, dtype: torch.dtype = torch.float32) -> GeneralModel:
-    model = load_general(folder, lora, method="lora", dtype=dtype, device=torch.device("cpu"), why="")
-    random_adapter(model)
-    return model
-
-
 @torch.no_grad()
 def logits(module: Any) -> torch.Tensor:
     return module(input_ids=TOKENS, use_cache=False).logits
@@ -49,7 +42,7 @@ def logits(module: Any) -> torch.Tensor:
 def test_peft_loads_the_adapter_and_gives_the_same_logits(kind: str, variant: str, tmp_path: Path) -> None:
     base = write_model(tmp_path / "base") if kind == "llama" else write_other(tmp_path / "base", "gpt2")
     lora = LoraConfig(r=4, alpha=12, **VARIANTS[variant])
-    ours = load(base, lora)
+    ours = load_slow(base, torch.float32, lora)
     write_adapter(tmp_path / "adapter", ours.adapter, lora, str(base), None)
     wrapped = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter").eval()
     trained = [name for name, _ in wrapped.named_parameters() if "lora_" in name]
@@ -64,7 +57,7 @@ def test_both_paths_and_the_plan_adapt_the_same_modules(variant: str, tmp_path: 
     base, lora = write_model(tmp_path), LoraConfig(r=4, **VARIANTS[variant])
     fast, general = (
         load_model(
-            base, lora, method="lora", dtype=torch.float32, device=torch.device("cpu"), choices=Choices(path=path)
+            base, lora, method="lora", dtype=torch.float32, device=CPU, choices=Choices(path=path)
         )
         for path in ("fast", "general")
     )  # fmt: skip
@@ -82,7 +75,7 @@ def test_what_peft_wrote_is_read(tmp_path: Path) -> None:
             parameter.data.normal_(0, 0.1)
     wrapped.save_pretrained(tmp_path / "theirs")
     lora, tensors = read_adapter(tmp_path / "theirs")
-    ours = load(base, lora)
+    ours = load_slow(base, torch.float32, lora)
     fill(ours.adapter, tensors, "theirs")
     assert torch.allclose(logits(wrapped), logits(ours.module), rtol=1e-4, atol=1e-5)
 
@@ -104,7 +97,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 def test_what_cannot_be_applied_is_refused(tmp_path: Path) -> None:
     """Read as plain LoRA such an adapter began at a first loss of 16.5 instead of 3.5."""
     lora, folder = LoraConfig(r=4), tmp_path / "a"
-    adapter = load(write_model(tmp_path / "base"), lora).adapter
+    adapter = load_slow(write_model(tmp_path / "base"), torch.float32, lora).adapter
     write_adapter(folder, adapter, lora, "base", None)
     path = folder / "adapter_config.json"
     config = json.loads(path.read_text())
@@ -123,7 +116,7 @@ def test_what_cannot_be_applied_is_refused(tmp_path: Path) -> None:
 
 def test_an_adapter_to_start_from_has_the_run_s_base_and_scale(tmp_path: Path) -> None:
     base, lora = write_model(tmp_path / "base"), LoraConfig(r=4, alpha=8)
-    adapter = load(base, lora).adapter
+    adapter = load_slow(base, torch.float32, lora).adapter
     write_json(base / DESCRIPTION, {"kind": "hub", "source": "org/base"})
     for named, alpha, reason in (("org/another", 8, "was trained on"), ("org/base", 4, "is scaled by")):
         folder = tmp_path / str(alpha)
@@ -136,7 +129,7 @@ def test_a_folder_without_an_adapter_or_of_another_rank_is_refused(tmp_path: Pat
     with pytest.raises(UsageError, match="no adapter"):
         read_adapter(tmp_path)
     base = write_model(tmp_path / "base")
-    small, large = (load(base, LoraConfig(r=r)) for r in (2, 4))
+    small, large = (load_slow(base, torch.float32, LoraConfig(r=r)) for r in (2, 4))
     with pytest.raises(UsageError, match="needs"):
         fill(large.adapter, small.adapter, "small")
 
@@ -146,14 +139,14 @@ def test_first_values_depend_on_name_and_seed_only(tmp_path: Path) -> None:
     found = {}
     for path in ("fast", "general"):
         model = load_model(
-            base, LoraConfig(r=4), method="lora", dtype=torch.float32, device=torch.device("cpu"),
+            base, LoraConfig(r=4), method="lora", dtype=torch.float32, device=CPU,
             choices=Choices(path=path),
         )  # fmt: skip
         initialise(model.adapter, 5)
         found[path] = {name: view.clone() for name, view in model.adapter.items()}
     assert found["fast"].keys() == found["general"].keys()
     assert all(torch.equal(found["fast"][name], found["general"][name]) for name in found["fast"])
-    few = load(base, LoraConfig(r=4, target_modules=["up_proj"]))
+    few = load_slow(base, torch.float32, LoraConfig(r=4, target_modules=["up_proj"]))
     initialise(few.adapter, 5)
     assert all(torch.equal(view, found["fast"][name]) for name, view in few.adapter.items())
     assert all(bool(view.any()) == (".lora_A." in name) for name, view in few.adapter.items())
@@ -170,7 +163,7 @@ def test_merged_is_base_plus_adapter(kind: str, shards: int, tmp_path: Path) -> 
         (base / "model.safetensors").unlink()
         module.save_pretrained(base, max_shard_size="60KB")
     lora = LoraConfig(r=4, alpha=12)
-    ours = load(base, lora)
+    ours = load_slow(base, torch.float32, lora)
     write_adapter(tmp_path / "adapter", ours.adapter, lora, str(base), None)
     merged_tensors = merge(base, tmp_path / "adapter", tmp_path / "merged", "source", Heartbeat(None))
     assert merged_tensors == len(ours.adapter) // 2
@@ -181,7 +174,7 @@ def test_merged_is_base_plus_adapter(kind: str, shards: int, tmp_path: Path) -> 
 
 def test_a_merge_to_bfloat16_rounds_each_weight_once(tmp_path: Path) -> None:
     base, lora = write_model(tmp_path / "base"), LoraConfig(r=4, alpha=12)
-    ours = load(base, lora)
+    ours = load_slow(base, torch.float32, lora)
     write_adapter(tmp_path / "adapter", ours.adapter, lora, str(base), None)
     for dtype in ("float32", "bfloat16"):
         merge(base, tmp_path / "adapter", tmp_path / dtype, dtype, Heartbeat(None))
@@ -193,7 +186,7 @@ def test_a_merge_to_bfloat16_rounds_each_weight_once(tmp_path: Path) -> None:
 def test_an_adapter_of_another_model_leaves_no_folder(tmp_path: Path) -> None:
     base, other = write_model(tmp_path / "base"), write_model(tmp_path / "other", num_hidden_layers=4)
     lora = LoraConfig(r=4)
-    write_adapter(tmp_path / "adapter", load(other, lora).adapter, lora, str(other), None)
+    write_adapter(tmp_path / "adapter", load_slow(other, torch.float32, lora).adapter, lora, str(other), None)
     with pytest.raises(UsageError, match="do not have under this name"):
         merge(base, tmp_path / "adapter", tmp_path / "merged", "source", Heartbeat(None))
     assert not (tmp_path / "merged").exists()

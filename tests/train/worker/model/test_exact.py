@@ -1,44 +1,25 @@
 """The fast step is the textbook's LoRA: loss and every dA and dB, in fp64 to rounding, whatever the packing."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel
-from train.worker.models import FAMILIES, documents, random_adapter, write_model
+from torch.utils._python_dispatch import TorchDispatchMode
+from train.worker.models import FAMILIES, LORA, documents, gradients, load_fast, worst_difference, write_model
 from train.worker.reference import Reference
 from transformers import AutoModelForCausalLM
 
 from hivetune.config import LoraConfig
 from hivetune.errors import UsageError
-from hivetune.run.choices import Choices
 from hivetune.train.worker.model.adapter import initialise, write_adapter
 from hivetune.train.worker.model.fast.model import FastModel
 from hivetune.train.worker.model.fast.spec import NotFast, spec_from_config
+from hivetune.train.worker.model.protocol import Document
 from hivetune.train.worker.session import AdamW
-
-LORA = LoraConfig(r=4, alpha=12)
-
-
-def load(folder: Path, dtype: torch.dtype = torch.float64, lora: LoraConfig = LORA, **choices: Any) -> FastModel:
-    model = FastModel(folder, lora, dtype=dtype, device=torch.device("cpu"), choices=Choices(**choices))
-    random_adapter(model)
-    return model
-
-
-def worst_difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
-    """Largest relative error of any tensor, by its own norm."""
-    return max(float((found[n].double() - e).norm() / e.norm()) for n, e in expected.items())
-
-
-def gradients(model: FastModel) -> dict[str, torch.Tensor]:
-    start = model.master_N.data_ptr()
-    return {
-        name: model.grad_N[(view.data_ptr() - start) // view.element_size() :][: view.numel()].view(view.shape).clone()
-        for name, view in model.adapter.items()
-    }
 
 
 def expect(
@@ -56,13 +37,13 @@ def expect(
 def test_a_family_equals_the_reference_and_transformers_with_peft(case: str, tmp_path: Path) -> None:
     """fp64 by torch and fp32 by each kernel; the logits by the code that users will load the adapter with."""
     folder, docs = write_model(tmp_path / "model", case), documents()
-    model = load(folder)
+    model = load_fast(folder)
     loss, grads, nll = expect(folder, model, docs, 1 / 37)
     assert float(model.backward(docs, 1 / 37)) == pytest.approx(loss, rel=1e-10)
     assert worst_difference(gradients(model), grads) < 1e-10
     assert model.nll(docs).tolist() == pytest.approx(nll, rel=1e-10)
     for kernels, products in (("native", "native"), ("native", "torch"), ("torch", "torch")):
-        model = load(folder, torch.float32, kernels=kernels, products=products)
+        model = load_fast(folder, torch.float32, kernels=kernels, products=products)
         assert float(model.backward(docs, 1 / 37)) == pytest.approx(loss, rel=1e-5)
         assert worst_difference(gradients(model), grads) < 1e-5, (kernels, products)
     write_adapter(tmp_path / "adapter", model.adapter, LORA, str(folder), None)
@@ -81,7 +62,9 @@ def test_a_family_equals_the_reference_and_transformers_with_peft(case: str, tmp
 def test_any_subset_of_modules(targets: list[str], kernels: str, tmp_path: Path) -> None:
     folder = write_model(tmp_path)
     dtype = torch.float32 if kernels == "native" else torch.float64
-    model = load(folder, dtype, LoraConfig(r=5, alpha=15, target_modules=targets), kernels=kernels, products=kernels)
+    model = load_fast(
+        folder, dtype, LoraConfig(r=5, alpha=15, target_modules=targets), kernels=kernels, products=kernels
+    )
     assert {name.split(".")[-3] for name in model.adapter} == {target.split(".")[-1] for target in targets}
     docs = documents()
     loss, grads, _ = expect(folder, model, docs, 2.0)
@@ -92,7 +75,7 @@ def test_any_subset_of_modules(targets: list[str], kernels: str, tmp_path: Path)
 @pytest.mark.parametrize("rank", [1, 4, 8, 20, 64])
 def test_any_rank(rank: int, tmp_path: Path) -> None:
     folder = write_model(tmp_path)
-    model = load(folder, torch.float32, LoraConfig(r=rank, alpha=3 * rank), kernels="native", products="native")
+    model = load_fast(folder, torch.float32, LoraConfig(r=rank, alpha=3 * rank), kernels="native", products="native")
     model.master_N *= 0.2
     docs = documents()
     _, grads, _ = expect(folder, model, docs, 1.0)
@@ -102,10 +85,10 @@ def test_any_rank(rank: int, tmp_path: Path) -> None:
 
 def test_an_unknown_module_is_refused_with_those_that_exist(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no linear module matches 'wq'(.|\n)*q_proj"):
-        load(write_model(tmp_path), lora=LoraConfig(target_modules=["wq"]))
+        load_fast(write_model(tmp_path), lora=LoraConfig(target_modules=["wq"]))
     for name in ("lm_head", "embed_tokens"):
         with pytest.raises(UsageError, match=name):
-            load(tmp_path, lora=LoraConfig(target_modules=[name]))
+            load_fast(tmp_path, lora=LoraConfig(target_modules=[name]))
 
 
 def test_what_the_fast_path_does_not_know_is_left_to_the_general_one(tmp_path: Path) -> None:
@@ -124,7 +107,7 @@ def test_what_the_fast_path_does_not_know_is_left_to_the_general_one(tmp_path: P
 def test_two_hundred_steps_stay_with_the_reference(tmp_path: Path) -> None:
     """fp32 engine against the textbook in fp64 with torch's AdamW, from B = 0."""
     folder = write_model(tmp_path)
-    model = load(folder, torch.float32)
+    model = load_fast(folder, torch.float32)
     initialise(model.adapter, 0)
     reference = Reference(folder, dict(model.adapter), 3.0)
     theirs = torch.optim.AdamW(reference.adapter.values(), lr=1e-3, weight_decay=0.01)
@@ -141,3 +124,39 @@ def test_two_hundred_steps_stay_with_the_reference(tmp_path: Path) -> None:
     expected = torch.cat([reference.adapter[name].detach().flatten() for name in model.adapter])
     found = torch.cat([view.flatten() for view in model.adapter.values()]).double()
     assert float((found - expected).norm() / expected.norm()) < 1e-4
+
+
+class Counter(TorchDispatchMode):
+    """Floating point operations of all two-dimensional products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Sequence[Any], args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name
+        if name in ("aten::mm", "aten::addmm", "aten::addmm_"):
+            left, right = args[-2:] if name == "aten::mm" else args[1:3]
+            self.flops += 2 * left.shape[0] * left.shape[1] * right.shape[1]
+        return func(*args, **(kwargs or {}))
+
+
+def test_products_of_a_step_are_those_of_the_formula(tmp_path: Path) -> None:
+    """4 per frozen weight and token, 6 per adapter weight, 4 V d per trained token; no weight gradient anywhere.
+
+    Attention is left out on both sides: its blocks are rectangles here and triangles in the kernels.
+    """
+    sizes = {"hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 12, "head_dim": 64, "vocab_size": 512}
+    folder = write_model(tmp_path, **sizes)
+    model = load_fast(folder, torch.float32, LoraConfig(r=8, alpha=16), kernels="torch")
+    length, count = 64, 4
+    docs = [
+        Document(row, torch.randint(3, 512, (length,)), torch.tensor([False] + [True] * (length - 1)))
+        for row in range(count)
+    ]
+    with Counter() as counter:
+        model.backward(docs, 1.0)
+    tokens = count * (length - 1)
+    frozen = sum(g.outputs * g.inputs for x in model.weights.layers for g in x.matrices)
+    formula = tokens * (4 * frozen + 6 * model.master_N.numel() + 4 * 512 * 256)
+    assert abs(counter.flops / formula - 1) < 0.02

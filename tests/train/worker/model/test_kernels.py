@@ -1,101 +1,98 @@
 """The C++ kernels equal the plain forms on odd shapes, and their absence is survived and said."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from train.worker.models import documents, write_model
+from torch import Tensor
+from train.worker.models import documents, load_fast, write_model
 
-from hivetune.config import LoraConfig
 from hivetune.errors import MachineNotFit
-from hivetune.run.choices import Choices
 from hivetune.train.plan.layout import TrimmedDocument, make_layout
 from hivetune.train.worker.model.fast.attention import PIECE_KEYS, NativeAttention, TorchAttention, segment_tables
 from hivetune.train.worker.model.fast.backend import by_native, by_onednn, kernel_of
 from hivetune.train.worker.model.fast.kernels import build
-from hivetune.train.worker.model.fast.model import FastModel
 from hivetune.train.worker.model.fast.ops import Ops
 from hivetune.train.worker.model.fast.weights import Group, Member
 from hivetune.train.worker.model.memory import Workspace, mm, wide_of
 
-CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]
 # Two roundings of bf16 (one each side), or sums of fp32 in another order.
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 1.6e-2}
+each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
-def randn(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
-def assert_same(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> None:
+def assert_same(a: Tensor, b: Tensor, dtype: torch.dtype) -> None:
     a, b = a.double(), b.double()
     assert float((a - b).abs().max()) <= TOLERANCE[dtype] * max(1.0, float(b.abs().max()))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 15), (7, 16), (5, 33), (64, 576)])
-def test_norms(rows: int, width: int, dtype: torch.dtype) -> None:
-    results = []
-    for ops in (Ops(dtype), Ops()):
-        x, delta, w = randn(rows, width), randn(rows, width + 16, dtype=dtype)[:, :width], randn(width) + 1
-        total, y, rstd = torch.empty(rows, width), torch.empty(rows, width, dtype=dtype), torch.empty(rows)
-        ops.add_norm(x, delta, total, w, 1e-5, y, rstd)
-        dx, again = randn(rows, width).clone(), torch.empty_like(y)
-        ops.norm_backward(delta.contiguous(), total, rstd, w, dx, again)
-        results.append((total, y, rstd, dx, again))
-    for found, expected in zip(*results, strict=True):
-        assert_same(found, expected, dtype)
+def norms(ops: Ops, dtype: torch.dtype, rows: int, width: int) -> list[Tensor]:
+    x, delta, w = randn(rows, width), randn(rows, width + 16, dtype=dtype)[:, :width], randn(width) + 1
+    total, y, rstd = torch.empty(rows, width), torch.empty(rows, width, dtype=dtype), torch.empty(rows)
+    ops.add_norm(x, delta, total, w, 1e-5, y, rstd)
+    dx, again = randn(rows, width).clone(), torch.empty_like(y)
+    ops.norm_backward(delta.contiguous(), total, rstd, w, dx, again)
+    return [total, y, rstd, dx, again]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("gelu", [False, True], ids=["silu", "gelu"])
-@pytest.mark.parametrize(("rows", "width"), [(1, 3), (9, 16), (4, 50)])
-def test_gates(rows: int, width: int, gelu: bool, dtype: torch.dtype) -> None:
-    results = []
-    for ops in (Ops(dtype), Ops()):
-        gate_up, dh = 4 * randn(rows, 2 * width + 16, dtype=dtype)[:, : 2 * width], randn(rows, width, dtype=dtype)
-        h, again, d = torch.empty_like(dh), torch.empty_like(dh), torch.empty(rows, 2 * width, dtype=dtype)
-        ops.glu(gate_up, h, gelu)
-        ops.glu_backward(dh, gate_up, d, again, gelu)
-        results.append((h, d, again))
-    for found, expected in zip(*results, strict=True):
-        assert_same(found, expected, dtype)
+def gates(ops: Ops, dtype: torch.dtype, rows: int, width: int, gelu: bool) -> list[Tensor]:
+    gate_up, dh = 4 * randn(rows, 2 * width + 16, dtype=dtype)[:, : 2 * width], randn(rows, width, dtype=dtype)
+    h, again, d = torch.empty_like(dh), torch.empty_like(dh), torch.empty(rows, 2 * width, dtype=dtype)
+    ops.glu(gate_up, h, gelu)
+    ops.glu_backward(dh, gate_up, d, again, gelu)
+    return [h, d, again]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", [2, 6, 16, 64, 80])
-def test_rotation_and_back(head_dim: int, dtype: torch.dtype) -> None:
-    half = max(1, head_dim // 2 - head_dim // 8)  # partial: the last channels stay
-    angle = randn(5, half)
-    results = []
-    for ops in (Ops(dtype), Ops()):
-        x = randn(5, 3 * head_dim + 4, dtype=dtype)
-        part = x[:, : 3 * head_dim]
-        ops.rope(part, angle.cos(), angle.sin(), head_dim, inverse=False)
-        turned = part.clone()
-        ops.rope(part, angle.cos(), angle.sin(), head_dim, inverse=True)
-        results.append((turned, x))
-    for found, expected in zip(*results, strict=True):
-        assert_same(found, expected, dtype)
-    assert_same(results[0][1], randn(5, 3 * head_dim + 4, dtype=dtype), dtype)
+def rotation_and_back(ops: Ops, dtype: torch.dtype, head_dim: int) -> list[Tensor]:
+    angle = randn(5, max(1, head_dim // 2 - head_dim // 8))  # partial: the last channels stay
+    x = randn(5, 3 * head_dim + 4, dtype=dtype)
+    part = x[:, : 3 * head_dim]
+    ops.rope(part, angle.cos(), angle.sin(), head_dim, inverse=False)
+    turned = part.clone()
+    ops.rope(part, angle.cos(), angle.sin(), head_dim, inverse=True)
+    assert_same(x, randn(5, 3 * head_dim + 4, dtype=dtype), dtype)
+    return [turned, x]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("softcap", [0.0, 5.0])
-@pytest.mark.parametrize(("rows", "vocab"), [(1, 2), (3, 17), (6, 1000)])
-def test_cross_entropy(rows: int, vocab: int, softcap: float, dtype: torch.dtype) -> None:
+def cross_entropy(ops: Ops, dtype: torch.dtype, rows: int, vocab: int, softcap: float) -> list[Tensor]:
     target, count = torch.arange(rows) % vocab, torch.arange(rows) % 3 * 1.0
-    results = []
-    for ops in (Ops(dtype), Ops()):
-        logits, nll = 6 * randn(rows, vocab, dtype=dtype), torch.empty(rows)
-        ops.cross_entropy(logits, target, count, softcap, nll, gradient=True)
-        results.append((nll, logits))
-    for found, expected in zip(*results, strict=True):
+    logits, nll = 6 * randn(rows, vocab, dtype=dtype), torch.empty(rows)
+    ops.cross_entropy(logits, target, count, softcap, nll, gradient=True)
+    return [nll, logits]
+
+
+CASES: list[tuple[Callable[..., list[Tensor]], tuple[Any, ...]]] = [
+    *((norms, sizes) for sizes in [(1, 1), (3, 15), (7, 16), (5, 33), (64, 576)]),
+    *((gates, (*sizes, gelu)) for sizes in [(1, 3), (9, 16), (4, 50)] for gelu in (False, True)),
+    *((rotation_and_back, (head_dim,)) for head_dim in (2, 6, 16, 64, 80)),
+    *((cross_entropy, (*sizes, cap)) for sizes in [(1, 2), (3, 17), (6, 1000)] for cap in (0.0, 5.0)),
+]
+
+
+@each_dtype
+@pytest.mark.parametrize(("compute", "sizes"), CASES, ids=lambda of: getattr(of, "__name__", str(of)))
+def test_work_on_rows(compute: Callable[..., list[Tensor]], sizes: tuple[Any, ...], dtype: torch.dtype) -> None:
+    for found, expected in zip(compute(Ops(dtype), dtype, *sizes), compute(Ops(), dtype, *sizes), strict=True):
         assert_same(found, expected, dtype)
+
+
+@each_dtype
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (7, 17), (33, 576)])
+def test_dropout_bit_for_bit(rows: int, columns: int, dtype: torch.dtype) -> None:
+    key_T = torch.randint(-(2**63), 2**63 - 1, (rows,), generator=torch.Generator().manual_seed(2))
+    x_TK = randn(rows, columns, dtype=dtype)
+    found, expected = torch.empty_like(x_TK), torch.empty_like(x_TK)
+    Ops(dtype).drop(x_TK, key_T, -5, 0.2, found)
+    Ops().drop(x_TK, key_T, -5, 0.2, expected)
+    assert torch.equal(found, expected)
 
 
 def test_not_a_number_stays_one() -> None:
@@ -113,14 +110,14 @@ def test_not_a_number_stays_one() -> None:
 
 
 def test_a_weight_that_is_not_a_number_reaches_loss_and_gradient(tmp_path: Path) -> None:
-    model = load(write_model(tmp_path))
+    model = load_fast(write_model(tmp_path), torch.float32)
     model.adapter["base_model.model.model.layers.1.self_attn.k_proj.lora_A.weight"].fill_(float("nan"))
     model.adapter["base_model.model.model.layers.1.self_attn.k_proj.lora_B.weight"].fill_(1.0)
     assert model.backward(documents(), 1.0).isnan()
     assert model.grad_N.isnan().any()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_dtype
 @pytest.mark.parametrize("softcap", [0.0, 5.0])
 @pytest.mark.parametrize("window", [None, 150])
 def test_attention_over_many_pieces(window: int | None, softcap: float, dtype: torch.dtype) -> None:
@@ -150,7 +147,7 @@ def test_attention_over_many_pieces(window: int | None, softcap: float, dtype: t
 
 def thin_products(
     ops: Any, rows: int, inputs: int, sizes: list[int], rank: int, given: torch.dtype, dtype: torch.dtype
-) -> list[torch.Tensor]:
+) -> list[Tensor]:
     """dB and dA, then y and dy, of a matrix with an adapter for each of `sizes`, from numbers of the dtype `given`."""
     outputs, width = sum(sizes) + 1, sum(sizes) + 1 + rank * len(sizes) + 3
     wide = wide_of(dtype)
@@ -172,7 +169,7 @@ def thin_products(
     return [d_ups, d_downs, y, dy]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_dtype
 @pytest.mark.parametrize(
     ("rows", "inputs", "sizes", "rank"),
     [(1, 1, [1], 1), (33, 40, [24, 7, 50], 3), (70, 96, [64], 16), (600, 33, [65, 32], 33), (40, 16, [18, 3], 70)],
@@ -185,7 +182,7 @@ def test_thin_products(rows: int, inputs: int, sizes: list[int], rank: int, dtyp
         assert_same(one, other, precision)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_dtype
 @pytest.mark.parametrize("rows", [1, 37])
 def test_all_products_give_the_same(rows: int, dtype: torch.dtype) -> None:
     """As the step calls them: a weight as it lies and turned, rows that are columns of a wider buffer; an inner size of
@@ -223,7 +220,7 @@ def test_rows_that_are_not_whole_in_memory_are_refused() -> None:
         by_native(randn(4, 8).t(), randn(4, 3), torch.empty(8, 3))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_dtype
 @pytest.mark.parametrize(("rows", "inputs", "sizes", "rank"), [(37, 70, (33, 21), 5), (9, 4100, (64, 16, 16), 8)])
 def test_projecting_in_one_pass(rows: int, inputs: int, sizes: tuple[int, ...], rank: int, dtype: torch.dtype) -> None:
     """Bias and adapters in the sums of the product, members that begin within a panel."""
@@ -261,21 +258,16 @@ def fresh_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     kernel_of.cache_clear()
 
 
-def load(folder: Path, **choices: Any) -> FastModel:
-    lora = LoraConfig(r=4, alpha=8)
-    return FastModel(folder, lora, dtype=torch.float32, device=torch.device("cpu"), choices=Choices(**choices))
-
-
 @pytest.mark.parametrize("compiler", ["false", "/nowhere/g++"])
 def test_without_a_compiler_the_plain_forms_run_and_say_so(
     compiler: str, fresh_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", compiler)
-    model = load(write_model(tmp_path / "model"))
+    model = load_fast(write_model(tmp_path / "model"), torch.float32)
     assert model.kernels.startswith("torch (") and compiler in model.kernels
     assert float(model.backward(documents(), 1.0)) > 0
     with pytest.raises(MachineNotFit, match="cannot have the CPU kernels"):
-        load(tmp_path / "model", kernels="native")
+        load_fast(tmp_path / "model", torch.float32, kernels="native")
 
 
 def test_a_library_that_is_there_needs_no_compiler(
@@ -304,5 +296,5 @@ def test_a_disk_that_runs_no_programs_is_said(
     monkeypatch.setattr(build.ctypes, "CDLL", refuse)
     assert "failed to map segment" in build.missing_kernels_reason()
     with pytest.raises(MachineNotFit, match="failed to map segment") as caught:
-        load(folder, kernels="native")
+        load_fast(folder, torch.float32, kernels="native")
     assert "HIVETUNE_KERNELS" in caught.value.hint

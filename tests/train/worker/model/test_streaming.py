@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from train.worker.models import documents, each_family, random_adapter, write_model
+from train.worker.models import CPU, LORA, documents, each_family, load_fast, write_model
 
 from hivetune.config import LoraConfig
 from hivetune.errors import UsageError
@@ -28,15 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32, **choices: Any) -> FastModel:
-    model = FastModel(
-        folder,
-        LoraConfig(r=5, alpha=12),
-        dtype=dtype,
-        device=torch.device("cpu"),
-        choices=Choices(kernels="torch", **choices),
-    )
-    random_adapter(model)
-    return model
+    return load_fast(folder, dtype, LoraConfig(r=5, alpha=12), kernels="torch", **choices)
 
 
 def step(model: FastModel) -> list[torch.Tensor]:
@@ -137,9 +129,8 @@ def test_the_first_layers_of_both_paths_agree(folder: Path) -> None:
     """What a streamed model is compared with transformers by, where the whole one does not fit."""
 
     def load_first(choices: Choices) -> LoraModel:
-        cpu, lora = torch.device("cpu"), LoraConfig(r=5)
         model = load_model(
-            folder, lora, method="lora", dtype=torch.float64, device=cpu, choices=choices, first_layers=4
+            folder, LORA, method="lora", dtype=torch.float64, device=CPU, choices=choices, first_layers=4
         )
         names = [int(name.split(".layers.")[1].split(".")[0]) for name in model.adapter]
         assert set(names) == {0, 1, 2, 3}
