@@ -30,8 +30,7 @@ from hivetune.data.read import refuse_constant, unique_keys
 from hivetune.errors import HivetuneError, MachineNotFit, NotThere, UsageError
 from hivetune.serve.capture import Capture, CapturedAnswer, Feedback, messages_of
 from hivetune.serve.dialects import anthropic, ollama
-from hivetune.serve.dialects.base import Dialect, Named, Read, error_body
-from hivetune.serve.dialects.openai import OPENAI
+from hivetune.serve.dialects.base import OPENAI, Dialect, Named, Read, error_body
 from hivetune.serve.dialects.responses import RESPONSES
 from hivetune.serve.fields import FEEDBACK_FIELDS, FieldRefused, checked_fields, ignored_fields
 from hivetune.serve.forward import Asked, Refused, Upstream, forward, num_tokens, refuse_larger

@@ -9,9 +9,9 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
-from hivetune.serve.fields import CHAT_FIELDS, FieldRefused, checked_fields
+from hivetune.serve.fields import CHAT_FIELDS, TEXT_FIELDS, Api, FieldRefused, checked_fields
 
 CHAT = "/v1/chat/completions"
 # Returns the messages of a captured answer of the same client, itself included; raises NotThere.
@@ -36,16 +36,26 @@ class Named:
     document: Mapping[str, Any]
 
 
-class Writer(Protocol):
-    """Writes an answer: a chat completion becomes a document of the API, and each piece of one the API's events."""
+class Writer:
+    """Writes an answer, whole or as a stream. OpenAI's own APIs, which the model server speaks too, get our names."""
 
-    def whole(self, document: Mapping[str, Any]) -> dict[str, Any]: ...
+    def __init__(self, named: Named):
+        self.named = named
 
-    def event(self, piece: Mapping[str, Any]) -> bytes: ...
+    def whole(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the document of an answer, of the chat completion that it is."""
+        named = self.named
+        return {**document, "id": named.id, "model": named.label, "system_fingerprint": named.label}
 
-    def end(self) -> bytes: ...
+    def event(self, piece: Mapping[str, Any]) -> bytes:
+        """Return the events of a piece of a chat completion."""
+        return data(self.whole(piece))
 
-    def error(self, message: str) -> bytes: ...
+    def end(self) -> bytes:
+        return b"data: [DONE]\n\n"
+
+    def error(self, message: str) -> bytes:
+        return data(error_body(502, message))
 
 
 @dataclass(frozen=True)
@@ -222,7 +232,7 @@ def call_of(name: Any, arguments: Any, identity: Any) -> dict[str, Any]:
 class Block:
     """A part of an answer. The text of a call is its arguments."""
 
-    kind: Literal["thought", "text", "call"]
+    kind: str  # thought, text or call
     number: int
     text: str = ""
     id: str = ""
@@ -239,14 +249,17 @@ class Block:
 
 
 Stage = Literal["begin", "open", "grow", "close", "end"]
+_NO_BLOCK = Block("text", 0)
 
 
-class BlockWriter(ABC):
-    """Writes an answer from its blocks. A stream begins, opens, grows and closes them, and ends. `finish`: why the
-    answer ended. `totals`: its usage and timings. `num_told`: events so far."""
+class BlockWriter(Writer, ABC):
+    """Writes an answer of another API from its blocks. A stream begins, opens, grows and closes them, and ends.
+
+    `finish`: why the answer ended. `totals`: its usage and timings. `num_told`: events so far.
+    """
 
     def __init__(self, named: Named):
-        self.named = named
+        super().__init__(named)
         self.blocks: list[Block] = []
         self.finish = ""
         self.totals: dict[str, Any] = {}
@@ -290,6 +303,10 @@ class BlockWriter(ABC):
     def written(self, told: list[dict[str, Any]]) -> bytes:
         return b"".join(data(event, event["type"]) for event in told)
 
+    def count(self, name: str) -> int:
+        """Return a number of tokens: prompt_tokens, completion_tokens or cached_tokens."""
+        return int({**self.totals, **(self.totals.get("prompt_tokens_details") or {})}.get(name) or 0)
+
     def _grow(self, piece: Mapping[str, Any]) -> Iterator[tuple[Block, str]]:
         """Yield each block that a piece begins or continues, and the text that it adds."""
         for name in ("usage", "timings"):
@@ -300,29 +317,36 @@ class BlockWriter(ABC):
             for kind, text in (("thought", said.get("reasoning_content")), ("text", said.get("content"))):
                 if text:
                     same = bool(self.blocks) and self.blocks[-1].kind == kind
-                    yield self._add(self.blocks[-1] if same else self._new(kind), text)
+                    block = self.blocks[-1] if same else self._new(Block(kind, len(self.blocks)))
+                    block.text += text
+                    yield block, text
             for number, call in enumerate(said.get("tool_calls") or ()):
                 function, key = call.get("function") or {}, call.get("index", number)
                 if key not in self._calls:
-                    self._calls[key] = self._new("call", str(call.get("id")), str(function.get("name")))
-                yield self._add(self._calls[key], str(function.get("arguments") or ""))
+                    names = str(call.get("id")), str(function.get("name"))
+                    self._calls[key] = self._new(Block("call", len(self.blocks), "", *names))
+                text = str(function.get("arguments") or "")
+                self._calls[key].text += text
+                yield self._calls[key], text
 
-    def count(self, name: str) -> int:
-        """Return a number of tokens: prompt_tokens, completion_tokens or cached_tokens."""
-        return int({**self.totals, **(self.totals.get("prompt_tokens_details") or {})}.get(name) or 0)
-
-    def _new(self, kind: Any, identity: str = "", name: str = "") -> Block:
-        self.blocks.append(Block(kind, len(self.blocks), "", identity, name))
-        return self.blocks[-1]
-
-    def _add(self, block: Block, text: str) -> tuple[Block, str]:
-        block.text += text
-        return block, text
+    def _new(self, block: Block) -> Block:
+        self.blocks.append(block)
+        return block
 
     def _close(self) -> list[dict[str, Any]]:
         return [] if self._open is None else self._tell("close", self._open)
 
-    def _tell(self, stage: Stage, block: Block = Block("text", 0), text: str = "") -> list[dict[str, Any]]:
+    def _tell(self, stage: Stage, block: Block = _NO_BLOCK, text: str = "") -> list[dict[str, Any]]:
         events = self.tell(stage, block, text)
         self.num_told += len(events)
         return events
+
+
+def _of_openai(path: str, main_field: str, fields: Api) -> Dialect:
+    def read(document: Mapping[str, Any], recall: Recall) -> Read:
+        return Read(checked_fields(fields, document))
+
+    return Dialect(path, path, main_field, read, Writer, thoughts=False)
+
+
+OPENAI = (_of_openai(CHAT, "messages", CHAT_FIELDS), _of_openai("/v1/completions", "prompt", TEXT_FIELDS))
