@@ -181,6 +181,8 @@ async def test_an_answer_is_durable_before_its_last_byte_leaves_unless_its_clien
         answer = await stage.post(QUESTION, x_hivetune_capture=wish)
         assert "x-hivetune-captured" not in answer.headers
     assert len(rows()) == 2
+    told = await stage.post({"id": answer.json().get("id", "x"), "rating": "so-so"}, FEEDBACK)
+    assert told.status_code == 400
     told = await stage.post({"id": answer.json().get("id", "x"), "rating": "down", **BETTER}, FEEDBACK)
     assert told.status_code == 404 and stage.watch.tallies["helpdesk@1"].complaints == 0
 

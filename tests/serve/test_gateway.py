@@ -76,31 +76,6 @@ def test_the_official_client_and_curl_get_labelled_answers(served: Running) -> N
     assert "hello" not in served.log.read_text()  # no prompt in a log
 
 
-def test_feedback_and_corrections_join_what_was_captured(served: Running) -> None:
-    label = LABELS[0]
-    with served.client() as client:
-        secret = "my key is sk-" + "proj-" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6"
-        liked = served.chat(secret, user="ann", metadata={"session_id": "s1"})
-        fixed = served.chat("two")
-        body = {"messages": [{"role": "user", "content": "off the record"}], "max_tokens": 2}
-        client.post("/v1/chat/completions", json=body, headers={"X-Hivetune-Capture": "no"})
-        assert client.post("/v1/feedback", json={"id": liked["id"], "rating": "up"}).status_code == 202
-        said = {"id": fixed["id"], "rating": "down", "correction": "a better answer", "reason": "wrong"}
-        assert client.post("/v1/feedback", json=said).json() == {"id": fixed["id"], "release": label}
-        unknown = client.post("/v1/feedback", json={"id": "hive-0", "rating": "up"})
-        assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")
-        assert client.post("/v1/feedback", json={"id": liked["id"], "rating": "so-so"}).status_code == 400
-    rows = {identity: json.loads(row) for identity, source, row in stored() if source == f"gateway:{label}"}
-    assert "off the record" not in json.dumps(list(rows.values()))
-    first, second = rows[liked["id"]], rows[fixed["id"]]
-    assert (first["feedback"], first["answered_by"], first["user_id"], first["session_id"]) == (1, label, "ann", "s1")
-    assert "sk-proj" not in json.dumps(first)
-    assert (
-        second["messages"][-1]["content"] == "a better answer" and second["rejected_answer"] and second["feedback"] == 1
-    )
-    assert "answered_by" not in second
-
-
 def test_what_is_refused_is_refused_in_the_form_of_the_api(served: Running) -> None:
     with served.client() as client:
         # The context is 256 tokens: what is longer than it can hold is not even parsed.

@@ -111,15 +111,6 @@ async def test_the_databases_own_errors_end_no_request(stage: Stage) -> None:
 
 
 @on_stage()
-async def test_a_session_is_its_clients(stage: Stage) -> None:
-    """Another client's session of the same name neither gets its slot early nor keeps its release."""
-    for token in ("token-a", "token-b", "token-a", "token-b"):
-        assert (await stage.ask_as(token, X_Session_Id="s")).status_code == 200
-    slots = [body["id_slot"] for _, body in stage.asked]
-    assert slots[0] == slots[2] != slots[1] == slots[3]
-
-
-@on_stage()
 async def test_defaults_are_those_that_the_release_was_judged_with(stage: Stage) -> None:
     stage.wants(generation={"helpdesk@1": {"temperature": 0.0, "top_p": 0.5, "system": "Be brief."}})
     await stage.ask()

@@ -1,26 +1,13 @@
-"""Which waiting requests may start: one adapter at a time, the oldest request first. Pure: no clock.
-
-llama.cpp never computes two adapters in one batch, and of several it takes the slot with the lowest number first. So an
-adapter has a turn. It admits no more requests once somebody has waited longer than `longest_wait_s` for another one;
-the next turn is that of the oldest request.
-
-A long prompt does not hold its turn until its answer begins: it is computed in pieces (PROMPT_BATCH in run.py), it has
-a high slot, and a request of another adapter in a lower slot is computed before its next piece. Whoever was overtaken
-for `longest_wait_s` is not overtaken again for as long. So neither many requests nor long prompts hold up others.
-
-Among the requests for one adapter, the client with the fewest running requests comes first, then a short prompt before
-a long one that has not waited for `LONG_PATIENCE_S`, then the earliest. The lowest of several slots takes no long
-prompt, so that a short one finds it. While another client asked in the last `OTHERS_S`, the long prompts of one client
-have a quarter of the slots: with more, the 99th percentile of fifteen others tripled (tests/serve/test_turns.py).
-"""
+"""Which waiting requests may start on a model server: one adapter at a time, the oldest first. Pure: no clock."""
 
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 Key = Hashable
+# A long prompt steps back for short ones this long, and then no longer: a stream of short ones must not starve it.
 LONG_PATIENCE_S = 10.0
-OTHERS_S = 10.0
+OTHERS_S = 10.0  # how long a client counts as one that asks, after its last request
 
 
 @dataclass(eq=False)
@@ -40,11 +27,15 @@ class Ticket:
 
     @property
     def holds_turn(self) -> bool:
+        # A long prompt holds no turn before its answer begins. It is computed in pieces (PROMPT_BATCH in run.py), and
+        # llama.cpp computes a request of another adapter in a lower slot before the next piece.
         return self.answering or not self.long
 
 
 @dataclass
 class _Slot:
+    """A slot of the server, and what its prompt cache holds: the last request's adapter, client and session."""
+
     number: int
     key: Key = None
     client: str | None = None
@@ -55,7 +46,8 @@ class _Slot:
 
 @dataclass
 class Turns:
-    """The state of one model server: its slots, and the requests that wait for them."""
+    """The slots of one model server, and the requests that wait for them. `key`: the adapter whose turn it is. No turn
+    admits more once somebody has waited longer than `longest_wait_s` for another adapter."""
 
     num_slots: int
     longest_wait_s: float
@@ -109,6 +101,7 @@ class Turns:
 
     def _admits(self, now_s: float) -> bool:
         """Return whether the present turn admits a request. Where none holds the turn, the next one may begin."""
+        # llama.cpp never computes two adapters in one batch, so one has the turn and the others wait or are overtaken.
         running = self._running()
         mine = [ticket for ticket in running if ticket.key == self.key]
         holds = any(ticket.holds_turn for ticket in mine)
@@ -123,12 +116,14 @@ class Turns:
         if (mine and now_s < self._protected_s) or not (overdue or (others and not is_needed)):
             return True
         self.key, self._turn_s = min(overdue or others, key=lambda claim: claim[0])[1], now_s
+        # Who was overtaken for the longest wait is not overtaken again for as long: a long prompt must end, too.
         if overdue and any(ticket.key == self.key for ticket in running):
             self._protected_s = now_s + self.longest_wait_s
         return True
 
     def _is_before_overtaken(self, slot: _Slot) -> bool:
-        """Return whether llama.cpp computes this slot before the prompts that it overtakes."""
+        """Return whether llama.cpp, which takes the lowest busy slot first, computes this slot before the prompts that
+        it overtakes."""
         return all(slot.number < other.number for other in self._slots if other.ticket and other.ticket.key != self.key)
 
     def _next(self, now_s: float, num_free: int) -> Ticket | None:
@@ -139,32 +134,33 @@ class Turns:
         self._asked_s = {client: at_s for client, at_s in self._asked_s.items() if now_s - at_s < OTHERS_S}
 
         def may_start(ticket: Ticket) -> bool:
+            if not ticket.long:
+                return True
+            # A quarter of the slots while another client asks: with more, the 99th percentile of fifteen others went
+            # from 1.35 to 4.3 s (tests/serve/test_turns.py). And one slot stays free for a short request.
             is_alone = not self._asked_s.keys() - {ticket.client}
             share = self.num_slots if is_alone else max(1, self.num_slots // 4)
-            return not ticket.long or ((num_free > 1 or self.num_slots == 1) and long[ticket.client] < share)
+            return (num_free > 1 or self.num_slots == 1) and long[ticket.client] < share
 
-        fits = [ticket for ticket in self._waiting if ticket.key == self.key and may_start(ticket)]
-        return min(
-            fits,
-            key=lambda ticket: (
-                clients[ticket.client],
-                ticket.long and now_s - ticket.arrived_s < LONG_PATIENCE_S,
-                ticket.arrived_s,
-            ),
-            default=None,
-        )
+        def rank(ticket: Ticket) -> tuple[int, bool, float]:
+            steps_back = ticket.long and now_s - ticket.arrived_s < LONG_PATIENCE_S
+            # The client with the fewest running requests first: a hundred of one client hold up nobody else's.
+            return clients[ticket.client], steps_back, ticket.arrived_s
+
+        return min((each for each in self._waiting if each.key == self.key and may_start(each)), key=rank, default=None)
 
     def _take(self, ticket: Ticket, free: list[_Slot]) -> None:
         """Give a ticket the slot that holds most of its tokens: its session's, else one of its client and adapter, else
-        the one that was not used for longest. A long prompt takes no slot that short ones need: the lowest."""
-        slots = [slot for slot in free if slot.number > 0] or free if ticket.long else free
+        the one that was not used for longest."""
 
-        def rank(slot: _Slot) -> tuple[bool, bool, int, int]:
+        def rank(slot: _Slot) -> tuple[bool, bool, bool, int, int]:
             is_warm = (slot.key, slot.client) == (ticket.key, ticket.client)
-            place = -slot.number if ticket.long else slot.number
-            return not (is_warm and slot.session == ticket.session), not is_warm and slot.used > 0, slot.used, place
+            # High slots for long prompts, and never the lowest while another is free: short ones must find it.
+            is_needed, place = (slot.number == 0, -slot.number) if ticket.long else (False, slot.number)
+            is_other = not (is_warm and slot.session == ticket.session)
+            return is_needed, is_other, not is_warm and slot.used > 0, slot.used, place
 
-        slot = min(slots, key=rank)
+        slot = min(free, key=rank)
         self._uses += 1
         ticket.slot, ticket.warm = slot.number, slot.client == ticket.client
         slot.client = ticket.client
