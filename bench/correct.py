@@ -24,7 +24,12 @@ from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "mistral", "phi3")
-SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
+SIZES: dict[str, float] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+}
 SIZES |= {"num_key_value_heads": 2, "head_dim": 32, "vocab_size": 500, "initializer_range": 0.1, "pad_token_id": 0}
 # Of the whole gradient, relative. Correct backends reach a third of it or less.
 BOUND = {"float32": 1e-4, "bfloat16": 0.06, "float16": 0.02}

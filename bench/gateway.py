@@ -46,7 +46,7 @@ SERVE = (
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--pairs", type=int, default=2000)
     arguments.add_argument("--streams", type=int, default=1000)
     given = arguments.parse_args()

@@ -202,7 +202,7 @@ def run_all(
         return start(row, pythons[row.name], {**job, "sets": own, "options": row.options}, folder)
 
     content = json.loads(Path(job["data"]).read_text())["sets"]
-    results = []
+    results: list[dict[str, Any]] = []
     try:
         for chosen in sets:
             taking_part = [row for row in rows if row.name in pythons and chosen.name in row.sets]

@@ -52,7 +52,7 @@ ROWS = (
     ),
     Row(
         "TRL defaults",
-        "peers.py",
+        "theirs.py",
         {"trainer": "trl", "arguments": {}},
         TRL,
         sets=("short", "agents"),
@@ -60,14 +60,14 @@ ROWS = (
     ),
     Row(
         "TRL best effort",
-        "peers.py",
+        "theirs.py",
         {"trainer": "trl", "dtype": "bfloat16", "arguments": {**NO_RECOMPUTE, "bf16": True}},
         TRL,
         about="bfloat16 weights, no recompute, 2 x 4",
     ),
     Row(
         "TRL best effort fp32",
-        "peers.py",
+        "theirs.py",
         {"trainer": "trl", "dtype": "float32", "arguments": {**NO_RECOMPUTE, "bf16": False}},
         TRL,
         about="float32 throughout, no recompute, 2 x 4: a processor without bfloat16",
@@ -75,7 +75,7 @@ ROWS = (
     ),
     Row(
         "transformers + PEFT",
-        "peers.py",
+        "theirs.py",
         {"trainer": "transformers", "dtype": "bfloat16", "arguments": {**NO_RECOMPUTE, "bf16": True}},
         TRL,
         sets=("short", "agents"),
@@ -83,7 +83,7 @@ ROWS = (
     ),
     Row(
         "transformers + PEFT fp32",
-        "peers.py",
+        "theirs.py",
         {"trainer": "transformers", "arguments": NO_RECOMPUTE},
         TRL,
         sets=("agents",),

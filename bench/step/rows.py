@@ -59,7 +59,7 @@ def write_rows(path: Path, tokenizer_file: Path, steps: int) -> dict[str, Any]:
     """The file, and what is in it: for each set tokens, trained tokens and mean length. The same on every call."""
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     questions = list(_questions())
-    sets = {}
+    sets: dict[str, Any] = {}
     for chosen in SETS:
         fitting = [pair for pair in questions if chosen.least <= len(pair[1]) <= chosen.most]
         documents = _documents(chosen, tokenizer, fitting)
