@@ -29,7 +29,14 @@ CASES: dict[str, dict[str, Any]] = {
     "+ secrets and personal data": {"near_duplicates": 0},
     "+ near duplicates (all defaults)": {},
 }
-PREPARE = "import json, sys; from hivetune.walk import prepare; prepare(json.loads(sys.argv[1]))"
+PREPARE = """
+import json, sys
+from pathlib import Path
+from hivetune.config import RunConfig
+from hivetune.data.prepare.prepare import prepare
+config = RunConfig.model_validate(json.loads(sys.argv[1]))
+prepare(config, Path(config.model))  # walk.prepare would first make the model ready in the fresh home
+"""
 
 
 def write_rows(path: Path, num_rows: int) -> None:

@@ -128,7 +128,7 @@ def evidence_groups(rows: Sequence[RowInfo]) -> dict[int, str]:
         return place
 
     lessons = [lesson_of(row.messages) for row in rows]
-    sketches = memoryview(b"".join(sketch(row.messages) for row in rows))
+    sketches = memoryview(b"".join(map(sketch, lessons)))
     near = near_copies(sketches, SAME_ROW, lessons.__getitem__, range(len(rows))).copies if rows else ()
     sessions: dict[str, int] = {}
     same = [(place, sessions.setdefault(row.session or row.id, place)) for place, row in enumerate(rows)]

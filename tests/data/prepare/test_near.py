@@ -24,7 +24,7 @@ def said(asked: str, answer: str) -> tuple[Message, ...]:
 
 def search(*conversations: Sequence[Message], threshold: float = 0.85) -> Near:
     """What is found among rows that have no times; of copies the one with the lower number stays."""
-    sketches = memoryview(b"".join(map(sketch, conversations)))
+    sketches = memoryview(b"".join(sketch(lesson_of(one)) for one in conversations))
     return near_copies(sketches, threshold, lambda row: lesson_of(conversations[row]), range(len(conversations)))
 
 
@@ -158,7 +158,7 @@ def test_the_order_of_the_rows_does_not_matter() -> None:
     rng.shuffle(order)
 
     def found(numbers: list[int]) -> tuple[set[tuple[int, int]], set[frozenset[int]]]:
-        sketches = memoryview(b"".join(sketch(rows[number]) for number in numbers))
+        sketches = memoryview(b"".join(sketch(lesson_of(rows[number])) for number in numbers))
         near = near_copies(sketches, 0.7, lambda row: lesson_of(rows[numbers[row]]), numbers)
         return (
             {(numbers[row], numbers[other]) for row, other, _ in near.copies},

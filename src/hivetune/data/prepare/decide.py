@@ -1,26 +1,23 @@
 """The decisions that need all rows: duplicates, quotas, splits, balance."""
 
-import json
 import mmap
 from array import array
-from collections.abc import Collection
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hivetune.config import DataConfig, LearnConfig
-from hivetune.data.checks.lessons import Lesson, lesson_of
+from hivetune.data.checks.lessons import Lesson, unpacked_lesson
 from hivetune.data.judged.lessons import Lessons, judge_rows
 from hivetune.data.leave_out import read_leave_out
 from hivetune.data.prepare.near import near_copies
 from hivetune.data.prepare.split import split_rows
 from hivetune.data.prepare.work import USABLE, Work
-from hivetune.data.snapshot import messages_from
 
 SYNTHETIC_SHARE = 0.5  # the most that synthetic rows may be of the usable ones
 CLIENT_SHARE = 1 / 3  # the most that one of several clients of the gateway may teach, in trained tokens
-CACHED_LESSONS, CACHED_ROW_CHARS = 500, 20_000  # a lesson takes ten times its text, so longer ones are read again
 
 
 @dataclass(frozen=True)
@@ -88,37 +85,23 @@ def _drop_beginnings(work: Work) -> None:
 
 def _drop_near(work: Work, threshold: float) -> list[tuple[int, int]]:
     """Drop near copies with nearly the same answer, and return the pairs of rows that ask nearly the same."""
-    rows, ranks, lengths, skipped = array("I"), array("I"), array("I"), bytearray()
+    rows, ranks, skipped = array("I"), array("I"), bytearray()
     query = (
-        "SELECT n, row_number() OVER (ORDER BY time IS NULL, time, -length, hash64, n), length, fate FROM rows"
+        "SELECT n, row_number() OVER (ORDER BY time IS NULL, time, -length, hash64, n), fate FROM rows"
         " WHERE hash64 NOT NULL ORDER BY n"
     )
-    for row, rank, length, fate in work.all(query):
+    for row, rank, fate in work.all(query):
         rows.append(row)
         ranks.append(rank)
-        lengths.append(length)
         skipped.append(fate != "train")
     if not rows:
         return []
+    with _mapped(work.sketches) as sketches, _mapped(work.lessons) as lessons:
 
-    def read_lesson(index: int) -> Lesson:
-        query = "SELECT messages, tools, lesson FROM bodies JOIN rows USING (n) WHERE n = ?"
-        text, tools, kind = work.database.execute(query, (rows[index],)).fetchone()
-        lesson = lesson_of(messages_from(text), json.loads(tools) if tools else ())
-        # A bad answer is no copy of a good one.
-        return replace(lesson, calls=(*lesson.calls, kind)) if kind == "failure" else lesson
+        def lesson(index: int) -> Lesson:
+            return unpacked_lesson(lessons[work.lesson_ends[index - 1] if index else 0 : work.lesson_ends[index]])
 
-    cached = lru_cache(maxsize=CACHED_LESSONS)(read_lesson)
-
-    def lesson(index: int) -> Lesson:
-        return (cached if lengths[index] <= CACHED_ROW_CHARS else read_lesson)(index)
-
-    with (
-        open(work.sketches, "rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-        memoryview(mapped) as view,
-    ):
-        near = near_copies(view, threshold, lesson, ranks, bytes(skipped))
+        near = near_copies(sketches, threshold, lesson, ranks, bytes(skipped))
     work.database.execute("BEGIN")
     work.database.executemany(
         "UPDATE rows SET fate = 'near-duplicate', stays = ?, share = ? WHERE n = ?",
@@ -126,6 +109,17 @@ def _drop_near(work: Work, threshold: float) -> list[tuple[int, int]]:
     )
     work.database.execute("COMMIT")
     return [(rows[one], rows[other]) for one, other in near.alike]
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[memoryview]:
+    """Yield the bytes of a file without reading them into memory."""
+    with (
+        open(path, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        memoryview(mapped) as view,
+    ):
+        yield view
 
 
 def _cap_synthetic(work: Work) -> dict[str, int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hivetune.data.checks.lessons import group_hash, lesson_hashes, question, read_hash
+from hivetune.data.checks.lessons import group_hash, lesson_hashes, lesson_of, packed_lesson, question, read_hash
 from hivetune.data.checks.redact import Policy, apply_policy
 from hivetune.data.checks.rules import CHECKS, check_messages, control_token_check, has_mojibake
 from hivetune.data.intake.interactions import is_forgotten, is_forgotten_raw, row_hash, storable
@@ -46,13 +46,15 @@ class RowSettings:
 
 class Examined(NamedTuple):
     """The result of one row: its columns of `rows` and of `bodies` (work.py), the hashes of the lessons before its last
-    one, and its sketch (near.py). A refused row has only some of the first.
+    one, and for the search for near copies its sketch (near.py) and its lesson, both empty without one. A refused row
+    has only some of the first.
     """
 
     row: dict[str, Any]
     body: dict[str, Any] | None = None
     earlier: Sequence[int] = ()
     sketch: bytes = b""
+    lesson: bytes = b""
 
 
 class TooLong(RowRefused):
@@ -281,7 +283,12 @@ def _result(raw: RawRow, row: ExaminedRow | RowRefused, *, near: bool) -> Examin
         "worse_mask": row.worse.trained if row.worse else None,
     }
     earlier = [] if "cut" in row.changed else [_signed(lesson) for lesson in lessons[:-1]]
-    return Examined(values, body, earlier, sketch(example.messages) if near else b"")
+    if not near:
+        return Examined(values, body, earlier)
+    lesson = lesson_of(example.messages, example.tools)
+    if is_bad:  # no copy of a good answer
+        lesson = replace(lesson, calls=(*lesson.calls, example.lesson))
+    return Examined(values, body, earlier, sketch(lesson), packed_lesson(lesson))
 
 
 def _json(value: object) -> str | None:

@@ -12,8 +12,7 @@ from zlib import crc32
 
 from rensa import RMinHash
 
-from hivetune.data.checks.lessons import Lesson, compare, texts_of, words_of
-from hivetune.records import Message
+from hivetune.data.checks.lessons import Lesson, compare, share_of_triples
 
 SEED = 1
 NUM_PERM = 128
@@ -35,11 +34,10 @@ class Near(NamedTuple):
     alike: list[Pair]
 
 
-def sketch(messages: Sequence[Message]) -> bytes:
-    """Return the keys of all bands, 4 * NUM_KEYS bytes."""
-    question, learned, _ = texts_of(messages)
-    asked = _joined(words_of(question), "")
-    keys = _keys([*asked, *_joined(words_of(learned), "=")], *WORDS)
+def sketch(lesson: Lesson) -> bytes:
+    """Return the keys of all bands of a row, 4 * NUM_KEYS bytes."""
+    asked = _joined(lesson.question, "")
+    keys = _keys([*asked, *_joined(lesson.learned, "=")], *WORDS)
     keys += _keys(asked, *QUESTION) if asked else [0] * QUESTION[0]  # 0: nothing is asked
     return array("I", keys).tobytes()
 
@@ -69,6 +67,7 @@ def near_copies(
     copies: list[tuple[int, int, float]] = []
     alike: list[Pair] = []
     compared: set[int] = set()  # one << 32 | other
+    least = min(ALIKE, threshold)
     with sketches.cast("I") as keys:
         for band in range(NUM_KEYS):
             for bucket in _buckets(array("I", keys[band::NUM_KEYS]), skipped):
@@ -77,8 +76,12 @@ def near_copies(
                     if packed in compared:
                         continue
                     compared.add(packed)
-                    similarity = compare(lesson(row), lesson(other))
-                    if similarity.asked < min(ALIKE, threshold) or not similarity.asks_alike:
+                    a, b = lesson(row), lesson(other)
+                    # Most candidates end here, so the rest of their texts is not compared.
+                    if share_of_triples(a.question, b.question) < least:
+                        continue
+                    similarity = compare(a, b)
+                    if similarity.asked < least or not similarity.asks_alike:
                         continue
                     alike.append((min(row, other), max(row, other)))
                     if similarity.same and similarity.share >= threshold:

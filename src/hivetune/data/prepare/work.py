@@ -2,9 +2,10 @@
 
 import json
 import sqlite3
+from array import array
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,13 @@ PROGRESS_ROWS = 64
 
 @dataclass
 class Work:
-    """An open file of rows. `sketches`: of the rows that were not refused, in their order (near.py)."""
+    """An open file of rows. `sketches` (near.py) and `lessons` (checks/lessons.py) are files of the rows that were not
+    refused, in their order; `lesson_ends` has the end of each lesson."""
 
     database: sqlite3.Connection
     sketches: Path
+    lessons: Path
+    lesson_ends: "array[int]" = field(default_factory=lambda: array("Q"))
     num_rows: int = 0
 
     def all(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
@@ -84,7 +88,7 @@ def work_in(folder: Path) -> Iterator[Work]:
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.executescript(SCHEMA)
         database.create_function("file_of", 1, file_of, deterministic=True)
-        yield Work(database, folder / "sketches")
+        yield Work(database, folder / "sketches", folder / "lessons")
 
 
 def fill(work: Work, rows: Examinations, progress: Progress, lines: int, *, keep_raw: bool) -> None:
@@ -94,7 +98,7 @@ def fill(work: Work, rows: Examinations, progress: Progress, lines: int, *, keep
     insert_body, body_columns = _insert(work, "bodies")
     database.execute("BEGIN")
     progress(0, lines)
-    with open(work.sketches, "wb") as sketches:
+    with open(work.sketches, "wb") as sketches, open(work.lessons, "wb") as lessons:
         for number, (raw, result) in enumerate(rows):
             database.execute(insert_row, (number, *map(result.row.get, row_columns)))
             body = {**(result.body or {}), "raw": raw.payload} if keep_raw else result.body
@@ -102,7 +106,10 @@ def fill(work: Work, rows: Examinations, progress: Progress, lines: int, *, keep
                 database.execute(insert_body, (number, *map(body.get, body_columns)))
             if result.earlier:
                 database.executemany("INSERT INTO earlier VALUES (?, ?)", [(one, number) for one in result.earlier])
-            sketches.write(result.sketch)
+            if result.sketch:
+                sketches.write(result.sketch)
+                lessons.write(result.lesson)
+                work.lesson_ends.append(lessons.tell())
             work.num_rows += 1
             if work.num_rows % PROGRESS_ROWS == 0:
                 progress(work.num_rows, max(lines, work.num_rows))
