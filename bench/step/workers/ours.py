@@ -4,9 +4,9 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
-from protocol import Clock, finish, forget_peak, peak_bytes, resident_bytes
+from step.protocol import Clock, finish, forget_peak, peak_bytes, resident_bytes
 
 BARE_BYTES = resident_bytes()  # Python with torch imported and nothing else
 
