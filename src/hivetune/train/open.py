@@ -15,7 +15,7 @@ from hivetune.data.snapshot import DAMAGED_SNAPSHOT, Snapshot, open_snapshot
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.inventory import disk_free_bytes
 from hivetune.models.sides import parse_side
-from hivetune.run.folder import adapter_problems, has_adapter, read_record, read_resolved, write_record, write_resolved
+from hivetune.run.folder import adapter_problems, has_adapter, read_record, read_resolved, write_resolved
 from hivetune.train.plan.memory import TrainingSetup, disk_bytes
 from hivetune.train.plan.steps import MIN_VOUCHED, Plan, PlanRow, make_plan, read_plan
 
@@ -57,7 +57,8 @@ def check_eval(config: EvalConfig) -> None:
 
 
 def check_disk(folder: Path, setup: TrainingSetup) -> None:
-    """Raise DoesNotFit if the disk on which `folder` is made has no room for a run. It can do without an export."""
+    """Raise DoesNotFit if the disk on which `folder` is made has no room for a run."""
+    # It can do without an export: that may go to another disk, and is refused there by itself.
     needed = sum(value for name, value in disk_bytes(setup).items() if name != "export")
     free = disk_free_bytes(folder)
     if free < needed:
@@ -94,10 +95,11 @@ def load_run(folder: Path) -> Run:
 
 
 def with_workers(run: Run, workers: int | str | None) -> Run:
-    """Return the run with another setting `workers`, which is not part of what a run is. A finished run stays as it is.
+    """Return the run with another setting `workers`; a finished run stays as it is.
 
     Raises Busy while another process trains it.
     """
+    # No part of a run's identity: a cluster that does not answer any more must not be the run's for ever.
     if workers == run.config.workers or run.is_finished:
         return run
     with lock(run.folder):
@@ -105,13 +107,6 @@ def with_workers(run: Run, workers: int | str | None) -> Run:
         config = config.model_copy(update={"workers": workers})
         write_resolved(run.folder, config, choices)
     return replace(run, config=config)
-
-
-def update_record(folder: Path, **changes: Any) -> dict[str, Any]:
-    """Change fields of run.json atomically. Only the process that holds the run's lock may do this."""
-    record = {**read_record(folder), **changes}
-    write_record(folder, record)
-    return record
 
 
 # With fewer bad answers, or without validation rows to guard the good ones, nothing is learned from them.

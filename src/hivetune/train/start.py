@@ -29,7 +29,7 @@ from hivetune.run.choices import Choices
 from hivetune.run.figures import report
 from hivetune.run.folder import EVENTS, RECORD, read_resolved, write_record, write_resolved
 from hivetune.run.status import hold_run, run_status
-from hivetune.train.open import Run, check_disk, check_eval, load_run, plan_of, update_record, with_workers
+from hivetune.train.open import Run, check_disk, check_eval, load_run, plan_of, with_workers
 from hivetune.train.plan.memory import setup_of
 from hivetune.train.plan.steps import write_plan
 from hivetune.train.supervise.attempt import Terms
@@ -110,15 +110,12 @@ def open_run(
 
 
 def settle_variables(run: Run, where: Surroundings | None = None) -> tuple[Variable, ...]:
-    """Choose the environment variables of a run's workers once. Return the newly chosen ones.
-
-    They are written beside the run's other choices. What the user has set stays, unless it is known to break or falsify
-    a run on this card.
-    """
+    """Choose the environment variables of a run's workers once, beside its other choices. Return the new ones."""
     with hold_run(run.folder):
         config, choices = read_resolved(run.folder)
         if checkpoints.steps(run.folder) or choices.environment is not None or config.device == "cpu":
             return ()
+        # What the user has set stays, unless it is known to break or falsify a run on this card.
         advised = advised_variables(look(where or Surroundings(folder=run.folder)), keep_set=True)
         if advised:
             settled = replace(choices, environment={variable.name: variable.value for variable in advised})
@@ -167,10 +164,11 @@ def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:
     }
 
     def write() -> None:
-        update_record(run.folder, status=outcome.status, result=document)
+        write_record(run.folder, {**run.record, "status": outcome.status, "result": document})
         if outcome.status == "done":
             write_manifest(run.folder, {"kind": "run"})
 
+    # The manifest is last: a run without it is not finished, whatever its record says.
     with hold_run(run.folder):
         write_with_retries(run.folder, write, terms.on_wait)
     if outcome.status == "done":

@@ -1,10 +1,8 @@
 """The training loop: it learns, resumes bit for bit, keeps the best, stops before a bad update, obeys each setting."""
 
-import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -18,7 +16,6 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from train.worker.models import write_model
 from train.worker.runs import learnable_rows, losses, make_run, metrics, run_bytes, run_training, stop_after
 from transformers import AutoModelForCausalLM
 
@@ -35,7 +32,7 @@ from hivetune.train.worker import loop as train
 from hivetune.train.worker.model.adapter import fill, read_adapter
 from hivetune.train.worker.model.load import load_model
 from hivetune.train.worker.model.protocol import Document
-from hivetune.train.worker.session import AdamW, Session, StepNotFinite
+from hivetune.train.worker.session import AdamW, StepNotFinite
 
 BASE = "base_model_name_or_path"
 
@@ -139,36 +136,6 @@ def test_a_run_that_died_between_checkpoints_repeats_the_lost_steps(tiny_model_f
     assert run_bytes(tmp_path / "dead") == run_bytes(tmp_path / "whole")
 
 
-def test_a_best_step_that_died_before_it_was_saved_is_found_again(
-    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed after each validation that found a better step and before its checkpoint: the step and its validation are
-    made again."""
-
-    class Death(BaseException):
-        pass
-
-    real, died = checkpoint.save, set[int]()
-
-    def die_once(opened: Session, **named: bool) -> None:
-        best, step = opened.state.best, opened.state.step
-        if best is not None and best["step"] == step and step not in died:
-            died.add(step)
-            raise Death
-        real(opened, **named)
-
-    for name in ("whole", "dead"):
-        make_run(tmp_path / name, learnable_rows(60), learning_rate=0.3, epochs=20, validate_every=2, patience=3)
-    whole = run_training(tmp_path / "whole", tiny_model_folder)
-    monkeypatch.setattr(train, "save", die_once)
-    result = None
-    while result is None:
-        with contextlib.suppress(Death):
-            result = run_training(tmp_path / "dead", tiny_model_folder)
-    assert whole["best"]["step"] in died and result["best"] == whole["best"]
-    assert run_bytes(tmp_path / "dead") == run_bytes(tmp_path / "whole")
-
-
 def test_the_adapter_is_that_of_the_best_validation(tiny_model_folder: Path, tmp_path: Path) -> None:
     """A rate far too high makes the loss rise after a while; patience ends the run, the best step is what is left."""
     make_run(tmp_path, learnable_rows(60), learning_rate=0.3, epochs=20, validate_every=2, patience=3)
@@ -242,25 +209,6 @@ def test_each_setting_changes_the_adapter(
     assert changed.keys() != usual.keys() or any(
         changed[name].shape != usual[name].shape or not torch.equal(changed[name], usual[name]) for name in usual
     )
-
-
-@pytest.mark.slow
-def test_a_base_of_four_bits_is_trained_on(tiny_model_folder: Path, tmp_path: Path) -> None:
-    """Of a wider model: its rows are whole blocks of 64 values."""
-    wide = shutil.copytree(tiny_model_folder, tmp_path / "wide")
-    config = json.loads((wide / "config.json").read_text())
-    kept = {name: config[name] for name in ("vocab_size", "eos_token_id", "tie_word_embeddings", "num_hidden_layers")}
-    write_model(wide, hidden_size=64, intermediate_size=128, **kept)
-    losses = []
-    for method in ("lora", "qlora"):
-        folder = tmp_path / method
-        folder.mkdir()
-        make_run(folder, learnable_rows(60), method=method)
-        result = run_training(folder, wide)
-        assert (result["status"], result["path"]) == ("done", "fast" if method == "lora" else "general")
-        losses.append(result["loss_last"])
-        assert result["loss_last"] < result["loss_first"]
-    assert losses[0] != losses[1]
 
 
 def test_validate_every_and_patience_are_obeyed(usual_run: Path, tiny_model_folder: Path, tmp_path: Path) -> None:
@@ -352,23 +300,6 @@ def poison(monkeypatch: pytest.MonkeyPatch, rows: set[int]) -> None:
 
     monkeypatch.setattr(session, "load_model", load_poisoned)
     monkeypatch.setattr(train, "read_documents", read_poisoned)
-
-
-@pytest.mark.slow
-def test_sigterm_ends_the_worker_with_a_checkpoint(tiny_model_folder: Path, tmp_path: Path) -> None:
-    from hivetune.process.parent import start_child
-    from hivetune.process.protocol import Beat, Train
-
-    make_run(tmp_path, learnable_rows(400), epochs=50, patience=None)
-    run = tmp_path / "run"
-    child = start_child(Train(run, tiny_model_folder, tmp_path / "snapshot"), run)
-    while Beat.ITEM not in child.wait_beats():
-        assert not child.ended
-    child.process.send_signal(signal.SIGTERM)
-    while not child.ended:
-        child.wait_beats()
-    outcome = child.outcome()
-    assert outcome.status == "stopped" and outcome.result["steps"] == checkpoints.newest_good(run).step > 0
 
 
 def saved_steps(folder: Path) -> list[int]:

@@ -119,8 +119,7 @@ def load_newest_good(run: Path) -> tuple[Checkpoint | None, list[str]]:
 def save(session: Session, *, only_when_due: bool = False) -> None:
     """Save and journal it. Raises OSError: what must not be lost can't be kept. Raises NotFinite.
 
-    The loop stands still meanwhile: 0.1 s in ten minutes on a usual disk. `only_when_due`: a disk that fails does not
-    stop training: it is journaled, and tried again later.
+    `only_when_due`: a disk that fails does not stop training: it is journaled, and tried again later.
     """
     if only_when_due and not (session.ranks.is_first and time.monotonic() >= session.save_due_s):
         return
@@ -130,6 +129,7 @@ def save(session: Session, *, only_when_due: bool = False) -> None:
     started, step, plan = time.perf_counter(), session.state.step, session.plan
     tensors = {kind: same_views(flat_N, session.model.adapter) for kind, flat_N in _flat_state(session).items()}
     files = to_files(Checkpoint(tensors, plan.sha256, plan.settings_hash, session.state))
+    # The loop stands still meanwhile: 0.1 s in ten minutes on a usual disk (decision 0144).
     session.save_due_s = time.monotonic() + RETRY_S
     try:
         checkpoints.commit_within(session.folder, step, files)

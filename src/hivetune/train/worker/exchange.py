@@ -119,7 +119,7 @@ class Packs:
                 told_P2[number] = torch.stack([nll.to(torch.float64), grad_N.abs().max().to(torch.float64)]).cpu()
                 if fits(peak := float(told_P2[number, 1]), exponent, packs) and math.isfinite(peak):
                     sum_N.add_(to_integers(grad_N, exponent))
-            ranks.add(self._buffer)
+            ranks.add(self._buffer)  # the only exchange of a step
             nlls, peaks = told_P2.T.tolist()
             if not all(map(math.isfinite, (*nlls, *peaks))):
                 grad_N.fill_(torch.nan)
@@ -155,7 +155,7 @@ def open_ranks(task: Train, cluster: str | None, choices: Choices) -> Ranks:
     """Return this process's view of the run's ranks, and start the others if this is rank 0.
 
     `cluster`: HOST:PORT of Ray's head, None for ranks on this machine. Raises MachineNotFit when a run can't begin on
-    its cluster; one that has begun goes on alone, because its bits are the same.
+    its cluster.
     """
     if task.rank is not None:
         return join_ranks(task.rank)
@@ -166,6 +166,7 @@ def open_ranks(task: Train, cluster: str | None, choices: Choices) -> Ranks:
     except MachineNotFit as error:
         if not checkpoints.steps(task.run):
             raise
+        # One that has begun goes on alone, because its bits are the same.
         alone = Ranks()
         alone.note = f"{error.message}; the run continues on this machine alone"
         return alone

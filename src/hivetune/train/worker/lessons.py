@@ -92,10 +92,7 @@ def _sigmoid(x: float) -> float:
 
 
 def begin_lessons(session: Session) -> None:
-    """Begin to learn from bad answers, where that is due: from the best adapter so far, whose losses are the reference.
-
-    The reference is part of the state, so a process that resumes has it from the checkpoint.
-    """
+    """Begin to learn from bad answers where that is due, from the best adapter so far; its losses are the reference."""
     state, lessons_from = session.state, session.plan.lessons_from
     if lessons_from is None or state.step < lessons_from or state.reference is not None:
         return
@@ -104,6 +101,7 @@ def begin_lessons(session: Session) -> None:
     session.ranks.agree(True, bool, [session.model.master_N])
     reference, loss = _measure_reference(session), score_sample(session).loss
     session.state = replace(state, reference=reference, start_loss=loss, best={"step": state.step, "loss": loss})
+    # With the reference: a process that resumes has it from the checkpoint.
     save(session)
 
 
@@ -141,6 +139,7 @@ def skip_to_lessons(session: Session) -> bool:
         return False
     rows = sorted({row for number in range(step, lessons_from) for row in session.plan.steps[number].rows})
     amendment = Amendment(step, tuple(rows), EARLY, lessons_from)
+    # An amendment, so that the rows of the skipped steps count as not reached (law 1).
     append_amendment(session.folder, amendment)
     session.plan = session.plan.amended(amendment)
     session.state = replace(session.state, step=lessons_from, without_gain=0)

@@ -75,7 +75,8 @@ def make_step(session: Session) -> bool:
     Return False where it does not count and is made again: its rows left the plan, or it was rolled back.
     """
     state, number = session.state, session.state.step
-    session.heartbeat.beat(Beat.WAITING)  # a death from here on is the step's, not that of the save before it
+    # A death from here on is the step's, not that of the save before it.
+    session.heartbeat.beat(Beat.WAITING)
     started = time.perf_counter()
     planned = session.plan.steps[number]
     rate, weighed = rate_and_weights(session, read_documents(session.snapshot, planned.rows))
@@ -92,6 +93,7 @@ def make_step(session: Session) -> bool:
             grad_N.div_(loss_scale)
         norm_of_grad = torch.linalg.vector_norm(grad_N, dtype=torch.float64)
         loss_of_rows = (summed.loss.to(torch.float64) - weighed.added) / trained_tokens
+        # The one wait for the device in a step. Read apart, the two numbers would be two waits.
         loss, norm = torch.stack([loss_of_rows, norm_of_grad]).tolist()
         problem = step_problem(loss, norm)
         if problem is not None:
@@ -101,7 +103,8 @@ def make_step(session: Session) -> bool:
         if spike is not None:
             roll_back(session, spike)
             return False
-        if 0 < session.config.clip < norm:  # the gradient as a whole, down to this norm
+        # The gradient as a whole, as torch's clip_grad_norm_ does, but in float64 and from the norm that is journaled.
+        if 0 < session.config.clip < norm:
             grad_N.mul_(session.config.clip / norm)
         session.optimizer.update(rate=rate, number=state.updates + 1)
         state = replace(state, updates=state.updates + 1, history=history, grid=summed.exponent)
@@ -162,6 +165,7 @@ def finish(session: Session) -> dict[str, Any]:
     Raises StepNotFinite for an adapter that is still what it was at the start after updates were made, and DataRefused
     when the plan ended and none of its rows could be trained: neither is a success.
     """
+    # Products are tested once more, because all since the last test counts only if they still come out right.
     run_canary(session, every_s=0)
     save(session)
     state, model = session.state, session.model
@@ -187,7 +191,6 @@ def finish(session: Session) -> dict[str, Any]:
         "stopped_early": state.stopped_early,
         "best": state.best,
         "adapter_step": adapter_step,
-        "adapter_weights": model.master_N.numel(),
         **_totals(metrics),
         "peak_memory_bytes": peak_memory_bytes(model.device),
         "rate": _rate(session, metrics),
@@ -200,10 +203,8 @@ def finish(session: Session) -> dict[str, Any]:
 
 
 def _rate(session: Session, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the operations a second of the run's steps after the first, which warms up, and its key for the plan.
-
-    None for several ranks: what the plan predicts from is the rate of one.
-    """
+    """Return the operations a second of the run's steps, and its key for the plan; None for several ranks."""
+    # Without the first step, which warms up. What the plan predicts from is the rate of one rank.
     steps = _counted(metrics)[1:][:STEPS_RATED]
     if not steps or session.ranks.size > 1:
         return None

@@ -56,7 +56,7 @@ def open_ranks_on_cluster(task: Train, head: str, threads: int) -> Ranks:
     answers, or the cluster has no room.
     """
     own = reach_cluster(head)
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0"}
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0"}  # no telemetry of any kind
     if importlib.util.find_spec("ray") is None:
         raise MachineNotFit("a cluster needs Ray, which is not installed", hint=install_command("cluster"))
     import ray
@@ -69,7 +69,7 @@ def open_ranks_on_cluster(task: Train, head: str, threads: int) -> Ranks:
     on_card = task.devices[0] != "cpu"
     need = {"GPU": 1.0} if on_card else {"CPU": float(threads)}
     seats, group = _reserve(ray, need)
-    if not seats:
+    if not seats:  # only this machine is left, or its devices are all that the cluster has
         ray.shutdown()
         return Ranks()
 
@@ -216,7 +216,8 @@ def _pieces(folder: Path) -> Iterator[tuple[str, int, bytes]]:
 
 
 def receive(folder: Folder, name: str, offset: int, piece: bytes) -> None:
-    """Write one piece of a file. Another run may write the same one."""
+    """Write one piece of a file."""
+    # Another run may write the same one at this moment: both have the same bytes, and `finish` compares hashes.
     path = _unfinished(folder) / name
     make_folder(path.parent)
     with open(open_plain(path, os.O_WRONLY | os.O_CREAT), "wb") as file:

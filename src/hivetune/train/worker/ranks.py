@@ -106,6 +106,7 @@ class Ranks:
         length = self._broadcast(torch.tensor([len(text)]))
         content = torch.frombuffer(bytearray(text), dtype=torch.uint8) if self.is_first else None
         content = self._broadcast(torch.zeros(int(length), dtype=torch.uint8) if content is None else content)
+        # Gloo moves memory of the host, so a card's tensors pass through it, once a start.
         for tensor in tensors:
             on_host = self._broadcast(tensor.cpu().contiguous())
             tensor.copy_(on_host)
@@ -164,6 +165,7 @@ def _start(task: Train, rank: Rank) -> "subprocess.Popen[bytes]":
     device = task.devices[rank.number]
     changes = task.changes if device == "cpu" else replace(task.changes, device=device)
     path = write_task(replace(task, run=folder, changes=changes, devices=(), rank=rank), folder)
+    # Without a pipe for heartbeats: rank 0's speak for all, because each step waits for all.
     command = [sys.executable, "-m", "hivetune.process", sys.argv[0], str(path)]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL)
 

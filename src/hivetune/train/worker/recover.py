@@ -82,7 +82,8 @@ def roll_back(session: Session, spike: Spike) -> None:
     rows = sorted({row for step in range(spike.first, spike.last + 1) for row in session.plan.steps[step].rows})
     amendment = Amendment(spike.first, tuple(rows), spike.reason, spike.last + 1)
     checkpoints.distrust_after(session.folder, spike.first)
-    append_amendment(session.folder, amendment)  # last: killed before it, the run meets the same spike again
+    # After the checkpoints are gone: killed between the two, the run meets the same spike again and comes here.
+    append_amendment(session.folder, amendment)
     session.plan = session.plan.amended(amendment)
     restore(session)
     journal(session, "rolled_back", step=session.state.step, rows=rows, reason=spike.reason)
@@ -106,6 +107,7 @@ def find_bad_rows(model: LoraModel, documents: Sequence[Document]) -> BadRows:
     """
     rows: list[int] = []
     unreliable: list[int] = []
+    # A run whose row was quarantined has to draw the same dropout as one that never had the row.
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
         for document in documents:
             if not is_finite_step(model, [document]):
@@ -122,10 +124,8 @@ def is_finite_step(model: LoraModel, documents: Sequence[Document]) -> bool:
 
 
 def padded(document: Document) -> Document:
-    """Return the document with untrained tokens behind it, up to the next but one multiple of 64.
-
-    Its shapes differ; in a causal model its loss and gradient do not.
-    """
+    """Return the document with untrained tokens behind it, up to the next but one multiple of 64."""
+    # Its shapes differ; in a causal model its loss and gradient do not.
     extra = 2 * PADDING - document.tokens_L.numel() % PADDING
     tokens_L = torch.cat([document.tokens_L, document.tokens_L[-1:].expand(extra)])
     trained_L = torch.cat([document.trained_L, torch.zeros(extra, dtype=torch.bool, device=tokens_L.device)])
@@ -133,10 +133,7 @@ def padded(document: Document) -> Document:
 
 
 def main(task: Replay, heartbeat: Heartbeat) -> dict[str, Any]:
-    """Replay the items of `task` on the run's model: compute loss and gradient of each item alone.
-
-    Wait for the device after each item, so that a fault belongs to one item.
-    """
+    """Replay the items of `task` on the run's model: compute loss and gradient of each item alone."""
     heartbeat.beat(Beat.PREPARING)
     model, snapshot = load_as_saved(task), open_snapshot(task.snapshot)
     with Journal(task.journal) as journal:
@@ -145,6 +142,7 @@ def main(task: Replay, heartbeat: Heartbeat) -> dict[str, Any]:
             documents = read_documents(snapshot, item.rows)
             if item.padded:
                 documents = [padded(document) for document in documents]
+            # This waits for the device, so that a fault belongs to one item.
             journal.append("item", finite=is_finite_step(model, documents))
             heartbeat.beat(Beat.ITEM)
     return {"items": len(task.items)}

@@ -47,11 +47,9 @@ class StepNotFinite(HivetuneError):
 
 
 class AdamW:
-    """torch's fused AdamW (arXiv:1711.05101) of `master_N` and its gradient, with its two averages in reach.
+    """torch's fused AdamW (arXiv:1711.05101) of `master_N` and its gradient, with its two averages in reach."""
 
-    The state is a function of the weights, the averages and the number of updates, so a checkpoint needs nothing else.
-    """
-
+    # Its state is a function of weights, averages and the number of updates, so a checkpoint needs nothing else.
     def __init__(self, master_N: Tensor, grad_N: Tensor, *, weight_decay: float):
         self.exp_avg_N, self.exp_avg_sq_N = torch.zeros_like(master_N), torch.zeros_like(master_N)
         self._step = torch.zeros((), dtype=torch.float32, device=master_N.device)
@@ -158,6 +156,7 @@ def open_session(task: Train, heartbeat: Heartbeat) -> Session:
     plan, snapshot = read_plan(folder), open_snapshot(task.snapshot)
     if snapshot.hash != plan.snapshot_hash:
         raise UsageError(f"the plan of {folder} was made for other data", hint="train into another folder")
+    # Rank 0 chooses for all. The others get the result, so no rank computes otherwise than the journal says.
     if task.rank is None:
         choices = settle(folder, config, choices, task.model, plan, snapshot)
     ranks = open_ranks(task, config.cluster, choices)
@@ -210,16 +209,13 @@ def score_sample(session: Session) -> Scored:
 
 
 def run_canary(session: Session, *, every_s: float = CANARY_EVERY_S) -> None:
-    """Test products at the run's own shapes, if the last test was `every_s` ago. Raises CanaryFailed.
-
-    The supervisor reads in the journal at which step they last passed: when they fail, checkpoints after it are
-    doubtful.
-    """
+    """Test products at the run's own shapes, if the last test was `every_s` ago. Raises CanaryFailed."""
     if time.monotonic() - session.products_tested_s < every_s:
         return
     started = time.perf_counter()
     products = check_products(session.model)
     session.products_tested_s = time.monotonic()
+    # The supervisor reads here at which step they last passed: when they fail, it distrusts the checkpoints after it.
     journal(session, "canary", step=session.state.step, passed=True, products=products, started=started)
 
 
@@ -237,14 +233,12 @@ def journal(session: Session, event: str, *, started: float | None = None, **fie
 
 
 def open_events(session: Session) -> None:
-    """Begin TensorBoard's event files below the run (`report_to: [tensorboard]`), where its package is installed.
-
-    A resumed run continues them: readers drop the steps that are made again.
-    """
+    """Begin TensorBoard's event files below the run (`report_to: [tensorboard]`), where its package is installed."""
     if session.events is not None:
         session.events.close()
     is_asked = session.ranks.is_first and TENSORBOARD in session.config.report_to
     if is_asked and importlib.util.find_spec("tensorboard") is not None:
         from torch.utils.tensorboard import SummaryWriter  # takes a second
 
+        # A resumed run continues them: readers drop what they hold from this step on.
         session.events = SummaryWriter(str(session.folder / TENSORBOARD), purge_step=session.state.step + 1)

@@ -103,10 +103,8 @@ def _with_form(config: RunConfig, settled: Choices, model: Path, plan: Plan, sna
 
 
 def _with_path(config: RunConfig, settled: Choices, model: Path, plan: Plan, snapshot: Snapshot) -> Choices:
-    """Return `settled` after the fast path was compared with transformers on a few rows, unless it was so before.
-
-    A streamed model is not compared: transformers has no room for it.
-    """
+    """Return `settled` after the fast path was compared with transformers on a few rows, unless it was so before."""
+    # A streamed model is not compared: transformers has no room for it.
     if config.method == "qlora" or settled.streamed or not is_known(model):
         return settled
     key = _conditions(model, settled)
@@ -175,6 +173,7 @@ def with_changes(config: RunConfig, settled: Choices, changes: Choices) -> Choic
 
     On another device everything that the device decides is decided anew.
     """
+    # A run that leaves its card computes with the processor's precision and kernels, as one that began there.
     if changes.device not in (None, settled.device):
         anew = replace(settled, device=changes.device, dtype=None, threads=None, kernels=None, products=None)
         settled = complete(config.device, config.dtype, anew)
