@@ -15,7 +15,7 @@ from hivetune.data.frozen import own_questions
 from hivetune.data.prepare.prepare import check
 from hivetune.errors import DataRefused
 from hivetune.judge.rows import prompts_of_rows
-from hivetune.train.plan.count import count_rows
+from hivetune.train.plan.run import count_rows
 
 QUESTIONS = [f"What does part {number} of the machine do?" for number in range(5)]
 

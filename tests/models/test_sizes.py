@@ -16,7 +16,7 @@ from hivetune.errors import UsageError
 from hivetune.models.architecture import read_architecture
 from hivetune.models.prepared import folder_for
 from hivetune.models.worker.prepare_model import prepare_model
-from hivetune.train.plan.choose import shape_of, step_flops
+from hivetune.train.plan.choose import step_flops
 from hivetune.train.plan.memory import predict_peak, setup_of
 from hivetune.train.plan.run import plan_run
 from hivetune.train.worker.model.load import load_model
@@ -85,7 +85,7 @@ def test_experts_take_the_memory_of_all_and_the_time_of_those_that_a_token_meets
     attention = 2 * 4 * (2 * (48 + 48) + 2 * (48 + 24))
     assert setup.adapter_parameters == attention, "experts stay frozen"
     assert predict_peak(setup, 64).parts["weights"] == 4 * found.parameters
-    assert step_flops(setup, shape_of(64, 0)) == pytest.approx(
+    assert step_flops(setup, [(64, 0)]) == pytest.approx(
         64 * (4 * found.linear_parameters + 6 * attention) + 3.5 * 2 * 2 * 48 * 64 * 64
     )
 

@@ -33,7 +33,6 @@ from hivetune.train.plan.memory import explain_memory
 from hivetune.train.plan.run import Planned, plan_document, plan_run
 from hivetune.train.start import open_run, train_run
 from hivetune.train.supervise.attempt import Terms
-from hivetune.train.supervise.ladder import ArithmeticChange
 
 # What an existing run may change: where and how carefully it works.
 CHANGEABLE = ("report_to=", "memory_share=", "allow=")
@@ -100,11 +99,11 @@ def _folder_of(planned: Planned) -> Path:
 
 def plan_text(planned: Planned, document: Mapping[str, Any]) -> Iterator[str | Table]:
     """Yield the choice, what memory is used for, time and disk."""
-    device, setup, choice = planned.device, planned.setup, planned.choice
+    device, choice = planned.device, planned.choice
     yield f"{planned.config.model} on {device.name}" + (f"; {device.note}" if device.note else "")
     yield facts(document, "workload choices" if choice else "workload refusal")
     if choice is not None:
-        memory = explain_memory(setup, choice.peak, choice.budget_tokens)
+        memory = explain_memory(choice.peak)
         peak = f"peak {size(choice.peak.bytes)} +- {100 * choice.peak.error:.0f} %"
         yield Table("memory size_bytes why", memory, f"{peak}, of {size(choice.limit_bytes)} usable")
     if choice is not None and choice.step_s is not None:
@@ -210,7 +209,7 @@ def training_text(summary: dict[str, Any]) -> Iterator[str | Table]:
     yield from (Note(f"quarantined: {row}") for row in summary["quarantined"])
     if changes := summary["arithmetic_changes"]:
         yield Note("recovery changed the arithmetic, so this adapter differs in rounding from an undisturbed run:")
-        yield from (Note(f"  {ArithmeticChange(**change).words}") for change in changes)
+        yield from (Note(f"  {change}") for change in changes)
 
 
 def stop(run: RunArgument) -> None:

@@ -34,8 +34,7 @@ from hivetune.train.plan.memory import setup_of
 from hivetune.train.plan.steps import write_plan
 from hivetune.train.supervise.attempt import Terms
 from hivetune.train.supervise.ladder import arithmetic_changes
-from hivetune.train.supervise.room import write_with_retries
-from hivetune.train.supervise.supervisor import supervise_run
+from hivetune.train.supervise.supervisor import supervise_run, write_with_retries
 
 FOR_LESSONS = "for-lessons"  # the reason in data/reasons.py
 # The fields of the worker's result that `train --json` reports.
@@ -151,7 +150,7 @@ def train_run(run: Run, terms: Terms = Terms()) -> dict[str, Any]:
         "restarts": sum(entry["event"] == "attempt" and entry["number"] > 1 for entry in events),
         "faults": [entry["fault"] for entry in events if entry["event"] == "failure"],
         "rungs": list(outcome.rungs),
-        "arithmetic_changes": [asdict(change) for change in arithmetic_changes(events, outcome.rungs)],
+        "arithmetic_changes": arithmetic_changes(events, outcome.rungs),
         "environment": dict(read_resolved(run.folder)[1].environment or {}),
         "quarantined": [
             f"{run.snapshot.info(row).source}: {amendment.reason}"

@@ -26,9 +26,7 @@ GB = 10**9
 
 
 def work(mean: float = 150, longest: int = 512, batch_size: int = 16) -> Workload:
-    return assumed_workload(
-        longest=longest, mean=mean, rows=1500, batch_size=batch_size, epochs=3, max_steps=None, trained=0.5
-    )
+    return assumed_workload(longest=longest, mean=mean, rows=1500, batch_size=batch_size, epochs=3, max_steps=None)
 
 
 def setup_on(device: Device, name: str = "Qwen2.5-0.5B-Instruct", rank: int = 8) -> TrainingSetup:

@@ -12,7 +12,7 @@ import pytest
 from hivetune.base.database import open_database
 from hivetune.config import DataConfig, parse_config
 from hivetune.errors import UsageError
-from hivetune.train.plan.count import count_rows, rows_to_train
+from hivetune.train.plan.run import count_rows, rows_to_train
 
 TEXT = "The 5:42 train to Basel leaves from platform 7 today. "
 

@@ -71,14 +71,11 @@ def test_an_adapters_optimizer_is_half_a_gigabyte_and_not_thirty_six() -> None:
     peak = predict_peak(setup, 1024)
     trained = peak.parts["adapters"] + peak.parts["gradients"] + peak.parts["optimizer"]
     assert trained / 1e9 == pytest.approx(0.54, abs=0.01)  # 16 bytes a parameter and a bfloat16 copy
-    words = {name: text for name, _, text in explain_memory(setup, peak, 1024)}
-    assert "not 37.0 GB" in words["optimizer"]
 
 
 def test_explanation_adds_up_to_the_peak() -> None:
-    setup = a_setup()
-    peak = predict_peak(setup, 512)
-    assert sum(size for _, size, _ in explain_memory(setup, peak, 512)) == peak.bytes
+    peak = predict_peak(a_setup(), 512)
+    assert sum(size for _, size, _ in explain_memory(peak)) == peak.bytes
 
 
 @given(st.integers(64, 30_000), st.integers(0, 24), st.integers(1, 128))

@@ -53,13 +53,13 @@ def test_every_document_is_in_its_layout(documents, share: bool, pad: Padding) -
     assert layout.size == pad(layout.size) and len(layout.rows) == pad(len(layout.rows))
 
 
-@given(DOCUMENTS, st.booleans(), st.integers(1, 200))
-def test_every_row_is_in_one_micro_batch_within_the_budget(documents, share: bool, budget: int) -> None:  # type: ignore[no-untyped-def]
+@given(DOCUMENTS, st.integers(1, 200))
+def test_every_row_is_in_one_micro_batch_within_the_budget(documents, budget: int) -> None:  # type: ignore[no-untyped-def]
     rows = rows_of(documents)
-    batches = split_documents(rows, budget, share=share)
+    batches = split_documents(rows, budget)
     assert sorted(index for batch in batches for index in batch) == [i for i, row in enumerate(rows) if row.tokens]
     for batch in batches:
-        size = make_layout([rows[index] for index in batch], share=share).size
+        size = make_layout([rows[index] for index in batch]).size
         assert size <= budget or len(batch) == 1
 
 
@@ -68,6 +68,6 @@ def test_neighbours_that_share_more_than_their_tree_do_not_exceed_the_budget() -
     stem = [7] * 20 + [8] * 17
     ends = [[0] * 18, [1, 1, 1, 2, 2, 2, *[0] * 7], [1, 1, 1, 2, 2, 2, *[1] * 9]]
     rows = [trim_document([*stem, *end], [*[False] * (len(stem) + len(end) - 1), True]) for end in ends]
-    whole = make_layout(rows, share=True).size
-    assert split_documents(rows, whole, share=True) == [[0, 1, 2]]
-    assert split_documents(rows, whole - 1, share=True) == [[0, 1], [2]]
+    whole = make_layout(rows).size
+    assert split_documents(rows, whole) == [[0, 1, 2]]
+    assert split_documents(rows, whole - 1) == [[0, 1], [2]]

@@ -1,4 +1,4 @@
-"""Another program takes every byte of the disk: the run pauses, tells so, and goes on when there is room."""
+"""Another program takes every byte of the disk: the run pauses, tells so, and goes on when there is supervisor."""
 
 import errno
 import json
@@ -13,7 +13,7 @@ import pytest
 from small_disk import fill
 from train.supervise.scripted import events, make_run, supervise
 
-from hivetune.train.supervise import room, supervisor
+from hivetune.train.supervise import supervisor
 from hivetune.train.supervise.attempt import Terms
 from hivetune.train.supervise.supervisor import RunOutcome
 
@@ -44,8 +44,7 @@ def steps(folder: Path) -> int:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "MIN_RESERVE_BYTES", 256 << 10)
-    for module in (supervisor, room):
-        monkeypatch.setattr(module, "LOOK_S", 0.02)
+    monkeypatch.setattr(supervisor, "LOOK_S", 0.02)
 
 
 def final_state(outcome: RunOutcome) -> str:
@@ -116,8 +115,8 @@ def test_what_ends_a_run_is_written_when_there_is_room(small_disk: Path, monkeyp
     def sleep(seconds: float) -> None:
         taken.unlink(missing_ok=True)
 
-    monkeypatch.setattr(room.time, "sleep", sleep)
-    room.write_with_retries(small_disk / "run", lambda: write_large(target), reasons.append)
+    monkeypatch.setattr(supervisor.time, "sleep", sleep)
+    supervisor.write_with_retries(small_disk / "run", lambda: write_large(target), reasons.append)
     assert len(reasons) == 1
     assert target.stat().st_size == 100_000
     assert len(events(small_disk, "disk_wait")) == 1

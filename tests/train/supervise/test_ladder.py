@@ -6,13 +6,15 @@ import pytest
 
 from hivetune.machine.facts import catalogue
 from hivetune.train.supervise.ladder import (
+    FORGET_S,
     RUNGS,
     Bounds,
     Failure,
-    after_isolation,
     arithmetic_changes,
     effects_of,
     next_action,
+    remember_rungs,
+    remembered_rungs,
 )
 
 HOST, CARD = Bounds(), Bounds(on_device=True, void=frozenset({"plain"}))
@@ -34,10 +36,9 @@ def test_a_change_of_arithmetic_is_told_with_its_reason() -> None:
     ]
     assert arithmetic_changes(events[:2], ()) == []
     (told,) = arithmetic_changes(events, ("small", "environment"))  # the second one is exact
-    assert (told.rung, told.step) == ("small", 4)
-    assert RUNGS["small"].says in told.words and "step 4" in told.words
+    assert RUNGS["small"].says in told and "from step 4 on" in told
     (remembered,) = arithmetic_changes([], ("plain",))
-    assert "an earlier run here" in remembered.words
+    assert "an earlier run here" in remembered
 
 
 def test_once_is_chance_and_costs_no_waiting() -> None:
@@ -139,7 +140,30 @@ def test_two_kills_at_one_step_change_no_arithmetic_where_its_rows_are_fine() ->
     """Eight kills on a busy machine ended in another adapter: the second at one step led to smaller micro-batches."""
     history = [at(7, fault="killed"), at(7, fault="killed")]
     assert next_action(history, HOST).kind == "isolate"
-    action, kept = after_isolation(history, "chance", "the rows were computed again without a fault", HOST)
-    assert (action.kind, action.rungs, kept.isolated) == ("again", (), True)
+    kept = replace(history[1], isolated=True)
+    action = next_action([history[0], kept], HOST)
+    assert (action.kind, action.rungs) == ("again", ())
     third = next_action([history[0], kept, at(7, fault="killed")], HOST)
     assert third.tried == "small"
+
+
+DAY_S = 86_400.0
+
+
+def test_a_remembered_rung_expires_though_runs_finish_with_it() -> None:
+    """Each finished run renewed its date: one hang that ended on `cpu` kept a nightly cycle there for ever."""
+    remember_rungs("machine", "model", ["cpu"], now_s=0.0)
+    for day in range(1, 30):
+        rungs = remembered_rungs("machine", "model", day * DAY_S)
+        assert rungs == ("cpu",)
+        remember_rungs("machine", "model", rungs, day * DAY_S)
+    assert remembered_rungs("machine", "model", FORGET_S) == ()
+
+
+def test_a_rung_that_is_needed_again_begins_anew() -> None:
+    remember_rungs("machine", "model", ["blas"], now_s=0.0)
+    later = FORGET_S + DAY_S
+    assert remembered_rungs("machine", "model", later) == ()
+    remember_rungs("machine", "model", ["blas", "rank"], later)
+    assert remembered_rungs("machine", "model", later + DAY_S) == ("blas",)
+    assert remembered_rungs("another", "model", later) == ()

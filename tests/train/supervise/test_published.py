@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from hivetune.machine.facts import catalogue, facts
 from hivetune.machine.inventory import Card, read_machine
-from hivetune.train.supervise.history import published_remedies
-from hivetune.train.supervise.ladder import RUNGS, Bounds, Failure, next_action
+from hivetune.train.supervise.ladder import RUNGS, Bounds, Failure, next_action, published_remedies
 
 
 def bounds_of(gfx: str, **changes: object) -> Bounds:

@@ -20,7 +20,7 @@ from hivetune.errors import Busy, DoesNotFit, Stopped, UsageError
 from hivetune.run import checkpoints
 from hivetune.run.status import run_status, stop_run
 from hivetune.train.plan.steps import read_plan
-from hivetune.train.supervise import attempt, room, supervisor
+from hivetune.train.supervise import attempt, supervisor
 from hivetune.train.supervise.attempt import Terms
 
 pytestmark = pytest.mark.slow  # processes are started, stopped and killed
@@ -156,8 +156,7 @@ def test_no_room_for_the_checkpoints_is_said_before_anything_starts(
 ) -> None:
     config = make_run(tmp_path, [])
     free = 300_000
-    for module in (supervisor, room):
-        monkeypatch.setattr(module, "disk_free_bytes", lambda folder: free)
+    monkeypatch.setattr(supervisor, "disk_free_bytes", lambda folder: free)
     with pytest.raises(DoesNotFit, match="needs 1 MB of disk, and 300 kB are free"):
         supervise(tmp_path, config)
     free = 2_000_000  # enough for a small run: its checkpoints have a few kB
@@ -167,8 +166,7 @@ def test_no_room_for_the_checkpoints_is_said_before_anything_starts(
 def test_a_full_disk_is_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_run(tmp_path, [{"do": "raise", "text": "[Errno 28] No space left on device", "step": 8, "times": 1}])
     free = iter([1 << 40, 0, 0, 0])
-    for module in (supervisor, room):
-        monkeypatch.setattr(module, "disk_free_bytes", lambda folder: next(free, 1 << 40))
+    monkeypatch.setattr(supervisor, "disk_free_bytes", lambda folder: next(free, 1 << 40))
     monkeypatch.setattr(supervisor, "LOOK_S", 0.01)
     reasons: list[str] = []
     outcome = supervise(tmp_path, config, terms=Terms(on_wait=reasons.append)).check()
@@ -187,8 +185,7 @@ def test_a_stop_while_it_waits_is_heard(tmp_path: Path, monkeypatch: pytest.Monk
         os.kill(os.getpid(), signal.SIGTERM)
         return 0
 
-    for module in (supervisor, room):
-        monkeypatch.setattr(module, "disk_free_bytes", full)
+    monkeypatch.setattr(supervisor, "disk_free_bytes", full)
     outcome = supervise(tmp_path, config)
     assert outcome.status == "stopped"
     with pytest.raises(Stopped, match="step 8") as caught:
@@ -198,7 +195,7 @@ def test_a_stop_while_it_waits_is_heard(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_events_wait_while_the_disk_is_full(tmp_path: Path) -> None:
-    events = room.Events(tmp_path / "events.jsonl")
+    events = supervisor._Events(tmp_path / "events.jsonl")
     saved = os.dup(events._handle)
     with open("/dev/full", "w") as full:
         os.dup2(full.fileno(), events._handle)

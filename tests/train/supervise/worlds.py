@@ -14,12 +14,11 @@ from scripted import BATCH, NUM_ROWS
 from hivetune.run.choices import Choices
 from hivetune.train.supervise.ladder import (
     Bounds,
-    Culprit,
     Failure,
     Reply,
-    after_isolation,
     effects_of,
     next_action,
+    remaining_rungs,
     void_rungs,
 )
 
@@ -107,15 +106,15 @@ class World:
                 return death, step
         return None
 
-    def isolate(self, step: int, rungs: Sequence[str]) -> Culprit:
-        """A row is taken out; a fault by chance hits the row that is known to be good too: nothing is learned."""
+    def isolate(self, step: int, rungs: Sequence[str]) -> bool:
+        """Whether a row was taken out. A fault by chance hits the good row too: nothing is learned."""
         environment, choices = effects_of(rungs)
         settings = {**environment, **choices.made()}
         bad = {row for row in self.rows(step) if self._meets(settings, None, [row], chance=False) is not None}
         if self._meets(settings, None, [], chance=True) is not None:
-            return "machine"
+            return False
         self.gone |= bad
-        return "row" if bad else "chance"
+        return bool(bad)
 
     def _meets(
         self, settings: Mapping[str, Any], step: int | None, rows: Sequence[int], *, chance: bool = True
@@ -153,7 +152,7 @@ class World:
 
 
 def play(world: World) -> tuple[str, list[Failure]]:
-    """done, stop or endless, and every failure on the way; as supervisor._answer and _isolate do it."""
+    """done, stop or endless, and every failure on the way; as the supervisor does it."""
     history: list[Failure] = []
     action = Reply("again", "")
     while len(history) < MOST_ATTEMPTS:
@@ -165,11 +164,17 @@ def play(world: World) -> tuple[str, list[Failure]]:
         bounds = _bounds(world, failure.rungs)
         action = next_action(history, bounds)
         if action.kind == "isolate":
-            culprit = world.isolate(failure.step, failure.rungs)
-            action, history[-1] = after_isolation(history, culprit, "", bounds)
+            found = world.isolate(failure.step, failure.rungs)
+            action = after_isolation(history, found, bounds)
         if action.kind == "stop":
             return "stop", history
     return "endless", history
+
+
+def after_isolation(history: list[Failure], found: bool, bounds: Bounds) -> Reply:
+    """What the supervisor does after the replay of the last failure's rows."""
+    history[-1] = replace(history[-1], isolated=True)
+    return Reply("again", "", remaining_rungs(history)) if found else next_action(history, bounds)
 
 
 def _bounds(world: World, rungs: Sequence[str]) -> Bounds:

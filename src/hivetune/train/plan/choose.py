@@ -4,15 +4,14 @@ Pure functions of config, rows and the machine's facts: nothing is timed, and fr
 effective batch is the user's and is never changed: only how it is cut into micro-batches is chosen.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from hivetune.errors import DoesNotFit, UsageError
 from hivetune.machine.cards import known_model
-from hivetune.models.architecture import Architecture, parse_architecture
+from hivetune.models.architecture import parse_architecture
 from hivetune.run.choices import Choices
-from hivetune.train.plan.device import Device
-from hivetune.train.plan.layout import TrimmedDocument, make_layout, multiples_of, split_documents, token_multiple
+from hivetune.train.plan.device import DISK_READ_BYTES_PER_S, LINK_BYTES_PER_S, Device
 from hivetune.train.plan.memory import (
     Peak,
     TrainingSetup,
@@ -38,56 +37,22 @@ LAST_RUN_ERROR = 0.25
 LAST_RUN = "this model's last run here"
 
 
-@dataclass(frozen=True, slots=True)
-class StepShape:
-    """The work of one micro-batch: tokens, sum of squared document lengths, positions with a loss."""
+def step_flops(setup: TrainingSetup, rows: Iterable[tuple[int, int]]) -> float:
+    """Return the floating point operations of forward and backward for rows of (length, trained tokens), each alone.
 
-    tokens: int
-    squares: int
-    trained: int
-
-    def __add__(self, shape: "StepShape") -> "StepShape":
-        return StepShape(self.tokens + shape.tokens, self.squares + shape.squares, self.trained + shape.trained)
-
-
-def shape_of(length: int, trained: int) -> StepShape:
-    """Return the shape of one document, computed whole."""
-    return StepShape(length, length * length, trained)
-
-
-def micro_batch_shapes(
-    setup: TrainingSetup, documents: Sequence[TrimmedDocument], budget_tokens: int
-) -> list[StepShape]:
-    """Return the layout of each micro-batch of a step on these documents, as on the fast path.
-
-    The general path pads its documents; that loss is not counted.
-    """
-    fast = setup.path == "fast"
-    multiple = token_multiple(setup.kind, setup.dtype, setup.products) if fast else 1
-    shapes = []
-    for batch in split_documents(documents, budget_tokens, share=fast):
-        layout = make_layout([documents[index] for index in batch], share=fast, pad=multiples_of(multiple))
-        squares = sum((part.depth + part.size) ** 2 - part.depth**2 for part in layout.segments)
-        shapes.append(StepShape(layout.size, squares, len(layout.rows)))
-    return shapes
-
-
-def step_flops(setup: TrainingSetup, shape: StepShape) -> float:
-    """Return the floating point operations of forward and backward.
-
-    For each token: 4 N for the frozen linears (forward and input gradient, 2 each; no weight gradient) and 6 for each
-    adapter parameter (forward, input and weight gradient). For each document of length s: 3.5 x 2 L q s^2 for causal
-    attention, with two products forward (4 q s^2, half of it masked) and five backward with the scores recomputed
-    (FlashAttention-2, arXiv 2307.08691). For each trained token: 4 V d for the logits and the gradient of their input,
-    made in the forward pass. A recomputed layer adds another forward.
+    Padding and shared prefixes are not counted: a run's rate has them, as it is measured by the same count.
     """
     a = setup.architecture
-    recomputed = setup.recompute / a.layers
-    trained = setup.adapter_parameters
-    linear = (4 + 2 * recomputed) * a.linear_parameters + (6 + 2 * recomputed) * trained
+    recomputed = setup.recompute / a.layers  # a recomputed layer adds another forward
+    # Of each token: 4 for the frozen linears (forward and input gradient, 2 each; no weight gradient) and 6 for each
+    # adapter parameter (forward, input and weight gradient).
+    linear = (4 + 2 * recomputed) * a.linear_parameters + (6 + 2 * recomputed) * setup.adapter_parameters
+    # Causal attention: two products forward (4 q s^2, half of it masked) and five backward with the scores recomputed
+    # (FlashAttention-2, arXiv 2307.08691).
     attention = (3.5 + recomputed) * 2 * a.layers * a.q
+    # The logits and the gradient of their input, made in the forward pass.
     logits = 4 * a.vocabulary * a.hidden
-    return linear * shape.tokens + attention * shape.squares + logits * shape.trained
+    return sum(linear * length + attention * length**2 + logits * trained for length, trained in rows)
 
 
 @dataclass(frozen=True)
@@ -127,15 +92,14 @@ class Workload:
         whole = max(1, count_steps(self.rows, self.batch_size, self.epochs))
         return min(whole, self.max_steps) if self.max_steps else whole
 
-    def micro_batches(self, budget_tokens: int) -> list[StepShape]:
-        """Return the shapes of the micro-batches of the typical step."""
-        batches: list[StepShape] = []
-        for shape in map(shape_of, self.lengths, self.trained):
-            if batches and batches[-1].tokens + shape.tokens <= budget_tokens:
-                batches[-1] += shape
-            else:
-                batches.append(shape)
-        return batches
+    def micro_batches(self, budget_tokens: int) -> int:
+        """Return how many micro-batches the typical step has, without shared prefixes."""
+        count, used = 1, 0
+        for length in self.lengths:
+            if used and used + length > budget_tokens:
+                count, used = count + 1, 0
+            used += length
+        return count
 
 
 @dataclass(frozen=True)
@@ -164,13 +128,12 @@ class Choice:
 
 
 def assumed_workload(
-    *, longest: int, mean: float, rows: int, batch_size: int, epochs: float, max_steps: int | None, trained: float = 0.5
+    *, longest: int, mean: float, rows: int, batch_size: int, epochs: float, max_steps: int | None
 ) -> Workload:
-    """Return a workload of equal lengths, for data of which nothing but a mean is known."""
+    """Return a workload of equal lengths, half of them trained, for data of which nothing but a mean is known."""
     length = max(2, min(round(mean), longest))
-    counts = min(batch_size, max(rows, 1))
-    lengths, part = (length,) * counts, (max(1, round(length * trained)),) * counts
-    return Workload(lengths, part, longest, rows, batch_size, epochs, max_steps)
+    count = min(batch_size, max(rows, 1))
+    return Workload((length,) * count, (length // 2,) * count, longest, rows, batch_size, epochs, max_steps)
 
 
 def choose_dtype(setting: str, device: Device) -> str:
@@ -225,14 +188,13 @@ def first_that_fits(
 def _choice(
     setup: TrainingSetup, device: Device, work: Workload, budget: int, peak: Peak, limit: int, rate: Rate | None
 ) -> Choice:
-    shapes = work.micro_batches(budget)
-    choice = Choice(setup, device, budget, len(shapes), peak, limit)
+    choice = Choice(setup, device, budget, work.micro_batches(budget), peak, limit)
     if rate is None:
         return choice
-    computed_s = sum(step_flops(setup, shape) for shape in shapes) / rate.flops_per_s
+    computed_s = step_flops(setup, zip(work.lengths, work.trained, strict=True)) / rate.flops_per_s
     # Each micro-batch reads the streamed layers twice, beside the computing.
     read_bytes = 2 * choice.micro_batches * setup.streamed * layer_bytes(setup)
-    read_s = read_bytes / (device.disk_bytes_per_s if device.kind == "cpu" else device.link_bytes_per_s)
+    read_s = read_bytes / (DISK_READ_BYTES_PER_S if device.kind == "cpu" else LINK_BYTES_PER_S)
     return replace(choice, step_s=max(computed_s, read_s), error=rate.error)
 
 
@@ -257,7 +219,7 @@ SHORTEST = 256  # one question and answer
 def with_advice(error: DoesNotFit, setup: TrainingSetup, device: Device, work: Workload, share: float) -> DoesNotFit:
     """Return the same error with what would fit as its hint: `method: qlora`, a shorter length, a smaller model."""
 
-    def fits(other: TrainingSetup, longest: int) -> bool:
+    def fits(other: TrainingSetup, longest: int = work.longest) -> bool:
         lengths = tuple(min(length, longest) for length in work.lengths)
         try:
             first_that_fits(other, device, replace(work, longest=longest, lengths=lengths), memory_share=share)
@@ -268,21 +230,16 @@ def with_advice(error: DoesNotFit, setup: TrainingSetup, device: Device, work: W
     found = []
     # On a CPU 4-bit weights are unpacked right in whole blocks only (worker/model/general.py).
     can_pack = not setup.quantized and (device.kind != "cpu" or setup.architecture.has_whole_blocks)
-    if can_pack and fits(replace(setup, quantized=True, path="general"), work.longest):
+    if can_pack and fits(replace(setup, quantized=True, path="general")):
         found.append("--set method=qlora")
-    length = work.longest // 2
-    while length > SHORTEST and not fits(setup, length):
-        length //= 2
-    if fits(setup, max(length, SHORTEST)):
-        found.append(f"--set max_length={max(length, SHORTEST)}")
-    for name, architecture in _smaller(setup.architecture).items():
-        if fits(setup_of(architecture, setup.rank, "all-linear", setup.dtype, setup.kind), work.longest):
+    lengths = [work.longest >> halvings for halvings in range(1, work.longest.bit_length())]
+    shorter = [*(length for length in lengths if length > SHORTEST), SHORTEST]
+    found += [f"--set max_length={length}" for length in shorter if fits(setup, length)][:1]
+    known = {name: parse_architecture(config, name) for name in SMALLER if (config := known_model(name))}
+    for name, other in known.items():
+        if other.parameters < setup.architecture.parameters and fits(
+            setup_of(other, setup.rank, "all-linear", setup.dtype, setup.kind)
+        ):
             found.append(f"--set model={name}")
             break
     return DoesNotFit(error.message, hint=f"this would fit: {'; or '.join(found)}" if found else "use another machine")
-
-
-def _smaller(architecture: Architecture) -> Mapping[str, Architecture]:
-    configs = {name: known_model(name) for name in SMALLER}
-    others = {name: parse_architecture(config, name) for name, config in configs.items() if config}
-    return {name: other for name, other in others.items() if other.parameters < architecture.parameters}

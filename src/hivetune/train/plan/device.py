@@ -52,9 +52,6 @@ class Device:
     """The name that torch and the config use: cpu, cuda:0."""
     host_memory_bytes: int | None = None
     """Memory of the machine around a card; None where it is not this one."""
-    link_bytes_per_s: float = LINK_BYTES_PER_S
-    """From pinned host memory to a card."""
-    disk_bytes_per_s: float = DISK_READ_BYTES_PER_S
 
     def limit_bytes(self, memory_share: float = 0.9) -> int:
         """Return the most that a run may hold: its share of the installed memory, whatever other programs hold now."""

@@ -13,10 +13,9 @@ layouts, the plan predicts what they cost.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-from hivetune.data.snapshot import Snapshot
 
 # Below this many shared tokens one more segment costs more in small attention calls than it saves (docs/log.md).
 MIN_SHARED_TOKENS = 16
@@ -128,12 +127,7 @@ def trim_document(tokens: Sequence[int], trained: Sequence[int] | memoryview, we
     return TrimmedDocument(tuple(tokens[:last]), pairs, weight)
 
 
-def trim_rows(snapshot: Snapshot, rows: Iterable[int]) -> tuple[TrimmedDocument, ...]:
-    """Return rows of the snapshot as trimmed documents."""
-    return tuple(trim_document(snapshot.tokens(row).tolist(), snapshot.trained(row)) for row in rows)
-
-
-def make_layout(documents: Sequence[TrimmedDocument], *, share: bool, pad: Padding = unpadded) -> Layout:
+def make_layout(documents: Sequence[TrimmedDocument], *, share: bool = True, pad: Padding = unpadded) -> Layout:
     """Return the layout of documents in any order. `share`: compute common prefixes once.
 
     Documents without a trained token take no room. Tokens and entries are padded, so that matrix products come in few
@@ -142,8 +136,7 @@ def make_layout(documents: Sequence[TrimmedDocument], *, share: bool, pad: Paddi
     order = _by_content(documents)
     builder = _Builder(documents)
     if share and order:
-        pairs = itertools.pairwise(order)
-        builder.grow(order, [0] + [_common(documents[a].tokens, documents[b].tokens) for a, b in pairs], 0, ())
+        builder.grow(order, _shared_lengths(documents, order)[1], 0, ())
     else:
         for index in order:
             builder.leaf(index, 0, ())
@@ -162,7 +155,7 @@ def pack_tokens(tokens: int, rows: int, batch_size: int, device: str) -> int:
 
 
 def split_documents(
-    documents: Sequence[TrimmedDocument], budget_tokens: int, *, share: bool, aim_tokens: int | None = None
+    documents: Sequence[TrimmedDocument], budget_tokens: int, *, aim_tokens: int | None = None
 ) -> list[list[int]]:
     """Return the indices of the documents of each micro-batch, by content: neighbours share prefixes.
 
@@ -170,44 +163,38 @@ def split_documents(
     once), or one longer document. It also ends above `aim_tokens`, where the prefix that is then computed twice is
     short beside what it holds.
     """
+    order = _by_content(documents)
+    lengths, common = _shared_lengths(documents, order)
     batches: list[list[int]] = []
-    used = 0
-    before: tuple[int, ...] = ()
-    for index in _by_content(documents):
-        tokens = documents[index].tokens
-        common = _common(before, tokens) if share and batches else 0
-        fresh = len(tokens) - (common if common >= MIN_SHARED_TOKENS else 0)
-        above_aim = aim_tokens is not None and used + fresh > aim_tokens and WORTH_SHARING * common <= used
-        if not batches or used + fresh > budget_tokens or above_aim:
-            batches.append([])
-            used, fresh = 0, len(tokens)
-        batches[-1].append(index)
-        used += fresh
-        before = tokens
-    return [part for batch in batches for part in _fitted(documents, batch, budget_tokens)] if share else batches
+    start = 0
+    while start < len(order):
+
+        def computed(stop: int, start: int = start) -> int:
+            return _num_grown(lengths[start:stop], common[start:stop], 0)
+
+        def fitting(tokens: int, start: int = start) -> int:
+            """Return where a micro-batch from `start` on ends that holds at most `tokens`, or one document."""
+            stops = range(start + 2, len(order) + 1)
+            return start + 1 + bisect_right(stops, tokens, key=computed)
+
+        stop = fitting(budget_tokens)
+        if aim_tokens is not None:
+            above = range(fitting(aim_tokens), stop)
+            stop = next((place for place in above if WORTH_SHARING * common[place] <= computed(place)), stop)
+        batches.append(order[start:stop])
+        start = stop
+    return batches
 
 
-def _fitted(documents: Sequence[TrimmedDocument], batch: list[int], budget_tokens: int) -> Iterator[list[int]]:
-    """Yield `batch` in parts within the budget.
-
-    Two neighbours may share more than their tree does, whose branches each share at least MIN_SHARED_TOKENS. Then a sum
-    over neighbours is a few tokens short.
-    """
-    while batch:
-        count = len(batch)
-        while count > 1 and _num_computed([documents[index].tokens for index in batch[:count]]) > budget_tokens:
-            count -= 1
-        yield batch[:count]
-        batch = batch[count:]
-
-
-def _num_computed(sorted_tokens: Sequence[Sequence[int]]) -> int:
-    """Return the tokens of the layout that `_Builder.grow` makes of these, without making it."""
-    common = [0, *(_common(before, tokens) for before, tokens in itertools.pairwise(sorted_tokens))]
-    return _num_grown([len(tokens) for tokens in sorted_tokens], common, 0)
+def _shared_lengths(documents: Sequence[TrimmedDocument], order: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return the length of each document of `order`, and how many tokens it shares with the one before it."""
+    tokens = [documents[index].tokens for index in order]
+    common = [_common(before, after) for before, after in itertools.pairwise(tokens)]
+    return [len(each) for each in tokens], [0, *common][: len(tokens)]
 
 
 def _num_grown(lengths: Sequence[int], common: Sequence[int], depth: int) -> int:
+    """Return the tokens of the tree that `_Builder.grow` makes of documents like these, without making it."""
     if len(lengths) == 1:
         return lengths[0] - depth
     shared, grown = min(common[1:]), 0

@@ -226,38 +226,22 @@ def predict_peak(setup: TrainingSetup, tokens: int, longest: int | None = None) 
 
 # What each part of a peak is, for people.
 PARTS = {
-    "weights": "{parameters:,} frozen parameters in {precision}; no gradient, no optimizer state{streamed}",
-    "adapters": "{trained:,} trained parameters ({share:.2f} % of the model), float32",
+    "weights": "the frozen parameters; no gradient, no optimizer state",
+    "adapters": "the trained parameters in float32",
     "gradients": "one float32 for each trained parameter",
-    "optimizer": "two float32 for each trained parameter: not {full_gb:.1f} GB for gradients and AdamW of the whole "
-    "model, as full fine-tuning pays",
-    "activations": "{tokens:,} tokens a micro-batch x {layers} layers{recomputed}",
+    "optimizer": "two float32 for each trained parameter; not one for each of the model, as full fine-tuning pays",
+    "activations": "what each layer keeps for its backward, or only its input where it is recomputed",
     "attention": "tables and sums of attention",
-    "logits": "{positions} positions at a time x {vocabulary:,} entries, trained tokens only",
+    "logits": "some positions at a time, trained tokens only",
     "runtime": "Python, torch and its kernels",
     "saved state": "a copy of adapters and optimizer, which is written while the next steps are computed",
     "compiled products": "code that oneDNN keeps for each row count of its products",
 }
 
 
-def explain_memory(setup: TrainingSetup, peak: Peak, tokens: int) -> list[tuple[str, int, str]]:
+def explain_memory(peak: Peak) -> list[tuple[str, int, str]]:
     """Return (part, bytes, explanation in words) for people, the largest part first."""
-    a, n = setup.architecture, setup.adapter_parameters
-    values = {
-        "parameters": a.parameters,
-        "precision": "4-bit NF4" if setup.quantized else setup.dtype,
-        "streamed": f"; {setup.streamed} of {a.layers} layers are streamed, 3 at a time" if setup.streamed else "",
-        "trained": n,
-        "share": 100 * n / a.parameters,
-        "full_gb": 12 * a.parameters / 1e9,
-        "tokens": tokens,
-        "layers": a.layers,
-        "recomputed": f", {setup.recompute} of them recomputed" if setup.recompute else "",
-        "positions": min(tokens, LOGITS_CHUNK),
-        "vocabulary": a.vocabulary,
-    }
-    ordered = sorted(peak.parts.items(), key=lambda part: -part[1])
-    return [(name, size, PARTS[name].format(**values)) for name, size in ordered]
+    return sorted(((name, size, PARTS[name]) for name, size in peak.parts.items()), key=lambda part: -part[1])
 
 
 def disk_bytes(setup: TrainingSetup) -> dict[str, int]:

@@ -12,7 +12,7 @@ import itertools
 import math
 import struct
 from array import array
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -169,16 +169,17 @@ def make_plan(
                 yield from (ordered[start : start + batch_size] for start in range(0, len(ordered), batch_size))
             chunk_ends.add(len(step_ends))  # it goes on here once its last batch is a step
 
-    for batch in itertools.islice(batches(), max_steps):
-        entry_rows.extend(row.row for row in batch)
-        entry_trained.extend(row.trained for row in batch)
-        step_ends.append(len(entry_rows))
+    def add_steps(entries: Iterable[Sequence[PlanRow]]) -> None:
+        for step in entries:
+            entry_rows.extend(row.row for row in step)
+            entry_trained.extend(row.trained for row in step)
+            step_ends.append(len(entry_rows))
+
+    add_steps(itertools.islice(batches(), max_steps))
     chunk_ends.add(len(step_ends))  # the step limit may end the plan inside a chunk
     lessons_from = len(step_ends) if bad else None
-    for entries in _lesson_steps(rows, good, bad, seed, batch_size) if bad else ():
-        entry_rows.extend(row.row for row in entries)
-        entry_trained.extend(row.trained for row in entries)
-        step_ends.append(len(entry_rows))
+    if bad:
+        add_steps(_lesson_steps(rows, good, bad, seed, batch_size))
     return Plan(
         snapshot_hash=snapshot_hash,
         settings_hash=settings_hash,
@@ -247,24 +248,25 @@ def max_quarantined(num_rows: int, max_rejected: float) -> int:
     return max(ALWAYS_TOLERATED, int(max_rejected * num_rows))
 
 
+# The keys of plan.json and the fields of a plan that they hold.
+DESCRIBED = {
+    "snapshot": "snapshot_hash",
+    "settings": "settings_hash",
+    **{name: name for name in ("seed", "batch_size", "epochs", "max_steps", "chunk_ends", "lessons_from")},
+    "rows": "num_rows",
+}
+
+
 def write_plan(run: Path, plan: Plan) -> None:
     """Write plan.bin, then plan.json with its hash. Amendments are appended by `append_amendment`, never here."""
     binary = _encode(plan)
     write_atomic(run / PLAN_ROWS, binary)
     description = {
         "schema": 1,
-        "snapshot": plan.snapshot_hash,
-        "settings": plan.settings_hash,
-        "seed": plan.seed,
-        "batch_size": plan.batch_size,
-        "epochs": plan.epochs,
-        "max_steps": plan.max_steps,
-        "rows": plan.num_rows,
+        **{key: getattr(plan, name) for key, name in DESCRIBED.items()},
         "rows_not_reached": plan.num_rows - len(set(plan.entry_rows)),
         "steps": len(plan.step_ends),
         "trained_tokens": sum(plan.entry_trained),
-        "chunk_ends": list(plan.chunk_ends),
-        "lessons_from": plan.lessons_from,
         "sha256": sha256_bytes(binary),
     }
     write_json(run / PLAN, description)
@@ -280,21 +282,14 @@ def read_plan(run: Path) -> Plan:
         if sha256_bytes(binary) != description["sha256"]:
             raise ValueError("its hash is not the recorded one")
         step_ends, entry_rows, entry_trained = _decode(binary)
-        return Plan(
-            snapshot_hash=description["snapshot"],
-            settings_hash=description["settings"],
-            seed=description["seed"],
-            batch_size=description["batch_size"],
-            epochs=description["epochs"],
-            max_steps=description["max_steps"],
-            num_rows=description["rows"],
+        plan = Plan(
+            **{name: description[key] for key, name in DESCRIBED.items()},
             entry_rows=entry_rows,
             entry_trained=entry_trained,
             step_ends=step_ends,
-            amendments=tuple(read_amendments(run, set(entry_rows))),
-            chunk_ends=tuple(description.get("chunk_ends", ())),
-            lessons_from=description["lessons_from"],
         )
+        amendments = tuple(read_amendments(run, set(entry_rows)))
+        return replace(plan, amendments=amendments, chunk_ends=tuple(plan.chunk_ends))
     except OSError as error:
         raise UsageError(f"cannot read {run / PLAN_ROWS}: {error.strerror}", hint=HINT) from None
     except (KeyError, TypeError, ValueError) as error:

@@ -47,7 +47,6 @@ class Ended:
     step: int
     durable: int
     phase: Beat | None = None
-    seconds: float = 0.0
     diagnosis: Diagnosis | None = None
 
 

@@ -84,47 +84,38 @@ def evidence_of(outcome: Outcome, *, kernel: Sequence[str] = (), oom: bool = Fal
 def diagnose(evidence: Evidence) -> Diagnosis:
     """Return the first fault of the catalogue that fits: by the error's own words, then by log, kernel, all facts."""
     own_lines = _error_lines(evidence)
-    logs = (evidence.kernel, WARNING.sub("", evidence.log))
+    quiet = WARNING.sub("", evidence.log)
     # The log of a process that ended by itself, without an error of its own: any line may be the reason.
-    whole_log = "" if own_lines or _was_ended(evidence) else evidence.log
-    chosen = frozenset(fact for fact in evidence.facts if fact.startswith("type:") or fact in REFUSALS)
-    strong = frozenset(fact for fact in evidence.facts if not fact.startswith(WEAK_FACTS))
+    any_line = not own_lines and not _was_ended(evidence)
+    facts, none = evidence.facts, frozenset[str]()
+    chosen = frozenset(fact for fact in facts if fact.startswith("type:") or fact in REFUSALS)
+    strong = frozenset(fact for fact in facts if not fact.startswith(WEAK_FACTS))
     either: tuple[SignKind, ...] = ("patterns", "own")
-    fault = (
-        _search(evidence, own_lines[:1], either, chosen)
-        or next(filter(None, (_search(evidence, (cause,), either) for cause in own_lines[1:])), None)
-        or _search(evidence, logs, ("patterns",), strong)
-        or _search(evidence, (WARNING.sub("", whole_log),), either)
-        or _search(evidence, (whole_log,), either)
-        or _search(evidence, (*own_lines, *logs), ("weak",))
-        or _search(evidence, (), (), evidence.facts - {"always"})
-        or (catalogue()[-1], _last_line(evidence.error or evidence.log))
-    )
+    # Texts, the signs that are searched in them, and facts that decide as well.
+    passes: list[tuple[Sequence[str], Sequence[SignKind], frozenset[str]]] = [
+        (own_lines[:1], either, chosen),
+        *(((cause,), either, none) for cause in own_lines[1:]),
+        ((evidence.kernel, quiet), ("patterns",), strong),
+        *(((log,), either, none) for log in (quiet, evidence.log) if any_line),
+        ((*own_lines, evidence.kernel, quiet), ("weak",), none),
+        ((), (), facts | {"always"}),
+    ]
+    fault, quote = next(found for found in itertools.starmap(_first_fault, passes) if found)
+    if fault.id in LAST_RESORT and not quote:
+        lines = (evidence.error or evidence.log).strip().splitlines()
+        quote = lines[-1][:QUOTE_LIMIT] if lines else ""
     product = SHAPE.search(evidence.error) or SHAPE.search(evidence.log)
-    return Diagnosis(*fault, (int(product[1]), int(product[2]), int(product[3])) if product else None)
+    return Diagnosis(fault, quote, (int(product[1]), int(product[2]), int(product[3])) if product else None)
 
 
-def _search(
-    evidence: Evidence,
-    texts: Sequence[str],
-    kinds: Sequence[SignKind],
-    facts: frozenset[str] = frozenset(),
-) -> tuple[Fault, str] | None:
-    """Return the first fault with a sign in one of `texts` or with one of `facts`, and the line that revealed it.
-
-    `kinds`: which of its signs are searched.
-    """
+def _first_fault(texts: Sequence[str], kinds: Sequence[SignKind], facts: frozenset[str]) -> tuple[Fault, str] | None:
+    """Return the first fault with a sign in one of `texts` or with one of `facts`, and the line that revealed it."""
     for fault in catalogue():
         signs = [getattr(fault, kind) for kind in kinds]
         quote = next((line for text in texts if (line := _matching_line(signs, text))), "")
         if quote or fault.facts & facts:
             return fault, quote
     return None
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1][:QUOTE_LIMIT] if lines else ""
 
 
 def _was_ended(evidence: Evidence) -> bool:

@@ -1,9 +1,8 @@
-"""Isolation: which row of a batch kills the worker, and is it the row or the arithmetic? Throw-away children answer.
+"""Isolation: which rows of a step kill their worker or give NaN, each alone. Throw-away children answer.
 
-A child replays the rows of the batch one by one. The first that it does not survive is the suspect, so one bad row
-costs two or three children whatever the batch size. What died is then replayed in another way (longer by padding, other
-matrix library, other order). If it dies again it is the row, if not it is a kernel. Each child begins with a row that
-was trained before: if even that one dies, it is the machine.
+A child replays the rows of the step one by one. The first that it does not survive is the suspect, so one bad row costs
+two or three children whatever the batch size. What failed is then replayed in another way (longer by padding, another
+matrix library). If it fails again it is at fault, if not it is a kernel, and the ladder goes on with all rows.
 """
 
 import shutil
@@ -16,12 +15,9 @@ from hivetune.process.parent import Limits, run_task
 from hivetune.process.protocol import Item, Replay
 from hivetune.run.folder import ISOLATION, ITEMS
 from hivetune.train.supervise.attempt import worker_effects
-from hivetune.train.supervise.ladder import Culprit
 
 # Another matrix library and other kernels, wherever the run computes. Variables of absent libraries do nothing.
 OTHER_RUNGS = ("blas", "plain")
-# Without a control row: after so many failures and no row that is fine, it is not the rows.
-NOTHING_FINE = 3
 
 
 @dataclass(frozen=True)
@@ -38,9 +34,8 @@ class Ending:
 
 @dataclass(frozen=True)
 class Findings:
-    """The result of an isolation. `rows`: those to quarantine, with the reason. `children`: how many were started."""
+    """The result of an isolation. `rows`: those at fault, with the reason. `children`: how many were started."""
 
-    culprit: Culprit
     words: str
     rows: Mapping[int, str] = field(default_factory=dict)
     children: int = 0
@@ -50,83 +45,59 @@ Replayer = Callable[[Sequence[Item], bool], Ending]
 """Runs one child on some items; True: in the other way, with OTHER_RUNGS in effect."""
 
 
-class _Machine(Exception):
-    """Raised if even a row that was trained before can't be replayed."""
+class _NotTheRows(Exception):
+    """Raised when something fails that no row can be blamed for."""
 
 
-def isolate(rows: Sequence[int], replay: Replayer, *, control: int | None = None) -> Findings:
-    """Replay `rows` (a step's, in order) until it is known which of them kill or give NaN, and why.
+def isolate(rows: Sequence[int], replay: Replayer, *, most: int, control: int | None = None) -> Findings:
+    """Return which of `rows` (a step's) kill their process or are not finite, computed in two ways.
 
-    `replay` runs one child. `control` is a row that was trained without trouble. At most 3 children for one bad row and
-    2 more for each further one, 3 when no row is bad alone, and never more than log2(rows) + 2 for one.
+    `replay` runs one child. `control` is a row of another step, which each child computes first: where even that one
+    fails, no row is at fault. Neither is one where more than `most` fail. One bad row takes at most 3 children, each
+    further one 2 more.
     """
     children = 0
+    controls = [] if control is None else [Item((control,))]
 
-    def run(items: Sequence[Item], *, other: bool) -> Ending:
-        """Run one child. The control row goes first and is taken out of the ending."""
+    def failing(items: Sequence[Item], *, other: bool) -> dict[int, str]:
+        """Return the rows that fail alone, and how. A child that dies is followed by one for the items after it."""
         nonlocal children
-        children += 1
-        controls = [] if control is None else [Item((control,))]
-        ending = replay([*controls, *items], other)
-        if not ending.started:
-            raise _Machine(f"the replay could not begin: {ending.words}")
-        if controls and not ending.finite:
-            raise _Machine(f"a row that was trained before fails now: {ending.words}")
-        if controls and not ending.finite[0]:
-            raise _Machine("a row that was trained before is not finite now")
-        return Ending(ending.finite[len(controls) :], ending.words)
-
-    def scan(items: Sequence[Item], *, other: bool) -> dict[int, str]:
-        """Return the rows that alone kill their process or are not finite, with the kind of failure.
-
-        A child that dies is followed by one that begins after the item it died of.
-        """
         failed: dict[int, str] = {}
         pending = list(items)
         while pending:
-            ending = run(pending, other=other)
-            for item, finite in zip(pending, ending.finite, strict=False):
-                if not finite:
+            children += 1
+            ending = replay([*controls, *pending], other)
+            if not ending.started or not all(ending.finite[: len(controls)]) or len(ending.finite) < len(controls):
+                why = ending.words or "it is not finite"
+                raise _NotTheRows(f"the replay fails before the first of the step's rows: {why}")
+            finite = ending.finite[len(controls) :]
+            for item, is_finite in zip(pending, finite, strict=False):
+                if not is_finite:
                     failed[item.rows[0]] = "the loss or gradient is not finite"
-            num_finite = len(ending.finite)
-            if ending.words and num_finite < len(pending):
-                failed[pending[num_finite].rows[0]] = ending.words
-                num_finite += 1
-            pending = pending[num_finite:]
-            tested = len(items) - len(pending)
-            if not other and control is None and tested == len(failed) >= NOTHING_FINE:
+            tested = len(finite)
+            if ending.words and tested < len(pending):
+                failed[pending[tested].rows[0]] = ending.words
+                tested += 1
+            if len(failed) > most:
                 first = next(iter(failed.values()))
-                raise _Machine(f"each of {tested} rows fails alone, so it is not the rows: {first}")
+                raise _NotTheRows(f"more than {most} rows fail, so it is the machine and not the rows: {first}")
+            pending = pending[tested:]
         return failed
 
     try:
-        suspects = scan([Item((row,)) for row in rows], other=False)
-        if suspects:
-            confirmed = scan([Item((row,), padded=True) for row in suspects], other=True)
-            bad = {row: how for row, how in suspects.items() if row in confirmed}
-            cured = ", ".join(str(row) for row in suspects if row not in confirmed)
-            causes = []
-            if bad:
-                named = ", ".join(map(str, bad))
-                causes.append(
-                    f"bad row {named}: it fails alone, and again with other padding and another matrix library"
-                )
-            if cured:
-                causes.append(f"bad kernel: row {cured} fails as it is, and not when computed another way")
-            return Findings("row" if bad else "kernel", "; ".join(causes), bad, children)
-        # Each row is fine alone: the whole batch, then in another order, with other padding and library.
-        whole = Ending((True,))
-        if run([Item(tuple(rows))], other=False) == whole:
-            return Findings("chance", "the same rows were computed again without a fault", children=children)
-        if run([Item(tuple(rows)[::-1], padded=True)], other=True) == whole:
-            word = (
-                "bad kernel: the batch fails as it is, and not in another order with other padding and another library"
-            )
-        else:
-            word = "the rows fail together and each alone is fine: it is the size of the batch, not its content"
-        return Findings("kernel", word, children=children)
-    except _Machine as machine:
-        return Findings("machine", str(machine), children=children)
+        suspects = failing([Item((row,)) for row in rows], other=False)
+        confirmed = failing([Item((row,), padded=True) for row in suspects], other=True)
+    except _NotTheRows as error:
+        return Findings(str(error), children=children)
+    bad = {row: how for row, how in suspects.items() if row in confirmed}
+    cured = ", ".join(str(row) for row in suspects if row not in confirmed)
+    words = []
+    if bad:
+        named = ", ".join(map(str, bad))
+        words.append(f"bad row {named}: it fails alone, and again with other padding and another matrix library")
+    if cured:
+        words.append(f"bad kernel: row {cured} fails as it is, and not when computed another way")
+    return Findings("; ".join(words) or "each row of the step is fine alone", bad, children)
 
 
 def replay_in_children(
@@ -134,9 +105,9 @@ def replay_in_children(
     model: Path,
     snapshot: Path,
     *,
-    rungs: Sequence[str] = (),
-    module: str | None = None,
-    limits: Callable[[], Limits] = Limits,
+    rungs: Sequence[str],
+    module: str | None,
+    limits: Callable[[], Limits],
 ) -> Replayer:
     """Return the `replay` that starts real children, with `rungs` in effect as in the worker that died."""
     folder = run / ISOLATION
@@ -155,12 +126,3 @@ def replay_in_children(
         return Ending(finite, text, started=bool(events))
 
     return replay
-
-
-def within(findings: Findings, quarantined: int, most: int) -> Findings:
-    """Return the findings, unless they would bring `quarantined` above `most`: then no row is the cause."""
-    count = quarantined + len(findings.rows)
-    if count <= most:
-        return findings
-    reason = f"{count} rows have failed so far, more than the {most} that are tolerated: it is the machine"
-    return Findings("machine", reason, children=findings.children)

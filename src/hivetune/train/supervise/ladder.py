@@ -1,4 +1,4 @@
-"""The ladder: from a run's failures so far to the next action. Pure functions, without clock, disk or process.
+"""The ladder: from a run's failures so far to the next action, and what a run learns from earlier ones.
 
 The first failure at a place may be chance: the same again from the newest state. The next one there is none: the next
 change of the fault's list, in which `isolate` is the replay of the step's rows. After six failures without a later
@@ -10,8 +10,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
+from hivetune.base.typed import from_plain
 from hivetune.machine.facts import fault as fault_of
+from hivetune.machine.facts import remedies_of
 from hivetune.machine.findings import LEAVE_HIPBLASLT
+from hivetune.machine.inventory import Machine
+from hivetune.machine.profile import read_profile, write_profile
 from hivetune.run.choices import NO_CHOICES, Choices
 
 # A card runs behind its host, so its faults are noticed up to a step late.
@@ -20,6 +24,11 @@ MAX_WAIT_S = 300.0
 EVERY_LAYER = 10_000
 # These shrink a step; a worker that dies while it loads needs something else.
 OF_A_STEP = frozenset({"isolate", "small", "smallest"})
+# The rungs that change the training itself, and only where `allow` names them. They concern one run's data, so no later
+# run begins with them.
+SMALLER_TRAINING = ("rank", "sample")
+# What filled the memory or broke the card may be gone by then.
+FORGET_S = 30 * 86_400.0
 
 
 @dataclass(frozen=True)
@@ -105,12 +114,13 @@ class Failure:
         return self.durable > max(before.durable, before.step) or self.quarantined > before.quarantined
 
     def is_near(self, failure: "Failure") -> bool:
-        """Return whether this happened at the same place: a card's faults are noticed up to a step late."""
+        """Return whether this happened at the same place."""
         return abs(self.step - failure.step) <= LATE_STEPS and self.quarantined == failure.quarantined
 
     @property
     def kind(self) -> str:
-        """Return what equal faults have in common: a card reports one and the same fault in several ways."""
+        """Return what equal faults have in common."""
+        # A card reports one and the same fault in several ways.
         return "device" if fault_of(self.fault).domain == "device" else self.fault
 
 
@@ -131,9 +141,6 @@ class Bounds:
 
 
 ReplyKind = Literal["again", "change", "isolate", "wait", "stop"]
-# What an isolation found guilty (isolate.py): rows of the step; a kernel, as the same rows survive another way of
-# computing; chance, as it did not happen again; the machine, as rows that were fine before die too.
-Culprit = Literal["row", "kernel", "chance", "machine"]
 
 
 @dataclass(frozen=True)
@@ -148,7 +155,10 @@ class Reply:
 
 
 def next_action(history: Sequence[Failure], bounds: Bounds) -> Reply:
-    """Return the answer to the last failure of `history`, in the light of those since the run last got on."""
+    """Return the answer to the last failure of `history`, in the light of those since the run last got on.
+
+    A last failure that is `isolated` had no row at fault.
+    """
     last, fault = history[-1], fault_of(history[-1].fault)
     if not fault.retry:
         return Reply("stop", f"{fault.title}: another attempt would end the same way", last.rungs)
@@ -163,9 +173,13 @@ def next_action(history: Sequence[Failure], bounds: Bounds) -> Reply:
     pause_s = min(bounds.backoff_s * 2.0 ** (len(stuck) - 1), MAX_WAIT_S)
     if fault.first == "again" and len(here) == 1:
         return Reply("again", "one fault may be chance", last.rungs, wait_s=pause_s if fault.backoff else 0.0)
+    if fault.domain == "host" and last.isolated and not any(failure.isolated for failure in alike[:-1]):
+        # A person or a watchdog may have killed it twice. A change would alter the arithmetic of a run that had no
+        # fault (law 4): eight kills on a busy machine ended in another adapter.
+        return Reply("again", "no row of the step is at fault: the same again", last.rungs)
     kept = remaining_rungs(history)
     published = bounds.published.get(fault.id, {})
-    smaller = [name for name in ("rank", "sample") if name in bounds.allow]
+    smaller = [name for name in SMALLER_TRAINING if name in bounds.allow]
     barred = bounds.void | set(last.rungs) | {failure.tried for failure in alike}
     barred |= OF_A_STEP if last.step < 0 else {"isolate"} if any(failure.isolated for failure in alike) else set()
     for name in (*published, *fault.rungs, *smaller):
@@ -177,21 +191,6 @@ def next_action(history: Sequence[Failure], bounds: Bounds) -> Reply:
     return Reply("again", "no change is left to try; the same again after a pause", kept, wait_s=pause_s)
 
 
-def after_isolation(history: Sequence[Failure], culprit: Culprit, reason: str, bounds: Bounds) -> tuple[Reply, Failure]:
-    """Return what follows the replay of the last failure's rows, and that failure as the history keeps it.
-
-    A guilty row is quarantined by then, and the step is made without it. Where its rows are fine, a process that was
-    killed from outside goes on as it was: a change would alter the arithmetic of a run that had no fault (law 4).
-    """
-    replayed = replace(history[-1], isolated=True)
-    with_replay = [*history[:-1], replayed]
-    if culprit == "row":
-        return Reply("again", reason, remaining_rungs(with_replay)), replayed
-    if culprit == "chance" and fault_of(replayed.fault).domain == "host":
-        return Reply("again", reason, replayed.rungs), replayed
-    return next_action(with_replay, bounds), replayed
-
-
 def without_progress(history: Sequence[Failure]) -> Sequence[Failure]:
     """Return the newest failures, as far back as none brought progress over the one before it."""
     first = len(history) - 1
@@ -201,49 +200,31 @@ def without_progress(history: Sequence[Failure]) -> Sequence[Failure]:
 
 
 def remaining_rungs(history: Sequence[Failure]) -> tuple[str, ...]:
-    """Return the rungs that stay after the last failure: all but a change that did not help, one at a time.
-
-    Changes that save memory stay: each is a step on the way to what fits.
-    """
+    """Return the rungs that stay after the last failure: all but a change that did not help, one at a time."""
     last = history[-1]
     before = without_progress(history)[-2:-1]
     no_help = any(failure.is_near(last) and failure.kind == last.kind for failure in before)
+    # Changes that save memory stay: each is a step on the way to what fits.
     if not no_help or fault_of(last.fault).domain == "memory":
         return last.rungs
     return tuple(name for name in last.rungs if name != last.tried)
 
 
-@dataclass(frozen=True)
-class ArithmeticChange:
-    """A rung in effect that rounds differently from an undisturbed run.
+def arithmetic_changes(events: Iterable[Mapping[str, Any]], rungs: Sequence[str]) -> list[str]:
+    """Return a sentence for each of `rungs` that rounds differently from an undisturbed run, with the reason.
 
-    `fault`: the title of what it answers, after it came twice in `step`. Both are empty where an earlier run of this
-    model on this machine needed the rung.
+    `events`: of the whole run. A rung that they do not explain was needed by an earlier run of the model.
     """
-
-    rung: str
-    says: str
-    fault: str = ""
-    step: int | None = None
-
-    @property
-    def words(self) -> str:
-        began = f"from step {self.step} on" if self.step is not None else "from the first step on"
-        reason = f"workers kept ending there: {self.fault}" if self.fault else "an earlier run here needed it"
-        return f"{began} it computed with {self.says} ({reason})"
-
-
-def arithmetic_changes(events: Iterable[Mapping[str, Any]], rungs: Sequence[str]) -> list[ArithmeticChange]:
-    """Return those of `rungs` that are not exact, with the reason for each, by the run's events."""
     failure: Mapping[str, Any] = {}
-    changes: dict[str, ArithmeticChange] = {}
+    said: dict[str, str] = {}
     for event in events:
         if event["event"] == "failure":
             failure = event
         if event["event"] == "action" and event["tried"] in RUNGS:
-            title, step = fault_of(failure["fault"]).title, failure["step"]
-            changes[event["tried"]] = ArithmeticChange(event["tried"], event["why"], title, max(0, step))
-    return [changes.get(name, ArithmeticChange(name, RUNGS[name].says)) for name in rungs if not RUNGS[name].exact]
+            reason = f"workers kept ending there: {fault_of(failure['fault']).title}"
+            said[event["tried"]] = f"from step {max(0, failure['step'])} on it computed with {event['why']} ({reason})"
+    remembered = "from the first step on it computed with {} (an earlier run here needed it)"
+    return [said.get(name, remembered.format(RUNGS[name].says)) for name in rungs if not RUNGS[name].exact]
 
 
 def effects_of(rungs: Sequence[str]) -> tuple[dict[str, str | None], Choices]:
@@ -257,10 +238,8 @@ def effects_of(rungs: Sequence[str]) -> tuple[dict[str, str | None], Choices]:
 
 
 def void_rungs(environment: Mapping[str, str], choices: Choices) -> frozenset[str]:
-    """Return the rungs already in effect, by the worker's environment and choices: trying them proves nothing.
-
-    The general path has nothing to stream.
-    """
+    """Return the rungs already in effect, by the worker's environment and choices: trying them proves nothing."""
+    # The general path has nothing to stream.
     values = choices.made() | ({"streamed": EVERY_LAYER} if choices.path == "general" else {})
 
     def is_void(rung: Rung) -> bool:
@@ -269,3 +248,50 @@ def void_rungs(environment: Mapping[str, str], choices: Choices) -> frozenset[st
         return bool(same) and all(same)
 
     return frozenset(name for name, rung in RUNGS.items() if is_void(rung))
+
+
+def open_failures(events: Iterable[Mapping[str, Any]]) -> list[Failure]:
+    """Return the failures since the last clean end: a killed supervisor's count continues, a new start begins anew."""
+    failures: list[Failure] = []
+    for entry in events:
+        if entry["event"] == "supervisor_ended":
+            failures = []
+        elif entry["event"] == "failure":
+            failures.append(from_plain(Failure, {name: entry[name] for name in Failure.__dataclass_fields__}))
+    return failures
+
+
+def last_rungs(events: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the rungs in effect when the last supervisor ended or was killed: a resumed run keeps its arithmetic."""
+    of = [entry["rungs"] for entry in events if entry["event"] in ("attempt", "action", "supervisor_ended")]
+    return tuple(of[-1]) if of else ()
+
+
+def published_remedies(machine: Machine) -> dict[str, dict[str, str]]:
+    """Return by fault the rungs that helped others with a card of `machine`, in their order: name -> the thread."""
+    remedies: dict[str, dict[str, str]] = {}
+    for remedy in (each for card in machine.cards if card.kind == "rocm" for each in remedies_of(card.architecture)):
+        for fault in remedy["faults"]:
+            remedies.setdefault(fault, {}).setdefault(remedy["rung"], f"as in {remedy['source']}")
+    return remedies
+
+
+def remembered_rungs(fingerprint: str, model: str, now_s: float) -> tuple[str, ...]:
+    """Return the rungs that a run of `model` begins with here: those that a run needed within the last 30 days.
+
+    They are kept in the machine's profile; another driver, card or torch has another profile.
+    """
+    needed = read_profile(fingerprint).rungs.get(model, {})
+    return tuple(name for name, time_s in needed.items() if name in RUNGS and now_s - time_s < FORGET_S)
+
+
+def remember_rungs(fingerprint: str, model: str, rungs: Sequence[str], now_s: float) -> None:
+    """Remember that a run of `model` needed these rungs here. One that it began with keeps the time of its need.
+
+    Raises OSError where the profile can't be written.
+    """
+    profile, remembered = read_profile(fingerprint), remembered_rungs(fingerprint, model, now_s)
+    before = profile.rungs.get(model, {})
+    kept = [name for name in rungs if name not in SMALLER_TRAINING]
+    needed = {name: before[name] if name in remembered else round(now_s) for name in kept}
+    write_profile(replace(profile, rungs={**profile.rungs, model: needed}))

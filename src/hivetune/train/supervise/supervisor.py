@@ -5,9 +5,11 @@ supervisor that is killed itself is replaced by the next one, which continues fr
 """
 
 import os
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,33 +44,30 @@ from hivetune.train.supervise.attempt import (
     worker_effects,
 )
 from hivetune.train.supervise.diagnose import diagnose, evidence_of
-from hivetune.train.supervise.history import (
-    drift,
-    last_rungs,
-    open_failures,
-    published_remedies,
-    remember_rungs,
-    remembered_rungs,
-)
-from hivetune.train.supervise.isolate import isolate, replay_in_children, within
+from hivetune.train.supervise.isolate import isolate, replay_in_children
 from hivetune.train.supervise.ladder import (
+    SMALLER_TRAINING,
     Bounds,
     Failure,
     Reply,
-    after_isolation,
+    last_rungs,
     next_action,
+    open_failures,
+    published_remedies,
+    remaining_rungs,
+    remember_rungs,
+    remembered_rungs,
     void_rungs,
 )
-from hivetune.train.supervise.room import LOOK_S, Events, has_room
 
-# The rungs that change the training itself, and only where `allow` names them.
-SMALLER = ("rank", "sample")
 # What a run that goes on needs for journals and logs, besides a checkpoint and an adapter of a third of its size.
 MIN_RESERVE_BYTES = 1 << 20
 MIN_CHECKPOINT_EVERY_S = 10.0
 SAMPLE_EVERY_S = 30.0
 # The first sample comes sooner: many faults come within the first half minute.
 FIRST_SAMPLE_S = 5.0
+# How often a run that waits for the disk looks whether it has room.
+LOOK_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,6 @@ class RunOutcome:
     status: str
     steps: int
     restarts: int
-    seconds: float
     result: Mapping[str, Any] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
     rungs: tuple[str, ...] = ()
@@ -114,7 +112,7 @@ def supervise_run(
     Raises Busy when another process has the run, UsageError when model or data are not what they were, DoesNotFit when
     the disk has no room for the run's checkpoints.
     """
-    with hold_run(run), Events(run / EVENTS) as events, StopRequest(terms.ends) as stop:
+    with hold_run(run), _Events(run / EVENTS) as events, StopRequest(terms.ends) as stop:
         machine = machine or read_machine(folder=run)
         supervisor = _Supervisor(run, config, model, snapshot, machine, terms, worker, replay, events=events, stop=stop)
         supervisor.begin()
@@ -127,6 +125,77 @@ def supervise_run(
                     raise
                 outcome = supervisor.pause_for_disk(error)
         return outcome
+
+
+class _Events(Journal):
+    """The supervisor's journal, RUN/events.jsonl, which must never be the reason that a run ends.
+
+    On a full disk its lines wait in memory, in their order, until there is room. Other errors of the disk are raised.
+    """
+
+    def append(self, event: str, **fields: Any) -> dict[str, Any]:
+        _was_written(partial(super().append, event, **fields))
+        return {"event": event, **fields}
+
+    def close(self) -> None:
+        _was_written(super().close)
+
+
+def _was_written(write: Callable[[], object]) -> bool:
+    """Return False where the disk is full. Raises its other errors."""
+    try:
+        write()
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        return False
+    return True
+
+
+def _has_room(run: Path) -> bool:
+    """Return whether the run can go on: the room is allocated and freed again, because no call reports a quota."""
+    needed = _reserve_bytes(run)
+
+    def allocate() -> None:
+        with tempfile.TemporaryFile(dir=run) as file:
+            os.posix_fallocate(file.fileno(), 0, needed)
+
+    return disk_free_bytes(run) >= needed and _was_written(allocate)
+
+
+def _reserve_bytes(run: Path) -> int:
+    """Return the room that the next checkpoint and the adapter need. On a full disk older checkpoints are deleted."""
+    sizes = [
+        sum(path.stat().st_size for path in checkpoints.folder_of(run, step).iterdir())
+        for step in checkpoints.steps(run)
+    ]
+    return MIN_RESERVE_BYTES + 4 * max(sizes, default=0) // 3
+
+
+def _wait_for_disk(
+    run: Path,
+    events: Journal,
+    is_over: Callable[[], bool],
+    on_wait: Callable[[str], None],
+    sleep: Callable[[float], object],
+) -> None:
+    """Free what the run can spare, then wait until `is_over`. Nothing is lost meanwhile."""
+    events.append("disk_wait", reclaimed_bytes=checkpoints.reclaim(run), free_bytes=disk_free_bytes(run))
+    if not is_over():
+        on_wait(f"the disk of {run} is full: the run waits until {size(_reserve_bytes(run))} are free")
+        while not is_over():
+            sleep(LOOK_S)
+    events.append("disk_ready", free_bytes=disk_free_bytes(run))
+
+
+def write_with_retries(run: Path, write: Callable[[], None], on_wait: Callable[[str], None]) -> None:
+    """Write what ends a run, however long the disk stays full; Ctrl-C ends the wait. Raises other errors.
+
+    `on_wait` gets the reason for the wait.
+    """
+    if not _was_written(write):
+        with _Events(run / EVENTS) as events:
+            _wait_for_disk(run, events, partial(_was_written, write), on_wait, time.sleep)
 
 
 @dataclass
@@ -160,11 +229,17 @@ class _Supervisor:
             fingerprint=self.machine.fingerprint,
             versions=dict(self.machine.versions),
         )
-        remembered = remembered_rungs(self.machine.fingerprint, self.config.model)
+        remembered = remembered_rungs(self.machine.fingerprint, self.config.model, time.time())
         self.rungs = tuple(dict.fromkeys((*remembered, *last_rungs(before))))
         self.history = open_failures(before)
-        for warning in drift(before, self.machine):
-            self.events.append("warning", text=warning)
+        first = next((entry for entry in before if entry["event"] == "supervisor_started"), None)
+        if first and (first["fingerprint"], first["versions"]) != (self.machine.fingerprint, self.machine.versions):
+            then = first["versions"]
+            changed = [
+                f"{name} {then.get(name)} -> {v}" for name, v in self.machine.versions.items() if then.get(name) != v
+            ]
+            named = ", ".join(changed) or "the processor, the card or its driver"
+            self.events.append("warning", text=f"changed since this run began: {named}; rounding may differ")
         if self.rungs:
             self.events.append("remembered", rungs=list(self.rungs))
         for folder, kind, hint in (
@@ -192,7 +267,7 @@ class _Supervisor:
         if self.history:  # faults that come often must not cost much each time
             between_s = (time.monotonic() - self.started) / len(self.history)
             every_s = min(every_s, max(MIN_CHECKPOINT_EVERY_S, between_s / 10))
-        kernel, oom_before, started = KernelLog(), oom_kills(), time.monotonic()
+        kernel, oom_before = KernelLog(), oom_kills()
         child: Child | None = None
         try:
             child = start_child(
@@ -213,11 +288,18 @@ class _Supervisor:
                 devices=list(devices),
             )
             outcome = self.watch(child)
-            seconds = time.monotonic() - started
-            ended = Ended(
-                outcome, step_of_death(self.run, pid), checkpoints.newest_good(self.run).step, child.last_beat, seconds
+            durable = checkpoints.newest_good(self.run).step
+            ended = Ended(outcome, step_of_death(self.run, pid), durable, child.last_beat)
+            # Before anything is concluded from it.
+            error = outcome.error
+            self.events.append(
+                "ended",
+                **{name: getattr(outcome, name) for name in ("status", "returncode", "signal", "state", "survived")},
+                phase=ended.phase.phase if ended.phase else "",
+                step=ended.step,
+                durable=durable,
+                error=None if error is None else f"{error.type}: {error.message}"[:1000],
             )
-            self.journal_end(ended)
             if outcome.status in ("done", "stopped") or (self.stop.count and outcome.status != "failed"):
                 return ended
             settle_kernel()
@@ -258,56 +340,55 @@ class _Supervisor:
         child.kill()
         return child.outcome()
 
-    def journal_end(self, ended: Ended) -> None:
-        """Journal how an attempt ended, before anything is concluded from it."""
-        outcome = ended.outcome
-        self.events.append(
-            "ended",
-            **{name: getattr(outcome, name) for name in ("status", "returncode", "signal", "state", "survived")},
-            phase=ended.phase.phase if ended.phase else "",
-            step=ended.step,
-            durable=ended.durable,
-            seconds=round(ended.seconds, 3),
-            error=None if outcome.error is None else f"{outcome.error.type}: {outcome.error.message}"[:1000],
-        )
-
     def answer(self, ended: Ended) -> RunOutcome | None:
         """Return the run's outcome, or None when another worker is to be started."""
+        result = ended.outcome.result
         if ended.outcome.status == "done":
             try:
                 if self.rungs:
-                    remember_rungs(self.machine.fingerprint, self.config.model, self.rungs)
+                    remember_rungs(self.machine.fingerprint, self.config.model, self.rungs, time.time())
             except OSError as error:  # a profile that can't be written must not end the run
                 self.events.append("warning", text=f"the machine's profile could not be written: {error}")
-            return self._outcome("done", ended.durable, ended.outcome.result)
+            return self._end("done", ended.durable, result)
         if ended.diagnosis is None:
-            return self._stopped(ended.outcome.result)
+            return self._stopped(result)
         action = self._choose_action(ended)
         if action.kind == "stop":
-            return self._exhausted(ended, action)
+            return self._end("failed", ended.durable, {}, self._exhausted(ended, action.why))
         self.rungs, self.tried = action.rungs, action.tried
         if action.kind == "wait":
-            self._wait_for_disk()
-        if action.tried in SMALLER:
-            run = self.run
-            text = lower_rank(run) if action.tried == "rank" else thin_out(run, self.snapshot)
+            self._wait_for_room()
+        if action.tried in SMALLER_TRAINING:
+            text = lower_rank(self.run) if action.tried == "rank" else thin_out(self.run, self.snapshot)
             self.events.append("smaller", how=action.tried, text=text)
         self.stop.sleep(action.wait_s)
-        return self._stopped(ended.outcome.result) if self.stop.count else None
+        return self._stopped(result) if self.stop.count else None
 
     def pause_for_disk(self, error: OSError) -> RunOutcome | None:
         """Wait until the disk has room again. Return the run's outcome when it was stopped meanwhile."""
         self.events.append("warning", text=f"the disk is full: {error}")
-        self._wait_for_disk()
+        self._wait_for_room()
         return self._stopped({}) if self.stop.count else None
+
+    def _wait_for_room(self) -> None:
+        _wait_for_disk(
+            self.run,
+            self.events,
+            lambda: self.stop.count > 0 or _has_room(self.run),
+            self.terms.on_wait,
+            self.stop.sleep,
+        )
 
     def _choose_action(self, ended: Ended) -> Reply:
         """Journal the failure and choose what to do. An isolation is made here, and the ladder is asked again."""
         assert ended.diagnosis is not None
-        if ended.diagnosis.fault.distrust:
-            self._distrust(ended)
+        diagnosis = ended.diagnosis
+        if diagnosis.fault.distrust:  # the checkpoints since the last good test of the numbers may hold wrong ones
+            good = [entry["step"] for entry in read_journal(self.run / METRICS) if entry.get("passed")]
+            doubtful = checkpoints.distrust_after(self.run, max(good, default=0))
+            self.events.append("distrusted", steps=doubtful, newest=ended.durable)
         failure = Failure(
-            fault=ended.diagnosis.fault.id,
+            fault=diagnosis.fault.id,
             step=ended.step,
             durable=checkpoints.newest_good(self.run).step,
             quarantined=quarantined(self.run),
@@ -317,7 +398,7 @@ class _Supervisor:
             isolated=ended.phase in (Beat.VALIDATING, Beat.SAVING),
         )
         self.history.append(failure)
-        self.events.append("failure", **asdict(failure), words=ended.diagnosis.words, shape=ended.diagnosis.shape)
+        self.events.append("failure", **asdict(failure), words=diagnosis.words, shape=diagnosis.shape)
         action = next_action(self.history, self._bounds())
         while True:
             self.events.append(
@@ -325,56 +406,39 @@ class _Supervisor:
             )
             if action.kind != "isolate":
                 return action
-            action = self._isolate(failure)
-
-    def _isolate(self, failure: Failure) -> Reply:
-        """Replay the rows of the step. Quarantine a row at fault and continue, else take the next rung of the
-        ladder.
-        """
-        run = self.run
-        plan, data = read_plan(run), open_snapshot(self.snapshot)
-        steps = plan.steps
-        if failure.step >= len(steps):  # after the last one: there are no rows to replay
+            found = self._isolate(failure)
             self.history[-1] = replace(failure, isolated=True)
-            return next_action(self.history, self._bounds())
-        before = steps[failure.step - 1].rows if failure.step else ()
+            # The step is made without the rows at fault; where there is none, the ladder goes on.
+            if found:
+                action = Reply("again", found, remaining_rungs(self.history))
+            else:
+                action = next_action(self.history, self._bounds())
+
+    def _isolate(self, failure: Failure) -> str:
+        """Replay the rows of the step, and quarantine those at fault. Return the reason, or "" where none is."""
+        plan, data = read_plan(self.run), open_snapshot(self.snapshot)
+        steps, step = plan.steps, failure.step
+        if step >= len(steps):  # after the last one: there are no rows to replay
+            return ""
         replay = replay_in_children(
-            run,
+            self.run,
             self.model,
             data.folder,
             rungs=self.rungs,
             module=self.replay,
             limits=lambda: Limits(supervision()),
         )
-        findings = isolate(steps[failure.step].rows, replay, control=before[0] if before else None)
-        most = max_quarantined(plan.num_rows, self.config.data.max_rejected)
-        findings = within(findings, failure.quarantined, most)
+        # A row that was trained before; none in the first step.
+        control = next(iter(steps[step - 1].rows), None) if step else None
+        most = max_quarantined(plan.num_rows, self.config.data.max_rejected) - failure.quarantined
+        findings = isolate(steps[step].rows, replay, most=most, control=control)
         for row, reason in findings.rows.items():  # on disk before anything says so
-            append_amendment(run, Amendment(failure.step, (row,), f"{data.info(row).source}: {reason}"))
-        self.events.append("isolated", verdict=findings.culprit, words=findings.words, children=findings.children)
+            append_amendment(self.run, Amendment(step, (row,), f"{data.info(row).source}: {reason}"))
+        self.events.append("isolated", words=findings.words, children=findings.children)
         for row, reason in findings.rows.items():
             source = data.info(row).source
-            self.events.append("quarantined", row=row, source=source, from_step=failure.step, reason=reason)
-        action, self.history[-1] = after_isolation(self.history, findings.culprit, findings.words, self._bounds())
-        return action
-
-    def _distrust(self, ended: Ended) -> None:
-        """Set aside the checkpoints since the last good test of the numbers: they may hold wrong ones."""
-        run = self.run
-        good = [e["step"] for e in read_journal(run / METRICS) if e["event"] == "canary" and e["passed"]]
-        doubtful = checkpoints.distrust_after(run, max(good, default=0))
-        self.events.append("distrusted", steps=doubtful, newest=ended.durable)
-
-    def _wait_for_disk(self) -> None:
-        """Free what the run can spare, then wait for room. Training stands still, and nothing is lost."""
-        run = self.run
-        self.events.append("disk_wait", reclaimed_bytes=checkpoints.reclaim(run), free_bytes=disk_free_bytes(run))
-        needed = _reserve_bytes(run)
-        if not has_room(run, needed):
-            self.terms.on_wait(f"the disk of {run} is full: the run waits until {size(needed)} are free")
-        while not has_room(run, needed) and not self.stop.count:
-            self.stop.sleep(LOOK_S)
-        self.events.append("disk_ready", free_bytes=disk_free_bytes(run))
+            self.events.append("quarantined", row=row, source=source, from_step=step, reason=reason)
+        return findings.words if findings.rows else ""
 
     def _bounds(self) -> Bounds:
         settings, run = supervision(), self.run
@@ -413,44 +477,44 @@ class _Supervisor:
             signal_number=self.stop.number,
             hint=f"to continue: hivetune train {quoted(self.run)}",
         )
-        return self._outcome("stopped", step, result, error)
+        return self._end("stopped", step, result, error)
 
-    def _exhausted(self, ended: Ended, action: Reply) -> RunOutcome:
-        """Return the end without success: a loadable adapter if any step was committed, and the reason in words."""
-        assert ended.diagnosis is not None
-        refused = ended.outcome.error
-        if refused is not None and refused.exit_code in (2, 3, 4, 5):
+    def _exhausted(self, ended: Ended, why: str) -> HivetuneError:
+        """Return what ends the run without success: the worker's refusal, or the reason, after an adapter is salvaged.
+
+        The adapter is that of the newest saved step, at the top of the run folder.
+        """
+        outcome, run = ended.outcome, self.run
+        if outcome.error is not None and outcome.error.exit_code in (2, 3, 4, 5):
             try:
-                ended.outcome.check("training")
+                outcome.check("training")
             except HivetuneError as refusal:
-                return self._outcome("failed", ended.durable, {}, refusal)
-        fault, run = ended.diagnosis.fault, self.run
-        result = self._salvage() if ended.durable else "No step was saved, so there is no adapter."
+                return refusal
+        assert ended.diagnosis is not None
+        adapter = "No step was saved, so there is no adapter."
+        if ended.durable:
+            on_cpu = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+            salvaged = run_task(Salvage(run, self.model), run / SALVAGE, environment=on_cpu)
+            if salvaged.status == "done":
+                adapter = f"The adapter of step {salvaged.result['adapter_step']} is in {run}."
+            else:
+                self.events.append("warning", text=f"the adapter could not be written: {salvaged.ending()}")
+                adapter = "Its checkpoints are whole, but no adapter could be written from them."
         where = f"in step {ended.step}" if ended.step >= 0 else "while it loaded the model"
-        error = RecoveryExhausted(
-            f"the worker of {run} ended {where}: {ended.diagnosis.words}\nNo more attempts: {action.why}. {result}",
-            hint=f"{fault.advice} Then: hivetune train {quoted(run)}; with other settings: hivetune train CONFIG",
+        return RecoveryExhausted(
+            f"the worker of {run} ended {where}: {ended.diagnosis.words}\nNo more attempts: {why}. {adapter}",
+            hint=f"{ended.diagnosis.fault.advice} Then: hivetune train {quoted(run)}; "
+            "with other settings: hivetune train CONFIG",
         )
-        return self._outcome("failed", ended.durable, {}, error)
 
-    def _salvage(self) -> str:
-        """Write the newest state as an adapter at the top of the run folder. Return one sentence about it."""
-        run = self.run
-        on_cpu = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-        outcome = run_task(Salvage(run, self.model), run / SALVAGE, environment=on_cpu)
-        if outcome.status != "done":
-            self.events.append("warning", text=f"the adapter could not be written: {outcome.ending()}")
-            return "Its checkpoints are whole, but no adapter could be written from them."
-        return f"The adapter of step {outcome.result['adapter_step']} is in {run}."
-
-    def _outcome(
+    def _end(
         self, status: str, steps: int, result: Mapping[str, Any], error: HivetuneError | None = None
     ) -> RunOutcome:
+        """Journal the end of the run, whatever it is, and return it."""
         outcome = RunOutcome(
             status=status,
             steps=steps,
             restarts=self.attempts - 1,
-            seconds=round(time.monotonic() - self.started, 3),
             result=dict(result),
             faults=tuple(failure.fault for failure in self.history),
             rungs=self.rungs,
@@ -465,12 +529,3 @@ class _Supervisor:
             why="" if error is None else error.message,
         )
         return outcome
-
-
-def _reserve_bytes(run: Path) -> int:
-    """Return the room that the next checkpoint and the adapter need. On a full disk older checkpoints are deleted."""
-    sizes = [
-        sum(path.stat().st_size for path in checkpoints.folder_of(run, step).iterdir())
-        for step in checkpoints.steps(run)
-    ]
-    return MIN_RESERVE_BYTES + 4 * max(sizes, default=0) // 3

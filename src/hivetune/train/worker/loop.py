@@ -28,8 +28,7 @@ from hivetune.models.architecture import read_architecture
 from hivetune.process.child import Heartbeat
 from hivetune.process.protocol import Beat, Train
 from hivetune.run.folder import METRICS, read_resolved
-from hivetune.train.plan.choose import micro_batch_shapes, rate_key, step_flops
-from hivetune.train.plan.layout import trim_rows
+from hivetune.train.plan.choose import rate_key, step_flops
 from hivetune.train.plan.memory import setup_of_run
 from hivetune.train.worker.checkpoint import keep_best, restore, save
 from hivetune.train.worker.lessons import VALIDATIONS, begin_lessons, check_lessons, rate_and_weights, skip_to_lessons
@@ -213,13 +212,9 @@ def _rate(session: Session, metrics: Sequence[Mapping[str, Any]]) -> dict[str, A
     setup = replace(
         setup_of_run(config, read_architecture(session.model_folder), choices, kind), path=session.model.path
     )
-    flops = sum(
-        step_flops(setup, shape)
-        for entry in steps
-        for shape in micro_batch_shapes(
-            setup, trim_rows(session.snapshot, session.plan.steps[entry["step"] - 1].rows), choices.budget_tokens or 0
-        )
-    )
+    rows = [row for entry in steps for row in session.plan.steps[entry["step"] - 1].rows]
+    data = session.snapshot
+    flops = step_flops(setup, ((data.length(row), data.num_trained(row)) for row in rows))
     return {"key": rate_key(setup), "flops_per_s": flops / sum(entry["seconds"] for entry in steps)}
 
 

@@ -186,8 +186,8 @@ class FastModel:
         self._refresh()
         rows = _rows(documents)
         sums_B = torch.zeros(len(documents), dtype=self.master_N.dtype, device=self.device)
-        for batch in halved(split_documents(rows, self.budget_tokens, share=True), self.halvings):
-            layout = make_layout([rows[index] for index in batch], share=True, pad=self._pad)
+        for batch in halved(split_documents(rows, self.budget_tokens), self.halvings):
+            layout = make_layout([rows[index] for index in batch], pad=self._pad)
             walk = self._walk(self._tables(layout).on(self.device), adapter=adapter)
             nll_E = entry_nll(walk, final_norm(walk, *self._forward_only(walk))[0], None)
             index_M, entry_M = self._owners(layout, batch)
@@ -265,19 +265,17 @@ class FastModel:
         """Return the logits [len(tokens), V] of one document, in the dtype of the model."""
         self._refresh()
         everything = TrimmedDocument(tuple(tokens), tuple((index, 0) for index in range(len(tokens))))
-        walk = self._walk(self._tables(make_layout([everything], share=False)).on(self.device), adapter=adapter)
+        walk = self._walk(self._tables(make_layout([everything])).on(self.device), adapter=adapter)
         logits_TV = final_norm(walk, *self._forward_only(walk))[0] @ self.weights.head_VD.t()
         cap = self.spec.logit_softcap
         return cap * torch.tanh(logits_TV / cap) if cap else logits_TV
 
     def _split(self, rows: Sequence[TrimmedDocument]) -> list[list[int]]:
-        batches = split_documents(
-            rows, self.budget_tokens, share=True, aim_tokens=self.pack_tokens or self.budget_tokens
-        )
+        batches = split_documents(rows, self.budget_tokens, aim_tokens=self.pack_tokens or self.budget_tokens)
         return halved(batches, self.halvings)
 
     def _layout(self, rows: Sequence[TrimmedDocument]) -> Layout:
-        return make_layout(rows, share=True, pad=self._pad)
+        return make_layout(rows, pad=self._pad)
 
     def _draw(self) -> int | None:
         """Return the seed of a step's masks, from the generator that the loop seeds."""
