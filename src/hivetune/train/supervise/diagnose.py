@@ -101,7 +101,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         ((), (), facts | {"always"}),
     ]
     fault, quote = next(found for found in itertools.starmap(_first_fault, passes) if found)
-    if fault.id in LAST_RESORT and not quote:
+    if fault is catalogue()[-1] and not quote:
         lines = (evidence.error or evidence.log).strip().splitlines()
         quote = lines[-1][:QUOTE_LIMIT] if lines else ""
     product = SHAPE.search(evidence.error) or SHAPE.search(evidence.log)
