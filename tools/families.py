@@ -147,13 +147,13 @@ def _prepare(kind: str, folder: Path, row: dict[str, Any]) -> None:
 
 def _plan(kind: str, folder: Path, row: dict[str, Any]) -> None:
     from hivetune.models.architecture import read_architecture
-    from hivetune.train.plan.choose import shape_of, step_flops
+    from hivetune.train.plan.choose import step_flops
     from hivetune.train.plan.memory import predict_peak, setup_of
 
     architecture = read_architecture(folder / "prepared")
     setup = replace(setup_of(architecture, 4, "all-linear", "float32"), path="general")
     peak = predict_peak(setup, 256)
-    row["planned"] = peak.bytes > 0 and step_flops(setup, shape_of(64, 32)) > 0
+    row["planned"] = peak.bytes > 0 and step_flops(setup, [(64, 32)]) > 0
     row["counted_as"] = "formula" if not architecture.modules else "modules"
 
 
