@@ -20,30 +20,7 @@ SPACE = "\u2581"
 # family: (architecture in transformers, settings besides the common ones)
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": True}),
-    "llama3": (
-        "Llama",
-        {
-            "head_dim": 32,
-            "attention_bias": True,
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 500000.0,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 64,
-            },
-        },
-    ),
-    "qwen3": ("Qwen3", {"head_dim": 32}),
-    "gemma2": (
-        "Gemma2",
-        {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 64, "num_hidden_layers": 4},
-    ),
-    "phi3": ("Phi3", {"sliding_window": None}),
 }
-# Every text segment begins with a space of its own, as Llama 2's: scripts of some families say nothing of it.
-WITH_PREFIX = ("phi3", "qwen3")
 NASTY = (
     "Hello world, it's 12345.678 and they'LL see 1,000,000 of 3.14159!",
     "  two  spaces\n\n\nthree newlines\r\n\ttabs\t\t and trailing   ",
@@ -60,17 +37,10 @@ NASTY = (
 )
 
 
-def tokenizer_for(family: str, vocab_size: int = 900) -> Tokenizer:
+def tokenizer_for(vocab_size: int = 900) -> Tokenizer:
     """A small one of SentencePiece's kind: llama.cpp's script reads its pieces, whatever they are. Of byte-level
     tokenizers it knows published vocabularies alone."""
-    return _sentencepiece([*CORPUS, *[*NASTY] * 5], vocab_size, prefix=family in WITH_PREFIX)
-
-
-def _sentencepiece(text: list[str], vocab_size: int, *, prefix: bool) -> Tokenizer:
-    """BPE with byte fallback, as SentencePiece models become in `tokenizers`: Gemma's way, or with Llama 2's prefix."""
-    normalizer: Any = normalizers.Replace(" ", SPACE)
-    if prefix:
-        normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), normalizer])
+    text, normalizer = [*CORPUS, *[*NASTY] * 5], normalizers.Replace(" ", SPACE)
     learner = Tokenizer(models.BPE())
     learner.normalizer = normalizer
     learner.train_from_iterator(text[:-20], trainers.BpeTrainer(vocab_size=vocab_size - 300, max_token_length=16))
@@ -87,8 +57,8 @@ def _sentencepiece(text: list[str], vocab_size: int, *, prefix: bool) -> Tokeniz
     return tokenizer
 
 
-def write_tokenizer(folder: Path, family: str = "llama") -> Tokenizer:
-    tokenizer = tokenizer_for(family)
+def write_tokenizer(folder: Path) -> Tokenizer:
+    tokenizer = tokenizer_for()
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}))
@@ -104,7 +74,7 @@ def write_model(folder: Path, family: str) -> Any:
     from hivetune.models.worker.linears import count_sizes
 
     name, extra = FAMILIES[family]
-    tokenizer = write_tokenizer(folder, family)
+    tokenizer = write_tokenizer(folder)
     end = tokenizer.token_to_id("<|im_end|>")
     common = {
         "vocab_size": tokenizer.get_vocab_size() + 5,  # embeddings are often padded

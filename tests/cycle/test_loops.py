@@ -212,8 +212,9 @@ def test_rollbacks_and_captured_answers_that_nobody_learns_are_told_once(own_hom
         for cycle in promoted:
             begin_cycle(database, cycle)
             end_cycle(database, cycle, "promoted", "better", 2.0)
-            change = "UPDATE releases SET run = ?, withdrawn = ? WHERE name = ?"
-            database.execute(change, (str(cycle.run), REFUSAL, cycle.name))
+            database.execute("UPDATE releases SET run = ? WHERE name = ?", (str(cycle.run), cycle.name))
+            move = "INSERT INTO moves VALUES (NULL, ?, 1, 'withdrawn', 3, '', ?, 0)"
+            database.execute(move, (cycle.name, REFUSAL))
         write_domain(promoted[1], Domain(NAME, "agent", "it"))
         columns = "(id, content_id, source, feedback, row)"
         database.execute(f"INSERT INTO interactions {columns} VALUES ('a', 'a', 'gateway:demo@1', 1, '{{}}')")

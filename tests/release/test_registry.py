@@ -273,7 +273,7 @@ def test_no_hint_rolls_back_a_champion_that_is_whole(database: sqlite3.Connectio
     champion = promote(database, add(database, tmp_path, 1).label, by="ann")
     candidate = add(database, tmp_path, 2)
     for release in (champion, candidate):
-        registry.remove(release.folder)
+        shutil.rmtree(release.folder)
     with pytest.raises(HivetuneError) as of_candidate:
         promote(database, candidate.label, by="ann")
     assert of_candidate.value.hint == f"register its run again: hivetune register {tmp_path}/run2 --as helpdesk"
@@ -364,7 +364,7 @@ def test_a_kill_at_any_statement_leaves_the_old_or_the_new_state(
             [sys.executable, "-c", KILLED, str(statement), action], capture_output=True, text=True, check=False
         )
         if done.returncode == 0:
-            assert int(done.stdout) == statement >= 4  # so many lines are written in one transaction
+            assert int(done.stdout) == statement >= 3  # so many lines are written in one transaction
             break
         assert done.returncode == -signal.SIGKILL, done.stderr
         assert (aliases(database), len(history(database, "helpdesk"))) == (old, old_history)
@@ -391,7 +391,7 @@ def test_an_older_database_beside_newer_artefacts_and_the_other_way_round(
         third = add(restored, tmp_path, 3)
         third.check()
         assert third.label == "helpdesk@2" and third.adapter_sha256 != newer.adapter_sha256
-        registry.remove(third.folder)  # and a database whose artefacts were not in the backup
+        shutil.rmtree(third.folder)  # and a database whose artefacts were not in the backup
         with pytest.raises(HivetuneError, match="helpdesk@2 is damaged"):
             promote(restored, "helpdesk@2", by="ann")
         assert aliases(restored) == {"candidate": 2, "champion": 1}

@@ -48,7 +48,7 @@ def settings_of(folder: Path) -> dict[str, Any]:
 
 def test_the_pieces_are_those_of_the_tokenizer(tmp_path: Path) -> None:
     """Read by SentencePiece itself, as the scripts do."""
-    tokenizer = tokenizer_for("llama")
+    tokenizer = tokenizer_for()
     document = json.loads(tokenizer.to_str())
     (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model(document))
     read = SentencePieceProcessor()

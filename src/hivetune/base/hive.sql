@@ -54,7 +54,6 @@ CREATE TABLE releases (            -- artefacts in releases/NAME/VERSION; a row 
   verdict TEXT,                    -- of the gate; NULL: never judged
   proof TEXT NOT NULL CHECK (json_valid(proof)),  -- what was proven of its exports
   created REAL NOT NULL,
-  withdrawn TEXT NOT NULL DEFAULT '',  -- why it was rolled back
   pruned INTEGER NOT NULL DEFAULT 0,   -- its artefacts were deleted on purpose
   PRIMARY KEY (name, version)
 ) STRICT;

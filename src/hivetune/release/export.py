@@ -10,7 +10,6 @@ there. An export of the same adapter is found again and not written twice.
 """
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from hivetune.models.prepared import DESCRIPTION, TEMPLATE, read_prepared, spoke
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import Merge
 from hivetune.records import Progress, silent
-from hivetune.release.gguf import OWN_QUANTS, QUANTS, find_quant, write_gguf
+from hivetune.release.gguf import find_quant, weights_bytes, write_gguf
 from hivetune.run.folder import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -45,9 +44,11 @@ ExportFormat = Literal["adapter", "merged", "gguf", "gguf-adapter"]
 MergedType = Literal["source", "float16", "float32"]
 DEFAULT_QUANT = "f16"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", TEMPLATE, "generation_config.json")
+# What an export takes of the disk while it is written, in sizes of the base's weights: a merged copy, in float32 at
+# most; of GGUF also the file, and the one in F16 that llama-quantize reads.
+WEIGHTS_COPIES = {"merged": 2.0, "gguf": 4.0}
 EXPORT_SPARE_BYTES = 64 << 20
 CARD, MODELFILE = "README.md", "Modelfile"
-_DEFAULTS = ("do_sample", "temperature", "top_p", "top_k", "repetition_penalty")
 _FORMS = {
     "adapter": "for PEFT, beside its base",
     "merged": "merged into it",
@@ -132,7 +133,7 @@ def export(
         with lock(parent):
             is_new = not _is_written(folder, identity)  # by another process a moment ago
             if is_new:
-                _check_disk(source, parent, number_type, to)
+                _check_disk(source, parent, to)
                 _write(source, folder, identity, progress)
     file = next(iter(sorted(folder.glob("*.gguf"))), None)
     size_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file() and path.name != PROOF)
@@ -157,22 +158,18 @@ def _is_written(folder: Path, identity: Mapping[str, Any]) -> bool:
     return not problems_once(folder) and identity.items() <= read_json(folder / MANIFEST).items()
 
 
-def _check_disk(source: Source, parent: Path, quant: str | None, to: str) -> None:
-    weights_bytes = sum(path.stat().st_size for path in source.model.glob("*.safetensors"))
-    share = 2.0 if to in ("merged", "gguf") else 0.0  # merged, in float32 at most
-    if quant is not None:
-        share += QUANTS[quant] / 16 + (0 if quant in OWN_QUANTS else 1)  # beside the merged copy, and F16 between
-    needed = int(weights_bytes * share) + EXPORT_SPARE_BYTES
+def _check_disk(source: Source, parent: Path, to: str) -> None:
+    needed = EXPORT_SPARE_BYTES + round(WEIGHTS_COPIES.get(to, 0) * weights_bytes(source.model))
     free = shutil.disk_usage(parent).free
     if free < needed:
         raise DoesNotFit(
             f"the export needs about {needed / 1e6:,.0f} MB, {parent} has {free / 1e6:,.0f} MB free",
-            hint=f"free some space{', or choose a smaller --quant' if quant is not None else ''}",
+            hint="free some space",
         )
 
 
 def _write(source: Source, folder: Path, identity: Mapping[str, Any], progress: Progress) -> None:
-    to, quant = identity["to"], identity["quant"]
+    to = identity["to"]
     # A task gets a folder of its own, so that its logs are no part of the export.
     work, task = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "task"))
     for leftover in (work, task):
@@ -184,23 +181,21 @@ def _write(source: Source, folder: Path, identity: Mapping[str, Any], progress: 
         elif to == "merged":
             merged = Merge(source.model, source.adapter, task / "merged", str(identity.get("dtype", "source")))
             run_task(merged, task, on_beat=lambda beat: progress(0, None)).check("merging")
-            for path in merged.target.iterdir():
-                if path.name != MANIFEST:
-                    os.rename(path, work / path.name)
+            work.rmdir()
+            merged.target.rename(work)
         else:
-            file = f"{source.name}-{quant or 'lora'}.gguf"
-            os.rename(write_gguf(source.model, source.adapter, quant, task, file, progress), work / file)
+            file = f"{source.name}-{identity['quant'] or 'lora'}.gguf"
+            write_gguf(source.model, source.adapter, identity["quant"], task, file, progress).rename(work / file)
             if to == "gguf":
                 (work / MODELFILE).write_text(_modelfile(source.model, file), encoding="utf-8")
         (work / CARD).write_text(_card(source, to), encoding="utf-8")
         publish(work, folder, dict(identity))
     except UsageError as error:  # what GGUF or llama.cpp can't hold
-        raise UsageError(
-            error.message, hint=error.hint or "every model can be exported as a folder: --to merged"
-        ) from None
+        hint = error.hint or "export the adapter alone, which PEFT loads beside its base: --to adapter"
+        raise UsageError(error.message, hint=hint) from None
     finally:
-        shutil.rmtree(work, ignore_errors=True)
-        shutil.rmtree(task, ignore_errors=True)
+        for leftover in (work, task):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _copy_adapter(source: Source, work: Path) -> None:
@@ -239,7 +234,6 @@ def _card(source: Source, to: str) -> str:
     Nothing in it names this machine. The front matter is what the Hugging Face Hub reads.
     """
     base, revision = _portable_base(source.model)
-    generation = source.model / "generation_config.json"
     record, judged = (
         read_json(source.run / name) if source.run is not None and (source.run / name).is_file() else {}
         for name in (RECORD, EVALUATION)
@@ -251,8 +245,6 @@ def _card(source: Source, to: str) -> str:
     verdict = ["Not judged when it was exported."]
     if "verdict" in judged:  # measured and not judged: a stop came between
         verdict = [f"Verdict: {judged['verdict']}.", "", *(f"- {reason}" for reason in judged.get("reasons", []))]
-    settings = read_json(generation) if generation.is_file() else {}
-    defaults = [f"- {key}: {settings[key]}" for key in _DEFAULTS if settings.get(key) is not None] or ["- none"]
     return _CARD.format(
         base=base,
         library="peft" if to == "adapter" else "transformers",
@@ -260,7 +252,6 @@ def _card(source: Source, to: str) -> str:
         described=f"{base}{f' at {revision}' if revision else ''}, {_FORMS[to]}",
         rows="\n".join(rows or ["Not known."]),
         verdict="\n".join(verdict),
-        defaults="\n".join(defaults),
     )
 
 
@@ -283,12 +274,6 @@ A low-rank adapter of {described}.
 ## Judged
 
 {verdict}
-
-## Generation
-
-Judged greedy (temperature 0). The base's own defaults:
-
-{defaults}
 
 ## Limits
 

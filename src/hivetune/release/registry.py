@@ -15,11 +15,11 @@ can be deleted. A row of the table, not a folder, makes a release.
 """
 
 import difflib
+import itertools
 import json
 import re
 import shutil
 import sqlite3
-import stat
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,13 +43,12 @@ from hivetune.base.disk import (
 from hivetune.base.documents import read_document
 from hivetune.base.paths import quoted
 from hivetune.base.private import make_folder
-from hivetune.errors import Busy, DoesNotFit, HivetuneError, NotDeployed, UsageError
+from hivetune.errors import Busy, HivetuneError, NotDeployed, UsageError
 from hivetune.run.folder import ADAPTER, ADAPTER_CONFIG, CONFIG, EVALUATION, EXPORTS, PROOF, RECORD
 
 EXPORTED = "exports"
 ADAPTER_EXPORT = "gguf-adapter"  # the kind of export that is served
 REQUIRED = (ADAPTER_CONFIG, ADAPTER, CONFIG, RECORD)
-SPARE_BYTES = 16 << 20
 ALIASES = ("champion", "candidate", "previous")
 RELEASE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
 MAX_NAME_LENGTH = 64
@@ -63,7 +62,8 @@ CROWNED = ("promoted", "returned")
 class Release:
     """One row of `releases`. `verdict` is the gate's, None where nothing was judged; hashes are SHA-256.
 
-    withdrawn: why it was rolled back, else empty. pruned: its artefacts were deleted on purpose.
+    pruned: its artefacts were deleted on purpose. withdrawn: why it was rolled back, else empty; as aliases it follows
+    from the log.
     """
 
     name: str
@@ -119,21 +119,21 @@ class Move:
 
 def releases(database: sqlite3.Connection, name: str | None = None) -> list[Release]:
     """Return all releases, or those of one name, oldest version first."""
-    columns = "name, version, run, model, model_sha256, adapter_sha256, snapshot, verdict, proof, created, withdrawn"
     rows = database.execute(
-        f"SELECT {columns}, pruned FROM releases WHERE ?1 IS NULL OR name = ?1 ORDER BY name, version", (name,)
+        "SELECT name, version, run, model, model_sha256, adapter_sha256, snapshot, verdict, proof, created, pruned"
+        " FROM releases WHERE ?1 IS NULL OR name = ?1 ORDER BY name, version",
+        (name,),
     ).fetchall()
-    usable: dict[str, set[int]] = {}
-    for row in rows:
-        usable.setdefault(row[0], set()).update([row[1]] if not (row[-2] or row[-1]) else ())
-    aliases = {each: _aliases(history(database, each), versions) for each, versions in usable.items()}
     found = []
-    for row in rows:
-        names = sorted(alias for alias, version in aliases[row[0]].items() if version == row[1])
-        proof = json.loads(row[8])
-        found.append(
-            Release(*(*row[:2], str(stored_path(row[2])), *row[3:8], proof, *row[9:11], bool(row[11]), tuple(names)))
-        )
+    for each, group in itertools.groupby(rows, lambda row: str(row[0])):
+        moves, of_name = history(database, each), list(group)
+        last = {move.version: move for move in moves}
+        withdrawn = {version: move.reason for version, move in last.items() if move.action == "withdrawn"}
+        named = _aliases(moves, {row[1] for row in of_name if not row[10] and row[1] not in withdrawn})
+        for row in of_name:
+            aliases = tuple(sorted(alias for alias, version in named.items() if version == row[1]))
+            known = (*row[:2], str(stored_path(row[2])), *row[3:8], json.loads(row[8]), row[9])
+            found.append(Release(*(*known, withdrawn.get(row[1], ""), bool(row[10]), aliases)))
     return found
 
 
@@ -152,21 +152,22 @@ def moves_of(database: sqlite3.Connection, release: Release) -> list[Move]:
 
 def _aliases(moves: list[Move], usable: set[int]) -> dict[str, int]:
     """Return the version that each alias names after `moves`. `usable`: neither withdrawn nor pruned."""
-    now: dict[str, int] = {}
+    champion = candidate = None
     champions: list[int] = []
     for move in moves:
         if move.action == "registered":
-            now["candidate"] = move.version
+            candidate = move.version
             continue
         if move.action in CROWNED:
-            now["champion"] = move.version
+            champion = move.version
             champions.append(move.version)
-        elif now.get("champion") == move.version:  # withdrawn or retired
-            del now["champion"]
-        if now.get("candidate") == move.version:
-            del now["candidate"]
-    earlier = [version for version in champions if version in usable and version != now.get("champion")]
-    return {**now, **({"previous": earlier[-1]} if earlier else {})}
+        elif champion == move.version:  # withdrawn or retired
+            champion = None
+        if candidate == move.version:
+            candidate = None
+    previous = next((version for version in reversed(champions) if version in usable - {champion}), None)
+    named = {"champion": champion, "candidate": candidate, "previous": previous}
+    return {alias: version for alias, version in named.items() if version is not None}
 
 
 def find(database: sqlite3.Connection, reference: str) -> Release:
@@ -178,18 +179,16 @@ def find(database: sqlite3.Connection, reference: str) -> Release:
         near = difflib.get_close_matches(name, names, 1)
         hint = f"did you mean {near[0]!r}?" if near else "see them: hivetune releases"
         raise UsageError(f"no release is called {name!r}", hint=hint)
-    if re.fullmatch("[0-9]{1,18}", which):  # what SQLite holds; digits of other scripts name none
-        matching = [release for release in present if release.version == int(which)]
-    else:
-        alias = which or "champion"
-        if alias not in ALIASES:
-            raise UsageError(f"{reference}: unknown alias {alias!r}", hint=f"use a version or {', '.join(ALIASES)}")
-        matching = [release for release in present if alias in release.aliases]
-    if not matching:
-        existing = ", ".join(" ".join((each.label, *(f"({alias})" for alias in each.aliases))) for each in present)
-        hint = f"there is {existing}" + ("" if which else f"; promote one: hivetune promote {name}@VERSION")
-        raise UsageError(f"{reference}: no such release" if which else f"{name} has no champion yet", hint=hint)
-    return matching[0]
+    alias = which or "champion"
+    for release in present:
+        if alias in (str(release.version), *release.aliases):
+            return release
+    existing = ", ".join(" ".join((each.label, *(f"({alias})" for alias in each.aliases))) for each in present)
+    if not which:
+        hint = f"there is {existing}; promote one: hivetune promote {name}@VERSION"
+        raise UsageError(f"{name} has no champion yet", hint=hint)
+    hint = f"there is {existing}; use a version or {', '.join(ALIASES)}"
+    raise UsageError(f"{reference}: no such release", hint=hint)
 
 
 def champion_of(database: sqlite3.Connection, name: str) -> Release | None:
@@ -266,7 +265,6 @@ def promote(database: sqlite3.Connection, reference: str, *, by: str, reason: st
     with transaction(database):
         if find(database, release.label) != release:
             raise Busy(f"another process changed {release.label} at the same time", hint="try again")
-        _set(database, release, "withdrawn", "")
         _log(database, release, "promoted", by=by, reason=reason, forced=bool(refusal))
     return find(database, release.label)
 
@@ -294,7 +292,6 @@ def rollback(database: sqlite3.Connection, reference: str, *, by: str, reason: s
         if champion_of(database, champion.name) != champion:
             raise moved
         reason = reason or "rolled back"
-        _set(database, champion, "withdrawn", reason)
         _log(database, champion, "withdrawn", by=by, reason=reason)
         _log(database, earlier, "returned", by=by, reason=f"{champion.label} withdrawn: {reason}")
     return find(database, earlier.label), find(database, champion.label)
@@ -307,8 +304,7 @@ def withdraw(database: sqlite3.Connection, reference: str, *, by: str, reason: s
     with transaction(database):
         if _named(database, candidate.name, "candidate") != candidate:
             raise UsageError(f"{candidate.label} is no candidate", hint="see the releases: hivetune releases")
-        _set(database, candidate, "withdrawn", reason)
-        _log(database, candidate, "withdrawn", by=by, reason=reason)
+        _log(database, candidate, "withdrawn", by=by, reason=reason or "withdrawn")
     return find(database, candidate.label)
 
 
@@ -341,12 +337,6 @@ def _log(
     )
 
 
-def _set(database: sqlite3.Connection, release: Release, column: str, value: object) -> None:
-    database.execute(
-        f"UPDATE releases SET {column} = ? WHERE name = ? AND version = ?", (value, release.name, release.version)
-    )
-
-
 # Registration: the files of a run become those of a release.
 
 
@@ -367,34 +357,30 @@ def register(
 
     `facts` has model, model_sha256, adapter_sha256, snapshot, verdict and proof, and whatever else the manifest shall
     keep. An adapter that is registered under this name already keeps its version; a later verdict or export is added to
-    it. Raises UsageError, DoesNotFit, Busy, HivetuneError for a file of the run that is missing or damaged.
+    it. Raises UsageError, Busy, OSError for the disk, HivetuneError for a file of the run that is missing or damaged.
     """
     check_release_name(name)
     with lock(home() / "releases", hint="it registers a release: wait until it has ended"):  # or two copy into one
-        earlier = releases(database, name)
-        hashes = (facts["adapter_sha256"], facts["model_sha256"])
-        same_adapter = [r for r in earlier if (r.adapter_sha256, r.model_sha256) == hashes and not r.pruned]
-        twin = same_adapter[-1] if same_adapter else None
-        files = _files_of(run, facts["adapter_sha256"])
-        same = twin is not None and twin.verdict == facts["verdict"] and not problems_once(twin.folder)
-        # An export may be newer than the registration.
-        if twin is not None and same and all((twin.folder / file).is_file() for file in files):
-            return twin, False
+        files, earlier = _files_of(run, facts["adapter_sha256"]), releases(database, name)
+        of_adapter = (facts["adapter_sha256"], facts["model_sha256"])
+        twin = next((r for r in earlier if (r.adapter_sha256, r.model_sha256) == of_adapter and not r.pruned), None)
         version = twin.version if twin is not None else max((r.version for r in earlier), default=0) + 1
         target = home() / "releases" / name / str(version)
+        # An export or a verdict may be newer than the registration.
+        same = twin is not None and twin.verdict == facts["verdict"] and not problems_once(target)
+        if twin is not None and same and all((target / file).is_file() for file in files):
+            return twin, False
         _copy(files, target, {"kind": "release", "name": name, "version": version, **facts})
-        proof = json.dumps(facts["proof"])
+        columns = ("model", "model_sha256", "adapter_sha256", "snapshot", "verdict")
+        values = (name, version, path_to_store(run), *(facts[key] for key in columns), json.dumps(facts["proof"]))
         with transaction(database):
-            if twin is not None:
-                _set(database, twin, "verdict", facts["verdict"])
-                _set(database, twin, "proof", proof)
-            else:
-                columns = ("model", "model_sha256", "adapter_sha256", "snapshot", "verdict")
-                database.execute(
-                    f"INSERT INTO releases (name, version, run, {', '.join(columns)}, proof, created)"
-                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (name, version, path_to_store(run), *(facts[key] for key in columns), proof, time.time()),
-                )
+            database.execute(
+                f"INSERT INTO releases (name, version, run, {', '.join(columns)}, proof, created)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+                " ON CONFLICT (name, version) DO UPDATE SET verdict = excluded.verdict, proof = excluded.proof",
+                (*values, time.time()),
+            )
+            if twin is None:
                 _log(database, find(database, f"{name}@{version}"), "registered", by=by, reason="")
     return find(database, f"{name}@{version}"), twin is None
 
@@ -426,50 +412,31 @@ def _files_of(run: Path, adapter_sha256: str) -> dict[str, Path]:
 
 
 def _copy(files: Mapping[str, Path], target: Path, manifest: dict[str, Any]) -> None:
-    """Make `target` of `files`. It is written to a temporary name and then renamed, so that it is complete or absent;
-    an existing folder is replaced last. Raises DoesNotFit without the room."""
-    needed = sum(path.stat().st_size for path in files.values()) + SPARE_BYTES
-    make_folder(target.parent)
-    free = shutil.disk_usage(target.parent).free
-    if free < needed:
-        raise DoesNotFit(
-            f"the release needs about {needed / 1e6:,.0f} MB, {target.parent} has {free / 1e6:,.0f} MB free",
-            hint="free some space; hivetune rm --unused says what nothing needs any more",
-        )
+    """Make `target` of `files`: complete or absent. What is there already is replaced last."""
     work, old = (target.with_name(f".{target.name}{kind}.tmp") for kind in ("", ".old"))
     for leftover in (work, old):
-        remove(leftover)
-    make_folder(work)
-    for name, path in files.items():
-        make_folder((work / name).parent)
-        shutil.copyfile(path, work / name)
-        sync(work / name)
-    if sha256_file(work / ADAPTER) != manifest["adapter_sha256"]:
-        raise HivetuneError(f"{files[ADAPTER]} changed while it was registered", hint="register it again")
-    write_manifest(work, manifest)
-    for path in work.rglob("*"):
-        if path.is_file():
-            path.chmod(0o400)
-    if target.exists():
-        target.rename(old)
-    work.rename(target)
-    sync(target.parent)
-    remove(old)
+        shutil.rmtree(leftover, ignore_errors=True)
+    try:
+        for name, path in files.items():
+            make_folder((work / name).parent)
+            shutil.copyfile(path, work / name)
+            sync(work / name)
+        if sha256_file(work / ADAPTER) != manifest["adapter_sha256"]:
+            raise HivetuneError(f"{files[ADAPTER]} changed while it was registered", hint="register it again")
+        write_manifest(work, manifest)
+        for path in work.rglob("*"):
+            if path.is_file():
+                path.chmod(0o400)
+        if target.exists():
+            target.rename(old)
+        work.rename(target)
+        sync(target.parent)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 # Artefacts that nothing names.
-
-
-def remove(folder: Path) -> int:
-    """Delete a release's folder, read-only files included; return the bytes that it freed."""
-    if not folder.exists():
-        return 0
-    size_bytes = size_of(folder)
-    for path in (folder, *folder.rglob("*")):
-        if path.is_dir() and not path.is_symlink():
-            path.chmod(path.stat().st_mode | stat.S_IRWXU)
-    shutil.rmtree(folder)
-    return size_bytes
 
 
 def unused(database: sqlite3.Connection) -> list[Release]:
@@ -480,20 +447,23 @@ def unused(database: sqlite3.Connection) -> list[Release]:
 def prune(database: sqlite3.Connection, release: Release) -> int:
     """Delete the artefacts of an unused release; its row and history stay. Returns the bytes freed.
 
-    The row is changed first: a crash leaves files without a release, never a release without files.
+    Raises UsageError when it has come into use.
     """
 
-    def check() -> None:
+    def refuse_used() -> None:
         if find(database, release.label).aliases:
             raise UsageError(f"{release.label} is in use", hint="see its aliases: hivetune releases")
 
     def note() -> None:
         with transaction(database):
-            check()
-            _set(database, release, "pruned", 1)
+            refuse_used()
+            of_release = (release.name, release.version)
+            database.execute("UPDATE releases SET pruned = 1 WHERE name = ? AND version = ?", of_release)
 
     def free() -> int:
-        check()
-        return remove(release.folder)
+        refuse_used()
+        size_bytes = size_of(release.folder)
+        shutil.rmtree(release.folder, ignore_errors=True)
+        return size_bytes
 
     return note_and_free(note, free)
