@@ -84,16 +84,3 @@ def bytes_of(folder: Path, change: Callable[[bytearray], bytearray]) -> None:
     content = change(bytearray(path.read_bytes()))
     path.unlink()
     path.write_bytes(content)
-
-
-def header(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Another header in front of the same tensors."""
-
-    def rewrite(content: bytearray) -> bytearray:
-        size = int.from_bytes(content[:8], "little")
-        entries = json.loads(content[8 : 8 + size])
-        change(entries)
-        text = json.dumps(entries).encode()
-        return bytearray(len(text).to_bytes(8, "little") + text + content[8 + size :])
-
-    bytes_of(folder, rewrite)

@@ -1,9 +1,4 @@
-"""The linear layers of a model: their sizes, which of them get an adapter, and PEFT's names of it. Needs no torch.
-
-Families that families.py lists are counted from config.json by formula. For every other model, and for those with
-experts, the preparation counts the modules that transformers builds (models/worker/linears.py) and writes them into
-hivetune.json. Before that its sizes are not known: nothing is guessed from a config.json.
-"""
+"""The linear layers of a model: their sizes, which of them get an adapter, and PEFT's names of it. Needs no torch."""
 
 import json
 import re
@@ -35,11 +30,12 @@ def match_targets(names: Iterable[str], targets: str | Sequence[str], *, head: s
 
     targets: "all-linear" (every linear module but `head`, the output embedding), a list of names (a whole module name,
     or its end after a dot), or a regular expression that matches the whole module name. A single plain name means a
-    list of it. Source: PEFT, `LoraConfig.target_modules` and `check_target_module_exists`.
+    list of it.
 
     Raises UsageError for a name or pattern that matches no module, for an empty list, an invalid pattern, and for
     `head`. The message names the modules that exist.
     """
+    # As PEFT: `LoraConfig.target_modules` and `check_target_module_exists`.
     names = list(names)
     if _is_all_linear(targets):
         return [name for name in names if name != head]
@@ -60,10 +56,8 @@ def match_targets(names: Iterable[str], targets: str | Sequence[str], *, head: s
 
 def peft_targets(adapted: Iterable[str], targets: str | Sequence[str]) -> str | list[str]:
     """Return `target_modules` of an adapter_config.json, so that PEFT puts the adapters on the same modules as
-    `adapted`.
-
-    "all-linear" is written out as names: other programs (vLLM, llama.cpp's converter) read names only.
-    """
+    `adapted`."""
+    # "all-linear" is written out as names: other programs (vLLM, llama.cpp's converter) read names only.
     if _is_all_linear(targets):
         return sorted({_named_end(name) for name in adapted})
     return targets if isinstance(targets, str) and _is_pattern(targets) else _as_list(targets)
@@ -226,6 +220,9 @@ def read_architecture(path: Path) -> Architecture:
     """Return the architecture of a model folder, prepared or not, or of a config.json. Raises UsageError when it is
     none."""
     described = path / DESCRIPTION
+    # Families that families.py lists are counted from config.json by formula. Of every other model, and of those with
+    # experts, the preparation counts the modules that transformers builds (models/worker/linears.py) and writes them
+    # into hivetune.json. Before that its sizes are not known: nothing is guessed from a config.json.
     sizes = read_json(described).get("sizes") if described.is_file() else None
     if sizes is not None and sizes["family"] not in FAMILIES:
         modules = tuple(Linear(**part) for part in sizes["modules"])

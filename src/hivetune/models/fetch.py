@@ -1,7 +1,4 @@
-"""The station that makes a prepared folder of a model's name.
-
-It lies apart from prepared.py, which each data worker imports: pydantic, which the protocol imports, takes 0.3 s.
-"""
+"""The station that makes a prepared folder of a model's name."""
 
 import glob
 import itertools
@@ -15,6 +12,8 @@ from hivetune.models.prepared import TemplateArguments, find_prepared, folder_fo
 from hivetune.process.parent import run_task
 from hivetune.process.protocol import PrepareModel
 from hivetune.records import Progress, silent
+
+# This lies apart from prepared.py, which each data worker imports: pydantic, which the protocol imports, takes 0.3 s.
 
 # What huggingface_hub takes for yes in HF_HUB_OFFLINE.
 OFFLINE = ("1", "on", "yes", "true")

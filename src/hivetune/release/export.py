@@ -5,8 +5,7 @@
     RUN/export/gguf-QUANT/    NAME-QUANT.gguf, and a Modelfile for Ollama
     RUN/export/gguf-adapter/  NAME-lora.gguf, for llama.cpp's --lora beside the base model as GGUF
 
-Each has a README.md. A folder is written aside, gets its manifest last and is then renamed, so it is whole or not
-there. An export of the same adapter is found again and not written twice.
+Each has a README.md. An export of the same adapter is found again and not written twice.
 """
 
 import json
@@ -170,7 +169,8 @@ def _check_disk(source: Source, parent: Path, to: str) -> None:
 
 def _write(source: Source, folder: Path, identity: Mapping[str, Any], progress: Progress) -> None:
     to = identity["to"]
-    # A task gets a folder of its own, so that its logs are no part of the export.
+    # Written aside, with the manifest last, and then renamed: an export is whole or not there. A task gets a folder of
+    # its own, so that its logs are no part of it.
     work, task = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "task"))
     for leftover in (work, task):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -210,11 +210,9 @@ def _copy_adapter(source: Source, work: Path) -> None:
 
 
 def _modelfile(model: Path, file: str) -> str:
-    """Return a `Modelfile` for `ollama create NAME -f Modelfile` beside a GGUF file.
-
-    Ollama knows the common chat templates by the one in the file. The ends are named, since it takes only one from
-    there.
-    """
+    """Return a `Modelfile` for `ollama create NAME -f Modelfile` beside a GGUF file."""
+    # Ollama knows the common chat templates by the one in the file. The ends are named, since it takes only one from
+    # there.
     texts = {number: text for text, number in Tokenizer.from_file(str(model / "tokenizer.json")).get_vocab().items()}
     ends = [texts[number] for number in read_prepared(model).eos_ids if number in texts]
     return "\n".join([f"FROM ./{file}", *(f"PARAMETER stop {json.dumps(end)}" for end in ends), ""])

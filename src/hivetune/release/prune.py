@@ -1,7 +1,4 @@
-"""Finds what nothing in a home needs any more, says how much space it takes, and deletes it.
-
-All of it works on a full disk, where it is needed most: space is freed first and noted afterwards.
-"""
+"""Finds what nothing in a home needs any more, says how much space it takes, and deletes it."""
 
 import os
 import shutil
@@ -49,6 +46,7 @@ def find_unused(database: sqlite3.Connection) -> list[Unused]:
     return [unused for unused in sized if unused.size_bytes]
 
 
+# It works on a full disk, where it is needed most: without room for the note the space is freed first.
 def delete(database: sqlite3.Connection, unused: Unused) -> None:
     """Delete one of `find_unused`. Raises Busy when a process holds its run, UsageError when it came into use."""
     if unused.what == "checkpoints":
@@ -115,8 +113,8 @@ def _candidates(database: sqlite3.Connection) -> Iterator[tuple[str, Path, str]]
 
 
 def _unused_snapshots(database: sqlite3.Connection) -> list[Path]:
-    """Return the snapshots of no run or release. `why` and `forget` need the others to tell which rows are in a
-    release."""
+    """Return the snapshots of no run or release."""
+    # `releases NAME@V` and `forget` need the others to tell which rows are in a release.
     used = {release.snapshot for release in registry.releases(database) if not release.pruned}
     runs = database.execute("SELECT path, snapshot FROM runs")  # a run with a damaged file may be restored
     used |= {snapshot for path, snapshot in runs if os.path.lexists(stored_path(path) / RECORD)}

@@ -2,8 +2,7 @@
 
 A release is NAME@VERSION. Its aliases follow from the log: `champion` is what NAME means and what should be served,
 `candidate` the newest version, until it is promoted or withdrawn, `previous` what a rollback returns to: the newest
-earlier champion that was not withdrawn. One transaction writes the moves of one action, so a registry that is killed,
-copied or restored is in an old or a new state, never in a third.
+earlier champion that was not withdrawn.
 
 The folder below `releases/NAME/VERSION/` is copied from a run, hashed, read-only and never changed again, so the run
 can be deleted. A row of the table, not a folder, makes a release.
@@ -272,10 +271,10 @@ def promote(database: sqlite3.Connection, reference: str, *, by: str, reason: st
 def rollback(database: sqlite3.Connection, reference: str, *, by: str, reason: str) -> tuple[Release, Release]:
     """Withdraw the champion and return to the previous release: (new champion, withdrawn).
 
-    `reference`: the name, or one release. Anybody who objects to one release names it, so that two objections never
-    roll back two releases. A withdrawn release is not promoted again without force. Raises UsageError when there is
-    nothing to return to, or another release is the champion now.
+    `reference`: the name, or one release. A withdrawn release is not promoted again without force. Raises UsageError
+    when there is nothing to return to, or another release is the champion now.
     """
+    # Whoever objects to one release names it, so that two objections never roll back two releases.
     champion = find(database, reference)
     moved = UsageError(f"{champion.label} is no longer the champion", hint="see the champion: hivetune releases")
     if "champion" not in champion.aliases:
@@ -327,6 +326,8 @@ def _refusal(release: Release) -> str:
     return "" if release.verdict == "deploy" else f"the gate said {release.verdict}"
 
 
+# One transaction writes the moves of one action, so a registry that is killed, copied or restored is in an old or a new
+# state, never in a third.
 def _log(
     database: sqlite3.Connection, release: Release, action: Action, *, by: str, reason: str, forced: bool = False
 ) -> None:
@@ -450,6 +451,7 @@ def prune(database: sqlite3.Connection, release: Release) -> int:
     Raises UsageError when it has come into use.
     """
 
+    # The row is changed first: a kill leaves files without a release, never a release without files.
     def refuse_used() -> None:
         if find(database, release.label).aliases:
             raise UsageError(f"{release.label} is in use", hint="see its aliases: hivetune releases")

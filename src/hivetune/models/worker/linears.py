@@ -34,11 +34,9 @@ ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "t
 
 
 def find_linears(module: nn.Module, lora: LoraConfig) -> list[Linear]:
-    """Return the linear modules that get an adapter, by full name. Raises UsageError as `match_targets`.
-
-    Experts and the routers that choose them stay frozen, and where experts are fused, also the shared ones and dense
-    MLPs, whose names PEFT takes for theirs.
-    """
+    """Return the linear modules that get an adapter, by full name. Raises UsageError as `match_targets`."""
+    # Experts and the routers that choose them stay frozen, and where experts are fused, also the shared ones and dense
+    # MLPs, whose names PEFT takes for theirs.
     head = _name_of_head(module)
     frozen = frozen_linears(module)
     linears = {name: linear for name, linear in linears_of(module).items() if name not in frozen}
@@ -126,9 +124,7 @@ def _name_of_head(module: nn.Module) -> str | None:
 
 def _number(config: Any, name: str, default: int) -> int:
     """Return a setting by its usual name, which transformers maps to the family's own, or `default` for families
-    without it.
-
-    It is read from the plain values, since the attribute may differ by layer (Gemma 4's heads).
-    """
+    without it."""
+    # Read from the plain values, since the attribute may differ by layer (Gemma 4's heads).
     value = config.to_dict().get(config.attribute_map.get(name, name))
     return value if isinstance(value, int) and value > 0 else default

@@ -1,8 +1,7 @@
 """Makes one prepared folder, which every other part reads, of a model from the Hub, a folder, a GGUF file or a package.
 
-Weights are linked, not copied, where they are safetensors already. Pickles and remote code are refused. This module
-imports torch only after network, files and template have had their say, so that what is wrong there is said at once.
-The result of the task is the content of `hivetune.json`.
+Weights are linked, not copied, where they are safetensors already. Pickles and remote code are refused. The result of
+the task is the content of `hivetune.json`.
 """
 
 import hashlib
@@ -118,7 +117,8 @@ def _prepare(name: str, target: Path, work: Path, *, offline: bool) -> dict[str,
         described |= {"kind": "folder", "source": str(target), "revision": None}
     described |= _special_ids(work, name) | {"template_sha256": _settle_template(work, name)}
     write_json(work / DESCRIPTION, described)
-    # transformers and torch take seconds: after the network and the template have had their say.
+    # transformers and torch take seconds to import: after network, files and template have had their say, so that what
+    # is wrong there is said at once.
     from hivetune.models.worker.strict import check_against_config, check_kind, read_config, take_text_part
 
     config = read_config(work, name)

@@ -2,9 +2,7 @@
 
 The Hub is the one place of the engine that uses a network, and only when fetching. It honours HF_ENDPOINT, HF_TOKEN,
 HF_HOME, HF_HUB_ETAG_TIMEOUT (10 s until the Hub has to answer) and HF_HUB_OFFLINE as huggingface_hub does, and takes
-what lies whole in its cache where the Hub does not answer. It switches off what that library adds by itself: the
-versions and tools named in its user agent, and Xet, which asks further hosts for the parts of a file
-(HF_HUB_DISABLE_XET=0 brings it back).
+what lies whole in its cache where the Hub does not answer.
 """
 
 import importlib.util
@@ -33,7 +31,9 @@ def download(name: str, *, offline: bool) -> tuple[str, str, Path]:
 
     Raises UsageError (unknown, closed or without safetensors), MachineNotFit (no network), DoesNotFit (disk).
     """
-    # These are read when huggingface_hub is imported.
+    # These are read when huggingface_hub is imported. Switched off is what it adds by itself: the versions and tools
+    # named in its user agent, and Xet, which asks further hosts for the parts of a file (HF_HUB_DISABLE_XET=0 brings it
+    # back).
     os.environ["HF_HUB_OFFLINE"] = "1" if offline else "0"
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     os.environ.setdefault("HF_HUB_DISABLE_XET", "1")

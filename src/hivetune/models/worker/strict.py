@@ -1,9 +1,7 @@
 """The check that nothing is invented: the weights of a folder are exactly those of the causal model in its config.json.
 
-transformers fills missing weights with random numbers and leaves out unknown ones, with a warning. Here both are
-refused, by its own account of what it read. The check builds the model on torch's meta device: names and shapes without
-memory, a second for any size. Before that, configs of other kinds of models are refused, and the text part of a model
-that takes images or sound too becomes a model of its own.
+Before that, configs of other kinds of models are refused, and the text part of a model that takes images or sound too
+becomes a model of its own.
 """
 
 import os
@@ -65,6 +63,9 @@ def check_against_config(folder: Path, name: str) -> dict[str, Any]:
     Raises UsageError, naming tensors, for weights of another model than config.json describes, and for a config that
     describes none.
     """
+    # transformers fills missing weights with random numbers and leaves out unknown ones, with a warning. Here both are
+    # refused, by its own account of what it read. On torch's meta device it reads names and shapes without memory, in a
+    # second for any size.
     try:
         module, loading_info = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -122,8 +123,8 @@ def refuse_invented(loading_info: Mapping[str, Any], name: str) -> None:
 
 
 def _run_without_memory(module: nn.Module, name: str) -> None:
-    """Pass shapes through a whole forward pass. It finds what building the model does not (heads that do not divide
-    a width)."""
+    """Pass shapes through a whole forward pass."""
+    # It finds what building the model does not: heads that do not divide a width.
     try:
         module(input_ids=torch.zeros(1, 4, dtype=torch.int64, device="meta"), use_cache=False)
     except Exception as error:  # noqa: BLE001 (as above)

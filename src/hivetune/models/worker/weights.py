@@ -1,8 +1,5 @@
 """Tensors of a safetensors folder as numpy arrays, memory-mapped and without torch, which takes seconds to import;
 and checks that their values can be those of a model.
-
-The library checks the header; its places are read here, as it hands out no maps, and numpy lacks bfloat16
-(https://github.com/huggingface/safetensors#format).
 """
 
 import json
@@ -67,6 +64,8 @@ class SafetensorsFile:
             raise UsageError(f"{path} is damaged: {error}", hint=INCOMPLETE) from None
         with open(path, "rb") as file:
             self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        # The places are read here, as the library hands out no maps, and numpy lacks bfloat16
+        # (https://github.com/huggingface/safetensors#format).
         begin = 8 + struct.unpack_from("<Q", self.data)[0]
         header = json.loads(self.data[8:begin])
         header.pop("__metadata__", None)
@@ -98,10 +97,8 @@ def open_weights(folder: Path) -> dict[str, Stored]:
 def write_weights(
     path: Path, described: Mapping[str, tuple[str, Sequence[int]]], data: Callable[[str], memoryview]
 ) -> None:
-    """Write a safetensors file: kind and shape of each tensor, and then the bytes that `data` returns of it.
-
-    One tensor at a time, where the library would hold the whole model in memory.
-    """
+    """Write a safetensors file: kind and shape of each tensor, and then the bytes that `data` returns of it."""
+    # One tensor at a time, where the library would hold the whole model in memory.
     header, end = dict[str, Any](), 0
     for name, (kind, shape) in described.items():
         begin, end = end, end + math.prod(shape) * np.dtype(NUMPY_KINDS[kind]).itemsize

@@ -1,7 +1,6 @@
 """The scores of given tokens by the engine: the log-probability of each, and of the likeliest ones at its place.
 
-Computed with the adapter beside the base, as it was trained, and by the base alone; in float32 where the memory allows
-it, so that a difference is the export's (release/prove.py).
+Computed with the adapter beside the base, as it was trained, and by the base alone.
 
 Shapes: L positions, P places, V vocabulary, K likeliest tokens.
 """
@@ -25,6 +24,7 @@ _SHARE_FOR_WEIGHTS = 0.5  # of the installed memory, for weights in float32
 def main(task: ScorePassages, heartbeat: Heartbeat) -> dict[str, Any]:
     """Return {"dtype", "base" or "tuned" -> `Scores` of release/prove.py}."""
     heartbeat.beat(Beat.PREPARING)
+    # In float32 where the memory allows it, so that a difference is the export's (release/prove.py).
     dtype, device = _dtype(task.model), torch.device("cpu")
     if task.adapter is None:
         module = load_module(task.model, dtype=dtype, device=device)
