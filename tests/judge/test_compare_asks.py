@@ -70,7 +70,7 @@ def test_an_endpoint_that_fails_half_way_is_asked_only_for_the_rest(tmp_path: Pa
             ask_all_of(kept, FakeSide("", log, {"7": Unanswered("gone")}))
         done = len(kept.answers)
     assert "failed 3 times on f:7: gone" in raised.value.message
-    assert f"{done} of 12 answers are kept" in raised.value.hint and 0 < done < 12
+    assert "the same command continues" in raised.value.hint and 0 < done < 12
     log.clear()
     with stored_answers(tmp_path, "side") as kept:
         ask_all_of(kept, FakeSide("", log))
@@ -93,7 +93,7 @@ def test_what_is_refused_names_the_row_and_is_not_tried_again(tmp_path: Path) ->
     with stored_answers(tmp_path, "side") as kept, pytest.raises(UsageError) as raised:
         ask_all_of(kept, FakeSide("", log, {"5": UsageError("too long", hint="shorter")}))
     assert raised.value.message == "side on f:5: too long" and log.count("5") == 1
-    assert raised.value.hint.startswith("shorter; ")
+    assert raised.value.hint == "shorter"
 
 
 def test_a_damaged_line_is_asked_again(tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from serve.hive import add_release
 
-from hivetune.llama.ask import Answer
 from hivetune.llama.backend import Backend, ServerSettings, open_backend
 
 pytestmark = pytest.mark.slow
 # A long shared beginning, so that a cache has much to reuse wrongly.
 PROMPTS = [f"You are a helpful assistant of the hive. Please answer as well as you can. Number {n}." for n in range(5)]
 REQUESTS = 200
+Scored = tuple[tuple[int, float], ...]  # token and its log-probability
 # The same files in the same build, with another number of tokens computed at once: rounding of float16 and q8_0.
 TOLERANCE_NATS = 0.02
 
@@ -27,7 +27,7 @@ def files(own_home: Path, tmp_path: Path) -> tuple[Path, list[Path]]:
     return next(own_home.glob("bases/*/*.gguf")), adapters
 
 
-def answers(backend: Backend, order: list[tuple[int, int]]) -> Iterator[Answer]:
+def answers(backend: Backend, order: list[tuple[int, int]]) -> Iterator[Scored]:
     """With the cache as the gateway uses it: on, in a slot that another adapter may have used just before."""
     for adapter, prompt in order:
         scales = [{"id": number, "scale": float(number == adapter)} for number in range(3)]
@@ -42,8 +42,7 @@ def answers(backend: Backend, order: list[tuple[int, int]]) -> Iterator[Answer]:
         }
         document = backend.request("/v1/chat/completions", body)
         choice = document["choices"][0]
-        tokens = tuple((int(t["id"]), float(t["logprob"])) for t in choice["logprobs"]["content"])
-        yield Answer(choice["message"]["content"] or "", True, 0.0, logprobs=tokens)
+        yield tuple((int(t["id"]), float(t["logprob"])) for t in choice["logprobs"]["content"])
 
 
 def test_two_hundred_requests_in_turns_equal_those_alone(files: tuple[Path, list[Path]]) -> None:
@@ -55,10 +54,10 @@ def test_two_hundred_requests_in_turns_equal_those_alone(files: tuple[Path, list
         with open_backend(base, replace(settings, slots=1)) as backend:
             own = [kind for kind in kinds if kind[0] == adapter]
             alone |= dict(zip(own, answers(backend, own), strict=True))
-    assert len({alone[adapter, 0].logprobs for adapter in (0, 1, 2, -1)}) == 4  # they do answer differently
+    assert len({alone[adapter, 0] for adapter in (0, 1, 2, -1)}) == 4  # they do answer differently
     order = random.Random(0).choices(kinds, k=REQUESTS)
     with open_backend(base, settings) as backend:
         for kind, answer in zip(order, answers(backend, order), strict=True):
-            assert [token for token, _ in answer.logprobs] == [token for token, _ in alone[kind].logprobs], kind
-            for (_, now), (_, then) in zip(answer.logprobs, alone[kind].logprobs, strict=True):
+            assert [token for token, _ in answer] == [token for token, _ in alone[kind]], kind
+            for (_, now), (_, then) in zip(answer, alone[kind], strict=True):
                 assert now == pytest.approx(then, abs=TOLERANCE_NATS), kind

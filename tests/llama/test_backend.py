@@ -37,10 +37,10 @@ def gone(pid: int, within_s: float = 10.0) -> bool:
 @pytest.mark.slow
 def test_it_answers_streams_and_ends(tiny: Path) -> None:
     with open_backend(tiny, SMALL) as backend:
-        answer = backend.complete(HELLO, max_tokens=5, logprobs=True)
+        answer = backend.complete(HELLO, max_tokens=5)
         assert 0 < answer.new_tokens <= 5 and answer.prompt_tokens > 0
-        again = backend.complete(HELLO, max_tokens=5, logprobs=True)
-        assert replace(again, seconds=0) == replace(answer, seconds=0)
+        again = backend.complete(HELLO, max_tokens=5)
+        assert (again.text, again.new_tokens) == (answer.text, answer.new_tokens)
         # A stream holds back bytes at its end that are no whole character; the whole answer shows them as U+FFFD.
         assert "".join(backend.stream(HELLO, max_tokens=5)).rstrip("\ufffd") == answer.text.rstrip("\ufffd")
         pid = backend.process.pid

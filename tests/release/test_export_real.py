@@ -3,11 +3,12 @@
 import contextlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hivetune.data.render.folder import load_renderer
-from hivetune.llama.backend import ServerSettings, open_backend
+from hivetune.llama.backend import Backend, ServerSettings, open_backend
 from hivetune.llama.prompts import compare_prompts
 from hivetune.models.gguf_header import read_header
 from hivetune.records import Example, Message
@@ -125,15 +126,19 @@ def reference(smollm2: Path, adapter: Path) -> Reference:
 def served(model: Path, adapters: tuple[tuple[Path, float], ...] = ()) -> Answers:
     with open_backend(model, ServerSettings(adapters=adapters, context_tokens=1024)) as backend:
         return [
-            list(
-                backend.complete(
-                    [{"role": message.role, "content": message.content} for message in chat(question)],
-                    max_tokens=NEW_TOKENS,
-                    logprobs=True,
-                ).logprobs
-            )
+            [(int(token["id"]), float(token["logprob"])) for token in scored(backend, question)]
             for question in QUESTIONS
         ]
+
+
+def scored(backend: Backend, question: str) -> list[dict[str, Any]]:
+    body = {
+        "messages": [{"role": message.role, "content": message.content} for message in chat(question)],
+        **{"max_tokens": NEW_TOKENS, "temperature": 0, "logprobs": True, "top_logprobs": 1, "cache_prompt": False},
+        **({"lora": backend.lora} if backend.lora else {}),
+    }
+    found: list[dict[str, Any]] = backend.request("/v1/chat/completions", body)["choices"][0]["logprobs"]["content"]
+    return found
 
 
 def test_the_merged_file_and_the_adapter_beside_the_base_are_the_trained_model(

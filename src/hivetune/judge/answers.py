@@ -19,7 +19,7 @@ from typing import Any
 from hivetune.base.disk import home, lock, read_json, write_json
 from hivetune.base.journal import Journal, read_journal
 from hivetune.config import EvalConfig
-from hivetune.errors import HivetuneError, MachineNotFit, UsageError
+from hivetune.errors import MachineNotFit, UsageError
 from hivetune.judge.artefacts import Answerer, Artefact
 from hivetune.judge.rows import Prompt
 from hivetune.llama.ask import Answer, Unanswered
@@ -154,7 +154,7 @@ def ask_all(
         side.keep(prompt, ask_prompt(answerer, side.label, prompt, new_tokens, stopped.wait))
         on_answer()
 
-    with _progress_in_hint(side, prompts), ThreadPoolExecutor(slots) as pool:
+    with ThreadPoolExecutor(slots) as pool:
         futures = [pool.submit(answer, prompt) for prompt in missing]
         try:
             for future in futures:
@@ -174,7 +174,7 @@ def ask_prompt(
         except Unanswered as error:
             if attempt == _TRIES - 1:
                 message = f"{label} failed {_TRIES} times on {prompt.source}: {error}"
-                raise MachineNotFit(message, hint="see that it answers, then run the same command again") from None
+                raise MachineNotFit(message, hint="see that it answers; the same command continues") from None
             pause(FIRST_PAUSE_S * 2**attempt)
         except UsageError as error:
             raise UsageError(f"{label} on {prompt.source}: {error.message}", hint=error.hint) from None
@@ -191,10 +191,9 @@ def time_in_turns(
 ) -> list[Times]:
     """Return the times of each side, one answer at a time.
 
-    Both sides answer a prompt one right after the other, and who begins changes. So a busy moment of the machine meets
-    both. Times that an earlier call wrote to `times` are taken from there. An answer to a prompt that had none yet is
-    kept.
+    Times that an earlier call wrote to `times` are taken from there. An answer to a prompt that had none yet is kept.
     """
+    # Both sides answer a prompt one right after the other, and who begins changes: a busy moment meets both.
     entries = [entry for entry in read_journal(times) if entry["event"] == "timed"]
     times_of: dict[str, list[Any]] = {entry["prompt"]: entry["times"] for entry in entries}
     if any(prompt.key not in times_of for prompt in prompts):
@@ -206,8 +205,7 @@ def time_in_turns(
                 measured: list[list[float | None]] = [[] for _ in sides]
                 for side in range(len(sides)) if number % 2 == 0 else reversed(range(len(sides))):
                     answerer, stored = sides[side]
-                    with _progress_in_hint(stored, prompts):
-                        answer = ask_prompt(answerer, stored.label, prompt, new_tokens)
+                    answer = ask_prompt(answerer, stored.label, prompt, new_tokens)
                     stored.keep(prompt, answer)
                     measured[side] = [round(answer.seconds, 6), answer.first_token_s]
                 journal.append("timed", prompt=prompt.key, times=measured)
@@ -215,16 +213,3 @@ def time_in_turns(
             on_answer()
     of_sides = range(len(sides))
     return [{p.key: (times_of[p.key][side][0], times_of[p.key][side][1]) for p in prompts} for side in of_sides]
-
-
-@contextlib.contextmanager
-def _progress_in_hint(side: StoredAnswers, prompts: Sequence[Prompt]) -> Iterator[None]:
-    """Add to the hint of an error how many of the answers are kept."""
-    try:
-        yield
-    except HivetuneError as error:
-        if side.journal is None:
-            raise
-        keys = {prompt.key for prompt in prompts}
-        hint = f"{len(keys & side.answers.keys())} of {len(keys)} answers are kept; the same command continues"
-        raise type(error)(error.message, hint=f"{error.hint}; {hint}" if error.hint else hint) from None

@@ -42,7 +42,7 @@ from hivetune.judge.frozen import frozen_prompts
 from hivetune.judge.losses import compared_losses, scored
 from hivetune.judge.page import write_evaluation_page
 from hivetune.judge.rows import Prompt, prompts_of_rows, prompts_of_run
-from hivetune.judge.verdict import MAX_COST_RATIO, Curve, advise, judge
+from hivetune.judge.verdict import MAX_COST_RATIO, OF_ANSWERS, Curve, advise, judge
 from hivetune.llama.backend import CONTEXT_TOKENS, Backend, ServerSettings
 from hivetune.models.sides import BASELINE, SIDES
 from hivetune.records import Progress, Verdict, silent
@@ -54,13 +54,11 @@ from hivetune.train.open import Run
 
 COMPARISONS = "comparisons"
 ANOTHER_SIDE = "name another run, release, GGUF file or endpoint"
-SLOTS = 8  # answers at the same time: on 2 cores 8 slots make 2.5 times the tokens of one
+SLOTS = 8  # answers at the same time
 TIMED_PROMPTS = 50  # asked alone: enough to see a tenth of the time at the usual jitter
 # Times that straddle their limit are taken again a little later, for a load that has gone by then.
 MAX_TIMINGS, AGAIN_AFTER_S = 3, 20.0
 EMPTY_ANSWER = dict.fromkeys(("answer", "ended", "new_tokens", "seconds", "first_token_s", "success"))
-# What only answers can say.
-_OF_ANSWERS = ("success", "min_success", "ended", "latency_s", "max_seconds", "peak_memory_bytes", "max_gb")
 VERDICT_FIELDS = ("verdict", "reasons", "decisive", "metrics", "advice")
 
 
@@ -116,16 +114,23 @@ def compare_pair(
     folder = home() / COMPARISONS / key[:16]
     with lock(folder):
         answered = _answer(sides, prompts, settings, run, folder, max_timings, progress)
-    facts = {
-        "snapshot": None if rows or run is None else run.snapshot.hash,
-        "rows_from": ", ".join(rows) if rows or run is None else str(run.folder),
-        "rows_refused": refused,
-        "answered_by": f"{build_name() or 'endpoints'}, {quant}",
-        "settings": settings.model_dump(mode="json"),
-    }
+    facts = _facts(None if rows else run, settings, f"{build_name() or 'endpoints'}, {quant}")
+    if rows:
+        facts |= {"rows_from": ", ".join(rows), "rows_refused": refused}
     progress = continued(progress, num_answers(prompts))
     losses = compared_losses(None if rows else run, sides, progress)
     return Comparison(comparison_document(prompts, answered[0], answered[1], losses, facts), folder)
+
+
+def _facts(run: Run | None, settings: EvalConfig, answered_by: str) -> dict[str, Any]:
+    """Return where an evaluation's rows and answers come from; `run` owns the rows, if one does."""
+    return {
+        "snapshot": run.snapshot.hash if run else None,
+        "rows_from": str(run.folder) if run else "",
+        "rows_refused": {},
+        "answered_by": answered_by,
+        "settings": settings.model_dump(mode="json"),
+    }
 
 
 def num_answers(prompts: Sequence[Prompt]) -> int:
@@ -134,7 +139,8 @@ def num_answers(prompts: Sequence[Prompt]) -> int:
 
 
 def timed_prompts(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Return TIMED_PROMPTS held-out rows, spread over all of them: neighbours are often of one file or agent."""
+    """Return TIMED_PROMPTS held-out rows, spread over all of them."""
+    # Neighbours are often of one file or agent, and as long as each other.
     held_out = [prompt for prompt in prompts if not prompt.origin]
     count = min(TIMED_PROMPTS, len(held_out))
     return [held_out[number * len(held_out) // count] for number in range(count)]
@@ -149,7 +155,9 @@ def _answer(
     max_timings: int,
     progress: Progress,
 ) -> list[SideAnswers]:
-    """Time single answers, both sides in turns; these count too. Then ask each side for the rest, many at once."""
+    """Time single answers, both sides in turns, then ask each side for the rest."""
+    # Both servers run at once, so that a busy moment of the machine meets both. What was timed counts as an answer too.
+    # Many at once give no times: on 2 cores eight slots make 2.5 times the tokens of one, and each answer takes longer.
     check_memory(sides)
     timed, tokens = timed_prompts(prompts), settings.tokens
     # A slot holds the longest row and the longest answer.
@@ -192,8 +200,8 @@ def _num_tokens(store: StoredAnswers) -> int:
 
 
 def times_decide(times: Sequence[Times], groups: Mapping[str, str]) -> bool:
-    """Return whether more times would change nothing: their interval does not straddle MAX_COST_RATIO, or there are too
-    few prompts for one."""
+    """Return whether more times would change nothing."""
+    # They change something where the interval straddles its limit; with few prompts there is no interval at all.
     keys = list(times[0])
     columns = stats.by_group([[side[key][0] for key in keys] for side in times], [groups[key] for key in keys])
     if len(columns[0]) < stats.MIN_UNITS:
@@ -338,17 +346,10 @@ def loss_alone(run: Run, reason: str) -> dict[str, Any]:
         Artefact(BASELINE, "base", trained=(run.model, None)),
         Artefact(run.folder.name, "run", trained=(run.model, run.folder)),
     ]
-    losses = compared_losses(run, sides, silent)
-    empty = [SideAnswers(side.label, side.kind) for side in sides]
-    facts = {
-        "snapshot": run.snapshot.hash,
-        "rows_from": str(run.folder),
-        "rows_refused": {},
-        "answered_by": f"nothing: {reason}",
-        "settings": run.config.eval.model_dump(mode="json"),
-    }
-    document = comparison_document([], empty[0], empty[1], losses, facts)
-    return {**document, "not_compared": {**document["not_compared"], **dict.fromkeys(_OF_ANSWERS, reason)}}
+    answered = [SideAnswers(side.label, side.kind) for side in sides]
+    facts = _facts(run, run.config.eval, f"nothing: {reason}")
+    document = comparison_document([], answered[0], answered[1], compared_losses(run, sides, silent), facts)
+    return {**document, "not_compared": {**document["not_compared"], **dict.fromkeys(OF_ANSWERS, reason)}}
 
 
 def judge_run(run: Run) -> Verdict:
@@ -398,8 +399,7 @@ def _evaluation_of(run: Run) -> dict[str, Any]:
 
 def verdict_document(verdict: Verdict) -> dict[str, Any]:
     """Return the JSON of a verdict."""
-    plain = to_plain(verdict)
-    return {"schema": 1, **{key: plain[key] for key in VERDICT_FIELDS}}
+    return {"schema": 1, **to_plain(verdict)}
 
 
 def verdict_of(document: Mapping[str, Any]) -> Verdict:

@@ -65,12 +65,12 @@ def jackknife(
 ) -> Estimate:
     """Return the statistic of the columns' sums, with an interval from leaving out one unit at a time.
 
-    columns: one sequence per quantity, all of the same length n (one entry per unit); `statistic` gets their sums, so
-    that a ratio of sums (nats per token) has the weights of the whole. Tukey's variance (1958) and Student's t with
-    n - 2 degrees, since a ratio is known by two sums. `positive`: of a ratio or a mean of times, whose error is a
-    factor, the interval is made on the logarithm. With fewer than MIN_UNITS units, or if the statistic depends on one
-    unit, the interval is None.
+    columns: one sequence per quantity, all of the same length n (one entry per unit); `statistic` gets their sums.
+    `positive`: the interval is made on the logarithm. With fewer than MIN_UNITS units, or if the statistic depends on
+    one unit, the interval is None.
     """
+    # Sums, so that a ratio of them (nats per token) has the weights of the whole. The error of a ratio or of a mean of
+    # times is a factor, therefore the logarithm.
     n, sums = len(columns[0]), [math.fsum(column) for column in columns]
     value = statistic(sums)
     unknown = Estimate(value, None, n, math.nan)
@@ -89,6 +89,7 @@ def jackknife(
     away = [mean - figure for figure in figures]  # large where the unit that was left out is
     total = math.fsum(figure * figure for figure in away)
     skewness = math.fsum(figure**3 for figure in away) / n / (total / n) ** 1.5 if total else 0.0
+    # Tukey's variance (1958), and Student's t with n - 2 degrees, since a ratio is known by two sums.
     error = math.sqrt((n - 1) / n * total)
     half = t_quantile(1 - alpha / 2, n - 2) * error
     interval = (value * math.exp(-half), value * math.exp(half)) if logarithmic else (value - half, value + half)
@@ -104,19 +105,19 @@ def loss_difference(sums: Sequence[float]) -> float:
 def loss_estimate(columns: Columns, *, alpha: float = ALPHA) -> Estimate:
     """Return `loss_difference` of [base nll, tuned nll, tokens] per unit, with an interval for few or skewed units.
 
-    The jackknife's interval is widened on the side of the skewness by SKEW_FACTOR times the first term of Edgeworth's
-    expansion (Hall 1992). Fewer than SEEN_UNITS exclude no more, at this level, than that a share of ln(2 / alpha) / n
-    of all rows is of a kind that was not drawn and loses UNSEEN_NATS: 20 rows that gain a little say little about one
-    row in twenty. Harm in fewer than one row in twenty is not excluded.
+    Harm in fewer than one row in twenty is not excluded.
     """
     estimate, z = jackknife(columns, loss_difference, alpha=alpha), NormalDist().inv_cdf(1 - alpha / 2)
     if estimate.interval is None:
         return estimate
     n, (low, high) = estimate.units, estimate.interval
+    # Wider on the side of the skewness, by SKEW_FACTOR times the first term of Edgeworth's expansion (Hall 1992).
     skew = SKEW_FACTOR * estimate.skewness * (2 * z * z + 1) / 6 * estimate.unit_sd / n
     low, high = low + min(0.0, skew), high + max(0.0, skew)
     if n >= SEEN_UNITS:
         return replace(estimate, interval=(low, high))
+    # Fewer exclude no more, at this level, than that a share of ln(2 / alpha) / n of all rows is of a kind that was not
+    # drawn and loses UNSEEN_NATS: 20 rows that gain a little say little about one row in twenty.
     unseen = math.log(2 / alpha) * UNSEEN_NATS
     high, gain = max(high, estimate.value + unseen / n), -estimate.value
     least = min(SEEN_UNITS, math.ceil(unseen / gain)) if gain > 0 else SEEN_UNITS
@@ -129,11 +130,9 @@ def paired_proportions(
     """Return the share that succeeds, tuned - base, on the same rows, with Bonett and Price's adjusted Wald interval
     (2012).
 
-    It keeps its coverage for small n and for rows on which both models always agree, where the rows alone would say 0.
     `groups`: rows of one session are not independent; n is then what as many independent rows would say (`_effective`).
-    Where the exact sign test over groups can't tell the two models apart, the interval reaches one row beyond 0 on
-    either side: five rows gained of five are p = 0.06.
     """
+    # It keeps its coverage for small n and for rows on which both always agree, where the rows alone would say 0.
     n = len(base)
     if n == 0:
         return Estimate(math.nan, None, 0, math.nan)
@@ -150,6 +149,8 @@ def paired_proportions(
     (nets,) = by_group([differences], range(n) if groups is None else groups)
     if sign_test_p(sum(net > 0 for net in nets), sum(net < 0 for net in nets)) <= alpha:
         return Estimate(value, (low, high), units, unit_sd)
+    # Where the exact sign test over groups can't tell the two models apart, the interval reaches one row beyond 0 on
+    # either side: five rows gained of five are p = 0.06.
     edge = 1 / (rows + 2)
     # Of fewer units not even a gain in each is significant.
     least = max(math.ceil(math.log2(2 / alpha)), units + 1 if low > 0 or high < 0 else MIN_UNITS)
@@ -169,12 +170,7 @@ def proportion(values: Sequence[bool], groups: Sequence[Hashable] | None = None)
 
 
 def _effective(values: Sequence[float], groups: Sequence[Hashable] | None, alpha: float) -> tuple[int, float, float]:
-    """Return (groups, independent rows that would say as much, quantile) of rows that come in groups.
-
-    Kish's design effect: the variance of the mean with whole groups as units, by that with single rows, at least 1/2;
-    where all values are equal it can't be seen, and each group counts as one row. The quantile is Student's then, since
-    that variance rests on the groups alone (Korn and Graubard 1998).
-    """
+    """Return (groups, independent rows that would say as much, quantile) of rows that come in groups."""
     n = len(values)
     if groups is None or len(set(groups)) == n:
         return n, float(n), NormalDist().inv_cdf(1 - alpha / 2)
@@ -183,6 +179,9 @@ def _effective(values: Sequence[float], groups: Sequence[Hashable] | None, alpha
     units = len(sums)
     if units < MIN_UNITS:
         return units, float(units), math.nan
+    # Kish's design effect: the variance of the mean with whole groups as units, by that with single rows, at least 1/2;
+    # where all values are equal it can't be seen, and each group counts as one row. The quantile is Student's then,
+    # since that variance rests on the groups alone (Korn and Graubard 1998).
     single = math.fsum((value - mean) ** 2 for value in values) / n
     whole = math.fsum(total * total for total in sums) / n * units / (units - 1)
     rows = n / max(0.5, whole / single) if single else float(units)
@@ -213,12 +212,10 @@ def rows_needed(estimate: Estimate, effect: float, alpha: float = ALPHA) -> int:
 
 def alpha_of_look(look: int | None) -> float:
     """Return the error level of the `look`-th judgement of one champion, counted from 1: alpha / (look (look + 1));
-    ALPHA where there is only one look.
-
-    The shares of all looks to come add up to alpha, so that an equal model takes the champion's place with at most
-    alpha however often one looks. 95 % intervals every night do so with 53 % within 30 nights, tested one-sided. The
-    second look needs 1.3 times the rows of the first, the thirtieth 2.5 times (80 % power).
-    """
+    ALPHA where there is only one look."""
+    # The shares of all looks to come add up to alpha, so that an equal model takes the champion's place with at most
+    # alpha however often one looks. 95 % intervals every night do so with 53 % within 30 nights, tested one-sided. The
+    # second look needs 1.3 times the rows of the first, the thirtieth 2.5 times (80 % power).
     return ALPHA if look is None else ALPHA / (look * (look + 1))
 
 

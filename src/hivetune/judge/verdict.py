@@ -203,7 +203,9 @@ def _decide(name: str, reading: Reading, asked: float | None, level: float, tole
 
 
 def _loss(evaluation: Evaluation, alpha: float) -> Reading:
-    """Read nats per trained token: the sum over the tokens of all held-out rows, then one division."""
+    """Read nats per trained token of both sides."""
+    # The sum over the tokens of all held-out rows, then one division, as the training's loss has it: a mean of rows
+    # would weigh a token of a short answer more.
     columns, n = loss_columns(evaluation), len(evaluation["rows"])
     if isinstance(columns, str):
         return Reading(n=n, missing=columns)
@@ -212,7 +214,7 @@ def _loss(evaluation: Evaluation, alpha: float) -> Reading:
 
 
 def _shares(key: str, missing: str, evaluation: Evaluation, alpha: float) -> Reading:
-    """Read a share of the answers of both sides: rows without a checker count in the loss only."""
+    """Read a share of the answers of both sides. Rows without a checker count in the loss only."""
     pairs = _pairs(evaluation["answers"], key)
     if not pairs:
         return Reading(missing=missing)
@@ -232,7 +234,8 @@ def _share_alone(evaluation: Evaluation, _alpha: float) -> Reading:
 
 
 def _latency(evaluation: Evaluation, _alpha: float) -> Reading:
-    """Read the time of an answer, on prompts that both answered one right after the other."""
+    """Read the time of an answer of both sides."""
+    # On prompts that both answered one right after the other. A ratio, since a busy machine slows both by a factor.
     timed = [pair for pair in _pairs(evaluation["answers"], "seconds") if pair[0] and pair[1]]
     if not timed:
         return Reading(missing="it was not measured")
@@ -263,10 +266,9 @@ def _memory_alone(evaluation: Evaluation, _alpha: float) -> Reading:
 
 
 def _kept(evaluation: Evaluation, _alpha: float) -> Reading:
-    """Read the share of past wins and of the user's own questions that are kept; `n` is 0 where there are none.
-
-    A past win must be kept whatever the baseline answers today; of the user's own, what the baseline answers rightly.
-    """
+    """Read the share of past wins and of the user's own questions that are kept; `n` is 0 where there are none."""
+    # A past win must be kept whatever the baseline answers today: the baseline never had to keep it. Of the user's own
+    # questions, only what the baseline answers rightly can be lost.
     rows: Sequence[Mapping[str, Any]] = evaluation.get("frozen") or ()
     asked = [row for row in rows if row["origin"] == "win" or row["base"]["success"]]
     answered = [row for row in asked if row["tuned"]["success"] is not None]
@@ -311,6 +313,8 @@ KINDS: Mapping[str, Kind] = {
     ),
     "kept": Kind("frozen questions kept", "%", _kept, limit=MIN_KEPT, alone=True, exact=True),
 }
+# What only answers can say.
+OF_ANSWERS = tuple(name for name in KINDS if name not in ("loss", "kept"))
 
 
 # What people read: each number in its unit, in reasons, tables and pages alike.

@@ -31,7 +31,6 @@ class Answer:
     """A server's answer, whether it ended by itself, and its times in seconds since the request.
 
     The numbers of tokens are None where the server does not report them, `first_token_s` for an answer in one piece.
-    `logprobs`: (token id, log-probability) of each token, the ending one included, where they were asked for.
     """
 
     text: str
@@ -40,7 +39,6 @@ class Answer:
     prompt_tokens: int | None = None
     new_tokens: int | None = None
     first_token_s: float | None = None
-    logprobs: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,6 @@ class _PartialAnswer:
     text: str = ""
     finish: str | None = None
     usage: Mapping[str, Any] = field(default_factory=dict)
-    logprobs: list[tuple[int, float]] = field(default_factory=list)
     first_token_s: float | None = None
     calls: dict[int, list[str]] = field(default_factory=dict)
 
@@ -150,8 +147,6 @@ class _PartialAnswer:
         self.usage = document.get("usage") or self.usage
         for choice in document.get("choices") or ():
             self._take_piece(choice.get(part) or {})
-            scored = (choice.get("logprobs") or {}).get("content") or ()
-            self.logprobs += [(int(token["id"]), float(token["logprob"])) for token in scored if "id" in token]
             self.finish = choice.get("finish_reason") or self.finish
         if len(self.text) > MAX_ANSWER_BYTES:
             raise UsageError(f"{self.where} wrote an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
@@ -180,7 +175,7 @@ class _PartialAnswer:
         seconds, first = time.perf_counter() - self.started, self.first_token_s
         asked, new = (self.usage.get(name) for name in ("prompt_tokens", "completion_tokens"))
         counts = None if asked is None else int(asked), None if new is None else int(new)
-        return Answer(text, self.finish != "length", seconds, *counts, first, tuple(self.logprobs))
+        return Answer(text, self.finish != "length", seconds, *counts, first)
 
 
 def other_format(where: str, shown: bytes, kind: str = "") -> UsageError:

@@ -192,21 +192,11 @@ class Backend:
         max_tokens: int = 256,
         temperature: float = 0.0,
         tools: Sequence[Mapping[str, Any]] = (),
-        logprobs: bool = False,
         cached: bool = False,
-        adapter: int | None = None,
     ) -> Answer:
-        """Return one answer to a chat.
-
-        `logprobs`: also those of its tokens. `cached`: as a release is served, where a slot reuses the prefix shared
-        with its previous prompt. `adapter`: the number of the only one that is applied, instead of the scales that the
-        server was started with.
-        """
-        request = {**self._chat_request(messages, adapter), **streamed(max_tokens, tools)}
-        request |= {"temperature": temperature, "cache_prompt": cached}
-        if logprobs:  # of the ending token too, which a stream does not tell
-            del request["stream_options"]
-            request |= {"logprobs": True, "top_logprobs": 1, "stream": False}
+        """Return one answer to a chat. `cached`: as a release is served, where a slot reuses the prefix shared with its
+        previous prompt."""
+        request = self._chat_request(messages, max_tokens, temperature, tools) | {"cache_prompt": cached}
         started = time.perf_counter()
         with self._exchange(CHAT, request) as response:
             return read_answer(response, started, SERVER)
@@ -216,12 +206,11 @@ class Backend:
         return self.complete(messages, max_tokens=max_tokens, tools=tools, cached=True)
 
     def stream(
-        self, messages: ApiMessages, *, max_tokens: int = 1024, temperature: float = 0.0, adapter: int | None = None
+        self, messages: ApiMessages, *, max_tokens: int = 1024, temperature: float = 0.0
     ) -> Generator[str, None, str | None]:
         """Yield the answer piece by piece, with the slot's prompt cache, which is emptied when the scales change.
         Return the API's reason why it ended."""
-        request = {**self._chat_request(messages, adapter), **streamed(max_tokens)}
-        request |= {"temperature": temperature, "cache_prompt": True}
+        request = self._chat_request(messages, max_tokens, temperature) | {"cache_prompt": True}
         with self._exchange(CHAT, request) as response:
             finish: str | None = None
             for event in read_events(response, SERVER):
@@ -276,14 +265,17 @@ class Backend:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
-    def _chat_request(self, messages: ApiMessages, adapter: int | None) -> dict[str, Any]:
-        # Thoughts stay in the text, as they were trained.
-        request: dict[str, Any] = {"messages": list(messages), "reasoning_format": "none"}
+    def _chat_request(
+        self,
+        messages: ApiMessages,
+        max_tokens: int,
+        temperature: float,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> dict[str, Any]:
+        request = {"messages": list(messages), **streamed(max_tokens, tools), "temperature": temperature}
+        request["reasoning_format"] = "none"  # thoughts stay in the text, as they were trained
         # Naming every adapter on every request is what keeps two of them apart (finding in the module's first lines).
-        scales = self.lora
-        if adapter is not None:
-            scales = [{"id": lora["id"], "scale": float(lora["id"] == adapter)} for lora in self.lora]
-        return {**request, "lora": scales} if scales else request
+        return {**request, "lora": self.lora} if self.lora else request
 
     def _exchange(
         self, path: str, body: Mapping[str, Any] | None, timeout_s: float = REQUEST_TIMEOUT_S

@@ -6,7 +6,6 @@ rules for first tokens. A model that is right in the trainer and wrong when serv
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from hivetune.data.render.dialect import template_message
@@ -22,16 +21,6 @@ CHECKED_PROMPTS = 50
 SHOWN_TOKENS = 6
 
 
-@dataclass(frozen=True)
-class PromptDifference:
-    """One conversation whose prompts differ. `at` is the first token that does; texts begin there."""
-
-    source: str
-    at: int
-    trained: str
-    served: str
-
-
 def check_prompts(backend: Backend, model: Path, snapshot: Snapshot) -> int:
     """Compare the server's token ids of conversations with the trained ones; held-out conversations first. Return how
     many were compared.
@@ -43,20 +32,17 @@ def check_prompts(backend: Backend, model: Path, snapshot: Snapshot) -> int:
     examples = [Example(info.id, info.source, tuple(info.messages), tools=tuple(info.tools)) for info in infos]
     checked, differences = compare_prompts(backend, load_renderer(model), examples)
     if differences:
-        first = differences[0]
         raise HivetuneError(
             f"llama.cpp builds prompts that differ from training for {len(differences)} of {checked} conversations: "
-            f"{first.source}, token {first.at}: trained {first.trained!r}, served {first.served!r}",
+            f"{differences[0]}",
             hint="please report it with the model's name; hivetune export --no-check keeps the file",
         )
     return checked
 
 
-def compare_prompts(
-    backend: Backend, renderer: Renderer, examples: Iterable[Example]
-) -> tuple[int, list[PromptDifference]]:
-    """Return (number of conversations that were compared, those that differ). Raises RenderError for one that can't
-    be rendered."""
+def compare_prompts(backend: Backend, renderer: Renderer, examples: Iterable[Example]) -> tuple[int, list[str]]:
+    """Return the number of conversations that were compared, and of each that differs where it begins to. Raises
+    RenderError for one that can't be rendered."""
     checked, differences = 0, []
     for example in examples:
         prompt = prompt_of(example.messages)
@@ -64,10 +50,10 @@ def compare_prompts(
         served = backend.prompt_ids([template_message(message) for message in prompt], example.tools)
         checked += 1
         if trained != served:
-            at = next((i for i, (a, b) in enumerate(zip(trained, served, strict=False)) if a != b), -1)
-            at = at if at >= 0 else min(len(trained), len(served))
-            shown = [renderer.decode(ids[at : at + SHOWN_TOKENS]) for ids in (trained, served)]
-            differences.append(PromptDifference(example.source, at, *shown))
+            shortest = min(len(trained), len(served))
+            at = next((i for i in range(shortest) if trained[i] != served[i]), shortest)
+            was, now = (renderer.decode(ids[at : at + SHOWN_TOKENS]) for ids in (trained, served))
+            differences.append(f"{example.source}, token {at}: trained {was!r}, served {now!r}")
     return checked, differences
 
 

@@ -405,7 +405,7 @@ def _base_problems(name: str, model: Path, progress: Progress) -> list[str]:
         with open_backend(file, ServerSettings(slots=_SLOTS, context_tokens=_CONTEXT_TOKENS)) as backend:
             served["base"] = score_passages(backend, passages, slots=_SLOTS)[0]
             for each in compare_prompts(backend, renderer, examples)[1][:1]:
-                problems.append(f"llama.cpp builds another prompt: trained {each.trained!r}, served {each.served!r}")
+                problems.append(f"llama.cpp builds another prompt: {each}")
 
     trained = _engine_scores(model, None, passages, progress, ask_server, weights_bytes(model))
     return [*problems, *compare_scores(SERVED_QUANT, trained, served)["problems"]]
