@@ -268,3 +268,73 @@ def test_few_frozen_questions_and_unchecked_ones_decide_nothing() -> None:
     assert with_frozen([frozen(1, True, False)]).verdict == "deploy"
     open_one = with_frozen([frozen(number, True, None if number == 0 else True) for number in range(20)])
     assert open_one.verdict == "not-enough-evidence" and "1 of 20 questions could not be" in open_one.reasons[0]
+
+
+# What may never end as `deploy`: a significant loss, too few or skewed rows.
+
+
+def rows_of(gains: list[float]) -> dict[str, Any]:
+    """Rows on which the tuned model is better by `gains` nats per token, and nothing else."""
+    rng = random.Random(1)
+    rows = []
+    for number, gain in enumerate(gains):
+        tokens = rng.randint(10, 40)
+        base = tokens * (2 + rng.gauss(0, 0.3))
+        row = {"tokens": tokens, "base": base, "tuned": base - tokens * gain}
+        rows.append({"id": f"{number}", "source": f"f:{number}", "group": f"{number}", **row})
+    return {"rows": rows, "answers": [], "base": {}, "tuned": {}, "not_compared": {}}
+
+
+def checked(document: dict[str, Any], base: list[bool], tuned: list[bool]) -> dict[str, Any]:
+    """The document with answers that were checked."""
+    answers = [
+        {
+            **{"source": f"f:{n}", "group": f"g{n}"},
+            "base": {"success": b, "ended": True, "seconds": 1.0},
+            "tuned": {"success": t, "ended": True, "seconds": 1.0},
+        }
+        for n, (b, t) in enumerate(zip(base, tuned, strict=True))
+    ]
+    return {**document, "answers": answers}
+
+
+def gate(evaluation: dict[str, Any], **settings: Any) -> Verdict:
+    return judge(evaluation, GateConfig(**settings), beside_base=False)
+
+
+def test_what_is_significantly_worse_never_deploys_unless_a_setting_says_so() -> None:
+    """Answers fell from 35.6 to 2.2 % while the loss got better."""
+    rng = random.Random(3)
+    better = rows_of([rng.gauss(0.8, 0.3) for _ in range(100)])
+    document = checked(better, [n < 16 for n in range(45)], [n == 0 for n in range(45)])
+    verdict = gate(document)
+    assert verdict.verdict == "iterate"
+    metric = next(one for one in verdict.metrics if one.name == "success")
+    assert metric.passed is False and not metric.required and metric.interval is not None
+    assert any("significantly worse" in reason for reason in verdict.reasons[: verdict.decisive])
+    assert gate(document, tolerance=0.6).verdict == gate(document, success_gain=-0.6).verdict == "deploy"
+
+
+def test_five_of_five_successes_do_not_deploy_and_six_do() -> None:
+    """The sign test's exact p is 0.06 for five rows and 0.03 for six."""
+    for n, verdict in ((5, "not-enough-evidence"), (6, "deploy")):
+        answers = checked(rows_of([]), [False] * n, [True] * n)
+        assert gate(answers, loss_gain=None, success_gain=0.0).verdict == verdict
+        worse = checked(rows_of([]), [True] * n, [False] * n)
+        assert (gate(worse, loss_gain=None, success_gain=0.0).verdict == "abort") == (n == 6)
+
+
+def test_a_gain_that_is_no_gain() -> None:
+    """2e-10 nats on each of 60 rows, and nothing at all on few rows, which say nothing either way."""
+    assert gate(rows_of([2e-10] * 80)).verdict == "iterate"
+    assert gate(rows_of([0.0] * 8)).verdict == "not-enough-evidence"
+    assert gate(rows_of([0.0] * 80)).verdict == "iterate"
+
+
+def test_needed_rows_are_those_that_decide() -> None:
+    """A gain that 60 rows can't tell from one row in twenty that is lost is told from 72 rows on."""
+    gains = [0.25, 0.35] * 36
+    verdict = gate(rows_of(gains[:60]))
+    assert verdict.verdict == "not-enough-evidence"
+    assert "60 rows measured, about 72 rows needed" in verdict.reasons[0]
+    assert gate(rows_of(gains)).verdict == "deploy"

@@ -90,6 +90,7 @@ def find_checker(checker: Arguments, where: str = "checker") -> Callable[[str, A
     if name in FROM_CONFIG and len(checker) == 1:
         hint = "rows come from elsewhere, so they can't name code to run, or a server to send answers to"
         raise UsageError(f"{where}: only eval.checker may name a {name}", hint=hint)
+    # Arguments come from rows and configs as JSON, so their types are those of the function's annotations.
     read: dict[str, Any] = {}
     for key, value in checker.items():
         if key == "name":
@@ -134,6 +135,7 @@ _THOUGHT_BEGIN = re.compile(r"\s*<(?:[a-z_:]*?think[a-z_:]*|reasoning)>", re.IGN
 
 def final_answer(answer: str) -> str:
     """Return the answer without the thoughts before it: nothing where the thoughts never ended."""
+    # A template may open the thoughts itself, so that only their end is in the answer.
     ends = list(_THOUGHT_END.finditer(answer))
     if ends:
         return answer[ends[-1].end() :].lstrip()
@@ -183,6 +185,7 @@ def contains_none(
 
 def exact(answer: str, _row: Arguments, text: str, ignore_case: bool = False) -> bool:
     """Return whether both are the same in canonical Unicode, with runs of white space as one blank."""
+    # "é" has two forms that nobody can tell apart, and a line break at the end is not another answer.
     plain = [" ".join(unicodedata.normalize("NFC", one).split()) for one in (answer, text)]
     one, other = (each.casefold() for each in plain) if ignore_case else plain
     return one == other
@@ -300,6 +303,7 @@ def python_passes(answer: str, _row: Arguments, tests: str, timeout_s: float = T
 
 def _code_of(answer: str) -> str:
     """Return the fenced blocks of Python, joined; else those of any language; else the whole answer."""
+    # Joined, since answers often define a function in one block and use it in the next.
     text = answer[:MAX_CHECKED_CHARS]
     for languages in ("python|py", r"\w*"):
         if blocks := re.findall(rf"```(?:{languages})[ \t]*\n(.*?)```", text, re.DOTALL):
@@ -351,6 +355,7 @@ _JUDGE = (
 
 def judge(answer: str, row: Arguments, model: str) -> bool:
     """Return whether the model behind an OpenAI endpoint says that the answer meets the row's reference."""
+    # A server that is busy for a moment, and a word that is neither yes nor no, are not the answer's failure.
     if not row.get("reference"):
         raise UsageError("checker: judge needs a row with a reference answer")
     side = parse_side(model)

@@ -1,8 +1,4 @@
-"""Running a program with limits: of time and memory always, and of everything else in a sandbox.
-
-The sandbox is bubblewrap: namespaces of its own for files, processes, users and network; of the machine's files only
-the programs and libraries, read-only; an empty folder in memory to write to.
-"""
+"""Running a program with limits: of time and memory always, and of everything else in a sandbox."""
 
 import contextlib
 import os
@@ -48,6 +44,7 @@ def run_limited(
     Each process may use `memory_bytes` and write files of `FILE_BYTES`; more than `MAX_THREADS`, or more memory in
     all of them together, ends them.
     """
+    # Files and no pipes: a program that prints for ever meets the limit of a file, and nobody has to read beside it.
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         stdin.write(text.encode("utf-8", "surrogatepass"))
         stdin.seek(0)
@@ -101,6 +98,8 @@ def _watch(process: "subprocess.Popen[bytes]", timeout_s: float, memory_bytes: i
 
 def _sandbox() -> list[str]:
     """Return the beginning of a command inside bubblewrap. Raises MachineNotFit without it."""
+    # Namespaces of its own for files, processes, users and network; of the machine's files only the programs and
+    # libraries, read-only; an empty folder in memory to write to.
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise MachineNotFit("running an answer's code needs bubblewrap", hint="apt install bubblewrap")

@@ -1,9 +1,4 @@
-"""Asking two sides: many prompts at once for their answers, a few alone and in turns for their times.
-
-Answers are kept below the home by all that they depend on: the files, llama.cpp's build, the settings of a generation.
-So a base or a release is asked once, and a comparison that failed half-way continues where it was. An endpoint's
-answers are never kept: what runs behind a URL changes. The times of two sides lie with their comparison.
-"""
+"""Asking two sides: many prompts at once for their answers, a few alone and in turns for their times."""
 
 import contextlib
 import hashlib
@@ -77,9 +72,12 @@ def stored_answers(folder: Path, label: str) -> Iterator[StoredAnswers]:
 @contextlib.contextmanager
 def stored_side(side: Artefact, new_tokens: int, slots: int) -> Iterator[StoredAnswers]:
     """Open what this side answered before under these settings, locked for this process; nothing for an endpoint."""
+    # What runs behind a URL changes: another model there was once never asked again.
     if side.endpoint is not None:
         yield StoredAnswers(side.label)
         return
+    # All that answers depend on: the files, llama.cpp's build, the settings of a generation (greedy, and the template's
+    # arguments follow from the file). So a base or a release is asked once, and a failed comparison continues.
     identity = json.dumps([side.identity, build_name(), new_tokens, slots], sort_keys=True)
     folder = home() / _ANSWERED / hashlib.sha256(identity.encode()).hexdigest()[:16]
     with lock(folder), stored_answers(folder, side.label) as stored:

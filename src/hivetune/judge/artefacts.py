@@ -102,7 +102,8 @@ def open_artefact(artefact: Artefact, settings: ServerSettings) -> Iterator[tupl
 
 
 def check_memory(artefacts: Sequence[Artefact]) -> None:
-    """Raise DoesNotFit when two models do not fit into the free memory at once. A file of both is mapped once."""
+    """Raise DoesNotFit when two models do not fit into the free memory at once."""
+    # A file that both have is mapped once.
     servers = [artefact for artefact in artefacts if artefact.model is not None]
     files = {path for side in servers for path in (side.model, side.adapter) if path is not None}
     needed = sum(path.stat().st_size for path in files) + len(servers) * BESIDE_FILE_BYTES

@@ -34,9 +34,10 @@ MAX_WINS = 200  # a set is asked of every candidate: 200 answers of 64 tokens ta
 def choose_wins(answers: Sequence[Mapping[str, Any]], num_kept: int) -> list[Mapping[str, Any]]:
     """Choose which answers of an evaluation (rows of `answers` in eval.json) to freeze when its model becomes champion.
 
-    Only correct answers are chosen, first ones that the baseline got wrong. Agents and categories take turns. The
-    limits are WINS_PER_RELEASE, and MAX_WINS with those `num_kept`.
+    The limits are WINS_PER_RELEASE, and MAX_WINS with those `num_kept`.
     """
+    # Only correct answers, first ones that the baseline got wrong: they are what training won. Agents and categories
+    # take turns, so that a frequent one does not fill the set.
     strata: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for answer in answers:
         if answer["checker"] is not None and answer["tuned"]["success"]:
@@ -94,7 +95,8 @@ def freeze_wins(release: Release) -> int:
 
 
 def _prompt(number: int, question: FrozenQuestion, settings: EvalConfig) -> Prompt:
-    """Return a frozen question as a prompt. A function is of the config alone: the home must not name code to run."""
+    """Return a frozen question as a prompt."""
+    # A function is of the config alone: the home must not name code to run.
     is_function = (question.checker or {}).get("name") == "function"
     return Prompt(
         row=number,

@@ -1,5 +1,4 @@
-"""The loss of both sides on the held-out rows, by the training engine. Losses are kept below the home, by what they
-depend on, so those of a base are computed once for all adapters that were trained alike."""
+"""The loss of both sides on the held-out rows, by the training engine, kept below the home."""
 
 import hashlib
 import json
@@ -25,11 +24,8 @@ Losses = Mapping[int, Mapping[str, Any]]  # by row: {"nll", "tokens"}
 
 
 def compared_losses(run: Run | None, sides: Sequence[Artefact], progress: Progress) -> list[dict[str, Any]] | str:
-    """Return the `rows` of eval.json, or why these two can't be compared by their loss.
-
-    llama.cpp's server and the chat API do not say how likely a given text is, so a GGUF file and an endpoint have no
-    loss.
-    """
+    """Return the `rows` of eval.json, or why these two can't be compared by their loss."""
+    # llama.cpp's server and the chat API do not say how likely a given text is: a GGUF file and an endpoint have none.
     if run is None:
         return (
             "rows that are given as a file are not tokenized; without --rows the loss is that of a run's held-out rows"
@@ -52,8 +48,7 @@ def compared_losses(run: Run | None, sides: Sequence[Artefact], progress: Progre
 def loss_rows(snapshot: Snapshot, sides: Sequence[Losses]) -> list[dict[str, Any]]:
     """Return eval.json's `rows`, one for each test row, from the losses of base and tuned.
 
-    A row that was not scored stays with null, one that is not finite with "not finite": the verdict counts both as
-    failures.
+    A row that was not scored stays with null, one that is not finite with "not finite".
     """
     infos = [snapshot.info(row) for row in snapshot.rows("test")]
     groups, rows = evidence_groups(infos), []
@@ -84,6 +79,7 @@ def scored(run: Run, adapter: Path | None, progress: Progress, meanwhile: Callab
     """Return the file with the losses of the base and, where there is one, of the adapter; what is missing in it is
     computed. `meanwhile` runs beside the task, if there is one."""
     choices = read_resolved(adapter)[1].made() if adapter and (adapter / CONFIG).is_file() else {}
+    # By what losses depend on, so those of a base are computed once for all adapters that were trained alike.
     identity = {
         "model": sha256_file(run.model / MANIFEST),
         "snapshot": run.snapshot.hash,

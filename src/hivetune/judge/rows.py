@@ -1,7 +1,6 @@
 """Which rows are answered, which of them are one piece of evidence, and how a row is asked.
 
-All test rows count for the loss; a stratified choice of them is answered by both models. Both get the same rows, so
-every comparison is paired. Frozen questions are asked beside them (frozen.py).
+All test rows count for the loss; a stratified choice of them is answered by both models.
 """
 
 import hashlib
@@ -96,11 +95,9 @@ def _chosen(infos: Sequence[RowInfo], config: EvalConfig) -> list[Prompt]:
 
 
 def choose_rows(rows: Iterable[RowInfo], count: int) -> list[int]:
-    """Choose at most `count` row numbers, ascending, with the shares of agents and categories in `rows`.
-
-    Each of them comes at least once where there is room. The choice depends on the rows' contents only, so that runs on
-    the same snapshot answer the same prompts.
-    """
+    """Choose at most `count` row numbers, ascending, with the shares of agents and categories in `rows`, each of them
+    at least once where there is room."""
+    # By the rows' contents only, so that runs on the same snapshot answer the same prompts.
     strata: dict[tuple[str, str], list[RowInfo]] = defaultdict(list)
     for row in rows:
         strata[row.agent or "", row.category or ""].append(row)

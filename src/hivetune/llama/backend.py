@@ -1,14 +1,4 @@
-"""A llama.cpp server for one GGUF model and its adapters: started, asked, stopped. A socket of its user's, no port.
-
-The socket lies in a folder that only its user may enter, so nobody else can take its place and get token and prompts,
-as with a port, which any user of the machine may listen on first.
-
-llama.cpp reuses what another adapter computed in two ways. A request that does not name the scale of every adapter
-gets the server's own scales (ggml-org/llama.cpp#26207), so every request here names them all. And the prompt cache in
-host memory is matched by tokens alone, before adapters are compared: a prompt under A, another under B, and the first
-under B again reused 119 of 120 tokens of A. So that cache is off (child.py). The cache of a slot is safe: llama.cpp
-empties it when the scales change (tests/llama/test_adapters.py).
-"""
+"""A llama.cpp server for one GGUF model and its adapters: started, asked, stopped. A socket of its user's, no port."""
 
 import contextlib
 import functools
@@ -97,6 +87,8 @@ def open_backend(
     settings = settings or ServerSettings()
     check_files(model, settings)
     program = find_engine()
+    # The socket lies in a folder that only its user may enter, so nobody else can take its place and get token and
+    # prompts, as with a port, which any user of the machine may listen on first.
     with scratch_folder() as scratch:
         log = scratch / "server.log"
         socket_path = scratch / "llama.sock"
@@ -274,7 +266,9 @@ class Backend:
     ) -> dict[str, Any]:
         request = {"messages": list(messages), **streamed(max_tokens, tools), "temperature": temperature}
         request["reasoning_format"] = "none"  # thoughts stay in the text, as they were trained
-        # Naming every adapter on every request is what keeps two of them apart (finding in the module's first lines).
+        # A request that does not name the scale of every adapter gets the server's own scales, and so what another
+        # adapter computed (ggml-org/llama.cpp#26207). The cache of a slot is safe: llama.cpp empties it when the scales
+        # change (tests/llama/test_adapters.py).
         return {**request, "lora": self.lora} if self.lora else request
 
     def _exchange(
@@ -336,13 +330,11 @@ def _start(
 
 def _spins() -> str:
     """Return how long llama.cpp's threads spin at a barrier before they sleep: long on idle cores, not at all beside
-    work.
-
-    A token of a small model passes hundreds of barriers, and each sleep costs more than the work between two.
-    SmolLM2-135M q8_0 on 2 cores: idle, one request makes 31 tokens/s without spinning and 85 with it, 8 slots 125 and
-    215. Beside two busy processes 8 slots make 79 without and 18 to 44 with it: a spinning thread takes the core of the
-    one that it waits for. docs/log.md has the timings. A user's own value of the variable is kept.
-    """
+    work. A user's own value of the variable is kept."""
+    # A token of a small model passes hundreds of barriers, and each sleep costs more than the work between two.
+    # SmolLM2-135M q8_0 on 2 cores: idle, one request makes 31 tokens/s without spinning and 85 with it, 8 slots 125 and
+    # 215. Beside two busy processes 8 slots make 79 without and 18 to 44 with it: a spinning thread takes the core of
+    # the one that it waits for.
     if setting := os.environ.get("GOMP_SPINCOUNT"):
         return setting
     return "50000" if psutil.cpu_percent(interval=_LOOK_S) < _IDLE_PERCENT else "0"

@@ -66,7 +66,8 @@ def _run_xllamacpp(settings: dict[str, Any]) -> None:
     parameters.offline = True
     parameters.cors_origins = ""
     parameters.cache_prompt = False
-    # The cache in host memory is matched by tokens alone, whatever adapter computed them (see backend.py).
+    # The cache in host memory is matched by tokens alone, before adapters are compared: a prompt under A, another under
+    # B, and the first under B again reused 119 of 120 tokens of A.
     parameters.cache_ram_mib = 0
     if settings["threads"]:
         parameters.cpuparams.n_threads = settings["threads"]
@@ -84,10 +85,8 @@ def _run_xllamacpp(settings: dict[str, Any]) -> None:
 
 
 def _confine(settings: dict[str, Any]) -> None:
-    """Deny network, other programs, and all files but the model's and those that the programs need.
-
-    A card's driver reads and caches in places of its own, so with a card only writing is limited, to its usual places.
-    """
+    """Deny network, other programs, and all files but the model's and those that the programs need."""
+    # A card's driver reads and caches in places of its own: with a card only writing is limited, to its usual places.
     model, program = Path(settings["model"]), settings["program"]
     split = model.parent.glob(f"{model.stem.rpartition('-of-')[0].rpartition('-')[0]}-*-of-*.gguf")
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(":")

@@ -1,9 +1,4 @@
-"""The check of a server that it builds the prompts that were trained on.
-
-Prompts are compared token by token, on real conversations. llama.cpp has its own Jinja, its own tokenizer and its own
-rules for first tokens. A model that is right in the trainer and wrong when served has most often lost here
-(ggml-org/llama.cpp#7062, ollama/ollama#6823).
-"""
+"""The check of a server that it builds the prompts that were trained on, token by token, on real conversations."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,6 +11,8 @@ from hivetune.errors import HivetuneError
 from hivetune.llama.backend import Backend
 from hivetune.records import Example, Message, Split
 
+# llama.cpp has its own Jinja, its own tokenizer and its own rules for first tokens. A model that is right in the
+# trainer and wrong when served has most often lost here (ggml-org/llama.cpp#7062, ollama/ollama#6823).
 HELD_OUT_FIRST: tuple[Split, ...] = ("test", "validation", "train")
 CHECKED_PROMPTS = 50
 SHOWN_TOKENS = 6

@@ -61,10 +61,9 @@ def _load(task: Score, choices: Choices) -> LoraModel:
 
 
 def choices_of(adapter: Path | None) -> Choices:
-    """Return the choices of the run that made the adapter, so that it is scored in the precision of its training.
-
-    If its kernels are unavailable, the plain ones score; only a training must keep its kernels.
-    """
+    """Return the choices of the run that made the adapter."""
+    # It is scored in the precision of its training: a base in another one would be better or worse by rounding. Without
+    # its kernels the plain ones score; only a training must keep its kernels.
     if adapter is None or not (adapter / CONFIG).is_file():
         return Choices()
     choices = read_resolved(adapter)[1]
