@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from command import hivetune
 from serve.fake_server import fake_server, stream
-from serve.hive import MODEL, add_release, make_home, write_adapter
+from serve.hive import MODEL, add_release, make_home
 
 from hivetune.base.disk import MANIFEST, home, sha256_file
-from hivetune.release.gguf import base_gguf, write_gguf
+from hivetune.errors import UsageError
+from hivetune.judge.artefacts import _served
+from hivetune.release.gguf import base_gguf
 
 pytestmark = pytest.mark.slow
 
@@ -79,21 +81,11 @@ def test_bad_sides_are_refused_in_words(own_home: Path, tmp_path: Path, rows: st
     alone = tmp_path / "alone.gguf"
     shutil.copyfile(adapter, alone)
     assert "is an adapter: its base: the model is not named" in said(str(alone), label)
+    raw = adapter.read_bytes()
+    named = raw.index(b"llama", raw.index(b"general.architecture"))
+    alone.write_bytes(raw[:named] + b"qwen2" + raw[named + 5 :])
+    with pytest.raises(UsageError, match=r"does not belong to .*architecture 'qwen2', the model is 'llama'"):
+        _served("x", "gguf", base, alone, None, None)
     with fake_server(lambda body: stream("x", finish=None, tokens=None)) as server:
         code, document = compare(f"{server.url}#m", label, "--rows", rows)
     assert code == 4 and "failed 3 times" in document["error"]["message"]
-
-
-def test_an_adapter_of_another_model_is_refused(own_home: Path, tmp_path: Path) -> None:
-    from gguf_families import write_model
-
-    from hivetune.errors import UsageError
-    from hivetune.judge.artefacts import _served
-
-    base = base_gguf(MODEL, sha256_file(make_home() / MANIFEST), "q8_0")
-    other = tmp_path / "other"
-    write_model(other, "qwen3")
-    write_adapter(other, tmp_path / "adapter", 1)
-    adapter = write_gguf(other, tmp_path / "adapter", None, tmp_path / "task", "o.gguf", lambda done, total: None)
-    with pytest.raises(UsageError, match=r"does not belong to .*architecture 'qwen3', the model is 'llama'"):
-        _served("x", "gguf", base, adapter, None, None)
