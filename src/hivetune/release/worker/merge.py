@@ -33,11 +33,15 @@ def main(task: Merge, heartbeat: Heartbeat) -> dict[str, int]:
 
 
 class Part(NamedTuple):
-    """The change of one stored weight by an adapter: scale * B A, with A [R, I] and B [O, R]."""
+    """The change of one stored weight by an adapter: scale * B A, with A [R, I] and B [O, R].
+
+    transposed: the file stores the weight [I, O], and A and B have changed places for it.
+    """
 
     a: Tensor
     b: Tensor
     scale: float
+    transposed: bool
 
     def add(self, weight: Tensor) -> Tensor:
         """Return `weight` plus scale * B A, in fp32."""
@@ -64,7 +68,7 @@ def read_parts(model: Path, adapter: Path) -> dict[str, Part]:
                 hint="export the adapter alone, which PEFT loads beside its base: --to adapter",
             )
         a, b = (b_OR.mT, a_RI.mT) if weight in transposed else (a_RI, b_OR)
-        parts[stored_as] = Part(a, b, scaling(lora))
+        parts[stored_as] = Part(a, b, scaling(lora), weight in transposed)
     return parts
 
 

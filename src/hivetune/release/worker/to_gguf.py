@@ -253,7 +253,8 @@ def stage_adapter(model: Path, adapter: Path, folder: Path) -> int:
     # llama.cpp divides `lora_alpha` by the rank and knows no rank-stabilised scale.
     rank, scale = next((len(part.a), part.scale) for part in parts.values())
     write_json(folder / ADAPTER_CONFIG, {"r": rank, "lora_alpha": scale * rank})
-    return sum(part.b.numel() for part in parts.values())
+    # The script turns what is stored transposed back, and may write A once for each part of a fused matrix.
+    return sum((part.a if part.transposed else part.b).numel() for part in parts.values())
 
 
 # The scripts.
