@@ -54,8 +54,7 @@ def same_views(flat_N: Tensor, adapter: Mapping[str, Tensor]) -> dict[str, Tenso
 def initialise(adapter: Mapping[str, Tensor], seed: int) -> None:
     """Draw A uniform in +-1/sqrt(I) as PEFT and the LoRA authors do, B zero; each tensor from its own name and `seed`.
 
-    PEFT's kaiming_uniform_(a=sqrt(5)) has the bound sqrt(6 / ((1 + 5) I)) = 1 / sqrt(I). The values do not depend on
-    the order of the modules, on the path or on which others have an adapter.
+    The values do not depend on the order of the modules, on the path or on which others have an adapter.
     """
     for name, view in adapter.items():
         if ".lora_A." not in name:
@@ -63,6 +62,7 @@ def initialise(adapter: Mapping[str, Tensor], seed: int) -> None:
             continue
         digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
+        # PEFT's kaiming_uniform_(a=sqrt(5)) has the bound sqrt(6 / ((1 + 5) I)) = 1 / sqrt(I).
         bound = 1 / math.sqrt(view.shape[1])
         view.copy_(torch.empty(view.shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator))
 
@@ -70,8 +70,7 @@ def initialise(adapter: Mapping[str, Tensor], seed: int) -> None:
 def begin(adapter: Mapping[str, Tensor], lora: LoraConfig, seed: int, model_folder: Path) -> None:
     """Set the values before the first step: drawn (`initialise`), or those of the adapter at `lora.start`.
 
-    Raises UsageError for an adapter of another base, rank or scale. Folders of the same name count as one base: homes
-    are moved and copied.
+    Raises UsageError for an adapter of another base, rank or scale.
     """
     if lora.start is None:
         initialise(adapter, seed)
@@ -81,6 +80,7 @@ def begin(adapter: Mapping[str, Tensor], lora: LoraConfig, seed: int, model_fold
         read_json(Path(lora.start) / ADAPTER_CONFIG).get("base_model_name_or_path"),
         base_name(model_folder)[0],
     )
+    # Folders of the same name count as one base: homes are moved and copied.
     if named and Path(named).name != Path(base).name:
         raise UsageError(
             f"lora.start: {lora.start} was trained on {named}, this run's model is {base}",

@@ -283,10 +283,8 @@ def require_bitsandbytes() -> None:
 
 
 def _capped_attention(module: nn.Module, query: Tensor, *others: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-    """Compute the model's own eager attention from a contiguous query.
-
-    A slice as the left factor of a product is read past its rows on processors with AMX (`memory.left_factor`).
-    """
+    """Compute the model's own eager attention from a contiguous query."""
+    # A slice as the left factor of a product is read past its rows on processors with AMX (`memory.left_factor`).
     eager = sys.modules[type(module).__module__].eager_attention_forward
     return eager(module, query.contiguous(), *others, **options)  # type: ignore[no-any-return]
 
@@ -296,11 +294,9 @@ AttentionMaskInterface.register(CAPPED, eager_mask)
 
 
 def _check_blocks(name: str, columns: int, device: torch.device) -> None:
-    """Raise UsageError for a width that bitsandbytes unpacks wrongly on a processor.
-
-    bitsandbytes 0.50 packs 64 values after another to a block, and on a processor unpacks as if each row began one:
-    rows of 48 columns came back with the scales of other rows.
-    """
+    """Raise UsageError for a width that bitsandbytes unpacks wrongly on a processor."""
+    # bitsandbytes 0.50 packs 64 values after another to a block, and on a processor unpacks as if each row began one:
+    # rows of 48 columns came back with the scales of other rows.
     if device.type == "cpu" and columns % BLOCK:
         raise UsageError(
             f"method: qlora: {name} has rows of {columns} values, which bitsandbytes unpacks wrongly on a processor",
@@ -356,10 +352,8 @@ def _head_is_plain(module: nn.Module) -> bool:
 
 
 def _recompute_layers(module: nn.Module, count: int) -> None:
-    """Recompute the inner values of the first `count` layers in the backward pass.
-
-    Flags of single layers are set, because transformers' own method knows all layers or none.
-    """
+    """Recompute the inner values of the first `count` layers in the backward pass."""
+    # Flags of single layers are set, because transformers' own method knows all layers or none.
     for child in [child for child in module.modules() if isinstance(child, GradientCheckpointingLayer)][:count]:
         child.gradient_checkpointing = child.training = True
         child._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=False)

@@ -1,10 +1,7 @@
 """Memory for operands of products: its content before it is written, and the slack behind it.
 
-Libraries read past operands. On processors with AMX, torch 2.13 reads past each row of a bfloat16 left factor that is a
-slice and multiplies what lies there by zero: NaN beside the slice becomes NaN in the result (oneDNN issue 5717).
-Kernels for Radeon cards of gfx12 read an operand that is 8 or 16 wide as if it were 64 wide, and fault where nothing is
-mapped behind it (ROCm/rocm-libraries#11714). So a slice is copied where its rows end inside a block, and on cards
-operands have slack behind them.
+Libraries read past operands. So a slice is copied where its rows end inside a block, and on cards operands have slack
+behind them.
 """
 
 import math
@@ -15,9 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Inner values of a left factor that AMX multiplies at a time (two rows of 64 bytes in bfloat16).
+# Inner values of a left factor that AMX multiplies at a time (two rows of 64 bytes in bfloat16). torch 2.13 reads past
+# each row of a left factor that is a slice and multiplies what lies there by zero: NaN beside the slice becomes NaN in
+# the result (oneDNN issue 5717).
 INNER_BLOCK = 32
-# Rows and columns of the widest tile that a card's library reads at a time.
+# Rows and columns of the widest tile that a card's library reads at a time. Kernels for Radeon cards of gfx12 read an
+# operand that is 8 or 16 wide as if it were 64 wide, and fault where nothing is mapped behind it
+# (ROCm/rocm-libraries#11714).
 TILE = 64
 # Where operands have slack behind them.
 PADDED_DEVICES = frozenset({"cuda"})
@@ -93,11 +94,10 @@ def mm(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
 
 
 class Workspace:
-    """Buffers by name that live as long as the model: each step overwrites the values of the one before.
+    """Buffers by name that live as long as the model: each step overwrites the values of the one before."""
 
-    Fresh pages cost as much as the work on them (a 4 MB buffer: 0.4 ms of page faults against 2.5 ms for its matrix
-    product, docs/log.md).
-    """
+    # Fresh pages cost as much as the work on them (a 4 MB buffer: 0.4 ms of page faults against 2.5 ms for its matrix
+    # product, docs/log.md).
 
     def __init__(self, device: torch.device):
         self.device = device

@@ -82,10 +82,8 @@ _Part = TypeVar("_Part")
 
 
 def halved(batches: Sequence[list[_Part]], halvings: int) -> list[list[_Part]]:
-    """Cut each micro-batch into 2 ** `halvings` parts, or into single documents: a rung of memory recovery.
-
-    The budget is not halved instead, because half a budget that no step fills would change nothing.
-    """
+    """Cut each micro-batch into 2 ** `halvings` parts, or into single documents: a rung of memory recovery."""
+    # The budget is not halved instead, because half a budget that no step fills would change nothing.
     parts: list[list[_Part]] = []
     for batch in batches:
         size = max(1, -(-len(batch) // 2**halvings))
@@ -94,7 +92,8 @@ def halved(batches: Sequence[list[_Part]], halvings: int) -> list[list[_Part]]:
 
 
 def read_documents(snapshot: Snapshot, rows: Sequence[int]) -> list[Document]:
-    """Read rows of a snapshot as tensors. They are copies, so that nothing points into the file while a step runs."""
+    """Read rows of a snapshot as tensors."""
+    # They are copies, so that nothing points into the file while a step runs.
     documents = []
     for row in rows:
         tokens = torch.frombuffer(bytearray(snapshot.tokens(row).cast("B")), dtype=torch.int32)

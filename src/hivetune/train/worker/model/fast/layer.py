@@ -83,11 +83,7 @@ class Saved:
 
 @dataclass
 class Walk:
-    """One micro-batch on its way through the layers. `adapter` False: the base alone. `keep`: for a backward pass.
-
-    The chain of gradients runs unscaled, because 1 / trained tokens would push fp16 gradients below its smallest number
-    (6e-8). dA is multiplied by `scale` and dB by `up_scale` (scale * alpha / r) when they are added up.
-    """
+    """One micro-batch on its way through the layers. `adapter` False: the base alone. `keep`: for a backward pass."""
 
     spec: ModelSpec
     weights: Weights
@@ -98,6 +94,8 @@ class Walk:
     attention: Attention
     adapter: bool = True
     drop: Drop | None = None
+    # The chain of gradients runs unscaled, because 1 / trained tokens would push fp16 gradients below its smallest
+    # number (6e-8). dA is multiplied by `scale` and dB by `up_scale` (scale * alpha / r) when they are added up.
     scale: float = 1.0
     up_scale: float = 1.0
     keep: bool = True
@@ -115,14 +113,10 @@ class Walk:
 
 
 def forward_layer(walk: Walk, index: int, x_TD: Tensor, delta_TD: Tensor | None, slot: str) -> Saved:
-    """Compute a layer.
-
-    Its output is `saved.mid_SD + saved.delta_SD`; `slot` names its buffers, see the head of this file.
-
-    The layer's input is kept under the layer's own name, whatever the slot, so that a recompute finds it.
-    """
+    """Compute a layer, whose output is `saved.mid_SD + saved.delta_SD`. `slot` names its buffers."""
     spec, layer = walk.spec, walk.weights.layers[index]
     tokens = len(x_TD)
+    # The input is kept under the layer's own name, whatever the slot, so that a recompute finds it.
     saved_x_TD = (
         x_TD if delta_TD is None else walk.buffer(f"x.{index if walk.keep else slot}", tokens, spec.hidden, wide=True)
     )
@@ -198,11 +192,9 @@ def backward_layer(walk: Walk, index: int, saved: Saved, dx_SD: Tensor) -> Tenso
 
 
 def _backward_mlp(walk: Walk, index: int, saved: Saved, dx_SD: Tensor) -> None:
-    """Turn `dx_SD`, the gradient of the layer's output, into that of the stream after attention, in place.
-
-    Order matters: each down_gradient (dA) reads the product's input, which the step before it has recomputed into "h"
-    or "y".
-    """
+    """Turn `dx_SD`, the gradient of the layer's output, into that of the stream after attention, in place."""
+    # Order matters: each down_gradient (dA) reads the product's input, which the line before it has recomputed into
+    # "h" or "y".
     spec, layer, ops, rows = walk.spec, walk.weights.layers[index], walk.ops, len(dx_SD)
     drop = walk.drop_of(index)
     dy_SD, y_SD = walk.buffer("dy", rows, spec.hidden), walk.buffer("y", rows, spec.hidden)
@@ -248,10 +240,8 @@ def _backward_o(walk: Walk, index: int, saved: Saved, dx_SD: Tensor) -> tuple[Te
 
 
 def _select(walk: Walk, index: int, x_TD: Tensor, out_TN: Tensor) -> tuple[Tensor, Tensor]:
-    """Return stream and attention's output at the needed rows: in the last layer the rows that predict a token.
-
-    Keys and values are needed everywhere, the rest is not: in a chat with short answers most rows end here.
-    """
+    """Return stream and attention's output at the needed rows: in the last layer the rows that predict a token."""
+    # Keys and values are needed everywhere, the rest is not: in a chat with short answers most rows end here.
     rows_R = walk.batch.rows_R
     if not walk.is_last(index) or rows_R is None:
         return x_TD, out_TN
@@ -285,10 +275,8 @@ def enter(
     y_TD: Tensor,
     rstd_T: Tensor,
 ) -> None:
-    """Write the stream, and its norm, which attention or the MLP reads; the stream itself where norms follow.
-
-    Norms follow in OLMo 2.
-    """
+    """Write the stream, and its norm, which attention or the MLP reads; without a norm the stream itself."""
+    # OLMo 2 norms what attention and the MLP return instead (`sandwich`).
     if w_D is not None:
         walk.ops.add_norm(x_TD, delta_TD, sum_TD, w_D, walk.spec.eps, y_TD, rstd_T)
         return
@@ -309,30 +297,36 @@ def enter_backward(
 
 
 def turn(walk: Walk, index: int, qkv_TW: Tensor, slot: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """Norm the heads of q and k where the model does so, then rotate them, in place."""
-    spec, rope = walk.spec, walk.spec.layers[index].rope
+    """Norm the heads of q and k where the model does so, then rotate them, in place. Return the norms' inputs."""
     inner = {}
-    if "q" in spec.family.norms:
-        for name, columns in (("q", slice(0, spec.q_width)), ("k", slice(spec.q_width, spec.q_width + spec.kv_width))):
-            size = columns.stop - columns.start if spec.family.wide_norms else spec.head_dim
-            inner[name], normed_TN = _inner_norm(walk, index, name, qkv_TW[:, columns], size, slot)
-            qkv_TW[:, columns].copy_(normed_TN)
-    if rope is not None:
-        cos_TH, sin_TH = walk.batch.angles[2 * rope : 2 * rope + 2]
-        walk.ops.rope(qkv_TW[:, : spec.q_width + spec.kv_width], cos_TH, sin_TH, spec.head_dim, inverse=False)
+    for name, part_TN in _normed_parts(walk.spec, qkv_TW):
+        size = part_TN.shape[1] if walk.spec.family.wide_norms else walk.spec.head_dim
+        inner[name], normed_TN = _inner_norm(walk, index, name, part_TN, size, slot)
+        part_TN.copy_(normed_TN)
+    _rotate(walk, index, qkv_TW, inverse=False)
     return inner
 
 
 def turn_backward(walk: Walk, index: int, dqkv_TW: Tensor, saved: Saved) -> None:
     """Rotate gradients back, then go back through the norms of the heads, in place."""
+    _rotate(walk, index, dqkv_TW, inverse=True)
+    for name, part_TN in _normed_parts(walk.spec, dqkv_TW):
+        part_TN.copy_(_inner_norm_backward(walk, index, name, part_TN, saved))
+
+
+def _rotate(walk: Walk, index: int, qkv_TW: Tensor, *, inverse: bool) -> None:
     spec, rope = walk.spec, walk.spec.layers[index].rope
     if rope is not None:
         cos_TH, sin_TH = walk.batch.angles[2 * rope : 2 * rope + 2]
-        walk.ops.rope(dqkv_TW[:, : spec.q_width + spec.kv_width], cos_TH, sin_TH, spec.head_dim, inverse=True)
-    if "q" in spec.family.norms:
-        for name, columns in (("q", slice(0, spec.q_width)), ("k", slice(spec.q_width, spec.q_width + spec.kv_width))):
-            dx_TN = _inner_norm_backward(walk, index, name, dqkv_TW[:, columns], saved)
-            dqkv_TW[:, columns].copy_(dx_TN)
+        walk.ops.rope(qkv_TW[:, : spec.q_width + spec.kv_width], cos_TH, sin_TH, spec.head_dim, inverse=inverse)
+
+
+def _normed_parts(spec: ModelSpec, qkv_TW: Tensor) -> list[tuple[str, Tensor]]:
+    """Return the columns of q and of k by the names of their norms; none where the model has no such norms."""
+    if "q" not in spec.family.norms:
+        return []
+    q_TN, k_TN = qkv_TW[:, : spec.q_width + spec.kv_width].split([spec.q_width, spec.kv_width], dim=1)
+    return [("q", q_TN), ("k", k_TN)]
 
 
 def sandwich(

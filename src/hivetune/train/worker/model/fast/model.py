@@ -37,11 +37,9 @@ from hivetune.train.worker.model.memory import Workspace
 from hivetune.train.worker.model.protocol import Document, halved
 
 FAST_BUDGET_TOKENS = 4096
+# Logits of a chunk: 340 entries at SmolLM2's 49k tokens, 110 at Qwen's 152k. More is not faster: 410 GFLOP/s a core at
+# 192 entries, 411 at 320, 426 at 512 (docs/log.md).
 CHUNK_LOGITS = 16 << 20
-"""Logits of a chunk: 340 entries at SmolLM2's 49k tokens, 110 at Qwen's 152k.
-
-More is not faster: 410 GFLOP/s a core at 192 entries, 411 at 320, 426 at 512 (docs/log.md).
-"""
 
 
 def chunk_rows(vocab: int) -> int:
@@ -169,10 +167,9 @@ class FastModel:
 
     @torch.no_grad()
     def _compute(self, micro_batches: Iterable[BatchTables], scale: float) -> Tensor:
-        """Compute `backward` of micro-batches, whose tables the host lays while the device computes the one before.
-
-        Nothing here waits for the device, copies from it, or has a shape that depends on what it computed.
-        """
+        """Compute `backward` of micro-batches."""
+        # The host lays the tables of one while a card computes the one before: nothing here waits for the device,
+        # copies from it, or has a shape that depends on what it computed.
         total = torch.zeros((), dtype=self.master_N.dtype, device=self.device)
         self._refresh()
         for tables in micro_batches:
@@ -195,11 +192,9 @@ class FastModel:
         return sums_B
 
     def _refresh(self) -> None:
-        """Copy the fp32 masters to where the products read them: A below the base rows, scale * B^T on its own.
-
-        Once a call, not a micro-batch: the optimizer changes them between calls only. Rows below matrices that are
-        replaced come with those, see `_enter`.
-        """
+        """Copy the fp32 masters to where the products read them: A below the base rows, scale * B^T on its own."""
+        # Once a call, not a micro-batch: the optimizer changes them between calls only. Rows below matrices that are
+        # replaced come with those, see `_enter`.
         for index, layer in enumerate(self.weights.layers):
             for matrix in layer.matrices:
                 matrix.refresh_ups(self._scaling)
@@ -299,10 +294,7 @@ class FastModel:
         )
 
     def _tables(self, layout: Layout, draw: int | None = None) -> BatchTables:
-        """Return the tables of a layout.
-
-        `draw`: what dropout's masks follow from besides the rows; None without dropout.
-        """
+        """Return the tables of a layout. `draw`: what dropout's masks follow from besides the rows; None without."""
         attention = tables_for(self._ops, layout)
         keys = None if draw is None else drop_keys(layout, draw)
         tables = lay_tables(layout, self.spec, self.dtype, attention, pad=self._pad, keys=keys)

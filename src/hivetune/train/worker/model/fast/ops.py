@@ -71,10 +71,8 @@ class Ops:
         self._wide_products = wide_products
 
     def project(self, x_TK: Tensor, group: Group, y_TW: Tensor) -> None:
-        """Compute y = [x W^T + bias + S B'^T | S] with S = x A^T: one product of all rows, then `adapt`.
-
-        Our own product adds bias and adapters in its sums.
-        """
+        """Compute y = [x W^T + bias + S B'^T | S] with S = x A^T: one product of all rows, then `adapt`."""
+        # Our own product adds bias and adapters in its sums, which are rounded once.
         if self.multiply is by_native:
             self.kernels["project"](x_TK, group, y_TW)
             return
@@ -180,11 +178,9 @@ class Ops:
 
     @has_kernel
     def drop(self, x_TK: Tensor, key_T: Tensor, salt: int, rate: float, out_TK: Tensor) -> None:
-        """Write x / (1 - rate) where the mask of (row's key, salt, column) keeps it, else 0.
-
-        Two rounds of a 32-bit mixing function (Chris Wellons, "Prospecting for hash functions", 2018: lowbias32) over
-        the column, the first with one half of the key and the salt, the second with the other.
-        """
+        """Write x / (1 - rate) where the mask of (row's key, salt, column) keeps it, else 0."""
+        # Two rounds of a 32-bit mixing function (Chris Wellons, "Prospecting for hash functions", 2018: lowbias32) over
+        # the column, the first with one half of the key and the salt, the second with the other.
         key_T1 = (key_T ^ salt)[:, None]
         mixed_TK = _mix((torch.arange(x_TK.shape[1], device=x_TK.device) * 0x9E3779B9 + _mix(key_T1 & LOW)) & LOW)
         keep_TK = _mix(mixed_TK ^ ((key_T1 >> 32) & LOW)) >= round(rate * 2**32)
@@ -268,11 +264,10 @@ def _has_wide_products(dtype: torch.dtype, device: torch.device) -> bool:
 
 @dataclass(frozen=True)
 class Drop:
-    """Dropout of the rows of a product. `rate`: the share of inputs that is left out; key_T: int64, one for each row.
+    """Dropout of the rows of a product. `rate`: the share of inputs left out; key_T: int64, one for each row."""
 
-    A mask is a function, no draw: of the row's key, which follows from the step and from the tokens up to this one, of
-    the module and of the column. So it is the same in the backward pass, after a resume, and in any order of the rows.
-    """
+    # A mask is a function, no draw: of the row's key, which follows from the step and from the tokens up to this one,
+    # of the module and of the column. So it is the same in the backward pass, after a resume, in any order of the rows.
 
     key_T: Tensor
     rate: float

@@ -86,11 +86,9 @@ def lay_tables(
 
 
 def drop_keys(layout: Layout, draw: int) -> list[int]:
-    """Return the seeds of each token's dropout: `draw` (of the step) and the tokens up to this one.
-
-    So rows with a common prefix have the same masks in it, whether it is computed once or not, and the masks of a row
-    are the same in any company.
-    """
+    """Return the seeds of each token's dropout: `draw` (of the step) and the tokens up to this one."""
+    # So rows with a common prefix have the same masks in it, whether it is computed once or not, and the masks of a
+    # row are the same in any company.
     keys = [0] * layout.size
     for segment in layout.segments:
         indices = range(segment.start, segment.start + segment.size)
@@ -116,6 +114,7 @@ def _indices(values: Sequence[int]) -> Tensor:
 
 
 def _angles(frequencies: Frequencies, positions: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [T, H], computed in fp64: fp32 angles are off by 1e-3 at position 32,000."""
+    """Return cos and sin [T, H]."""
+    # In fp64: fp32 angles are off by 1e-3 at position 32,000.
     angle_TH = torch.tensor(positions, dtype=torch.float64)[:, None] * torch.tensor(frequencies, dtype=torch.float64)
     return angle_TH.cos().to(dtype), angle_TH.sin().to(dtype)

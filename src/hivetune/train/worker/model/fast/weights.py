@@ -42,10 +42,11 @@ CONVERTED_VALUES = 1 << 14
 class Checkpoint:
     """Tensors by name from a folder's safetensors files, which stay open: one that is deleted is still read.
 
-    Reads, not a mapping: mapped pages of a model count as the process's own memory, and a mapped file that becomes
-    shorter ends the process with SIGBUS where a read gives an error. Names are those of a text model
-    (`layers.0.mlp.up_proj.weight`); multimodal checkpoints carry a prefix.
+    Names are those of a text model (`layers.0.mlp.up_proj.weight`); multimodal checkpoints carry a prefix.
     """
+
+    # Reads, not a mapping: mapped pages of a model count as the process's own memory, and a mapped file that becomes
+    # shorter ends the process with SIGBUS where a read gives an error.
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -220,7 +221,7 @@ UNBOUND = torch.empty(0)
 
 @dataclass
 class Member:
-    """One linear module inside a merged matrix, and its adapter if it has one.
+    """A linear module inside a merged matrix that has an adapter.
 
     down_RK and up_NR are the fp32 views into the flat master, d_... those into the flat gradient. rank_at: its first
     column among the group's rank columns. scaled_up_RN: B^T times the scale, in the dtype of the products. salt: what
