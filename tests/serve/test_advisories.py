@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,21 +77,37 @@ async def refused_field(stage: Stage, field: str, value: Any) -> None:
     assert stage.asked == []
 
 
-@replays("CVE-2026-21869", "ggml-org/llama.cpp#24786")
-async def negative_discard(stage: Stage) -> None:
-    for value in (-1, -(2**31), 2**31 - 1):
-        await refused_field(stage, "n_discard", value)
+def _nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
 
 
-@replays("ggml-org/llama.cpp#22234")
-async def grammars(stage: Stage) -> None:
-    await refused_field(stage, "grammar", "root ::= " + "(" * 10_000)
-    await refused_field(stage, "json_schema", {})
-    nested: dict[str, Any] = {}
-    for _ in range(200):
-        nested = {"items": nested}
-    form = {"type": "json_schema", "json_schema": {"schema": nested}}
-    await refused_field(stage, "response_format", form)
+DEEP = {"type": "json_schema", "json_schema": {"schema": _nested(200)}}
+FIELDS: dict[tuple[str, ...], list[tuple[str, Any]]] = {
+    ("CVE-2026-21869", "ggml-org/llama.cpp#24786"): [("n_discard", value) for value in (-1, -(2**31), 2**31 - 1)],
+    ("ggml-org/llama.cpp#22234",): [
+        ("grammar", "root ::= " + "(" * 10_000),
+        ("json_schema", {}),
+        ("response_format", DEEP),
+    ],
+    ("vLLM and llama.cpp: answers that fill memory (logprobs, n, lengths)",): [
+        ("top_logprobs", 100_000),
+        ("n_probs", 100_000),
+        ("n", 1000),
+        ("max_tokens", 2**40),
+    ],
+}
+
+
+async def _refuses(fields: list[tuple[str, Any]], stage: Stage) -> None:
+    for field, value in fields:
+        await refused_field(stage, field, value)
+
+
+for advisories, fields in FIELDS.items():
+    replays(*advisories)(partial(_refuses, fields))
 
 
 @replays("CVE-2024-34359", "CVE-2026-5760", "CVE-2026-1868")
@@ -236,12 +253,6 @@ async def changed_after_the_verdict(stage: Stage) -> None:
     os.utime(adapter, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert os.stat(adapter).st_mtime_ns == times.st_mtime_ns
     assert problems_once(folder) == ["adapter.gguf: its hash is not the recorded one"]
-
-
-@replays("vLLM and llama.cpp: answers that fill memory (logprobs, n, lengths)")
-async def answers_of_any_size(stage: Stage) -> None:
-    for field, value in (("top_logprobs", 100_000), ("n_probs", 100_000), ("n", 1000), ("max_tokens", 2**40)):
-        await refused_field(stage, field, value)
 
 
 @replays("a prompt of megabytes holds up everybody")

@@ -76,35 +76,23 @@ def test_the_official_client_and_curl_get_labelled_answers(served: Running) -> N
     assert "hello" not in served.log.read_text()  # no prompt in a log
 
 
-def test_what_is_refused_is_refused_in_the_form_of_the_api(served: Running) -> None:
+def test_what_no_client_sends_ends_nothing(served: Running) -> None:
     with served.client() as client:
         # The context is 256 tokens: what is longer than it can hold is not even parsed.
-        deep, long = b"[" * 20_000, b"[" * 100_000
         for body, words in (
             (b"{", "not JSON"),
             (b"[]", "not a JSON object"),
-            (deep, "not JSON"),
-            (long, "100,000 bytes do not fit into the context of 256 tokens"),
+            (b"[" * 20_000, "not JSON"),
+            (b"[" * 100_000, "100,000 bytes do not fit into the context of 256 tokens"),
         ):
             answer = client.post("/v1/chat/completions", content=body)
             assert answer.status_code == 400 and words in answer.json()["error"]["message"]
-        assert client.post("/v1/chat/completions", json={"messages": "x"}).status_code == 400
-        get = client.get("/v1/chat/completions")
-        assert (get.status_code, get.headers["allow"]) == (405, "POST") and "use POST" in get.json()["error"]["message"]
-        large = client.post("/v1/chat/completions", content=(b"x" * 65536 for _ in range(200)))
-        assert large.status_code == 413
-        for path in ("/v1/images/generations", "/chat/completions", "/nothing"):
-            answer = client.post(path, json={"model": "helpdesk", "input": "hello"})
-            error = answer.json()["error"]
-            assert (answer.status_code, error["type"]) == (404, "not_found_error"), path
-            for words in (f"{path} is not served", "POST /v1/chat/completions", "GET /v1/models"):
-                assert words in error["message"], error
-        assert "'nobody' is not served" in client.get("/v1/models/nobody").json()["error"]["message"]
-        port = int(served.url.rpartition(":")[2])
-        for raw in (b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00", b"POST /v1/chat/completions HTTP/1.1\r\n"):
-            with socket.create_connection(("127.0.0.1", port), 5) as stranger:
-                stranger.sendall(raw)
-        assert served.chat("still here")["model"] == "helpdesk@1"
+        assert client.post("/v1/chat/completions", content=(b"x" * 65536 for _ in range(200))).status_code == 413
+    port = int(served.url.rpartition(":")[2])
+    for raw in (b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00", b"POST /v1/chat/completions HTTP/1.1\r\n"):
+        with socket.create_connection(("127.0.0.1", port), 5) as stranger:
+            stranger.sendall(raw)
+    assert served.chat("still here")["model"] == "helpdesk@1"
 
 
 def weather(tmp_path: Path, *, requests: int, clients: int, swaps: int, kills: int) -> dict[str, int]:

@@ -5,7 +5,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from serve.stage import TOKENS, Stage, on_stage, played, said
+from serve.stage import CHAT, TOKENS, Stage, on_stage, played, said
 from serve.test_keeper import Stage as Loop
 from serve.test_keeper import wants
 
@@ -28,6 +28,21 @@ def test_on_the_usual_port_clients_leave_it_out() -> None:
 async def test_a_refused_host_is_told_how_to_allow_it(stage: Stage) -> None:
     answer = await stage.client.get("/health", headers={**HEADERS, "Host": "box.lan:8642"})
     assert answer.status_code == 421 and "--allow-host box.lan:8642" in answer.json()["error"]["message"]
+
+
+@on_stage()
+async def test_what_is_not_there_is_told_with_what_is(stage: Stage) -> None:
+    """A client may expect the whole OpenAI API here, or may have left out the /v1."""
+    for path in ("/v1/images/generations", "/chat/completions", "/nothing"):
+        answer = await stage.post({"model": "helpdesk", "input": "hello"}, path)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"]) == (404, "not_found_error"), path
+        for words in (f"{path} is not served", "POST /v1/chat/completions", "GET /v1/models"):
+            assert words in error["message"], error
+    get = await stage.client.get(CHAT, headers=HEADERS)
+    assert (get.status_code, get.headers["allow"]) == (405, "POST") and "use POST" in get.json()["error"]["message"]
+    nobody = await stage.client.get("/v1/models/nobody", headers=HEADERS)
+    assert "'nobody' is not served" in nobody.json()["error"]["message"]
 
 
 @on_stage(labels=("a@1", "a@2"))
@@ -120,8 +135,7 @@ async def test_defaults_are_those_that_the_release_was_judged_with(stage: Stage)
     assert "system" not in first and len(first["messages"]) == 1
     await stage.ask()
     assert [body["cache_prompt"] for _, body in stage.asked] == [False, False, True]  # a seed asks for the same again
-    headers = {"Authorization": "Bearer token-a"}
-    models = (await stage.client.get("/v1/models", headers=headers)).json()["data"]
+    models = (await stage.client.get("/v1/models", headers=HEADERS)).json()["data"]
     assert models[0]["defaults"]["system"] == "Be brief."
     await stage.ask(model="base")
     assert stage.asked[-1][1]["temperature"] == 0.0

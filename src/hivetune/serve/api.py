@@ -280,9 +280,9 @@ class Gateway:
 
 
 def told_unless_cancelled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log what a callback raised, but for the result of a wait that was cancelled: anyio 4.16 sets it where a model
-    server writes to its Unix socket at the moment that a client goes away (as on closing, agronholm/anyio#1267).
-    """
+    """Log what a callback raised, but for the result of a wait that was cancelled."""
+    # anyio 4.16 sets it where a model server writes to its Unix socket at the moment that a client goes away (as on
+    # closing, agronholm/anyio#1267).
     if not isinstance(context.get("exception"), asyncio.InvalidStateError):
         loop.default_exception_handler(context)
 
@@ -313,8 +313,7 @@ class _Exchange:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return the release in ASCII, the only letters of a header: a base may have any name."""
-        headers = {"X-Hivetune-Release": ascii(self.label)[1:-1]}
+        headers = {"X-Hivetune-Release": self.label}
         if self.captured:
             headers["X-Hivetune-Captured"] = self.captured
         template = "" if self.upstream is None else self.upstream.live.template
@@ -389,7 +388,7 @@ class _Exchange:
 
 class _Stream(StreamingResponse):
     """A stream that returns its slot however it ends: read to its end, abandoned by its client before the first byte or
-    later, or not read for `SLOW_CLIENT_S`. A slow reader would hold up everybody who needs another adapter."""
+    later, or not read for `SLOW_CLIENT_S`."""
 
     def __init__(
         self,
@@ -433,12 +432,11 @@ MAX_NAME_BYTES = 512
 
 
 def _header(request: Request, name: str) -> str | None:
-    """Return a header that names something. Names are sent as UTF-8, and read as Latin-1 by the server. Raises
-    FieldRefused for one that is too long to remember."""
+    """Return a header that names something. Raises FieldRefused for one that is too long to remember."""
     value = request.headers.get(name, "")
     if len(value) > MAX_NAME_BYTES:
         raise FieldRefused(name, f"a header holds at most {MAX_NAME_BYTES} bytes")
-    with contextlib.suppress(UnicodeDecodeError):
+    with contextlib.suppress(UnicodeDecodeError):  # sent as UTF-8, and read as Latin-1 by the server
         value = value.encode("latin-1").decode()
     return value if value.strip() else None
 
@@ -469,11 +467,10 @@ async def _raw_body(request: Request) -> bytes:
 
 
 def _document(raw: bytes) -> dict[str, Any]:
-    """Return the JSON object of a body. A lone surrogate, which UTF-8 can't encode, is replaced. Raises UsageError for
-    other bodies, and for a key with two values."""
+    """Return the JSON object of a body. Raises UsageError for other bodies, and for a key with two values."""
     try:
         document = json.loads(raw, parse_constant=refuse_constant, object_pairs_hook=unique_keys)
-        if b"\\ud" in raw.lower():
+        if b"\\ud" in raw.lower():  # a lone surrogate, which UTF-8 can't encode
             document = json.loads(json.dumps(document, ensure_ascii=False).encode("utf-8", "replace"))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"the body is not JSON: {error}") from None

@@ -2,7 +2,7 @@
 
 One thread writes, in order. The last byte of an answer is sent when the answer is durable. What can't be written,
 because the disk is full or another process holds the database for `KEEP_WAIT_S`, is left out and counted, and its
-answer says so: what waits for a disk is lost with the process anyway.
+answer says so.
 """
 
 import asyncio
@@ -93,6 +93,7 @@ class Capture:
                 # Shielded: the answer of a client that goes away now is stored like any other.
                 return await asyncio.shield(asyncio.wrap_future(stored))
         except TimeoutError:
+            # No queue: what waits for a disk is lost with the process, after its client was told "later".
             self.left_out += stored.cancel()  # else it is being written, and counts when it is
             raise MachineNotFit("it can't be stored now", hint="try again later; /health says what is wrong") from None
 
@@ -180,12 +181,11 @@ def _delivery(entry: CapturedAnswer) -> Delivery:
 
 
 def _join(database: sqlite3.Connection, entry: Feedback) -> None:
-    """Store feedback beside its answer and in it. A correction replaces the answer, which becomes `rejected_answer`.
-    Nothing is kept for an answer that is not in the store, because it was not captured or was forgotten."""
+    """Store feedback beside its answer and in it. A correction replaces the answer, which becomes `rejected_answer`."""
     correction, reason = _clean(entry.correction), _clean(entry.reason)
     with transaction(database):
         stored = database.execute("SELECT row, source FROM interactions WHERE id = ?", (entry.id,)).fetchone()
-        if stored is None:
+        if stored is None:  # it was not captured, or was forgotten
             return
         label = str(stored[1]).removeprefix(f"{SOURCE}:")
         database.execute(
@@ -203,7 +203,8 @@ def _join(database: sqlite3.Connection, entry: Feedback) -> None:
 
 
 def rate_row(row: Mapping[str, Any], rating: Rating) -> dict[str, Any]:
-    """Return a stored row with a rating. It is of the answer that was given: a corrected row stays good."""
+    """Return a stored row with a rating."""
+    # It is of the answer that was given: a corrected row stays good.
     return {**row, "feedback": 1 if rating == "up" or "rejected_answer" in row else -1}
 
 

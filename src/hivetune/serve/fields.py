@@ -1,9 +1,7 @@
 """The fields of a request: an allow-list of those that reach the model server, each with a type and a range.
 
-llama.cpp reads about eighty fields. Some write before a block of its heap (`n_discard`, CVE-2026-21869), compile a
-grammar (ggml-org/llama.cpp#22234), move adapters and slots, or cost a gigabyte (`n_probs`). A field that is unknown,
-out of range or unsupported is refused by name: silently ignored fields mislead clients. Checked chat fields are the one
-form of a request inside the gateway; another API's request is mapped to them and checked like them.
+A field that is unknown, out of range or unsupported is refused by name. Checked chat fields are the one form of a
+request inside the gateway; another API's request is mapped to them and checked like them.
 """
 
 import json
@@ -107,14 +105,15 @@ def _enforced(named: dict[str, Any]) -> dict[str, Any]:
 
 
 def _joined(content: str | list[dict[str, str]]) -> str:
-    """Return the text of a message. llama.cpp puts parts on lines of their own; read from a store, they would be
-    joined without, and another prompt would be learned than was answered."""
+    """Return the text of a message."""
+    # llama.cpp puts parts on lines of their own; read from a store, they would be joined without, and another prompt
+    # would be learned than was answered.
     return "\n".join(part["text"] for part in content) if isinstance(content, list) else content
 
 
 def _an_object(arguments: str) -> str:
-    """Return the arguments of a call. Raises ValueError where llama.cpp would fail, as if the release had. A call
-    without arguments may have an empty text."""
+    """Return the arguments of a call. A call without arguments may have an empty text. Raises ValueError."""
+    # llama.cpp answers 500 at others, as if the release had failed.
     text = arguments.strip() or "{}"
     try:
         is_object = isinstance(json.loads(text), dict)
@@ -198,6 +197,10 @@ _FORM = _object(
     json_schema=_checked(_NAMED_SCHEMA, _enforced),
 )
 
+# llama.cpp reads about eighty fields. Some write before a block of its heap (`n_discard`, CVE-2026-21869), compile a
+# grammar (ggml-org/llama.cpp#22234), move adapters and slots, or cost a gigabyte (`n_probs`). So these are all, and no
+# other is ignored in silence, which misleads clients.
+#
 # What becomes of a field: it is sent on, obeyed by the gateway itself, an argument of the template where that knows it,
 # or a hint to OpenAI's own servers, which has no effect here.
 FORWARDED = {
@@ -295,8 +298,8 @@ def ignored_fields(sent: Mapping[str, Any], template: str) -> list[str]:
 
 def upstream_fields(sent: Mapping[str, Any], *, takes_tools: bool, template: str = "") -> dict[str, Any]:
     """Return the fields for the model server. `template`: the model's chat template. Raises FieldRefused for tools that
-    it has no place for: it would leave them out without a word."""
-    if not takes_tools:
+    it has no place for."""
+    if not takes_tools:  # it would leave them out without a word
         used = ["tools"] if sent.get("tools") else []
         used += ["tool_choice"] if sent.get("tool_choice") not in (None, "none", "auto") else []
         turns = enumerate(sent.get("messages", ()))

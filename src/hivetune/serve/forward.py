@@ -175,8 +175,8 @@ def _breaking_off() -> Iterator[None]:
 
 
 async def _lines(response: httpx2.Response) -> AsyncIterator[bytes]:
-    """Yield lines as a stream of events has them. `aiter_lines` also ends one at U+2028 or U+0085, which a model may
-    write."""
+    """Yield lines as a stream of events has them."""
+    # httpx's `aiter_lines` also ends one at U+2028 or U+0085, which a model may write.
     rest = b""
     async for chunk in response.aiter_bytes():
         *lines, rest = (rest + chunk).split(b"\n")

@@ -1,9 +1,7 @@
 """The guard of every request, and the clients whose tokens it knows.
 
-It checks Host, Origin, size and token on every path before anything else reads the request. A page of another site can
-reach a port of this machine through a rebound name, a form or a script. Host and Origin reveal that, so they are
-checked on every path without exception: MLflow's CVE-2025-14279 and CVE-2026-2611 were one path too few. Each door has
-its own tokens, since a client of the API may not use the dashboard.
+It checks Host, Origin, size and token on every path before anything else reads the request. Each door has its own
+tokens, since a client of the API may not use the dashboard.
 """
 
 import asyncio
@@ -95,7 +93,8 @@ def client_of(database: sqlite3.Connection, token: str) -> str | None:
 
 
 def _hash(token: str) -> str:
-    """Return the SHA-256 of a token. A random token of 256 bits can't be guessed, so it needs no slow hash."""
+    """Return the SHA-256 of a token."""
+    # A random token of 256 bits can't be guessed, so it needs no slow hash.
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -148,6 +147,8 @@ class Guard:
         names = [name for name, _ in scope["headers"]]
         if names.count(b"authorization") > 1 or names.count(b"x-api-key") > 1:  # h11 refuses two of the others
             return 400, "a request has one token", ""
+        # A page of another site can reach a port of this machine through a rebound name, a form or a script. Host and
+        # Origin reveal that, on every path without exception: CVE-2025-14279 and CVE-2026-2611 were one too few.
         host = headers.get("host", "").lower()
         if host not in self.hosts:
             named = ascii(host)[1:-1][:100] or "none"
@@ -179,24 +180,24 @@ class TooLarge(Exception):
 
 
 def token_of(headers: Mapping[str, str], cookie_name: str) -> str:
-    """Return the token in the Authorization header, in Anthropic's x-api-key, or in the cookie that the login set.
-    Ports share cookies, so the cookie of another program may stand before ours, in whatever form."""
+    """Return the token in the Authorization header, in Anthropic's x-api-key, or in the cookie that the login set."""
     kind, _, token = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return token.strip()
     if "x-api-key" in headers:
         return headers["x-api-key"].strip()
+    # Ports share cookies, so the cookie of another program may stand before ours, in whatever form.
     return cookie_parser(headers.get("cookie", "")).get(cookie_name, "")
 
 
 async def _refuse(path: str, receive: Receive, send: Send, status: int, message: str, location: str) -> None:
-    """Refuse a request, and read what its client still sends for a while: a connection that is closed before its
-    request is read is reset, and the answer may be lost (RFC 9112, 9.6)."""
+    """Refuse a request, and read what its client still sends for a while."""
     body = json.dumps(error_body(status, message, path=path)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers += [(b"location", location.encode())] if location else []
     await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"connection", b"close")]})
     await send({"type": "http.response.body", "body": body, "more_body": True})
+    # A connection that is closed before its request is read is reset, and the answer may be lost (RFC 9112, 9.6).
     with suppress(TimeoutError):
         async with asyncio.timeout(SLOW_CLIENT_S):
             while (await receive()).get("more_body", False):

@@ -91,11 +91,12 @@ class LiveBackend:
             self._start()
 
     def pinned(self, ticket: Ticket) -> Mapping[str, Any]:
-        """Return the fields that pin a request to its slot and adapter. The scale of every adapter is named: an empty
-        list would mean the server's own scales, not the base. A slot's prompt cache serves the client alone that filled
-        it: its timing would tell others what that client asked (CVE-2025-46570 of vLLM)."""
+        """Return the fields that pin a request to its slot and adapter."""
+        # The scale of every adapter is named: an empty list would mean the server's own scales, not the base.
         labels = enumerate(self.deployment.labels)
         scales = [{"id": number, "scale": float(name == ticket.key)} for number, name in labels]
+        # A slot's prompt cache serves the client alone that filled it: its timing would tell others what that client
+        # asked (CVE-2025-46570 of vLLM).
         return {"id_slot": ticket.slot, "lora": scales, "cache_prompt": ticket.warm}
 
     def retire(self) -> None:
@@ -106,8 +107,8 @@ class LiveBackend:
                 start.set_exception(BackendRetired())
 
     async def watch_health(self, hung_s: float) -> None:
-        """Kill the process once it has not answered /health for `hung_s`. One that computes answers it, from another
-        thread; one that is stopped or stuck does not."""
+        """Kill the process once it has not answered /health for `hung_s`."""
+        # One that computes answers it, from another thread; one that is stopped or stuck does not.
         while not self.dead:
             await asyncio.sleep(min(LOOK_AT_HEALTH_S, hung_s / 4))
             try:
@@ -320,8 +321,9 @@ class Keeper:
 
 
 async def _in_thread(start: Start, deployment: Deployment) -> LiveBackend:
-    """Run `start` in a thread that does not outlive the process: a model may load for minutes. A server that nobody
-    waits for any more is ended."""
+    """Run `start` in a thread. A server that nobody waits for any more is ended."""
+    # A daemon, which does not outlive the process: asyncio's own threads are waited for, and a model may load for
+    # minutes.
     loop = asyncio.get_running_loop()
     started: asyncio.Future[LiveBackend | Exception] = loop.create_future()
 

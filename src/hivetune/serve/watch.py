@@ -57,11 +57,12 @@ class Watched:
 def evidence(usual: float, answers: int, bad: int) -> float:
     """Return the e-value of `bad` of `answers`: how much more likely they are under a worse rate than `usual`.
 
-    It grows by p / p0 for each bad answer and by (1 - p) / (1 - p0) for each good one, averaged over the rates p above
-    p0 (a uniform prior on [p0, 1], on a grid). While the true rate is at most p0 it is a supermartingale that starts at
-    1. By Ville's inequality it ever reaches 1 / alpha with probability at most alpha, however often one looks (Ramdas
-    et al. 2023, "Game-theoretic statistics and safe anytime-valid inference", Statistical Science 38).
+    It starts at 1, and while the true rate is at most `usual` it ever reaches 1 / alpha with probability at most alpha.
     """
+    # It grows by p / p0 for each bad answer and by (1 - p) / (1 - p0) for each good one, averaged over the rates p
+    # above p0 (a uniform prior on [p0, 1], on a grid). While the true rate is at most p0 it is a supermartingale, so
+    # Ville's inequality holds however often one looks (Ramdas et al. 2023, "Game-theoretic statistics and safe
+    # anytime-valid inference", Statistical Science 38).
     step = (1 - usual) / GRID
     rates = [usual + step * (number + 0.5) for number in range(GRID)]
     logs = [bad * math.log(rate / usual) + (answers - bad) * math.log((1 - rate) / (1 - usual)) for rate in rates]
@@ -75,11 +76,9 @@ def is_raised(usual: float, answers: int, bad: int) -> bool:
 
 
 def usual_rate(answers: int, bad: int) -> float:
-    """Return the rate to hold a successor against: the observed one and two standard errors, at least FLOOR.
-
-    The centre is Agresti and Coull's (two bad and two good answers added), so that few answers without a bad one do not
-    mean "never".
-    """
+    """Return the rate to hold a successor against: the observed one and two standard errors, at least FLOOR."""
+    # The centre is Agresti and Coull's (two bad and two good answers added): few answers without a bad one do not mean
+    # "never".
     centre = (bad + 2) / (answers + 4)
     return min(0.5, max(FLOOR, centre + 2 * math.sqrt(centre * (1 - centre) / (answers + 4))))
 
@@ -145,7 +144,8 @@ class Watch:
             self._look(label, "errors")
 
     def complained(self, label: str, answer: str) -> None:
-        """Count a thumb down for `answer` once. It counted as good before, so this is one more observation."""
+        """Count a thumb down for `answer` once."""
+        # The answer counted as good before, so this is one more observation.
         if answer in self._complained:
             return
         self._complained[answer] = None
@@ -185,8 +185,7 @@ def due_watches(database: sqlite3.Connection, name: str, *, canary: bool, now: f
     """Return the releases of a name to watch now, label -> the one before it: its champion for the hours of its cycle,
     and with `canary` the candidate that may answer.
 
-    None for a first champion, and after a step back: a release that was returned to is not held against an older one,
-    so that one rollback never leads to the next.
+    None for a first champion, and after a step back.
     """
     due: dict[str, str] = {}
     by_version = {release.version: release for release in releases(database, name)}
@@ -199,6 +198,7 @@ def due_watches(database: sqlite3.Connection, name: str, *, canary: bool, now: f
     moves = history(database, name)
     newest = next(move for move in reversed(moves) if move.action in CROWNED)
     before = returns_to(database, name)
+    # A release that was returned to is not held against an older one: one rollback never leads to the next.
     if newest.action == "returned" or before is None or champion.version < before.version:
         return due
     if now < newest.time + 3600 * watch_hours(database, champion):
