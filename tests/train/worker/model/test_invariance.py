@@ -58,9 +58,8 @@ def test_order_and_company_change_nothing(folder: Path, lora: LoraConfig) -> Non
 def test_sharing_prefixes_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     docs = documents()
     shared = step(folder, docs)
-    for name in ("make_layout", "split_documents"):
-        real = getattr(passes, name)
-        monkeypatch.setattr(passes, name, lambda *given, real=real, **named: real(*given, **{**named, "share": False}))
+    real = passes.make_layout
+    monkeypatch.setattr(passes, "make_layout", lambda *given, **named: real(*given, **{**named, "share": False}))
     assert difference(step(folder, docs), shared) < SAME
 
 
