@@ -8,16 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from train.worker.models import CPU, LORA, documents, each_family, load_fast, write_model
+from train.worker.models import documents, each_family, load_fast, write_model
 
 from hivetune.config import LoraConfig
 from hivetune.errors import UsageError
-from hivetune.run.choices import Choices
-from hivetune.train.worker.check import answer, difference
 from hivetune.train.worker.model.fast.model import FastModel
 from hivetune.train.worker.model.fast.weights import LayerStream
-from hivetune.train.worker.model.load import load_model
-from hivetune.train.worker.model.protocol import LoraModel
 
 LAYERS = 7
 
@@ -123,19 +119,3 @@ def test_a_disk_that_fails_is_named(folder: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "preadv", fail)
     with pytest.raises(OSError, match=r"\[Errno 5\] Input/output error, while weights were read: .*model.safetensors"):
         model.backward(documents(), 1.0)
-
-
-def test_the_first_layers_of_both_paths_agree(folder: Path) -> None:
-    """What a streamed model is compared with transformers by, where the whole one does not fit."""
-
-    def load_first(choices: Choices) -> LoraModel:
-        model = load_model(
-            folder, LORA, method="lora", dtype=torch.float64, device=CPU, choices=choices, first_layers=4
-        )
-        names = [int(name.split(".layers.")[1].split(".")[0]) for name in model.adapter]
-        assert set(names) == {0, 1, 2, 3}
-        return model
-
-    rows = [document for document in documents() if document.trained_L.any()]
-    fast = answer(load_first(Choices(kernels="torch", streamed=LAYERS)), rows)
-    assert difference(fast, answer(load_first(Choices(path="general", streamed=LAYERS)), rows)).is_rounding

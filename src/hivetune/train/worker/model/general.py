@@ -10,7 +10,6 @@ outputs.
 import contextlib
 import functools
 import importlib.util
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PretrainedConfig
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -221,9 +220,8 @@ def load_module(
     device: torch.device,
     choices: Choices = NO_CHOICES,
     method: str = "lora",
-    first_layers: int | None = None,
 ) -> nn.Module:
-    """Load the bare model, frozen, each tensor read straight into `dtype` on `device`; the first layers if given.
+    """Load the bare model, frozen, each tensor read straight into `dtype` on `device`.
 
     `method` qlora keeps linear weights as NF4.
     """
@@ -237,8 +235,6 @@ def load_module(
             bnb_4bit_compute_dtype=dtype,
         )
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    if first_layers is not None:
-        _cut_layers(config, first_layers)
     # SDPA ignores Gemma 2's soft cap on attention scores in silence.
     capped = getattr(config, "attn_logit_softcapping", None) is not None
     module, loading = AutoModelForCausalLM.from_pretrained(
@@ -254,13 +250,6 @@ def load_module(
         trust_remote_code=False,
         use_safetensors=True,
     )
-    if first_layers is not None:
-        layer_of = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-        loading["unexpected_keys"] = [
-            key
-            for key in loading["unexpected_keys"]
-            if not ((match := layer_of.search(key)) and int(match[1]) >= first_layers)
-        ]
     refuse_invented(loading, folder.name)
     # Not train(): that would switch on the base model's own dropout.
     module.eval().requires_grad_(False)
@@ -302,15 +291,6 @@ def _check_blocks(name: str, columns: int, device: torch.device) -> None:
             f"method: qlora: {name} has rows of {columns} values, which bitsandbytes unpacks wrongly on a processor",
             hint=f"set method: lora; qlora needs rows of whole blocks of {BLOCK} values, or a card",
         )
-
-
-def _cut_layers(config: PretrainedConfig, first_layers: int) -> None:
-    """Cut the model to fewer layers: their number, and what config.json lists for each of them."""
-    num_layers = config.num_hidden_layers
-    for name, value in config.to_dict().items():
-        if isinstance(value, list) and len(value) == num_layers:
-            setattr(config, name, value[:first_layers])
-    config.num_hidden_layers = first_layers
 
 
 def _cross_entropy(logits_MV: Tensor, target_M: Tensor) -> Tensor:

@@ -28,11 +28,10 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     choices: Choices = NO_CHOICES,
-    first_layers: int | None = None,
 ) -> LoraModel:
     """Load the model of a prepared folder with adapters of zeros: on the fast path if it knows the architecture.
 
-    `choices`: of the run; path "general" forces the general path. `first_layers`: without the others, to compare paths.
+    `choices`: of the run; path "general" forces the general path.
     Raises UsageError for target modules that the model does not have, MachineNotFit when qlora lacks its package.
     """
     if choices.path == "general":
@@ -41,12 +40,10 @@ def load_model(
         cause = "the base is quantized"
     else:
         try:
-            return FastModel(folder, lora, dtype=dtype, device=device, choices=choices, first_layers=first_layers)
+            return FastModel(folder, lora, dtype=dtype, device=device, choices=choices)
         except NotFast as error:
             cause = str(error)
     # transformers costs 3.5 s of processor time at each start of a worker; the fast path does without.
     from hivetune.train.worker.model.general import load_general
 
-    return load_general(
-        folder, lora, method=method, dtype=dtype, device=device, choices=choices, why=cause, first_layers=first_layers
-    )
+    return load_general(folder, lora, method=method, dtype=dtype, device=device, choices=choices, why=cause)

@@ -129,13 +129,12 @@ class FastModel:
         dtype: torch.dtype,
         device: torch.device,
         choices: Choices = NO_CHOICES,
-        first_layers: int | None = None,
     ):
         self.device, self.dtype = device, dtype
         if device.type == "cuda":  # by default torch sums partial products in half precision there
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
             torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-        self.spec: ModelSpec = read_spec(folder, first_layers)
+        self.spec: ModelSpec = read_spec(folder)
         self._ops = ops_for(choices, device, dtype)
         self.kernels, self.multiply = self._ops.name, self._ops.multiply
         self.weights = read_weights(folder, self.spec, lora, dtype, device, streamed=choices.streamed or 0)

@@ -7,7 +7,7 @@ understood is refused with a reason, and the general path runs instead.
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +79,9 @@ class ModelSpec:
         return self.q_width + 2 * self.kv_width
 
 
-def read_spec(folder: Path, first_layers: int | None = None) -> ModelSpec:
-    """Return the spec of a model folder, with its first layers only if given. Raises NotFast with the reason."""
-    spec = spec_from_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    return replace(spec, layers=spec.layers[:first_layers])
+def read_spec(folder: Path) -> ModelSpec:
+    """Return the spec of a model folder. Raises NotFast with the reason."""
+    return spec_from_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
