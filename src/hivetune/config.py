@@ -18,7 +18,7 @@ from hivetune.base.paths import path_hint, spelled
 from hivetune.base.yaml_file import parse_yaml, read_yaml
 from hivetune.errors import UsageError
 
-MAX_TOKENS_A_ROW = 1 << 24
+MAX_TOKENS_A_ROW = 1 << 24  # far above any context; numbers in pages and plans stay small
 ReportTarget = Literal["tensorboard", "mlflow", "trackio", "wandb"]
 
 
@@ -208,7 +208,7 @@ def parse_config(
 
     Raises UsageError naming `where`, or `option` where an override is wrong, and the key of each problem.
     """
-    settings, origins = _plain(tree), {}
+    settings, origins = _plain(tree), {}  # a copy: a caller loops over its own values
     for override in overrides:
         origin = f"{option} {override}"
         origins[_override(settings, override, origin)] = origin
@@ -295,13 +295,13 @@ def _override(tree: dict[str, Any], override: str, origin: str) -> str:
         if not isinstance(child, dict):
             raise UsageError(f"{origin}: {parent} has no settings")
         tree = child
-    tree[last] = parse_yaml(text, origin)
+    tree[last] = parse_yaml(text, origin)  # as in the file: 1e-4 is a number, [a, b] a list
     return key
 
 
 # What pydantic refuses, in words for the person who wrote it.
 
-MOST_SHOWN_CHARS = 80
+MOST_SHOWN_CHARS = 80  # of a value: a list may be a page long
 _BRANCHES = ("str", "list[str]", "int")  # of a union, which pydantic names behind the setting
 
 
@@ -316,6 +316,7 @@ def refusal_text(problem: Mapping[str, Any], settings: Mapping[str, str]) -> str
     key, kind = _key_of(problem), problem["type"]
     if kind == "extra_forbidden":
         near = difflib.get_close_matches(key, settings, 1)
+        # The right word in the wrong section.
         near = near or [name for name in settings if name.rpartition(".")[2] == key.rpartition(".")[2]]
         return f"unknown setting '{key}'" + (f", did you mean '{near[0]}'?" if near else "")
     if kind == "missing":

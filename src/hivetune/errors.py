@@ -53,7 +53,7 @@ class DoesNotFit(HivetuneError):
 
 
 class NotDeployed(HivetuneError):
-    exit_code = 6
+    exit_code = 6  # so that a script can write: eval && export
 
 
 class RecoveryExhausted(HivetuneError):
@@ -61,7 +61,7 @@ class RecoveryExhausted(HivetuneError):
 
 
 class Busy(HivetuneError):
-    exit_code = 75
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h: schedulers try it again
 
 
 class Stopped(HivetuneError):
@@ -73,4 +73,4 @@ class Stopped(HivetuneError):
     def __init__(self, message: str, *, signal_number: int | None = signal.SIGINT, hint: str = ""):
         super().__init__(message, hint=hint)
         self.signal_number = signal_number
-        self.exit_code = 128 + (signal_number or signal.SIGTERM)
+        self.exit_code = 128 + (signal_number or signal.SIGTERM)  # as shells report it

@@ -29,7 +29,7 @@ class Message:
 
     role: Role
     content: str
-    weight: float = 1.0
+    weight: float = 1.0  # of the turn in the loss
     name: str | None = None
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     tool_call_id: str | None = None
@@ -89,7 +89,7 @@ class Accounting:
     rejected: Mapping[str, int] = field(default_factory=dict)
     set_aside: Mapping[str, int] = field(default_factory=dict)
     quarantined: int = 0
-    not_reached: int = 0
+    not_reached: int = 0  # max_steps or max_rows ended before them
 
     @property
     def missing(self) -> int:

@@ -76,7 +76,7 @@ def plan(config: Config, *, card: str | None = None) -> Planned:
     Raises DoesNotFit with advice if the run cannot fit.
     """
     planned = plan_run(configure(config), card=card)
-    if planned.refusal is not None:
+    if planned.refusal is not None:  # a program may not look at it, and would train
         raise planned.refusal
     return planned
 

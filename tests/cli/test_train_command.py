@@ -141,7 +141,7 @@ def test_what_can_not_be_trained_leaves_no_run(place: Place, small_disk: Path) -
         (2, "no chat template", "model=bare"),
         (3, "contain no rows", "data.path=empty.jsonl"),
         (4, "does not answer", "workers=127.0.0.1:9"),
-        (2, "eval.checker: nothing.py is not a file", "eval.checker={name: function, file: nothing.py}"),
+        (2, "nothing.py is not a file", "eval.checker={name: function, file: nothing.py}"),
         (5, "checkpoints and adapter need", "lora.r=2048", f"output={small_disk}/nobody"),
     ):
         found, told = place.refused("train mine.yaml", "output=nobody", *changes)

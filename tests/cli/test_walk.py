@@ -5,10 +5,13 @@ documents, exit codes, words for mistakes; and the contract, which is what scrip
 accept a wanted change, run this file with HIVETUNE_WRITE_CONTRACT=1 and say in CHANGELOG.md what users have to change.
 """
 
+import contextlib
 import inspect
+import io
 import json
 import os
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -85,11 +88,17 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     for old, new in changes.items():
         assert example.count(old) == 1
         example = example.replace(old, new)
-    with mock.patch.dict(os.environ, HIVETUNE_HOME=str(folder / "home")):
-        command = [sys.executable, "-c", example]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=580)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    assert re.search(r"^100 rows, \d+ usable$", done.stdout, re.MULTILINE) and done.stdout.endswith("helpdesk@1\n")
+    (folder / "example.py").write_text(example)
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.dict(os.environ, HIVETUNE_HOME=str(folder / "home")),
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        runpy.run_path("example.py")
+    assert err.getvalue() == "" and out.getvalue().endswith("helpdesk@1\n")
+    assert re.search(r"^100 rows, \d+ usable$", out.getvalue(), re.MULTILINE)
     return Workplace(folder)
 
 

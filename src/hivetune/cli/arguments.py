@@ -32,7 +32,7 @@ def complete_setting(incomplete: str) -> list[str]:
     """Return `a.b=` for each setting, and after the equals sign the values of a setting that has few."""
     completions = []
     for setting in known_settings():
-        values = setting.choices if incomplete.startswith(f"{setting.key}=") else ("",)
+        values = setting.choices if incomplete.startswith(f"{setting.key}=") else ("",)  # a shell cuts words at "="
         completions += [f"{setting.key}={value}" for value in values]
     return completions
 
@@ -44,7 +44,7 @@ def complete_model() -> list[str]:
 
 def complete_release() -> list[str]:
     """Return NAME and NAME@VERSION of each release."""
-    with home_as_it_is() as database:
+    with home_as_it_is() as database:  # a Tab key makes no home
         all_releases = releases(database)
     return [*dict.fromkeys(release.name for release in all_releases), *(release.label for release in all_releases)]
 
@@ -93,7 +93,7 @@ def read_settings(config: str, model: str | None, overrides: Sequence[str] = ())
     Raises UsageError.
     """
     path, is_yaml = Path(config), config.lower().endswith((".yaml", ".yml"))
-    if path.is_dir() and is_yaml:
+    if path.is_dir() and is_yaml:  # the reader of YAML would say only that it cannot read it
         raise UsageError(f"{config} is a folder", hint="give a YAML file, or a file of rows with --model")
     if model is None and not names_rows(config):
         return load_config(path, overrides), path.stem
@@ -105,7 +105,7 @@ def read_settings(config: str, model: str | None, overrides: Sequence[str] = ())
     if model is None:
         hint = f"add --model smollm2-135m, or write a config: hivetune init {quoted(config)}"
         raise UsageError(f"{config} holds rows, and no model is given", hint=hint)
-    check_storable(config)
+    check_storable(config)  # its name goes into the settings, which are UTF-8
     settings = override_config(parse_config({"model": model, "data": {"path": config}}, "command line"), overrides)
     say(
         f"settings: {settings.epochs:g} epochs, batch_size {settings.batch_size}, "

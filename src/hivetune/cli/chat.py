@@ -35,9 +35,9 @@ def chat(
     threads: ThreadsOption = None,
 ) -> None:
     """Talk to a run, a release or a GGUF file through llama.cpp."""
-    if MODE.json and prompt is None:
+    if MODE.json and prompt is None:  # a conversation is no single document
         raise UsageError("--json needs --prompt", hint="give --prompt TEXT, or leave out --json")
-    if capture and prompt is not None:
+    if capture and prompt is not None:  # nobody could rate the answer
         raise UsageError("--capture is for a conversation, not for --prompt", hint="leave out one of them")
     with progress("exporting", "tensors") as report:
         voice, run = find_voice(name, quant, report)

@@ -28,7 +28,7 @@ from hivetune.run.figures import report
 from hivetune.run.folder import EVALUATION
 
 MAX_PROBLEMS = 5  # shown one by one
-SHOWN_ANSWERS = 3
+SHOWN_ANSWERS = 3  # they fit on a screen; the page has all
 NEXT = {
     "iterate": "train with more or better rows, or other settings; see docs/evaluate.md",
     "abort": "look at the rows, and at the answers in eval.json, before you train longer",
@@ -85,7 +85,7 @@ def measured_text(evaluation: dict[str, Any]) -> Iterator[str | Table]:
     yield Note(f"answers come from {evaluation['answered_by']}")
     for part in ("agent", "category"):
         lines = by_part(evaluation, part)
-        if part == "agent" or len(lines) > 1:
+        if part == "agent" or len(lines) > 1:  # rows without categories are one line, as the agent is
             yield Table(f"{part} {PART}", lines)
     yield from _problem_text(evaluation["problems"], EVALUATION)
     yield _answers_table(evaluation["answers"], "base", "tuned", "answers; all side by side: eval.html of the run")

@@ -26,8 +26,8 @@ from hivetune.release.prune import delete, find_unused, remove_run
 from hivetune.run.folder import EVENTS, SUPERVISOR_LOG, WORKER_LOG, read_resolved
 from hivetune.run.status import event_text, find_run, hold_run, known_runs, run_folders, run_status, shortest_name
 
-WATCH_S = 1.0
-LOG_LINES = 50
+WATCH_S = 1.0  # a step of a small model takes as long
+LOG_LINES = 50  # a traceback with its cause
 # The figures of the machine in the samples of a run.
 SAMPLE = ("available_bytes", "resident_bytes", "disk_free_bytes", "cards")
 STATE = "state step steps pid loss validation_loss tokens_per_second left_s restarts quarantined last_fault "
@@ -106,7 +106,7 @@ def _show_log(folder: Path) -> None:
     logs = {}
     for path in (folder / SUPERVISOR_LOG, folder / WORKER_LOG):
         if path.exists():
-            with open(open_plain(path), encoding="utf-8", errors="replace") as file:
+            with open(open_plain(path), encoding="utf-8", errors="replace") as file:  # a planted link is not followed
                 logs[path.name] = file.read().splitlines()[-LOG_LINES:]
     shown = ["\n  ".join([f"{folder / name}:", *tail]) for name, tail in logs.items() if tail]
     answer({"run": folder, "logs": logs}, *(shown or [Note("the log is empty")]))
@@ -170,7 +170,7 @@ def _remove_unused(*, yes: bool) -> None:
         unused = find_unused(database)
         total = sum(entry.size_bytes for entry in unused)
         document = {"pruned": yes, "size_bytes": total, "unused": unused}
-        if not unused or (MODE.json and not yes):
+        if not unused or (MODE.json and not yes):  # a program cannot be asked: it gets the list
             answer(document, "nothing to delete")
             return
         present(Table("what where=path size_bytes why", unused), f"{size(total)} can be freed")
@@ -184,7 +184,7 @@ def _ask(question: str, *, yes: bool) -> None:
     """Raise UsageError if there is no terminal to ask on, and end the command if the answer is no."""
     if yes:
         return
-    if MODE.json or not sys.stdin.isatty():
+    if MODE.json or not sys.stdin.isatty():  # cron would wait for ever
         raise UsageError("nothing was deleted: no terminal to confirm on", hint="give --yes")
     if not typer.confirm(f"{question}?", err=True):
         say("nothing was deleted")

@@ -49,7 +49,7 @@ def init(
 ) -> None:
     """Look at rows and machine, and write a commented config that is ready to train."""
     sources = rows or ["store"]
-    refuse_read_once(sources)
+    refuse_read_once(sources)  # the rows are read three times: mapping, lengths, training
     source = real_path(sources[0])
     path = out or Path(f"{source.name.partition('.')[0] if source.exists() else 'rows'}.yaml")
     train = f"hivetune train {quoted(path)}"

@@ -98,15 +98,15 @@ EXIT_CODES = (
 
 def main() -> None:
     """Run one command and exit with its documented code."""
-    keep_private()
+    keep_private()  # before anything is written
     arguments = [argument for argument in sys.argv[1:] if argument != "--json"]
     MODE.json = len(arguments) < len(sys.argv) - 1
-    settle_encodings()
+    settle_encodings()  # before anything is said
     completes = "_HIVETUNE_COMPLETE" in os.environ
     if completes:  # a shell completes; bash and the others use different variables
         line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
         arguments = line.split()[1:]
-    arguments = arguments or ["status"]
+    arguments = arguments or ["status"]  # the one screen
     name = arguments[0] if arguments[0] in COMMANDS else ""
     try:
         os.getcwd()  # raises if it was deleted: no relative path resolves then, and no child process can start

@@ -41,7 +41,7 @@ def export(
 ) -> None:
     """Write a trained run to RUN/export: PEFT adapter, merged model, GGUF file (for Ollama too) or GGUF adapter."""
     folder = find_run(run)
-    if quant is not None and to != "gguf":
+    if quant is not None and to != "gguf":  # said, but no reason to refuse a script that exports all kinds
         say(f"--quant {quant} is ignored: it applies to --to gguf")
     proof: dict[str, Any] | None = None
     with progress(f"exporting {to}", "tensors") as report:
@@ -53,7 +53,7 @@ def export(
     if check and proof is None:
         try:
             if exported.to in ("gguf", "gguf-adapter"):
-                find_engine()
+                find_engine()  # asked first: a proof without it would fail after minutes
             with progress("checking the export") as report:
                 proof = prove_export(folder, exported, report)
         except MachineNotFit as error:  # without llama.cpp the file is there all the same
@@ -157,7 +157,7 @@ def promote(
     show(f"{promoted.label} is the champion")  # printed before the next step, which may fail
     if waiting and "@" not in release:  # a name alone means its champion
         say(f"nothing changed; to promote the candidate: hivetune promote {waiting[0].label}")
-    frozen = freeze_wins(promoted)
+    frozen = freeze_wins(promoted)  # laws of later releases: what this one could, they have to
     kept = f"{frozen} of its correct answers are now frozen questions, which every later release must answer too"
     answer({**document, "frozen": frozen}, kept if frozen else "")
 
@@ -173,7 +173,7 @@ def rollback(name: Annotated[str, Argument(metavar="NAME")], reason: ReasonOptio
 def _document(database: Connection, release: Release) -> dict[str, Any]:
     """Return a release for a document. `damaged`: why its files cannot be served, None where they can."""
     damaged = None
-    if release.aliases and not release.pruned:
+    if release.aliases and not release.pruned:  # only these are served, and hashes of all would take seconds
         try:
             release.check()
         except HivetuneError as error:

@@ -33,10 +33,10 @@ from hivetune.data.reasons import REASONS
 from hivetune.errors import DataRefused, Stopped, UsageError
 from hivetune.process.stop import take_stops
 
-SHOWN_PROBLEMS = 10
-SHOWN_REFUSED = 5
+SHOWN_PROBLEMS = 10  # a screen; --clean writes all
+SHOWN_REFUSED = 5  # the table `refused` of hive.db has all
 MANY_ALIKE = 3  # rows with the same reason and hint
-NO_MODEL = "none"
+NO_MODEL = "none"  # a config needs one, a check does not
 COUNTS = "delivered stored duplicates refused forgotten reasons"
 
 
@@ -60,7 +60,7 @@ def collect(
         heard.append(number)
         stop.set()
 
-    take_stops(on_signal)
+    take_stops(on_signal)  # the batch in hand is committed before the end
     collected = run_collect(readers, follow=follow, stop=stop, tick=_teller(follow))
     with closing(open_database()) as database:
         rows = database.execute("SELECT count(*) FROM interactions").fetchone()[0]
@@ -83,7 +83,7 @@ def collect(
         *map(Note, notes),
         Note(f"{rows:,} interactions in {database_path()}"),
     )
-    if heard:
+    if heard:  # after the document: what was stored is told all the same
         raise Stopped("stopped; every acknowledged row is in the store", signal_number=heard[0])
 
 
@@ -134,6 +134,7 @@ def check(
     settings = parse_config(tree, "command line")
     settings = override_config(settings, [*as_overrides(columns, ignore), *(overrides or ())])
     left, copies = (beside(clean, kind) if clean else None for kind in ("quarantine", "duplicates"))
+    # Refused before minutes of checking.
     files_to_write([path for path in (clean, left, copies) if path], find_sources(settings.data.path))
     folder = None if settings.model == NO_MODEL else expanded(settings.model)
     if folder is not None and not (folder / "tokenizer_config.json").exists():
@@ -167,7 +168,7 @@ def report_text(document: dict[str, Any]) -> Iterator[str | Table]:
         counts += [(f"{title}: {name}", count, REASONS[name].meaning) for name, count in document[key].items()]
     yield Table("rows count meaning", counts)
     yield from _layout_text(document)
-    yield from problem_text(secrets_first(document["changes"]))[0]
+    yield from problem_text(secrets_first(document["changes"]))[0]  # a secret has to be revoked, so it comes first
     yield facts(figures(document))
     lines, shown = problem_text(document["problems"])
     yield from lines
@@ -206,7 +207,7 @@ def _layout_text(document: dict[str, Any]) -> Iterator[str]:
         for kind in kinds:
             at = f", rows at {kind['rows_at']}" if kind["rows_at"] else ""
             lines = [f"read as {kind['layout']}{at}: {', '.join(kind['read'])}", *map(_column_text, kind["not_read"])]
-            alike.setdefault("\n".join(lines), []).append(name)
+            alike.setdefault("\n".join(lines), []).append(name)  # a folder of a thousand logs is one line
     for reading, names in alike.items():
         more = f" and {len(names) - 1:,} more files" if len(names) > 1 else ""
         yield f"{spelled(names[0])}{more}: {reading}"
@@ -266,7 +267,7 @@ def synth(
         table = Table("category pages_here=pages topic=title install_for_more=install", listed)
         answer({"categories": listed}, table, "to make rows: hivetune synth --out rows.jsonl")
         return
-    files_to_write([out], what or ())
+    files_to_write([out], what or ())  # refused before the pages are read
     with contextlib.ExitStack() as stack:
         maker, rephrase = (TEMPLATES, str) if ask is None else stack.enter_context(rephrasing(ask))
         report = stack.enter_context(progress("reading documentation", "rows"))
@@ -299,7 +300,7 @@ def forget(
     """
     options: dict[ForgetKind, str | None] = {"user": user, "session": session, "source": source, "row": row}
     chosen = [(kind, value) for kind, value in options.items() if value]
-    if len(chosen) != 1:
+    if len(chosen) != 1:  # two would mean either both or any of them
         named = "several things to forget are named" if chosen else "no row to forget is named"
         raise UsageError(named, hint="give one of --user, --session, --source, --row")
     ((kind, value),) = chosen

@@ -49,7 +49,7 @@ def serve(
     from hivetune.llama.backend import unused_program
     from hivetune.serve.run import GatewaySettings, refuse_open, run_gateway
 
-    if card and not re.fullmatch(r"cuda(:\d+)?", card):
+    if card and not re.fullmatch(r"cuda(:\d+)?", card):  # llama.cpp would take the CPU without a word
         raise UsageError(f"--card {card}: not a card", hint="give cuda:0 or cuda:1; list all: hivetune doctor")
     settings = GatewaySettings(
         names=tuple(names or ()),
@@ -64,6 +64,7 @@ def serve(
         card=card,
     )
     with closing(open_database()) as database:
+        # An address for others needs tokens.
         refuse_open(settings, sum(client.revoked is None for client in clients(database)))
         is_promoted = bool(desired(database))
     if not names and not is_promoted:
@@ -83,6 +84,7 @@ def _tell(url: str) -> None:
         has_client = any(client.revoked is None for client in clients(database))
         token = None if has_client else make_client(database, DEFAULT_CLIENT)
     show(f"listening on {url}/v1")
+    # The link holds the token of the dashboard, which only this machine may see.
     if is_loopback(urlsplit(url).hostname or ""):
         show(f"dashboard: {url}{BELOW}/login?token={dashboard_token()}")
     if token is not None:
@@ -113,7 +115,7 @@ def show_clients(
 
 
 SPOKEN = ("status", "pause", "resume", "now")
-SHOWN = 5
+SHOWN = 5  # of each list: what happened today
 CYCLE_PARTS = "id opened opened_for champion closed end reason run"
 CYCLES = "cycle=id opened for=opened_for champion_then=champion ended_as=end why=reason"
 WHAT_HELP = "A YAML config starts the loop; the others control it."
@@ -164,7 +166,7 @@ def _cycles(name: str) -> list[CycleRow]:
 def _look(config: RunConfig) -> None:
     """Look once and show the decision; only a snapshot of the rows is written."""
     name = release_name(config)
-    model_folder(config.model)
+    model_folder(config.model)  # rows are counted in its tokens
     document = look_document(look(config, name, LookCache(), time.time()))
     answer({"name": name, "look": document}, facts(document))
 
@@ -193,7 +195,7 @@ def _control(word: str, name: str | None) -> None:
         (folder / PAUSED).unlink(missing_ok=True)
         state = "continues" if runs else "is not paused any more"
     elif word == "pause":
-        (folder / PAUSED).touch()
+        (folder / PAUSED).touch()  # the loop looks for the files, so it need not run now
         state = f"is paused{'; a running training stops at a checkpoint' if runs else ''}"
     else:
         (folder / NOW).touch()

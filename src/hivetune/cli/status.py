@@ -47,7 +47,7 @@ def dashboard_command(
     from hivetune.dashboard.access import dashboard_token
     from hivetune.dashboard.app import run_dashboard
 
-    token = dashboard_token(new=new_token)
+    token = dashboard_token(new=new_token)  # before the page: a new one has to be asked for at once
 
     def tell(url: str) -> None:
         show(f"open {url}login?token={token}")

@@ -36,7 +36,7 @@ from hivetune.train.supervise.attempt import Terms
 
 # What an existing run may change: where and how carefully it works.
 CHANGEABLE = ("report_to=", "memory_share=", "allow=")
-WAIT_S = 2.0
+WAIT_S = 2.0  # preparing rows takes minutes
 
 ROWS_HELP = "Number of training rows; default: counted in the files."
 TOKENS_HELP = "Mean tokens of a row; default: estimated from the files."
@@ -161,7 +161,7 @@ def open_configured(config: RunConfig, name: str) -> Run:
     waited = itertools.count()
 
     def wait(busy: Busy) -> None:
-        if next(waited) == 0:
+        if next(waited) == 0:  # once, not at each look
             say(f"{busy.message}: waiting for it to prepare the rows")
         time.sleep(WAIT_S)
 
@@ -173,7 +173,7 @@ def train_shown(run: Run) -> dict[str, Any]:
     """Train under the supervisor, showing progress, and return the document of `train --json`."""
     if run.is_finished:
         return run.summary
-    for problem in missing_tools(run.config.report_to):
+    for problem in missing_tools(run.config.report_to):  # said before the hours of training, not after
         say(problem)
     with progress("checking that llama.cpp serves the base") as report:
         warning = unserved_base(run, report)
@@ -215,6 +215,7 @@ def training_text(summary: dict[str, Any]) -> Iterator[str | Table]:
 def stop(run: RunArgument) -> None:
     """Stop a run after it has saved a checkpoint, and wait until it has ended."""
     folder, limits = find_run(run), supervision()
+    # A save in progress may take as long as it may, and hang as long.
     stopped = stop_run(folder, limits.save_timeout_s + limits.hang_floor_s)
     status = run_status(folder)
     said = f"{status.state} at step {status.step} of {status.steps}" if stopped else "is not running"
@@ -255,6 +256,7 @@ def bench(
             runs = []
             for repetition in range(repeat):
                 say(f"{' '.join(settings) or name}, {repetition + 1} of {repeat}")
+                # A folder and a seed of its own: no run continues another.
                 update = {"output": str(folder / f"{place}-{repetition}"), "seed": changed.seed + repetition}
                 runs.append(_measured(changed.model_copy(update=update), name))
             lines.append({"settings": settings, "runs": runs, "figures": summary(runs)})
@@ -277,7 +279,7 @@ def _measured(config: RunConfig, name: str) -> dict[str, Any]:
     """Train one run, and return its figures, or why it has none: a combination may not fit."""
     try:
         found = train_shown(open_configured(config, name))
-    except (DoesNotFit, RecoveryExhausted) as error:
+    except (DoesNotFit, RecoveryExhausted) as error:  # the other combinations are still of use
         say(f"no figures: {error.message}")
         return {"seed": config.seed, "error": error.message}
     found["validation_loss"] = (found["best"] or {}).get("loss")

@@ -44,7 +44,7 @@ def render(path: Path, **values: Any) -> str:
 
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720.0, 220.0, 58.0, 10.0, 10.0, 24.0
-MAX_TICKS = 5
+MAX_TICKS = 5  # their numbers do not touch at this size
 ROOM_SHARE = 0.04  # above and below the curves, so that no line lies on the frame
 
 
@@ -78,11 +78,11 @@ def draw_chart(chart: Chart) -> str:
     By its `data-` attributes static/dashboard.js reads values below the pointer.
     """
     drawn = [point for curve in chart.curves for point in curve.points]
-    if len(drawn) < 2:
+    if len(drawn) < 2:  # one point has no course
         return ""
     levels = [y for _, y in drawn] + [y for curve in chart.curves for _, *bounds in curve.band for y in bounds]
     low, high = min(levels), max(levels)
-    low = min(0.0, low) if chart.from_zero else low
+    low = min(0.0, low) if chart.from_zero else low  # speed and memory are shares of a whole
     room = (high - low) * ROOM_SHARE or abs(high) * ROOM_SHARE or 1.0
     low, high = (low if chart.from_zero else low - room), high + room
     first, last = min(x for x, _ in drawn), max(x for x, _ in drawn)
@@ -115,6 +115,7 @@ def round_ticks(low: float, high: float) -> list[float]:
         return [low]
     rough = (high - low) / MAX_TICKS
     power = 10.0 ** math.floor(math.log10(rough))
+    # 1e-9: a rounding error is no reason for a wider step.
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * (1 - 1e-9))
     return [step * number for number in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 

@@ -97,7 +97,7 @@ class RunTally:
             case "disk_ready":
                 self.is_waiting = False
             case "supervisor_started":
-                self.state, self.is_waiting = "interrupted", False
+                self.state, self.is_waiting = "interrupted", False  # until its end is written
             case "supervisor_ended":
                 self.state, self.is_waiting = entry["status"], False
             case journal.DAMAGED:
@@ -207,7 +207,7 @@ def stop_run(run: Path, timeout_s: float) -> bool:
     while lock_holder(run) is not None:
         if time.monotonic() > deadline:
             raise Busy(f"{run} is still saving after {timeout_s:.0f} s", hint="give it more time, or stop it again")
-        time.sleep(0.1)
+        time.sleep(0.1)  # the lock of another process can only be looked at
     return True
 
 
@@ -265,7 +265,7 @@ def find_run(name: str, or_else: str = "") -> Path:
     """
     path, runs = expanded(name), run_folders()
     if (path / RECORD).exists():
-        return path.resolve()
+        return path.resolve()  # a link to a run is that run
     beginning = [run for run in runs if run.name.startswith(name)]
     if "/" in name or (path.exists() and not beginning):
         raise UsageError(f"{path} is not a run folder", hint="see the runs: hivetune runs")
@@ -306,4 +306,4 @@ def run_folders(database: sqlite3.Connection | None = None) -> list[Path]:
     """Return the folders of the runs of this home that still exist, oldest first. Reads nothing in them."""
     with home_as_it_is() if database is None else contextlib.nullcontext(database) as opened:
         paths = [stored_path(path) for (path,) in opened.execute("SELECT path FROM runs ORDER BY created, rowid")]
-    return [path for path in paths if os.path.lexists(path / RECORD)]
+    return [path for path in paths if os.path.lexists(path / RECORD)]  # the record is the last file to be deleted
