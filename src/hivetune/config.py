@@ -124,7 +124,7 @@ class CycleConfig(Section):
     sources: list[str] = setting([], "sources to collect first, as for hivetune collect")
     after_rows: int = setting(200, "new groups of rows that start a cycle", gt=0)
     window: str | None = setting(None, "hours for long work, such as 22:00-06:00")
-    hours: float | None = setting(None, "maximum hours of training in a cycle", gt=0)
+    hours: float | None = setting(None, "hours of training that a cycle may plan", gt=0)
     promote: Literal["auto", "ask"] = setting("auto", "ask: a person promotes a release that passed")
     by: Literal["agent", "category"] | None = setting(
         None, "also train an adapter for each of these that has 200 rows; it is served where it is better"

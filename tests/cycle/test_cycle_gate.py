@@ -49,7 +49,7 @@ def changed(contests: Comparisons, rival: str, **parts: Any) -> Comparisons:
 
 def test_a_better_candidate_takes_its_place() -> None:
     found = judge_cycle(situation(0.5), LOSS_ONLY)
-    assert found.passed and found.fresh_rows == 40
+    assert found.passed
     assert set(found.parts) == {"base", "champion", "fresh rows", "earlier rows"}
     assert {part.verdict for part in found.parts.values()} == {"deploy"}
     assert any(reason.startswith("against the champion: loss (nats per token): ") for reason in found.reasons)
@@ -77,7 +77,7 @@ def test_the_first_candidate_is_held_against_the_base_at_its_look() -> None:
     world = HeldOutWorld(5, 120)
     document = world.evaluation(world.model(), world.model(0.09))
     first, thirtieth = (judge_cycle(Comparisons(document, look=look), LOSS_ONLY) for look in (1, 30))
-    assert first.passed and first.fresh_rows == 120
+    assert first.passed
     assert thirtieth.verdict == "not-enough-evidence"
 
 

@@ -68,7 +68,7 @@ def loop_once(config: Path, ahead_s: float) -> "subprocess.Popen[bytes]":
     """Run the loop until there is nothing to do now, in a process whose clock is `ahead_s`."""
     script = UNTIMED + (
         "import sys, time\nfrom pathlib import Path\nfrom hivetune.config import load_config\n"
-        "from hivetune.cycle.loop import Listener, opened\n"
+        "from hivetune.cycle.loop import opened\nfrom hivetune.cycle.stations import Listener\n"
         "with opened(load_config(Path(sys.argv[1])), Listener(print)) as loop:\n"
         "    loop.clock = lambda: time.time() + float(sys.argv[2])\n    loop.run(once=True)\n"
     )

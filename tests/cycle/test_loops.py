@@ -18,20 +18,18 @@ from hivetune.base.disk import lock
 from hivetune.base.journal import read_journal
 from hivetune.config import load_config
 from hivetune.cycle import loop as loops
-from hivetune.cycle import notify
-from hivetune.cycle.domains import Domain, write_domain
-from hivetune.cycle.loop import COOL_S, RETRY_S, Listener, Loop, look, opened
-from hivetune.cycle.notify import MAX_SENTENCE_CHARS, Notice, send_notice
+from hivetune.cycle.loop import COOL_S, MAX_SENTENCE_CHARS, RETRY_S, Loop, look, notice, opened, send_notice
 from hivetune.cycle.record import (
     CycleRow,
+    Domain,
     begin_cycle,
     cycles_of,
     end_cycle,
     loop_folder,
     trained_rows,
 )
-from hivetune.cycle.rows import LookCache
-from hivetune.cycle.stations import Work, ensure_run
+from hivetune.cycle.rows import RowsNow
+from hivetune.cycle.stations import Listener, Work, ensure_run
 from hivetune.data.forget import forget
 from hivetune.errors import MachineNotFit
 from hivetune.run.folder import read_resolved
@@ -78,7 +76,7 @@ def stations(monkeypatch: pytest.MonkeyPatch) -> Stations:
 def test_refusals_say_what_to_do_and_a_dry_run_does_nothing(own_home: Path, tmp_path: Path) -> None:
     config = make_config(tmp_path)
     append_rows(tmp_path / "rows.jsonl", make_rows(0, 50))
-    seen = look(load_config(config), NAME, LookCache(), 1e9)
+    seen = look(load_config(config), NAME, RowsNow(), 1e9)
     assert (seen.do, seen.rows.groups) == ("open", 50)
     assert not (loop_folder(NAME) / "cycle.jsonl").exists()
     with lock(loop_folder(NAME)):
@@ -206,7 +204,11 @@ def test_settings_and_rows_that_change_while_a_cycle_is_open(
 @pytest.mark.slow
 def test_rollbacks_and_captured_answers_that_nobody_learns_are_told_once(own_home: Path, tmp_path: Path) -> None:
     """A rollback of the name, of a domain of it, and of another name that only begins alike."""
-    promoted = [CYCLE, replace(CYCLE, id="b2", name=f"{NAME}-it"), replace(CYCLE, id="c3", name=f"{NAME}-other")]
+    promoted = [
+        CYCLE,
+        replace(CYCLE, id="b2", name=f"{NAME}-it", domain=Domain(NAME, "agent", "it")),
+        replace(CYCLE, id="c3", name=f"{NAME}-other"),
+    ]
     labels = [add_release(tmp_path, cycle.name, number) for number, cycle in enumerate(promoted, 1)]
     with closing(open_database()) as database:
         for cycle in promoted:
@@ -215,7 +217,6 @@ def test_rollbacks_and_captured_answers_that_nobody_learns_are_told_once(own_hom
             database.execute("UPDATE releases SET run = ? WHERE name = ?", (str(cycle.run), cycle.name))
             move = "INSERT INTO moves VALUES (NULL, ?, 1, 'withdrawn', 3, '', ?, 0)"
             database.execute(move, (cycle.name, REFUSAL))
-        write_domain(promoted[1], Domain(NAME, "agent", "it"))
         columns = "(id, content_id, source, feedback, row)"
         database.execute(f"INSERT INTO interactions {columns} VALUES ('a', 'a', 'gateway:demo@1', 1, '{{}}')")
     with opened(load_config(make_config(tmp_path, notify=teller(tmp_path))), Listener()) as loop:
@@ -276,15 +277,15 @@ def test_the_same_cycle_is_opened_once_and_again_only_after_a_failure(own_home: 
 
 def test_a_command_gets_its_own_words_and_the_document(tmp_path: Path) -> None:
     path = program(tmp_path, f'printf "%s|" "$@" > {tmp_path}/said; cat > {tmp_path}/read')
-    notice = Notice("rollback", "helpdesk@4", REFUSAL, 1.8e9)
-    assert send_notice(notice, [path, "-t", "a b; touch x"]) == ""
+    told = notice("rolled_back", "helpdesk@4", REFUSAL)
+    assert send_notice(told, [path, "-t", "a b; touch x"]) == ""
     assert (tmp_path / "said").read_text() == "-t|a b; touch x|"
-    document = json.loads((tmp_path / "read").read_text())
     text = f"Hivetune: helpdesk@4 was rolled back: {REFUSAL}"
-    assert document == {"schema": 1, **vars(notice), "text": text}
-    dirty = Notice("stuck", "helpdesk", "first\r\nBcc: x@example.org\x1b[2J" + "a" * 900).sentence
-    assert dirty.startswith("the cycle of helpdesk can't continue: first Bcc: x@example.org")
-    assert dirty.isprintable() and len(dirty) == MAX_SENTENCE_CHARS
+    about = {"schema": 1, "kind": "rollback", "release": "helpdesk@4", "reason": REFUSAL, "text": text}
+    assert json.loads((tmp_path / "read").read_text()) == told == {**about, "time": told["time"]}
+    dirty = notice("failed", "helpdesk", "first\r\nBcc: x@example.org\x1b[2J" + "a" * 900)["text"]
+    assert dirty.startswith("Hivetune: the cycle of helpdesk can't continue: first Bcc: x@example.org")
+    assert dirty.isprintable() and len(dirty) == len("Hivetune: ") + MAX_SENTENCE_CHARS
 
 
 @pytest.mark.parametrize(
@@ -298,6 +299,6 @@ def test_a_command_gets_its_own_words_and_the_document(tmp_path: Path) -> None:
 def test_a_command_that_fails_hangs_or_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, problem: str
 ) -> None:
-    monkeypatch.setattr(notify, "SEND_TIMEOUT_S", 1.0 if text and "sleep" in text else 20.0)
+    monkeypatch.setattr(loops, "SEND_TIMEOUT_S", 1.0 if text and "sleep" in text else 20.0)
     path = program(tmp_path, text) if text else str(tmp_path / "missing")
-    assert problem in send_notice(Notice("stuck", "helpdesk", "why"), [path])
+    assert problem in send_notice(notice("failed", "helpdesk", "why"), [path])

@@ -22,8 +22,9 @@ from gguf_families import write_model
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, stored_path
 from hivetune.config import load_config
-from hivetune.cycle.loop import Listener, opened
+from hivetune.cycle.loop import opened
 from hivetune.cycle.record import cycles_of
+from hivetune.cycle.stations import Listener
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.errors import HivetuneError, Stopped
 from hivetune.judge import verdict

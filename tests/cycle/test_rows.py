@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import hivetune.cycle.rows
 from hivetune.base.database import open_database, transaction
 from hivetune.config import RunConfig, load_config, parse_config
-from hivetune.cycle.domains import Domain, domains_of
-from hivetune.cycle.rows import LookCache, affordable_tokens, choose_rows, pool_of, read_rows_now
+from hivetune.cycle.record import Domain
+from hivetune.cycle.rows import RowsNow, affordable_tokens, choose_rows, domains_of, pool_of, read_rows_now
 from hivetune.data.leave_out import LEAVE_OUT
 from hivetune.data.snapshot import PoolRow
 from hivetune.release.registry import champion_of
@@ -104,16 +104,15 @@ def test_whatever_comes_every_row_is_accounted(found: list[PoolRow], known: floa
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Return a function that sets how many hours any plan takes."""
-    return lambda hours: monkeypatch.setattr(hivetune.cycle.rows, "_planned", lambda config, rows: (hours, 0, ""))
+    return lambda hours: monkeypatch.setattr(hivetune.cycle.rows, "planned", lambda config, rows: (hours, 0, ""))
 
 
-def test_the_budget_of_hours_is_one_of_tokens(planned: Callable[[float], None]) -> None:
-    planned(5.0)
-    assert affordable_tokens(config_of(), rows(1000)) is None
-    assert affordable_tokens(config_of(hours=6.0), rows(1000)) is None
-    assert affordable_tokens(config_of(hours=1.0), rows(1000)) == 20_000
-    assert affordable_tokens(config_of(hours=0.01), rows(1000)) is None  # not even ten steps
-    assert affordable_tokens(config_of(hours=1.0), rows(9, split="test")) is None  # all rows are held out
+def test_the_budget_of_hours_is_one_of_tokens() -> None:
+    assert affordable_tokens(config_of(), rows(1000), 5.0) is None
+    assert affordable_tokens(config_of(hours=6.0), rows(1000), 5.0) is None
+    assert affordable_tokens(config_of(hours=1.0), rows(1000), 5.0) == 20_000
+    assert affordable_tokens(config_of(hours=0.01), rows(1000), 5.0) is None  # not even ten steps
+    assert affordable_tokens(config_of(hours=1.0), rows(9, split="test"), 5.0) is None  # all rows are held out
 
 
 @pytest.mark.slow
@@ -121,7 +120,7 @@ def test_rows_of_a_champion_that_a_person_deployed_are_not_new(
     own_home: Path, tmp_path: Path, planned: Callable[[float], None]
 ) -> None:
     planned(1.0)
-    config, known = load_config(make_config(tmp_path)), LookCache()
+    config, known = load_config(make_config(tmp_path)), RowsNow()
     append_rows(tmp_path / "rows.jsonl", make_rows(0, 30))
     snapshot = pool_of(config)
     with closing(open_database()) as database:

@@ -10,7 +10,7 @@ import pytest
 from serve.hive import add_release, gateway, stub_on_path
 
 from hivetune.base.database import open_database
-from hivetune.dashboard.access import cookie_name, cookie_value, dashboard_token, form_token
+from hivetune.dashboard.page import cookie_name, cookie_value, dashboard_token, form_token
 from hivetune.release.registry import find
 from hivetune.serve.guard import cookie_of_home, make_client
 from hivetune.serve.run import is_loopback

@@ -18,9 +18,9 @@ from starlette.routing import Mount, Route
 from hivetune.base.database import open_database
 from hivetune.base.disk import home, write_json
 from hivetune.base.journal import Journal
-from hivetune.dashboard.access import cookie_name, dashboard_token, form_token
 from hivetune.dashboard.acts import FORMS
 from hivetune.dashboard.app import MAX_FORM_BYTES, guarded_dashboard
+from hivetune.dashboard.page import cookie_name, dashboard_token, form_token
 from hivetune.dashboard.pages import PAGES
 from hivetune.dashboard.watched import run_id
 from hivetune.release.registry import find

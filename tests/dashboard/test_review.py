@@ -14,7 +14,7 @@ from dashboard.test_door import ask, guarded, owner  # noqa: F401 (a fixture)
 from hivetune.base.database import open_database, transaction
 from hivetune.config import load_config
 from hivetune.cycle.rows import pool_of
-from hivetune.dashboard.access import form_token
+from hivetune.dashboard.page import form_token
 from hivetune.dashboard.review import ROWS_A_PAGE, do_act, newest_acts, review_rows, undo_newest
 from hivetune.data.forget import forget
 from hivetune.data.intake.interactions import Batch, Delivery, commit_batch, load_set_aside

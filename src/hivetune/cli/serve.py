@@ -17,9 +17,10 @@ from hivetune.base.journal import read_tail
 from hivetune.cli.arguments import CaptureOption, SetOption, ThreadsOption, model_folder
 from hivetune.cli.output import Note, Table, answer, emit_until_stopped, facts, parts, plain_progress, say, show
 from hivetune.config import RunConfig, load_config
-from hivetune.cycle.loop import Listener, Look, Loop, look, opened, release_name
+from hivetune.cycle.loop import Look, Loop, look, opened, release_name
 from hivetune.cycle.record import JOURNAL, NOW, PAUSED, CycleRow, cycles_of, loop_folder, loop_names
-from hivetune.cycle.rows import LookCache
+from hivetune.cycle.rows import RowsNow
+from hivetune.cycle.stations import Listener
 from hivetune.errors import UsageError
 from hivetune.release.registry import desired
 from hivetune.serve.guard import clients, make_client, revoke_client
@@ -76,7 +77,7 @@ def serve(
 
 def _tell(url: str) -> None:
     """Print the addresses of a gateway that listens, and the token of a first client."""
-    from hivetune.dashboard.access import BELOW, dashboard_token
+    from hivetune.dashboard.page import BELOW, dashboard_token
     from hivetune.serve.run import is_loopback
 
     with closing(open_database()) as database:
@@ -167,7 +168,7 @@ def _look(config: RunConfig) -> None:
     """Look once and show the decision; only a snapshot of the rows is written."""
     name = release_name(config)
     model_folder(config.model)  # rows are counted in its tokens
-    document = look_document(look(config, name, LookCache(), time.time()))
+    document = look_document(look(config, name, RowsNow(), time.time()))
     answer({"name": name, "look": document}, facts(document))
 
 

@@ -44,8 +44,8 @@ def dashboard_command(
     The server listens on this machine only. Each action on a page asks for confirmation. A running gateway shows the
     same pages at /dashboard.
     """
-    from hivetune.dashboard.access import dashboard_token
     from hivetune.dashboard.app import run_dashboard
+    from hivetune.dashboard.page import dashboard_token
 
     token = dashboard_token(new=new_token)  # before the page: a new one has to be asked for at once
 

@@ -7,13 +7,12 @@
 
 All looks at one champion together may spend 5 %. So an equal candidate replaces it with a probability of at most
 2.5 % (the test is one-sided), however many nights it is tried. Without enough evidence the champion stays: the rows are
-kept, and the next candidate is judged on them and on newer ones. Questions that champions answered rightly are frozen,
-so that small losses do not add up night after night (judge/frozen.py).
+kept, and the next candidate is judged on them and on newer ones.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from hivetune.config import GateConfig
 from hivetune.judge.statistics import Estimate, jackknife, loss_difference
@@ -49,8 +48,6 @@ class CycleVerdict:
     verdict: VerdictName
     reasons: tuple[str, ...]
     parts: Mapping[Part, Verdict]
-    look: int
-    fresh_rows: int
     decisive: int = 0
 
     @property
@@ -59,20 +56,18 @@ class CycleVerdict:
 
 
 def judge_cycle(contests: Comparisons, config: GateConfig) -> CycleVerdict:
-    """Return the gravest verdict of all parts; its reasons name the rival.
-
-    A held-out row on which a rival's loss is not finite is left out and counted. Otherwise one such row would stop
-    every later candidate.
-    """
+    """Return the gravest verdict of all parts; its reasons name the rival."""
     documents = [document for document in (contests.base, contests.champion) if document is not None]
+    # A row on which a rival's loss is not finite is left out and counted, or it would stop every later candidate.
     broken = {row["id"] for document in documents for row in document["rows"] if row["base"] == "not finite"}
-    base = _without(contests.base, broken)
-    parts: dict[Part, Verdict] = {"base": judge(base, config, look=contests.look if len(documents) == 1 else None)}
-    if contests.champion is not None:
-        champion = _without(contests.champion, broken)
-        parts["champion"] = _against_champion(champion, contests, config)
-        parts["fresh rows"] = _on_fresh_rows(champion, contests)
-        parts["earlier rows"] = _on_earlier_rows(champion, contests, config)
+    base, *champion = [
+        {**document, "rows": [row for row in document["rows"] if row["id"] not in broken]} for document in documents
+    ]
+    parts: dict[Part, Verdict] = {"base": judge(base, config, look=None if champion else contests.look)}
+    for evaluation in champion:
+        parts["champion"] = _against_champion(evaluation, contests, config)
+        parts["fresh rows"] = _on_fresh_rows(_gain(evaluation, contests, known=False))
+        parts["earlier rows"] = _on_earlier_rows(evaluation, contests, config)
     verdict = min((part.verdict for part in parts.values()), key=_GRAVEST_FIRST.index)
     decisive: list[str] = []
     others: list[str] = []
@@ -83,42 +78,34 @@ def judge_cycle(contests: Comparisons, config: GateConfig) -> CycleVerdict:
         others += said[made_it:]
     if broken:
         others.append(f"{len(broken)} held-out rows are not finite for a rival either, and say nothing")
-    fresh_rows = sum(row["id"] not in contests.known for row in base["rows"])
-    return CycleVerdict(verdict, (*decisive, *others), parts, contests.look, fresh_rows, len(decisive))
-
-
-def _without(evaluation: Evaluation, ids: Collection[str]) -> dict[str, Any]:
-    return {**evaluation, "rows": [row for row in evaluation["rows"] if row["id"] not in ids]}
+    return CycleVerdict(verdict, (*decisive, *others), parts, len(decisive))
 
 
 def _against_champion(evaluation: Evaluation, contests: Comparisons, config: GateConfig) -> Verdict:
-    """Require any gain in the required metrics. Speed and size are held against the base, which does not change. Where
-    the base model was upgraded since, losses are of other tokens, and answers decide."""
-    by_answers = config.loss_gain is None and config.success_gain is not None
+    """Require any gain in the required metrics."""
+    # Where the base model was upgraded since, losses are of other tokens, and answers decide.
+    by_answers = (config.loss_gain is None and config.success_gain is not None) or _of_another_base(evaluation)
     required = {
         "loss_gain": None if config.loss_gain is None else 0.0,
-        "success_gain": 0.0 if by_answers or _of_another_base(evaluation) else None,
+        "success_gain": 0.0 if by_answers else None,
     }
     config = config.model_copy(update=required)
+    # Speed and size are held against the base, which does not change.
     return judge(evaluation, config, look=contests.look, shares=contests.shares, beside_base=False)
 
 
-def _on_fresh_rows(evaluation: Evaluation, contests: Comparisons) -> Verdict:
+def _on_fresh_rows(gain: Estimate | str) -> Verdict:
     """Refuse a candidate that is significantly worse on what is new: it knows the older rows by heart."""
-    gain = _gain(evaluation, contests, known=False)
     if isinstance(gain, str) or gain.interval is None:
         return Verdict("deploy", (), ())
-    low, high = gain.interval
-    fact = f"fresh rows: gain {gain.value:.4g}, 95 % interval {low:.4g} to {high:.4g}"
-    return Verdict("iterate", (f"{fact}: worse",), (), decisive=1) if high < 0 else Verdict("deploy", (fact,), ())
+    fact, is_worse = _fact("fresh rows", gain), gain.interval[1] < 0
+    return Verdict("iterate", (f"{fact}: worse",), (), decisive=1) if is_worse else Verdict("deploy", (fact,), ())
 
 
 def _on_earlier_rows(evaluation: Evaluation, contests: Comparisons, config: GateConfig) -> Verdict:
-    """Require that the tolerance is shown to hold on the rows that are not fresh.
-
-    This reveals a candidate that learned the fresh rows, right or wrong, at the price of everything else. A candidate
-    of another base is judged by its answers, on all rows.
-    """
+    """Require that the tolerance is shown to hold on the rows that are not fresh. A candidate of another base is judged
+    by its answers, on all rows."""
+    # This reveals a candidate that learned the fresh rows, right or wrong, at the price of everything else.
     if _of_another_base(evaluation):
         answers_alone = {"loss_gain": None, "success_gain": -config.tolerance}
         return judge(evaluation, config.model_copy(update=answers_alone), beside_base=False)
@@ -132,6 +119,7 @@ def _on_earlier_rows(evaluation: Evaluation, contests: Comparisons, config: Gate
 
 
 def _within(gain: Estimate | str, tolerance: float) -> Verdict:
+    """Return whether a loss of at most the tolerance is shown."""
     if isinstance(gain, str):
         name: VerdictName = "abort" if "not finite" in gain else "not-enough-evidence"
         return Verdict(name, (f"earlier rows: {gain}",), (), decisive=1)
@@ -141,14 +129,19 @@ def _within(gain: Estimate | str, tolerance: float) -> Verdict:
         return Verdict("not-enough-evidence", (reason,), (metric,), decisive=1)
     low, high = gain.interval
     metric = replace(metric, interval=gain.interval, passed=low > -tolerance)
-    fact = f"earlier rows: gain {gain.value:.4g}, 95 % interval {low:.4g} to {high:.4g}"
     if high < -tolerance:
-        name, reason = "abort", f"{fact}: worse by more than the tolerance {tolerance:g}"
+        name, said = "abort", f": worse by more than the tolerance {tolerance:g}"
     elif low <= -tolerance:
-        name, reason = "not-enough-evidence", f"{fact}: not shown to be within the tolerance {tolerance:g}"
+        name, said = "not-enough-evidence", f": not shown to be within the tolerance {tolerance:g}"
     else:
-        name, reason = "deploy", f"{fact}, within the tolerance {tolerance:g}"
-    return Verdict(name, (reason,), (metric,), decisive=1)
+        name, said = "deploy", f", within the tolerance {tolerance:g}"
+    return Verdict(name, (_fact("earlier rows", gain) + said,), (metric,), decisive=1)
+
+
+def _fact(rows: str, gain: Estimate) -> str:
+    assert gain.interval is not None, "looked at"
+    low, high = gain.interval
+    return f"{rows}: gain {gain.value:.4g}, 95 % interval {low:.4g} to {high:.4g}"
 
 
 def _of_another_base(evaluation: Evaluation) -> bool:

@@ -1,66 +1,70 @@
 """The loop of the cycle: look, then open a cycle, continue the open one, or wait. One for each name."""
 
 import errno
+import json
+import os
+import re
 import shutil
-import sqlite3
+import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from functools import partial
 from threading import Event
-from typing import Literal
+from typing import Any, Literal
 
 from hivetune.base.database import open_database
 from hivetune.base.disk import FULL_DISK, home, lock
 from hivetune.base.journal import Journal
 from hivetune.base.private import make_folder
 from hivetune.config import RunConfig
-from hivetune.cycle.domains import Domain, domain_config, domains_of, write_domain
-from hivetune.cycle.notify import Notice, NoticeKind, send_notice
-from hivetune.cycle.record import (
-    JOURNAL,
-    NOW,
-    PAUSED,
-    CycleEnd,
-    CycleRow,
-    OpenedFor,
-    begin_cycle,
-    begin_station,
-    cycles_of,
-    fail_station,
-    gate_of,
-    loop_folder,
-    newly_rolled_back,
-    release_of,
+from hivetune.cycle import record
+from hivetune.cycle.record import CycleEnd, CycleRow, Domain, OpenedFor, cycles_of, loop_folder
+from hivetune.cycle.rows import RowsNow, cycle_id, domain_config, domains_of, read_rows_now
+from hivetune.cycle.stations import (
+    FAILURES,
+    Listener,
+    Permission,
+    WindowEnded,
+    Work,
+    close_cycle,
+    first_line,
+    run_cycle,
+    settings_then,
 )
-from hivetune.cycle.rows import LookCache, RowsNow, cycle_id, read_rows_now
-from hivetune.cycle.stations import OverBudget, WindowEnded, Work, close_cycle, run_cycle, settings_then
-from hivetune.cycle.window import Permission, allowed_now, parse_window
 from hivetune.data.files.find import refuse_read_once
 from hivetune.data.intake.collect import Collected, collect, parse_sources
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, MachineNotFit, Stopped, UsageError
 from hivetune.judge.frozen import freeze_wins
 from hivetune.models.fetch import fetch_model
-from hivetune.records import Progress, silent
 from hivetune.release.registry import champion_of, check_release_name, desired, forgotten_rows
 from hivetune.serve.capture import SOURCE
 
 UNWRITABLE = (*FULL_DISK, errno.EROFS)  # errors of a disk that a person or time mends
-FAILURES = (HivetuneError, OSError, sqlite3.OperationalError)
 LISTEN_EVERY_S = 0.5
-SILENT_S = 10.0  # after which a source that brings nothing and does not end is left for the next look
+# A server that is gone is asked again and again: after so long it is left for the next look.
+SILENT_S = 10.0
 LOOK_AGAIN_S = 60.0  # a wait for something that has no time of its own ends with the next look
 MAX_FAILURES = 3  # of one station in a row; then the cycle is closed
 RETRY_S = 120.0  # after a failed station
-COOL_S = 86_400.0  # after a failed cycle: what failed three times costs at most one training a day
+# What failed three times costs at most one training a day.
+COOL_S = 86_400.0
 MIN_WINDOW_S = 60.0  # a worker needs a third of it to start
-_NOTICES: dict[CycleEnd, NoticeKind] = {
-    "promoted": "promote",
-    "ready": "ask",
-    "rolled_back": "rollback",
-    "failed": "stuck",
+SEND_TIMEOUT_S = 20.0
+MAX_SENTENCE_CHARS = 500
+# What happened -> kind and beginning of its notice.
+NOTICES = {
+    "promoted": ("promote", "{} is the new champion"),
+    "rolled_back": ("rollback", "{} was rolled back"),
+    "ready": ("ask", "{} waits for a person to promote it"),
+    "worse": ("worse", "the new rows of {} made a worse model"),
+    "failed": ("stuck", "the cycle of {} can't continue"),
+    "disk": ("disk", "the cycle of {} waits for room on the disk"),
 }
+_HOURS = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)\s*-\s*([01]?\d|2[0-4]):([0-5]\d)")
+_DAY = 24 * 60
 
 
 @dataclass(frozen=True)
@@ -78,50 +82,41 @@ class Look:
     allowed: Permission = field(default_factory=Permission)
 
     def waits(self, reason: str, until: float | None = None) -> "Look":
-        """Return a wait, which never ends in the past: a clock may have been set back."""
+        # A wait never ends in the past: a clock may have been set back.
         return replace(self, do="wait", reason=reason, again_at=max(until or 0.0, self.again_at))
 
 
-@dataclass
-class Listener:
-    """The output of the loop: a line of words, and a progress bar by its label."""
-
-    say: Callable[[str], None] = lambda words: None
-    progress: Callable[[str], Progress] = lambda label: silent
-
-
-def look(config: RunConfig, name: str, cache: LookCache, now: float, domain: Domain | None = None) -> Look:
-    """Return what the loop does next. Changes nothing but the snapshot of the rows, which is found or made. `domain`:
-    its cycle is looked at, with the rows that were read for its name. Raises Busy and DoesNotFit where hive.db can't
-    be used now, HivetuneError for a damaged champion."""
+def look(config: RunConfig, name: str, before: RowsNow, now: float, domain: Domain | None = None) -> Look:
+    """Return what the loop does next. Changes nothing but the snapshot of the rows, which is found or made. `before`:
+    the rows of the last look. `domain`: its cycle is looked at, with those rows. Raises Busy and DoesNotFit where
+    hive.db can't be used now, HivetuneError for a damaged champion."""
     leader = name if domain is None else domain.of
     folder = loop_folder(leader)
     with closing(open_database()) as database:
         champion, cycles = champion_of(database, leader), cycles_of(database, name)
         label = None if champion is None else champion.label
         opened = next((cycle for cycle in cycles if cycle.closed is None), None)
-        asked = (folder / NOW).exists() if opened is None else opened.opened_for == "request"
-        allowed = allowed_now(parse_window(config.cycle.window), now, asked=asked)
+        asked = (folder / record.NOW).exists() if opened is None else opened.opened_for == "request"
+        allowed = allowed_now(config.cycle.window, now, asked=asked)
         seen = Look("wait", "", now + LOOK_AGAIN_S, label, opened, allowed=allowed)
-        if (folder / PAUSED).exists():
+        if (folder / record.PAUSED).exists():
             return seen.waits("paused by a person")
         if opened is not None:
             return _look_at_open(seen, opened, now)
-        rows = cache.rows if domain is not None else read_rows_now(config, database, name, champion, cache)
+        rows = before if domain is not None else read_rows_now(config, database, name, champion, before)
         forgotten = 0 if champion is None else forgotten_rows(database, champion.snapshot)
-    seen = replace(seen, rows=rows)
+    seen = replace(seen, rows=rows, opens_for="request" if asked else "rows")
     if cycles and cycles[-1].end == "failed" and not asked:
         failed_at = cycles[-1].closed or 0.0
         if failed_at <= now < failed_at + COOL_S:
             return seen.waits(f"cycle {cycles[-1].id} failed: {cycles[-1].reason}", failed_at + COOL_S)
     ended = [cycle for cycle in cycles if cycle.end != "failed"]
-    opens_for: OpenedFor = "request" if asked else "rows"
     if domain is not None:
         if any(cycle.champion == label for cycle in ended):
             return seen.waits(f"{name} follows the next promotion of {leader}")
         reason = f"{name}: {domain.value!r} has enough rows, and {label} is new"
     elif forgotten and not any(cycle.opened_for == "rebuild" and cycle.champion == label for cycle in ended):
-        reason, opens_for = f"{label} holds {forgotten} forgotten rows", "rebuild"
+        reason, seen = f"{label} holds {forgotten} forgotten rows", replace(seen, opens_for="rebuild")
     elif lacks := _lacks(config, rows, 1 if asked else config.cycle.after_rows):
         return seen.waits(lacks)
     elif rows.snapshot is not None and cycle_id(rows.snapshot, config, champion) in {cycle.id for cycle in ended}:
@@ -134,15 +129,13 @@ def look(config: RunConfig, name: str, cache: LookCache, now: float, domain: Dom
         return seen.waits(allowed.reason, allowed.again)
     if champion is not None:
         champion.check()  # now, not after hours of training: the candidate is compared with it
-    return replace(seen, do="open", reason=reason, again_at=0.0, opens_for=opens_for)
+    return replace(seen, do="open", reason=reason, again_at=0.0)
 
 
 def _look_at_open(seen: Look, cycle: CycleRow, now: float) -> Look:
     """Return whether the open cycle continues now."""
-    if cycle.failed_at is not None:
-        retry_at = cycle.failed_at + RETRY_S
-        if cycle.failed_at <= now < retry_at:
-            return seen.waits(f"{cycle.station} failed and is tried again: {cycle.words}", retry_at)
+    if cycle.failed_at is not None and cycle.failed_at <= now < cycle.failed_at + RETRY_S:
+        return seen.waits(f"{cycle.station} failed and is tried again: {cycle.words}", cycle.failed_at + RETRY_S)
     if not seen.allowed.now:
         return seen.waits(f"cycle {cycle.id}: {seen.allowed.reason}", seen.allowed.again)
     if seen.allowed.until is not None and seen.allowed.until - now < MIN_WINDOW_S:
@@ -165,6 +158,49 @@ def _lacks(config: RunConfig, rows: RowsNow, enough: int) -> str:
     return ""
 
 
+def parse_window(text: str) -> tuple[int, int]:
+    """Return begin and end of a window in minutes after midnight; an end on the next day is above 24 hours. Raises
+    UsageError unless it is HH:MM-HH:MM."""
+    if hours := _HOURS.fullmatch(text.strip()):
+        first, first_minute, last, last_minute = map(int, hours.groups())
+        start, end = 60 * first + first_minute, 60 * last + last_minute
+        if end <= _DAY and start != end:
+            return start, end if end > start else end + _DAY
+    raise UsageError(f"cycle.window: {text!r} is not a window", hint='write hours: "22:00-06:00"')
+
+
+def allowed_now(window: str | None, now_s: float, *, asked: bool = False) -> Permission:
+    """Return whether long work is allowed at `now_s`, seconds since 1970. `asked`: a person asked for it, so the window
+    does not count. Raises UsageError."""
+    if window is None or asked:
+        return Permission(reason="a person asked for it" if asked else "no window is set")
+    start, end = parse_window(window)
+    midnight = datetime.fromtimestamp(now_s).replace(hour=0, minute=0, second=0, microsecond=0, fold=0)
+    # Yesterday's window may reach into today, and today's may be over: tomorrow's comes next. A day with a change of
+    # the clocks may put that one behind, so one more is looked at.
+    days = [(_moment(midnight, day * _DAY + start), _moment(midnight, day * _DAY + end)) for day in (-1, 0, 1, 2)]
+    for start_s, end_s in days:
+        if start_s <= now_s < end_s:
+            return Permission(True, end_s, None, f"open until {_shown(end_s, now_s)}")
+    coming_s = next(start_s for start_s, _ in days if start_s > now_s)
+    return Permission(False, None, coming_s, f"the window opens at {_shown(coming_s, now_s)}")
+
+
+def _moment(midnight: datetime, minutes: int) -> float:
+    """Return the time that the clock shows so many minutes after midnight, in seconds since 1970."""
+    # The system knows its zone and the changes of its clocks: a time that daylight saving skips counts as usual, of a
+    # repeated one the first does.
+    days, minute = divmod(minutes, _DAY)
+    return (midnight + timedelta(days=days)).replace(hour=minute // 60, minute=minute % 60).timestamp()
+
+
+def _shown(moment_s: float, now_s: float) -> str:
+    """Return a moment for people: the time, with the date if that is not today's."""
+    moment = datetime.fromtimestamp(moment_s)
+    same_day = moment.date() == datetime.fromtimestamp(now_s).date()
+    return moment.strftime("%H:%M" if same_day else "%Y-%m-%d %H:%M")
+
+
 @dataclass
 class Loop:
     """The loop of one config. Make it with `opened`, which holds its lock. `failure`: of the newest station that was
@@ -174,10 +210,10 @@ class Loop:
     name: str
     journal: Journal
     listener: Listener
-    cache: LookCache = field(default_factory=LookCache)
+    rows: RowsNow = field(default_factory=RowsNow)
     clock: Callable[[], float] = time.time
     failure: HivetuneError | None = None
-    _told: dict[str, str] = field(default_factory=dict)  # by topic what was said last: nothing is said twice in a row
+    _told: dict[str, str] = field(default_factory=dict)  # by topic what was said last
 
     def run(self, *, once: bool = False) -> Look:
         """Run until told to stop, or with `once` until there is nothing to do now. Returns the last look."""
@@ -196,27 +232,28 @@ class Loop:
                 self._report("look", f"cannot read its state and tries again: {error}")
                 # What is damaged needs a person; a full disk, a lock and a machine that is busy end by themselves.
                 if isinstance(error, HivetuneError) and not isinstance(error, Busy | DoesNotFit | MachineNotFit):
-                    self._send("stuck", self.name, str(error).partition("\n")[0])
+                    self._send("failed", self.name, first_line(error))
             self._sleep(wait_s)
 
     def step(self) -> Look:
         """Look once, and do what was decided: for the name, else for the first of its domains that needs something."""
         self._collect()
         with closing(open_database()) as database:
-            for release in newly_rolled_back(database, self.name):
-                self._send("rollback", release.label, release.withdrawn)
+            for release in record.newly_rolled_back(database, self.name):
+                self._send("rolled_back", release.label, release.withdrawn)
         seen = self._do(self.config, None)
         if seen.do != "wait" or self.config.cycle.by is None or seen.rows.snapshot is None:
             return seen
         with closing(open_database()) as database:
             champion = champion_of(database, self.name)
             served = {name for name in desired(database) if name.startswith(f"{self.name}-")}
-        domains = [] if champion is None else domains_of(self.config, seen.rows.snapshot.pool())
-        if champion is not None and (gone := served - {domain.name for domain in domains}):
+        if champion is None:
+            return seen
+        domains = domains_of(self.config, seen.rows.snapshot.pool())
+        if gone := served - {domain.name for domain in domains}:
             names = ", ".join(sorted(gone))
             self._report("domains", f"{names}: too few rows are left to train again; what is served stays")
         for domain in domains:
-            assert champion is not None, "without one there are no domains"
             found = self._do(domain_config(self.config, domain, champion), domain)
             if found.do != "wait":
                 return found
@@ -225,9 +262,9 @@ class Loop:
     def _do(self, config: RunConfig, domain: Domain | None) -> Look:
         """Look at one name, write the decision down, and do it."""
         name = self.name if domain is None else domain.name
-        seen = look(config, name, self.cache, self.clock(), domain)
-        if seen.do != "wait" or self._told.get(name) != seen.reason:
-            self._told[name] = seen.reason
+        seen = look(config, name, self.rows, self.clock(), domain)
+        self.rows = self.rows if seen.rows.key is None else seen.rows
+        if self._is_news(name, seen.reason) or seen.do != "wait":
             decided = {"do": seen.do, "reason": seen.reason, "again_at": seen.again_at}
             self.journal.append("decision", now=self.clock(), **decided)
             self.listener.say(f"{'waits' if seen.do == 'wait' else seen.do}: {seen.reason}")
@@ -249,20 +286,22 @@ class Loop:
                 name=name,
                 opened=self.clock(),
                 opened_for=seen.opens_for,
-                config=config.model_dump(mode="json", exclude={"cycle": {"notify"}}),  # it goes into releases
+                # It goes into releases, and the command of `notify` may hold an address that is a secret.
+                config=config.model_dump(mode="json", exclude={"cycle": {"notify"}}),
                 champion=None if champion is None else champion.label,
+                domain=domain,
             )
             make_folder(cycle.folder)
-            if domain is not None:
-                write_domain(cycle, domain)
-            begin_cycle(database, cycle)
-        (loop_folder(self.name) / NOW).unlink(missing_ok=True)
+            record.begin_cycle(database, cycle)
+        (loop_folder(self.name) / record.NOW).unlink(missing_ok=True)
         self.journal.append("opened", cycle=cycle.id, opened_for=seen.opens_for)
 
     def _continue(self, cycle: CycleRow) -> None:
         """Continue the cycle to its end, the end of the window, or a failure."""
-        work = Work(cycle, settings_then(cycle), partial(self._allowed, cycle), partial(self._station, cycle))
-        work.progress = self.listener.progress
+        # What is told after the success of a station is news again.
+        work = Work(
+            cycle, settings_then(cycle), partial(self._allowed, cycle), self.journal, self.listener, self._told.clear
+        )
         try:
             end, reason = run_cycle(work)
         except WindowEnded:
@@ -275,42 +314,17 @@ class Loop:
         self.failure = None
         self._close(cycle, end, reason)
 
-    @contextmanager
-    def _station(self, cycle: CycleRow, name: str) -> Iterator[list[str]]:
-        """Write the beginning and the end of a station. Yields what is told of it."""
-        with closing(open_database()) as database:
-            begin_station(database, cycle, name)
-        self.journal.append("begin", cycle=cycle.id, station=name)
-        self.journal.sync()
-        self.listener.say(name)
-        words: list[str] = []
-        outcome = "failed"
-        try:
-            yield words
-            outcome = "done"
-            self._told.clear()  # what is told after a success is news again
-        except (WindowEnded, Stopped) as error:
-            outcome, words = ("paused" if isinstance(error, WindowEnded) else "stopped"), [error.message]
-            raise
-        except FAILURES as error:
-            words = [str(error).partition("\n")[0]]
-            raise
-        finally:
-            with suppress(OSError):  # the station's own error is the one to tell
-                self.journal.append("end", cycle=cycle.id, station=name, outcome=outcome, words="; ".join(words))
-            self.listener.say(f"{name} {outcome}: {'; '.join(words)}")
-
     def _fail(self, cycle: CycleRow, error: Exception) -> None:
         """Count a failure. A full disk and another process are waited for; refused rows fail at once."""
-        text = str(error).partition("\n")[0]
+        text = first_line(error)
         is_full = isinstance(error, DoesNotFit) or (isinstance(error, OSError) and error.errno in UNWRITABLE)
         self.failure = error if isinstance(error, HivetuneError) else HivetuneError(text)
         with closing(open_database()) as database:
             counts = not (is_full or isinstance(error, Busy))
-            failures = fail_station(database, cycle, text, self.clock(), counts=counts)
+            failures = record.fail_station(database, cycle, text, self.clock(), counts=counts)
         if is_full:
             self._send("disk", self.name, text)
-        if isinstance(error, DataRefused | OverBudget) or failures >= MAX_FAILURES:
+        if isinstance(error, DataRefused) or failures >= MAX_FAILURES:
             self._close(cycle, "failed", text)
 
     def _close(self, cycle: CycleRow, end: CycleEnd, reason: str) -> None:
@@ -318,44 +332,43 @@ class Loop:
         self.journal.append("closed", cycle=cycle.id, end=end, reason=reason)
         self.listener.say(f"cycle {cycle.id} {end.replace('_', ' ')}: {reason}")
         with closing(open_database()) as database:
-            release = release_of(database, cycle)
-        if kind := _NOTICES.get(end):
-            self._send(kind, cycle.name if release is None else release.label, reason)
-        elif end == "refused" and gate_of(cycle).get("verdict") == "abort":
-            self._send("worse", cycle.name, reason)
+            release = record.release_of(database, cycle)
+        event = "worse" if end == "refused" and record.gate_of(cycle).get("verdict") == "abort" else end
+        self._send(event, cycle.name if release is None else release.label, reason)
 
     def _allowed(self, cycle: CycleRow) -> Permission:
         """Return whether work may continue. A person's pause ends it too."""
-        if (loop_folder(self.name) / PAUSED).exists():
+        if (loop_folder(self.name) / record.PAUSED).exists():
             return Permission(False, reason="paused by a person")
-        window = parse_window(self.config.cycle.window)
-        return allowed_now(window, self.clock(), asked=cycle.opened_for == "request")
+        return allowed_now(self.config.cycle.window, self.clock(), asked=cycle.opened_for == "request")
 
-    def _send(self, kind: NoticeKind, release: str, reason: str) -> None:
-        """Send a notice once: a disk that stays full is told once."""
-        notice, command = Notice(kind, release, reason), self.config.cycle.notify
-        topic = f"notice: {kind} of {release}"
-        if not command or self._told.get(topic) == notice.sentence:
+    def _is_news(self, topic: str, text: str) -> bool:
+        """Return whether a text is another than the last one of its topic, and remember it."""
+        before, self._told[topic] = self._told.get(topic, ""), text
+        return before != text
+
+    def _send(self, event: str, release: str, reason: str) -> None:
+        """Send the notice of an event that has one, once: a disk that stays full is told once."""
+        command = self.config.cycle.notify
+        if not command or event not in NOTICES:
             return
-        self._told[topic] = notice.sentence
-        problem = send_notice(notice, command)
-        self.journal.append("notice", kind=kind, problem=problem)
-        if problem:
-            self.listener.say(f"a notice was not sent: {problem}")
+        document = notice(event, release, reason)
+        if self._is_news(f"notice: {event} of {release}", document["text"]):
+            problem = send_notice(document, command)
+            self.journal.append("notice", kind=document["kind"], problem=problem)
+            if problem:
+                self.listener.say(f"a notice was not sent: {problem}")
 
     def _report(self, topic: str, text: str) -> None:
         """Write a problem down, once until it changes or ends (an empty text)."""
-        if self._told.get(topic, "") == text:
-            return
-        self._told[topic] = text
-        if text:
+        if self._is_news(topic, text) and text:
             self.listener.say(text)
             with suppress(OSError):  # a full disk is told by the station that needs it
                 self.journal.append("problem", words=text)
 
     def _sleep(self, wait_s: float) -> None:
         """Sleep up to `wait_s`, less when a person speaks (cycle pause, resume, now)."""
-        files = [loop_folder(self.name) / word for word in (PAUSED, NOW)]
+        files = [loop_folder(self.name) / word for word in (record.PAUSED, record.NOW)]
         before, deadline = [path.exists() for path in files], time.monotonic() + wait_s
         while (left_s := deadline - time.monotonic()) > 0 and before == [path.exists() for path in files]:
             time.sleep(min(left_s, LISTEN_EVERY_S))
@@ -366,35 +379,56 @@ class Loop:
             try:
                 problem = _collect_from(source)
             except (HivetuneError, OSError) as error:
-                problem = str(error).partition("\n")[0]
+                problem = first_line(error)
             self._report(f"collect {source}", problem and f"nothing is collected from one source: {problem}")
         paths = self.config.data.path
-        if "store" not in ([paths] if isinstance(paths, str) else paths) and (captured := _captured_answers()):
-            text = f"{captured} rated answers that the gateway captured are not learned: data.path has no `store`"
-            self._report("store", text)
+        if "store" not in ([paths] if isinstance(paths, str) else paths):
+            query = "SELECT count(*) FROM interactions WHERE source LIKE ? AND feedback IS NOT NULL"
+            with closing(open_database()) as database:
+                (captured,) = database.execute(query, (f"{SOURCE}:%",)).fetchone()
+            told = f"{captured} rated answers that the gateway captured are not learned: data.path has no `store`"
+            self._report("store", told if captured else "")
 
 
 def _collect_from(source: str) -> str:
     """Collect from a source; return why nothing comes from a server that is gone, or ""."""
-    stop, delivered, changed = Event(), 0, time.monotonic()
+    readers, stop, began = parse_sources([source]), Event(), time.monotonic()
 
-    def give_up_when_silent(collected: Collected) -> None:
-        nonlocal delivered, changed
-        if (total := collected.total().delivered) != delivered:
-            delivered, changed = total, time.monotonic()
-        elif time.monotonic() - changed > SILENT_S:
+    def give_up(collected: Collected) -> None:
+        if time.monotonic() - began > SILENT_S and any(reader.retrying for reader in readers):
             stop.set()
 
-    readers = parse_sources([source])
-    collect(readers, follow=False, stop=stop, tick=give_up_when_silent)
+    collect(readers, follow=False, stop=stop, tick=give_up)
     notes = [note for reader in readers for note in reader.notes]
     return ["no answer", *notes][-1] if stop.is_set() else ""
 
 
-def _captured_answers() -> int:
-    query = "SELECT count(*) FROM interactions WHERE source LIKE ? AND feedback IS NOT NULL"
-    with closing(open_database()) as database:
-        return int(database.execute(query, (f"{SOURCE}:%",)).fetchone()[0])
+def notice(event: str, release: str, reason: str) -> dict[str, Any]:
+    """Return the document of an event of `NOTICES`. `release`: NAME@VERSION, or NAME where it is about the loop."""
+    kind, beginning = NOTICES[event]
+    # `text` is one printable line: a reason may quote what a stranger sent.
+    text = f"{beginning.format(release)}: {reason}"
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    line = line if len(line) <= MAX_SENTENCE_CHARS else line[: MAX_SENTENCE_CHARS - 3] + "..."
+    about = {"kind": kind, "release": release, "reason": reason, "time": time.time()}
+    return {"schema": 1, **about, "text": f"Hivetune: {line}"}
+
+
+def send_notice(document: dict[str, Any], command: Sequence[str]) -> str:
+    """Run the command, without a shell, with the notice as JSON on its standard input, and return why it failed, or
+    "". It never raises: the loop continues whatever becomes of a notice."""
+    null = subprocess.DEVNULL
+    try:
+        process = subprocess.Popen([*command], stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True)
+    except (OSError, ValueError) as error:
+        return f"{command[0]} can't be started: {error}"
+    try:
+        process.communicate(json.dumps(document).encode(), timeout=SEND_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)  # with whatever it started
+        process.wait()
+        return f"{command[0]} was ended after {SEND_TIMEOUT_S:.0f} s"
+    return "" if process.returncode == 0 else f"{command[0]} ended with {process.returncode}"
 
 
 @contextmanager
@@ -404,14 +438,15 @@ def opened(config: RunConfig, listener: Listener) -> Iterator[Loop]:
     folder = loop_folder(name)
     with ExitStack() as stack:
         stack.enter_context(lock(folder, hint="see what it does: hivetune cycle status"))
-        journal = stack.enter_context(Journal(folder / JOURNAL))
+        journal = stack.enter_context(Journal(folder / record.JOURNAL))
         fetch_model(config.model, listener.progress("preparing the model"), config.template)
         yield Loop(config, name, journal, listener)
 
 
 def release_name(config: RunConfig) -> str:
     """Return the name of the releases of a config. Raises UsageError for a config whose cycle can't run."""
-    parse_window(config.cycle.window)
+    if config.cycle.window is not None:
+        parse_window(config.cycle.window)
     parse_sources(config.cycle.sources)
     refuse_read_once(config.data.path)
     if config.cycle.name is None:

@@ -6,24 +6,24 @@
     cycles/NAME/ID/*.json       what its other stations left
 
 A cycle is open while its row has no `closed`. What it has done is what its files say; the row only counts failures.
-The death of the loop's own process is no failure: whoever kills it, the same call continues.
 """
 
 import json
+import re
 import sqlite3
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from hivetune.base.database import transaction
 from hivetune.base.disk import home
 from hivetune.base.documents import read_document
+from hivetune.data.snapshot import PoolRow
 from hivetune.errors import UsageError
 from hivetune.release.registry import Release, releases
 
 JOURNAL, PAUSED, NOW = "cycle.jsonl", "paused", "now"
-DOMAIN = "domain.json"  # of a cycle that is for one agent or category
 RUN, GATE, AGAINST_CHAMPION, LEFT_OUT = "run", "cycle-gate.json", "against-champion.json", "left_out.jsonl"
 
 OpenedFor = Literal["rows", "rebuild", "request"]
@@ -32,10 +32,33 @@ CycleEnd = Literal["promoted", "refused", "ready", "failed", "given_up", "rolled
 
 
 @dataclass(frozen=True)
+class Domain:
+    """A domain of the name `of`. `by`: agent or category. `shares`: how many domains share the error level."""
+
+    of: str
+    by: str
+    value: str
+    shares: int = 1
+
+    @property
+    def name(self) -> str:
+        """Return the name of its releases."""
+        return f"{self.of}-{re.sub('[^a-z0-9]+', '-', self.value).strip('-')}"
+
+    def holds(self, row: PoolRow) -> bool:
+        return domain_value(row, self.by) == self.value
+
+
+def domain_value(row: PoolRow, by: str) -> str:
+    """Return a row's value as the gateway reads a request's."""
+    return " ".join(((row.agent if by == "agent" else row.category) or "").split()).casefold()
+
+
+@dataclass(frozen=True)
 class CycleRow:
     """A row of `cycles`. `config`: the settings that it was opened with. `champion`: the release that was champion
     then. `failures`: of `station`, in a row, the last at `failed_at`, seconds since 1970, because of `words`. `closed`
-    is None while it is open."""
+    is None while it is open. `domain`: None for a name's own cycle."""
 
     id: str
     name: str
@@ -43,6 +66,7 @@ class CycleRow:
     opened_for: OpenedFor
     config: Mapping[str, Any]
     champion: str | None
+    domain: Domain | None = None
     station: str = ""
     failures: int = 0
     failed_at: float | None = None
@@ -60,6 +84,11 @@ class CycleRow:
         return self.folder / RUN
 
 
+# In the order of the fields.
+_COLUMNS = "id, name, opened, opened_for, config, champion, domain"
+_STATE = "station, failures, failed, words, closed, ending, reason"
+
+
 def loop_folder(name: str) -> Path:
     """Return the folder of the loop with this name."""
     return home() / "cycles" / name
@@ -72,25 +101,35 @@ def loop_names() -> list[str]:
 
 def cycles_of(database: sqlite3.Connection, name: str) -> list[CycleRow]:
     """Return the cycles of a name, oldest first."""
-    columns = "id, name, opened, opened_for, config, champion, station, failures, failed, words, closed, ending, reason"
-    rows = database.execute(f"SELECT {columns} FROM cycles WHERE name = ? ORDER BY opened, id", (name,))
-    return [CycleRow(*(*row[:4], json.loads(row[4]), *row[5:])) for row in rows]
+    return _cycles(database, "name = ? ORDER BY opened, id", name)
+
+
+def _cycles(database: sqlite3.Connection, where: str, name: str) -> list[CycleRow]:
+    found = database.execute(f"SELECT {_COLUMNS}, {_STATE} FROM cycles WHERE {where}", (name,))
+    return [_cycle_row(*row) for row in found.fetchall()]
+
+
+def _cycle_row(*row: Any) -> CycleRow:
+    first, (config, champion, domain), state = row[:4], row[4:7], row[7:]
+    of = None if domain is None else Domain(**json.loads(domain))
+    return CycleRow(*(*first, json.loads(config), champion, of, *state))
 
 
 def begin_cycle(database: sqlite3.Connection, cycle: CycleRow) -> None:
     """Open a cycle. One that failed is opened again; one that ended otherwise stays closed."""
+    domain = None if cycle.domain is None else json.dumps(asdict(cycle.domain))
+    about = (cycle.id, cycle.name, cycle.opened, cycle.opened_for, json.dumps(dict(cycle.config)), cycle.champion)
     with transaction(database):
         row = database.execute("SELECT ending FROM cycles WHERE id = ?", (cycle.id,)).fetchone()
         if row is None or row[0] == "failed":
             database.execute(
-                "INSERT OR REPLACE INTO cycles (id, name, opened, opened_for, champion, config)"
-                " VALUES (?, ?, ?, ?, ?, ?)",
-                (cycle.id, cycle.name, cycle.opened, cycle.opened_for, cycle.champion, json.dumps(dict(cycle.config))),
+                f"INSERT OR REPLACE INTO cycles ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)", (*about, domain)
             )
 
 
 def begin_station(database: sqlite3.Connection, cycle: CycleRow, station: str) -> None:
     """Note that a station begins. Failures of another station are forgotten: the cycle has come further."""
+    # The death of the loop's own process is no failure: whoever kills it, the same call continues.
     with transaction(database):
         values = (station, cycle.id)
         database.execute("UPDATE cycles SET failures = failures * (station = ?1), station = ?1 WHERE id = ?2", values)
@@ -121,12 +160,9 @@ def end_cycle(
 def newly_rolled_back(database: sqlite3.Connection, name: str) -> list[Release]:
     """Return the releases of promoted cycles of a name and its domains that were rolled back since, and mark their
     cycles: each is returned once."""
-    names = database.execute("SELECT DISTINCT name FROM cycles WHERE name = ?1 OR name GLOB ?1 || '-*'", (name,))
-    cycles = [cycle for (each,) in names.fetchall() for cycle in cycles_of(database, each) if cycle.end == "promoted"]
     found = []
-    for cycle in cycles:
-        is_mine = cycle.name == name or (cycle.folder / DOMAIN).exists()
-        release = release_of(database, cycle) if is_mine else None
+    for cycle in _cycles(database, "ending = 'promoted' AND ?1 IN (name, domain ->> 'of') ORDER BY opened", name):
+        release = release_of(database, cycle)
         if release is not None and release.withdrawn:
             with transaction(database):
                 values = (release.withdrawn, cycle.id)

@@ -3,6 +3,11 @@
 While all fit the budget, all are trained on. Else all new ones, the oldest first, and a random part of the old. Each
 row that is left out is named with its reason (`data.leave_out`), so that the sums of the report still hold. The choice
 is pure: the same rows give the same one. What one client can teach is limited where rows are prepared (data).
+
+A domain (`cycle.by`) is an agent or category with enough rows: it gets a cycle like any other, as NAME-VALUE, once
+after each promotion of NAME. Its rows are those of its value, in the splits that all rows have, so that no session is
+trained on here and judged by there. It starts from the adapter of NAME's champion and has to beat that champion on the
+domain's held-out rows. If it does not, an earlier adapter of the domain is retired.
 """
 
 import contextlib
@@ -11,17 +16,16 @@ import json
 import math
 import os
 import sqlite3
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from hivetune.base.disk import MANIFEST, sha256_file
 from hivetune.config import RunConfig
-from hivetune.cycle.domains import Domain
-from hivetune.cycle.record import CycleRow, trained_rows
+from hivetune.cycle.record import CycleRow, Domain, domain_value, trained_rows
 from hivetune.data.files.find import find_sources
 from hivetune.data.identity import settings_of
 from hivetune.data.prepare.prepare import prepare_data
@@ -29,61 +33,55 @@ from hivetune.data.snapshot import PoolRow, Snapshot, open_snapshot
 from hivetune.errors import DataRefused, UsageError
 from hivetune.models.fetch import fetch_model
 from hivetune.models.prepared import folder_for
-from hivetune.release.registry import Release, snapshot_folder
+from hivetune.release.registry import Release, check_release_name, snapshot_folder
 from hivetune.run.folder import read_record
 from hivetune.train.plan.run import plan_document, plan_run
 
 MIN_STEPS = 10  # fewer are not worth an evaluation
+# With fewer a domain has little to add to what all rows taught; not measured.
+MIN_ROWS = 200
+# Held-out sessions; with fewer no interval is narrow enough at a divided level.
+MIN_HELD_OUT = 20
+SHOWN_SOURCES = 5
 
 
 @dataclass(frozen=True)
 class RowsNow:
     """All current rows of the config. `groups`: number of groups with new usable rows. `hours`: predicted maximum hours
-    of training, None if unknown. `problem`: why the rows can't be trained."""
+    of training, None if unknown. `problem`: why the rows can't be trained. `key`: what they were read from."""
 
     snapshot: Snapshot | None = None
     groups: int = 0
     hours: float | None = None
     disk_bytes: int = 0
     problem: str = ""
-
-
-@dataclass
-class LookCache:
-    """The rows of the look before, and what they were read from, so that nothing unchanged is read twice."""
-
     key: tuple[Any, ...] | None = None
-    rows: RowsNow = field(default_factory=RowsNow)
 
 
 def read_rows_now(
-    config: RunConfig, database: sqlite3.Connection, name: str, champion: Release | None, cache: LookCache
+    config: RunConfig, database: sqlite3.Connection, name: str, champion: Release | None, before: RowsNow
 ) -> RowsNow:
-    """Return the rows, read again only when the inputs or the trained rows changed. Refused rows are remembered too;
-    what a person mends elsewhere, such as a missing model, is tried at each look."""
+    """Return the rows; those of the look before where neither the inputs nor the trained rows changed."""
+    key: tuple[Any, ...] | None = None
     try:
         behind = None if champion is None else champion.snapshot
         key = (_inputs(config, database), len(trained_rows(database, name)), behind, config)
-        if cache.key != key:
-            cache.rows = _read(config, database, name, champion)
-            cache.key = key
-    except UsageError as error:
-        return RowsNow(problem=error.message)
-    return cache.rows
-
-
-def _read(config: RunConfig, database: sqlite3.Connection, name: str, champion: Release | None) -> RowsNow:
-    try:
+        if before.key == key:
+            return before
         pool = pool_of(config)
+        rows = list(pool.pool())
+        hours, disk_bytes, problem = planned(config, rows)
     except DataRefused as error:
+        return RowsNow(problem=error.message, key=key)
+    except UsageError as error:
+        # Not remembered: what a person mends elsewhere, such as a missing model, is tried at each look.
         return RowsNow(problem=error.message)
-    rows, known = list(pool.pool()), known_rows(database, name, champion)
-    hours, disk_bytes, problem = _planned(config, rows)
-    if _affordable_tokens(config, rows, hours) is not None:
+    if affordable_tokens(config, rows, hours) is not None:
         hours = config.cycle.hours  # the choice of rows keeps to it
+    known = known_rows(database, name, champion)
     # A release's own answer is no evidence, so it is no reason to begin either.
     new = {row.tied for row in rows if row.id not in known and row.answered_by is None}
-    return RowsNow(pool, len(new), hours, disk_bytes, problem)
+    return RowsNow(pool, len(new), hours, disk_bytes, problem, key)
 
 
 def _inputs(config: RunConfig, database: sqlite3.Connection) -> tuple[Any, ...]:
@@ -116,11 +114,10 @@ def rows_behind(database: sqlite3.Connection, release: Release | None) -> frozen
     snapshot is gone or damaged, return the rows of all cycles of its name."""
     if release is None:
         return frozenset()
-    try:
-        folder = snapshot_folder(database, release.snapshot)
-        return trained_rows(database, release.name) if folder is None else ids_of(open_snapshot(folder))
-    except UsageError:
-        return trained_rows(database, release.name)
+    with contextlib.suppress(UsageError):
+        if folder := snapshot_folder(database, release.snapshot):
+            return ids_of(open_snapshot(folder))
+    return trained_rows(database, release.name)
 
 
 def ids_of(snapshot: Snapshot) -> frozenset[str]:
@@ -140,10 +137,8 @@ def choose_rows(
 ) -> dict[str, str]:
     """Return id -> reason of the rows that a cycle leaves out. `known`: ids of the rows that cycles had or that the
     champion was made with. `budget_tokens`: of the trained rows, each counted once; None for no limit. `domain`: the
-    rows of all others are left out.
-
-    A release's own answer is never evidence, so that no release judges its successors.
-    """
+    rows of all others are left out."""
+    # A release's own answer is never evidence, so that no release judges its successors.
     left_out = {row.id: "own-evidence" for row in rows if row.split != "train" and row.answered_by is not None}
     left_out |= {row.id: "other-domain" for row in rows if domain is not None and not domain.holds(row)}
     trained = [row for row in rows if row.split == "train" and row.id not in left_out]
@@ -167,12 +162,9 @@ def _by_content(row: PoolRow) -> tuple[Hashable, ...]:
     return (blake2b(row.id.encode(), digest_size=8, key=b"hivetune cycle").digest(), row.id)
 
 
-def affordable_tokens(config: RunConfig, rows: Sequence[PoolRow]) -> int | None:
-    """Return how many tokens of rows fit the budget of hours, or None where all fit, or not even a few steps would."""
-    return None if config.cycle.hours is None else _affordable_tokens(config, rows, _planned(config, rows)[0])
-
-
-def _affordable_tokens(config: RunConfig, rows: Sequence[PoolRow], hours: float | None) -> int | None:
+def affordable_tokens(config: RunConfig, rows: Sequence[PoolRow], hours: float | None) -> int | None:
+    """Return how many tokens of rows fit the budget, or None where all fit, or not even a few steps would. `hours`: of
+    all, as planned."""
     budget, lengths = config.cycle.hours, [row.length for row in rows if row.split == "train"]
     if budget is None or hours is None or hours <= budget or not lengths:
         return None
@@ -180,13 +172,13 @@ def _affordable_tokens(config: RunConfig, rows: Sequence[PoolRow], hours: float 
     return tokens if tokens >= MIN_STEPS * config.batch_size * sum(lengths) / len(lengths) else None
 
 
-def _planned(config: RunConfig, rows: Sequence[PoolRow]) -> tuple[float | None, int, str]:
+def planned(config: RunConfig, rows: Sequence[PoolRow]) -> tuple[float | None, int, str]:
     """Plan a training on all rows: the upper end of its hours, bytes on the disk, and why it does not fit."""
     lengths = [row.length for row in rows if row.split == "train"]
-    planned = plan_run(config, rows=max(1, len(lengths)), tokens=max(1, sum(lengths) // max(1, len(lengths))))
-    document = plan_document(planned)
+    plan = plan_run(config, rows=max(1, len(lengths)), tokens=max(1, sum(lengths) // max(1, len(lengths))))
+    document = plan_document(plan)
     hours = document["hours_range"][1] if document["fits"] and document["hours_range"] else None
-    refusal = "" if planned.refusal is None else planned.refusal.message
+    refusal = "" if plan.refusal is None else plan.refusal.message
     return hours, sum(document["disk_bytes"].values()), refusal
 
 
@@ -208,5 +200,41 @@ def cycle_id(pool: Snapshot, config: RunConfig, champion: Release | None) -> str
 def by_source(rows: Iterable[PoolRow]) -> str:
     """Return the number of rows of each source in words, the largest first."""
     counts = Counter(row.source.rpartition(":")[0] or row.source for row in rows)
-    shown = [f"{count} of {source}" for source, count in counts.most_common(5)]
-    return ", ".join([*shown, *([f"{len(counts) - 5} more sources"] if len(counts) > 5 else [])])
+    more = len(counts) - SHOWN_SOURCES
+    shown = [f"{count} of {source}" for source, count in counts.most_common(SHOWN_SOURCES)]
+    return ", ".join([*shown, *([f"{more} more sources"] if more > 0 else [])])
+
+
+def domains_of(config: RunConfig, rows: Iterable[PoolRow]) -> list[Domain]:
+    """Return the domains that have enough rows, by name. A value that makes no name of a release, or the same one as
+    another value, has none."""
+    of, by = config.cycle.name, config.cycle.by
+    if of is None or by is None:
+        return []
+    trained: Counter[str] = Counter()
+    held_out: dict[str, set[int]] = defaultdict(set)
+    for row in rows:
+        value = domain_value(row, by)
+        trained[value] += row.split == "train"
+        if row.split == "test" and row.answered_by is None:
+            held_out[value].add(row.tied)
+    enough = [value for value, count in trained.items() if count >= MIN_ROWS and len(held_out[value]) >= MIN_HELD_OUT]
+    found = [Domain(of, by, value) for value in enough if value]
+    names = Counter(domain.name for domain in found)
+    usable = [domain for domain in found if names[domain.name] == 1 and _is_name(domain.name)]
+    # All of them together replace the champion wrongly as often as one cycle does.
+    return [replace(domain, shares=len(usable)) for domain in sorted(usable, key=lambda domain: domain.name)]
+
+
+def _is_name(name: str) -> bool:
+    try:
+        return bool(check_release_name(name))
+    except UsageError:
+        return False
+
+
+def domain_config(config: RunConfig, domain: Domain, champion: Release) -> RunConfig:
+    """Return the config of a domain's cycle, which starts from the adapter of NAME's champion."""
+    cycle = config.cycle.model_copy(update={"name": domain.name})
+    lora = config.lora.model_copy(update={"start": str(champion.folder)})
+    return config.model_copy(update={"cycle": cycle, "lora": lora})

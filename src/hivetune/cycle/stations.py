@@ -6,10 +6,11 @@ nobody else wants the processor.
 """
 
 import shutil
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -17,53 +18,23 @@ from typing import Any
 from hivetune.base.database import open_database
 from hivetune.base.disk import MANIFEST, sha256_file, write_json
 from hivetune.base.documents import read_document
-from hivetune.base.journal import read_journal
+from hivetune.base.journal import Journal
 from hivetune.config import RunConfig, parse_config
-from hivetune.cycle.domains import domain_of
+from hivetune.cycle import record, rows
 from hivetune.cycle.gate import Comparisons, judge_cycle
-from hivetune.cycle.record import (
-    AGAINST_CHAMPION,
-    GATE,
-    LEFT_OUT,
-    CycleEnd,
-    CycleRow,
-    cycles_of,
-    end_cycle,
-    gate_of,
-    measured_document,
-    release_of,
-)
-from hivetune.cycle.rows import (
-    affordable_tokens,
-    by_source,
-    choose_rows,
-    ids_of,
-    known_rows,
-    pool_of,
-    rows_behind,
-    rows_of,
-)
-from hivetune.cycle.window import Permission
+from hivetune.cycle.record import CycleEnd, CycleRow
 from hivetune.data.leave_out import write_leave_out
-from hivetune.errors import Busy, DoesNotFit, HivetuneError, MachineNotFit, Stopped
+from hivetune.errors import Busy, HivetuneError, MachineNotFit, Stopped
 from hivetune.judge.evaluate import compare_pair, evaluate_run, verdict_document
 from hivetune.models.prepared import folder_for
 from hivetune.process.launch import when_idle
 from hivetune.records import Progress, silent
+from hivetune.release import registry
 from hivetune.release.prune import Unused, delete
-from hivetune.release.registry import (
-    CROWNED,
-    Release,
-    champion_of,
-    forgotten_rows,
-    history,
-    promote,
-    releases,
-    retire,
-)
+from hivetune.release.registry import CROWNED, Release, champion_of
 from hivetune.run import checkpoints
 from hivetune.run.figures import report
-from hivetune.run.folder import EVALUATION, METRICS, RECORD, adapter_hash, read_record
+from hivetune.run.folder import EVALUATION, RECORD, adapter_hash, read_record
 from hivetune.run.status import run_status
 from hivetune.serve.register import register_run
 from hivetune.serve.route import loaded_labels
@@ -75,6 +46,7 @@ BY = "cycle"  # who moved an alias, in its history
 LOOK_EVERY_S = 5.0  # at the window, which is slower to ask than a lock
 MARGIN_S = 30.0  # before the window ends, a training is told to save and end
 LOAD_TIMEOUT_S = 120.0  # for a gateway to load a new release
+FAILURES = (HivetuneError, OSError, sqlite3.OperationalError)  # what is told; any other is a bug
 
 Ended = tuple[CycleEnd, str]
 
@@ -83,27 +55,64 @@ class WindowEnded(HivetuneError):
     """The window or a person ended a piece of work. Nothing failed."""
 
 
-class OverBudget(HivetuneError):
-    """The training took more hours than the budget has."""
+@dataclass(frozen=True)
+class Permission:
+    """Permission for long work now. `until`: when it must end, None for never. `again`: when it may continue, if not
+    now; None where a person says so. `reason`: why, in words, also when it may."""
 
-    exit_code = DoesNotFit.exit_code
+    now: bool = True
+    until: float | None = None
+    again: float | None = None
+    reason: str = "no window is set"
+
+
+@dataclass
+class Listener:
+    """The output of the loop: a line of words, and a progress bar by its label."""
+
+    say: Callable[[str], None] = lambda words: None
+    progress: Callable[[str], Progress] = lambda label: silent
 
 
 @dataclass
 class Work:
-    """What the stations of a cycle work with. `allowed` is asked while they work. `station` is entered around each, and
-    told in words what came of it."""
+    """What the stations of a cycle work with. `allowed` is asked while they work. `succeeded` is called after each."""
 
     cycle: CycleRow
     config: RunConfig
     allowed: Callable[[], Permission]
-    station: Callable[[str], AbstractContextManager[list[str]]]
-    progress: Callable[[str], Progress] = lambda label: silent
+    journal: Journal
+    listener: Listener = field(default_factory=Listener)
+    succeeded: Callable[[], None] = lambda: None
+
+    @contextmanager
+    def station(self, name: str) -> Iterator[list[str]]:
+        """Enter a station; its begin and end are written down. Yields what is told of it."""
+        with closing(open_database()) as database:
+            record.begin_station(database, self.cycle, name)
+        self.journal.append("begin", cycle=self.cycle.id, station=name)
+        self.journal.sync()
+        self.listener.say(name)
+        words: list[str] = []
+        outcome = "failed"
+        try:
+            yield words
+            outcome = "done"
+            self.succeeded()
+        except FAILURES as error:
+            outcome = {WindowEnded: "paused", Stopped: "stopped"}.get(type(error), "failed")
+            words = [first_line(error)]
+            raise
+        finally:
+            with suppress(OSError):  # the station's own error is the one to tell
+                told = {"outcome": outcome, "words": "; ".join(words)}
+                self.journal.append("end", cycle=self.cycle.id, station=name, **told)
+            self.listener.say(f"{name} {outcome}: {'; '.join(words)}")
 
     @contextmanager
     def long(self, name: str, label: str) -> Iterator[tuple[list[str], Progress]]:
         """Enter a station whose children compute while nobody else does; its progress ends it with the window."""
-        shown, looked = self.progress(label), -inf
+        shown, looked = self.listener.progress(label), -inf
 
         def progress(done: int, total: int | None) -> None:
             nonlocal looked
@@ -115,6 +124,11 @@ class Work:
 
         with self.station(name) as words, when_idle():
             yield words, progress
+
+
+def first_line(error: Exception) -> str:
+    """Return an error without its hint."""
+    return str(error).partition("\n")[0]
 
 
 def settings_then(cycle: CycleRow) -> RunConfig:
@@ -144,19 +158,21 @@ def run_cycle(work: Work) -> Ended:
 
 def close_cycle(cycle: CycleRow, end: CycleEnd, reason: str, now: float) -> str:
     """Close the cycle and return why it ended. A refusal names its new rows by source, for a person to look at."""
-    trained = [] if end in ("failed", "given_up") else rows_of(cycle)
+    trained = [] if end in ("failed", "given_up") else rows.rows_of(cycle)
     with closing(open_database()) as database:
         # The champion of the time when the cycle was opened, whatever was promoted since.
-        behind = rows_behind(database, next((r for r in releases(database) if r.label == cycle.champion), None))
+        then = next((release for release in registry.releases(database) if release.label == cycle.champion), None)
+        behind = rows.rows_behind(database, then)
         new = [row for row in trained if row.id not in behind]
         if end == "refused" and cycle.champion is not None and new:
-            reason = f"{reason}; new since {cycle.champion}: {by_source(new)}. Set aside what is wrong among them"
+            reason = f"{reason}; new since {cycle.champion}: {rows.by_source(new)}. Set aside what is wrong among them"
         saved = cycle.run / checkpoints.FOLDER
         if saved.is_dir() and run_status(cycle.run).state == "done":
             delete(database, Unused("checkpoints", saved, 0, "its cycle is closed"))
-        if end == "refused" and domain_of(cycle) is not None and retire(database, cycle.name, by=BY, reason=reason):
+        is_beaten = end == "refused" and cycle.domain is not None
+        if is_beaten and registry.retire(database, cycle.name, by=BY, reason=reason):
             reason += f"; {cycle.name} is retired, and {cycle.champion} answers for it"
-        end_cycle(database, cycle, end, reason, now, behind | {row.id for row in trained})
+        record.end_cycle(database, cycle, end, reason, now, behind | {row.id for row in trained})
     return reason
 
 
@@ -164,16 +180,16 @@ def _over(cycle: CycleRow) -> Ended | None:
     """Return the end of a cycle that needs no more work: its release was promoted or rolled back before it was closed,
     or its rows or its base model are no longer those that it began with."""
     with closing(open_database()) as database:
-        release = release_of(database, cycle)
+        release = record.release_of(database, cycle)
         if release is not None and release.withdrawn:
             return "rolled_back", release.withdrawn
-        moves = history(database, cycle.name)
+        moves = registry.history(database, cycle.name)
         if release is not None and any(move.action in CROWNED and move.version == release.version for move in moves):
             return "promoted", f"{release.label} was promoted"
         if not (cycle.run / RECORD).exists():
             return None
         identity = read_record(cycle.run).get("identity", {})
-        if forgotten := forgotten_rows(database, identity.get("snapshot", "")):
+        if forgotten := registry.forgotten_rows(database, identity.get("snapshot", "")):
             return "given_up", f"{forgotten} of its rows were forgotten"
     config = settings_then(cycle)
     manifest = folder_for(config.model, config.template) / MANIFEST
@@ -185,28 +201,29 @@ def _over(cycle: CycleRow) -> Ended | None:
 def _is_retired(name: str) -> bool:
     """Return whether a person took the champion out of service, so that only a person brings the name back."""
     with closing(open_database()) as database:
-        past = [move for move in history(database, name) if move.action in (*CROWNED, "retired")]
+        past = [move for move in registry.history(database, name) if move.action in (*CROWNED, "retired")]
     return bool(past) and past[-1].action == "retired" and past[-1].by != BY
 
 
 def ensure_run(work: Work) -> Run:
     """Return the run of the cycle, made of its chosen rows with its plan. From then on its rows are those."""
-    folder = work.cycle.run
+    folder, domain = work.cycle.run, work.cycle.domain
     if (folder / RECORD).exists() and Path(read_record(folder).get("snapshot", "")).is_dir():
         return load_run(folder)
     with work.long("rows", "preparing rows") as (words, progress):
-        pool, domain = pool_of(work.config), domain_of(work.cycle)
-        rows = list(pool.pool())
-        mine = rows if domain is None else [row for row in rows if domain.holds(row)]
+        pool = rows.pool_of(work.config)
+        found = list(pool.pool())
         with closing(open_database()) as database:
-            known = known_rows(database, work.cycle.name, champion_of(database, work.cycle.name))
-        left_out = work.cycle.folder / LEFT_OUT
-        write_leave_out(left_out, choose_rows(rows, known, affordable_tokens(work.config, mine), domain))
+            known = rows.known_rows(database, work.cycle.name, champion_of(database, work.cycle.name))
+        mine = [row for row in found if domain is None or domain.holds(row)]
+        budget = rows.affordable_tokens(work.config, mine, rows.planned(work.config, mine)[0])
+        left_out = work.cycle.folder / record.LEFT_OUT
+        write_leave_out(left_out, rows.choose_rows(found, known, budget, domain))
         shutil.rmtree(folder, ignore_errors=True)  # killed before it was a run
         data = work.config.data.model_copy(update={"leave_out": str(left_out)})
         chosen = work.config.model_copy(update={"data": data, "output": str(folder)})
         run = open_run(chosen, work.cycle.name, progress)
-        if late := len(ids_of(run.snapshot) - ids_of(pool)):
+        if late := len(rows.ids_of(run.snapshot) - rows.ids_of(pool)):
             shutil.rmtree(folder)
             raise Busy(f"{late} rows arrived while the cycle chose its rows", hint="it chooses again in a minute")
         words.append(f"{len(run.snapshot.rows('train'))} rows to train on, {len(run.plan.steps)} steps")
@@ -214,16 +231,11 @@ def ensure_run(work: Work) -> Run:
 
 
 def ensure_trained(work: Work, run: Run) -> None:
-    """Train the run to its end, in slices that end at a checkpoint before the window does. Raises OverBudget."""
+    """Train the run to its end, in slices that end at a checkpoint before the window does."""
     if run.is_finished:
         return
     with work.station("train") as words:
-        hours, began = work.config.cycle.hours, time.time()
-        spent_s = trained_seconds(run.folder)
-        budget_ends = inf if hours is None else began + 3600 * hours - spent_s
-        if budget_ends < began:
-            raise OverBudget(f"{spent_s / 3600:.3g} hours of training are above the budget of {hours:g}")
-        total, show = len(run.plan.steps), work.progress("training")
+        total, show = len(run.plan.steps), work.listener.progress("training")
         why, looked, stepped, step_s = "", -inf, time.monotonic(), 0.0
 
         def on_step(step: int) -> None:
@@ -232,19 +244,17 @@ def ensure_trained(work: Work, run: Run) -> None:
             show(step, total)
 
         def ends() -> int:
-            """Return 1 to end after a checkpoint, 2 to end now."""
+            """Return 1 to end after a checkpoint."""
             nonlocal why, looked
             if time.monotonic() - looked < LOOK_EVERY_S:
                 return 0
-            looked, allowed, now = time.monotonic(), work.allowed(), time.time()
+            looked, allowed = time.monotonic(), work.allowed()
+            # The time for the step at hand, and as long again for its checkpoint.
+            margin_s = max(MARGIN_S, 2 * step_s)
             if not allowed.now:
                 why = allowed.reason
-                return 1 if allowed.again is None else 2  # the window is closed: it was missed, by a sleeping machine
-            # The time for the step at hand, and as long again for its checkpoint.
-            if allowed.until is not None and now >= allowed.until - max(MARGIN_S, 2 * step_s):
+            elif allowed.until is not None and time.time() >= allowed.until - margin_s:
                 why = "the window ends"
-            elif now >= budget_ends:
-                why = "the hours of the budget are used up"
             return 1 if why else 0
 
         try:
@@ -256,17 +266,12 @@ def ensure_trained(work: Work, run: Run) -> None:
         words.append(f"{document['steps']} steps")
 
 
-def trained_seconds(run: Path) -> float:
-    """Return how long the steps of a run took so far, as its journal says."""
-    return sum(float(entry.get("seconds", 0.0)) for entry in read_journal(run / METRICS) if entry["event"] == "step")
-
-
 def ensure_evaluated(work: Work, run: Run) -> None:
     """Evaluate the run against the base and the champion on the same held-out rows."""
     rival, adapter = _rival(work.cycle), adapter_hash(run.folder)
-    beside = work.cycle.folder / AGAINST_CHAMPION
-    is_measured = measured_document(run.folder / EVALUATION).get("adapter_sha256") == adapter
-    is_beside = rival is None or _is_of(measured_document(beside), adapter, rival)
+    beside = work.cycle.folder / record.AGAINST_CHAMPION
+    is_measured = record.measured_document(run.folder / EVALUATION).get("adapter_sha256") == adapter
+    is_beside = rival is None or _is_of(record.measured_document(beside), adapter, rival)
     if is_measured and is_beside:
         return
     with work.long("evaluate", "scoring and answering") as (words, progress):
@@ -282,27 +287,27 @@ def ensure_judged(work: Work, run: Run) -> tuple[bool, str]:
     """Return whether the candidate passed against base and champion, and why. Another champion needs another
     verdict."""
     cycle, rival, adapter = work.cycle, _rival(work.cycle), adapter_hash(run.folder)
-    document = gate_of(cycle)
+    document = record.gate_of(cycle)
     if not _is_of(document, adapter, rival):
         with work.station("judge") as words:
             document = _judged(cycle, run, rival) | {"adapter_sha256": adapter}
-            write_json(cycle.folder / GATE, document)
+            write_json(cycle.folder / record.GATE, document)
             words.append(f"{document['verdict']}: {'; '.join(document['reasons'][: document['decisive']])}")
     return bool(document["passed"]), "; ".join(document["reasons"][: document["decisive"]])
 
 
 def _judged(cycle: CycleRow, run: Run, rival: Release | None) -> dict[str, Any]:
     """Return the document of the verdict."""
-    label, domain = None if rival is None else rival.label, domain_of(cycle)
+    label = None if rival is None else rival.label
     with closing(open_database()) as database:
-        known = rows_behind(database, rival)
-        earlier = [other for other in cycles_of(database, cycle.name) if other.closed and other.id != cycle.id]
+        known = rows.rows_behind(database, rival)
+        earlier = [other for other in record.cycles_of(database, cycle.name) if other.closed and other.id != cycle.id]
     contests = Comparisons(
         base=read_document(run.folder / EVALUATION),
-        champion=None if rival is None else read_document(cycle.folder / AGAINST_CHAMPION),
+        champion=None if rival is None else read_document(cycle.folder / record.AGAINST_CHAMPION),
         known=known,
-        look=1 + sum(gate_of(other).get("rival", "") == label for other in earlier),
-        shares=1 if domain is None else domain.shares,
+        look=1 + sum(record.gate_of(other).get("rival", "") == label for other in earlier),
+        shares=1 if cycle.domain is None else cycle.domain.shares,
     )
     verdict = judge_cycle(contests, run.config.gate)
     passed, reasons, decisive = verdict.passed, list(verdict.reasons), verdict.decisive
@@ -317,8 +322,6 @@ def _judged(cycle: CycleRow, run: Run, rival: Release | None) -> dict[str, Any]:
         "reasons": reasons,
         "decisive": decisive,
         "rival": label,
-        "look": verdict.look,
-        "fresh_rows": verdict.fresh_rows,
         "parts": {name: verdict_document(part) for name, part in verdict.parts.items()},
     }
 
@@ -326,10 +329,10 @@ def _judged(cycle: CycleRow, run: Run, rival: Release | None) -> dict[str, Any]:
 def ensure_registered(work: Work, run: Run) -> Release:
     """Return the release of the run, exported, proven and registered."""
     with closing(open_database()) as database:
-        release = release_of(database, work.cycle)
+        release = record.release_of(database, work.cycle)
     if release is None:
         with work.station("register") as words, when_idle():
-            domain = domain_of(work.cycle)
+            domain = work.cycle.domain
             facts = None if domain is None else {"of": domain.of, "by": domain.by, "value": domain.value}
             release, _ = register_run(run.folder, work.cycle.name, facts)
             words += [f"{release.label} is registered", *report(run.folder, run.config.report_to)]
@@ -348,15 +351,14 @@ def promote_loaded(work: Work, release: Release) -> None:
                 raise MachineNotFit(f"the gateway has not loaded {release.label}", hint="its /health says why")
             time.sleep(0.25)
         with closing(open_database()) as database:
-            promote(database, release.label, by=BY, reason=f"cycle {work.cycle.id}")
+            registry.promote(database, release.label, by=BY, reason=f"cycle {work.cycle.id}")
         words.append(f"{release.label} is the champion")
 
 
 def _rival(cycle: CycleRow) -> Release | None:
     """Return the champion that a cycle's candidate has to beat now: its name's, or for a domain the shared one."""
-    domain = domain_of(cycle)
     with closing(open_database()) as database:
-        return champion_of(database, cycle.name if domain is None else domain.of)
+        return champion_of(database, cycle.name if cycle.domain is None else cycle.domain.of)
 
 
 def _is_of(document: dict[str, object], adapter: str, rival: Release | None) -> bool:

@@ -25,19 +25,24 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
 import hivetune
-from hivetune.dashboard.access import (
+from hivetune.dashboard.acts import FORMS
+from hivetune.dashboard.page import (
     BELOW,
+    DASHBOARD_FOLDER,
     LOGIN,
     STATIC,
+    MakePage,
+    Page,
+    PageRequest,
     cookie_name,
     cookie_value,
     dashboard_door,
     form_token,
+    fragment,
     is_equal,
     opens,
+    whole,
 )
-from hivetune.dashboard.acts import FORMS
-from hivetune.dashboard.page import DASHBOARD_FOLDER, MakePage, Page, PageRequest, fragment, whole
 from hivetune.dashboard.pages import PAGES
 from hivetune.dashboard.review import act_on_row, review_page
 from hivetune.dashboard.watched import Watcher

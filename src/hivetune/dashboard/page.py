@@ -1,9 +1,11 @@
-"""A page before it is HTML: its template and its values; and how templates become HTML.
+"""A page before it is HTML, how templates become HTML, and who may see it: whoever can read the token in the home.
 
-A page that is open asks for itself again every three seconds, and shows what is new. All values are escaped, except
-`Markup` that was escaped where it was made.
+A browser exchanges the token for a cookie, once. All values of a page are escaped, except `Markup` that was escaped
+where it was made.
 """
 
+import hmac
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,12 +17,17 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from hivetune.base.disk import home, write_atomic
 from hivetune.base.paths import quoted
+from hivetune.base.private import make_folder, open_plain
 from hivetune.base.units import duration, number, size
-from hivetune.dashboard.access import BELOW, form_token
 from hivetune.dashboard.watched import Watcher, run_id, short_path
 from hivetune.errors import UsageError
+from hivetune.serve.guard import Door, cookie_of_home
 
+BELOW = "/dashboard"
+LOGIN = f"{BELOW}/login"
+STATIC = ("dashboard.css", "dashboard.js", "page.css")
 DASHBOARD_FOLDER = Path(__file__).parent
 
 
@@ -106,3 +113,67 @@ def _ago(seconds: float) -> Markup:
 def _count(value: int, singular: str, many: str = "") -> str:
     """Return a count such as "1 row" or "2,000 rows"."""
     return f"{value:,} {singular if value == 1 else many or singular + 's'}"
+
+
+# A token of its own, not that of a gateway's client: a client that may ask a model may not promote one. Cookie and
+# forms carry values derived from it, so that neither reveals it.
+def dashboard_token(*, new: bool = False) -> str:
+    """Return the token of this home, made where there is none. `new`: make another one, which signs everybody out."""
+    if new or not _path().exists():
+        make_folder(_path().parent)
+        write_atomic(_path(), secrets.token_urlsafe(32).encode())
+    return _read()
+
+
+def cookie_name() -> str:
+    """Return the name of this home's cookie."""
+    return cookie_of_home("hivetune-dashboard")
+
+
+def cookie_value() -> str:
+    """Return the value of the cookie, empty while there is no token."""
+    return _derived("cookie")
+
+
+def form_token(path: str) -> str:
+    """Return the value that the form which posts to `path` carries."""
+    return _derived(f"form {path}")
+
+
+def opens(value: str) -> bool:
+    """Return whether the value is the token."""
+    return is_equal(value, _read())
+
+
+def is_equal(value: str, expected: str) -> bool:
+    """Compare in constant time. Nothing equals an empty value: there is no token yet."""
+    return bool(expected) and hmac.compare_digest(value.encode(), expected.encode())
+
+
+def dashboard_door() -> Door:
+    """Return the access rule of everything below /dashboard. The login and its style sheet need no token."""
+    return Door(
+        client_of=lambda value: "owner" if is_equal(value, cookie_value()) or is_equal(value, _read()) else None,
+        below=BELOW,
+        cookie=cookie_name(),
+        open=frozenset({LOGIN, *(f"{BELOW}/static/{name}" for name in STATIC)}),
+        login=LOGIN,
+    )
+
+
+def _derived(use: str) -> str:
+    token = _read()
+    return hmac.digest(token.encode(), use.encode(), "sha256").hex() if token else ""
+
+
+def _read() -> str:
+    """Read the token, for each request again: a new token counts at once."""
+    try:
+        with open(open_plain(_path()), encoding="ascii") as file:
+            return file.read().strip()
+    except (FileNotFoundError, UnicodeDecodeError):
+        return ""
+
+
+def _path() -> Path:
+    return home() / "dashboard" / "token"
