@@ -24,7 +24,10 @@ WORDS = ("red", "blue", "green", "black", "white", "small", "large", "quick", "s
 
 
 # Seconds of a few tokens of a tiny model on a busy machine say nothing of a release.
-UNTIMED = "import hivetune.judge.verdict as verdict\nverdict.MAX_COST_RATIO = 1e9\n"
+UNTIMED = (
+    "from dataclasses import replace\nfrom hivetune.judge.verdict import KINDS\n"
+    "KINDS['latency_s'] = replace(KINDS['latency_s'], limit=1e9)\n"
+)
 COMMAND = "from hivetune.cli.main import main\nmain()\n"
 
 

@@ -11,6 +11,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,8 @@ def test_thirty_cycles_five_poisoned(
     monkeypatch: pytest.MonkeyPatch,
     record_property: Callable[[str, object], None],
 ) -> None:
-    monkeypatch.setattr(verdict, "MAX_COST_RATIO", 1e9)  # as small.UNTIMED does for a process of its own
+    untimed = replace(verdict.KINDS["latency_s"], limit=1e9)
+    monkeypatch.setitem(verdict.KINDS, "latency_s", untimed)  # as small.UNTIMED does for a process of its own
     make_base(tmp_path / "whole-base")
     shutil.copytree(tmp_path / "whole-base", tmp_path / "base")
     make_config(tmp_path, model=str(tmp_path / "base"))
