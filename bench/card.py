@@ -6,7 +6,8 @@
 Carried along: this repository and a Python with torch, transformers, peft and safetensors (and TRL, made beforehand by
 `bench/train_step.py` on a machine with a network). Models have true shapes and random weights, rows are random. Each
 part is a process of its own; what it prints is in DIR at once, so the results are valid when the whole is cut off at
-any moment. Nothing of this was run on a card yet.
+any moment. Nothing of this was run on a card yet. SIZE.txt says in the column "times ours" which is faster: kernels of
+torch.compile or plain torch, fused attention or plain products.
 
     doctor.json      facts and findings                 correct.json     loss and gradients against float64 on the CPU
     SIZE.json        steps of ours and of the peers     summary.json     how each part ended
@@ -23,6 +24,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 SIZES = ("0.5b", "1.5b", "3b", "7b")
+ROWS = "hivetune,plain torch,eager attention,TRL best effort,TRL defaults"
 # A part with less time than this is not begun: loading torch takes most of it.
 LEAST_S = 10.0
 
@@ -33,7 +35,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--sizes", nargs="*", default=list(SIZES))
-    parser.add_argument("--rows", default="hivetune,TRL best effort,TRL defaults", help="rows of bench/train_step.py")
+    parser.add_argument("--rows", default=ROWS, help="rows of bench/train_step.py")
     arguments = parser.parse_args()
     out: Path = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)

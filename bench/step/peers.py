@@ -42,6 +42,20 @@ ROWS = (
         about="dtype: float32; the reference of the loss curves",
     ),
     Row(
+        "plain torch",
+        "ours.py",
+        {"choices": {"kernels": "torch", "products": "torch"}},
+        about="the functions of rows by torch, where a card has torch.compile and a processor C++",
+        asked_for=True,
+    ),
+    Row(
+        "eager attention",
+        "ours.py",
+        {"choices": {"attention": "eager"}},
+        about="two products and a softmax instead of a fused attention",
+        asked_for=True,
+    ),
+    Row(
         "rank 64",
         "ours.py",
         {"choices": {}, "lora": {"r": 64, "alpha": 128}},

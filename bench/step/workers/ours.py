@@ -36,7 +36,7 @@ def main() -> None:
         method="lora",
         dtype=dtype,
         device=device,
-        choices=Choices(products=settled.products, **options["choices"]),
+        choices=Choices(**{"kernels": settled.kernels, "products": settled.products, **options["choices"]}),
     )
     initial = load_file(job["adapter"])
     for name in job["sets"]:

@@ -187,8 +187,10 @@ def train_shown(run: Run) -> dict[str, Any]:
     with progress("training", "steps") as report:
         total = len(run.plan.steps)
         summary = train_run(run, Terms(lambda done: report(done, total, losses()), on_wait=say, on_change=say))
-    if reason := read_resolved(run.folder)[1].kernels_why:
-        say(f"slow path: without the C++ kernels a step takes about four times as long. {reason}")
+    choices = read_resolved(run.folder)[1]
+    if choices.kernels_why:
+        on_cpu = "without the C++ kernels a step takes about four times as long"
+        say(f"slow path: {on_cpu if choices.device == 'cpu' else 'without torch.compile'}. {choices.kernels_why}")
     return summary
 
 

@@ -16,7 +16,8 @@ class Choices:
     `threads`: torch's. `budget_tokens`: the most in a micro-batch, which is then cut `halvings` times in half.
     `pack_tokens`: what a micro-batch aims at where workers compute them (config: workers), whatever their number.
     `recompute`: layers whose activations are computed again in the backward pass. `path_why`: why the general path.
-    `kernels`: our own in C++ ("native") or "torch"; `kernels_why`: why not our own, on a processor.
+    `kernels`: of the functions of rows, our own in C++ ("native", on a processor), torch.compile's ("compiled", on a
+    card) or plain "torch"; `kernels_why`: why plain torch.
     `products`: what multiplies on a CPU, a library or our own kernel (train/worker/model/fast/backend.py).
     `attention`: as transformers names it. `streamed`: the number of first layers whose frozen weights do not stay on
     the device; the bits are the same.
@@ -33,7 +34,7 @@ class Choices:
     recompute: int | None = None
     path: Literal["fast", "general"] | None = None
     path_why: str | None = None
-    kernels: Literal["native", "torch"] | None = None
+    kernels: Literal["native", "compiled", "torch"] | None = None
     kernels_why: str | None = None
     products: Literal["torch", "onednn", "native"] | None = None
     attention: str | None = None

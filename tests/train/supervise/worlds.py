@@ -181,5 +181,4 @@ def _bounds(world: World, rungs: Sequence[str]) -> Bounds:
     environment, choices = effects_of(rungs)
     variables = {name: value for name, value in environment.items() if value is not None}
     on_device = world.bounds.on_device and "cpu" not in rungs
-    of_torch = Choices(kernels="torch")  # a card's default
-    return replace(world.bounds, on_device=on_device, void=void_rungs(variables, choices.over(of_torch)))
+    return replace(world.bounds, on_device=on_device, void=void_rungs(variables, choices))

@@ -446,10 +446,7 @@ class _Supervisor:
         environment, changes = worker_effects(run, self.rungs)
         _, settled = read_resolved(run)
         started = [e for e in read_journal(run / METRICS) if e["event"] == "started" and "path" in e]
-        as_started = Choices(
-            path=started[-1]["path"] if started else None,
-            kernels=None if self._device() == "cpu" else "torch",  # a card's default
-        )
+        as_started = Choices(path=started[-1]["path"] if started else None)
         variables = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
         # A run that begins with another run's adapter has that adapter's rank.
         return Bounds(

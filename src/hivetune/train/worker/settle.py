@@ -6,7 +6,9 @@ resumed run computes as it began. Nothing is timed. Free memory only lets a run 
 
 import functools
 import hashlib
+import importlib.util
 import os
+import shutil
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -158,11 +160,9 @@ def complete(device: str, dtype: str, choices: Choices) -> Choices:
     checked = check_device(name)
     precision = choices.dtype or (native_dtype(checked) if dtype == "auto" else dtype)
     choices = replace(choices, device=name, dtype=precision, threads=choices.threads or default_threads())
-    if checked.type == "cpu" and choices.kernels is None:  # the run must not continue with others silently
-        has_kernels = precision in DTYPE_FLAGS
-        reason = missing_kernels_reason() if has_kernels else ""
-        native = has_kernels and not reason
-        choices = replace(choices, kernels="native" if native else "torch", kernels_why=reason or None)
+    if choices.kernels is None:  # the run must not continue with others silently
+        kernels, reason = _kernels_for(checked, precision)
+        choices = replace(choices, kernels=kernels, kernels_why=reason or None)
     if checked.type == "cpu" and choices.products is None:
         choices = replace(choices, products=products_for(precision, choices.kernels == "native", read_machine()))
     return choices
@@ -210,6 +210,18 @@ def native_dtype(device: torch.device) -> str:
         chip = card.gcnArchName.partition(":")[0] if torch.version.hip else f"{card.major}.{card.minor}"
         native = computes_bfloat16("rocm" if torch.version.hip else "cuda", chip)
     return "bfloat16" if native else "float32"
+
+
+def _kernels_for(device: torch.device, precision: str) -> tuple[Literal["native", "compiled", "torch"], str]:
+    """Return what computes the functions of rows, and why it is plain torch where it need not be."""
+    if device.type == "cpu":
+        reason = missing_kernels_reason() if precision in DTYPE_FLAGS else ""
+        return "native" if precision in DTYPE_FLAGS and not reason else "torch", reason
+    # torch.compile writes its kernels in Triton's language, and Triton compiles what starts them.
+    if importlib.util.find_spec("triton") is None:
+        return "torch", "Triton, which comes with torch for cards, is not installed"
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    return ("compiled", "") if compiler else ("torch", "there is no C compiler: install gcc")
 
 
 def products_for(dtype: str, has_kernels: bool, machine: Machine) -> Literal["torch", "onednn", "native"]:

@@ -54,6 +54,18 @@ def test_a_family_equals_the_reference_and_transformers_with_peft(case: str, tmp
     assert float((model.logits(tokens.tolist()) - expected).abs().max()) < 2e-4 * float(expected.abs().max())
 
 
+@pytest.mark.slow
+def test_compiled_functions_of_rows_equal_the_reference(tmp_path: Path) -> None:
+    """As cards compute them; here torch.compile writes C++. Gemma 2 has every function: caps, GELU, two norms a part."""
+    folder, docs = write_model(tmp_path, "gemma2"), documents()
+    model = load_fast(folder, torch.float32, kernels="compiled", products="torch")
+    loss, grads, _ = expect(folder, model, docs, 1 / 37)
+    first = float(model.backward(docs, 1 / 37))
+    assert first == pytest.approx(loss, rel=1e-5) and worst_difference(gradients(model), grads) < 1e-5
+    model.grad_N.zero_()
+    assert float(model.backward(docs, 1 / 37)) == first
+
+
 @pytest.mark.parametrize(
     "targets",
     [["q_proj", "v_proj"], ["k_proj"], ["o_proj"], ["gate_proj"], ["down_proj"], ["self_attn.q_proj", "up_proj"]],

@@ -30,6 +30,8 @@ _Arguments = ParamSpec("_Arguments")
 _Operation = Callable[Concatenate["Ops", _Arguments], None]
 KERNELS: dict[str, tuple[Any, ...]] = {"project": PROJECT}
 """The operations that have a kernel of their name, and the C types of its arguments."""
+ROW_FUNCTIONS: dict[str, Callable[..., None]] = {}
+"""The operations on rows, which torch.compile fuses."""
 
 
 def has_kernel(operation: _Operation[_Arguments]) -> _Operation[_Arguments]:
@@ -39,13 +41,17 @@ def has_kernel(operation: _Operation[_Arguments]) -> _Operation[_Arguments]:
     """
     name, declared = operation.__name__, get_type_hints(operation)
     KERNELS[name] = tuple(C_TYPES[kind] for argument, kind in declared.items() if argument != "return")
+    if Group not in declared.values():  # else its products take the time, which torch.compile leaves to the library
+        ROW_FUNCTIONS[name] = operation
 
     @functools.wraps(operation)
     def compute(ops: "Ops", /, *arguments: _Arguments.args, **named: _Arguments.kwargs) -> None:
-        if ops.kernels:
+        if name not in ops.kernels:
+            operation(ops, *arguments, **named)
+        elif ops.native:  # C has no names of arguments
             ops.kernels[name](*arguments, *named.values())
         else:
-            operation(ops, *arguments, **named)
+            ops.kernels[name](*arguments, **named)
 
     return compute
 
@@ -54,6 +60,7 @@ class Ops:
     """The operations of one back end. `multiply`: computes the large products.
 
     `native`: the dtype whose kernels compute, None for plain torch. Raises NoKernels with the reason.
+    `compiled`: torch.compile makes kernels of the functions of rows.
     `wide_products`: half-precision products can give wide results here; no gradient is rounded on its way then.
     `eager`: attention by two plain products and a softmax, without a fused kernel.
     """
@@ -63,11 +70,17 @@ class Ops:
         native: torch.dtype | None = None,
         *,
         multiply: Multiply = mm,
+        compiled: bool = False,
         wide_products: bool = False,
         eager: bool = False,
     ):
         self.name, self.native, self.multiply, self.eager = "native" if native else "torch", native, multiply, eager
-        self.kernels = {name: kernel_of(native, name, kinds) for name, kinds in KERNELS.items()} if native else {}
+        self.kernels: dict[str, Callable[..., None]] = {}
+        if native:
+            self.kernels = {name: kernel_of(native, name, kinds) for name, kinds in KERNELS.items()}
+        elif compiled:
+            self.name = "compiled"
+            self.kernels = {name: functools.partial(_compiled(one), self) for name, one in ROW_FUNCTIONS.items()}
         self._wide_products = wide_products
 
     def project(self, x_TK: Tensor, group: Group, y_TW: Tensor) -> None:
@@ -220,6 +233,13 @@ class Ops:
         return torch.mm(a, b, out_dtype=torch.float32) if self._wide_products else torch.mm(a, b)
 
 
+def _compiled(operation: Callable[..., None]) -> Callable[..., None]:
+    # Sizes are symbols, since every micro-batch has others. Inductor would time several kernels for one function and take
+    # the fastest, whose sums may be rounded otherwise in the next run; `deterministic` leaves it one.
+    compiled: Callable[..., None] = torch.compile(operation, dynamic=True, options={"deterministic": True})
+    return compiled
+
+
 def _mix(x: Tensor) -> Tensor:
     """Return lowbias32 of 32-bit numbers in int64: a product's high half is cut off, sign and all."""
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & LOW
@@ -231,13 +251,14 @@ def ops_for(choices: Choices, device: torch.device, dtype: torch.dtype) -> Ops:
     """Return the operations that these choices ask for; the name says why it is the plain form.
 
     Raises MachineNotFit when the `native` kernels can't be had: a run that began with them must not continue with other
-    roundings silently. A run that continues on a card computes with torch, whatever it began with.
+    roundings silently. A run that continues on a card computes with torch, whatever it began with on a processor.
     """
     can_onednn = dtype == torch.float32 and device.type == "cpu" and torch.backends.mkldnn.is_available()
     multiply = by_onednn if choices.products == "onednn" and can_onednn else mm
     eager = choices.attention == "eager"
-    if device.type != "cpu" or choices.kernels == "torch":
-        return Ops(multiply=multiply, wide_products=_has_wide_products(dtype, device), eager=eager)
+    if device.type != "cpu" or choices.kernels in ("compiled", "torch"):
+        wide_products, compiled = _has_wide_products(dtype, device), choices.kernels == "compiled"
+        return Ops(multiply=multiply, compiled=compiled, wide_products=wide_products, eager=eager)
     try:
         return Ops(dtype, multiply=by_native if choices.products == "native" else multiply, eager=eager)
     except NoKernels as reason:
