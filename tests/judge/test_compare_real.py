@@ -75,8 +75,7 @@ def test_bad_sides_are_refused_in_words(own_home: Path, tmp_path: Path, rows: st
     assert "is not a file" in said(str(tmp_path / "gone.gguf"), label)
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(base.read_bytes()[:-100])
-    code, document = compare(str(cut), label, "--rows", rows)
-    assert code == 4 and "corrupted or incomplete" in document["error"]["message"]
+    assert "truncated" in said(str(cut), label)
     adapter = next((home() / "releases" / "helper" / "1").rglob("*.gguf"))
     alone = tmp_path / "alone.gguf"
     shutil.copyfile(adapter, alone)
