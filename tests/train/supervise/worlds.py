@@ -11,7 +11,6 @@ from typing import Any
 
 from scripted import BATCH, NUM_ROWS
 
-from hivetune.run.choices import Choices
 from hivetune.train.supervise.ladder import (
     Bounds,
     Failure,

@@ -56,7 +56,7 @@ def test_a_family_equals_the_reference_and_transformers_with_peft(case: str, tmp
 
 @pytest.mark.slow
 def test_compiled_functions_of_rows_equal_the_reference(tmp_path: Path) -> None:
-    """As cards compute them; here torch.compile writes C++. Gemma 2 has every function: caps, GELU, two norms a part."""
+    """As cards compute them; here torch.compile writes C++. Gemma 2 has caps and GELU, and norms on both sides."""
     folder, docs = write_model(tmp_path, "gemma2"), documents()
     model = load_fast(folder, torch.float32, kernels="compiled", products="torch")
     loss, grads, _ = expect(folder, model, docs, 1 / 37)
