@@ -234,7 +234,7 @@ class Ops:
 
 
 def _compiled(operation: Callable[..., None]) -> Callable[..., None]:
-    # Sizes are symbols, since every micro-batch has others. Inductor would time several kernels for one function and take
+    # Sizes are symbols, since every micro-batch has others. Inductor would time several kernels of a function and take
     # the fastest, whose sums may be rounded otherwise in the next run; `deterministic` leaves it one.
     compiled: Callable[..., None] = torch.compile(operation, dynamic=True, options={"deterministic": True})
     return compiled
