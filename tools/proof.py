@@ -54,7 +54,7 @@ PROOFS = {
     "workers": Proof(
         "one adapter hash for any number of ranks, on one machine and on a real local Ray cluster, with ranks, machine "
         "and head killed",
-        ("tests/train/supervise/test_workers.py", "tests/train/worker/test_ranks.py", "tests/cluster"),
+        ("tests/train/supervise/test_workers.py", "tests/cluster"),
         TRAINING,
     ),
     "isolation": Proof(
