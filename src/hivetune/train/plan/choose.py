@@ -164,7 +164,6 @@ def first_that_fits(
 ) -> Choice:
     """Return the first form that fits `memory_share` of the installed memory, with the largest useful micro-batches.
 
-    A form whose micro-batches would be small gives way to the next one, unless no form has room for larger ones.
     Raises DoesNotFit, naming what is needed and what may be used, when not even the longest row fits.
     """
     limit = device.limit_bytes(memory_share)
@@ -172,6 +171,7 @@ def first_that_fits(
     most = min(most, max(least, LARGEST_BUDGET[device.kind]))
     budgets = sorted({least, most, *(budget for budget in BUDGETS if least < budget < most)}, reverse=True)
     good = min(most, max(least, GOOD_BUDGET[device.kind]))
+    # A form whose micro-batches would be small gives way to the next one, unless no form has room for larger ones.
     for enough in (good, least):
         for form in forms(setup, device):
             for budget in budgets:

@@ -72,7 +72,6 @@ def device_of_card(name: str, *, cores: int | None = None, memory_gb: float | No
 def device_of_machine(machine: Machine, setting: str = "auto") -> Device:
     """Return this machine's device of the config: `auto` is the first card, else the CPU.
 
-    A card has the number that torch counts it by: graphics in a processor may come before it and are left out.
     Raises UsageError for an unknown device, MachineNotFit for a card that this machine does not have.
     """
     if setting == "auto":
@@ -93,6 +92,7 @@ def device_of_machine(machine: Machine, setting: str = "auto") -> Device:
             f"unknown device {setting!r}; choose auto, cpu, cuda or cuda:N", hint="AMD cards are cuda too, as in torch"
         )
     index = int(index_text)
+    # torch's number of the card: graphics in a processor may come before it and are left out of `cards`.
     card = next((card for card in machine.cards if card.index == index), None)
     if card is None:
         has = ", ".join(["cpu", *(f"cuda:{card.index} ({card.name})" for card in machine.cards)])

@@ -130,8 +130,8 @@ def trim_document(tokens: Sequence[int], trained: Sequence[int] | memoryview, we
 def make_layout(documents: Sequence[TrimmedDocument], *, share: bool = True, pad: Padding = unpadded) -> Layout:
     """Return the layout of documents in any order. `share`: compute common prefixes once.
 
-    Documents without a trained token take no room. Tokens and entries are padded, so that matrix products come in few
-    shapes: with a document of zeros at the end, and with entries whose loss is multiplied by 0.
+    Documents without a trained token take no room. Tokens are padded with a document of zeros at the end, entries with
+    some whose loss is multiplied by 0.
     """
     order = _by_content(documents)
     builder = _Builder(documents)
@@ -146,10 +146,8 @@ def make_layout(documents: Sequence[TrimmedDocument], *, share: bool = True, pad
 
 
 def pack_tokens(tokens: int, rows: int, batch_size: int, device: str) -> int:
-    """Return the tokens that a micro-batch aims at where workers compute it, by the training rows and their tokens.
-
-    It does not depend on the number of workers, because the result must not.
-    """
+    """Return the tokens that a micro-batch aims at where workers compute it, by the training rows and their tokens."""
+    # Not by the number of workers, because the result must not depend on it.
     aim = tokens * batch_size // max(1, rows) // PACKS_A_STEP
     return max(MIN_PACK_TOKENS[device == "cpu"], -(-aim // TOKEN_MULTIPLE) * TOKEN_MULTIPLE)
 
@@ -210,13 +208,15 @@ def _branches(common: Sequence[int], shared: int) -> list[int]:
 
 
 def _by_content(documents: Sequence[TrimmedDocument]) -> list[int]:
-    """Return the documents sorted by their tokens: neighbours share prefixes, whatever order they came in."""
+    """Return the documents that have tokens, sorted by them."""
+    # Neighbours share prefixes, whatever order they came in.
     taking_part = (index for index, document in enumerate(documents) if document.tokens)
     return sorted(taking_part, key=lambda index: documents[index].tokens)
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the length of the common prefix, by bisection: slices are compared in C."""
+    """Return the length of the common prefix."""
+    # By bisection, as slices are compared in C.
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

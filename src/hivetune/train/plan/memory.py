@@ -124,41 +124,35 @@ class Peak:
 
 
 def saved_bytes_per_token(setup: TrainingSetup) -> int:
-    """Return the bytes that one layer keeps for its backward, for each token.
-
-    Fast path (worker/model/fast/layer.py, `Saved`): the residual stream at the input and in the middle, in float32; in
-    the run's precision q, k, v, attention's output, gate and up, and the rank columns of seven modules; the log-sum-exp
-    of each head. Norms inside a layer keep their inputs in float32. The SwiGLU product is recomputed.
-    """
+    """Return the bytes that one layer keeps for its backward, for each token (worker/model/fast/layer.py, `Saved`)."""
     a = setup.architecture
     if a.modules:  # what its products take in and give out
         return round(setup.value_bytes * COUNTED_FACTOR * a.widths_per_token / a.layers)
+    # In the run's precision: q, k, v, attention's output, gate and up. The SwiGLU product is recomputed.
     widths = 2 * a.q + 2 * a.k + 2 * a.ffn
     if setup.path == "general":
         return round(GENERAL_FACTOR * (setup.value_bytes * (widths + 2 * a.hidden) + 4 * a.heads))
     family = FAMILIES[a.family]
+    # Norms inside a layer keep their inputs in float32.
     inner = (a.q + a.k if "q" in family.norms else 0) + 2 * a.hidden * ("after_mlp" in family.norms)
     ranks = sum(_padded(modules * setup.rank, RANK_COLUMNS) for modules in (3, 1, 2, 1))  # qkv, o, gate and up, down
+    # In float32: the residual stream at the input and in the middle, and the log-sum-exp of each head.
     return setup.value_bytes * (widths + ranks) + _wide_bytes(setup) * (2 * a.hidden + a.heads + 2 + inner)
 
 
 def working_bytes_per_token(setup: TrainingSetup) -> int:
-    """Return the bytes of the buffers that the layers take in turn, for each token (worker/model/fast/layer.py).
-
-    Norms and products read and write y, dy, o, do, down, ddown [hidden], h, dh, dgate_up [4 MLP widths], out's gradient
-    and those of q, k and v; the stream's gradient is float32.
-    """
+    """Return the bytes of the buffers that the layers take in turn, for each token (worker/model/fast/layer.py)."""
     a = setup.architecture
+    # y, dy, o, do, down, ddown [hidden]; h, dh, dgate_up [4 MLP widths]; out's gradient and those of q, k and v.
     widths = 6 * a.hidden + 4 * a.ffn + 2 * a.q + 2 * a.k
+    # The stream's gradient is float32.
     return setup.value_bytes * widths + 2 * _wide_bytes(setup) * a.hidden
 
 
 def activation_bytes(setup: TrainingSetup, tokens: int) -> int:
-    """Return the bytes of all layers for one micro-batch.
-
-    Kept layers count whole, recomputed ones by their input, besides the one whose values are being recomputed.
-    """
+    """Return the bytes of all layers for one micro-batch."""
     a, per_token = setup.architecture, saved_bytes_per_token(setup)
+    # Kept layers count whole, recomputed ones by their input, besides the one whose values are being recomputed.
     kept = (a.layers - setup.recompute) * per_token
     inputs = setup.recompute * a.hidden * _wide_bytes(setup)
     again = per_token if setup.recompute else 0
@@ -166,15 +160,13 @@ def activation_bytes(setup: TrainingSetup, tokens: int) -> int:
 
 
 def attention_bytes(setup: TrainingSetup, tokens: int, longest: int) -> int:
-    """Return the bytes of attention's own buffers in a micro-batch.
-
-    On a card torch's attention reads tables: how far each key lies before each query (int32), and the bias made of it.
-    On a CPU our kernels sum the gradients of keys in up to eight parts.
-    """
+    """Return the bytes of attention's own buffers in a micro-batch."""
     if setup.path == "general":
         return 0
     if setup.kind == "cpu":
+        # Our kernels sum the gradients of keys in up to eight parts.
         return 8 * 4 * setup.architecture.q * tokens
+    # torch's attention reads tables: how far each key lies before each query (int32), and the bias made of it.
     return tokens * _padded(longest, 64) * (4 + 2 * setup.value_bytes + 1)
 
 
@@ -184,25 +176,19 @@ def layer_bytes(setup: TrainingSetup) -> int:
 
 
 def weight_bytes(setup: TrainingSetup) -> int:
-    """Return the bytes of the frozen base, as far as it stays on the device.
-
-    With NF4 the layers' matrices take 4.127 bits a weight and the rest stays as it is. The largest matrix is unpacked
-    for its product.
-    """
+    """Return the bytes of the frozen base, as far as it stays on the device."""
     a = setup.architecture
     if not setup.quantized:
         return a.parameters * setup.value_bytes - max(0, setup.streamed - STREAM_BUFFERS) * layer_bytes(setup)
+    # Only the layers' matrices are packed, and the largest one is unpacked for its product.
     rest = (a.parameters - a.quantizable_parameters) * setup.value_bytes
     return round(a.quantizable_parameters * NF4_BITS / 8) + rest + a.largest_linear * setup.value_bytes
 
 
 def predict_peak(setup: TrainingSetup, tokens: int, longest: int | None = None) -> Peak:
-    """Return the peak with at most `tokens` in a micro-batch; `longest`: tokens of its longest row, default: all.
-
-    A trained parameter takes 16 bytes: master, gradient and AdamW's two moments in float32. It takes 2 more where
-    products read a half-precision copy. On a CPU a run keeps a copy of its state while it is written.
-    """
+    """Return the peak with at most `tokens` in a micro-batch; `longest`: tokens of its longest row, default: all."""
     n = setup.adapter_parameters
+    # Where products read a half-precision copy of the float32 master.
     copy = 0 if setup.value_bytes == 4 else setup.value_bytes
     chunk = min(tokens, LOGITS_CHUNK)
     parts = {
@@ -218,7 +204,7 @@ def predict_peak(setup: TrainingSetup, tokens: int, longest: int | None = None) 
     }
     if setup.kind == "cpu" and compiles_products(setup.dtype, setup.products):
         parts["compiled products"] = ROW_COUNTS * COMPILED_BYTES
-    if setup.kind == "cpu":
+    if setup.kind == "cpu":  # the copy of the state that is written beside the next steps
         parts["saved state"] = n * STATE_BYTES
     known = setup.architecture.is_fast
     return Peak({name: size for name, size in parts.items() if size}, FORMULA_ERROR if known else UNKNOWN_ERROR)

@@ -270,8 +270,7 @@ class CountedRows:
 def rows_to_train(config: RunConfig, model_folder: Path | None) -> CountedRows:
     """Return the rows that a config trains on.
 
-    Few rows are checked, with the tokens that this model gives them, as `init` does. More are counted, 100 MB of JSON
-    Lines a second, less the share that is held out. Raise UsageError for sources without a row, and for those that can
+    Raise UsageError for sources without a row, and for those that can
     be read only once.
     """
     data = config.data
@@ -280,6 +279,8 @@ def rows_to_train(config: RunConfig, model_folder: Path | None) -> CountedRows:
     if any(name == "-" or is_pipe(name) for name in files):
         fault = "standard input and pipes are read once, by the training itself"
         raise UsageError(fault, hint="state how many rows there will be: --rows N --tokens N")
+    # Few rows are checked, with the tokens that this model gives them, as `init` does. More are counted, 100 MB of JSON
+    # Lines a second, less the share that is held out.
     size_bytes = sum(map(os.path.getsize, files)) + (stored_bytes() if "store" in find_sources(data.path) else 0)
     if model_folder is not None and size_bytes <= CHECKED_BYTES:
         report = check(data, model_folder=model_folder, max_length=config.max_length, learn=config.learn).document

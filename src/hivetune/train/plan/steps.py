@@ -143,10 +143,9 @@ def make_plan(
 ) -> Plan:
     """Return a plan in which each epoch visits every row once in an order of its own; its last, smaller batch is kept.
 
-    The order sorts blake2b(seed, epoch, content), which no Python version, platform or row number changes. A fraction
-    of an epoch takes that share of its order, rounded up. `chunk_rows`: all epochs on so many rows are finished before
-    the next ones; learning rate schedule and optimizer state continue from chunk to chunk. Bad answers are learned from
-    in LESSON_STEPS more steps at the end, beside rows of `good` (see `_lesson_steps`).
+    A fraction of an epoch takes that share of its order, rounded up. `chunk_rows`: all epochs on so many rows are
+    finished before the next ones; learning rate schedule and optimizer state continue from chunk to chunk. Bad answers
+    are learned from in LESSON_STEPS more steps at the end, beside rows of `good` (see `_lesson_steps`).
 
     Raises ValueError for a row without a trained token, whose step could not be divided by their number, and for
     settings that are not positive.
@@ -209,12 +208,13 @@ def _lesson_steps(
     """Yield the steps with bad answers: `batch_size` good rows each, half as many bad ones, and the good answers that
     these are compared with.
 
-    `good`: the rows that keep the model where it is; what nobody called good may have the very fault that the bad
-    answers are about. Both are taken in turn, each in the order of an epoch, as often as the steps need. A bad row
-    counts nothing in a step's divisor: its entry trains 0 tokens.
+    `good`: the rows that keep the model where it is. Both are taken in turn, each in the order of an epoch, as often as
+    the steps need.
     """
+    # What nobody called good may have the very fault that the bad answers are about.
     row_of = {row.row: row for row in rows}
     better_of = {answer.row: answer.better for answer in bad}
+    # A bad row counts nothing in a step's divisor.
     wrong = [PlanRow(answer.row, answer.content_id, answer.length, 0) for answer in bad]
 
     def in_turn(kind: str, some: Sequence[PlanRow]) -> Iterator[PlanRow]:
@@ -244,7 +244,8 @@ def count_steps(rows: int, batch_size: int, epochs: float) -> int:
 
 
 def max_quarantined(num_rows: int, max_rejected: float) -> int:
-    """Return the most rows that may be quarantined at run time. More is a fault of the machine, not of the rows."""
+    """Return the most rows that may be quarantined at run time."""
+    # More is a fault of the machine, not of the rows.
     return max(ALWAYS_TOLERATED, int(max_rejected * num_rows))
 
 
@@ -333,6 +334,7 @@ def epoch_order(rows: Sequence[PlanRow], seed: int, epoch: int | str) -> list[Pl
     def key(row: PlanRow) -> tuple[bytes, int]:
         return hashlib.blake2b(f"{seed}/{epoch}/{row.content_id}".encode(), digest_size=16).digest(), row.row
 
+    # A hash of ours, which no Python version, platform or row number changes.
     return sorted(rows, key=key)
 
 
@@ -357,9 +359,10 @@ def _decode(binary: bytes) -> tuple[array[int], array[int], array[int]]:
 def spread_sample(rows: Sequence[int], most: int, kind: Callable[[int], Any]) -> list[int]:
     """Return at most `most` of `rows`, at equal distances in the order of `kind`: each kind has its share.
 
-    These held-out rows stand for all of them, at every validation of a run. A systematic sample from an ordered list is
-    a stratified one (Cochran, Sampling Techniques, 1977, chapter 8): each kind's share is right to within a row.
+    These held-out rows stand for all of them, at every validation of a run.
     """
+    # A systematic sample from an ordered list is a stratified one (Cochran, Sampling Techniques, 1977, chapter 8):
+    # each kind's share is right to within a row.
     if len(rows) <= most:
         return list(rows)
     ordered = sorted(rows, key=lambda row: (kind(row), row))

@@ -99,24 +99,24 @@ def rank_devices(config: RunConfig, machine: Machine, model: Path, device: str, 
 
 
 def _memory_of_rank(model: Path) -> int:
-    """Return about the memory of one rank: the weights, and as much again for activations, torch and the adapter."""
+    """Return about the memory of one rank."""
+    # The weights, and as much again for activations, torch and the adapter.
     return 2 * sum(path.stat().st_size for path in model.glob("*.safetensors")) + (1 << 30)
 
 
 def worker_effects(run: Path, rungs: Sequence[str]) -> tuple[dict[str, str | None], Choices]:
-    """Return variables (None: removed) and choices of a worker of `run` with `rungs` in effect.
-
-    The variables that the run was settled with hold, except where a rung changes them.
-    """
+    """Return variables (None: removed) and choices of a worker of `run` with `rungs` in effect."""
+    # The variables that the run was settled with hold, except where a rung changes them.
     settled = read_resolved(run)[1].environment or {}
     changed, choices = effects_of(rungs)
     return {**settled, **changed}, choices
 
 
 def lower_rank(run: Path) -> str:
-    """Halve rank and alpha (the scale stays) and begin again; the checkpoints of the old rank are set aside."""
+    """Halve the rank and begin again; the checkpoints of the old rank are set aside. Return it in words."""
     config, choices = read_resolved(run)
     before, rank = config.lora.r, max(1, config.lora.r // 2)
+    # The scale alpha / r stays.
     lora = config.lora.model_copy(update={"r": rank, "alpha": config.lora.alpha * rank / before})
     write_resolved(run, config.model_copy(update={"lora": lora}), choices)
     checkpoints.distrust_after(run, 0)
@@ -124,10 +124,7 @@ def lower_rank(run: Path) -> str:
 
 
 def thin_out(run: Path, snapshot: Path) -> str:
-    """Leave out every second row that is still to come, evenly over agents and categories.
-
-    The amendment ends with the plan's last step, so the rows count as not reached, not as quarantined.
-    """
+    """Leave out every second row that is still to come, evenly over agents and categories. Return it in words."""
     plan, data = read_plan(run), open_snapshot(snapshot)
     steps = plan.steps
     step = checkpoints.newest_good(run).step
@@ -141,5 +138,6 @@ def thin_out(run: Path, snapshot: Path) -> str:
         if counts[info.agent, info.category] % 2 == 0:
             left_out.append(row)
     reason = "sample: every second row is left out, as allow permits"
+    # It ends with the plan's last step, so the rows count as not reached, not as quarantined.
     append_amendment(run, Amendment(step, tuple(left_out), reason, len(steps)))
     return f"{len(left_out)} of {len(coming)} coming rows left out from step {step}"

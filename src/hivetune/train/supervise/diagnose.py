@@ -119,15 +119,14 @@ def _first_fault(texts: Sequence[str], kinds: Sequence[SignKind], facts: frozens
 
 
 def _was_ended(evidence: Evidence) -> bool:
-    """Return whether something else ended the process: an exception that it printed before is then not the reason."""
+    """Return whether something else ended the process."""
+    # An exception that it printed before is then not the reason.
     return any(fact == "hung" or fact.startswith("signal:") for fact in evidence.facts)
 
 
 def _error_lines(evidence: Evidence) -> list[str]:
-    """Return the error and then its causes, the nearest first.
-
-    Without an outcome, the last exception that a process printed stands for the error, if the process ended by itself.
-    """
+    """Return the error and then its causes, the nearest first."""
+    # Without an outcome, the last exception that a process printed stands for the error, if it ended by itself.
     if _was_ended(evidence):
         return [evidence.error] if evidence.error else []
     log = evidence.log
@@ -144,7 +143,8 @@ def _error_lines(evidence: Evidence) -> list[str]:
 
 
 def _matching_line(signs: Sequence[re.Pattern[str]], text: str) -> str:
-    """Return the line of the first match: an early line is nearer to the cause than what follows from it."""
+    """Return the line of the first match."""
+    # An early line is nearer to the cause than what follows from it.
     starts = [match.start() for sign in signs if text and (match := sign.search(text))]
     if not starts:
         return ""

@@ -52,9 +52,8 @@ class _NotTheRows(Exception):
 def isolate(rows: Sequence[int], replay: Replayer, *, most: int, control: int | None = None) -> Findings:
     """Return which of `rows` (a step's) kill their process or are not finite, computed in two ways.
 
-    `replay` runs one child. `control` is a row of another step, which each child computes first: where even that one
-    fails, no row is at fault. Neither is one where more than `most` fail. One bad row takes at most 3 children, each
-    further one 2 more.
+    `replay` runs one child. `control` is a row of another step, which each child computes first. No row is at fault
+    where even that one fails, or more than `most`. One bad row takes at most 3 children, each further one 2 more.
     """
     children = 0
     controls = [] if control is None else [Item((control,))]

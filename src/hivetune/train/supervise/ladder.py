@@ -277,21 +277,21 @@ def published_remedies(machine: Machine) -> dict[str, dict[str, str]]:
 
 
 def remembered_rungs(fingerprint: str, model: str, now_s: float) -> tuple[str, ...]:
-    """Return the rungs that a run of `model` begins with here: those that a run needed within the last 30 days.
-
-    They are kept in the machine's profile; another driver, card or torch has another profile.
-    """
+    """Return the rungs that a run of `model` begins with here: those that a run needed within the last 30 days."""
+    # They are kept in the machine's profile; another driver, card or torch has another profile.
     needed = read_profile(fingerprint).rungs.get(model, {})
     return tuple(name for name, time_s in needed.items() if name in RUNGS and now_s - time_s < FORGET_S)
 
 
 def remember_rungs(fingerprint: str, model: str, rungs: Sequence[str], now_s: float) -> None:
-    """Remember that a run of `model` needed these rungs here. One that it began with keeps the time of its need.
+    """Remember that a run of `model` needed these rungs here.
 
     Raises OSError where the profile can't be written.
     """
     profile, remembered = read_profile(fingerprint), remembered_rungs(fingerprint, model, now_s)
     before = profile.rungs.get(model, {})
     kept = [name for name in rungs if name not in SMALLER_TRAINING]
+    # One that it began with keeps the time of its need: each finished run renewed it, and one hang that ended on `cpu`
+    # kept a nightly cycle there for ever.
     needed = {name: before[name] if name in remembered else round(now_s) for name in kept}
     write_profile(replace(profile, rungs={**profile.rungs, model: needed}))

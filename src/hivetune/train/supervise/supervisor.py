@@ -153,7 +153,8 @@ def _was_written(write: Callable[[], object]) -> bool:
 
 
 def _has_room(run: Path) -> bool:
-    """Return whether the run can go on: the room is allocated and freed again, because no call reports a quota."""
+    """Return whether the run has room to go on."""
+    # It is allocated and freed again, because no call reports a quota.
     needed = _reserve_bytes(run)
 
     def allocate() -> None:
@@ -264,7 +265,8 @@ class _Supervisor:
         devices = rank_devices(self.config, self.machine, self.model, self._device(), threads)
         memory_bytes = int(self.machine.memory_bytes * self.config.memory_share) // len(devices)
         every_s = CHECKPOINT_EVERY_S
-        if self.history:  # faults that come often must not cost much each time
+        if self.history:
+            # Faults that come often must not cost much each time.
             between_s = (time.monotonic() - self.started) / len(self.history)
             every_s = min(every_s, max(MIN_CHECKPOINT_EVERY_S, between_s / 10))
         kernel, oom_before = KernelLog(), oom_kills()
@@ -333,7 +335,7 @@ class _Supervisor:
                 measured, was_hot = sample(child.process.pid, self.run), hot
                 self.events.append("sample", **measured)
                 hot = any_hot(measured.get("cards", ()))
-                if hot and not was_hot:  # steps then take longer, which is no hang
+                if hot and not was_hot:
                     text = "a card throttles at its limit of heat or power: steps take longer"
                     self.events.append("warning", text=text)
         child.wait_beats(0)
