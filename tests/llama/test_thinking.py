@@ -7,8 +7,13 @@ from data.models import TEMPLATES, template_of
 from gguf import GGUFReader, GGUFWriter
 from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
 
-from hivetune.data.render.template import ChatTemplate, RenderError
-from hivetune.data.render.thinking import NAMES, served_template, thinking_arguments
+from hivetune.data.render.template import (
+    THINKING_NAMES,
+    ChatTemplate,
+    RenderError,
+    served_template,
+    thinking_arguments,
+)
 from hivetune.llama.backend import ServerSettings, open_backend
 from hivetune.models.worker.prepare_model import with_defaults
 from hivetune.release.worker.to_gguf import fixed_date
@@ -31,7 +36,7 @@ def test_the_value_is_the_one_that_changes_nothing(template: str, value: bool) -
     assert thinking_arguments(source) == {"enable_thinking": value, "thinking": value}
     without = ChatTemplate(source, {"bos_token": "", "eos_token": ""})
     given = ChatTemplate(source, {"bos_token": "", "eos_token": "", **thinking_arguments(source)})
-    other = ChatTemplate(source, {"bos_token": "", "eos_token": "", **dict.fromkeys(NAMES, not value)})
+    other = ChatTemplate(source, {"bos_token": "", "eos_token": "", **dict.fromkeys(THINKING_NAMES, not value)})
     assert given.apply([USER], None, True) == without.apply([USER], None, True) != other.apply([USER], None, True)
 
 

@@ -23,7 +23,7 @@ import psutil
 
 from hivetune.base.disk import named_problems, scratch_folder
 from hivetune.base.paths import pip_install
-from hivetune.data.render.thinking import thinking_arguments
+from hivetune.data.render.template import thinking_arguments
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.llama.ask import Answer, Unanswered, exchange, read_answer, read_events, streamed
 from hivetune.llama.child import SocketConnection

@@ -62,10 +62,14 @@ def test_a_broken_element_refuses_the_file_at_its_line(broken: Any, tmp_path: Pa
         check(DataConfig(path=str(path)))
 
 
-@pytest.mark.parametrize("rest", ["", ", 5", "] [", '], {"prompt": "a", "completion": "b"}', "] oops"])
-def test_what_stands_behind_the_rows_is_never_lost(rest: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("head", "rest"),
+    [("", rest) for rest in ("", ", 5", "] [", '], {"prompt": "a", "completion": "b"}', "] oops")]
+    + [('{\n "data": ', rest) for rest in ("]", "]} {", '], "more": [{"prompt": "a"}]}', '], "more": {"rows": [1]}}')],
+)
+def test_what_stands_behind_the_rows_is_never_lost(head: str, rest: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
-    path.write_text("[" + ", ".join(map(json.dumps, ROWS)) + rest)
+    path.write_text(f"{head}[" + ", ".join(map(json.dumps, ROWS)) + rest)
     with pytest.raises(DataRefused, match="is no JSON"):
         rows_of(path)
 

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import itertools
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,10 +23,10 @@ from hivetune.records import Progress, silent
 
 @dataclass(frozen=True)
 class Inputs:
-    """All sources in order, the hash of each, and one of all names and bytes."""
+    """All sources in order, each of their files with the hash of its bytes, and one hash of all names and bytes."""
 
     sources: tuple[Source, ...]
-    hashes: tuple[str, ...]
+    files: tuple[tuple[Source, str], ...]
     digest: str
 
     @property
@@ -44,24 +45,16 @@ class Inputs:
 
     def changed(self) -> str | None:
         """Return a file that has other bytes now, or is gone. It may have got more behind them."""
-        for source, before in zip(self.sources, self.hashes, strict=True):
+        for source, before in self.files:
             if source.kind == "store":
                 continue
             try:
-                now = _hash_now(source)
+                _, now = _hashed(source, source.size)
             except OSError:
                 return source.name
             if now != before:
                 return source.name
         return None
-
-
-def _hash_now(source: Source) -> str:
-    if not source.parts:
-        return _hashed(source, source.size)[1]
-    users = Path(source.users)
-    now = [_hashed(part, part.size)[1] for part in source.parts]
-    return _of_all([*now, *([_hash_of(users)] if users.is_file() else [])])
 
 
 def plan_inputs(
@@ -73,47 +66,34 @@ def plan_inputs(
     `progress` counts files. Raise UsageError for missing sources, MachineNotFit if a format needs a missing package.
     """
     names = [name for name in find_sources(paths) if not slack.is_metadata(name)]
-    sources, hashes = [], []
+    files: list[tuple[Source, str]] = []
     for number, name in enumerate(names, 1):
         if name == "store":
-            source, digest = _store()
+            files.append(_store())
         else:
             path = _copied(name, spill / f"{number:06d}") if name == "-" or is_pipe(name) else name
-            source, digest = _hashed(source_of(path, name, encoding))
-        sources.append(source)
-        hashes.append(digest)
+            files.append(_hashed(source_of(path, name, encoding)))
         progress(number, len(names))
-    sources, hashes = _days_joined(sources, hashes)
+    sources = tuple(_days_joined([source for source, _ in files]))
+    # The names of Slack's users are written into the rows.
+    users = {source.users for source in sources if os.path.isfile(source.users)}
+    files += [_hashed(Source(path, path, "json")) for path in sorted(users)]
     total = hashlib.sha256()
-    for source, digest in zip(sources, hashes, strict=True):
+    for source, digest in files:
         total.update(f"{source.name}\0{digest}\0".encode("utf-8", "surrogateescape"))
-    return Inputs(tuple(sources), tuple(hashes), total.hexdigest())
+    return Inputs(sources, tuple(files), total.hexdigest())
 
 
-def _days_joined(sources: Sequence[Source], hashes: Sequence[str]) -> tuple[list[Source], list[str]]:
-    """Return the sources and their hashes, with the files of each of Slack's channels as one: threads last for days."""
-    joined: list[Source] = []
-    digests: list[str] = []
-    channels = itertools.groupby(zip(sources, hashes, strict=True), lambda one: slack.channel_of(one[0].path))
-    for channel, group in channels:
-        parts, of_parts = zip(*group, strict=True)
+def _days_joined(sources: Sequence[Source]) -> Iterator[Source]:
+    """Yield the sources, with the files of each of Slack's channels as one: threads last for days."""
+    for channel, group in itertools.groupby(sources, lambda source: slack.channel_of(source.path)):
+        parts = tuple(group)
         if channel is None:
-            joined += parts
-            digests += of_parts
+            yield from parts
             continue
         size, lines = sum(part.size for part in parts), sum(part.lines for part in parts)
-        users = Path(channel).parent / slack.USERS
-        joined.append(Source(channel, channel, "slack", size=size, lines=lines, parts=parts, users=str(users)))
-        digests.append(_of_all([*of_parts, *([_hash_of(users)] if users.is_file() else [])]))
-    return joined, digests
-
-
-def _of_all(hashes: Sequence[str]) -> str:
-    return hashlib.sha256("\0".join(hashes).encode()).hexdigest()
-
-
-def _hash_of(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+        users = os.path.join(os.path.dirname(channel), slack.USERS)
+        yield Source(channel, channel, "slack", size=size, lines=lines, parts=parts, users=users)
 
 
 def _hashed(source: Source, size: int | None = None) -> tuple[Source, str]:

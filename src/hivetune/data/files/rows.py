@@ -27,9 +27,14 @@ from hivetune.errors import DataRefused
 _NUM_SAMPLE = 20  # rows by which a table of messages is told: all have to be of one format
 KEPT_BYTES = 4096  # of a line that is larger than any row
 DELIMITERS = (",", ";", "\t")
-MAX_DOCUMENT_CHARS = 1 << 30  # it is held as one text
+# A document is held as one text, since the line of each row is told.
+MAX_DOCUMENT_CHARS = 1 << 30
 STORE_COLUMNS = ("session", "user", "agent", "category", "time", "success", "feedback")
-_WRAPPED = ("data", "rows", "examples", "records")  # keys of a document below which its rows stand
+# The keys of a document below which its rows stand, as APIs and the Hub's viewer name them.
+_LIST = re.compile(r'"(?:data|rows|examples|records)"\s*:\s*\[(?=\s*\{)')
+_HEAD_CHARS = 1024  # in which the list begins: what stands in front are counts and versions
+_SPACE = re.compile(r"\s*")
+_scan = json.JSONDecoder().raw_decode
 
 
 def read_rows(source: Source) -> Iterator[RawRow]:
@@ -221,7 +226,7 @@ def _csv_rows(source: Source) -> Iterator[PlacedRow]:
     if not first.strip():
         return
     delimiter = max(DELIMITERS, key=first.count)
-    reader = csv.reader(_followed(first, lines), delimiter=delimiter, strict=True)
+    reader = csv.reader(itertools.chain([first], lines), delimiter=delimiter, strict=True)
     header: list[str] | None = None
     names: list[str] = []
     number = 1
@@ -243,11 +248,6 @@ def _csv_rows(source: Source) -> Iterator[PlacedRow]:
             else:
                 yield number, RowRefused("csv-columns", f"{len(fields)} fields, the header has {len(header)}")
         number = reader.line_num + 1
-
-
-def _followed(first: str, rest: Iterable[str]) -> Iterator[str]:
-    yield first
-    yield from rest
 
 
 def _names(header: list[str], name: str) -> list[str]:
@@ -302,20 +302,45 @@ def _plain(value: Any) -> Any:
     return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
 
 
-_scan = json.JSONDecoder().raw_decode
-_SPACE = re.compile(r"\s*")
-_SCALAR = r'(?:"[^"\\]{0,400}"|-?[0-9.eE+-]{1,40}|true|false|null)'
-_WRAPPER = re.compile(
-    rf'\{{(?:\s*"[^"\\]{{1,60}}"\s*:\s*{_SCALAR}\s*,){{0,20}}\s*"(?:{"|".join(_WRAPPED)})"\s*:\s*\[(?=\s*\{{)'
-)
-# What may stand behind the rows: page numbers and counts, as an API gives them.
-_NOTES = re.compile(rf'(?:,\s*"[^"\\]{{1,60}}"\s*:\s*(?:{_SCALAR}|\{{[^][}}{{]{{0,2000}}\}})\s*){{0,20}}\}}')
-
-
 def _document_rows(source: Source) -> Iterator[tuple[int, str]]:
     """Yield (line, JSON of a row) of a document: an array of rows, maybe below a key ({"data": [..]}), or objects one
     after the other. Raise DataRefused where it is broken, and for one that is too large to be held as one text.
     """
+    text = _whole_text(source)
+    begin = _begin_of_list(text)
+    at, line, counted = begin, 1, 0
+
+    def refused(problem: str) -> DataRefused:
+        return DataRefused(
+            f"{spelled(source.name)}:{line} is no JSON: {problem}; nothing behind it can be read",
+            hint="correct the file, or write one JSON object a line: a broken line is then refused alone",
+        )
+
+    while True:
+        at = _behind_space(text, at)
+        line, counted = line + text.count("\n", counted, at), at
+        if text.startswith("]", at) if begin else at == len(text):
+            break
+        try:
+            _, end = _scan(text, at)
+        except json.JSONDecodeError as error:
+            raise refused(error.msg) from None
+        except (ValueError, RecursionError) as error:  # as of an integer with more digits than Python reads
+            raise refused(str(error)) from None
+        yield line, text[at:end]
+        at = end
+        if begin:
+            at = _behind_space(text, end)
+            if text[at : at + 1] not in (",", "]"):
+                line += text.count("\n", counted, at)
+                raise refused("a comma or ] must follow a row")
+            at += text[at] == ","
+    rest, is_array = text[at + 1 :].strip(), text.lstrip().startswith("[")
+    if begin and not (rest == "" if is_array else _has_no_rows(f'{{"": 0{rest}')):
+        raise refused("what stands behind the list of rows was not read")
+
+
+def _whole_text(source: Source) -> str:
     pieces: list[str] = []
     size = 0
     for piece in codecs.iterdecode(read_blocks(source), "utf-8-sig", "surrogateescape"):
@@ -326,52 +351,32 @@ def _document_rows(source: Source) -> Iterator[tuple[int, str]]:
                 f"{spelled(source.name)} is one JSON document of more than {MAX_DOCUMENT_CHARS >> 20} MiB",
                 hint=f"write one JSON object a line: jq -c '.[]' {quoted(source.name)} > rows.jsonl",
             )
-    text = "".join(pieces)
-    pieces.clear()
-    line, counted = 1, 0
+    return "".join(pieces)
 
-    def skip(at: int) -> int:
-        """Return the next place that is no white space, and count the lines up to it."""
-        nonlocal line, counted
-        match = _SPACE.match(text, at)
-        assert match is not None
-        line, counted = line + text.count("\n", counted, match.end()), match.end()
-        return counted
 
-    def refused(problem: str) -> DataRefused:
-        return DataRefused(
-            f"{spelled(source.name)}:{line} is no JSON: {problem}; nothing behind it can be read",
-            hint="correct the file, or write one JSON object a line: a broken line is then refused alone",
-        )
+def _behind_space(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
 
-    def end_of(at: int) -> int:
-        try:
-            return _scan(text, at)[1]
-        except json.JSONDecodeError as error:
-            raise refused(error.msg) from None
-        except (ValueError, RecursionError) as error:  # as of an integer with more digits than Python reads
-            raise refused(str(error)) from None
 
-    at = skip(0)
-    wrapper = _WRAPPER.match(text, at)
-    if wrapper is None and not text.startswith("[", at):
-        while at < len(text):
-            end = end_of(at)
-            yield line, text[at:end]
-            at = skip(end)
-        return
-    at = skip(at + 1 if wrapper is None else wrapper.end())
-    while not text.startswith("]", at):
-        end = end_of(at)
-        yield line, text[at:end]
-        at = skip(end)
-        if text.startswith(",", at):
-            at = skip(at + 1)
-        elif not text.startswith("]", at):
-            raise refused("a comma or ] must follow a row")
-    rest = text[at + 1 :].strip()
-    if not (_NOTES.fullmatch(rest) if wrapper else rest == ""):
-        raise refused("what stands behind the list of rows was not read")
+def _begin_of_list(text: str) -> int:
+    """Return the place behind the bracket of a document's list of rows, 0 where objects stand one after the other."""
+    start = _behind_space(text, 0)
+    if text.startswith("[", start):
+        return start + 1
+    found = _LIST.search(text, start, start + _HEAD_CHARS)
+    return found.end() if found and _has_no_rows(f'{text[start : found.start()]}"": 0}}') else 0
+
+
+def _has_no_rows(document: str) -> bool:
+    """Return whether an object has only texts, numbers, and objects of these, such as the pages and counts of an API
+    in front of a list of rows and behind it."""
+    try:
+        values = json.loads(document).values()
+    except (ValueError, RecursionError):
+        return False
+    inner = [item for value in values if isinstance(value, dict) for item in value.values()]
+    return not any(isinstance(value, list) for value in values) and not any(isinstance(v, dict | list) for v in inner)
 
 
 def _store_rows(source: Source) -> Iterator[RawRow]:

@@ -1,28 +1,27 @@
 """The answer that a template makes a model write: the text between the prompt that a server sends and the end token.
 
-The template is rendered twice for each answer: its prompt, and the conversation with the answer. What follows the
-prompt is the answer. Some templates do not write the answer behind its own prompt, because they drop the thought of an
-answer or move the system prompt into the newest question. There the answer is what follows its header.
-
-What a template leaves out is found on a skeleton of the conversation, which has a mark in place of each text. Rows of
-one shape share it.
+One rule: the template is rendered twice for each answer, as its prompt and as the conversation with the answer. What
+they share is the prompt, what follows is the answer. Each part of the row has to stand in one of the two, and an end
+token has to close the answer.
 """
 
 import html
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hivetune.data.render.dialect import CLOSED_THOUGHT, EMPTY_THOUGHT, OPEN_THOUGHT, THOUGHT_BEFORE, find_dialect
 from hivetune.data.render.template import ChatTemplate, RenderError
 from hivetune.records import Message
 
-MARK = re.compile(r"Xq(\d{5})Xq")
-PROBE = 90_000  # the first mark of texts that stand in the place of a row's own
+MARK = re.compile(r"Xq\d{5}Xq")
+_PROBE = "Xq90000Xq"  # a mark that no skeleton has: it would need 90,000 texts
+# Rows of tools have as many shapes as tools, so that a set without end would fill the memory.
 MAX_SHAPES = 1024
 _SHOWN_CHARS = 40
+_CLOSING = re.compile(r"\A\s*</(?>[a-z_:]*?think)[a-z_:]*+>\s*")  # of an empty thought
 # Small models whose templates write what others leave out.
 _WRITTEN_BY = {
     "tool call": "Qwen/Qwen2.5-0.5B-Instruct or Qwen/Qwen3-0.6B",
@@ -44,20 +43,21 @@ class Answer(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One text of a row: the number of its message (-1 for the tools), its name in words, and the text."""
+    """One text of a row: the number of its message (-1 for the tools), its name in words, the text, and the mark that
+    stands for it in the skeleton."""
 
     message: int
     name: str
     value: str
+    mark: str
 
 
-@dataclass(frozen=True, slots=True)
-class Skeleton:
-    """Messages and tools with the mark of part i in place of its text."""
+class Skeleton(NamedTuple):
+    """Messages and tools with marks in place of their texts. Rows of one shape have equal ones."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...]
-    parts: tuple[Part, ...]
+    parts: Sequence[Part]
 
 
 class Frame(NamedTuple):
@@ -92,26 +92,33 @@ class SpokenTemplate:
         found: list[Answer] = []
         for i, message in enumerate(messages):
             if message.role == "assistant" and message.weight:
-                is_new = found[-1].message + 1 if found else -1
-                found.append(self._answer(messages[: i + 1], tools, is_new))
+                first_new = found[-1].message + 1 if found else -1
+                found.append(self._answer(messages[: i + 1], tools, first_new))
         return found
 
     def _answer(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], first_new: int) -> Answer:
-        """Return the last message as it is trained. The texts of messages before `first_new` have been looked for."""
-        key, skeleton = _plain_shape(messages, tools), None
-        parts: Sequence[Part] = _plain_parts(messages)
-        if key is None:
+        """Return the last message as it is trained. The parts of messages before `first_new` have been looked for."""
+        if tools or any(message.tool_calls or message.reasoning is not None for message in messages):
             skeleton = make_skeleton(messages, tools)
-            key, parts = (repr((skeleton.messages, skeleton.tools)),), skeleton.parts
-        frame = self._frames.get(key)
+            shape: tuple[object, ...] = (repr(skeleton[:2]),)
+            parts = skeleton.parts
+        else:
+            # Most rows have contents alone. Their shape costs 1 us a message, a skeleton 10.
+            shape = tuple((m.role, bool(m.weight), m.name, m.tool_call_id, m.content.strip() == "") for m in messages)
+            parts, skeleton = [Part(i, "content", m.content, "") for i, m in enumerate(messages)], None
+        frame = self._frames.get(shape)
         if frame is None:
             frame = self._frame(skeleton or make_skeleton(messages, tools))
             if len(self._frames) < MAX_SHAPES:
-                self._frames[key] = frame
+                self._frames[shape] = frame
         prompt, text, behind = self._written(messages, tools, frame)
         for part in parts:
             if part.message >= first_new and _is_needed(part, messages):
-                _check_written(part, text if part.message == len(messages) - 1 else prompt)
+                thought = THOUGHT_BEFORE.match(part.value)  # templates drop a thought that stands in a content
+                value = (thought[4] if thought else part.value).strip()
+                written = text if part.message == len(messages) - 1 else prompt
+                if not any(form in written for form in _forms(value)):
+                    raise RenderError("not-in-template", _left_out(part))
         opened = OPEN_THOUGHT.search(prompt)
         begun = (f"<{opened[1]}>" if opened else "") + text
         is_empty = messages[-1].reasoning is None and EMPTY_THOUGHT.match(begun.lstrip()) is not None
@@ -122,126 +129,111 @@ class SpokenTemplate:
     ) -> tuple[str, str, str]:
         """Return the prompt of the last message, the message as it is trained, and the text behind it."""
         prompt, whole = self._template.prompt_and_whole(self.dialect.chat(messages), list(tools) or None)
+        end = len(whole) - frame.behind
         if frame.header is not None:
-            return prompt, self._behind_header(messages, tools, prompt, whole, frame) + frame.end, ""
+            return prompt, self._behind_header(messages, tools, prompt, whole[:end], frame) + frame.end, ""
         if not whole.startswith(prompt):
             raise RenderError("not-in-template", "the text begins otherwise than that of other rows of this shape")
-        end = len(whole) - frame.behind
         return prompt, whole[len(prompt) : end] + frame.end, "" if frame.end else whole[end:]
 
     def _behind_header(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], prompt: str, whole: str, frame: Frame
     ) -> str:
-        """Return an answer that the template does not write behind its own prompt, as the model has to write it."""
+        """Return an answer that the template does not write behind its own prompt, as the model has to write it: the
+        thought that the prompt leaves open comes first, and one that it has closed does not come again."""
         *before, own = messages
         if own.reasoning is None and self.dialect.reasoning_key:
-            probed = self.apply((*before, replace(own, reasoning=mark_of(PROBE))), tools, False)
-            if probed.startswith(prompt + mark_of(PROBE)):  # with a thought it would stand there
-                return probed[len(prompt) + len(mark_of(PROBE)) : len(probed) - frame.behind]
-        marked = self.apply((*before, *make_skeleton([own], (), PROBE).messages), tools, False)
-        in_front = re.split(rf"Xq{PROBE // 1000}\d{{3}}Xq", marked, maxsplit=1)[0]
-        header = in_front.rfind(frame.header or "")
-        if not frame.header or header < 0 or not whole.startswith(in_front):
+            # GLM 4.7 and Nemotron 3 write no empty thought as their prompts open one, but a full one.
+            probed = self.apply((*before, replace(own, reasoning=_PROBE)), tools, False)
+            if probed.startswith(prompt + _PROBE):
+                return probed[len(prompt + _PROBE) : len(probed) - frame.behind]
+        # A text that itself holds the header is cut, so that its part is missed, and the row is refused.
+        header = whole.rfind(frame.header) if frame.header else -1
+        if not frame.header or header < 0:
             raise RenderError("not-in-template", "the template does not write this answer behind its prompt")
-        text = whole[header + len(frame.header) : len(whole) - frame.behind]
+        text = whole[header + len(frame.header) :]
         if opened := OPEN_THOUGHT.search(prompt):
-            closing = f"</{opened[1]}>"
             text = re.sub(rf"\A(?:<{opened[1]}>\s*)+", "", text)
-            if own.reasoning is not None:  # some templates drop it from messages; yet their prompt asks for it
-                return text if mark_of(PROBE) in marked else f"{own.reasoning.strip()}\n{closing}\n\n{text}"
-            has_own = closing in text and not text.lstrip().startswith(closing)
-            return text if has_own else f"\n{closing}\n\n{_without_closing(text)}"
-        if CLOSED_THOUGHT.search(prompt) and own.reasoning is not None:
+            closing = f"</{opened[1]}>"
+            has_thought = closing in text and not text.lstrip().startswith(closing)
+            # DeepSeek R1 drops the thoughts of all messages, yet its prompt asks for one. Whether one comes before a
+            # call its template does not say: such a row is refused, since its thought is missed.
+            if has_thought or (own.reasoning is not None and own.tool_calls):
+                return text
+            return f"{(own.reasoning or '').strip()}\n{closing}\n\n{_CLOSING.sub('', text)}"
+        if not CLOSED_THOUGHT.search(prompt):
+            return text
+        if own.reasoning is not None:
             raise RenderError(
                 "not-in-template",
                 f"the prompt of the template has no place for the reasoning of message {len(messages)}: "
                 "take a model whose template has one",
             )
-        return _without_closing(text) if CLOSED_THOUGHT.search(prompt) else text
+        return _CLOSING.sub("", text)
 
     def _frame(self, skeleton: Skeleton) -> Frame:
         """Return the frame of a skeleton that ends with an answer, after the check that all its parts are written."""
-        messages, tools, last = skeleton.messages, skeleton.tools, len(skeleton.messages) - 1
-        own = {n for n, part in enumerate(skeleton.parts) if part.message == last}
+        messages, tools, parts = skeleton
+        own = [part.mark for part in parts if part.message == len(messages) - 1 and MARK.fullmatch(part.mark)]
         prompt, whole = self.apply(messages[:-1], tools, True), self.apply(messages, tools, False)
-        own_end = _last_end(whole, own) or len(prompt)
-        end = self._end_of(whole, own_end)
+        start = _last_end(whole, own) or len(prompt)
+        end = self._first_end(whole, start, len(whole)) or _last_end(whole, self._controls, start)
         frame = Frame(len(whole) - end, "", None)
         if not end:
-            frame = Frame(len(whole) - own_end, self._next_end(skeleton, own), None)
+            frame = Frame(len(whole) - start, self._next_end(skeleton, own), None)
         opened = OPEN_THOUGHT.search(prompt) if messages[-1].reasoning is None else None
         # An answer without a thought may be written into the thought that its prompt opens.
         follows = opened is None or f"</{opened[1]}>" in MARK.split(whole[len(prompt) :], maxsplit=1)[0]
         if not whole.startswith(prompt) or not follows:
             header = OPEN_THOUGHT.sub("", CLOSED_THOUGHT.sub("", MARK.split(prompt)[-1]))
             frame = frame._replace(header=header)
-        self._check_parts(skeleton, *self._written(messages, tools, frame)[:2])
+        prompt, text, _ = self._written(messages, tools, frame)
+        if self._first_end(text, 0, _last_end(text, MARK.findall(text))):
+            raise RenderError("not-in-template", "the template writes an end token in the middle of the answer")
+        for part in parts:
+            written = text if part.message == len(messages) - 1 else prompt
+            if part.mark not in written and _is_needed(part, messages) and MARK.fullmatch(part.mark):
+                raise RenderError("not-in-template", _left_out(part))
         return frame
 
-    def _check_parts(self, skeleton: Skeleton, prompt: str, text: str) -> None:
-        """Raise RenderError unless the prompt and the answer have all parts of the skeleton."""
-        last = len(skeleton.messages) - 1
-        ends = [match.end() for match in MARK.finditer(text)]
-        if ends and any(token in text[: ends[-1]] for token in self._ends):
-            raise RenderError("not-in-template", "the template writes an end token in the middle of the answer")
-        in_prompt, in_text = ({int(number) for number in MARK.findall(written)} for written in (prompt, text))
-        for n, part in enumerate(skeleton.parts):
-            is_written = n in (in_text if part.message == last else in_prompt)
-            if not is_written and _is_needed(part, skeleton.messages):
-                raise RenderError("not-in-template", _left_out(part))
-        calls = skeleton.messages[last].tool_calls
-        keys = {key for call in calls for key in _keys(call["function"].get("arguments", {}))}
-        unescaped = text.encode("utf-8", "surrogatepass").decode("unicode_escape", "replace") if keys else ""
-        for key in sorted(keys):
-            if key not in text and key not in unescaped:
-                raise RenderError("not-in-template", f"the template leaves out the argument {key[:_SHOWN_CHARS]!r}")
+    def _first_end(self, text: str, start: int, stop: int) -> int:
+        """Return the place behind the first end token between two places, 0 if there is none."""
+        # Of two that begin at one place the longer.
+        found = [(place, -len(token)) for token in self._ends if (place := text.find(token, start, stop)) >= 0]
+        return min(found)[0] - min(found)[1] if found else 0
 
-    def _end_of(self, text: str, start: int) -> int:
-        """Return the end of the first end token from `start` on, else of the last control token, else 0."""
-        ends = [(place, -len(token)) for token in self._ends if (place := text.find(token, start)) >= 0]
-        if ends:
-            return min(ends)[0] - min(ends)[1]
-        return max(
-            (place + len(token) for token in self._controls if (place := text.rfind(token, start)) >= 0), default=0
-        )
-
-    def _next_end(self, skeleton: Skeleton, own: set[int]) -> str:
+    def _next_end(self, skeleton: Skeleton, own: Sequence[str]) -> str:
         """Return the text up to the end token that the template writes only before a next message. Raise
         end-not-trained."""
-        message, coming = skeleton.messages[-1], mark_of(PROBE)
-        following = Message("user", coming)
-        if message.tool_calls:
-            call = message.tool_calls[0]
-            following = Message("tool", coming, name=call["function"]["name"], tool_call_id=call.get("id"))
+        following, calls = Message("user", _PROBE), skeleton.messages[-1].tool_calls
+        if calls:
+            following = Message("tool", _PROBE, name=calls[0]["function"]["name"], tool_call_id=calls[0].get("id"))
         text = self.apply((*skeleton.messages, following), skeleton.tools, False)
-        between = text[_last_end(text, own) : text.rfind(coming)]
-        ends = [(place, -len(token), token) for token in self._ends if (place := between.find(token)) >= 0]
-        if not ends:
+        start = _last_end(text, own)
+        end = self._first_end(text, start, max(text.rfind(_PROBE), start))
+        if not end:
             raise RenderError("end-not-trained")
-        return between[: min(ends)[0]] + min(ends)[2]
+        return text[start:end]
 
 
-def mark_of(number: int) -> str:
-    return f"Xq{number:05d}Xq"
+def make_skeleton(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Skeleton:
+    """Mark contents, thoughts, function names, texts in arguments, and names and descriptions of tools.
 
-
-def make_skeleton(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], first: int = 0) -> Skeleton:
-    """Mark contents, thoughts, function names, texts in arguments, and names and descriptions of tools, from mark
-    `first` on.
-
-    Keys, numbers and ids stay as they are, and so does white space alone, which templates drop.
+    Keys, numbers and ids stay as they are, and so does white space alone, which templates drop. The keys of arguments
+    are parts whose mark is the key.
     """
     parts: list[Part] = []
 
     def mark(message: int, name: str, value: Any) -> Any:
         if isinstance(value, Mapping):
+            parts.extend(Part(message, f"argument {str(key)[:_SHOWN_CHARS]!r}", str(key), str(key)) for key in value)
             return {key: mark(message, name, item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [mark(message, name, item) for item in value]
         if not isinstance(value, str) or not value.strip():
             return value
-        parts.append(Part(message, name, value))
-        return mark_of(first + len(parts) - 1)
+        parts.append(Part(message, name, value, f"Xq{len(parts):05d}Xq"))
+        return parts[-1].mark
 
     marked = []
     for i, m in enumerate(messages):
@@ -257,20 +249,7 @@ def make_skeleton(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]
         inner = tool.get("function", tool)
         texts = {key: mark(-1, "tool", inner[key]) for key in ("name", "description") if key in inner}
         marked_tools.append({**tool, "function": {**inner, **texts}} if "function" in tool else {**tool, **texts})
-    return Skeleton(tuple(marked), tuple(marked_tools), tuple(parts))
-
-
-def _plain_shape(messages: Sequence[Message], tools: Sequence[Any]) -> tuple[Any, ...] | None:
-    """Return the shape of a conversation that has only contents, without the work of a skeleton; None for any other."""
-    if tools or any(m.tool_calls or m.reasoning is not None for m in messages):
-        return None
-    return tuple(
-        (m.role, bool(m.weight), m.name, m.tool_call_id, m.content.isspace(), m.content == "") for m in messages
-    )
-
-
-def _plain_parts(messages: Sequence[Message]) -> list[Part]:
-    return [Part(i, "content", m.content) for i, m in enumerate(messages)]
+    return Skeleton(tuple(marked), tuple(marked_tools), parts)
 
 
 def _is_needed(part: Part, messages: Sequence[Message]) -> bool:
@@ -282,16 +261,9 @@ def _is_needed(part: Part, messages: Sequence[Message]) -> bool:
     return not message.weight and part.name != "reasoning"
 
 
-def _check_written(part: Part, text: str) -> None:
-    """Raise RenderError unless the text of a row stands in what the template wrote."""
-    thought = THOUGHT_BEFORE.match(part.value)  # templates drop a thought that stands in a content
-    value = (thought[4] if thought else part.value).strip()
-    if value not in text and not any(form in text for form in _forms(value)):
-        raise RenderError("not-in-template", _left_out(part))
-
-
 def _forms(value: str) -> Iterator[str]:
-    """Yield a text as templates write it inside of JSON, a Python text, HTML or quotes."""
+    """Yield a text as it is, and as templates write it inside of JSON, a Python text, HTML or quotes."""
+    yield value
     yield json.dumps(value, ensure_ascii=False)[1:-1]
     yield json.dumps(value)[1:-1]
     yield repr(value)[1:-1]
@@ -299,9 +271,9 @@ def _forms(value: str) -> Iterator[str]:
     yield value.replace("'", "\\'")
 
 
-def _last_end(text: str, numbers: set[int]) -> int:
-    """Return the end of the last mark with one of these numbers, or 0."""
-    return max((mark.end() for mark in MARK.finditer(text) if int(mark[1]) in numbers), default=0)
+def _last_end(text: str, tokens: Sequence[str], start: int = 0) -> int:
+    """Return the place behind the last of these tokens from `start` on, or 0."""
+    return max((place + len(token) for token in tokens if (place := text.rfind(token, start)) >= 0), default=0)
 
 
 def _left_out(part: Part) -> str:
@@ -312,19 +284,3 @@ def _left_out(part: Part) -> str:
     if part.name in _WRITTEN_BY:
         hint += f"; take a model whose template has it (--model), such as {_WRITTEN_BY[part.name]}"
     return hint
-
-
-def _keys(value: Any) -> Iterable[str]:
-    """Yield every key inside of arguments."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield str(key)
-            yield from _keys(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _keys(item)
-
-
-def _without_closing(text: str) -> str:
-    """Return an answer without the end of an empty thought in front of it."""
-    return re.sub(r"\A\s*</(?>[a-z_:]*?think)[a-z_:]*+>\s*", "", text)

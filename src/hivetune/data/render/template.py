@@ -2,8 +2,13 @@
 
 Templates are untrusted. The sandbox keeps them from the interpreter. Time, memory and output are limited here, because
 nested loops or a string that doubles need nothing that a sandbox forbids.
+
+The arguments about thinking are told to a server, so that it renders a chat as training did: llama.cpp sets
+`enable_thinking` in every chat template, and `thinking` in some, to true unless told otherwise. Training renders
+without them, as transformers does, and a template may take a missing value for either.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -13,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from jinja2 import Environment, TemplateError, nodes
+from jinja2 import Environment, TemplateError, meta, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -39,6 +44,10 @@ Returned = TypeVar("Returned")
 MAX_BREACHES = 5  # of its limits; then a template is given up, else 1,000,000 rows would take weeks
 LOOP_FACTS = frozenset(("first", "last", "index", "index0", "length"))
 DICT_NAMES = frozenset(dir(dict))  # `message.items` is the method, even if there is such a key
+THINKING_NAMES = ("enable_thinking", "thinking")
+_FORGET = "".join(f"{{%- set {name} = hivetune_leaves_it_undefined -%}}" for name in THINKING_NAMES)
+_ASKED = ({"role": "user", "content": "What?"},)
+_CHATS = (_ASKED, (*_ASKED, {"role": "assistant", "content": "That."}, {"role": "user", "content": "Why?"}))
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -200,3 +209,42 @@ def _to_json(
 
 def _raise_exception(message: str) -> None:
     raise TemplateError(message)
+
+
+def thinking_arguments(template: str) -> dict[str, bool]:
+    """Return the arguments about thinking with the value that changes nothing; nothing for a template that reads none
+    of them, for one that writes something else with either value, and for one that can't be rendered here."""
+    value = _value_of_thinking(template, _read_names(template))
+    return {} if value is None else dict.fromkeys(THINKING_NAMES, value)
+
+
+def served_template(template: str) -> str:
+    """Return the template as a GGUF file has it: where no value changes nothing, as in MiniCPM 5's, it forgets what it
+    is given."""
+    read = _read_names(template)
+    return _FORGET + template if read and _value_of_thinking(template, read) is None else template
+
+
+def _read_names(template: str) -> set[str]:
+    try:
+        return meta.find_undeclared_variables(environment().parse(template)) & set(THINKING_NAMES)
+    except (TemplateError, RecursionError):
+        return set()
+
+
+def _value_of_thinking(template: str, read: set[str]) -> bool | None:
+    """Return the value of the arguments `read` with which the template writes what it writes without them, or None."""
+
+    def written(arguments: Mapping[str, bool]) -> list[str]:
+        compiled = ChatTemplate(template, {"bos_token": "", "eos_token": "", **arguments})
+        return [compiled.apply(chat, None, True) for chat in _CHATS]
+
+    try:
+        without = written({}) if read else []
+    except (RenderError, RecursionError):
+        return None
+    for value in (False, True) if read else ():
+        with contextlib.suppress(RenderError):
+            if written(dict.fromkeys(read, value)) == without:
+                return value
+    return None

@@ -25,8 +25,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from hivetune.base.disk import read_json, scratch_folder, sync, write_json
 from hivetune.base.paths import install_command
-from hivetune.data.render.template import TEMPLATE_DATE
-from hivetune.data.render.thinking import served_template
+from hivetune.data.render.template import TEMPLATE_DATE, served_template
 from hivetune.errors import MachineNotFit, UsageError
 from hivetune.models.architecture import PREFIX
 from hivetune.models.gguf_header import read_header
