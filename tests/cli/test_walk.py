@@ -92,6 +92,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     out, err = io.StringIO(), io.StringIO()
     with (
         mock.patch.dict(os.environ, HIVETUNE_HOME=str(folder / "home")),
+        mock.patch.object(evaluate, "AGAIN_AFTER_S", 0.0),  # six prompts are too few for times, however often
         contextlib.chdir(folder),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),

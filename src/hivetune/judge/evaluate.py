@@ -42,7 +42,7 @@ from hivetune.judge.frozen import frozen_prompts
 from hivetune.judge.losses import compared_losses, scored
 from hivetune.judge.page import write_evaluation_page
 from hivetune.judge.rows import Prompt, prompts_of_rows, prompts_of_run
-from hivetune.judge.verdict import MAX_COST_RATIO, OF_ANSWERS, Curve, advise, judge
+from hivetune.judge.verdict import KINDS, OF_ANSWERS, Curve, advise, judge
 from hivetune.llama.backend import CONTEXT_TOKENS, Backend, ServerSettings
 from hivetune.models.sides import BASELINE, SIDES
 from hivetune.records import Progress, Verdict, silent
@@ -207,7 +207,8 @@ def times_decide(times: Sequence[Times], groups: Mapping[str, str]) -> bool:
     if len(columns[0]) < stats.MIN_UNITS:
         return True
     interval = stats.jackknife(columns, lambda sums: sums[1] / sums[0], positive=True).interval
-    return interval is None or not interval[0] <= MAX_COST_RATIO < interval[1]
+    limit = KINDS["latency_s"].limit
+    return interval is None or limit is None or not interval[0] <= limit < interval[1]
 
 
 def comparison_document(
