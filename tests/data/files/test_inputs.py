@@ -161,11 +161,10 @@ def test_a_file_name_that_is_no_utf_8(tmp_path: Path) -> None:
 
 
 def test_standard_input(tmp_path: Path) -> None:
-    for data in (JSONL, json.dumps(ROWS).encode(), gzip.compress(JSONL)):
-        command = [sys.executable, "-m", "hivetune", "check", "-", "--json"]
-        finished = subprocess.run(command, input=data, capture_output=True, check=True)
-        document = json.loads(finished.stdout)
-        assert (document["rows_in"], document["usable"]) == (20, 20)
+    command = [sys.executable, "-m", "hivetune", "check", "-", "--json"]
+    finished = subprocess.run(command, input=gzip.compress(json.dumps(ROWS).encode()), capture_output=True, check=True)
+    document = json.loads(finished.stdout)
+    assert (document["rows_in"], document["usable"]) == (20, 20)
 
 
 def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,16 +182,6 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pyt
     for pattern in (tmp_path / "logs", tmp_path / "logs" / "**" / "*.jsonl"):
         with pytest.raises(UsageError, match=r"cannot read the folder .*private: Permission denied"):
             find_sources(str(pattern))
-
-
-def test_a_row_may_name_the_key_of_notebooks(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    rows = [
-        chat("What is a notebook?", "A file."),
-        {**chat("Which version?", "The fourth."), "metadata": {"nbformat": 4}},
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert check(DataConfig(path=str(path))).usable == 2
 
 
 def test_links_in_a_circle_are_walked_once(tmp_path: Path) -> None:

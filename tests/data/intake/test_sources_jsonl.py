@@ -319,15 +319,15 @@ def test_a_torn_last_line_of_a_rotated_log_is_refused_when_it_is_silent(log: Pat
 def test_a_damaged_archive_gives_what_it_has_and_says_so(log: Path, suffix: str) -> None:
     log.parent.mkdir()
     compress = gzip.compress if suffix == ".gz" else pytest.importorskip("zstandard").compress
-    packed = compress("".join(map(line, range(20_000))).encode())
+    packed = compress("".join(map(line, range(5000))).encode())
     path = log.with_name(f"old.jsonl{suffix}")
     path.write_bytes(packed[: len(packed) // 2])
     stored, _, refused, _ = total(str(path))
-    assert (1000 < stored < 20_000, refused) == (True, 1)
+    assert (0 < stored < 5000, refused) == (True, 1)
     assert query("SELECT reason FROM refused") == ["broken-file"]
     path.write_bytes(packed)
     collect_now(str(path))
-    assert stored_numbers() == list(range(20_000))
+    assert stored_numbers() == list(range(5000))
 
 
 def test_a_folder_brings_all_its_logs_and_documents(log: Path) -> None:

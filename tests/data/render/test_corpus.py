@@ -138,7 +138,7 @@ def check_view(renderer: Renderer, oracle: Any, example: Example, shown: list[An
     inside = [False] * len(tokens)
     for i in view.answers:
         prompt = ids(shown[:i], True)
-        assert tokens[: len(prompt)] == prompt
+        assert tokens[: len(prompt)] == prompt == list(renderer.prompt(example.messages[:i], example.tools))
         end = next(k for k in range(len(prompt), len(tokens) + 1) if k == len(tokens) or not mask[k])
         inside[len(prompt) : end] = [True] * (end - len(prompt))
         said = renderer.decode(tokens[len(prompt) : end])

@@ -1,10 +1,9 @@
-"""Rendering equals transformers', and the mask equals one that is written down by hand for each family of templates."""
+"""What is trained of a row, as texts that are written down by hand. test_corpus.py compares with transformers."""
 
 from pathlib import Path
 
 import pytest
-from data.models import CHATML, FAMILIES, make_family, make_model, template_of
-from tokenizers import Tokenizer
+from data.models import CHATML, make_family, make_model
 
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.render.renderer import Renderer
@@ -12,20 +11,19 @@ from hivetune.data.render.template import RenderError
 from hivetune.errors import UsageError
 from hivetune.records import Example, Message, Rendered
 
-DIALOGUES = {
-    "one turn": (("user", "What is a list?"), ("assistant", "A mutable sequence.")),
-    "two turns": (
-        ("user", "Hi"),
-        ("assistant", "Hello. What now?"),
-        ("user", "Bye é 你好"),
-        ("assistant", "So long 👋!"),
-    ),
-    "white space": (("user", "  padded  "), ("assistant", "line\n\n  indented\n```\ncode\n```")),
-    "system": (("system", "Be brief."), ("user", "Why?"), ("assistant", "Because."), ("user", "?"), ("assistant", "!")),
-}
-NO_SYSTEM = {"gemma": "template-error"}
-SYSTEM_MOVES = ("mistral", "system")
-DATE = "26 Jul 2024"
+TWO_TURNS = (
+    ("user", "Hi"),
+    ("assistant", "Hello. What now?"),
+    ("user", "Bye é 你好"),
+    ("assistant", "So long 👋!"),
+)
+WITH_SYSTEM = (
+    ("system", "Be brief."),
+    ("user", "Why?"),
+    ("assistant", "Because."),
+    ("user", "?"),
+    ("assistant", "!"),
+)
 
 
 def example(turns: tuple[tuple[str, str], ...], weights: tuple[float, ...] = ()) -> Example:
@@ -40,107 +38,19 @@ def trained_text(renderer: Renderer, rendered: Rendered) -> str:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def renderers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Renderer]:
     root = tmp_path_factory.mktemp("families")
-    return {name: make_family(root / name, name) for name in FAMILIES}
-
-
-@pytest.fixture(scope="module")
-def renderers(folders: dict[str, Path]) -> dict[str, Renderer]:
-    return {name: load_renderer(folder) for name, folder in folders.items()}
-
-
-def by_hand(name: str, turns: tuple[tuple[str, str], ...]) -> list[tuple[str, bool]]:
-    """(text, trained) pieces: each family's format as its makers document it, without Jinja."""
-    pieces: list[tuple[str, bool]] = []
-    last = len(turns) - 1
-
-    def say(text: str, trained: bool = False) -> None:
-        pieces.append((text, trained))
-
-    if name.startswith("qwen"):
-        if name == "qwen2_5" and turns[0][0] != "system":
-            say("<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n")
-        for i, (role, text) in enumerate(turns):
-            say(f"<|im_start|>{role}\n")
-            if name == "qwen3" and role == "assistant" and i == last:
-                say(f"<think>\n\n</think>\n\n{text}<|im_end|>", True)
-            elif name == "qwen3" and role == "assistant":
-                say(f"{text}<|im_end|>")  # would begin with its thinking if it were new
-            else:
-                say(f"{text}<|im_end|>", role == "assistant")
-            say("\n")
-    elif name.startswith("llama3"):
-        say("<|begin_of_text|>")
-        if name == "llama3_2":
-            system = turns[0][1] if turns[0][0] == "system" else ""
-            say("<|start_header_id|>system<|end_header_id|>\n\n")
-            say(f"Cutting Knowledge Date: December 2023\nToday Date: {DATE}\n\n{system}<|eot_id|>")
-            turns = turns[1:] if system else turns
-        for role, text in turns:
-            say(f"<|start_header_id|>{role}<|end_header_id|>\n\n")
-            say(f"{text.strip()}<|eot_id|>", role == "assistant")
-    elif name.startswith("gemma"):
-        say("<bos>")
-        before = ""
-        if turns[0][0] == "system":
-            before, turns = turns[0][1] + "\n\n", turns[1:]
-        for i, (role, text) in enumerate(turns):
-            say(f"<start_of_turn>{'model' if role == 'assistant' else role}\n")
-            say((before if i == 0 else "") + f"{text.strip()}<end_of_turn>", role == "assistant")
-            say("\n")
-    elif name == "phi3":
-        for role, text in turns:
-            say(f"<|{role}|>\n")
-            say(f"{text}<|end|>", role == "assistant")
-            say("\n")
-        say("<|endoftext|>")
-    elif name == "mistral":
-        say("<s>")
-        system = turns[0][1] + "\n\n" if turns[0][0] == "system" else ""
-        turns = turns[1:] if system else turns
-        for i, (role, text) in enumerate(turns):
-            text = system + text if i == len(turns) - 2 else text
-            say(
-                f"[INST] {text}[/INST]" if role == "user" else f" {text.strip()}</s>",
-                role == "assistant" and (not system or i == len(turns) - 1),
-            )
-    return pieces
-
-
-def expected(tokenizer: Tokenizer, pieces: list[tuple[str, bool]]) -> tuple[list[int], list[bool]]:
-    """Tokens of the joined text; a token is trained when all its characters lie in trained pieces."""
-    flags = [trained for text, trained in pieces for _ in text]
-    encoding = tokenizer.encode("".join(text for text, _ in pieces), add_special_tokens=False)
-    return encoding.ids, [all(flags[start:end]) for start, end in encoding.offsets]
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("kind", DIALOGUES)
-def test_masks_equal_those_written_by_hand(
-    name: str, kind: str, folders: dict[str, Path], renderers: dict[str, Renderer]
-) -> None:
-    if kind == "system" and name in NO_SYSTEM:
-        with pytest.raises(RenderError, match=NO_SYSTEM[name]):
-            renderers[name].render(example(DIALOGUES[kind]))
-        return
-    tokenizer = Tokenizer.from_file(str(folders[name] / "tokenizer.json"))
-    views = renderers[name].render(example(DIALOGUES[kind]))
-    assert len(views) == (2 if len(DIALOGUES[kind]) > 3 and (name == "qwen3" or (name, kind) == SYSTEM_MOVES) else 1)
-    for view in views:
-        tokens, trained = expected(tokenizer, by_hand(name, DIALOGUES[kind][: view.num_messages]))
-        assert list(view.tokens) == tokens
-        assert [bool(k) for k in view.trained] == trained
-        assert any(trained)
+    return {
+        name: load_renderer(make_family(root / name, name))
+        for name in ("qwen2_5", "qwen3", "llama3", "llama3_2", "mistral")
+    }
 
 
 def test_a_template_that_drops_the_system_prompt_once_it_is_answered_is_trained_as_served(
     renderers: dict[str, Renderer],
 ) -> None:
     """Mistral 0.3 writes it into a question that comes last only: each prompt has it in its newest question."""
-    said = [
-        renderers["mistral"].decode(view.tokens) for view in renderers["mistral"].render(example(DIALOGUES["system"]))
-    ]
+    said = [renderers["mistral"].decode(view.tokens) for view in renderers["mistral"].render(example(WITH_SYSTEM))]
     assert said == [
         "<s>[INST] Be brief.\n\nWhy?[/INST] Because.</s>",
         "<s>[INST] Why?[/INST] Because.</s>[INST] Be brief.\n\n?[/INST] !</s>",
@@ -157,7 +67,7 @@ def test_a_template_that_rewrites_questions_trains_each_answer_as_served(tmp_pat
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     )
     renderer = load_renderer(make_model(tmp_path, template))
-    views, changed = renderer.render_and_note(example(DIALOGUES["system"]))
+    views, changed = renderer.render_and_note(example(WITH_SYSTEM))
     assert changed == ["turn-by-turn"]
     assert [trained_text(renderer, view) for view in views] == ["Because.<|im_end|>", "!<|im_end|>"]
     assert ["Be brief. ?" in renderer.decode(view.tokens) for view in views] == [False, True]
@@ -210,47 +120,8 @@ def test_tool_calls_are_trained_and_results_are_not(name: str, trained: str, ren
     assert kept.replace("<think>\n\n</think>\n\n<tool_call>", "<tool_call>") == trained
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_text_and_prompts_equal_transformers(
-    name: str, folders: dict[str, Path], renderers: dict[str, Renderer]
-) -> None:
-    """The one oracle that decides: what everybody else's tools make of the same template."""
-    transformers = pytest.importorskip("transformers")
-    settings = FAMILIES[name]
-    theirs = transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(folders[name] / "tokenizer.json"), eos_token=settings.eos[0], bos_token=settings.bos
-    )
-    theirs.chat_template = template_of(settings.template)
-    rows = [example(turns) for kind, turns in DIALOGUES.items() if not (kind == "system" and name in NO_SYSTEM)]
-    if name in ("qwen2_5", "qwen3", "llama3_2"):
-        rows.append(tool_row())
-    for row in rows:
-        from hivetune.data.render.dialect import template_message
-
-        chat = [template_message(m) for m in row.messages]
-        tools = [dict(tool) for tool in row.tools] or None
-        # date_string: the template would else write today's date; hivetune always writes the template's own fallback
-        options = {"tools": tools, "date_string": DATE}
-        assert renderers[name].text(row.messages, row.tools) == theirs.apply_chat_template(
-            chat, tokenize=False, **options
-        )
-        ids = theirs.apply_chat_template(chat[:-1], add_generation_prompt=True, return_dict=False, **options)
-        assert list(renderers[name].prompt(row.messages[:-1], row.tools)) == list(ids)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_the_prompt_is_how_the_trained_row_begins(name: str, renderers: dict[str, Renderer]) -> None:
-    """Law 6, the training half: the ids in front of the last answer are the ids that a server would send."""
-    row = example(DIALOGUES["two turns"])
-    rendered = renderers[name].render(row)[-1]
-    prompt = renderers[name].prompt(row.messages[:-1])
-    assert rendered.tokens[: len(prompt)] == prompt
-    assert rendered.trained[len(prompt)] == 1
-    assert rendered.trained[len(prompt) - 1] == 0
-
-
 def test_weight_0_is_read_but_not_trained(renderers: dict[str, Renderer]) -> None:
-    row = example(DIALOGUES["two turns"], weights=(1, 0, 1, 1))
+    row = example(TWO_TURNS, weights=(1, 0, 1, 1))
     (rendered,) = renderers["llama3"].render(row)
     assert trained_text(renderers["llama3"], rendered) == "So long 👋!<|eot_id|>"
 

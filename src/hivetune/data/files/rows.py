@@ -63,14 +63,11 @@ def _records(source: Source) -> Iterator[RawRow]:
 def _placed(source: Source) -> Iterator[PlacedRow]:
     if source.parts:
         yield from slack.rows(_lines_of_days(source.parts), slack.user_names(source.users))
-        return
-    if source.turns:
-        yield from _joined_rows(_single(source), source.name, turn_table(dict(source.turns)))
-        return
-    if joins_rows(source.kind):
+    elif joins_rows(source.kind) and not source.turns:
         yield from rows_of_file(source.kind, source.path, _text_lines(source))
-        return
-    yield from _joined_rows(_single(source), source.name)
+    else:
+        mapped = turn_table(dict(source.turns)) if source.turns else None
+        yield from _joined_rows(_single(source), source.name, mapped)
 
 
 def _lines_of_days(days: Sequence[Source]) -> Iterator[tuple[int, str]]:

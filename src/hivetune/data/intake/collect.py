@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hivetune.base.database import open_database
 from hivetune.data.intake.interactions import Tally, commit_batch
-from hivetune.data.intake.logs import file_reader
+from hivetune.data.intake.logs import FileReader
 from hivetune.data.intake.reader import Reader
 from hivetune.data.intake.streams import SCHEMES, RedisReader
 from hivetune.data.intake.tables import SqliteReader
@@ -44,7 +44,7 @@ def parse_sources(sources: Sequence[str]) -> list[Reader]:
             known = f"known: {' '.join(SCHEMES)} sqlite:PATH"
             raise UsageError(f"{scheme}:// is not a known kind of source", hint=known)
         else:
-            readers.append(file_reader(source))
+            readers.append(FileReader(source))
     for name, count in Counter(reader.name for reader in readers).items():
         if count > 1:
             raise UsageError(f"{name} is named twice", hint="name each source once")

@@ -14,10 +14,11 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from io import BufferedReader
-from itertools import islice
+from itertools import chain, islice
+from typing import Any
 
 from hivetune.base.disk import scratch_folder
 from hivetune.base.paths import quoted, spelled
@@ -29,7 +30,7 @@ from hivetune.data.files.unpack import COMPRESSED, DAMAGED, blocks_of
 from hivetune.data.intake.interactions import Batch, Delivery, read_cursor, read_cursors
 from hivetune.data.intake.reader import Batches, Reader, rows_of_text
 from hivetune.data.prepare.understand import understand
-from hivetune.data.raw import MAX_ROW_BYTES, RawRow
+from hivetune.data.raw import MAX_ROW_BYTES
 from hivetune.data.read import parse_row
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import DataRefused, MachineNotFit, UsageError
@@ -63,21 +64,18 @@ class Position:
         return f"{_KEY}{self.device}:{self.inode}", json.dumps(asdict(self))
 
 
-def file_reader(source: str) -> Reader:
-    """Return the reader of a file, folder or glob, or of standard input. Raise UsageError."""
-    if source != "-":
-        check_storable(source)
-    if os.path.isfile(source):
-        with open(source, "rb") as file:
-            refuse_foreign(file.read(16), source)
-    return FileReader(source)
-
-
 class FileReader(Reader):
-    """The Reader of standard input, or of the logs, with their rotations, and documents of a file, glob or folder."""
+    """The Reader of standard input, or of the logs, with their rotations, and documents of a file, glob or folder.
+    Raise UsageError for a file that holds no rows.
+    """
 
     def __init__(self, pattern: str):
         super().__init__(pattern)
+        if pattern != "-":
+            check_storable(pattern)
+        if os.path.isfile(pattern):
+            with open(pattern, "rb") as file:
+                refuse_foreign(file.read(16), pattern)
         self._pattern = pattern if pattern == "-" else os.path.abspath(os.path.expanduser(pattern))
         self._positions: dict[tuple[int, int], Position] = {}
         self._documents: dict[str, str] = {}  # path -> its state when it was read
@@ -143,7 +141,8 @@ class FileReader(Reader):
                 return
             rows = inputs.rows()
             while taken := list(islice(rows, _BATCH_ROWS)):
-                yield Batch(path, [_delivery(path, raw) for raw in taken])
+                deliveries = [_deliveries(path, raw.source, raw.payload, raw.problem, _one_row) for raw in taken]
+                yield Batch(path, list(chain.from_iterable(deliveries)))
             yield Batch(path, cursor=(key, inputs.digest))
 
     def _read_log(self, path: str, status: os.stat_result, *, follow: bool) -> Iterator[Batch]:
@@ -176,7 +175,7 @@ class FileReader(Reader):
                     except DAMAGED as error:
                         at_end = True
                         problem = RowRefused("broken-file", f"{error}: restore the file")
-                        deliveries += _deliveries(path, number + 1, b"", problem)
+                        deliveries += _deliveries(path, f"{path}:{number + 1}", b"", problem, rows_of_text)
                         break
                     at_end = line is None or not line.ended
                     if line is None:
@@ -192,7 +191,7 @@ class FileReader(Reader):
                             break
                         refused = RowRefused("truncated-line")
                     if text:
-                        deliveries += _deliveries(path, number + 1, text, refused)
+                        deliveries += _deliveries(path, f"{path}:{number + 1}", text, refused, rows_of_text)
                     offset, number = offset + line.size + line.ended, number + line.ended
                 tail, state = "" if packed else _tail(file, offset), _state(now) if at_end and not is_waiting else ""
                 position = Position(*identity, offset, number, tail, state)
@@ -208,15 +207,20 @@ def _tail(file: BufferedReader, offset: int) -> str:
     return hashlib.blake2b(tail, digest_size=16).hexdigest() if tail else ""
 
 
-def _deliveries(path: str, number: int, text: bytes, problem: RowRefused | None) -> list[Delivery]:
-    """Return the rows of one line, or its refusal."""
-    place = f"{path}:{number}"
+def _deliveries(
+    path: str, place: str, text: bytes, problem: RowRefused | None, rows: Callable[[bytes], Sequence[Mapping[str, Any]]]
+) -> list[Delivery]:
+    """Return the rows that stand at one place, or the refusal."""
     try:
         if problem is not None:
             raise problem
-        return [Delivery(path, place, row, raw=text) for row in rows_of_text(text)]
+        return [Delivery(path, place, row, raw=text) for row in rows(text)]
     except RowRefused as refused:
         return [Delivery(path, place, refused, raw=text)]
+
+
+def _one_row(payload: bytes) -> list[Mapping[str, Any]]:
+    return [parse_row(payload)]
 
 
 def _is_complete(line: bytes) -> bool:
@@ -226,15 +230,6 @@ def _is_complete(line: bytes) -> bool:
     except RowRefused:
         return False
     return True
-
-
-def _delivery(path: str, raw: RawRow) -> Delivery:
-    try:
-        if raw.problem:
-            raise raw.problem
-        return Delivery(path, raw.source, parse_row(raw.payload))
-    except RowRefused as refused:
-        return Delivery(path, raw.source, refused, raw=raw.payload)
 
 
 def _is_document(path: str) -> bool:
