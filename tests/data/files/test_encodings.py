@@ -57,26 +57,6 @@ def test_wide_encodings(encoding: str, marked: bool, suffix: str, tmp_path: Path
     assert report.document["encodings"] == {str(path): encoding}
 
 
-WESTERN = [
-    "Vous êtes très près de la gare, et le café est à côté : c'est pour vous, même l'été.",
-    "Für größere Übungen müssen wir schön früh aufstehen, natürlich auch über die Brücke.",
-]
-
-
-@pytest.mark.parametrize("text", WESTERN)
-@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
-def test_another_encoding_is_refused_and_named(text: str, suffix: str, tmp_path: Path) -> None:
-    path = tmp_path / f"rows{suffix}"
-    rows = lines(*[f"{text} {i}" for i in range(5)])
-    if suffix == ".csv":
-        rows = "prompt,completion\n" + "".join(f'"Question {i}?","{text} {i}"\n' for i in range(5))
-    path.write_bytes(rows.encode("cp1252"))
-    with pytest.raises(DataRefused, match="is not UTF-8; it seems to be"):
-        report_of(path)
-    report = check(DataConfig(path=str(path), encoding="cp1252", near_duplicates=0))
-    assert (report.usable, report.document["encodings"]) == (5, {str(path): "cp1252"})
-
-
 def test_the_user_names_the_encoding(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(lines("Привет, как дела").encode("cp1251"))
@@ -87,14 +67,14 @@ def test_the_user_names_the_encoding(tmp_path: Path) -> None:
         check(DataConfig(path=str(path), encoding="cp1521"))
 
 
-@pytest.mark.parametrize("encoding", ["Windows-1252", "CP1252", "ISO-8859-1", "Latin 1", "latin_1", "L1"])
+@pytest.mark.parametrize("encoding", ["Windows-1252", "ISO-8859-1", "Latin 1"])
 def test_an_encoding_may_be_named_as_people_write_it(encoding: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(lines("Où est la clé de la forêt").encode("cp1252"))
     assert check(DataConfig(path=str(path), encoding=encoding)).usable == 1
 
 
-@pytest.mark.parametrize("encoding", ["base64", "rot13", "hex", "undefined", "idna", "zlib"])
+@pytest.mark.parametrize("encoding", ["base64", "rot13", "idna"])
 def test_a_codec_that_reads_no_texts_is_no_encoding(encoding: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(lines("a question"))
@@ -144,6 +124,7 @@ def test_transcoding_gives_the_same_text_in_any_pieces(text: str, encoding: str,
 
 
 SPOKEN = {
+    "cp1252": "Vous êtes très près de la gare, et le café est à côté : c'est pour vous, même l'été.",
     "gb18030": "我们的仓库在哪里？它在波恩，你可以在那里取包裹。",
     "big5": "我們的倉庫在哪裡？它在波恩，你可以在那裡取包裹。",
     "cp932": "私たちの倉庫はどこにありますか。それはボンにあります、そこで受け取れます。",
@@ -164,7 +145,8 @@ def test_other_scripts_are_refused_and_read_by_name(tmp_path: Path, encoding: st
     path.write_bytes(text.encode(encoding))
     with pytest.raises(DataRefused, match="is not UTF-8; it seems to be"):
         report_of(path)
-    assert check(DataConfig(path=str(path), encoding=encoding, near_duplicates=0)).usable == 9
+    report = check(DataConfig(path=str(path), encoding=encoding, near_duplicates=0))
+    assert (report.usable, len(report.document["encodings"])) == (9, 1)
 
 
 def test_a_few_broken_bytes_are_no_other_encoding(tmp_path: Path) -> None:

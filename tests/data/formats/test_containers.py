@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hivetune.config import DataConfig
-from hivetune.data.formats import may_hold_rows, rows_inside
+from hivetune.data.formats import rows_inside
 from hivetune.data.prepare.prepare import check
 from hivetune.errors import DataRefused
 
@@ -17,7 +17,6 @@ OTHER = {"prompt": "Which river flows through Cologne?", "completion": "The Rhin
 
 def inside(record: dict[str, Any]) -> list[Any] | None:
     payload = json.dumps(record).encode()
-    assert may_hold_rows(payload)
     rows = rows_inside(payload)
     return None if rows is None else [json.loads(row) for row in rows]
 

@@ -130,8 +130,9 @@ def test_documents_are_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert stored_numbers() == list(range(11))
 
 
-def test_what_comes_into_a_followed_folder_is_collected(tmp_path: Path) -> None:
+def test_what_comes_into_a_followed_folder_is_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only logs were, and not even these where the folder held documents alone. A file that goes ended the follower."""
+    monkeypatch.setattr(logs, "SETTLED_S", 0.1)
     (tmp_path / "0.json").write_text(json.dumps([row(0)]))
     stop = threading.Event()
     readers = parse_sources([str(tmp_path), str(tmp_path / "*.csv")])

@@ -17,12 +17,18 @@ from hivetune.data.pieces.format import Head
 from hivetune.data.raw import Source
 from hivetune.errors import DataRefused, UsageError
 
-HEAD_BYTES = 4096  # by which the kind of a file is told
-_SAMPLE_BYTES = 1 << 20  # in which another encoding shows
-_LOG_BYTES = 256 << 10  # by which a log is told: a first line may hold an agent's whole instructions
-_NUM_LINES = 20  # by which a log is told
-_MIN_BROKEN_LINES = 3  # that are not UTF-8; fewer are refused as rows
-_MIN_ZERO_SHARE = 0.15  # of the bytes of UTF-16 in which anything is ASCII; JSON has quotes, braces and names
+# The first bytes, by which the kind of a file is told.
+HEAD_BYTES = 4096
+# The part of a text that is searched for another encoding: its first letter beyond ASCII may come late.
+_SAMPLE_BYTES = 1 << 20
+# The part by which a format of logs is told: a first line may hold an agent's whole instructions.
+_LOG_BYTES = 256 << 10
+# The lines of that part which are parsed.
+_NUM_LINES = 20
+# Fewer lines that are not UTF-8 are broken rows, and no other encoding.
+_MIN_BROKEN_LINES = 3
+# Each ASCII letter in UTF-16 has a zero byte, and even Chinese JSON has quotes, braces and names.
+_MIN_ZERO_SHARE = 0.15
 # The longest first, since UTF-32's mark begins with UTF-16's.
 _MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32-le"),

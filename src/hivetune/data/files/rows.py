@@ -17,22 +17,26 @@ from typing import Any, NamedTuple
 from hivetune.base.database import is_read_only, open_to_read
 from hivetune.base.paths import quoted, spelled
 from hivetune.data.files.unpack import package, read_blocks
-from hivetune.data.formats import format_of_file, joins_rows, may_hold_rows, rows_inside, rows_of_file, slack
+from hivetune.data.formats import format_of_file, joins_rows, rows_inside, rows_of_file, slack
 from hivetune.data.mapping import rows_at, turn_table
 from hivetune.data.pieces.format import Head, Log, PlacedRow
 from hivetune.data.raw import MAX_ROW_BYTES, RawRow, Source
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import DataRefused
 
-_NUM_SAMPLE = 20  # rows by which a table of messages is told: all have to be of one format
-KEPT_BYTES = 4096  # of a line that is larger than any row
+# The rows by which a table of messages is told: all have to be of one format.
+_NUM_SAMPLE = 20
+# Of a line that is larger than any row so much is held, to tell what it was.
+KEPT_BYTES = 4096
+# The one that the header has most of: Excel writes a semicolon where the comma is the decimal sign.
 DELIMITERS = (",", ";", "\t")
 # A document is held as one text, since the line of each row is told.
 MAX_DOCUMENT_CHARS = 1 << 30
 STORE_COLUMNS = ("session", "user", "agent", "category", "time", "success", "feedback")
 # The keys of a document below which its rows stand, as APIs and the Hub's viewer name them.
 _LIST = re.compile(r'"(?:data|rows|examples|records)"\s*:\s*\[(?=\s*\{)')
-_HEAD_CHARS = 1024  # in which the list begins: what stands in front are counts and versions
+# The list begins within so many characters: what stands in front are counts and versions.
+_HEAD_CHARS = 1024
 _SPACE = re.compile(r"\s*")
 _scan = json.JSONDecoder().raw_decode
 
@@ -145,7 +149,8 @@ def _inner_rows(raw: RawRow, path: str) -> Iterator[RawRow]:
         if inside == []:
             raw = RawRow(raw.source, raw.payload, RowRefused("unknown-layout", f"no rows at {path!r}, as rows= says"))
             inside = None
-    elif may_hold_rows(raw.payload) and (raw.problem is None or raw.problem.reason == "line-too-large"):
+    elif raw.problem is None or raw.problem.reason == "line-too-large":
+        # A record that is larger than any row may hold many rows, none of which is too large.
         inside = rows_inside(raw.payload)
     if inside is None:
         yield raw

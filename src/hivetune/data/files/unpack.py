@@ -18,9 +18,11 @@ COMPRESSED = (".gz", ".zst")
 # Logs of equal lines shrink to a 50th or a 150th; a file made to fill a disk (a "bomb") to a 1,000th. Small ones may.
 MAX_RATIO = 300
 ALWAYS_UNPACKED_BYTES = 64 << 20
-DAMAGED = (OSError, EOFError, zlib.error)  # the exceptions of `blocks_of`
+# What `blocks_of` raises for a damaged file.
+DAMAGED = (OSError, EOFError, zlib.error)
 BLOCK_BYTES = 1 << 20
-_ZST_BYTES = 1024  # unpacked at once: a hostile 1 kB becomes 32 MB
+# The packed bytes that are unpacked at once: a hostile 1 kB becomes 32 MB.
+_ZST_BYTES = 1024
 
 
 def blocks_of(file: BufferedReader, packed: str) -> Iterator[bytes]:

@@ -136,11 +136,6 @@ def rows_of_file(name: str, path: str, lines: Lines) -> Iterator[PlacedRow]:
             raise DataRefused(f"{spelled(path)} is damaged: {error}", hint="get the file again") from None
 
 
-def may_hold_rows(payload: bytes) -> bool:
-    """Return whether a record may have rows inside; a fast check for most rows."""
-    return payload[:1] == b"{" and _batch_mark().search(payload) is not None
-
-
 @cache
 def _batch_mark() -> re.Pattern[bytes]:
     keys = sorted({key for form in _of_kind(Batch).values() for key in form.needs})
@@ -149,6 +144,9 @@ def _batch_mark() -> re.Pattern[bytes]:
 
 def rows_inside(payload: bytes) -> list[bytes] | None:
     """Return the rows that a record holds, in order; None when it is a row itself, or no JSON."""
+    # Parsing each row a second time would take longer than this search, which most rows end.
+    if payload[:1] != b"{" or _batch_mark().search(payload) is None:
+        return None
     try:
         record = json.loads(payload)
     except (ValueError, RecursionError):

@@ -14,7 +14,8 @@ from hivetune.data.intake.streams import SCHEMES, RedisReader
 from hivetune.data.intake.tables import SqliteReader
 from hivetune.errors import UsageError
 
-POLL_S = 0.2  # between two looks where there was nothing new
+# The pause where no source had anything new.
+POLL_S = 0.2
 
 
 @dataclass(slots=True)
@@ -60,10 +61,11 @@ def collect(
 ) -> Collected:
     """Store everything that `readers` have in hive.db, with `follow` until `stop` is set.
 
-    One thread writes, so that the store has one writer a collection. `tick` is called after each batch and each round.
+    `tick` is called after each batch and each round.
     After `stop` the current batch is still committed. Raise what a reader raises: UsageError, DataRefused,
     MachineNotFit, DoesNotFit, Busy.
     """
+    # One thread reads and writes, so that each batch is durable before its source moves on.
     collected = Collected(readers, {reader.name: Tally() for reader in readers})
     with closing(open_database()) as database, ExitStack() as stack:
         active = [(reader, stack.enter_context(closing(reader.batches(database, follow)))) for reader in readers]

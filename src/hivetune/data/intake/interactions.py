@@ -22,7 +22,8 @@ from hivetune.data.reasons import RowRefused
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.){1,1000}+"')
 _WORD = re.compile(r"[^\s\"'{}\[\],;:=()]{1,1000}+")
 _COLUMNS = "id, content_id, source, session, user, agent, category, time, success, feedback, row"
-KEPT_RAW_BYTES = 4096  # of a refused delivery, to see what it was
+# So much of a refused delivery is kept, to see what it was.
+KEPT_RAW_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,8 @@ def row_hash(row: Mapping[str, Any]) -> str:
 
 
 def tombstone(kind: str, value: str) -> tuple[str, str]:
-    """Return the key of a row in `forgotten`. It holds only a hash, since the value may be a name."""
+    """Return the key of a row in `forgotten`."""
+    # A hash alone, since the value may be a person's name.
     return kind, _hash(f"{kind}\n{value}")
 
 
@@ -207,9 +209,8 @@ def change_row(database: sqlite3.Connection, identity: str, row: Mapping[str, An
 
 
 def dump_row(row: Mapping[str, Any]) -> str:
-    """Return a row for the column `row`: JSON that is valid UTF-8. An infinity (of 1e999, or of SQLite) is null in it,
-    since JSON has none.
-    """
+    """Return a row for the column `row`: JSON that is valid UTF-8, with null for an infinity."""
+    # An infinity comes from 1e999 and from SQLite, and JSON has none.
     try:
         text = json.dumps(row, ensure_ascii=False, allow_nan=False)
     except ValueError:
@@ -219,9 +220,8 @@ def dump_row(row: Mapping[str, Any]) -> str:
 
 
 def storable(text: str) -> str:
-    """Return `text` with lone surrogates escaped, which SQLite does not accept; else the same object. File names and
-    hints may hold such bytes.
-    """
+    """Return `text` with lone surrogates escaped; the same object where there are none."""
+    # SQLite does not accept them, and names of files that are not UTF-8 hold them.
     try:
         text.encode()
     except UnicodeEncodeError:

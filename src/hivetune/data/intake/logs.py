@@ -35,10 +35,14 @@ from hivetune.data.read import parse_row
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import DataRefused, MachineNotFit, UsageError
 
-TAIL_BYTES = 1024  # before the place where reading stopped, by which a file is known again
-SILENT_S = 60.0  # a writer may hold a renamed log open for a while
-SETTLED_S = 1.0  # a follower reads a document that stayed as it is for so long: half a row may look whole
-_NUMBER = r"[._-]\d[\d.T:_-]*"  # of a rotation: .1, -20260101
+# The bytes before the place where reading stopped, by which a file is known again.
+TAIL_BYTES = 1024
+# A writer may hold a renamed log open for a while.
+SILENT_S = 60.0
+# A follower reads a document that stayed as it is for so long: half a row may look whole.
+SETTLED_S = 1.0
+# What a rotation adds to a name: .1, -20260101.
+_NUMBER = r"[._-]\d[\d.T:_-]*"
 _PACKED = rf"(?:{'|'.join(map(re.escape, COMPRESSED))})?"
 _LOG = re.compile(rf".+\.(?:jsonl|ndjson)(?:{_NUMBER})?{_PACKED}\Z")
 _BATCH_ROWS, _BATCH_BYTES = 1000, 1 << 20

@@ -9,7 +9,7 @@ import urllib.parse
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from hivetune.data.formats import may_hold_rows, rows_inside
+from hivetune.data.formats import rows_inside
 from hivetune.data.intake.interactions import Batch
 from hivetune.data.pieces.turns import is_conversation
 from hivetune.data.pieces.values import objects
@@ -17,7 +17,9 @@ from hivetune.data.read import parse_row, refuse_constant, refuse_session_line
 from hivetune.data.reasons import RowRefused
 from hivetune.errors import UsageError
 
-WRAPPERS = ("data", "json", "payload", "event", "body")  # names of a cell that holds the row, beside its facts
+# Names of a cell that holds the row, beside its facts, as programs that log to a queue or a table call it. Where a row
+# is in another one, field= names it.
+WRAPPERS = ("data", "json", "payload", "event", "body")
 Batches = Generator[Batch | None, None, None]
 
 
@@ -50,8 +52,7 @@ def rows_of_text(text: bytes) -> list[dict[str, Any]]:
     """Return the row of a JSON text, or the rows inside of it. Raise RowRefused."""
     # A log that was truncated under its writer has zeros in front of its next line.
     text = text.lstrip(b"\0").strip().removeprefix(codecs.BOM_UTF8)
-    inside = rows_inside(text) if may_hold_rows(text) else None
-    rows = [dict(parse_row(payload)) for payload in inside or [text]]
+    rows = [dict(parse_row(payload)) for payload in rows_inside(text) or [text]]
     for row in rows:
         refuse_session_line(row)
     return rows
@@ -75,8 +76,7 @@ def rows_of_cells(cells: Mapping[str, Any], field: str | None, names: Mapping[st
     if wrapper is not None:
         row |= row.pop(wrapper)
     row = _renamed(row, names)
-    text = json.dumps(row).encode()
-    inside = rows_inside(text) if may_hold_rows(text) else None
+    inside = rows_inside(json.dumps(row).encode())
     return [row] if inside is None else [dict(parse_row(payload)) for payload in inside]
 
 

@@ -21,7 +21,8 @@ from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 SCHEMES = ("redis://", "rediss://", "redis+cluster://", "rediss+cluster://", "unix://")
 OPTIONS = ("stream", "field", "map")
 _BATCH_ROWS = 500
-PATIENCE_S = 60.0  # with a server that does not answer
+# So long a server that does not answer is asked again.
+PATIENCE_S = 60.0
 CHECK_EVERY_S = 10.0
 SOCKET_TIMEOUT_S, CONNECT_TIMEOUT_S = 10.0, 3.0
 # Other sources wait meanwhile, since one thread reads all: the pauses of a command are 0.05, 0.1 and 0.2 s.
@@ -45,11 +46,10 @@ def _address(source: str) -> tuple[str, str, list[str]]:
 
 
 class RedisReader(Reader):
-    """The Reader of one stream, of redis://HOST:PORT/DB?stream=NAME. Raise UsageError, MachineNotFit.
+    """The Reader of one stream, of redis://HOST:PORT/DB?stream=NAME. Raise UsageError, MachineNotFit."""
 
-    The position is ours and not a consumer group's: a row that comes twice is known by its content, so nothing has to
-    be acknowledged, claimed or shared.
-    """
+    # The position is ours and not a consumer group's: a row that comes twice is known by its content, so nothing has to
+    # be acknowledged, claimed or shared.
 
     def __init__(self, source: str, *, patience_s: float = PATIENCE_S):
         package("redis", "redis")
@@ -104,7 +104,7 @@ class RedisReader(Reader):
         return list(self._client.xrange(self._stream, min=f"({self._after}", count=_BATCH_ROWS))
 
     def _connect(self) -> Any:
-        """Return a client. RESP2 has the same answers in all versions of Redis."""
+        # RESP2 has the same answers in all versions of Redis.
         redis = package("redis", "redis")
         pauses = redis.backoff.ExponentialBackoff(cap=LONGEST_PAUSE_S, base=FIRST_PAUSE_S)
         options = {

@@ -106,9 +106,8 @@ class SqliteReader(Reader):
         return f"{self._cursor} IS NOT NULL AND typeof({self._cursor}) != 'blob'" if self._column else "TRUE"
 
     def _name_of_rowid(self, kind: str, columns: Sequence[str]) -> str:
-        """Return a name of the rowid that no column has: the values of such a column come in any order, and may be
-        missing. Views and tables WITHOUT ROWID have none.
-        """
+        """Return a name of the rowid that no column has; "" for views and tables WITHOUT ROWID, which have none."""
+        # The values of a column that is called rowid come in any order, and may be missing.
         free = [name for name in ("rowid", "_rowid_", "oid") if name not in {column.lower() for column in columns}]
         if kind == "table" and free:
             with contextlib.suppress(sqlite3.OperationalError):
@@ -130,7 +129,7 @@ class SqliteReader(Reader):
         return self._query(query, value, *last)
 
     def _query(self, query: str, *values: object) -> list[Cells]:
-        """Return all rows at once, so that no read lock outlives the call."""
+        # All at once, so that no read lock outlives the call: SQLite can't reset a WAL that is being read.
         cursor = self._connection.execute(query, values)
         names = [column[0] for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

@@ -17,11 +17,13 @@ from hivetune.data.render.template import ChatTemplate, RenderError
 from hivetune.records import Message
 
 MARK = re.compile(r"Xq\d{5}Xq")
-_PROBE = "Xq90000Xq"  # a mark that no skeleton has: it would need 90,000 texts
+# A mark that no skeleton has: it would need 90,000 texts.
+_PROBE = "Xq90000Xq"
 # Rows of tools have as many shapes as tools, so that a set without end would fill the memory.
 MAX_SHAPES = 1024
 _SHOWN_CHARS = 40
-_CLOSING = re.compile(r"\A\s*</(?>[a-z_:]*?think)[a-z_:]*+>\s*")  # of an empty thought
+# The end of an empty thought in front of an answer.
+_CLOSING = re.compile(r"\A\s*</(?>[a-z_:]*?think)[a-z_:]*+>\s*")
 # Small models whose templates write what others leave out.
 _WRITTEN_BY = {
     "tool call": "Qwen/Qwen2.5-0.5B-Instruct or Qwen/Qwen3-0.6B",

@@ -15,7 +15,9 @@ REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 USER, ANSWER, THOUGHT, CALL, KEY, VALUE = "Xuserprobe", "Xanswerprobe", "Xthought", "Xcall", "Xkey", "Xvalue"
 USER_TURN = Message("user", USER)
 USUAL_ID, SHORT_ID = "call_0123456789ab", "abcdefghi"
-SHORT_ID_CHARS = 9  # required by Mistral's templates
+# Mistral's templates raise an error for ids of any other length.
+SHORT_ID_CHARS = 9
+# <think>, and with a prefix <seed:think> (Seed) and <mm:think> (MiniMax M3).
 _THOUGHT_TAG = r"<((?>[a-z_:]*?think)[a-z_:]*+)>"
 OPEN_THOUGHT = re.compile(rf"{_THOUGHT_TAG}\s*\Z")
 EMPTY_THOUGHT = re.compile(rf"{_THOUGHT_TAG}\s*</\1>")
@@ -71,25 +73,24 @@ class Dialect:
         """Return the messages with ids of calls as the template needs them, and whether any was changed."""
         if not (self.writes_ids or self.short_ids) or not any(m.tool_calls or m.role == "tool" for m in messages):
             return tuple(messages), False
-        new, waiting, changed, count = [], [], False, 0  # type: ignore[var-annotated]
+        new: list[Message] = []
+        waiting: list[tuple[Any, str]] = []
+        count = 0
         for message in messages:
             if message.tool_calls:
-                calls, waiting = [], []
-                for call in message.tool_calls:
-                    identity = self._id(call.get("id"), count)
-                    count += 1
-                    waiting.append((call.get("id"), identity))
-                    changed = changed or identity != call.get("id")
-                    calls.append({**call, "id": identity})
+                ids = [self._id(call.get("id"), count + i) for i, call in enumerate(message.tool_calls)]
+                waiting = [(call.get("id"), new_id) for call, new_id in zip(message.tool_calls, ids, strict=True)]
+                calls = [{**call, "id": new_id} for call, new_id in zip(message.tool_calls, ids, strict=True)]
+                count += len(ids)
                 message = replace(message, tool_calls=tuple(calls))
             elif message.role == "tool":
-                waiting_call = next((pair for pair in waiting if message.tool_call_id in (pair[0], None)), None)
-                if waiting_call is not None:
-                    waiting.remove(waiting_call)
-                    changed = changed or waiting_call[1] != message.tool_call_id
-                    message = replace(message, tool_call_id=waiting_call[1])
+                # A result without an id answers the first call that waits.
+                answered = next((pair for pair in waiting if message.tool_call_id in (pair[0], None)), None)
+                if answered is not None:
+                    waiting.remove(answered)
+                    message = replace(message, tool_call_id=answered[1])
             new.append(message)
-        return tuple(new), changed
+        return tuple(new), new != list(messages)
 
     def _id(self, row_id: Any, number: int) -> str:
         """Return the row's own id if it is valid; else a short one from its hash."""
@@ -121,10 +122,12 @@ def request_hash(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[
 
 def find_dialect(template: ChatTemplate) -> Dialect:
     """Find the dialect of a template, which need not know tools or thoughts."""
+    # Idefics 3 and SmolVLM write nothing of a content that is a plain text.
     typed = Dialect(typed_content=True)
     if USER not in _try(template, Dialect(), USER_TURN) and USER in _try(template, typed, USER_TURN):
         return typed
     dialect = _find_calls(template)
+    # Gemma 4 writes thoughts only in front of calls.
     thinking = Message("assistant", ANSWER, reasoning=THOUGHT), replace(_call(SHORT_ID), reasoning=THOUGHT)
     for key in REASONING_KEYS:
         with_key = replace(dialect, reasoning_key=key)

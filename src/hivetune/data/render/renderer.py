@@ -15,7 +15,8 @@ from hivetune.data.render.answers import Answer, SpokenTemplate
 from hivetune.data.render.template import ChatTemplate, RenderError
 from hivetune.records import Example, Message, Rendered
 
-MAX_HEADER_TOKENS = 64  # between the last control token and an answer; else the whole prompt is compared
+# A header between the last control token and an answer; where it is longer the whole prompt is compared.
+MAX_HEADER_TOKENS = 64
 MAX_HEADERS = 256
 
 
@@ -128,15 +129,14 @@ class Renderer:
         return self._finished(tokens, mask, tuple(sorted(spans)), last.message + 1)
 
     def _span(self, encoding: Encoding, text: str, answer: Answer) -> tuple[int, int] | None:
-        """Return the first and the last token of an answer, or None if the tokens before it are not its prompt's.
-
-        A control token splits the text before any other step, so only the tokens after the last one in the prompt,
-        mostly a header, can differ from those of the prompt by itself.
-        """
+        """Return the first and the last token of an answer, or None if the tokens before it are not its prompt's."""
         start, end = len(answer.prompt), len(answer.prompt) + len(answer.text)
         first, last = encoding.char_to_token(start), encoding.char_to_token(end - 1)
         if first is None or last is None or encoding.token_to_chars(first)[0] < start:  # type: ignore[index]
             return None
+        # A control token splits the text before any other step, so only the tokens after the last one in the prompt,
+        # mostly a header, can differ from those of the prompt by itself. Encoding is two thirds of a row's time, so the
+        # whole prompt is not encoded a second time.
         tokens, begin = encoding.ids, first
         while begin > 0 and tokens[begin - 1] not in self._control_ids and first - begin < MAX_HEADER_TOKENS:
             begin -= 1

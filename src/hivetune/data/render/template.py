@@ -32,18 +32,23 @@ from hivetune.data.time_limit import time_limit
 # With today's date a template would make other tokens tomorrow. This is the default date of Llama 3's own template; a
 # served prompt must use the same one.
 TEMPLATE_DATE = datetime(2024, 7, 26)
-MAX_TEMPLATE_CHARS = 1 << 20  # the largest published ones have 30,000
-MAX_TEXT_CHARS = 64 << 20  # a line of data has at most 16 MiB
+# The largest published ones have 30,000.
+MAX_TEMPLATE_CHARS = 1 << 20
+# A line of data has at most 16 MiB.
+MAX_TEXT_CHARS = 64 << 20
 MAX_INTEGER_BITS = 1 << 16
 # A real template takes 0.1 ms for a chat and 30 ms for the longest line of data.
 CPU_LIMIT_S = 2.0
-MEMORY_LIMIT_BYTES = 1 << 30  # in addition to the memory when the template starts
+# This much in addition to the memory when the template starts.
+MEMORY_LIMIT_BYTES = 1 << 30
 MEMORY_AGE_S = 1.0
 ShownTurns = Sequence[Mapping[str, Any]]
 Returned = TypeVar("Returned")
-MAX_BREACHES = 5  # of its limits; then a template is given up, else 1,000,000 rows would take weeks
+# After so many breaches of its limits a template is given up, else 1,000,000 rows would take weeks.
+MAX_BREACHES = 5
 LOOP_FACTS = frozenset(("first", "last", "index", "index0", "length"))
-DICT_NAMES = frozenset(dir(dict))  # `message.items` is the method, even if there is such a key
+# `message.items` is the method, even if there is such a key.
+DICT_NAMES = frozenset(dir(dict))
 THINKING_NAMES = ("enable_thinking", "thinking")
 _FORGET = "".join(f"{{%- set {name} = hivetune_leaves_it_undefined -%}}" for name in THINKING_NAMES)
 _ASKED = ({"role": "user", "content": "What?"},)
@@ -74,10 +79,8 @@ class ChatTemplate:
         return self._in_bounds(lambda: (self._written(chat, tools, for_answer),))[0]
 
     def prompt_and_whole(self, chat: ShownTurns, tools: Sequence[Any] | None) -> tuple[str, str]:
-        """Return the prompt of the last answer, and the text of all of `chat`. Raise RenderError.
-
-        Both have the limits of one text, since setting them takes as long as a short chat.
-        """
+        """Return the prompt of the last answer, and the text of all of `chat`. Raise RenderError."""
+        # Both have the limits of one text, since setting them takes as long as a short chat.
         prompt, whole = self._in_bounds(
             lambda: (self._written(chat[:-1], tools, True), self._written(chat, tools, False))
         )
@@ -97,7 +100,7 @@ class ChatTemplate:
         return texts
 
     def _written(self, chat: ShownTurns, tools: Sequence[Any] | None, for_answer: bool) -> str:
-        """Render without the copies of all names that `render` makes, which saves half of a short chat's time."""
+        # Without the copies of all names that Jinja's `render` makes, which take half of a short chat's time.
         names = {
             **self._shared,
             "messages": chat,
@@ -116,9 +119,9 @@ class _TimeUp(BaseException):
 def bounded(call: Callable[[], Returned]) -> Returned:
     """Return `call()` within CPU_LIMIT_S of processor time and MEMORY_LIMIT_BYTES more memory. Raise RenderError.
 
-    Only the main thread has a time limit (time_limit.py). A single call of C code is not interrupted, but the memory
-    limits its work.
+    Only the main thread has a time limit (time_limit.py).
     """
+    # A single call of C code is not interrupted, but the memory limits its work: a string that doubles.
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     smallest = _memory_limit_bytes(int(time.monotonic() / MEMORY_AGE_S))
     for limit in (soft, hard):
@@ -163,10 +166,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("*", "**"))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return an attribute as the sandbox does, without its checks for loop variables and keys of messages.
-
-        The checks take a third of a short chat's time.
-        """
+        """Return an attribute as the sandbox does."""
+        # Its checks take a third of a short chat's time. Loop variables and keys of messages need none.
         kind = type(obj)
         if kind is LoopContext and attribute in LOOP_FACTS:
             return getattr(obj, attribute)
