@@ -97,6 +97,22 @@ async def test_a_rollback_restarts_nothing() -> None:
 
 
 @played
+async def test_the_server_before_answers_until_that_of_another_base_is_ready() -> None:
+    stage = Stage()
+    keeper = stage.keeper
+    stage.now = wants(1, 1)
+    await stage.until(lambda: keeper.ready)
+    stage.gate.clear()
+    stage.now = Wanted(deployment(2, model="other"), {"a": "a@2"})
+    await stage.until(lambda: len(stage.started) == 2)
+    assert keeper.ready and keeper.routes.find("a", "s") == "a@1" and keeper.routes.base == "m"
+    stage.gate.set()
+    await stage.until(lambda: keeper.swaps == 1)
+    assert keeper.routes.find("a", "s") == "a@2" and keeper.routes.base == "other"
+    await stage.until(lambda: stage.ended == [deployment(1)])
+
+
+@played
 async def test_an_answer_of_some_minutes_is_not_cut_by_a_promotion() -> None:
     """With little memory its server was ended after a minute, which counted as a failure of its release."""
     stage = Stage()
