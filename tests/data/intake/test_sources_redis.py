@@ -20,7 +20,7 @@ from hivetune.data.intake.interactions import commit_batch
 from hivetune.data.intake.reader import rows_of_cells
 from hivetune.data.intake.streams import RedisReader
 from hivetune.data.reasons import RowRefused
-from hivetune.errors import DoesNotFit, MachineNotFit, UsageError
+from hivetune.errors import MachineNotFit, UsageError
 
 ENTRIES = [
     ({"data": '{"prompt": "a"}'}, None, {"prompt": "a"}),
@@ -143,16 +143,6 @@ def test_a_stream_that_was_made_again_is_read_from_its_beginning(server: RedisSe
 
 
 @pytest.mark.slow
-def test_two_collectors_of_a_stream_store_each_row_once(server: RedisServer) -> None:
-    server.add("chats", *range(3000))
-    readers = [reader_of(server), reader_of(server)]
-    readers[1].name += " (second)"
-    collected = collecting_module.collect(readers, follow=False, stop=threading.Event())
-    assert collected.total().stored == 3000
-    assert stored_numbers() == list(range(3000))
-
-
-@pytest.mark.slow
 def test_bad_entries_are_kept_aside(server: RedisServer) -> None:
     server.client.xadd("chats", {"data": "{oops"}, id="1-1")
     server.add("chats", 1)
@@ -161,43 +151,10 @@ def test_bad_entries_are_kept_aside(server: RedisServer) -> None:
 
 
 @pytest.mark.slow
-def test_what_the_server_may_lose_is_said(server: RedisServer) -> None:
-    server.add("chats", 1)
-    server.client.config_set("appendonly", "no")
-    server.client.config_set("maxmemory-policy", "allkeys-lru")
-    try:
-        reader = reader_of(server)
-        collect_with(reader)
-    finally:
-        server.client.config_set("appendonly", "yes")
-        server.client.config_set("maxmemory-policy", "noeviction")
-    said = [note.partition(": ")[2].partition(" ")[0] for note in reader.notes]
-    assert said == ["appendonly", "maxmemory-policy"]
-
-
-@pytest.mark.slow
 def test_a_key_that_is_no_stream(server: RedisServer) -> None:
     server.client.set("chats", "text")
     with pytest.raises(UsageError, match="is not a stream"):
         collect_now(f"{server.url}?stream=chats")
-
-
-@pytest.mark.slow
-def test_a_disk_that_is_full_loses_nothing(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.add("chats", *range(2000))
-    full = open_database
-
-    def open_small(path: Path | None = None) -> Any:
-        database = full(path)
-        pages = database.execute("PRAGMA page_count").fetchone()[0]
-        database.execute(f"PRAGMA max_page_count = {pages + 40}")
-        return database
-
-    with monkeypatch.context() as patch, pytest.raises(DoesNotFit, match="cannot be written"):
-        patch.setattr(collecting_module, "open_database", open_small)
-        collect_now(f"{server.url}?stream=chats")
-    collect_now(f"{server.url}?stream=chats")
-    assert stored_numbers() == list(range(2000))
 
 
 @pytest.mark.slow

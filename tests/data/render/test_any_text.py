@@ -23,16 +23,11 @@ PIECES = (
     "{{ x }}",
     "{% if %}",
     "Xq00000Xq",
-    "é",
-    "👋",
+    "é👋",
 )
 TEXTS = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=12)), min_size=1, max_size=6).map("".join)
 # A mark in a text of the row, a border inside a token, a text that the template cuts: each is said.
-SAID = {
-    "not-in-template",
-    "no-trained-token",
-    "end-not-trained",
-}
+SAID = {"not-in-template", "no-trained-token", "end-not-trained"}
 
 
 @pytest.fixture(scope="module")

@@ -202,6 +202,7 @@ def _truncated(line: bytes) -> RowRefused | None:
     except UnicodeDecodeError as error:
         return RowRefused("truncated-line") if error.reason == "unexpected end of data" else None
     except json.JSONDecodeError as error:
+        # A decoder stops up to 6 characters before the end, at a cut true, false or \u00e9.
         at_end = error.pos >= len(error.doc) or (error.pos >= len(error.doc) - 6 and error.doc[-1:] not in "}]")
         return RowRefused("truncated-line") if at_end or error.msg.startswith("Unterminated") else None
     except (ValueError, RecursionError):  # as of an integer with more digits than Python reads

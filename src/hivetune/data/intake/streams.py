@@ -123,7 +123,7 @@ class RedisReader(Reader):
             raise UsageError(f"{self._shown}: {error}", hint="redis://[:PASSWORD@]HOST:PORT/DB?stream=NAME") from None
 
     def _check(self) -> None:
-        """Note what may lose entries before they are collected. A stream that was made again is read from its start."""
+        """Note entries that were trimmed before they were read. A stream that was made again is read from its start."""
         stream: dict[str, Any] = {}
         if self._client.exists(self._stream):
             stream = self._client.xinfo_stream(self._stream)
@@ -133,18 +133,11 @@ class RedisReader(Reader):
         is_behind = first is None or _numbers(first[0]) > _numbers(self._after)
         # Redis 6.2 does not count what was added.
         lost = stream.get("entries-added", 0) - self._num_read - stream.get("length", 0) if is_behind else 0
-        node = {"target_nodes": self._client.get_node_from_key(self._stream)} if self._nodes else {}
-        policy = str(self._client.info("memory", **node).get("maxmemory_policy"))
-        risks = {
-            "appendonly is off: a server crash loses entries": not self._client.info("persistence", **node)[
-                "aof_enabled"
-            ],
-            f"maxmemory-policy is {policy}: a full memory loses entries; set noeviction": policy.startswith("allkeys-"),
-            f"{lost} entries were trimmed before they were collected: raise MAXLEN, or collect with --follow": lost > 0,
-        }
-        for risk, is_there in risks.items():
-            if is_there:
-                self.note(f"{self.name}: {risk}")
+        if lost > 0:
+            self.note(
+                f"{self.name}: {lost} entries were trimmed before they were collected: raise MAXLEN, or collect with"
+                " --follow"
+            )
 
     def _explained(self, error: Exception, wrong: Any) -> HivetuneError:
         """Return an error that stays, in plain words."""
@@ -155,7 +148,7 @@ class RedisReader(Reader):
         return MachineNotFit(
             f"{self._shown} cannot be used: {error}",
             hint="is it a Redis of 6.2 or later, running and reachable, whose user has +xrange +xinfo +exists"
-            " +info on the stream?",
+            " on the stream?",
         )
 
     def _deliveries(self, entry: bytes, fields: Mapping[bytes, bytes]) -> list[Delivery]:
