@@ -18,7 +18,7 @@ from hivetune.base.database import open_database, transaction
 from hivetune.config import RunConfig, load_config, parse_config
 from hivetune.cycle.record import Domain
 from hivetune.cycle.rows import RowsNow, affordable_tokens, choose_rows, domains_of, pool_of, read_rows_now
-from hivetune.data.leave_out import LEAVE_OUT
+from hivetune.data.reasons import LEAVE_OUT
 from hivetune.data.snapshot import PoolRow
 from hivetune.release.registry import champion_of
 

@@ -23,7 +23,7 @@ from hivetune.config import RunConfig, parse_config
 from hivetune.cycle import record, rows
 from hivetune.cycle.gate import Comparisons, judge_cycle
 from hivetune.cycle.record import CycleEnd, CycleRow
-from hivetune.data.leave_out import write_leave_out
+from hivetune.data.reasons import write_leave_out
 from hivetune.errors import Busy, HivetuneError, MachineNotFit, Stopped
 from hivetune.judge.evaluate import compare_pair, evaluate_run, verdict_document
 from hivetune.models.prepared import folder_for

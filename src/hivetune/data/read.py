@@ -9,7 +9,7 @@ from typing import Any
 
 from hivetune.data.columns import extract
 from hivetune.data.formats import claude_code, codex, format_named, read_conversation
-from hivetune.data.judged.answers import (
+from hivetune.data.judged import (
     TwoAnswers,
     only_last_answer,
     read_corrected,
@@ -70,7 +70,7 @@ def row_text(payload: bytes) -> tuple[str, tuple[str, ...]]:
     except UnicodeDecodeError as error:
         raise _not_text(payload, error) from None
     marked = BYTE_ORDER_MARK in text or WRITTEN_MARKS[0] in text or WRITTEN_MARKS[1] in text
-    return text.removeprefix(BYTE_ORDER_MARK), ("byte-order-mark",) if marked else ()
+    return text.removeprefix(BYTE_ORDER_MARK), ("stray-characters",) if marked else ()
 
 
 def _parsed_row(text: str) -> Row:
@@ -203,7 +203,7 @@ def _clean(conversation: Conversation) -> Conversation:
         if message.role == "tool" and "\0" in text:
             text, has_nul = text.replace("\0", "\ufffd"), True
         messages.append(replace(message, content=text))
-    changed = (*conversation.changed, *(["nul-in-result"] if has_nul else ()))
+    changed = (*conversation.changed, *(["stray-characters"] if has_nul else ()))
     return conversation._replace(messages=tuple(messages), changed=changed)
 
 

@@ -3,8 +3,14 @@
 This table is the only list. docs/data-checks.md is held equal to it by a test.
 """
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
+
+from hivetune.base.disk import write_atomic
+from hivetune.errors import UsageError
 
 Severity = Literal["reject", "set_aside", "warn"]
 
@@ -111,7 +117,7 @@ _REJECT = {
     ),
     # The text
     "control-token": (
-        "the text holds a control token of the model, which would end or fake a turn",
+        "the text holds a control token of the model, which would end or fake a turn, or its padding token",
         "delete the token from the text",
     ),
     "private": (
@@ -136,7 +142,6 @@ _REJECT = {
         "the answer has no end token: the model would never learn to stop",
         "use the model's own template",
     ),
-    "pad-trained": ("the padding token would be trained", "delete the token from the text"),
     "too-long": (
         "the row has more tokens than max_length, or more than a million characters",
         "raise max_length, or set data.on_overlong: cut_turns or cut",
@@ -163,7 +168,6 @@ _SET_ASIDE = {
         "the same answer is called good in one row and bad in another",
         "decide which is right and delete the other",
     ),
-    "quota-user": ("its user has more than 100 bad answers", "nothing to do; the others are used"),
     "cut-off-answer": (
         "the answer was cut at a length limit: its end would be learned as one",
         "raise the limit where the answers are made",
@@ -194,9 +198,9 @@ _SET_ASIDE = {
         "data.balance or data.max_rows allows fewer rows, and others were drawn",
         "set data.balance: none, or raise data.max_rows",
     ),
-    "quota-client": (
-        "one of several clients of the gateway would teach more than a third, or than its even share",
-        "nothing to do; the rows are drawn by content",
+    "quota": (
+        "its client would teach more than a third of all, or its user has more than 100 bad answers",
+        "nothing to do; the rows that are used are drawn by content",
     ),
     "set-aside": ("a person set it aside", "undo it on the dashboard's page Review"),
     # By a cycle's choice of rows, through data.leave_out
@@ -225,7 +229,6 @@ _WARN = {
     "leading-answer": ("turns before the first question were removed", "nothing to do"),
     "trailing-turns": ("turns after the last answer were removed", "add the answer, if there is one"),
     "lone-thought": ("thoughts without an answer were removed", "nothing to do"),
-    "nul-in-result": ("NUL characters in a tool's result were replaced by U+FFFD", "nothing to do"),
     "source-marks": ("marks of sources that the log lacks were removed", "nothing to do"),
     "ends-before-media": ("the conversation ends before an image, file or tool that its log lacks", "nothing to do"),
     "other-answers": ("the question has several answers: the first is learned", "keep the answer that you want"),
@@ -248,9 +251,9 @@ _WARN = {
     ),
     "cut": ("the end was cut at max_length; the end of the last answer is not trained", "raise max_length"),
     "cut-turns": ("the last turns were removed to fit max_length", "raise max_length"),
-    "byte-order-mark": (
-        "a byte order mark (U+FEFF) inside the file was removed",
-        "nothing to do; files were joined or pasted",
+    "stray-characters": (
+        "a byte order mark (U+FEFF) in the file was removed, or NUL in a tool's result replaced by U+FFFD",
+        "nothing to do; files were joined or pasted, or a program printed bytes",
     ),
     "turn-by-turn": (
         "the template rewrites earlier turns: each answer is trained with the prompt of a server",
@@ -269,3 +272,30 @@ _BY_SEVERITY: dict[Severity, dict[str, tuple[str, str]]] = {"reject": _REJECT, "
 REASONS = {
     name: Reason(severity, *texts) for severity, reasons in _BY_SEVERITY.items() for name, texts in reasons.items()
 }
+# The reasons that the file of `data.leave_out` may name: ids of rows to leave out, each with its reason (docs/data.md).
+LEAVE_OUT = ("own-evidence", "next-cycle", "not-replayed", "other-domain")
+
+
+def write_leave_out(path: Path, named: Mapping[str, str]) -> None:
+    """Write a file from `named`, id of a row -> reason. It is sorted, so that equal choices are equal bytes."""
+    lines = [json.dumps({"id": identity, "reason": reason}) + "\n" for identity, reason in sorted(named.items())]
+    write_atomic(path, "".join(lines).encode())
+
+
+def read_leave_out(path: Path) -> dict[str, str]:
+    """Return id of a row -> reason. Raises UsageError naming the first line of another form."""
+    named = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"data.leave_out: {path} can't be read: {error}", hint="correct the setting") from None
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = json.loads(line)
+            named[str(entry["id"])] = LEAVE_OUT[LEAVE_OUT.index(entry["reason"])]
+        except (ValueError, KeyError, TypeError):
+            raise UsageError(
+                f'{path}:{number}: not a line of the form {{"id": ..., "reason": ...}}',
+                hint=f"reasons: {', '.join(LEAVE_OUT)}",
+            ) from None
+    return named

@@ -125,7 +125,7 @@ def test_a_thousand_thumbs_of_one_user_are_a_hundred(write_rows: Callable[..., P
     rows = [good(n, feedback="down", user="one") for n in range(1_000)]
     rows += [good(n, feedback="down", user=f"u{n}") for n in range(1_000, 1_040)] + [good(2_000)]
     document = report(write_rows(rows))
-    assert document["set_aside"] == {"for-lessons": 140, "quota-user": 900}
+    assert document["set_aside"] == {"for-lessons": 140, "quota": 900}
     assert document["learn"]["failures"] == 140
 
 
@@ -137,7 +137,7 @@ def test_a_quota_counts_the_token_and_not_the_name_that_a_request_declares(write
         good(999)
     ]
     document = report(write_rows(rows))
-    assert document["set_aside"] == {"for-lessons": 270, "quota-user": 200}
+    assert document["set_aside"] == {"for-lessons": 270, "quota": 200}
 
 
 def test_what_is_not_named_is_told_and_not_learned(write_rows: Callable[..., Path]) -> None:

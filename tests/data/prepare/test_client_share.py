@@ -35,7 +35,7 @@ def test_a_client_teaches_its_share_at_most(own_home: Path, counts: tuple[int, .
     for number, count in enumerate(counts):
         approved(f"client-{number}", count, 1000 * number)
     report = check(DataConfig(path="store", near_duplicates=0)).document
-    left = Counter(report["set_aside"])["quota-client"]
+    left = Counter(report["set_aside"])["quota"]
     kept = counts[0] - left
     assert kept / (kept + sum(counts[1:])) <= most + 0.01
     assert kept / (kept + sum(counts[1:])) >= most - 0.05, "no more than needed is left out"

@@ -8,8 +8,8 @@ import pytest
 
 from hivetune.base.disk import read_json
 from hivetune.config import DataConfig, RunConfig
-from hivetune.data.leave_out import LEAVE_OUT, read_leave_out, write_leave_out
 from hivetune.data.prepare.prepare import prepare
+from hivetune.data.reasons import LEAVE_OUT, read_leave_out, write_leave_out
 from hivetune.data.snapshot import REPORT
 from hivetune.errors import UsageError
 

@@ -11,8 +11,8 @@ from data.conftest import chat
 from data.prepare import faults
 
 from hivetune.config import DataConfig
-from hivetune.data.checks.lessons import compare, lesson_hashes, lesson_of
-from hivetune.data.prepare.near import ALIKE, QUESTION, WORDS, Near, near_copies, sketch
+from hivetune.data.checks.lessons import compare, lesson_of
+from hivetune.data.prepare.near import Near, near_copies, sketch
 from hivetune.data.prepare.prepare import check
 from hivetune.data.read import content_id
 from hivetune.records import Message
@@ -60,26 +60,6 @@ INSTRUCTION = " ".join(
     f" how the guest felt about the {word}."
     for word in ("food", "room", "staff", "price", "place")
 )
-
-
-def test_many_questions_behind_one_instruction_are_different_questions() -> None:
-    """1,000 reviews of 6 to 15 words behind 130 shared ones, two answers; 20 longer ones come twice, a word apart."""
-    rng = random.Random(1)
-    rows = [
-        said(f"{INSTRUCTION} {' '.join(words(rng, 6 + rng.randrange(10)))}", rng.choice(("positive", "negative")))
-        for _ in range(1000)
-    ]
-    assert len(search(*rows).copies) <= 2 and len(search(*rows).alike) < 10  # which differ in two or three words
-    for _ in range(20):
-        review = words(rng, 60)
-        rows += [
-            said(f"{INSTRUCTION} {' '.join([*review[:30], word, *review[31:]])}", "mixed") for word in ("so", "as")
-        ]
-    found = search(*rows)
-    assert {(row, other) for row, other, _ in found.copies if row >= 1000} == {
-        (row + 1, row) for row in range(1000, 1040, 2)
-    }
-    assert {(row, row + 1) for row in range(1000, 1040, 2)} <= set(found.alike)
 
 
 @pytest.mark.parametrize("rows", [2, 5, 12, 40])
@@ -134,17 +114,6 @@ def test_the_next_answer_of_a_history_is_another_lesson() -> None:
     assert search(*histories).copies == []
 
 
-def test_lessons_of_a_history_are_those_of_its_beginnings() -> None:
-    turns = [said(f"question {i}", f"answer {i}")[1:] for i in range(3)]
-    whole = lesson_hashes([message for turn in turns for message in turn])
-    assert len(whole) == 3
-    for end in (1, 2):
-        assert lesson_hashes([message for turn in turns[:end] for message in turn]) == whole[:end]
-    read_only = [replace(turns[0][1], weight=0)]
-    assert lesson_hashes([turns[0][0], *read_only, *turns[1]]) != whole[:2]
-    assert lesson_hashes(turns[0], ({"name": "tool"},)) != whole[:1]
-
-
 def test_the_order_of_the_rows_does_not_matter() -> None:
     rng = random.Random(8)
     texts = [(words(rng, 20), words(rng, 30)) for _ in range(60)]
@@ -166,11 +135,6 @@ def test_the_order_of_the_rows_does_not_matter() -> None:
         )
 
     assert found(order) == found([*range(len(rows))])
-
-
-def test_bands_miss_at_most_one_pair_in_a_hundred() -> None:
-    for (bands, values), similarity in ((WORDS, 0.85), (QUESTION, ALIKE)):
-        assert (1 - similarity**values) ** bands <= 0.011
 
 
 def test_text_without_spaces_is_compared_by_characters() -> None:

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -154,10 +153,3 @@ def test_a_system_prompt_of_the_config_is_covered(tmp_path: Path, chatml: Path) 
     assert [change["hint"] for change in document["changes"]] == [
         "e-mail address in the system prompt (message 1); check that the row still makes sense"
     ]
-
-
-def test_a_worker_starts_without_what_only_its_parent_needs() -> None:
-    """Reading a config needs pydantic: 0.3 s of processor time and 15 MB for each worker."""
-    code = "import sys, hivetune.data.prepare.work; print({'pydantic', 'yaml'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"

@@ -10,33 +10,10 @@ from typing import Any
 import pytest
 from data.conftest import chat
 from data.prepare.faults import WORDS
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hivetune.config import DataConfig, parse_config
-from hivetune.data.checks.lessons import group_hash, question
 from hivetune.data.prepare.prepare import check, prepare
-from hivetune.data.prepare.split import split_of
-from hivetune.records import Message, Split
-
-
-@given(st.integers(0, 2**64 - 1), st.floats(0, 0.5), st.floats(0, 0.49))
-def test_shares_only_ever_grow_out_of_training_rows(place: int, validation: float, more: float) -> None:
-    """A larger test share keeps every row of the smaller one."""
-    if split_of(place, validation, 0.2) == "test":
-        assert split_of(place, validation, 0.2 + more) == "test"
-
-
-def test_one_question_is_one_key() -> None:
-    one, other = (Message("user", "What  is\nthis?"),), (Message("system", "x"), Message("user", "what is this?"))
-    assert question(one) == question(other) != question((Message("user", "what is that?"),))
-
-
-def test_shares_hold_for_every_stratum() -> None:
-    """10,000 questions: each share within 5 standard deviations (0.3 % each) of what was asked for."""
-    counts = Counter(split_of(group_hash(f"question:{i}"), 0.1, 0.1) for i in range(10_000))
-    assert abs(counts["test"] - 1000) < 150
-    assert abs(counts["validation"] - 1000) < 150
+from hivetune.records import Split
 
 
 def sides(path: Path, chatml: Path, **data: Any) -> dict[str, str]:

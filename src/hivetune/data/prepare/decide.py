@@ -10,11 +10,11 @@ from typing import Any
 
 from hivetune.config import DataConfig, LearnConfig
 from hivetune.data.checks.lessons import Lesson, unpacked_lesson
-from hivetune.data.judged.lessons import Lessons, judge_rows
-from hivetune.data.leave_out import read_leave_out
+from hivetune.data.prepare.lessons import Lessons, judge_rows
 from hivetune.data.prepare.near import near_copies
 from hivetune.data.prepare.split import split_rows
 from hivetune.data.prepare.work import USABLE, Work
+from hivetune.data.reasons import read_leave_out
 
 SYNTHETIC_SHARE = 0.5  # the most that synthetic rows may be of the usable ones
 CLIENT_SHARE = 1 / 3  # the most that one of several clients of the gateway may teach, in trained tokens
@@ -151,7 +151,7 @@ def _cap_clients(work: Work) -> None:
     share = max(CLIENT_SHARE, 1 / max(1, len(tokens)))
     for client, taught in tokens.items() if len(tokens) > 1 else ():
         work.database.execute(
-            "UPDATE rows SET fate = 'quota-client' FROM (SELECT n, sum(coalesce(trained, 1)) OVER (ORDER BY hash64, n)"
+            "UPDATE rows SET fate = 'quota' FROM (SELECT n, sum(coalesce(trained, 1)) OVER (ORDER BY hash64, n)"
             f" AS taught FROM rows WHERE {captured} AND owner64 = ?) AS drawn WHERE rows.n = drawn.n AND taught > ?",
             (client, (total - taught) * share / (1 - share)),
         )

@@ -13,7 +13,7 @@ from hivetune.data.checks.lessons import group_hash, lesson_hashes, lesson_of, p
 from hivetune.data.checks.redact import Policy, apply_policy
 from hivetune.data.checks.rules import CHECKS, check_messages, control_token_check, has_mojibake
 from hivetune.data.intake.interactions import is_forgotten, is_forgotten_raw, row_hash, storable
-from hivetune.data.judged.answers import is_small_edit, with_worse
+from hivetune.data.judged import is_small_edit, with_worse
 from hivetune.data.prepare.near import sketch
 from hivetune.data.raw import RawRow
 from hivetune.data.read import ExaminedRow, Note, content_id, judged_hash, parse_row, read_example

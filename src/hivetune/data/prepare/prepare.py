@@ -35,16 +35,16 @@ from hivetune.config import DataConfig, LearnConfig, RunConfig
 from hivetune.data.files.inputs import Inputs, plan_inputs
 from hivetune.data.frozen import frozen_hashes
 from hivetune.data.intake.interactions import load_forgotten, load_set_aside
-from hivetune.data.judged.lessons import learnable
-from hivetune.data.leave_out import read_leave_out
 from hivetune.data.mapping import check_columns
 from hivetune.data.prepare.decide import decide_rows
 from hivetune.data.prepare.examine import RowSettings
+from hivetune.data.prepare.lessons import learnable
 from hivetune.data.prepare.pool import examined, num_workers
 from hivetune.data.prepare.report import Report, make_report, unmatched
 from hivetune.data.prepare.understand import Understood, understand
 from hivetune.data.prepare.work import Work, fill, work_in
 from hivetune.data.prepare.write import publish, write_clean
+from hivetune.data.reasons import read_leave_out
 from hivetune.data.render.folder import RENDER_FILES
 from hivetune.data.snapshot import DAMAGED_SNAPSHOT, Snapshot, open_snapshot
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, UsageError

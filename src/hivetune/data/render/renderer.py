@@ -151,7 +151,7 @@ class Renderer:
             raise RenderError("no-trained-token")
         pad = self.pad_id if self.pad_id not in self.eos_ids else None
         if pad is not None and any(k for token, k in zip(tokens, mask, strict=True) if token == pad):
-            raise RenderError("pad-trained")
+            raise RenderError("control-token")
         return Rendered(tuple(tokens), bytes(mask), num_messages, answers)
 
 

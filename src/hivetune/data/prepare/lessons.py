@@ -90,7 +90,7 @@ def judge_rows(database: sqlite3.Connection, learn: "LearnConfig") -> Lessons:
         answers_of_owner[candidate.owner] += candidate.owner is not None
         retry, retry_time = retries.get((candidate.session, candidate.read), (None, math.inf))
         if answers_of_owner[candidate.owner] > QUOTA_PER_CLIENT:
-            leave_out(candidate, "quota-user")
+            leave_out(candidate, "quota")
         elif not candidate.trained:
             leave_out(candidate, "not-learned")
         elif candidate.better is not None:
