@@ -27,13 +27,14 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("block_bytes", [7, 1 << 20])
 @pytest.mark.parametrize("indent", [None, 1])
-@pytest.mark.parametrize("form", ["array", "data", "objects"])
+@pytest.mark.parametrize("form", ["array", "data", "records", "objects"])
 def test_documents_of_rows(
     form: str, indent: int | None, block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = {
         "array": json.dumps(ROWS, indent=indent),
         "data": json.dumps({"version": 1, "data": ROWS, "total": 9, "meta": {"page": 1}}, indent=indent),
+        "records": json.dumps({"meta": {"page": "[1]"}, "records": ROWS, "more": None}, indent=indent),
         "objects": "\n".join(json.dumps(row, indent=indent) for row in ROWS),
     }
     path = tmp_path / "rows.json"

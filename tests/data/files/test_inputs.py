@@ -220,6 +220,21 @@ def test_globs_find_what_a_shell_finds(tmp_path: Path) -> None:
         assert found == shell or (pattern == "x/**" and found < shell), pattern
 
 
+def test_each_file_of_a_channel_is_hashed_and_the_names_of_its_users_too(tmp_path: Path) -> None:
+    (tmp_path / "general").mkdir()
+    said = [{"type": "message", "user": "U1", "ts": "1767323045.0", "text": "Where is it?"}]
+    for path, content in {"users.json": [], "general/2026-01-02.json": said, "general/2026-01-03.json": said}.items():
+        (tmp_path / path).write_text(json.dumps(content))
+    inputs = plan_inputs(str(tmp_path / "general"), tmp_path)
+    assert [source.kind for source in inputs.sources] == ["slack"]
+    assert inputs.changed() is None
+    for path in ("users.json", "general/2026-01-03.json"):
+        before = plan_inputs(str(tmp_path / "general"), tmp_path)
+        (tmp_path / path).write_text("[ ]" if path == "users.json" else json.dumps([*said, *said]).replace("it", "he"))
+        assert before.changed() == str(tmp_path / path)
+        assert plan_inputs(str(tmp_path / "general"), tmp_path).digest != before.digest
+
+
 def test_a_named_pipe_and_a_device_are_refused_at_once(tmp_path: Path) -> None:
     pipe = tmp_path / "rows.jsonl"
     os.mkfifo(pipe)
