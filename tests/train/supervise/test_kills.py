@@ -15,7 +15,6 @@ from tiny_run import make_run
 
 from hivetune.run import checkpoints
 from hivetune.run.checkpoints import TENSORS
-from hivetune.run.folder import read_resolved
 
 # Each life must be able to save something: an interval well below what a killer leaves it.
 SETTINGS = {"supervise": {"checkpoint_every_s": 0.1, "attempts": 20}, "batch_size": 4}
@@ -95,10 +94,7 @@ def check(folder: Path, num_rows: int, workers: int, supervisors: int, seed: int
     config = make_run(folder / "calm", num_rows, **SETTINGS)
     (folder / "calm/config.json").write_text(config.model_dump_json())
     Killer(folder / "calm", 0, 0, seed).run(timeout_s)
-    # The library of products is measured, and on a busy machine not each time the same: what was measured once holds
-    # for both runs.
-    products = read_resolved(calm)[1].products
-    config = make_run(folder / "killed", num_rows, choices={"products": products} if products else {}, **SETTINGS)
+    config = make_run(folder / "killed", num_rows, **SETTINGS)
     (folder / "killed/config.json").write_text(config.model_dump_json())
     Killer(folder / "killed", workers, supervisors, seed).run(timeout_s)
     for name in RESULTS:

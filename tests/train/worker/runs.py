@@ -69,9 +69,7 @@ def make_run(
     choices: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> None:
-    """`folder/run` with config and plan and `folder/snapshot`: everything but the model. What multiplies is not timed:
-    on a busy machine two runs that should be equal chose differently.
-    """
+    """`folder/run` with config and plan and `folder/snapshot`: everything but the model."""
     defaults: dict[str, Any] = {
         "model": "tiny",
         "data": {"path": "none"},
