@@ -85,6 +85,7 @@ def test_a_worker_takes_no_more_of_a_card_than_its_share(
     assert held == ([] if name == "cpu" else ["cuda:1" if name == "cuda:1" else "cuda:0"])
 
 
+@pytest.mark.slow
 def test_two_runs_of_one_config_are_equal_whatever_else_the_machine_does(
     tiny_model_folder: Path, tmp_path: Path
 ) -> None:
