@@ -1,6 +1,6 @@
 """The user's columns in the place of ours: `--columns FIELD=COLUMN,...` and `data.columns`.
 
-    prompt=question,completion=answer       one column each; `a+b` joins several
+    prompt=question,completion=answer       one column each; a question or a text that is `a+b` joins several
     prompt=ticket.text,completion=replies[0].body    paths into objects and lists (JMESPath)
     messages=thread,role=author,text=body,assistant=Ben    a list of turns, its fields, and who answers; all others ask
     session=chat,role=author,text=body,time=sent           a table of turns, one a row, joined by their session
@@ -48,7 +48,8 @@ _FIRST_NAMES = {"session": "session_id", "user": "user_id", "time": "timestamp"}
 _SHARED = ("agent", "category", "system", "success", "feedback", "user", "time")  # what the turns of a session share
 _OF_TURNS = ("role", "text", ASSISTANT)
 _OF_TURN = (*ROLE_KEYS, "tool_calls", "tool_call_id", "weight")  # what is read of a turn whose text is mapped
-_JOINED = ("prompt", "completion", "text")  # that may be made of several columns
+# What may be made of several columns. An answer may not: the layout that we invent for it would be learned.
+_JOINED = ("prompt", "text")
 AND = "+"
 # What else is read of a row: what the gateway and the program itself write.
 OF_ANSWERS = frozenset(("chosen", "rejected", "correction", "rejected_answer"))
@@ -183,14 +184,14 @@ def _turn(turn: Any, columns: Mapping[str, str]) -> Any:
 
 
 def named_in(row: Row, field: str, column: str) -> tuple[str, ...]:
-    """Return the columns that a field is made of: one, or those of a question or an answer that is `a+b`."""
+    """Return the columns that a field is made of: one, or those of a question or a text that is `a+b`."""
     several = AND in column and field in _JOINED and not _has_column(row, column)
     return tuple(part.strip() for part in column.split(AND)) if several else (column,)
 
 
 def side_of(row: Row, field: str, column: str) -> Any:
-    """Return the content of one or several columns with their names: an answer as JSON text, a question as lines. None
-    if a column is missing or empty.
+    """Return the content of a column, or of several as lines with their names. None if one is missing or all are
+    empty.
     """
     parts = named_in(row, field, column)
     if len(parts) == 1:
@@ -200,8 +201,6 @@ def side_of(row: Row, field: str, column: str) -> Any:
     values = {name: value_of(row, part) for name, part in zip(called, parts, strict=True)}
     if not all(_has_column(row, part) for part in parts) or all(value in (None, "") for value in values.values()):
         return None
-    if field == "completion":
-        return json.dumps(values, ensure_ascii=False)
     texts = {k: v.strip() if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for k, v in values.items()}
     return "\n".join(f"{name}: {text}" for name, text in texts.items() if values[name] not in (None, ""))
 
