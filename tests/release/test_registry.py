@@ -336,30 +336,41 @@ def trace(statement):
             os.kill(os.getpid(), signal.SIGKILL)
         seen += 1
 opened.set_trace_callback(trace)
-registry.rollback(opened, "helpdesk", by="test", reason="killed")
+if sys.argv[2] == "rollback":
+    registry.rollback(opened, "helpdesk", by="test", reason="killed")
+else:
+    registry.promote(opened, "helpdesk@4", by="test")
 opened.set_trace_callback(None)
 print(seen)
 """
 
 
 @pytest.mark.slow
-def test_a_kill_at_any_statement_leaves_the_old_or_the_new_state(database: sqlite3.Connection, tmp_path: Path) -> None:
-    """A rollback writes two moves, in one transaction."""
+@pytest.mark.parametrize(
+    ("action", "statements", "after", "served"),  # a promotion is one line of the log, a rollback two
+    [
+        ("rollback", 4, {"candidate": 4, "champion": 2, "previous": 1}, 2),
+        ("promote", 3, {"champion": 4, "previous": 3}, 4),
+    ],
+)
+def test_a_kill_at_any_statement_leaves_the_old_or_the_new_state(
+    action: str, statements: int, after: dict[str, int], served: int, database: sqlite3.Connection, tmp_path: Path
+) -> None:
     champions(database, 1, 2, 3, folder=tmp_path)
     add(database, tmp_path, 4)
     old, old_history = aliases(database), len(history(database, "helpdesk"))
     for statement in range(20):
         done = subprocess.run(
-            [sys.executable, "-c", KILLED, str(statement)], capture_output=True, text=True, check=False
+            [sys.executable, "-c", KILLED, str(statement), action], capture_output=True, text=True, check=False
         )
         if done.returncode == 0:
-            assert int(done.stdout) == statement >= 4  # so many lines are written in one transaction
+            assert int(done.stdout) == statement == statements
             break
         assert done.returncode == -signal.SIGKILL, done.stderr
         assert (aliases(database), len(history(database, "helpdesk"))) == (old, old_history)
         assert registry.desired(database) == {"helpdesk": 3}
-    assert aliases(database) == {"candidate": 4, "champion": 2, "previous": 1}
-    assert registry.desired(database) == {"helpdesk": 2}
+    assert aliases(database) == after
+    assert registry.desired(database) == {"helpdesk": served}
 
 
 def test_an_older_database_beside_newer_artefacts_and_the_other_way_round(

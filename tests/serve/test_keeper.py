@@ -60,12 +60,18 @@ class Stage:
         raise AssertionError("it did not come about")
 
 
+async def serving(wanted: Wanted) -> Stage:
+    """Return a stage whose keeper serves what is wanted."""
+    stage = Stage()
+    stage.now = wanted
+    await stage.until(lambda: stage.keeper.ready)
+    return stage
+
+
 @played
 async def test_a_return_during_a_slow_start_takes_effect_at_once() -> None:
-    stage = Stage()
+    stage = await serving(wants(1, 1, 2))
     keeper = stage.keeper
-    stage.now = wants(1, 1, 2)
-    await stage.until(lambda: keeper.ready)
     stage.gate.clear()
     stage.now = wants(3, 1, 2, 3)
     await stage.until(lambda: len(stage.started) == 2)
@@ -83,10 +89,8 @@ async def test_a_return_during_a_slow_start_takes_effect_at_once() -> None:
 @played
 async def test_a_rollback_restarts_nothing() -> None:
     """The one before the champion is loaded; the one before that is wanted then, and is no reason to restart."""
-    stage = Stage()
+    stage = await serving(wants(3, 2, 3, before=2))
     keeper = stage.keeper
-    stage.now = wants(3, 2, 3, before=2)
-    await stage.until(lambda: keeper.ready)
     stage.now = wants(2, 1, 2, before=1)
     await keeper.look()
     assert keeper.routes.champions == {"a": "a@2"}
@@ -98,10 +102,8 @@ async def test_a_rollback_restarts_nothing() -> None:
 
 @played
 async def test_the_server_before_answers_until_that_of_another_base_is_ready() -> None:
-    stage = Stage()
+    stage = await serving(wants(1, 1))
     keeper = stage.keeper
-    stage.now = wants(1, 1)
-    await stage.until(lambda: keeper.ready)
     stage.gate.clear()
     stage.now = Wanted(deployment(2, model="other"), {"a": "a@2"})
     await stage.until(lambda: len(stage.started) == 2)
@@ -115,10 +117,8 @@ async def test_the_server_before_answers_until_that_of_another_base_is_ready() -
 @played
 async def test_an_answer_of_some_minutes_is_not_cut_by_a_promotion() -> None:
     """With little memory its server was ended after a minute, which counted as a failure of its release."""
-    stage = Stage()
+    stage = await serving(wants(1, 1))
     keeper = stage.keeper
-    stage.now = wants(1, 1)
-    await stage.until(lambda: keeper.ready)
     assert keeper.live is not None
     async with keeper.live.turn("a@1", "s"):
         stage.now = wants(2, 1, 2)
@@ -130,9 +130,7 @@ async def test_an_answer_of_some_minutes_is_not_cut_by_a_promotion() -> None:
 
 @played
 async def test_a_registry_that_cannot_be_read_changes_nothing_and_is_told() -> None:
-    stage = Stage()
-    stage.now = wants(1, 1)
-    await stage.until(lambda: stage.keeper.ready)
+    stage = await serving(wants(1, 1))
     stage.now = sqlite3.OperationalError("disk I/O error")
     await stage.keeper.look()
     assert stage.keeper.ready and stage.keeper.problems == ["the registry can't be read: disk I/O error"]

@@ -115,8 +115,8 @@ def check(folder: Path, num_rows: int, workers: int, supervisors: int, seed: int
 
 
 @pytest.mark.slow
-def test_four_kills_change_nothing(tmp_path: Path) -> None:
-    check(tmp_path, 2_000, workers=3, supervisors=1, seed=1, timeout_s=300)
+def test_eight_kills_change_nothing(tmp_path: Path) -> None:
+    check(tmp_path, 4_000, workers=6, supervisors=2, seed=1, timeout_s=300)
 
 
 @pytest.mark.proof

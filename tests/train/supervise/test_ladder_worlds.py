@@ -63,7 +63,7 @@ EVENTS = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(events=EVENTS, bounds=st.sampled_from([HOST, CARD, replace(CARD, attempts=1), replace(HOST, attempts=5)]))
 def test_whatever_happens_attempts_without_progress_are_bounded(
     events: list[tuple[str, int, str, bool]], bounds: Bounds

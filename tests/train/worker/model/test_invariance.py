@@ -63,6 +63,12 @@ def test_sharing_prefixes_changes_nothing(folder: Path, monkeypatch: pytest.Monk
     assert difference(step(folder, docs), shared) < SAME
 
 
+def test_sharing_really_happens_and_saves_tokens() -> None:
+    rows = [trim_document(d.tokens_L.tolist(), d.trained_L.tolist()) for d in documents()]
+    shared, apart = make_layout(rows), make_layout(rows, share=False)
+    assert shared.size < 0.6 * apart.size
+
+
 @pytest.mark.parametrize("rows", [1, 7])
 def test_how_logits_are_cut_changes_nothing(folder: Path, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = step(folder, documents())
