@@ -48,7 +48,7 @@ def shell(tmp_path: Path, own_home: Path, smollm2: Path) -> Callable[[str], str]
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, arguments in (("hivetune", "-m hivetune"), ("python", "")):
-        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
+        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
         (programs / name).chmod(0o755)
     work = tmp_path / "work"
     work.mkdir()

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from llama.hostile import TEXT, changed, gguf
+from programs import write_program
 
 from hivetune.errors import HivetuneError, MachineNotFit, UsageError
 from hivetune.llama.backend import Backend, ServerSettings, find_engine, open_backend, unused_program
@@ -127,11 +127,8 @@ def test_no_orphan_is_left_when_its_parent_is_killed(tiny: Path, engine: str, tm
 
 def stand_in(folder: Path) -> Path:
     """A `llama-server` that takes the real one's arguments and is xllamacpp inside: no package here has the program."""
-    path = folder / "bin" / "llama-server"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!{sys.executable}\n" + Path(__file__).with_name("llama_server.py").read_text(encoding="utf-8"))
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path.parent
+    source = Path(__file__).with_name("llama_server.py").read_text(encoding="utf-8")
+    return write_program(folder / "bin" / "llama-server", source).parent
 
 
 @pytest.mark.slow

@@ -5,10 +5,10 @@ Q4_0 and Q5_0 by llama.cpp's own Python functions, which have no K-quants: q4_k_
 """
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
+from programs import write_program
 from serve.hive import make_home, write_adapter
 
 from hivetune.errors import UsageError
@@ -19,10 +19,8 @@ from hivetune.release.export import Source, export
 
 @pytest.fixture
 def source(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
-    program = tmp_path / "bin" / "llama-quantize"
-    program.parent.mkdir()
-    program.write_text(f"#!{sys.executable}\n" + Path(__file__).with_name("llama_quantize.py").read_text("utf-8"))
-    program.chmod(0o700)
+    source = Path(__file__).with_name("llama_quantize.py").read_text("utf-8")
+    program = write_program(tmp_path / "bin" / "llama-quantize", source)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     made = Source(tmp_path / "adapter", make_home(), "mine")
     write_adapter(made.model, made.adapter, 1)

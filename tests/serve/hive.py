@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from gguf_families import write_model
 from once import copy_of
+from programs import write_program
 from safetensors.numpy import save_file
 
 from hivetune.base.database import open_database
@@ -173,11 +174,8 @@ def stub_gateway(folder: Path, token_of: str = "default") -> Iterator[Running]:
 
 def stub_on_path(folder: Path) -> str:
     """Make a PATH on which `llama-server` is a stand-in without a model (llama/stub_server.py)."""
-    program = folder / "stub" / "llama-server"
-    program.parent.mkdir(parents=True, exist_ok=True)
     source = Path(__file__).parents[1] / "llama" / "stub_server.py"
-    program.write_text(f"#!{sys.executable}\n" + source.read_text(encoding="utf-8"))
-    program.chmod(0o755)
+    program = write_program(folder / "stub" / "llama-server", source.read_text(encoding="utf-8"))
     return f"{program.parent}:{os.environ['PATH']}"
 
 

@@ -1,11 +1,11 @@
 """Manual pages are read as what they document: options, sub-commands, settings, exit codes."""
 
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from programs import write_program
 
 from hivetune.synth.manual import decode, help_page, read_manual
 from hivetune.synth.packs import DocSource, Library, read_source
@@ -149,10 +149,9 @@ def test_help_text() -> None:
 
 def test_only_a_command_that_was_named_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And with nothing but --help, in an empty folder."""
-    program = tmp_path / "combtool"
-    program.write_text(f"#!{sys.executable}\nimport sys, pathlib\nassert sys.argv[1:] == ['--help']\n"
-                       f"assert not list(pathlib.Path().iterdir())\nprint({HELP!r})\n")  # fmt: skip
-    program.chmod(0o755)
+    source = "import sys, pathlib\nassert sys.argv[1:] == ['--help']\n"
+    source += f"assert not list(pathlib.Path().iterdir())\nprint({HELP!r})\n"
+    program = write_program(tmp_path / "combtool", source)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert list(Library().find_help("combtool")) == []
     found = list(Library(help_of=("combtool",)).find_help("combtool"))
