@@ -35,6 +35,18 @@ def test_a_new_file_has_its_name_when_it_is_whole(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".hive.db.*"))
 
 
+def test_a_new_home_is_opened_while_another_command_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first open changed the journal's mode, which needs the file alone: of two commands one failed."""
+    path = tmp_path / "hive.db"
+    with monkeypatch.context() as first:  # it has made the file, and reads it before anything else
+        first.setattr("hivetune.base.database._connect", lambda path: sqlite3.connect(path, isolation_level=None))
+        reader = open_database(path)
+    with closing(reader):
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM interactions").fetchall()
+        open_database(path).close()
+
+
 def test_a_log_without_its_database_is_said(path: Path) -> None:
     with closing(open_database(path)) as database:
         database.execute("INSERT INTO runs VALUES ('/b', 'b', 5.0, 'h')")

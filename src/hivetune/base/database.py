@@ -126,6 +126,9 @@ def _create(path: Path) -> None:
         temporary.touch(PRIVATE_FILE)
         with contextlib.closing(sqlite3.connect(temporary, isolation_level=None)) as database:
             database.executescript(f"BEGIN; {SCHEMA}; PRAGMA user_version = {VERSION}; COMMIT;")
+            # The mode is kept in the file. To change it needs the file alone, and does not wait for who reads it, so of
+            # two commands in a new home one failed.
+            database.execute("PRAGMA journal_mode=WAL")
         with contextlib.suppress(FileExistsError):  # another process was first
             os.link(temporary, path)
 
