@@ -109,6 +109,25 @@ def test_a_row_of_a_table_is_no_option_and_a_dash_no_word(tmp_path: Path) -> Non
     assert entries(page, "option")["--fullest"] == "Fill the comb with honey."
 
 
+def test_options_of_a_part_are_left_out_and_a_sentence_goes_on_behind_a_break(tmp_path: Path) -> None:
+    """perf-sched(1) has "OPTIONS FOR PERF SCHED TIMEHIST"; pg_basebackup(1) breaks a sentence behind a file's name."""
+    text = [
+        ".TH COMB 1",
+        ".SH NAME",
+        r"comb \- combs",
+        ".SH OPTIONS",
+        ".TP",
+        r"\-\-write\-notes",
+        "Creates a hive.notes",
+    ]
+    text += [".sp", "file and adds the bees to it.", ".sp", "The notes are kept.", ".SH OPTIONS FOR COMB WATCH"]
+    text += [".TP", r"\-\-flights", "Show the flights of each bee."]
+    path = tmp_path / "comb.1"
+    path.write_text("\n".join(text) + "\n")
+    told = entries(read_manual(path), "option")
+    assert told == {"--write-notes": "Creates a hive.notes file and adds the bees to it.\n\nThe notes are kept."}
+
+
 @pytest.mark.parametrize(
     ("page", "options", "never"),
     [("xargs", {"--show-limits"}, {"--show", "-limits"}), ("ssh-keygen", {"-V", "-z"}, {"-1d", "-1m", "-4w"})],

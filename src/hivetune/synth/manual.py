@@ -30,6 +30,7 @@ _OPTION_NAME = re.compile(r"--[A-Za-z0-9][\w+.-]*|-[A-Za-z?#@][\w+.-]*|-\d")
 _DIRECTIVE = re.compile(r"(?=[A-Z0-9]*[a-z])[A-Z][A-Za-z0-9]+=")
 _COMMAND = re.compile(r"[a-z][a-z0-9]*(?:[-_:][a-z0-9]+)*")
 _OF_COMMANDS = re.compile(r"COMMAND|SUBCOMMAND|ACTION|VERB|OPERATION")  # headings above sub-commands
+_OF_A_PART = re.compile(r"\bOPTIONS? (?:FOR|OF)\b", re.IGNORECASE)  # "OPTIONS FOR PERF SCHED TIMEHIST" in perf-sched(1)
 _LEFT_OUT = re.compile(
     r"^(NAME|SYNOPSIS|SEE ALSO|AUTHORS?|COPYRIGHT|LICEN[SC]E|HISTORY|REPORTING|BUGS?|COLOPHON|VERSION|RESOURCES"
     r"|ACKNOWLEDG|CREDITS|WWW|NOTES|AVAILABILITY|GIT$|TRADEMARK|DISTRIBUTION|CONTRIBUT|EXAMPLES?$)",
@@ -144,7 +145,8 @@ def page_of(lines: Sequence[Line], path: Path, label: str, *, command: str | Non
     """
     text = "\n".join(line.text for line in lines)
     sections = list(_sections(lines))
-    entries = [entry for heading, body in sections if not _LEFT_OUT.match(heading) for entry in _entries(heading, body)]
+    of_all = [section for section in sections if not (_LEFT_OUT.match(section[0]) or _OF_A_PART.search(section[0]))]
+    entries = [entry for heading, body in of_all for entry in _entries(heading, body)]
     below = {heading: body for heading, body in reversed(sections)}
     named = (line.text.strip().partition(" - " if " - " in line.text else " -- ") for line in below.get("NAME", ()))
     summary = next((" ".join(rest.split()).rstrip(".") for _, dash, rest in named if dash), "")
@@ -283,7 +285,9 @@ def _text_below(body: Sequence[Line], start: int, indent: int, first: str) -> st
         if line.indent != depth or (below.text and below.indent > depth) or is_unfilled:
             paragraphs.append(":")
             break
-        if goes_on:
+        # pg_basebackup(1) breaks a sentence behind a name: "Creates a standby.signal", then "file and appends ...".
+        is_broken_off = paragraphs and paragraphs[-1][-1].isalnum() and line.text.lstrip()[0].islower()
+        if goes_on or is_broken_off:
             paragraphs[-1] = f"{paragraphs[-1]} {line.text.strip()}"
         else:
             paragraphs.append(line.text.strip())

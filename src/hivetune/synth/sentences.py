@@ -29,6 +29,7 @@ _LEAD = re.compile(
 _NO_DEED = re.compile(
     r"(?:take|accept|expect|specify|contain|control|be|have|allow|default|refer|mean|may|use|see|require)s? "
     r"(?:an?|one|two|the|either|to|for|this|that|its|whether|how|which|what|multiple|several|same)\b|same as|as above"
+    r"|(?:take|accept|expect)s? .*\bas (?:an? |its )?argument"
 )
 # Behind a word that is verb and noun ("time to wait", "list of files"), these say that it is the noun.
 _NOUN_BEFORE = re.compile(
