@@ -110,22 +110,41 @@ def test_a_row_of_a_table_is_no_option_and_a_dash_no_word(tmp_path: Path) -> Non
 
 
 def test_options_of_a_part_are_left_out_and_a_sentence_goes_on_behind_a_break(tmp_path: Path) -> None:
-    """perf-sched(1) has "OPTIONS FOR PERF SCHED TIMEHIST"; pg_basebackup(1) breaks a sentence behind a file's name."""
-    text = [
-        ".TH COMB 1",
-        ".SH NAME",
-        r"comb \- combs",
-        ".SH OPTIONS",
-        ".TP",
-        r"\-\-write\-notes",
-        "Creates a hive.notes",
-    ]
-    text += [".sp", "file and adds the bees to it.", ".sp", "The notes are kept.", ".SH OPTIONS FOR COMB WATCH"]
-    text += [".TP", r"\-\-flights", "Show the flights of each bee."]
+    """perf-sched(1) has "OPTIONS FOR PERF SCHED TIMEHIST", perf-lock(1) "REPORT OPTIONS"; pg_basebackup(1) breaks a
+    sentence behind the name of a file, and as(1) tells of `-mdsp, -mno-dsp` what the first does.
+    """
+    text = r""".TH COMB 1
+.SH NAME
+comb \- combs
+.SH SYNOPSIS
+comb {build|watch} [options]
+.SH OPTIONS
+.TP
+\-\-write\-notes
+Creates a hive.notes
+.sp
+file and adds the bees to it.
+.sp
+The notes are kept.
+.SH OPTIONS FOR COMB WATCH
+.TP
+\-\-flights
+Show the flights of each bee.
+.SH WATCH OPTIONS
+.TP
+\-\-nights
+Show the nights of each bee.
+.SH COMMON OPTIONS
+.TP
+\-mwax, \-mno\-wax
+Seal the cells with wax.
+"""
     path = tmp_path / "comb.1"
-    path.write_text("\n".join(text) + "\n")
-    told = entries(read_manual(path), "option")
-    assert told == {"--write-notes": "Creates a hive.notes file and adds the bees to it.\n\nThe notes are kept."}
+    path.write_text(text)
+    assert entries(read_manual(path), "option") == {
+        "--write-notes": "Creates a hive.notes file and adds the bees to it.\n\nThe notes are kept.",
+        "-mwax": "Seal the cells with wax.",
+    }
 
 
 @pytest.mark.parametrize(

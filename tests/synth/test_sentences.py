@@ -49,6 +49,8 @@ def test_a_paragraph_without_an_end_gets_one() -> None:
 
 
 def test_what_points_at_the_rest_of_the_page_is_left_out() -> None:
+    assert excerpt("The command by default packs all tags. With this option it packs all refs.") == ""
+    assert excerpt("Set one value. ### Parameters") == "Set one value."
     text = "Launches n copies of a worker. Usage 1: Launching two trainers as a function."
     assert excerpt(text) == "Launches n copies of a worker."
     assert (

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,7 +30,10 @@ _OPTION_NAME = re.compile(r"--[A-Za-z0-9][\w+.-]*|-[A-Za-z?#@][\w+.-]*|-\d")
 _DIRECTIVE = re.compile(r"(?=[A-Z0-9]*[a-z])[A-Z][A-Za-z0-9]+=")
 _COMMAND = re.compile(r"[a-z][a-z0-9]*(?:[-_:][a-z0-9]+)*")
 _OF_COMMANDS = re.compile(r"COMMAND|SUBCOMMAND|ACTION|VERB|OPERATION")  # headings above sub-commands
-_OF_A_PART = re.compile(r"\bOPTIONS? (?:FOR|OF)\b", re.IGNORECASE)  # "OPTIONS FOR PERF SCHED TIMEHIST" in perf-sched(1)
+# Headings above options of a part of the command: "OPTIONS FOR PERF SCHED TIMEHIST" in perf-sched(1), "SUBSYSTEM" in
+# perf-bench(1), and "REPORT OPTIONS" in perf-lock(1), whose synopsis has the word.
+_OF_A_PART = re.compile(r"\bOPTIONS? (?:FOR|OF)\b|\b(?:SUB-?SYSTEM|SUITE)S?\b", re.IGNORECASE)
+_OPTIONS_OF = re.compile(r"(?:^|: )(\S+) OPTIONS$", re.IGNORECASE)
 _LEFT_OUT = re.compile(
     r"^(NAME|SYNOPSIS|SEE ALSO|AUTHORS?|COPYRIGHT|LICEN[SC]E|HISTORY|REPORTING|BUGS?|COLOPHON|VERSION|RESOURCES"
     r"|ACKNOWLEDG|CREDITS|WWW|NOTES|AVAILABILITY|GIT$|TRADEMARK|DISTRIBUTION|CONTRIBUT|EXAMPLES?$)",
@@ -145,12 +148,12 @@ def page_of(lines: Sequence[Line], path: Path, label: str, *, command: str | Non
     """
     text = "\n".join(line.text for line in lines)
     sections = list(_sections(lines))
-    of_all = [section for section in sections if not (_LEFT_OUT.match(section[0]) or _OF_A_PART.search(section[0]))]
-    entries = [entry for heading, body in of_all for entry in _entries(heading, body)]
     below = {heading: body for heading, body in reversed(sections)}
     named = (line.text.strip().partition(" - " if " - " in line.text else " -- ") for line in below.get("NAME", ()))
     summary = next((" ".join(rest.split()).rstrip(".") for _, dash, rest in named if dash), "")
     synopsis = tuple(with_placeholders(line).strip() for line in below.get("SYNOPSIS", ()) if line.text)
+    words = {*re.findall(r"[a-z]+", " ".join(synopsis))}
+    entries = [entry for heading, body in sections if _is_of_all(heading, words) for entry in _entries(heading, body)]
     typed = _typed(command, synopsis) if command else None
     if not entries and not (typed and summary):
         raise NotUnderstood("nothing is documented in a form that is understood")
@@ -159,6 +162,13 @@ def page_of(lines: Sequence[Line], path: Path, label: str, *, command: str | Non
         if entry.kind != "command" or _is_command_of(typed, entry.names[0], synopsis, text):
             unique.setdefault((entry.kind, entry.names), entry)
     return DocPage(label, path, typed, summary, synopsis, tuple(_without_shared(list(unique.values()))), (), text)
+
+
+def _is_of_all(heading: str, synopsis_words: Collection[str]) -> bool:
+    """Return whether a section documents the whole command."""
+    part = _OPTIONS_OF.search(heading)
+    of_one = part is not None and part[1].lower() in synopsis_words
+    return not (of_one or _LEFT_OUT.match(heading) or _OF_A_PART.search(heading))
 
 
 def _without_shared(entries: Sequence[DocEntry]) -> Iterator[DocEntry]:
@@ -314,7 +324,14 @@ def _names(kind: EntryKind, usage: str, terms: Sequence[Line]) -> tuple[str, ...
             words = part.split()
             count = next((n for n, word in enumerate(words) if not _COMMAND.fullmatch(word)), len(words))
             names.append(" ".join(words[: min(count, 3)]))
-    return tuple(dict.fromkeys(filter(None, names)))
+    # `-mdsp, -mno-dsp` of as(1) says what the first does.
+    return tuple(name for name in dict.fromkeys(filter(None, names)) if not ({*_without_no(name)} & {*names}))
+
+
+def _without_no(name: str) -> Iterator[str]:
+    """Yield what a name may be the opposite of: `--pager` and `--pager` of `--no-pager`, `-mdsp` of `-mno-dsp`."""
+    for match in re.finditer(r"no-?", name):
+        yield name[: match.start()] + name[match.end() :]
 
 
 def _option_names(term: Line) -> Iterator[str]:

@@ -9,17 +9,18 @@ MAX_DEED_CHARS = 150
 MIN_SENTENCE_CHARS = 12
 _ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|etc|vs|cf|resp|approx|incl|no|fig|sec|dr|mr|ms|inc|ltd)\.|\b[A-Z]\.)$",
                            re.IGNORECASE)  # fmt: skip
-_SENTENCE_END = re.compile(r"(?<=[.!?])[\"')]*\s+(?=[\"'(`\[A-Z0-9-])")
+_SENTENCE_END = re.compile(r"(?<=[.!?])[\"')]*\s+(?=[\"'(`\[#A-Z0-9-])")
 # A sentence that needs what stands elsewhere on the page.
 _DANGLING = re.compile(
     r"\b(?:see (?:also )?(?:below|above|the|section)|below|above|following|as follows|this section|previous(?:ly)?"
     r"|earlier|next section|described (?:in|under)|table \d|figure \d|section \d"
-    r"|mandatory arguments to|usage \d|has more details|for more (?:details|information))\b|\[\d+\]|-{3}|:$",
+    r"|mandatory arguments to|usage \d|has more details|for more (?:details|information))\b|\[\d+\]|-{3}|#{2}|:$",
     re.IGNORECASE,
 )
-# A first sentence that points at what stood before it.
+# A first sentence that points at what stood before it, or says what happens without the option (git-pack-refs(1)).
 _POINTING = re.compile(
     r"(?:These|Those|Such|Here|Setting these|This list|They|Other|Another)\b|This (?:is|was) (?:also|the same)\b"
+    r"|(?:The command )?[Bb]y default\b"
 )
 _LEAD = re.compile(
     r"^(?:(?:This|The)(?: [\w-]+)? (?:option|flag|switch|command|subcommand|setting|directive)s?"
