@@ -49,6 +49,16 @@ def test_an_option_that_needs_another_or_a_sub_command_is_no_call() -> None:
     assert option_line(with_verbs, option("--quick"), random.Random(0)) is None
 
 
+def test_what_two_options_do_is_asked_of_neither() -> None:
+    entries = (
+        option("--quick"),
+        option("--fast"),
+        option("--slow", text="Print the name of each file that was left out."),
+    )
+    drafts = drafts_of(page("tidy", "tidy [OPTION]", entries=entries), 0)
+    assert {right for draft in drafts if draft.kind == "which" for right in draft.right} == {"--slow"}
+
+
 def test_nobody_asks_about_help_and_version() -> None:
     entries = (option("--help"), option("--version"), option("--names"))
     asked = "\n".join(draft.question for draft in drafts_of(page("tidy", "tidy [OPTION]", entries=entries), 0))

@@ -7,6 +7,7 @@ misspelled option? fact: a question that a person wrote into a pack.
 import random
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -52,12 +53,16 @@ class Draft:
 
 def drafts_of(page: DocPage, seed: int) -> Iterator[Draft]:
     """Yield the drafts of one page. The draw depends on the seed and the entry only."""
+    # Each pooling of torch "runs the forward pass": nobody can tell which one is asked about.
+    deeds = Counter(deed(entry.text) for entry in page.entries)
     for entry in page.entries:
+        action = deed(entry.text)
+        action = action if deeds[action] == 1 else ""
         draw = random.Random(f"{seed} {page.label} {entry.kind} {entry.names[0]}")
         if entry.kind == "function":
-            yield from _of_function(page, entry, draw)
+            yield from _of_function(page, entry, action, draw)
         elif not {name.lstrip("-") for name in entry.names} & {"help", "version", "usage"}:  # nobody asks a model that
-            yield from _of_entry(page, entry, draw)
+            yield from _of_entry(page, entry, action, draw)
     draw = random.Random(f"{seed} {page.label} page")
     yield from _purpose(page, draw)
     for passage in page.passages:
@@ -84,7 +89,7 @@ def _pick(wordings: list[str], draw: random.Random, fields: Mapping[str, str]) -
     return draw.choice([text for text in wordings if {*re.findall(r"{(\w+)}", text)} <= known]).format_map(fields)
 
 
-def _of_entry(page: DocPage, entry: DocEntry, draw: random.Random) -> Iterator[Draft]:
+def _of_entry(page: DocPage, entry: DocEntry, action: str, draw: random.Random) -> Iterator[Draft]:
     """Yield the questions on an option, a sub-command or a setting."""
     told = excerpt(entry.text, draw.choice(LENGTHS)) or excerpt(entry.text)
     # Each name does something else, or pgrep(1) says of pkill and pidwait "(pgrep only.)".
@@ -93,8 +98,12 @@ def _of_entry(page: DocPage, entry: DocEntry, draw: random.Random) -> Iterator[D
         return
     fields, of_page = _fields(page, entry, told), (entry.section, f"{entry.usage}\n{entry.text}")
     yield Draft("meaning", *_worded(f"meaning.{entry.kind}", draw, fields), *of_page)
-    action = "" if _is_of_several(entry) else deed(entry.text)
-    if not action or any(name in action for name in entry.names) or (not page.command and entry.kind != "directive"):
+    if (
+        not action
+        or _is_of_several(entry)
+        or any(name in action for name in entry.names)
+        or (not page.command and entry.kind != "directive")
+    ):
         return
     fields["deed"] = action
     right = entry.names if entry.kind == "option" else (fields["full"],)
@@ -130,7 +139,7 @@ def _is_of_several(entry: DocEntry) -> bool:
     return sum(name.startswith("--") or name.endswith("=") for name in entry.names) > 1
 
 
-def _of_function(page: DocPage, entry: DocEntry, draw: random.Random) -> Iterator[Draft]:
+def _of_function(page: DocPage, entry: DocEntry, action: str, draw: random.Random) -> Iterator[Draft]:
     """Yield what a function or class of Python does, which one does something, and how it is called."""
     told = excerpt(entry.text)
     if not told:
@@ -139,7 +148,7 @@ def _of_function(page: DocPage, entry: DocEntry, draw: random.Random) -> Iterato
     fields = {"name": name, "short": name.removeprefix(f"{module}."), "module": module, "told": told}
     fields |= {"topic": module, "usage": entry.usage, "page": page.label, "command": module}
     yield Draft("meaning", *_worded("call.meaning", draw, fields), name, of_page)
-    if action := deed(entry.text):
+    if action:
         turn = _worded("call.which", draw, {**fields, "deed": action})
         yield Draft("which", *turn, name, of_page, right=(name.rpartition(".")[2],))
     has_arguments = entry.usage.endswith(")") and not entry.usage.endswith("()")
