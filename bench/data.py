@@ -165,7 +165,7 @@ def main() -> None:
     try:
         model = Path(arguments.model)
         if not (model / "tokenizer.json").exists():
-            from hivetune.models.fetch import fetch_model
+            from hivetune.models.prepared import fetch_model
 
             model = fetch_model(arguments.model)
         rows = work / "rows.jsonl"

@@ -154,7 +154,7 @@ def _plan(kind: str, folder: Path, row: dict[str, Any]) -> None:
     setup = replace(setup_of(architecture, 4, "all-linear", "float32"), path="general")
     peak = predict_peak(setup, 256)
     row["planned"] = peak.bytes > 0 and step_flops(setup, [(64, 32)]) > 0
-    row["counted_as"] = "formula" if not architecture.modules else "modules"
+    row["counted_as"] = "formula" if architecture.is_fast else "modules"
 
 
 def _load(folder: Path) -> Any:

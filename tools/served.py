@@ -156,7 +156,7 @@ def _write_tokenizer(kind: str, folder: Path) -> Any:
         if kind == "gemma4_text":  # whose prompts llama.cpp always begins so, as its template does
             settings["bos_token"], template = "<s>", "{{ bos_token }}" + TEMPLATE
     else:
-        from hivetune.models.fetch import fetch_model
+        from hivetune.models.prepared import fetch_model
 
         demo = DEMO[0] if DEMO else fetch_model("smollm2-135m")
         tokenizer = Tokenizer.from_file(str(demo / "tokenizer.json"))

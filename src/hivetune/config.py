@@ -136,7 +136,7 @@ class CycleConfig(Section):
 class RunConfig(Section):
     """One YAML file. The identity of a run is all of this but what `data/identity.py` leaves out."""
 
-    model: str = Field(description="Hub id, folder, GGUF file, or smollm2-135m")
+    model: str = Field(description="Hub id, folder, or smollm2-135m")
     data: DataConfig
     template: dict[str, bool | int | float | str] = setting({}, "arguments of the template: {enable_thinking: false}")
     learn: LearnConfig = LearnConfig()

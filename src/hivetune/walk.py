@@ -15,7 +15,7 @@ from hivetune.data.prepare.prepare import check as check_rows
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.data.snapshot import Snapshot
 from hivetune.judge.evaluate import evaluate_run, judge_run
-from hivetune.models.fetch import fetch_model
+from hivetune.models.prepared import fetch_model
 from hivetune.records import Progress, Verdict, silent
 from hivetune.release.export import DEFAULT_QUANT, Exported, export_run
 from hivetune.release.prove import export_merged, prove_export, unserved_base

@@ -77,14 +77,14 @@ WRONG = [
     ("train latin.yaml", 2, "latin.yaml is not UTF-8 text"),
     ("init circle", 2, "circle is a broken link"),
     ("plan rows.jsonl", 2, "hint: add --model smollm2-135m, or write a config: hivetune init rows.jsonl"),
-    ("fetch nosuch", 2, "model nosuch not found: it is not a folder, a file or a Hub id"),
+    ("fetch nosuch", 2, "model nosuch not found: it is neither a folder nor a Hub id"),
     # plans
     ("plan mine.yaml --rows -5", 2, "Invalid value for '--rows'"),
     ("plan mine.yaml --cores 4", 2, "give --card too"),
     # files that hold no rows
     ("check book.xlsx", 2, "not a file of rows\nhint: unpack the archive; save each sheet as CSV"),
     ("check paper.pdf", 2, "paper.pdf is a PDF"),
-    ("check model.gguf", 2, "hint: give it as the model: --model model.gguf"),
+    ("check model.gguf", 2, "hint: rows are JSONL, CSV, Parquet or SQLite"),
     ("check app.db", 2, "hint: hivetune collect 'sqlite:app.db?table=TABLE'"),
     ("check empty.jsonl", 3, "the files contain no rows"),
     ("check odd.csv --columns prompt=color,completion=weight", 3, "no column 'color'; did you mean 'colour'?"),
@@ -96,6 +96,7 @@ WRONG = [
     # a path of a user who does not exist
     ("init ~nobody-here.jsonl", 2, "~nobody-here.jsonl does not exist"),
     ("check rows.jsonl --model ~nobody-here/model", 2, "~nobody-here/model"),
+    ("train rows.jsonl --model model.gguf", 2, "hint: give the folder or the Hub id of its safetensors"),
     ("chat ~nobody-here.gguf", 2, "~nobody-here.gguf"),
     # what would be overwritten, or cannot be written
     ("check rows.jsonl --clean rows.jsonl", 2, "rows.jsonl is also an input and would be overwritten"),

@@ -29,8 +29,7 @@ from hivetune.cycle.stations import Listener
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.errors import HivetuneError, Stopped
 from hivetune.judge import verdict
-from hivetune.models.fetch import fetch_model
-from hivetune.models.prepared import DESCRIPTION
+from hivetune.models.prepared import DESCRIPTION, fetch_model
 from hivetune.release.registry import champion_of
 from hivetune.train.worker.model.adapter import fill, read_adapter
 from hivetune.train.worker.model.load import load_model

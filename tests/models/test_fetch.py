@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hivetune.models import fetch
-from hivetune.models.prepared import folder_for
+from hivetune.models.prepared import fetch_model, folder_for
 
 
 def test_what_a_stopped_task_had_made_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,7 +23,7 @@ def test_what_a_stopped_task_had_made_is_removed(tmp_path: Path, monkeypatch: py
             (work / "model.safetensors").write_bytes(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fetch, "run_task", interrupted)
+    monkeypatch.setattr("hivetune.process.parent.run_task", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        fetch.fetch_model("someone/small")
+        fetch_model("someone/small")
     assert (dead.exists(), alive.exists()) == (False, True)

@@ -15,8 +15,7 @@ from hivetune.data.columns import FIELDS
 from hivetune.data.files.find import check_storable, names_rows
 from hivetune.data.mapping import parse_columns
 from hivetune.errors import UsageError
-from hivetune.models.fetch import fetch_model
-from hivetune.models.prepared import PACKAGED, TemplateArguments, prepared_names
+from hivetune.models.prepared import PACKAGED, TemplateArguments, fetch_model, prepared_names
 from hivetune.release.registry import releases
 from hivetune.run.status import LAST, run_folders
 

@@ -38,7 +38,7 @@ from hivetune.data.files.find import refuse_read_once
 from hivetune.data.intake.collect import Collected, collect, parse_sources
 from hivetune.errors import Busy, DataRefused, DoesNotFit, HivetuneError, MachineNotFit, Stopped, UsageError
 from hivetune.judge.frozen import freeze_wins
-from hivetune.models.fetch import fetch_model
+from hivetune.models.prepared import fetch_model
 from hivetune.release.registry import champion_of, check_release_name, desired, forgotten_rows
 from hivetune.serve.capture import SOURCE
 

@@ -31,8 +31,7 @@ from hivetune.data.identity import settings_of
 from hivetune.data.prepare.prepare import prepare_data
 from hivetune.data.snapshot import PoolRow, Snapshot, open_snapshot
 from hivetune.errors import DataRefused, UsageError
-from hivetune.models.fetch import fetch_model
-from hivetune.models.prepared import folder_for
+from hivetune.models.prepared import fetch_model, folder_for
 from hivetune.release.registry import Release, check_release_name, snapshot_folder
 from hivetune.run.folder import read_record
 from hivetune.train.plan.run import plan_document, plan_run

@@ -1,9 +1,10 @@
-"""The linear layers of a model: their sizes, which of them get an adapter, and PEFT's names of it. Needs no torch."""
+"""The linear modules of a model: their sizes, which of them get an adapter, and PEFT's names of it. Needs no torch."""
 
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,17 @@ OUTPUT_EMBEDDING = "lm_head"
 # PEFT's names of the weights of an adapter.
 PREFIX = "base_model.model."
 A_WEIGHT = ".lora_A.weight"
-# Far above any real model (126 in Llama 3.1 405B), far below what a made-up config would cost to count.
+# Far above any real model (126 layers in Llama 3.1 405B), far below what a made-up config would cost to count.
 MAX_CONFIG_BYTES = 16 << 20
 MAX_LAYERS = 4096
 
 
+# Which modules get an adapter. The one matcher of `lora.target_modules`: plan, both implementations of the model and
+# the adapter's files use it.
+
+
 def match_targets(names: Iterable[str], targets: str | Sequence[str], *, head: str | None) -> list[str]:
-    """Return the linear modules among `names` that get an adapter, in their order. The one matcher of
-    `lora.target_modules`: plan, both implementations of the model and the adapter's files use it.
+    """Return the linear modules among `names` that get an adapter, in their order.
 
     targets: "all-linear" (every linear module but `head`, the output embedding), a list of names (a whole module name,
     or its end after a dot), or a regular expression that matches the whole module name. A single plain name means a
@@ -39,13 +43,13 @@ def match_targets(names: Iterable[str], targets: str | Sequence[str], *, head: s
     names = list(names)
     if _is_all_linear(targets):
         return [name for name in names if name != head]
-    chosen = {target: _matches(names, target, targets) for target in _as_list(targets)}
-    unknown = [target for target, found in chosen.items() if not found]
-    if unknown or not chosen:
+    found = {target: set(filter(pattern.fullmatch, names)) for target, pattern in _patterns(targets).items()}
+    unknown = [target for target, matched in found.items() if not matched]
+    if unknown or not found:
         existing = sorted({name.rpartition(".")[2] for name in names if name != head})
         fault = f"no linear module matches {', '.join(map(repr, unknown))}" if unknown else "the list is empty"
         raise UsageError(f"lora.target_modules: {fault}", hint=f"use {ALL_LINEAR}, or some of: {', '.join(existing)}")
-    wanted = set[str]().union(*chosen.values())
+    wanted = set[str]().union(*found.values())
     if head in wanted:
         raise UsageError(
             f"lora.target_modules: {head} is the output embedding; an adapter on it is unsupported",
@@ -57,32 +61,27 @@ def match_targets(names: Iterable[str], targets: str | Sequence[str], *, head: s
 def peft_targets(adapted: Iterable[str], targets: str | Sequence[str]) -> str | list[str]:
     """Return `target_modules` of an adapter_config.json, so that PEFT puts the adapters on the same modules as
     `adapted`."""
-    # "all-linear" is written out as names: other programs (vLLM, llama.cpp's converter) read names only.
-    if _is_all_linear(targets):
+    if _is_all_linear(targets):  # written out: other programs (vLLM, llama.cpp's converter) read names only
         return sorted({_named_end(name) for name in adapted})
-    return targets if isinstance(targets, str) and _is_pattern(targets) else _as_list(targets)
+    if isinstance(targets, str):
+        return [targets] if PLAIN_NAME.fullmatch(targets) else targets
+    return list(targets)
 
 
 def _is_all_linear(targets: str | Sequence[str]) -> bool:
     return isinstance(targets, str) and targets.lower() == ALL_LINEAR  # PEFT takes the word in any case
 
 
-def _is_pattern(targets: str | Sequence[str]) -> bool:
-    return isinstance(targets, str) and not PLAIN_NAME.fullmatch(targets)
-
-
-def _as_list(targets: str | Sequence[str]) -> list[str]:
-    return [targets] if isinstance(targets, str) else list(targets)
-
-
-def _matches(names: Sequence[str], target: str, targets: str | Sequence[str]) -> list[str]:
-    if not _is_pattern(targets):
-        return [name for name in names if name == target or name.endswith("." + target)]
+def _patterns(targets: str | Sequence[str]) -> dict[str, re.Pattern[str]]:
+    """Return what whole module names have to match, by the target that asks for it. Raises UsageError."""
+    if not isinstance(targets, str) or PLAIN_NAME.fullmatch(targets):
+        plain = [targets] if isinstance(targets, str) else targets
+        return {name: re.compile(rf"(.*\.)?{re.escape(name)}") for name in plain}
     try:
-        return [name for name in names if re.fullmatch(target, name)]
+        return {targets: re.compile(targets)}
     except re.error as error:
         raise UsageError(
-            f"lora.target_modules: {target!r} is not a regular expression: {error}",
+            f"lora.target_modules: {targets!r} is not a regular expression: {error}",
             hint="use all-linear, a list of names such as [q_proj, v_proj], or a pattern such as .*_proj",
         ) from None
 
@@ -98,9 +97,12 @@ def parameter_names(module: str) -> tuple[str, str]:
     return f"{PREFIX}{module}.lora_A.weight", f"{PREFIX}{module}.lora_B.weight"
 
 
+# Sizes.
+
+
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """One linear module: y = W x, W of shape [outputs, inputs]; `name` below the decoder layer, or in full.
+    """One linear module by its full name: y = W x, W of shape [outputs, inputs].
 
     experts: how many of them one tensor of this name holds; each token meets `active` of them.
     """
@@ -108,7 +110,6 @@ class Linear:
     name: str
     inputs: int
     outputs: int
-    bias: bool = False
     experts: int = 1
     active: int = 1
 
@@ -117,18 +118,13 @@ class Linear:
         """Return the number of weights of its matrix, or of the matrices of all experts."""
         return self.experts * self.inputs * self.outputs
 
-    def adapter_shapes(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return the shapes of A and B, as PEFT stores them."""
-        return (rank, self.inputs), (self.outputs, rank)
-
 
 @dataclass(frozen=True)
 class Architecture:
-    """The sizes of a decoder. q and k are the widths of all query heads and of all key heads together.
+    """The sizes of a decoder, which are `sizes` of hivetune.json too.
 
-    linears: of each layer, where all layers are alike. modules: those that can have an adapter, and experts, which stay
-    frozen, by full name, where the model was counted module by module. counted: all parameters of such a model.
-    other_weights: the weights of its further products that each token takes part in.
+    parameters: all of them, tied embeddings once. modules: those that can have an adapter, and experts, which stay
+    frozen. other_weights: the weights of the further products that each token takes part in.
     """
 
     family: str
@@ -140,76 +136,63 @@ class Architecture:
     kv_heads: int
     vocabulary: int
     tied: bool
-    norm_parameters: int
-    linears: tuple[Linear, ...]
-    modules: tuple[Linear, ...] = ()
-    counted: int = 0
+    parameters: int
+    modules: tuple[Linear, ...]
     other_weights: int = 0
 
     @property
     def q(self) -> int:
+        """Return the width of all query heads together."""
         return self.heads * self.head_size
 
     @property
     def k(self) -> int:
+        """Return the width of all key heads together."""
         return self.kv_heads * self.head_size
 
     @property
     def is_fast(self) -> bool:
-        """Return whether the fast path computes models of its family, unless another setting of its config prevents
-        it."""
+        """Return whether its family is one of families.py, which the fast path computes unless another setting of its
+        config prevents it."""
         return self.family in FAMILIES
 
-    @property
+    # Each is asked for hundreds of times by one plan, and Llama 3.1 405B has 882 modules.
+
+    @cached_property
     def linear_parameters(self) -> int:
         """Return the weights of the layers' GEMMs that one token meets, without biases: the N of FLOPs per token."""
-        if self.modules:
-            return self.other_weights + sum(linear.active * linear.inputs * linear.outputs for linear in self.modules)
-        return self.layers * sum(linear.weights for linear in self.linears)
+        return self.other_weights + sum(linear.active * linear.inputs * linear.outputs for linear in self.modules)
 
-    @property
+    @cached_property
     def quantizable_parameters(self) -> int:
         """Return the weights that `method: qlora` keeps in 4 bits: of linear modules, not of experts in one tensor."""
-        if self.modules:
-            return sum(linear.weights for linear in self.modules if linear.experts == 1)
-        return self.linear_parameters
+        return sum(linear.weights for linear in self.modules if linear.experts == 1)
 
-    @property
+    @cached_property
     def has_whole_blocks(self) -> bool:
         """Return whether rows of all linear modules are whole blocks of NF4's 64 values."""
-        return not any(linear.inputs % 64 for linear in self.modules or self.linears)
+        return not any(linear.inputs % 64 for linear in self.modules)
 
-    @property
+    @cached_property
     def layer_weights(self) -> int:
         """Return the mean number of weights in the matrices of a decoder layer."""
-        return sum(linear.weights for linear in self.modules or self.linears) // (self.layers if self.modules else 1)
+        return sum(linear.weights for linear in self.modules) // self.layers
 
-    @property
+    @cached_property
     def widths_per_token(self) -> int:
-        """Return the inputs and outputs of all products that one token takes part in, where modules were counted."""
+        """Return the inputs and outputs of all products that one token takes part in."""
         return sum(linear.active * (linear.inputs + linear.outputs) for linear in self.modules)
 
-    @property
+    @cached_property
     def largest_linear(self) -> int:
         """Return the number of weights of the largest matrix."""
-        return max(linear.inputs * linear.outputs for linear in self.modules or self.linears)
-
-    @property
-    def parameters(self) -> int:
-        if self.counted:
-            return self.counted
-        in_layer = sum(linear.weights + (linear.outputs if linear.bias else 0) for linear in self.linears)
-        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        return self.layers * in_layer + self.norm_parameters + embeddings
+        return max(linear.inputs * linear.outputs for linear in self.modules)
 
     def adapted(self, target_modules: str | Sequence[str] = ALL_LINEAR) -> list[Linear]:
-        """Return the linear modules of all layers that get an adapter, by full name. Raises UsageError as
-        `match_targets`."""
-        linears = {linear.name: linear for linear in self.modules if linear.experts == 1} or {
-            f"model.layers.{layer}.{linear.name}": linear for layer in range(self.layers) for linear in self.linears
-        }
+        """Return the linear modules that get an adapter. Raises UsageError as `match_targets`."""
+        linears = {linear.name: linear for linear in self.modules if linear.experts == 1}
         chosen = match_targets([*linears, OUTPUT_EMBEDDING], target_modules, head=OUTPUT_EMBEDDING)
-        return [replace(linears[name], name=name) for name in chosen]
+        return [linears[name] for name in chosen]
 
     def adapter_parameters(self, rank: int, target_modules: str | Sequence[str] = ALL_LINEAR) -> int:
         """Return the number of adapter weights: rank * (inputs + outputs) for each adapted module."""
@@ -219,14 +202,13 @@ class Architecture:
 def read_architecture(path: Path) -> Architecture:
     """Return the architecture of a model folder, prepared or not, or of a config.json. Raises UsageError when it is
     none."""
+    # Families that families.py lists are counted from config.json by formula. Of every other model the preparation
+    # counts the modules that transformers builds (models/worker/linears.py) and writes them into hivetune.json. Before
+    # that its sizes are not known: nothing is guessed from a config.json.
     described = path / DESCRIPTION
-    # Families that families.py lists are counted from config.json by formula. Of every other model, and of those with
-    # experts, the preparation counts the modules that transformers builds (models/worker/linears.py) and writes them
-    # into hivetune.json. Before that its sizes are not known: nothing is guessed from a config.json.
     sizes = read_json(described).get("sizes") if described.is_file() else None
     if sizes is not None and sizes["family"] not in FAMILIES:
-        modules = tuple(Linear(**part) for part in sizes["modules"])
-        return Architecture(**{**sizes, "linears": (), "modules": modules})
+        return Architecture(**{**sizes, "modules": tuple(Linear(**part) for part in sizes["modules"])})
     path = path / "config.json" if path.is_dir() else path
     try:
         config = json.loads(read_bounded(path, MAX_CONFIG_BYTES))
@@ -240,7 +222,7 @@ def read_architecture(path: Path) -> Architecture:
 
 
 def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
-    """Return the architecture in plain values. Raises as `read_architecture`."""
+    """Return the architecture of a family of families.py by its config. Raises as `read_architecture`."""
     if isinstance(config.get("text_config"), dict) and "hidden_size" not in config:
         config = config["text_config"]  # of an image-and-text model the language part is trained
     kind = str(config.get("model_type", ""))
@@ -257,18 +239,23 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
             raise UsageError(f"{where}: '{name}' is {value!r}: this is not the config of a causal language model")
         return value
 
-    hidden, layers = number("hidden_size"), number("num_hidden_layers")
+    hidden, layers, vocabulary = number("hidden_size"), number("num_hidden_layers"), number("vocab_size")
     heads, ffn = number("num_attention_heads"), number("intermediate_size")
     if layers > MAX_LAYERS:
         raise UsageError(f"{where}: 'num_hidden_layers' is {layers}, at most {MAX_LAYERS} are supported")
     head_size = number("head_dim", family.head_dim or hidden // heads)
     kv_heads = number("num_key_value_heads", heads)
     widths: dict[Width, int] = {"hidden": hidden, "q": heads * head_size, "kv": kv_heads * head_size, "ffn": ffn}
+    has_bias = {"attention": bool(config.get("attention_bias")), "mlp": bool(config.get("mlp_bias")), "never": False}
+    has_bias["qkv"] = family.qkv_bias or has_bias["attention"]
     # Norms of heads have the size of a head or of all, others that of the stream; one more is before the logits.
     of_heads = {"q": widths["q"], "k": widths["kv"]} if family.wide_norms else dict.fromkeys(HEAD_NORMS, head_size)
-    attention_bias, mlp_bias = bool(config.get("attention_bias", False)), bool(config.get("mlp_bias", False))
-    qkv_bias = family.qkv_bias or attention_bias
-    biases = {"qkv": qkv_bias, "attention": attention_bias, "mlp": mlp_bias, "never": False}
+    in_layer = sum(of_heads.get(name, hidden) for name in family.norms)
+    linears = list[Linear]()
+    for part in family.projections:
+        linears.append(Linear(part.name, widths[part.inputs], sum(widths[width] for width in part.outputs)))
+        in_layer += linears[-1].weights + linears[-1].outputs * has_bias[part.bias]
+    tied = bool(config.get("tie_word_embeddings", family.tied))
     return Architecture(
         family=kind,
         layers=layers,
@@ -277,11 +264,12 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
         heads=heads,
         head_size=head_size,
         kv_heads=kv_heads,
-        vocabulary=number("vocab_size"),
-        tied=bool(config.get("tie_word_embeddings", family.tied)),
-        norm_parameters=layers * sum(of_heads.get(name, hidden) for name in family.norms) + hidden,
-        linears=tuple(
-            Linear(part.name, widths[part.inputs], sum(widths[width] for width in part.outputs), biases[part.bias])
-            for part in family.projections
+        vocabulary=vocabulary,
+        tied=tied,
+        parameters=layers * in_layer + hidden + vocabulary * hidden * (1 if tied else 2),
+        modules=tuple(
+            Linear(f"model.layers.{layer}.{each.name}", each.inputs, each.outputs)
+            for layer in range(layers)
+            for each in linears
         ),
     )

@@ -1,20 +1,26 @@
-"""Prepared model folders: what a model's name means, where its folder lies, and what `hivetune.json` holds. No torch.
-
-models/fetch.py lets models/worker/prepare_model.py write them; everything else only reads them.
+"""Prepared model folders: what a model's name means, where its folder lies, who makes it, and what `hivetune.json` in
+it holds. No torch. models/worker/prepare_model.py writes them; everything else only reads them.
 """
 
 import difflib
+import glob
 import hashlib
+import itertools
 import json
+import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
+
 from hivetune.base.disk import home, problems_once, read_json
 from hivetune.base.paths import expanded, real_path
 from hivetune.errors import UsageError
+from hivetune.records import Progress, silent
 
 DESCRIPTION = "hivetune.json"
 # A model's weights, as transformers writes them: one file, or shards and an index that names them.
@@ -29,10 +35,12 @@ TEXT_PART = ":text"
 # Of `hivetune.json`: 2 since weights are checked tensor by tensor; what an older version prepared is prepared again.
 SCHEMA = 2
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
+# What huggingface_hub takes for yes in HF_HUB_OFFLINE.
+OFFLINE = ("1", "on", "yes", "true")
 
 # Values for the arguments of a chat template, by name.
 TemplateArguments = Mapping[str, bool | int | float | str]
-SourceKind = Literal["hub", "folder", "gguf", "package"]
+SourceKind = Literal["hub", "folder", "package"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,7 @@ class Prepared:
 def kind_of(name: str) -> SourceKind:
     """Return what `name` names. A path that exists wins over a Hub id of the same spelling, as elsewhere.
 
-    Raises UsageError for a path that is not there and for anything that can't be a Hub id.
+    Raises UsageError for a file, a path that is not there and anything that can't be a Hub id.
     """
     name = without_part(name)
     path = expanded(name)
@@ -61,17 +69,17 @@ def kind_of(name: str) -> SourceKind:
         return "package"
     if name and path.is_dir():
         return "folder"
-    if path.is_file():
-        if path.suffix.lower() == ".gguf":
-            return "gguf"
-        hint = "give a folder with config.json and *.safetensors"
-        raise UsageError(f"model {name} is a file but not a GGUF file", hint=hint)
-    if HUB_ID.fullmatch(name) and not name.lower().endswith(".gguf"):
+    if path.is_file() or name.lower().endswith(".gguf"):
+        raise UsageError(
+            f"model {name} is not a folder with config.json and *.safetensors",
+            hint="give the folder or the Hub id of its safetensors; GGUF files are written, not trained",
+        )
+    if HUB_ID.fullmatch(name):
         return "hub"
     near = difflib.get_close_matches(name, [*PACKAGED, *prepared_names()], 1)
-    hint = f"give a Hub id such as Qwen/Qwen2.5-0.5B-Instruct, a folder, a GGUF file, or {next(iter(PACKAGED))}"
+    hint = f"give a Hub id such as Qwen/Qwen2.5-0.5B-Instruct, a folder, or {next(iter(PACKAGED))}"
     raise UsageError(
-        f"model {name} not found: it is not a folder, a file or a Hub id",
+        f"model {name} not found: it is neither a folder nor a Hub id",
         hint=f"did you mean {near[0]}?" if near else hint,
     )
 
@@ -94,15 +102,14 @@ def folder_for(name: str, template: TemplateArguments | None = None) -> Path:
     """Return the prepared folder of `name`, made or not. A changed source file has another one, and so have values for
     the arguments of the chat template. Raises UsageError."""
     kind, whole = kind_of(name), without_part(name)
-    if kind in ("package", "hub"):
-        stem = whole.replace("/", "--").replace("@", "--")
-    else:
+    if kind == "folder":
         path = real_path(whole)
-        files = sorted(path.iterdir()) if kind == "folder" else [path]
-        stats = [(file.name, file.stat()) for file in files if file.is_file()]
+        stats = [(file.name, file.stat()) for file in sorted(path.iterdir()) if file.is_file()]
         state = [str(path), *(f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in stats)]
-        stem = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem if kind == "gguf" else path.name).lstrip(".-") or "model"
+        stem = re.sub(r"[^A-Za-z0-9._-]", "-", path.name).lstrip(".-") or "model"
         stem += "-" + _digest("\n".join(state))
+    else:
+        stem = whole.replace("/", "--").replace("@", "--")
     part = "" if name == whole else ".text"
     values = f".template-{_digest(json.dumps(dict(template), sort_keys=True))}" if template else ""
     return home() / "models" / f"{stem}{part}{values}"
@@ -149,3 +156,34 @@ def read_prepared(folder: Path) -> Prepared:
         raise UsageError(
             f"{folder} is not a prepared model folder: {error}", hint="prepare it with: hivetune fetch MODEL"
         ) from None
+
+
+def fetch_model(name: str, progress: Progress = silent, template: TemplateArguments | None = None) -> Path:
+    """Return the prepared folder of a model (Hub id, folder, smollm2-135m), made on first use.
+
+    `template`: values for arguments of its chat template; the folder is one of its own. Raises UsageError for a name
+    that is not a model and for an argument that the template does not read, MachineNotFit without the packages or the
+    network that it takes.
+    """
+    # Only now: each data worker imports this module, and pydantic, which the protocol imports, takes 0.3 s.
+    from hivetune.process.parent import run_task
+    from hivetune.process.protocol import PrepareModel
+
+    prepared = find_prepared(name, template)
+    if prepared is not None:
+        return prepared.folder
+    plain = fetch_model(name, progress) if template else Path()
+    folder = folder_for(name, template)
+    task = PrepareModel(name, folder, os.environ.get("HF_HUB_OFFLINE", "").lower() in OFFLINE, template or {}, plain)
+    beats = itertools.count(1)
+    try:
+        outcome = run_task(
+            task, folder.with_name(f".{folder.name}.task"), on_beat=lambda beat: progress(next(beats), None)
+        )
+    finally:  # removes unfinished copies whose task was killed (models/worker/prepare_model.py names them)
+        for path in folder.parent.glob(f".{glob.escape(folder.name)}.*.tmp"):
+            owner = path.name.removeprefix(f".{folder.name}.").removesuffix(".tmp")
+            if owner.isdigit() and not psutil.pid_exists(int(owner)):
+                shutil.rmtree(path, ignore_errors=True)
+    outcome.check(f"preparing {name}")
+    return folder

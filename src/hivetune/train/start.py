@@ -21,7 +21,7 @@ from hivetune.machine.inventory import read_machine
 from hivetune.machine.look import Surroundings, look
 from hivetune.machine.profile import read_profile, write_profile
 from hivetune.models.architecture import read_architecture
-from hivetune.models.fetch import fetch_model
+from hivetune.models.prepared import fetch_model
 from hivetune.process.launch import reach_cluster
 from hivetune.records import Accounting, Progress, silent
 from hivetune.run import checkpoints

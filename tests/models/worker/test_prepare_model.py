@@ -1,4 +1,4 @@
-"""A model's name becomes one prepared folder: from the Hub, a folder, a GGUF file, a package; bad ones are refused."""
+"""A model's name becomes one prepared folder: from the Hub, a folder, a package; bad ones are refused."""
 
 import json
 import os
@@ -165,7 +165,7 @@ def test_the_template_is_found_wherever_it_is_kept(template: str, source: Path, 
     assert (tmp_path / "prepared/chat_template.jinja").read_text() == text
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "nowhere", "a/b/c", "missing.gguf", ""])
+@pytest.mark.parametrize("name", ["./nowhere", "nowhere", "a/b/c", ""])
 def test_a_name_that_is_nothing(name: str) -> None:
     with pytest.raises(UsageError, match="not found") as caught:
         kind_of(name)
@@ -177,10 +177,12 @@ def test_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "notes.txt").write_bytes(b"")
     (tmp_path / "org/name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    names = ("smollm2-135m", "model.gguf", "org/name", "org/other", "org/other@v1.0")
-    assert [kind_of(name) for name in names] == ["package", "gguf", "folder", "hub", "hub"]
-    with pytest.raises(UsageError, match="not a GGUF file"):
-        kind_of("notes.txt")
+    names = ("smollm2-135m", "org/name", "org/other", "org/other@v1.0")
+    assert [kind_of(name) for name in names] == ["package", "folder", "hub", "hub"]
+    for file in ("model.gguf", "notes.txt", "org/missing.gguf"):
+        with pytest.raises(UsageError, match="not a folder with") as caught:
+            kind_of(file)
+        assert "the Hub id of its safetensors" in caught.value.hint
 
 
 def fetch(name: str, folder: Path, **environment: str | None) -> Outcome:

@@ -9,8 +9,7 @@ from train.worker.models import as_source
 from hivetune.data.render.folder import load_renderer
 from hivetune.data.render.template import ChatTemplate
 from hivetune.errors import UsageError
-from hivetune.models.fetch import fetch_model
-from hivetune.models.prepared import WEIGHTS, find_prepared
+from hivetune.models.prepared import WEIGHTS, fetch_model, find_prepared
 from hivetune.records import Message
 
 ASKED = (Message("user", "What is it?"),)

@@ -41,7 +41,7 @@ _SQLITE = b"SQLite format 3\0"
 _FOREIGN = (
     (_SQLITE, "an SQLite database", "hivetune collect 'sqlite:{name}?table=TABLE', then train from: store"),
     (b"%PDF-", "a PDF", "rows are made from documents by: hivetune synth, of texts and not of PDFs"),
-    (b"GGUF", "a model in GGUF", "give it as the model: --model {name}"),
+    (b"GGUF", "a model in GGUF", "rows are JSONL, CSV, Parquet or SQLite"),
     (b"PK\x03\x04", "a ZIP archive or an Office file", "unpack the archive; save each sheet as CSV"),
     (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Excel or Word file", "save each sheet as CSV"),
     (b"BZh9", "compressed by bzip2", "unpack it (bunzip2); .gz and .zst are read as they are"),

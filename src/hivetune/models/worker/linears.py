@@ -110,9 +110,8 @@ def count_sizes(module: nn.Module) -> dict[str, Any]:
         "kv_heads": min(heads, _number(config, "num_key_value_heads", heads)),
         "vocabulary": int(embedding.shape[0]),
         "tied": head is not None and module.get_output_embeddings().weight is embedding,
-        "norm_parameters": 0,
+        "parameters": sum(parameter.numel() for parameter in module.parameters()),
         "modules": [asdict(linear) for linear in modules],
-        "counted": sum(parameter.numel() for parameter in module.parameters()),
         "other_weights": sum(linear.weights for name, linear in linears.items() if name in frozen),
     }
 

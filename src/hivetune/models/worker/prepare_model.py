@@ -1,4 +1,4 @@
-"""Makes one prepared folder, which every other part reads, of a model from the Hub, a folder, a GGUF file or a package.
+"""Makes one prepared folder, which every other part reads, of a model from the Hub, a folder or a package.
 
 Weights are linked, not copied, where they are safetensors already. Pickles and remote code are refused. The result of
 the task is the content of `hivetune.json`.
@@ -110,8 +110,8 @@ def _prepare(name: str, target: Path, work: Path, *, offline: bool) -> dict[str,
         described["source"] = str(real_path(whole))
         _take_folder(real_path(whole), work, name)
     else:
-        file = packaged_file(*PACKAGED[whole]) if kind == "package" else real_path(whole)
-        described["source"] = file.name if kind == "package" else str(file)
+        file = packaged_file(*PACKAGED[whole])
+        described["source"] = file.name
         take_gguf(file, work)
     if name != whole:  # what PEFT has to load the adapter on is this folder: the text part exists nowhere else
         described |= {"kind": "folder", "source": str(target), "revision": None}

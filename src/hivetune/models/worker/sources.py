@@ -1,4 +1,4 @@
-"""Where a model's files come from besides a folder: the Hugging Face Hub, an installed package, a GGUF file.
+"""Where a model's files come from besides a folder: the Hugging Face Hub, and the demo model's package.
 
 The Hub is the one place of the engine that uses a network, and only when fetching. It honours HF_ENDPOINT, HF_TOKEN,
 HF_HOME, HF_HUB_ETAG_TIMEOUT (10 s until the Hub has to answer) and HF_HUB_OFFLINE as huggingface_hub does, and takes
@@ -16,8 +16,6 @@ from urllib.parse import urlsplit
 
 from hivetune.base.paths import install_command, pip_install
 from hivetune.errors import DoesNotFit, HivetuneError, MachineNotFit, UsageError
-from hivetune.models.gguf_header import read_header
-from hivetune.models.prepared import TEMPLATE
 
 # The Hub.
 
@@ -96,7 +94,7 @@ def _explain(name: str, error: Exception) -> HivetuneError:
         )
     return MachineNotFit(
         f"model {name}: {constants.ENDPOINT} can't be reached: {reason}",
-        hint="check the network or HF_ENDPOINT, or give a local folder, a GGUF file or smollm2-135m",
+        hint="check the network or HF_ENDPOINT, or give a local folder or smollm2-135m",
     )
 
 
@@ -120,20 +118,7 @@ def _check_files(name: str, files: Mapping[str, int]) -> None:
         )
 
 
-# GGUF files.
-
-# The patterns of Qwen 2 and 3 and of Llama 3, from their tokenizer.json.
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|"
-    r"\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-# tokenizer.ggml.pre: how numbers are split; "whole" is ByteLevel's own pattern.
-WORD_SPLITS = {
-    "gpt-2": "whole",
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), "digits"),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _WORDS % "{1,3}"),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _WORDS % ""),
-}
+# The demo model's package, which has it as GGUF.
 
 
 def packaged_file(package: str, install: str) -> Path:
@@ -149,60 +134,24 @@ def packaged_file(package: str, install: str) -> Path:
 
 
 def take_gguf(file: Path, work: Path) -> None:
-    """Write config, weights (in bfloat16), tokenizer and template of a GGUF file into `work`, as a transformers folder.
-
-    Raises UsageError, MachineNotFit.
-    """
+    """Write SmolLM2's config, weights (in bfloat16), tokenizer and template from its GGUF file into `work`, as a
+    transformers folder. Raises MachineNotFit without the package gguf."""
     if importlib.util.find_spec("gguf") is None:
-        raise MachineNotFit("GGUF files need the package gguf", hint=install_command("export"))
-    settings = read_header(file).settings
+        raise MachineNotFit("the demo model needs the package gguf", hint=install_command("export"))
     import torch
     import transformers
-    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
-
-    from hivetune.models.worker.strict import refuse_invented
+    from tokenizers import pre_tokenizers
 
     here: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
-    try:
-        config = transformers.AutoConfig.from_pretrained(file.parent, **here)
-        # The class that AutoTokenizer chooses by the config. AutoTokenizer would read 100,000 words again: 3 s.
-        of_kind = tokenizer_class_from_name(TOKENIZER_MAPPING_NAMES.get(config.model_type) or "PreTrainedTokenizerFast")
-        tokenizer = of_kind.from_pretrained(file.parent, **here)
-        model, loading_info = transformers.AutoModelForCausalLM.from_pretrained(
-            file.parent, config=config, dtype=torch.bfloat16, output_loading_info=True, **here
-        )
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, NotImplementedError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UsageError(
-            f"{file}: transformers cannot read this GGUF file: {reason}", hint="use the model's safetensors"
-        ) from error
-    refuse_invented(loading_info, str(file))
-    kind = settings.get("tokenizer.ggml.model")
-    if kind == "gpt2":
-        # transformers ignores the file's rule for splitting text into words: other ids would be trained than served.
-        tokenizer.backend_tokenizer.pre_tokenizer = _splitter(str(settings.get("tokenizer.ggml.pre", "")), file)
-    elif kind != "llama":
-        raise UsageError(f"{file}: unsupported tokenizer {kind!r}")
+    # Not AutoTokenizer, which would read 100,000 words again: 3 s.
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(file.parent, **here)
+    # transformers ignores the file's rule for splitting text into words, here single digits (tokenizer.ggml.pre is
+    # smollm): other ids would be trained than served.
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.bfloat16, **here)
     del model.config.quantization_config  # of the file, not of what is saved
     model.hf_quantizer = None
     model.save_pretrained(work, save_original_format=False)
     tokenizer.save_pretrained(work)
-    if template := settings.get("tokenizer.chat_template"):
-        (work / TEMPLATE).write_text(template, encoding="utf-8")
-
-
-def _splitter(pre: str, file: Path) -> Any:
-    from tokenizers import Regex, pre_tokenizers
-
-    split = WORD_SPLITS.get(pre)
-    if split is None:
-        raise UsageError(
-            f"{file}: unsupported pre-tokenizer {pre or '(not named)'}",
-            hint="use the model's Hub id or folder instead",
-        )
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split in ("whole", "digits"))
-    if split == "whole":
-        return to_bytes
-    digits = pre_tokenizers.Digits(individual_digits=True)
-    splitter = digits if split == "digits" else pre_tokenizers.Split(Regex(split), behavior="isolated")
-    return pre_tokenizers.Sequence([splitter, to_bytes])

@@ -126,7 +126,7 @@ class Peak:
 def saved_bytes_per_token(setup: TrainingSetup) -> int:
     """Return the bytes that one layer keeps for its backward, for each token (worker/model/fast/layer.py, `Saved`)."""
     a = setup.architecture
-    if a.modules:  # what its products take in and give out
+    if not a.is_fast:  # what its products take in and give out
         return round(setup.value_bytes * COUNTED_FACTOR * a.widths_per_token / a.layers)
     # In the run's precision: q, k, v, attention's output, gate and up. The SwiGLU product is recomputed.
     widths = 2 * a.q + 2 * a.k + 2 * a.ffn
@@ -243,7 +243,7 @@ def disk_bytes(setup: TrainingSetup) -> dict[str, int]:
 
 def can_stream(setup: TrainingSetup) -> bool:
     """Return whether layers can be streamed: on the fast path only, where each layer is computed by hand."""
-    return setup.path == "fast" and setup.architecture.is_fast and not setup.architecture.modules
+    return setup.path == "fast" and setup.architecture.is_fast
 
 
 def host_holds(setup: TrainingSetup, device: Device) -> bool:

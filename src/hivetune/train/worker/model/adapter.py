@@ -33,7 +33,7 @@ def allocate(
     shapes: dict[str, tuple[int, int]] = {}
     for linear in linears:
         name_a, name_b = parameter_names(linear.name)
-        shapes[name_a], shapes[name_b] = linear.adapter_shapes(rank)
+        shapes[name_a], shapes[name_b] = (rank, linear.inputs), (linear.outputs, rank)
     master_N = torch.zeros(sum(math.prod(shape) for shape in shapes.values()), dtype=dtype, device=device)
     views, start = {}, 0
     for name, shape in shapes.items():
